@@ -1,0 +1,55 @@
+"""What a machine is. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PowerMode:
+    """nvpmodel's active mode. Numbers differ by module and image: the name is what counts."""
+
+    id: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One discrete NVIDIA GPU (NVML) or the integrated one (`uuid` None)."""
+
+    name: str
+    uuid: str | None = None
+    index: int | None = None
+    pci_bus_id: str | None = None
+    memory_bytes: int | None = None
+    compute_capability: str | None = None  # "8.7"
+    mig: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    name: str
+    physical_cores: int
+    logical_cores: int
+    isa: tuple[str, ...] = ()  # /proc/cpuinfo flags or Features that engines care about
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """One machine. Absent is None. `notes` are sentences for people: what was assumed and why."""
+
+    id: str  # "agx-orin-64", "orin-nano-8", "x86_64", ...
+    module: str
+    soc: str | None
+    compute_capability: str | None
+    memory_bytes: int
+    unified_memory: bool
+    cpu: Cpu
+    gpus: tuple[Gpu, ...] = ()
+    bandwidth_bytes_s: float | None = None
+    l4t: str | None = None
+    jetpack: str | None = None
+    cuda: str | None = None
+    power_mode: PowerMode | None = None
+    container: str | None = None  # "docker", "podman", "nspawn", "wsl2", ...
+    notes: tuple[str, ...] = ()

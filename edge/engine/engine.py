@@ -1,0 +1,46 @@
+"""An engine is something that serves llama.cpp's HTTP API on a unix socket. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One option of llama-server's --help. `arity` counts the values it takes; `spelling` is its longest name."""
+
+    spelling: str
+    arity: int
+    values: tuple[str, ...] = ()  # where --help lists them
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One line of --list-devices."""
+
+    id: str  # "CUDA0"
+    name: str
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """`kind` llama-server: `path` is the binary. `kind` embedded: `path` is the Python that has xllamacpp."""
+
+    id: str
+    kind: str  # "llama-server" | "embedded"
+    path: str
+    version: str | None = None
+    commit: str | None = None
+    era: str = "load-mode"  # key of build/llama-server.toml: which spellings and log patterns
+    flags: dict[str, Flag] = field(default_factory=dict)  # by every name: "--ctx-size" and "-c"
+    devices: tuple[Device, ...] = ()
+    cuda: bool = False
+    built_for: tuple[int, ...] = ()  # CUDA architectures: (87,)
+    no_vmm: bool | None = None
+    progress_protocol: bool = True
+    library_path: str | None = None  # LD_LIBRARY_PATH the child needs
+
+    def has(self, flag: str) -> bool:
+        return flag in self.flags

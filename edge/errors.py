@@ -1,0 +1,96 @@
+"""Every error a user can meet. Each carries what to do next and the exit code of sysexits.h.
+
+EdgeError                    1   failed
+├── UsageError              64   the command line is wrong
+├── BadDataError            65   a file is not what it should be
+│   └── BadModelError       65   ... a GGUF file
+├── UnavailableError        69   not running, not reachable, not there
+│   ├── NotRunningError     69   no edgellm answers in this run folder
+│   ├── AlreadyRunningError 69   another edgellm holds this run folder
+│   ├── AddressInUseError   69   somebody else listens there
+│   ├── EngineMissingError  69   no engine fits the plan
+│   └── ModelMissingError   69   no such model here
+├── BugError                70   our fault
+├── TemporaryError          75   may work later
+│   ├── DoesNotFitError     75   memory or disk is too small now
+│   └── TimedOutError       75
+└── ConfigError             78   a profile or edgellm.toml is wrong
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class EdgeError(Exception):
+    """What went wrong (one sentence), and `hint`: one next step. `kind` is stable, for programs."""
+
+    exit_code: ClassVar[int] = 1
+    kind: ClassVar[str] = "failed"
+
+    def __init__(self, message: str, hint: str | None = None, *, table: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.table = table
+
+
+class UsageError(EdgeError):
+    exit_code = 64
+    kind = "usage"
+
+
+class BadDataError(EdgeError):
+    exit_code = 65
+    kind = "bad_data"
+
+
+class BadModelError(BadDataError):
+    kind = "bad_model"
+
+
+class UnavailableError(EdgeError):
+    exit_code = 69
+    kind = "unavailable"
+
+
+class NotRunningError(UnavailableError):
+    kind = "not_running"
+
+
+class AlreadyRunningError(UnavailableError):
+    kind = "already_running"
+
+
+class AddressInUseError(UnavailableError):
+    kind = "address_in_use"
+
+
+class EngineMissingError(UnavailableError):
+    kind = "engine_missing"
+
+
+class ModelMissingError(UnavailableError):
+    kind = "model_missing"
+
+
+class BugError(EdgeError):
+    exit_code = 70
+    kind = "bug"
+
+
+class TemporaryError(EdgeError):
+    exit_code = 75
+    kind = "temporary"
+
+
+class DoesNotFitError(TemporaryError):
+    kind = "does_not_fit"
+
+
+class TimedOutError(TemporaryError):
+    kind = "timed_out"
+
+
+class ConfigError(EdgeError):
+    exit_code = 78
+    kind = "config"

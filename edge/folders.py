@@ -1,0 +1,104 @@
+"""The five folders of one edgellm: data, state, cache, run, config."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+# sun_path holds 108 bytes with its final zero; the longest name we put under run/<instance>/ is a model's socket.
+SOCKET_PATH_MAX_BYTES = 107
+_LONGEST_SOCKET_NAME = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Paths only; nothing is created here. `instance` names one running edgellm."""
+
+    data: Path
+    state: Path
+    cache: Path
+    run: Path
+    config: Path
+    instance: str = "main"
+
+    @property
+    def engines(self) -> Path:
+        return self.data / "engines"
+
+    @property
+    def models(self) -> Path:
+        return self.data / "models"
+
+    @property
+    def instance_run(self) -> Path:
+        return self.run / self.instance
+
+    @property
+    def instance_state(self) -> Path:
+        return self.state / self.instance
+
+    @property
+    def lock(self) -> Path:
+        return self.instance_run / "lock"
+
+    @property
+    def control_socket(self) -> Path:
+        return self.instance_run / "control.sock"
+
+    @property
+    def starts(self) -> Path:
+        return self.instance_state / "starts.jsonl"
+
+    @property
+    def crashes(self) -> Path:
+        return self.instance_state / "crashes.jsonl"
+
+    def model_socket(self, model_id: str) -> Path:
+        """A child's private socket. The id is cut and hashed where it is long or not a plain file name."""
+        plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in model_id)
+        if plain != model_id or len(plain.encode()) > 24:
+            plain = f"{plain.encode()[:15].decode(errors='ignore')}-{hashlib.sha256(model_id.encode()).hexdigest()[:8]}"
+        return self.instance_run / f"{plain}.sock"
+
+
+def folders(env: Mapping[str, str], state_dir: Path | None = None, *, root_user: bool | None = None) -> Folders:
+    """`--state-dir` > EDGELLM_STATE_DIR > the system's when root, else the user's (XDG)."""
+    chosen = state_dir or (Path(env["EDGELLM_STATE_DIR"]) if env.get("EDGELLM_STATE_DIR") else None)
+    if chosen is not None:
+        return _under(chosen.absolute())
+    if os.geteuid() == 0 if root_user is None else root_user:
+        return system_folders()
+    return user_folders(env)
+
+
+def system_folders() -> Folders:
+    lib = Path("/var/lib/edgellm")
+    return Folders(lib, lib / "state", Path("/var/cache/edgellm"), Path("/run/edgellm"), Path("/etc/edgellm"))
+
+
+def user_folders(env: Mapping[str, str]) -> Folders:
+    home = Path(env.get("HOME") or "/nonexistent")
+
+    def xdg(variable: str, default: Path) -> Path:
+        return (Path(env[variable]) if env.get(variable, "").startswith("/") else default) / "edgellm"
+
+    run = Path(env["XDG_RUNTIME_DIR"]) / "edgellm" if env.get("XDG_RUNTIME_DIR", "").startswith("/") else None
+    return Folders(
+        data=xdg("XDG_DATA_HOME", home / ".local/share"),
+        state=xdg("XDG_STATE_HOME", home / ".local/state"),
+        cache=xdg("XDG_CACHE_HOME", home / ".cache"),
+        run=run or Path(tempfile.gettempdir()) / f"edgellm-{os.getuid()}",
+        config=xdg("XDG_CONFIG_HOME", home / ".config"),
+    )
+
+
+def _under(base: Path) -> Folders:
+    run = base / "run"
+    if len(os.fsencode(run / "main")) + 1 + _LONGEST_SOCKET_NAME > SOCKET_PATH_MAX_BYTES:
+        digest = hashlib.sha256(os.fsencode(base)).hexdigest()[:12]
+        run = Path(tempfile.gettempdir()) / f"edgellm-{os.getuid()}-{digest}"
+    return Folders(base / "data", base / "state", base / "cache", run, base / "config")

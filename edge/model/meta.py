@@ -1,0 +1,51 @@
+"""What a GGUF file says about itself. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    name: str
+    type: str  # ggml's name: "Q5_K", "F32", ...
+    shape: tuple[int, ...]
+    offset: int  # from the start of the tensor data, bytes
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One shard of a set (`split.no`, `split.count`)."""
+
+    no: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMeta:
+    """A header. Per-layer tuples have n_layer entries; a head count of 0 is a layer without attention."""
+
+    arch: str
+    name: str | None
+    n_layer: int
+    n_embd: int
+    n_head: int
+    n_head_kv: tuple[int, ...]  # per layer
+    key_length: int
+    value_length: int
+    n_ctx_train: int
+    n_vocab: int | None
+    sliding_window: int | None
+    n_expert: int
+    quant: str  # by metadata and tensors: "Q5_K_M", "Q4_1", "MXFP4", "unknown"
+    tensors: tuple[Tensor, ...]
+    tensor_bytes: int
+    data_offset: int  # where tensor data begins in the file
+    file_bytes: int
+    chat_template: bool
+    tokenizer: str | None
+    file_type: int | None
+    split: Split | None = None
+    kind: str = "model"  # general.type: model | adapter | mmproj | imatrix | vocab
+    extra: dict[str, int | float | str | bool] = field(default_factory=dict)  # other scalar keys, whole names

@@ -1,0 +1,33 @@
+"""The options of `up`, once. The standard-library launcher parses by this table and typer's command is checked against it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """`metavar` None is a switch; `many` may be given several times."""
+
+    name: str
+    help: str
+    short: str | None = None
+    metavar: str | None = None
+    many: bool = False
+
+    @property
+    def dest(self) -> str:
+        return self.name.removeprefix("--").replace("-", "_")
+
+
+UP = (
+    Option("--profile", "kind of board: auto, orin, thor, cuda, cpu, … or a file", short="-p", metavar="NAME"),
+    Option("--model", "model to serve: NAME[:QUANT], a path, or a source", short="-m", metavar="[ID=]REF", many=True),
+    Option("--listen", "address of the API (default 127.0.0.1:8080)", metavar="HOST:PORT", many=True),
+    Option("--set", "set one value, e.g. --set n_ctx=8192", metavar="KEY=VALUE", many=True),
+    Option("--engine", "engine id or a llama-server binary", metavar="ID|PATH"),
+    Option("--state-dir", "keep everything under DIR", metavar="DIR"),
+    Option("--yes", "build and fetch what the plan needs without asking", short="-y"),
+    Option("--insecure", "serve other machines without a key"),
+    Option("--json", "print events as JSON lines"),
+)

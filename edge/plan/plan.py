@@ -1,0 +1,122 @@
+"""The plan: what will be launched, what it costs, and why. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from edge.board.board import Board
+from edge.engine.engine import Engine
+from edge.model.file import ModelFile
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Neutral settings of one engine. argv (llama-server) and CommonParams (embedded) are renderings of it."""
+
+    n_ctx: int  # tokens over all slots, llama.cpp's --ctx-size
+    n_parallel: int  # slots
+    n_gpu_layers: int  # 0 is CPU only; n_layer + 1 is everything
+    kv_type_k: str  # "f16", "q8_0", ...
+    kv_type_v: str
+    flash_attention: str  # "on" | "off" | "auto"
+    load_mode: str  # "none" | "mmap" | "dio"
+    n_threads: int
+    cache_ram_bytes: int  # llama-server's host prompt cache; 0 is off
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    devices: tuple[str, ...] = ()  # llama.cpp's names: "CUDA0"
+    split_mode: str | None = None
+    tensor_split: tuple[float, ...] = ()
+    role: str = "chat"  # "chat" | "embedding" | "rerank"
+    mmproj: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DomainBudget:
+    """Bytes in one memory domain. required = weights + kv + compute + context + prompt_cache + page_cache."""
+
+    available_bytes: int
+    reserve_bytes: int
+    weights_bytes: int = 0
+    kv_bytes: int = 0
+    compute_bytes: int = 0
+    context_bytes: int = 0
+    prompt_cache_bytes: int = 0
+    page_cache_bytes: int = 0
+
+    @property
+    def required_bytes(self) -> int:
+        return (
+            self.weights_bytes
+            + self.kv_bytes
+            + self.compute_bytes
+            + self.context_bytes
+            + self.prompt_cache_bytes
+            + self.page_cache_bytes
+        )
+
+    @property
+    def headroom_bytes(self) -> int:
+        return self.available_bytes - self.reserve_bytes - self.required_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.headroom_bytes >= 0
+
+
+MemoryBudget = dict[str, DomainBudget]
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a setting has its value. `origin` names the layer it came from: profile:orin, flag, planner, ..."""
+
+    subject: str
+    value: str
+    because: str
+    origin: str = "planner"
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """One rung. `argv` holds the placeholder `{socket}`; `env` is the child's whole environment."""
+
+    rung: int
+    settings: Settings
+    budget: MemoryBudget
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    reasons: tuple[Reason, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        return all(domain.fits for domain in self.budget.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """Rung 0 is what is wanted; each later rung needs less memory. `chosen` is the first that fits."""
+
+    plans: tuple[LaunchPlan, ...]
+    chosen: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """One model as it will be served."""
+
+    id: str
+    aliases: tuple[str, ...]
+    model: ModelFile
+    ladder: Ladder
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that `up` needs, as one value."""
+
+    board: Board
+    engine: Engine
+    models: dict[str, ModelPlan]
+    notes: tuple[str, ...] = field(default=())

@@ -1,0 +1,26 @@
+"""Where the data folders are: `build/`, `profiles/` and `systemd/`, beside the package in a checkout, inside it in a wheel."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def data_dir(name: str) -> Path:
+    """The folder `build`, `profiles` or `systemd`. A checkout is read live; a wheel carries `edge/_data/`."""
+    packed = _PACKAGE / "_data" / name
+    return packed if packed.is_dir() else _PACKAGE.parent / name
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as plain values. Raises OSError, tomllib.TOMLDecodeError (a ValueError) or UnicodeDecodeError (too)."""
+    with path.open("rb") as file:
+        return tomllib.load(file)

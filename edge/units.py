@@ -1,0 +1,63 @@
+"""Sizes and times as people write and read them. Binary units are written with an i (GiB); GB is decimal."""
+
+from __future__ import annotations
+
+import re
+
+from edge.errors import UsageError
+
+KIB = 1024
+MIB = 1024**2
+GIB = 1024**3
+
+_FACTORS = {
+    "": 1,
+    "b": 1,
+    "k": 10**3,
+    "kb": 10**3,
+    "kib": KIB,
+    "m": 10**6,
+    "mb": 10**6,
+    "mib": MIB,
+    "g": 10**9,
+    "gb": 10**9,
+    "gib": GIB,
+    "t": 10**12,
+    "tb": 10**12,
+    "tib": 1024**4,
+}
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_size(text: str) -> int:
+    """`"7.4GiB"` → bytes. Raises UsageError."""
+    match = _SIZE.fullmatch(text)
+    factor = _FACTORS.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise UsageError(f"not a size: {text!r}", "write it like 7.4GiB, 512MiB or 8GB")
+    return int(float(match[1]) * factor)
+
+
+def format_bytes(count: int) -> str:
+    """Bytes as GiB, MiB or KiB with at most one decimal."""
+    size = float(count)
+    if abs(size) < KIB:
+        return f"{count} B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        size /= 1024
+        if abs(size) < 1023.95 or unit == "TiB":
+            return f"{size:.1f} {unit}"
+    raise AssertionError("unreachable")
+
+
+def format_seconds(seconds: float) -> str:
+    """`0.012` → `12 ms`, `3.21` → `3.2 s`, `75` → `1 min 15 s`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"
