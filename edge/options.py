@@ -1,4 +1,4 @@
-"""The options of `up`, once. The standard-library launcher parses by this table and typer's command is checked against it."""
+"""The options of `up`, once: the launcher parses by this table, typer's command is checked against it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the data folders are: `build/`, `profiles/` and `systemd/`, beside the package in a checkout, inside it in a wheel."""
+"""The data folders `build/`, `profiles/`, `systemd/`: beside the package in a checkout, inside it in a wheel."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def data_dir(name: str) -> Path:
 
 
 def load_toml(path: Path) -> dict[str, Any]:
-    """A TOML file as plain values. Raises OSError, tomllib.TOMLDecodeError (a ValueError) or UnicodeDecodeError (too)."""
+    """A TOML file as plain values. Raises OSError or ValueError (bad TOML, bad UTF-8)."""
     with path.open("rb") as file:
-        return tomllib.load(file)
+        values: dict[str, Any] = tomllib.load(file)
+        return values

@@ -25,7 +25,7 @@ class State(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """One observed step of a start. `since_s` is on the monotonic clock; `took_s` counts from when nothing blocked it."""
+    """One observed step of a start. `since_s`: monotonic clock; `took_s`: from when nothing blocked it."""
 
     ready: bool = False
     since_s: float | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class MemorySnapshot:
-    """Bytes by domain: `unified` on a Jetson, else `host` and each GPU's UUID. Available is MemAvailable, never MemFree."""
+    """Bytes by domain: `unified` on a Jetson, else `host` and each GPU's UUID. Available: MemAvailable, not MemFree."""
 
     total_bytes: dict[str, int]
     available_bytes: dict[str, int]

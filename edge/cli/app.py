@@ -1,4 +1,4 @@
-"""The typer application: one module a noun, each with `register(root)`. Modules import what is heavy inside commands."""
+"""The typer application: one module a noun, each with `register(root)`. What is heavy is imported inside commands."""
 
 from __future__ import annotations
 

@@ -1,0 +1,121 @@
+"""The embedded engine: llama.cpp's own HTTP server from the xllamacpp wheel, alone in a process of its own.
+
+Run as a script by the supervisor (`python -I embedded.py --params JSON --socket PATH`); it imports nothing of edge, so
+that it starts fast and a crash stays its own. `--params` holds CommonParams fields; enums are given by llama.cpp's
+names ("q8_0", "mmap", "on"). Log lines go to stderr, the progress protocol to stdout, exactly as llama-server's do.
+Exit codes: 0 on SIGTERM once loaded, 1 when the model does not load, 64 for parameters that CommonParams does not know.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+
+# CommonParams fields that hold enums, and the prefix of their members' names.
+ENUMS = {
+    "cache_type_k": ("ggml_type", "GGML_TYPE_"),
+    "cache_type_v": ("ggml_type", "GGML_TYPE_"),
+    "flash_attn_type": ("llama_flash_attn_type", "LLAMA_FLASH_ATTN_TYPE_"),
+    "load_mode": ("llama_load_mode", "LLAMA_LOAD_MODE_"),
+    "pooling_type": ("llama_pooling_type", "LLAMA_POOLING_TYPE_"),
+    "split_mode": ("llama_split_mode", "LLAMA_SPLIT_MODE_"),
+}
+FLASH_ATTENTION = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}
+LOAD_MODE = {"dio": "DIRECT_IO", "mmap+mlock": "MMAP_MLOCK"}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="edgellm-embedded")
+    parser.add_argument("--params", required=True)
+    parser.add_argument("--socket", required=True)
+    options = parser.parse_args()
+    die_with_parent()
+    leave_when_stdin_ends()
+
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    try:
+        apply(xllamacpp, params, json.loads(options.params))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        print(f"error: invalid argument: {error}", file=sys.stderr)
+        return 64
+    params.hostnames = [options.socket]
+    # SIGTERM keeps its default action while loading: the constructor holds the GIL, a Python handler could not run.
+    try:
+        server = xllamacpp.Server(params)
+    except RuntimeError as error:
+        print(f"E srv  load_model: failed to load model: {error}", file=sys.stderr)
+        return 1
+    wait_for_sigterm(options.socket)
+    del server  # stops it: joins its threads, frees the model
+    return 0
+
+
+def die_with_parent() -> None:
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the call
+        os._exit(1)
+
+
+def leave_when_stdin_ends() -> None:
+    """A second tie to the parent, as llama-server has with its progress protocol. A thread: the GIL is free by then."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def wait_for_sigterm(path: str) -> None:
+    """Takes SIGTERM over from llama.cpp's own handler, which would stop the server but not this process."""
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    signal.signal(signal.SIGINT, lambda *_: stopped.set())
+    if listening(path):  # else SIGTERM came just before and llama.cpp's handler took it
+        stopped.wait()
+
+
+def listening(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(path) == 0
+
+
+def apply(xllamacpp: Any, params: Any, fields: dict[str, Any]) -> None:
+    for name, value in fields.items():
+        target, leaf = params, name
+        while "." in leaf:  # "cpuparams.n_threads", "model.path"
+            head, leaf = leaf.split(".", 1)
+            target = getattr(target, head)
+        if leaf in ENUMS:
+            value = enum_member(xllamacpp, leaf, value)
+        elif isinstance(getattr(target, leaf), set):
+            value = set(value)
+        else:
+            getattr(target, leaf)  # an unknown field is an error, never dropped
+        setattr(target, leaf, value)
+
+
+def enum_member(xllamacpp: Any, field: str, value: str) -> Any:
+    enum, prefix = ENUMS[field]
+    if field == "flash_attn_type":
+        word = FLASH_ATTENTION[value]
+    elif field == "load_mode":
+        word = LOAD_MODE.get(value, value.upper())
+    else:
+        word = value.upper()
+    return getattr(getattr(xllamacpp, enum), prefix + word)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""One engine process: spawned so that it cannot outlive us, and killed only when it is provably the one we spawned.
+
+Standard library only and synchronous: the first child is spawned before asyncio is imported. Call `spawn` on the main
+thread: the parent-death signal fires when the spawning *thread* ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge.errors import UnavailableError
+from edge.supervisor.exit import ExitStatus
+
+PR_SET_PDEATHSIG = 1
+PIPE_BYTES = 1 << 20  # a whole start's log fits, so the child never waits for us while we import
+OOM_SCORE_ADJ = 500  # the kernel shall take the engine before us
+
+
+@dataclass(frozen=True, slots=True)
+class Hygiene:
+    """How gently a child runs beside the rest of the machine; from the profile."""
+
+    nice: int = 0
+    cpus: tuple[int, ...] = ()
+
+
+class Child:
+    """A spawned engine. Descriptors are ours to read; `close()` gives them back."""
+
+    def __init__(self, process: subprocess.Popen[bytes], socket_path: Path, spawned_at_s: float) -> None:
+        self.pid = process.pid
+        self.socket_path = socket_path
+        self.spawned_at_s = spawned_at_s  # time.monotonic()
+        self.started_ticks = _start_ticks(process.pid)
+        self._process = process
+        assert process.stdout is not None and process.stderr is not None
+        self.stdout = process.stdout
+        self.stderr = process.stderr
+
+    def poll(self) -> ExitStatus | None:
+        """Reaps the child if it is gone."""
+        code = self._process.poll()
+        if code is None:
+            return None
+        lived_s = time.monotonic() - self.spawned_at_s
+        return ExitStatus(code if code >= 0 else None, -code if code < 0 else None, lived_s)
+
+    def send(self, number: signal.Signals) -> bool:
+        """Signals the child if the pid is still the process that we spawned."""
+        if self._process.returncode is not None or _start_ticks(self.pid) != self.started_ticks:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+            return True
+        return False
+
+    def wait(self, timeout_s: float) -> ExitStatus | None:
+        """Blocking; for the synchronous launcher only."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        return self.poll()
+
+    def close(self) -> None:
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        self.socket_path.unlink(missing_ok=True)
+
+
+def spawn(
+    argv: Sequence[str], env: Mapping[str, str], socket_path: Path, hygiene: Hygiene | None = None, cwd: str = "/"
+) -> Child:
+    """Starts an engine with `{socket}` in argv replaced. Raises UnavailableError when the binary cannot be executed."""
+    gentle = hygiene or Hygiene()
+    socket_path.unlink(missing_ok=True)  # of a former child of this instance: the instance lock is ours
+    spawned_at_s = time.monotonic()
+    try:
+        process = subprocess.Popen(
+            [part.replace("{socket}", str(socket_path)) for part in argv],
+            env=dict(env),
+            stdin=subprocess.PIPE,  # held open: its end tells the child that we are gone
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            cwd=cwd,
+            start_new_session=True,  # Ctrl-C in our terminal is ours to handle
+            umask=0o077,
+            preexec_fn=_Tie(os.getpid(), gentle),
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UnavailableError(f"cannot start {argv[0]}: {error}", "check the path and its permissions") from error
+    for stream in (process.stdout, process.stderr):
+        assert stream is not None
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(stream, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{process.pid}/oom_score_adj").write_text(str(OOM_SCORE_ADJ))
+    return Child(process, socket_path, spawned_at_s)
+
+
+_libc = ctypes.CDLL(None)  # loaded before any fork: nothing is allocated between fork and exec
+
+
+class _Tie:
+    """Runs in the child between fork and exec."""
+
+    def __init__(self, parent: int, hygiene: Hygiene) -> None:
+        self.parent = parent
+        self.hygiene = hygiene
+
+    def __call__(self) -> None:
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != self.parent:  # it died before the call
+            os._exit(1)
+        if self.hygiene.nice:
+            os.nice(self.hygiene.nice)
+        if self.hygiene.cpus:
+            os.sched_setaffinity(0, self.hygiene.cpus)
+
+
+def _start_ticks(pid: int) -> str | None:
+    """Start time of a process since boot; with the pid it names one process for good."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return None

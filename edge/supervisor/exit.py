@@ -1,0 +1,20 @@
+"""How a process ended. A value."""
+
+from __future__ import annotations
+
+import signal as signals
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """`code` or `signal`; `lived_s` from spawn to exit."""
+
+    code: int | None
+    signal: int | None
+    lived_s: float
+
+    def __str__(self) -> str:
+        if self.signal is not None:
+            return f"signal {signals.Signals(self.signal).name} after {self.lived_s:.1f} s"
+        return f"exit code {self.code} after {self.lived_s:.1f} s"

@@ -1,0 +1,64 @@
+"""The six gates of a start as one value: which are open, since when, on what evidence. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from edge.status import GATES, Gate
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    at_s: float
+    evidence: str
+    devices: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """`began_s` is the child's spawn (monotonic). A refused gate carries evidence but is not ready."""
+
+    began_s: float
+    openings: dict[str, Opening] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)
+
+    def open(self, name: str, at_s: float, evidence: str, device: str | None = None) -> Gates:
+        """The first evidence counts; a later device of an open gate is added to it."""
+        known = self.openings.get(name)
+        if known is None:
+            opening = Opening(at_s, evidence, {device: evidence} if device else {})
+        elif device and device not in known.devices:
+            opening = replace(known, devices={**known.devices, device: evidence})
+        else:
+            return self
+        refusals = {k: v for k, v in self.refusals.items() if k != name}
+        return replace(self, openings={**self.openings, name: opening}, refusals=refusals)
+
+    def refuse(self, name: str, evidence: str) -> Gates:
+        """Seen, and not as planned: stays closed and says why."""
+        openings = {k: v for k, v in self.openings.items() if k != name}
+        return replace(self, openings=openings, refusals={**self.refusals, name: evidence})
+
+    def open_up_to(self, last: str, at_s: float, evidence: str) -> Gates:
+        """Opens what no line spoke of, up to and with `last`: a probe proved what the log did not print."""
+        gates = self
+        for name in GATES[: GATES.index(last) + 1]:
+            if name not in gates.refusals:
+                gates = gates.open(name, at_s, evidence)
+        return gates
+
+    def as_status(self) -> dict[str, Gate]:
+        """`took_s` counts from the gate before (they are a chain), `blocked_by` names the first closed one before."""
+        result: dict[str, Gate] = {}
+        previous_s, blocker = self.began_s, None
+        for name in GATES:
+            opening = self.openings.get(name)
+            if opening is None:
+                result[name] = Gate(evidence=self.refusals.get(name), blocked_by=blocker)
+                blocker = blocker or name
+                continue
+            devices = {device: Gate(True, opening.at_s, None, evidence) for device, evidence in opening.devices.items()}
+            took_s = max(0.0, opening.at_s - previous_s)
+            result[name] = Gate(True, opening.at_s, took_s, opening.evidence, None, devices)
+            previous_s = max(previous_s, opening.at_s)
+        return result

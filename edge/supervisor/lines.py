@@ -1,0 +1,42 @@
+"""Lines of a pipe into a callback, without a thread. An endless line is cut, not kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import IO
+
+LINE_BYTES_MAX = 64 * 1024
+
+
+class Lines(asyncio.Protocol):
+    """`ended` is set when the pipe is closed by its writer."""
+
+    def __init__(self, on_line: Callable[[str], None]) -> None:
+        self.ended = asyncio.Event()
+        self._on_line = on_line
+        self._rest = b""
+
+    def data_received(self, data: bytes) -> None:
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        for line in whole:
+            self._on_line(_text(line))
+        if len(self._rest) > LINE_BYTES_MAX:
+            self._on_line(_text(self._rest))
+            self._rest = b""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._rest:
+            self._on_line(_text(self._rest))
+            self._rest = b""
+        self.ended.set()
+
+
+def _text(line: bytes) -> str:
+    return line[:LINE_BYTES_MAX].decode(errors="replace").rstrip()
+
+
+async def read_lines(pipe: IO[bytes], on_line: Callable[[str], None]) -> tuple[asyncio.ReadTransport, Lines]:
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.connect_read_pipe(lambda: Lines(on_line), pipe)
+    return transport, protocol

@@ -1,0 +1,89 @@
+"""What lines of an engine's log mean, from build/llama-server.toml. Pure once loaded; compiled on first use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# "0.00.285.018 I cmn  common_param: ..." (--log-prefix --log-timestamps): minutes.seconds.ms.us since the first line.
+_PREFIX = re.compile(r"(\d+)\.(\d\d)\.(\d\d\d)\.(\d\d\d) ([DIWEF]) ")
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """`engine_s` is the engine's own clock; None where the line carries no time."""
+
+    text: str
+    engine_s: float | None
+    level: str | None
+
+
+def parse_line(raw: str) -> LogLine:
+    match = _PREFIX.match(raw)
+    if match is None:
+        return LogLine(raw, None, None)
+    minutes, seconds, millis, micros = (int(match[n]) for n in range(1, 5))
+    return LogLine(raw[match.end() :], minutes * 60 + seconds + millis / 1e3 + micros / 1e6, match[5])
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A line that says something: `name` of the table it matched, `groups` its named values."""
+
+    name: str
+    groups: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A known cause. `serves`: the engine goes on without what was wanted (CPU instead of GPU)."""
+
+    id: str
+    pattern: re.Pattern[str]
+    kind: str
+    hint: str
+    permanent: bool
+    oom: bool
+    serves: bool
+
+
+class Patterns:
+    """`marks` are instants of a start, `facts` are values stated, `signatures` are causes of death."""
+
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        self._marks = {name: [re.compile(p) for p in patterns] for name, patterns in table["marks"].items()}
+        self._facts = {name: re.compile(pattern) for name, pattern in table["facts"].items()}
+        self.signatures = tuple(_signature(row) for row in table["signatures"])
+
+    def marks(self, text: str) -> Iterator[Mark]:
+        for name, patterns in self._marks.items():
+            for pattern in patterns:
+                if match := pattern.search(text):
+                    yield Mark(name, _groups(match))
+                    break
+
+    def facts(self, text: str) -> Iterator[Mark]:
+        for name, pattern in self._facts.items():
+            if match := pattern.search(text):
+                yield Mark(name, _groups(match))
+
+    def cause(self, text: str) -> Signature | None:
+        return next((signature for signature in self.signatures if signature.pattern.search(text)), None)
+
+
+def _groups(match: re.Match[str]) -> dict[str, str]:
+    return {name: value for name, value in match.groupdict().items() if value is not None}
+
+
+def _signature(row: Mapping[str, Any]) -> Signature:
+    return Signature(
+        id=row["id"],
+        pattern=re.compile(row["pattern"]),
+        kind=row["kind"],
+        hint=row["hint"],
+        permanent=row["permanent"],
+        oom=row["oom"],
+        serves=row.get("serves", False),
+    )

@@ -1,0 +1,48 @@
+"""Questions to one engine over its private unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+HEALTH_TIMEOUT_S = 2.0  # a long prompt may block /health: late is busy, not dead
+
+
+class Probe:
+    """One connection pool to one child; a new child gets a new Probe."""
+
+    def __init__(self, socket_path: Path, api_key: str | None = None) -> None:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else None
+        self._session = aiohttp.ClientSession(connector=aiohttp.UnixConnector(path=str(socket_path)), headers=headers)
+
+    async def health(self) -> int | None:
+        """The status of /health; None when nothing answers."""
+        try:
+            timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
+            async with self._session.get("http://engine/health", timeout=timeout) as response:
+                return response.status
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError):
+            return None
+
+    async def get(self, path: str) -> Any | None:
+        """A JSON document, or None."""
+        try:
+            async with self._session.get(f"http://engine{path}") as response:
+                return await response.json() if response.status == 200 else None
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError, ValueError):
+            return None
+
+    async def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        """Status and JSON. Raises aiohttp.ClientError or OSError when the engine goes away; waits as long as it takes."""
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with self._session.post(f"http://engine{path}", json=body, timeout=timeout) as response:
+            try:
+                return response.status, await response.json(content_type=None)
+            except ValueError:
+                return response.status, None
+
+    async def close(self) -> None:
+        await self._session.close()

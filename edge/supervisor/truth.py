@@ -1,0 +1,62 @@
+"""What came up against what was planned. Every difference is a Degraded with subject, wanted, got, because. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edge.plan.plan import LaunchPlan
+from edge.status import Degraded
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the log stated. Sizes in MiB as llama.cpp prints them."""
+
+    offloaded: tuple[int, int] | None = None  # n of m layers on the GPU
+    devices: tuple[str, ...] = ()
+    load_mode: str | None = None
+    cpu_because: str | None = None  # a line that explains why the GPU is not used
+
+
+def differences(plan: LaunchPlan, facts: Facts, props: Mapping[str, Any] | None) -> tuple[Degraded, ...]:
+    found = [*_rung(plan), *_offload(plan, facts)]
+    if props is not None:
+        found += _props(plan, props)
+    return tuple(found)
+
+
+def _rung(plan: LaunchPlan) -> list[Degraded]:
+    if plan.rung == 0:
+        return []
+    because = next((r.because for r in plan.reasons if r.subject == "rung"), "the rungs above did not fit in memory")
+    return [Degraded("rung", "0", str(plan.rung), because)]
+
+
+def _offload(plan: LaunchPlan, facts: Facts) -> list[Degraded]:
+    wanted = plan.settings.n_gpu_layers
+    if wanted <= 0:
+        return []
+    if facts.offloaded is not None:
+        on_gpu, layers = facts.offloaded
+        if on_gpu >= min(wanted, layers):
+            return []
+        because = facts.cpu_because or "the engine put the rest on the CPU"
+        return [Degraded("n_gpu_layers", str(min(wanted, layers)), f"{on_gpu}/{layers}", because)]
+    if facts.devices:
+        return []  # an old build that does not print the offload line, but lists the device
+    return [Degraded("device", "GPU", "CPU", facts.cpu_because or "the engine lists no GPU")]
+
+
+def _props(plan: LaunchPlan, props: Mapping[str, Any]) -> list[Degraded]:
+    """/props: `total_slots`, and n_ctx of one slot."""
+    settings, found = plan.settings, []
+    slots = props.get("total_slots")
+    if isinstance(slots, int) and slots != settings.n_parallel:
+        found.append(Degraded("n_parallel", str(settings.n_parallel), str(slots), "the engine chose its own slots"))
+    got = props.get("default_generation_settings", {}).get("n_ctx")
+    wanted = settings.n_ctx // max(settings.n_parallel, 1)
+    if isinstance(got, int) and got < wanted:
+        found.append(Degraded("n_ctx", f"{wanted} a slot", f"{got} a slot", "the engine shrank the context"))
+    return found

@@ -1,0 +1,47 @@
+"""What /proc says of a running child: bytes read, CPU time, memory. Absent is None."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICKS_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """Any change of `movement` is progress. Memory in bytes, CPU in seconds."""
+
+    cpu_s: float
+    read_bytes: int  # through read(2) and from disk, whichever moved
+    rss_anon_bytes: int
+    swap_bytes: int
+    rss_bytes: int
+
+    @property
+    def movement(self) -> tuple[float, int]:
+        return (round(self.cpu_s, 1), self.read_bytes)
+
+
+def read_vitals(pid: int, proc: Path = Path("/proc")) -> Vitals | None:
+    """None when the process is gone or not ours to look at."""
+    try:
+        stat = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        status = _fields((proc / str(pid) / "status").read_text())
+        io = _fields((proc / str(pid) / "io").read_text())
+    except (OSError, ValueError):
+        return None
+    return Vitals(
+        cpu_s=(int(stat[11]) + int(stat[12])) / _TICKS_S,
+        read_bytes=io.get("rchar", 0) + io.get("read_bytes", 0),
+        rss_anon_bytes=status.get("RssAnon", 0) * 1024,
+        swap_bytes=status.get("VmSwap", 0) * 1024,
+        rss_bytes=status.get("VmRSS", 0) * 1024,
+    )
+
+
+def _fields(text: str) -> dict[str, int]:
+    """`Name:  123 kB` lines → numbers as they stand."""
+    pairs = (line.split(":", 1) for line in text.splitlines() if ":" in line)
+    return {name: int(rest.split()[0]) for name, rest in pairs if rest.split() and rest.split()[0].isdigit()}
