@@ -74,7 +74,6 @@ class Child:
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
-        self.socket_path.unlink(missing_ok=True)
 
 
 def spawn(

@@ -36,7 +36,7 @@ class Probe:
             return None
 
     async def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        """Status and JSON. Raises aiohttp.ClientError or OSError when the engine goes away; waits as long as it takes."""
+        """Status and JSON, however long it takes. Raises aiohttp.ClientError or OSError when the engine goes away."""
         timeout = aiohttp.ClientTimeout(total=None)
         async with self._session.post(f"http://engine{path}", json=body, timeout=timeout) as response:
             try:

@@ -1,0 +1,57 @@
+"""starts.jsonl and crashes.jsonl: the last 50 lines, rewritten atomically. A full or read-only disk loses only them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from edge.files import write_atomic
+
+KEPT_LINES = 50
+
+
+def append(path: Path, record: dict[str, Any]) -> bool:
+    """False when it could not be written: history must never stop a start."""
+    line = json.dumps(record, separators=(",", ":"))
+    kept = [json.dumps(old, separators=(",", ":")) for old in read(path)[-(KEPT_LINES - 1) :]]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomic(path, "\n".join([*kept, line]) + "\n")
+    except OSError:
+        return False
+    return True
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Oldest first. Lines that are no JSON objects (a disk that filled up) are left out."""
+    records: list[dict[str, Any]] = []
+    with contextlib.suppress(OSError):
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError):
+                record = json.loads(line)
+                if isinstance(record, dict):
+                    records.append(record)
+    return records
+
+
+def boot_id(proc: Path = Path("/proc")) -> str:
+    """The kernel's id of this boot; one per power-on."""
+    try:
+        return (proc / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+def process_began_s(proc: Path = Path("/proc")) -> float | None:
+    """When this process began, on the monotonic clock. The kernel counts in ticks of 10 ms since boot."""
+    import time
+
+    try:
+        ticks = int((proc / "self/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
+    since_boot_s = ticks / os.sysconf("SC_CLK_TCK")
+    return since_boot_s - time.clock_gettime(time.CLOCK_BOOTTIME) + time.monotonic()
