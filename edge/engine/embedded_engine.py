@@ -1,0 +1,61 @@
+"""The engine of the extra `edgellm[embedded]`: xllamacpp, llama.cpp's server inside a Python child. CPU only."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from edge.engine.engine import Engine
+
+_ASK = (
+    "import importlib.util as u; s = u.find_spec('xllamacpp'); "
+    "print(s.submodule_search_locations[0] if s and s.submodule_search_locations else '')"
+)
+
+
+def find_embedded(python: str) -> Engine | None:
+    """The xllamacpp that `python` would import, found without importing it; None when there is none."""
+    package = _package_here() if python == sys.executable else _package_of(python)
+    if package is None:
+        return None
+    version = _version(package)
+    return Engine(
+        id=f"embedded-xllamacpp-{version or 'unknown'}",
+        kind="embedded",
+        path=python,
+        version=version,
+        era="load-mode",  # it prints the log lines of its llama.cpp; its flags are fields of CommonParams
+        cuda=False,
+        progress_protocol=True,
+    )
+
+
+def _package_here() -> Path | None:
+    spec = find_spec("xllamacpp")
+    locations = list(spec.submodule_search_locations or ()) if spec else []
+    return Path(locations[0]) if locations else None
+
+
+def _package_of(python: str) -> Path | None:
+    try:
+        result = subprocess.run(
+            [python, "-I", "-c", _ASK],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    answer = result.stdout.strip()
+    return Path(answer) if result.returncode == 0 and answer else None
+
+
+def _version(package: Path) -> str | None:
+    """From the name of its .dist-info folder: importlib.metadata would cost more than the whole search."""
+    for info in sorted(package.parent.glob("xllamacpp-*.dist-info"), reverse=True):
+        return info.name.removeprefix("xllamacpp-").removesuffix(".dist-info")
+    return None

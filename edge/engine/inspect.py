@@ -1,0 +1,188 @@
+"""Any llama-server binary → Engine: it is asked once (--version, --help, --list-devices), and the answers are kept."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from edge.engine.binary import traits
+from edge.engine.engine import Device, Engine, Flag
+from edge.engine.era import era_of
+from edge.engine.faults import EngineBrokenError
+from edge.engine.files import write_atomically
+from edge.engine.readout import parse_devices, parse_help, parse_version
+from edge.errors import EngineMissingError
+from edge.resources import data_dir, load_toml
+
+_CACHE_SCHEMA = 1
+_ASK_TIMEOUT_S = 20.0
+# The first CUDA contact took 17 s on one board.
+_DEVICES_TIMEOUT_S = 90.0
+_MISSING_LIBRARY = "error while loading shared libraries"
+
+
+def inspect(path: Path, cache_dir: Path | None, *, engine_id: str | None = None, root: Path = Path("/")) -> Engine:
+    """Asks the binary, or the cache (key: path, mtime, size, the GPUs present under `root`).
+
+    Raises EngineMissingError when there is no such file, EngineBrokenError when it is no llama-server that runs here.
+    """
+    path = path.absolute()
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise EngineMissingError(f"no engine at {path}: {error.strerror}") from error
+    key = {
+        "schema": _CACHE_SCHEMA,
+        "path": str(path),
+        "mtime_ns": stat.st_mtime_ns,
+        "size": stat.st_size,
+        "gpus": gpus_present(root),
+    }
+    file = cache_dir / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.json" if cache_dir else None
+    answers = _cached(file, key)
+    if answers is None:
+        answers = _ask(path)
+        # A CUDA engine that saw no device is asked again next time: the driver may only have been late.
+        if file is not None and (answers["devices"] or not answers["cuda"]):
+            with contextlib.suppress(OSError):
+                write_atomically(file, json.dumps({"key": key, "answers": answers}))
+    return _engine(path, answers, engine_id)
+
+
+def gpus_present(root: Path) -> list[str]:
+    """What makes a remembered device list stale: PCI GPUs of NVIDIA's driver and Tegra's device nodes."""
+    nodes = ("dev/nvhost-ctrl-gpu", "dev/nvgpu/igpu0/ctrl", "dev/nvidia0", "dev/nvmap", "dev/dxg")
+    found = [f"/{node}" for node in nodes if (root / node).exists()]
+    with contextlib.suppress(OSError):
+        found += sorted(entry.name for entry in (root / "proc/driver/nvidia/gpus").iterdir())
+    return found
+
+
+def _cached(file: Path | None, key: dict[str, Any]) -> dict[str, Any] | None:
+    if file is None:
+        return None
+    try:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        return dict(kept["answers"]) if kept["key"] == key else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _ask(path: Path) -> dict[str, Any]:
+    library_path, version_text = _first_answer(path)
+    version = parse_version(version_text)
+    help_text = run_probe(path, ["--help"], library_path).stdout
+    flags = parse_help(help_text)
+    if "--model" not in flags or "--host" not in flags:
+        raise EngineBrokenError(f"{path} is not a llama-server: its --help names neither --model nor --host")
+    found = traits(path)
+    listed = ""
+    if "--list-devices" in flags:
+        result = run_probe(path, ["--list-devices"], library_path, timeout_s=_DEVICES_TIMEOUT_S)
+        listed = result.stdout + result.stderr
+    return {
+        "version": version.number if version else None,
+        "commit": version.commit if version else None,
+        "flags": {name: [flag.spelling, flag.arity, list(flag.values)] for name, flag in flags.items()},
+        "devices": [[d.id, d.name, d.total_bytes, d.free_bytes] for d in parse_devices(listed)],
+        "cuda": found.cuda,
+        "no_vmm": found.no_vmm,
+        "progress_protocol": found.progress_protocol,
+        "library_path": library_path,
+    }
+
+
+def _first_answer(path: Path) -> tuple[str | None, str]:
+    """--version, with the libraries beside the binary when it needs them (FC-10). → (library path, text)."""
+    tried: list[str | None] = [None, ":".join(str(folder) for folder in (path.parent, path.parent.parent / "lib"))]
+    error = ""
+    for library_path in tried:
+        result = run_probe(path, ["--version"], library_path)
+        text = result.stdout + result.stderr
+        if result.returncode == 0:
+            return library_path, text
+        error = (text.strip().splitlines() or [""])[-1]
+        if _MISSING_LIBRARY not in text:
+            break
+    hint = "build it here (`edgellm build`), or import a whole engine (`edgellm engine import`)"
+    raise EngineBrokenError(f"{path} does not run (exit code {result.returncode}): {error}", hint)
+
+
+def run_probe(
+    path: Path, arguments: list[str], library_path: str | None = None, *, timeout_s: float = _ASK_TIMEOUT_S
+) -> subprocess.CompletedProcess[str]:
+    """Runs the binary from / with our own environment and no input; as its owner when we are root and it is not."""
+    environment = {
+        "LC_ALL": "C",
+        "PATH": "/usr/bin:/bin",
+        "HOME": "/nonexistent",
+        # Some servers die at --help when they can find no cache folder.
+        "LLAMA_CACHE": "/nonexistent/cache",
+        "HF_HUB_CACHE": "/nonexistent/cache",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
+    if library_path:
+        environment["LD_LIBRARY_PATH"] = library_path
+    user, group, groups = _identity(path)
+    try:
+        return subprocess.run(
+            [str(path), *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            cwd="/",
+            env=environment,
+            user=user,
+            group=group,
+            extra_groups=groups,
+            start_new_session=True,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise EngineBrokenError(f"{path} {arguments[0]} did not answer within {timeout_s:.0f} s") from error
+    except OSError as error:
+        raise EngineBrokenError(f"{path} cannot be started: {error.strerror}") from error
+
+
+def _identity(path: Path) -> tuple[int | None, int | None, list[int] | None]:
+    """Root runs no file that somebody else may write: such a file runs as its owner, without root's groups."""
+    if os.geteuid() != 0:
+        return None, None, None
+    stat = path.stat()
+    parent = path.parent.stat()
+    owner = stat.st_uid or parent.st_uid
+    if owner == 0:
+        return None, None, None
+    import pwd  # only here: root with a user's file
+
+    try:
+        entry = pwd.getpwuid(owner)
+    except KeyError:
+        return owner, stat.st_gid, []
+    return owner, entry.pw_gid, os.getgrouplist(entry.pw_name, entry.pw_gid)
+
+
+def _engine(path: Path, answers: dict[str, Any], engine_id: str | None) -> Engine:
+    flags = {name: Flag(spelling, arity, tuple(values)) for name, (spelling, arity, values) in answers["flags"].items()}
+    label = answers["commit"] or answers["version"] or "unknown"
+    return Engine(
+        id=engine_id or f"path-{label}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}",
+        kind="llama-server",
+        path=str(path),
+        version=answers["version"],
+        commit=answers["commit"],
+        era=era_of(flags, load_toml(data_dir("build") / "llama-server.toml")["eras"]),
+        flags=flags,
+        devices=tuple(Device(*device) for device in answers["devices"]),
+        cuda=answers["cuda"],
+        no_vmm=answers["no_vmm"],
+        progress_protocol=answers["progress_protocol"],
+        library_path=answers["library_path"],
+    )

@@ -1,0 +1,119 @@
+"""The engines that this machine holds: engines/<id>/{bin/,engine.json} and engines/selected.json."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edge.engine.engine import Device, Engine, Flag
+from edge.engine.era import era_of
+from edge.engine.faults import EngineBrokenError
+from edge.engine.files import write_atomically
+from edge.errors import EngineMissingError
+from edge.resources import data_dir, load_toml
+
+SCHEMA = 1
+SERVER = "bin/llama-server"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which engine serves and which one did before. Ids, or None."""
+
+    current: str | None = None
+    previous: str | None = None
+
+
+def read_selection(engines: Path) -> Selection:
+    """An absent or unreadable file selects nothing."""
+    try:
+        kept = json.loads((engines / "selected.json").read_text(encoding="utf-8"))
+        return Selection(_id(kept.get("current")), _id(kept.get("previous")))
+    except (OSError, ValueError, AttributeError):
+        return Selection()
+
+
+def write_selection(engines: Path, selection: Selection) -> None:
+    """One rename. A running server keeps the engine it was started with."""
+    document = {"schema": SCHEMA, "current": selection.current, "previous": selection.previous}
+    write_atomically(engines / "selected.json", json.dumps(document, indent=2) + "\n")
+
+
+def _id(value: object) -> str | None:
+    return value if isinstance(value, str) and is_id(value) else None
+
+
+def is_id(text: str) -> bool:
+    """A plain folder name: no separators, not hidden."""
+    return bool(text) and "/" not in text and "\0" not in text and not text.startswith(".")
+
+
+def manifest(engines: Path, engine_id: str) -> dict[str, Any]:
+    """engine.json. Raises EngineMissingError when there is none, EngineBrokenError when it cannot be read."""
+    path = engines / engine_id / "engine.json"
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise EngineMissingError(f"no engine {engine_id}", "see `edgellm engine list`") from error
+    except (OSError, ValueError) as error:
+        raise EngineBrokenError(f"{path} cannot be read: {error}", "build the engine again") from error
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise EngineBrokenError(f"{path} has a schema this version does not read", "update edgellm")
+    return document
+
+
+def ids(engines: Path) -> list[str]:
+    """Installed engines, oldest first."""
+    if not engines.is_dir():
+        return []
+    found = [entry for entry in engines.iterdir() if is_id(entry.name) and (entry / "engine.json").is_file()]
+    return [
+        entry.name for entry in sorted(found, key=lambda entry: ((entry / "engine.json").stat().st_mtime, entry.name))
+    ]
+
+
+def load(engines: Path, engine_id: str) -> Engine:
+    """An installed engine from its manifest alone; nothing is run. Its server file must be there and of its size."""
+    document = manifest(engines, engine_id)
+    binary = engines / engine_id / SERVER
+    try:
+        expected = document["files"][SERVER]["bytes"]
+        actual = binary.stat().st_size
+    except (KeyError, TypeError, OSError) as error:
+        raise EngineBrokenError(f"engine {engine_id} is incomplete: {error}", "build or import it again") from error
+    if actual != expected:
+        raise EngineBrokenError(f"{binary} has {actual} bytes instead of {expected}", "build or import it again")
+    try:
+        return _engine(binary, engine_id, document)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise EngineBrokenError(
+            f"the manifest of engine {engine_id} is not whole: {error!r}", "build it again"
+        ) from error
+
+
+def _engine(binary: Path, engine_id: str, document: dict[str, Any]) -> Engine:
+    flags = {
+        name: Flag(flag["spelling"], int(flag["arity"]), tuple(flag.get("values", ())))
+        for name, flag in document["flags"].items()
+    }
+    target = document["target"]
+    built_for = tuple(int(arch) for arch in target.get("cuda_arch", ()))
+    return Engine(
+        id=engine_id,
+        kind=document["kind"],
+        path=str(binary),
+        version=document["source"].get("version"),
+        commit=document["source"].get("commit"),
+        era=era_of(flags, load_toml(data_dir("build") / "llama-server.toml")["eras"]),
+        flags=flags,
+        devices=tuple(
+            Device(d["id"], d["name"], d.get("total_bytes"), d.get("free_bytes")) for d in document["proof"]["devices"]
+        ),
+        cuda=bool(built_for),
+        built_for=built_for,
+        no_vmm=target.get("no_vmm"),
+        progress_protocol=bool(document.get("progress_protocol", True)),
+        library_path=document.get("library_path"),
+    )
