@@ -48,4 +48,6 @@ class ModelMeta:
     file_type: int | None
     split: Split | None = None
     kind: str = "model"  # general.type: model | adapter | mmproj | imatrix | vocab
-    extra: dict[str, int | float | str | bool] = field(default_factory=dict)  # other scalar keys, whole names
+    extra: dict[str, int | float | str | bool] = field(default_factory=dict)  # all scalar keys, whole names
+    # Numeric arrays outside the tokenizer, whole names: per-layer counts, window patterns, rope sections.
+    arrays: dict[str, tuple[int | float | bool, ...]] = field(default_factory=dict)

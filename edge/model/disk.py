@@ -1,0 +1,47 @@
+"""Disk work of pull, import and quantize: free space, streaming copies with their hash."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import IO
+
+from edge.errors import DoesNotFitError
+from edge.model.meter import Meter
+from edge.units import format_bytes
+
+_SPARE_BYTES = 64 * 1024 * 1024  # a full disk breaks more than a pull
+CHUNK_BYTES = 1024 * 1024
+
+
+def need_space(folder: Path, count: int) -> None:
+    """Raises DoesNotFitError when `count` more bytes would fill the disk of `folder`."""
+    free = shutil.disk_usage(folder).free
+    if free < count + _SPARE_BYTES:
+        raise DoesNotFitError(
+            f"{format_bytes(count)} are needed under {folder}, {format_bytes(free)} are free",
+            "make room (edgellm model list; edgellm model remove NAME), or take a smaller quant",
+        )
+
+
+def copy(source: IO[bytes], target: IO[bytes], meter: Meter) -> str:
+    """Streams to the end. Returns the SHA-256 in hex."""
+    digest = hashlib.sha256()
+    while chunk := source.read(CHUNK_BYTES):
+        digest.update(chunk)
+        target.write(chunk)
+        meter.add(len(chunk))
+    return digest.hexdigest()
+
+
+def sha256_file(path: Path, meter: Meter | None = None) -> str:
+    digest = hashlib.sha256()
+    buffer = bytearray(CHUNK_BYTES)
+    view = memoryview(buffer)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(view[:count])
+            if meter:
+                meter.add(count)
+    return digest.hexdigest()

@@ -1,0 +1,66 @@
+"""Turns a growing byte count into Progress with a rate and the time that is left, at most a few times a second."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from edge.model.progress import Progress, Report
+
+_EVERY_S = 0.2
+_SMOOTHING_S = 5.0
+
+
+class Meter:
+    """One file or set. `start` counts bytes that were there before; `report` may be None."""
+
+    def __init__(
+        self,
+        phase: str,
+        what: str,
+        total: int | None,
+        report: Report | None,
+        start: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._phase = phase
+        self._what = what
+        self._total = total
+        self._report = report
+        self._clock = clock
+        self.done = start
+        self._shown_at = self._measured_at = clock()
+        self._measured = start
+        self._rate: float | None = None
+        self._tell(None)
+
+    def add(self, count: int) -> None:
+        self.at(self.done + count)
+
+    def at(self, done: int) -> None:
+        self.done = done
+        now = self._clock()
+        if self._report is not None and now - self._shown_at >= _EVERY_S:
+            self._shown_at = now
+            self._measure(now)
+            self._tell(None)
+
+    def end(self, note: str | None = None) -> None:
+        self._tell(note)
+
+    def _measure(self, now: float) -> None:
+        took = now - self._measured_at
+        if took <= 0:
+            return
+        rate = max(0.0, (self.done - self._measured) / took)
+        weight = min(1.0, took / _SMOOTHING_S)
+        self._rate = rate if self._rate is None else self._rate + weight * (rate - self._rate)
+        self._measured_at, self._measured = now, self.done
+
+    def _tell(self, note: str | None) -> None:
+        if self._report is None:
+            return
+        rest = None
+        if self._rate and self._total is not None:
+            rest = max(0.0, (self._total - self.done) / self._rate)
+        self._report(Progress(self._phase, self._what, self.done, self._total, self._rate, rest, note))

@@ -1,0 +1,165 @@
+"""Quantization: ggml's tensor types and sizes, GGUF's file types, and the tags that people put into file names."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """`block` weights are stored together in `bytes` bytes."""
+
+    name: str
+    block: int
+    bytes: int
+
+
+# ggml's enum ggml_type: number -> name, weights a block, bytes a block.
+TENSOR_TYPES: dict[int, TensorType] = {
+    number: TensorType(name, block, size)
+    for number, name, block, size in (
+        (0, "F32", 1, 4),
+        (1, "F16", 1, 2),
+        (2, "Q4_0", 32, 18),
+        (3, "Q4_1", 32, 20),
+        (6, "Q5_0", 32, 22),
+        (7, "Q5_1", 32, 24),
+        (8, "Q8_0", 32, 34),
+        (9, "Q8_1", 32, 40),
+        (10, "Q2_K", 256, 84),
+        (11, "Q3_K", 256, 110),
+        (12, "Q4_K", 256, 144),
+        (13, "Q5_K", 256, 176),
+        (14, "Q6_K", 256, 210),
+        (15, "Q8_K", 256, 292),
+        (16, "IQ2_XXS", 256, 66),
+        (17, "IQ2_XS", 256, 74),
+        (18, "IQ3_XXS", 256, 98),
+        (19, "IQ1_S", 256, 50),
+        (20, "IQ4_NL", 32, 18),
+        (21, "IQ3_S", 256, 110),
+        (22, "IQ2_S", 256, 82),
+        (23, "IQ4_XS", 256, 136),
+        (24, "I8", 1, 1),
+        (25, "I16", 1, 2),
+        (26, "I32", 1, 4),
+        (27, "I64", 1, 8),
+        (28, "F64", 1, 8),
+        (29, "IQ1_M", 256, 56),
+        (30, "BF16", 1, 2),
+        (34, "TQ1_0", 256, 54),
+        (35, "TQ2_0", 256, 66),
+        (39, "MXFP4", 32, 17),
+        (40, "NVFP4", 64, 36),
+        (41, "Q1_0", 128, 18),
+    )
+}
+
+# Numbers that ggml once used and has given up: no current engine reads such a file.
+REMOVED_TYPES = frozenset({4, 5, 31, 32, 33, 36, 37, 38})
+
+# general.file_type (llama_ftype) -> the label of the mix.
+FILE_TYPES: dict[int, str] = {
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    7: "Q8_0",
+    8: "Q5_0",
+    9: "Q5_1",
+    10: "Q2_K",
+    11: "Q3_K_S",
+    12: "Q3_K_M",
+    13: "Q3_K_L",
+    14: "Q4_K_S",
+    15: "Q4_K_M",
+    16: "Q5_K_S",
+    17: "Q5_K_M",
+    18: "Q6_K",
+    19: "IQ2_XXS",
+    20: "IQ2_XS",
+    21: "Q2_K_S",
+    22: "IQ3_XS",
+    23: "IQ3_XXS",
+    24: "IQ1_S",
+    25: "IQ4_NL",
+    26: "IQ3_S",
+    27: "IQ3_M",
+    28: "IQ2_S",
+    29: "IQ2_M",
+    30: "IQ4_XS",
+    31: "IQ1_M",
+    32: "BF16",
+    36: "TQ1_0",
+    37: "TQ2_0",
+    38: "MXFP4",
+    39: "NVFP4",
+    40: "Q1_0",
+}
+_GUESSED = 1024  # LLAMA_FTYPE_GUESSED, a flag on top of the number
+
+UNKNOWN = "unknown"
+
+# Which of several present quants of one model a bare name means: small loss first, then size.
+PREFERENCE = ("Q5_K_M", "Q4_K_M", "MXFP4", "Q6_K", "Q5_K_S", "Q8_0", "Q4_K_S", "IQ4_XS", "Q4_1", "Q4_0", "BF16", "F16")
+
+_TAG = re.compile(
+    r"(?<![A-Za-z0-9])(?P<ud>UD[-_])?(?P<tag>"
+    r"IQ[1-4]_(?:XXS|XS|NL|S|M)|TQ[12]_0|Q[2-8]_K(?:_(?:XXL|XL|L|M|S))?|Q[2-8]_[01](?:_[48]_[48])?|Q1_0"
+    r"|MXFP4(?:_MOE)?|NVFP4|BF16|FP?16|FP?32)(?![A-Za-z0-9])",
+    re.IGNORECASE,
+)
+_SHARD = re.compile(r"-(?P<no>\d{5})-of-(?P<count>\d{5})$")
+
+
+def file_type_label(file_type: int | None) -> str:
+    return FILE_TYPES.get(file_type & ~_GUESSED, UNKNOWN) if file_type is not None else UNKNOWN
+
+
+def base_types(label: str) -> frozenset[str]:
+    """The tensor types that give a mix its name: Q5_K_M -> {Q5_K}. A label without them among its tensors is wrong."""
+    plain = label.removeprefix("UD-")
+    if plain in ("IQ3_XS", "IQ3_M"):
+        return frozenset({"IQ3_XXS", "IQ3_S"})
+    if plain == "IQ2_M":
+        return frozenset({"IQ2_S", "IQ2_XS"})
+    return frozenset({re.sub(r"_K_(?:S|M|L|XL|XXL)$", "_K", plain)})
+
+
+def canonical(tag: str) -> str:
+    """`ud-q4_k_m` -> `UD-Q4_K_M`, `fp16` -> `F16`, `MXFP4_MOE` -> `MXFP4`."""
+    upper = tag.upper().replace("UD_", "UD-")
+    return {"FP16": "F16", "FP32": "F32", "MXFP4_MOE": "MXFP4"}.get(upper, upper)
+
+
+def label_from_name(name: str) -> str:
+    """The quant tag in a file name or path; the last one when there are several; `unknown` instead of a guess.
+
+    A file name without a tag takes that of its folder (`Q4_K_M/model-00001-of-00003.gguf`).
+    """
+    for part in reversed(name.replace("\\", "/").split("/")):
+        found = list(_TAG.finditer(part))
+        if found:
+            return canonical((found[-1]["ud"] or "") + found[-1]["tag"])
+    return UNKNOWN
+
+
+def shard_of(stem: str) -> tuple[int, int] | None:
+    """`model-00002-of-00005` -> (2, 5); None when the name is not that of a shard."""
+    match = _SHARD.search(stem)
+    return (int(match["no"]), int(match["count"])) if match else None
+
+
+def public_name(path: str) -> str:
+    """A stable id from a file name: no folder, `.gguf`, shard number or quant; fit for a URL and a command line."""
+    folder, _, file = path.replace("\\", "/").rpartition("/")
+    stem = _SHARD.sub("", file[: -len(".gguf")] if file.lower().endswith(".gguf") else file)
+    found = list(_TAG.finditer(stem))
+    if found:
+        before, after = stem[: found[-1].start()], stem[found[-1].end() :]
+        stem = before.rstrip("-_. ") + after
+    name = re.sub(r"[\s:/]+", "-", stem.strip("-_. "))
+    if not name and folder:
+        return public_name(folder.rpartition("/")[2] + ".gguf")
+    return name or "model"

@@ -1,0 +1,58 @@
+"""Where an installed model came from: `source.json` beside its files, written before they appear in the store."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FILE_NAME = "source.json"
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledFile:
+    """One file as it was verified. `path` is relative to the receipt."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """`source` is what was asked for, without secrets; `revision` is the commit it stood for, where there is one."""
+
+    source: str
+    files: tuple[InstalledFile, ...]
+    revision: str | None = None
+    at: str | None = None  # UTC, ISO 8601
+    notes: tuple[str, ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        files = [{"path": file.path, "bytes": file.bytes, "sha256": file.sha256} for file in self.files]
+        return {
+            "schema": SCHEMA,
+            "source": self.source,
+            "revision": self.revision,
+            "at": self.at,
+            "files": files,
+            "notes": list(self.notes),
+        }
+
+    def sha256_of(self, path: str) -> str | None:
+        return next((file.sha256 for file in self.files if file.path == path), None)
+
+
+def read(folder: Path) -> Receipt | None:
+    """The receipt of a folder; None when there is none or it cannot be understood (the files still can be used)."""
+    try:
+        data = json.loads((folder / FILE_NAME).read_bytes())
+        if data["schema"] > SCHEMA:
+            return None
+        files = tuple(InstalledFile(str(f["path"]), int(f["bytes"]), str(f["sha256"])) for f in data["files"])
+        notes = tuple(str(note) for note in data.get("notes", ()))
+        return Receipt(str(data["source"]), files, data.get("revision"), data.get("at"), notes)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

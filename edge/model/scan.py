@@ -1,0 +1,117 @@
+"""Finds what may be models under a folder, by names only. No file is opened here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge.model.quant import shard_of
+from edge.model.verdict import Verdict
+
+PARTIAL = ".partial"
+_DEPTH = 8  # a hub cache needs 5
+_SKIPPED = frozenset({PARTIAL, "blobs", "refs", ".no_exist", ".locks", ".cache", ".git"})
+# Names of downloads that somebody has not finished, and of pieces that must be joined first.
+_UNFINISHED = (
+    ".part",
+    ".partial",
+    ".incomplete",
+    ".download",
+    ".downloading",
+    ".crdownload",
+    ".aria2",
+    ".tmp",
+    ".gguf.aria2",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One candidate: its shards in order. `missing` are shards that its own name promises; `wrong` damns it."""
+
+    path: Path
+    shards: tuple[Path, ...]
+    bytes: int
+    missing: tuple[str, ...] = ()
+    wrong: Verdict | None = None
+
+
+def scan(folder: Path) -> list[Found]:
+    """Every candidate under `folder`, by path. A folder that is not there or not readable has none."""
+    files = sorted(_walk(folder, _DEPTH))
+    found = [one for path in files if (one := _single(path)) is not None]
+    return found + list(_sets([path for path in files if _is_gguf(path) and shard_of(path.stem)]))
+
+
+def _walk(folder: Path, depth: int) -> Iterator[Path]:
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return
+    for entry in entries:
+        try:
+            is_folder = entry.is_dir()
+        except OSError:
+            is_folder = False
+        if is_folder:
+            if depth and entry.name not in _SKIPPED:
+                yield from _walk(Path(entry.path), depth - 1)
+        elif ".gguf" in entry.name.lower():
+            yield Path(entry.path)
+
+
+def _is_gguf(path: Path) -> bool:
+    return path.name.lower().endswith(".gguf")
+
+
+def _single(path: Path) -> Found | None:
+    if _is_gguf(path):
+        if shard_of(path.stem):
+            return None
+        size = size_of(path)
+        return Found(path, (path,), size or 0, wrong=_dangling(path) if size is None else None)
+    wrong = unfinished(path.name)
+    return Found(path, (path,), size_of(path) or 0, wrong=wrong) if wrong else None
+
+
+def unfinished(name: str) -> Verdict | None:
+    """Judges a name that goes on after `.gguf`: a download that broke off, or a piece of a cut file."""
+    lower = name.lower()
+    if lower.endswith(_UNFINISHED):
+        return Verdict("partial", "is a download that was not finished", "fetch it again, or remove it")
+    tail = lower.partition(".gguf")[2]
+    if tail.startswith((".part", "-split-", ".split", ".0")):
+        stem = name[: len(name) - len(tail)]
+        return Verdict("piece", "is one piece of a cut file", f"join the pieces first: cat {stem}.* > {stem}")
+    return None
+
+
+def _sets(shards: list[Path]) -> Iterator[Found]:
+    groups: dict[tuple[Path, str, int], dict[int, Path]] = {}
+    for path in shards:
+        number, count = shard_of(path.stem) or (0, 0)
+        prefix = path.stem[: -len("-00001-of-00001")]
+        groups.setdefault((path.parent, prefix, count), {})[number] = path
+    for (_, prefix, count), members in groups.items():
+        ordered = tuple(members[number] for number in sorted(members))
+        names = [f"{prefix}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
+        missing = tuple(name for number, name in enumerate(names, 1) if number not in members)
+        sizes = [size_of(path) for path in ordered]
+        broken = next((_dangling(path) for path, size in zip(ordered, sizes, strict=True) if size is None), None)
+        yield Found(ordered[0], ordered, sum(size or 0 for size in sizes), missing, broken)
+
+
+def size_of(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _dangling(path: Path) -> Verdict:
+    if path.is_symlink():
+        hint = "the file it stood for was moved or removed: fetch it again, or remove the link"
+        return Verdict("dangling", f"is a link to {path.readlink()}, which is not there", hint)
+    return Verdict("unreadable", "cannot be read", "look at its permissions and those of its folders")

