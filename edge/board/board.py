@@ -53,3 +53,6 @@ class Board:
     power_mode: PowerMode | None = None
     container: str | None = None  # "docker", "podman", "nspawn", "wsl2", ...
     notes: tuple[str, ...] = ()
+    refused: str | None = None  # why its GPU cannot be used (Jetson Nano, TX2)
+    model: str | None = None  # the device tree's own words, for display only
+    driver: str | None = None  # NVIDIA driver of discrete GPUs: "580.95.05"

@@ -3,13 +3,81 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from edge.board import cgroup, meminfo, nvidia
+from edge.board.board import Board
+from edge.board.tree import Tree
+from edge.units import GIB, format_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class MemorySnapshot:
-    """Bytes by domain: `unified` on a Jetson, else `host` and each GPU's UUID. Available: MemAvailable, not MemFree."""
+    """Bytes by domain: `unified` on a Jetson, else `host` and each GPU's UUID.
+
+    Available is MemAvailable, never MemFree.
+    """
 
     total_bytes: dict[str, int]
     available_bytes: dict[str, int]
     swap_bytes: int = 0  # shown, never counted
     notes: tuple[str, ...] = field(default=())
+
+
+def snapshot(root: Path, board: Board, available_bytes: int | None = None) -> MemorySnapshot:
+    """Reads the machine under `root`. `available_bytes` (`--memory`) replaces what is available in the main domain.
+
+    The main domain is `unified` or `host`; each discrete GPU is one more, read from the driver. A GPU whose memory
+    the driver does not tell is left out and named in the notes.
+    """
+    tree = Tree(root)
+    values = meminfo.parse(tree.text("/proc/meminfo") or "")
+    total = values.get("MemTotal", board.memory_bytes)
+    available, note = meminfo.available_bytes(values)
+    notes = [note] if note and available_bytes is None else []
+    limit = cgroup.memory_limit(tree, total)
+    if limit is not None:
+        total = limit.limit_bytes
+        if available_bytes is None and limit.left_bytes < available:
+            available = limit.left_bytes
+            notes.append(
+                f"{limit.where} allows {format_bytes(limit.limit_bytes)}: that counts, not the machine's memory"
+            )
+    if available_bytes is not None:
+        available = available_bytes
+        notes.append(f"available memory given by hand: {format_bytes(available_bytes)}")
+    domain = "unified" if board.unified_memory else "host"
+    totals, free = {domain: total}, {domain: available}
+    if not board.unified_memory:
+        _add_gpus(tree, board, totals, free, notes)
+    return MemorySnapshot(totals, free, values.get("SwapTotal", 0), tuple(notes))
+
+
+def assumed(board: Board, available_bytes: int | None = None) -> MemorySnapshot:
+    """For a board that is not here (`--board`): a headless system that has just started.
+
+    Orin Nano 8GB and AGX Orin 64GB keep 1.5 GiB and 3.2 GiB for themselves then; 5 % of a bigger memory is between.
+    """
+    domain = "unified" if board.unified_memory else "host"
+    own = max(int(1.5 * GIB), board.memory_bytes // 20) if board.memory_bytes > 4 * GIB else GIB
+    how = "given by hand" if available_bytes is not None else "assumed for a headless system"
+    free = {domain: available_bytes if available_bytes is not None else board.memory_bytes - own}
+    totals = {domain: board.memory_bytes}
+    note = f"available memory {how}: {format_bytes(free[domain])}"
+    for gpu in board.gpus if not board.unified_memory else ():
+        if gpu.uuid and gpu.memory_bytes:
+            totals[gpu.uuid] = gpu.memory_bytes
+            free[gpu.uuid] = gpu.memory_bytes - gpu.memory_bytes // 50
+    return MemorySnapshot(totals, free, notes=(note,))
+
+
+def _add_gpus(tree: Tree, board: Board, totals: dict[str, int], free: dict[str, int], notes: list[str]) -> None:
+    if not board.gpus:
+        return
+    reading = {gpu.uuid: gpu for gpu in nvidia.read(tree).gpus}
+    for gpu in board.gpus:
+        now = reading.get(gpu.uuid)
+        if gpu.uuid is None or now is None or now.memory_bytes is None or now.free_bytes is None:
+            notes.append(f"free memory of {gpu.name} is unknown: the driver did not tell")
+            continue
+        totals[gpu.uuid], free[gpu.uuid] = now.memory_bytes, now.free_bytes

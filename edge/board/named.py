@@ -1,0 +1,76 @@
+"""Boards by name, for `--board agx-orin-64` on a machine that is not one."""
+
+from __future__ import annotations
+
+import difflib
+
+from edge.board.board import Board, Cpu, Gpu
+from edge.board.table import Machine, Row, Table, table
+from edge.errors import UsageError
+from edge.units import MIB
+
+
+def board_ids() -> tuple[str, ...]:
+    """Every name that `board_by_id` takes, without aliases."""
+    known = table()
+    return tuple(row.id for row in known.rows) + tuple(machine.id for machine in known.machines)
+
+
+def board_by_id(id: str) -> Board:
+    """The board of that name as a stock image would show it. Raises UsageError with the nearest name."""
+    known = table()
+    wanted = id.strip().lower()
+    is_super = wanted.endswith("-super")
+    for row in known.rows:
+        if wanted.removesuffix("-super") in (row.id, *row.aliases):
+            return _jetson(row, known, is_super)
+    for machine in known.machines:
+        if wanted == machine.id:
+            return _machine(machine)
+    near = difflib.get_close_matches(wanted, board_ids(), n=1)
+    hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(board_ids())}"
+    raise UsageError(f"no board is called {id!r}", hint)
+
+
+def _jetson(row: Row, known: Table, is_super: bool) -> Board:
+    soc = known.socs[row.soc]
+    bandwidth = (row.super_bandwidth_gb_s if is_super else None) or row.bandwidth_gb_s
+    return Board(
+        id=row.id,
+        module=row.name,
+        soc=soc.name,
+        compute_capability=soc.compute_capability,
+        memory_bytes=row.memory_kb * 1024,
+        unified_memory=True,
+        cpu=Cpu(row.cpu, row.cores, row.cores),
+        gpus=(Gpu(soc.gpu_name, compute_capability=soc.compute_capability),),
+        bandwidth_bytes_s=bandwidth * 1e9,
+        refused=soc.refused,
+        notes=(f"named, not probed: memory {row.memory_trust}, the rest {row.trust} ({row.source})",),
+    )
+
+
+def _machine(machine: Machine) -> Board:
+    gpus = tuple(
+        Gpu(
+            name=str(gpu["name"]),
+            uuid=f"GPU-{index}",
+            index=index,
+            pci_bus_id=f"00000000:{index + 1:02X}:00.0",
+            memory_bytes=int(gpu["memory_mib"]) * MIB,
+            compute_capability=str(gpu["compute_capability"]),
+        )
+        for index, gpu in enumerate(machine.gpus)
+    )
+    return Board(
+        id=machine.id,
+        module=machine.name,
+        soc=None,
+        compute_capability=gpus[0].compute_capability if gpus else None,
+        memory_bytes=machine.memory_kb * 1024,
+        unified_memory=False,
+        cpu=Cpu(machine.machine, machine.cores, machine.cores, machine.isa),
+        gpus=gpus,
+        cuda=machine.cuda,
+        notes=("named, not probed",),
+    )

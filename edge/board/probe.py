@@ -1,0 +1,82 @@
+"""What this machine is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edge.board import container, cpu, jetson, l4t, meminfo, nvidia, power
+from edge.board.board import Board, Cpu, Gpu
+from edge.board.jetson import Jetson
+from edge.board.table import Table, table
+from edge.board.tree import Tree
+
+_MEMORY_CLOCK_CAPS = ("/sys/kernel/nvpmodel_clk_cap/emc", "/sys/kernel/nvpmodel_emc_cap/emc_iso_cap")
+
+
+def probe(root: Path = Path("/")) -> Board:
+    """Reads the machine under `root`. Standard library only; never fails: what is not known is None or noted."""
+    tree, known = Tree(root), table()
+    memory_bytes = meminfo.parse(tree.text("/proc/meminfo") or "").get("MemTotal", 0)
+    cores = cpu.read(tree, known.cpus)
+    found = jetson.read(tree, known, memory_bytes // 1024)
+    if found is not None:
+        return _jetson(tree, known, found, cores, memory_bytes)
+    return _computer(tree, cores, memory_bytes)
+
+
+def _jetson(tree: Tree, known: Table, found: Jetson, cores: Cpu, memory_bytes: int) -> Board:
+    release = l4t.identify(_l4t_version(tree), l4t.major_from_kernel(tree.text("/proc/version") or ""), known.releases)
+    cap = next((value for path in _MEMORY_CLOCK_CAPS if (value := tree.number(path))), None)
+    row = found.row
+    notes = [*found.notes, *([release.note] if release.note else [])]
+    return Board(
+        id=row.id if row else found.soc.name.lower(),
+        module=row.name if row else found.model or f"Jetson {found.soc.name}",
+        soc=found.soc.name,
+        compute_capability=found.soc.compute_capability,
+        memory_bytes=memory_bytes,
+        unified_memory=True,
+        cpu=cores,
+        gpus=(Gpu(found.soc.gpu_name, compute_capability=found.soc.compute_capability),),
+        bandwidth_bytes_s=jetson.bandwidth_bytes_s(row, found.super_image, cap) if row else None,
+        l4t=release.version,
+        jetpack=release.jetpack,
+        cuda=release.cuda,
+        power_mode=power.active(tree.text("/var/lib/nvpmodel/status"), tree.text("/etc/nvpmodel.conf")),
+        container=container.read(tree),
+        notes=tuple(notes),
+        refused=found.soc.refused,
+        model=found.model,
+    )
+
+
+def _l4t_version(tree: Tree) -> str | None:
+    version = l4t.from_release_file(tree.text("/etc/nv_tegra_release") or "")
+    return version or l4t.from_dpkg_status(tree.text("/var/lib/dpkg/status") or "")
+
+
+def _computer(tree: Tree, cores: Cpu, memory_bytes: int) -> Board:
+    reading = nvidia.read(tree)
+    machine = cpu.machine(tree)
+    gpus = tuple(gpu.gpu() for gpu in reading.gpus)
+    product = tree.word("/sys/devices/virtual/dmi/id/product_name")
+    return Board(
+        id=machine,
+        module=product or f"{machine} machine",
+        soc=None,
+        compute_capability=min(
+            (g.compute_capability for g in gpus if g.compute_capability), key=_version, default=None
+        ),
+        memory_bytes=memory_bytes,
+        unified_memory=False,
+        cpu=cores,
+        gpus=gpus,
+        cuda=reading.cuda,
+        container=container.read(tree),
+        notes=reading.notes,
+        driver=reading.driver,
+    )
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".") if part.isdigit())

@@ -1,0 +1,112 @@
+"""profiles/boards.toml as values: chips, modules, L4T releases, CPU parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from edge import resources
+from edge.errors import BugError
+
+
+@dataclass(frozen=True, slots=True)
+class Soc:
+    """A chip. `refused` says why edgellm cannot use its GPU."""
+
+    key: str  # "tegra234"
+    name: str
+    gpu_name: str
+    compute_capability: str
+    trust: str
+    source: str
+    refused: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One module. `memory_kb` is MemTotal of a stock image; `trust` is measured, reported or datasheet."""
+
+    id: str
+    name: str
+    soc: str
+    part: tuple[str, ...]
+    memory_kb: int
+    memory_trust: str
+    cpu: str
+    cores: int
+    bandwidth_gb_s: float
+    max_w: float
+    trust: str
+    source: str
+    aliases: tuple[str, ...] = ()
+    bus_bits: int | None = None
+    super_bandwidth_gb_s: float | None = None
+    super_max_w: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine that is not a Jetson, to plan for without having it."""
+
+    id: str
+    name: str
+    machine: str
+    memory_kb: int
+    cores: int
+    isa: tuple[str, ...] = ()
+    gpus: tuple[dict[str, Any], ...] = ()
+    cuda: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One L4T release and what it brings."""
+
+    version: tuple[int, ...]
+    jetpack: str
+    cuda: str
+
+    @property
+    def name(self) -> str:
+        return ".".join(map(str, self.version))
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    socs: dict[str, Soc]
+    rows: tuple[Row, ...]
+    machines: tuple[Machine, ...]
+    releases: tuple[Release, ...]  # oldest first
+    cpus: dict[str, str] = field(default_factory=dict)
+
+
+@lru_cache(maxsize=1)
+def table() -> Table:
+    """The shipped table."""
+    return load(resources.data_dir("profiles") / "boards.toml")
+
+
+def load(path: Path) -> Table:
+    """Raises BugError when the file is not there or does not have this shape: it is shipped with the code."""
+    try:
+        raw = resources.load_toml(path)
+        return Table(
+            socs={key: Soc(key=key, **value) for key, value in raw["soc"].items()},
+            rows=tuple(Row(**_tuples(value)) for value in raw["board"]),
+            machines=tuple(Machine(**_tuples(value)) for value in raw["machine"]),
+            releases=tuple(
+                sorted(
+                    (Release(tuple(map(int, key.split("."))), **value) for key, value in raw["l4t"].items()),
+                    key=lambda release: release.version,
+                )
+            ),
+            cpus=dict(raw["cpu"]),
+        )
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise BugError(f"{path.name} cannot be read: {error}", "reinstall edgellm") from error
+
+
+def _tuples(raw: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()}

@@ -1,0 +1,87 @@
+"""Reading small files of a machine that may be a copy under some folder. Standard library, no writing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+_LINKS_MAX = 40  # as the kernel's own limit
+_READ_MAX_BYTES = 4 * 2**20
+
+
+class Tree:
+    """`/` or a copy of it. Absolute symbolic links inside a copy stay inside it."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self.root = root
+        self.live = root.resolve() == Path("/")
+
+    def path(self, name: str | Path) -> Path:
+        """Where `/proc/meminfo` is on this machine."""
+        plain = str(name).lstrip("/")
+        return Path("/") / plain if self.live else self._inside(Path(plain))
+
+    def text(self, name: str | Path) -> str | None:
+        """The file's text (at most 4 MiB), None if it is absent or cannot be read (EAGAIN of a sleeping sensor too)."""
+        data = self.data(name)
+        return None if data is None else data.decode(errors="replace")
+
+    def data(self, name: str | Path) -> bytes | None:
+        try:
+            with self.path(name).open("rb") as file:
+                return file.read(_READ_MAX_BYTES)
+        except OSError:
+            return None
+
+    def number(self, name: str | Path) -> int | None:
+        text = self.text(name)
+        try:
+            return None if text is None else int(text.strip())
+        except ValueError:
+            return None
+
+    def word(self, name: str | Path) -> str | None:
+        """The text without white space and zero bytes around it; None if nothing is left."""
+        text = self.text(name)
+        return (text.strip("\0 \t\r\n") or None) if text is not None else None
+
+    def exists(self, name: str | Path) -> bool:
+        try:
+            return self.path(name).exists()
+        except OSError:
+            return False
+
+    def children(self, name: str | Path) -> list[str]:
+        """Sorted names in a folder, [] if it is not there. cpu2 comes before cpu10."""
+        try:
+            return sorted((entry.name for entry in self.path(name).iterdir()), key=_natural)
+        except OSError:
+            return []
+
+    def lines(self, name: str | Path) -> Iterator[str]:
+        yield from (self.text(name) or "").splitlines()
+
+    def _inside(self, relative: Path) -> Path:
+        """Follows links by hand, so that `/sys/...` in a copy means the copy's."""
+        done = self.root
+        waiting = [part for part in relative.parts if part != "/"]
+        links = 0
+        while waiting:
+            part = waiting.pop(0)
+            if part == "..":
+                done = done.parent if done != self.root else done
+                continue
+            step = done / part
+            if links < _LINKS_MAX and step.is_symlink():
+                links += 1
+                target = step.readlink()
+                waiting = [p for p in target.parts if p != "/"] + waiting
+                done = self.root if target.is_absolute() else done
+            else:
+                done = step
+        return done
+
+
+def _natural(name: str) -> tuple[str, int]:
+    head = name.rstrip("0123456789")
+    return (head, int(name[len(head) :] or -1))
