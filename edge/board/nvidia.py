@@ -1,62 +1,73 @@
-"""Discrete NVIDIA GPUs: what the driver says."""
+"""Discrete NVIDIA GPUs: what the driver says, through the cheapest way that answers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import csv
 
-from edge.board.board import Gpu
+from edge.board import nvml
+from edge.board.reading import GpuReading, Reading
 from edge.board.tree import Tree
+from edge.units import MIB
 
-
-@dataclass(frozen=True, slots=True)
-class GpuReading:
-    """One GPU at one instant. `memory_bytes` None: the driver does not tell (an integrated GPU, or no NVML)."""
-
-    name: str
-    uuid: str | None
-    index: int | None
-    pci_bus_id: str | None
-    memory_bytes: int | None = None
-    free_bytes: int | None = None
-    compute_capability: str | None = None
-    mig: bool = False
-
-    def gpu(self) -> Gpu:
-        return Gpu(
-            self.name, self.uuid, self.index, self.pci_bus_id, self.memory_bytes, self.compute_capability, self.mig
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """`source` is nvml, recorded or proc; `cuda` is the newest CUDA that the driver serves."""
-
-    gpus: tuple[GpuReading, ...] = ()
-    driver: str | None = None
-    cuda: str | None = None
-    source: str | None = None
-    notes: tuple[str, ...] = ()
+# What nvidia-smi prints with --format=csv,nounits; a copied tree keeps it beside its files.
+RECORDED = "/nvidia-smi.csv"
+_DRIVER_NODES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
 
 
 def read(tree: Tree) -> Reading:
-    """Nothing is asked where there is no NVIDIA driver."""
-    return from_proc(tree)
+    """NVML on this machine, the recorded answer in a copied tree, else what /proc tells. Nothing without a driver."""
+    if not tree.live:
+        recorded = tree.text(RECORDED)
+        return from_csv(recorded) if recorded else from_proc(tree)
+    if not any(tree.exists(node) for node in _DRIVER_NODES):
+        return Reading()
+    return nvml.read() or from_proc(tree)
+
+
+def from_csv(text: str) -> Reading:
+    """nvidia-smi's own names: index, uuid, name, pci.bus_id, memory.total [MiB], memory.free [MiB], compute_cap, ..."""
+    rows = [
+        {(key or "").split(" [")[0]: value or "" for key, value in row.items() if isinstance(value, str)}
+        for row in csv.DictReader(text.splitlines(), skipinitialspace=True)
+    ]
+    gpus = tuple(_from_row(row) for row in rows)
+    return Reading(gpus, next((_told(row.get("driver_version")) for row in rows), None), source="recorded")
+
+
+def _from_row(row: dict[str, str]) -> GpuReading:
+    index, total, free = (_told(row.get(name)) for name in ("index", "memory.total", "memory.free"))
+    return GpuReading(
+        name=_told(row.get("name")) or "NVIDIA GPU",
+        uuid=_told(row.get("uuid")),
+        index=int(index) if index and index.isdigit() else None,
+        pci_bus_id=_told(row.get("pci.bus_id")),
+        memory_bytes=int(total) * MIB if total and total.isdigit() else None,
+        free_bytes=int(free) * MIB if free and free.isdigit() else None,
+        compute_capability=_told(row.get("compute_cap")),
+        mig=row.get("mig.mode.current", "").strip() == "Enabled",
+    )
+
+
+def _told(value: str | None) -> str | None:
+    """nvidia-smi writes [N/A] and [Not Supported] where it knows nothing."""
+    text = (value or "").strip()
+    return text if text and not text.startswith("[") else None
 
 
 def from_proc(tree: Tree) -> Reading:
-    """/proc/driver/nvidia: names, UUIDs and bus ids, no memory."""
+    """/proc/driver/nvidia: names, UUIDs and bus ids. No memory, no compute capability."""
     base = "/proc/driver/nvidia/gpus"
     gpus = []
-    for index, name in enumerate(tree.children(base)):
-        fields = {
-            key.strip(): value.strip()
-            for key, _, value in (line.partition(":") for line in tree.lines(f"{base}/{name}/information"))
-        }
-        gpus.append(
-            GpuReading(
-                fields.get("Model", "NVIDIA GPU"), fields.get("GPU UUID"), index, fields.get("Bus Location", name)
-            )
-        )
-    words = (tree.text("/proc/driver/nvidia/version") or "").split("\n")[0].split()
-    driver = next((word for word in words if word[0].isdigit() and "." in word), None)
-    return Reading(tuple(gpus), driver, source="proc" if gpus else None)
+    for index, bus in enumerate(tree.children(base)):
+        pairs = (line.partition(":") for line in tree.lines(f"{base}/{bus}/information"))
+        fields = {key.strip(): value.strip() for key, _, value in pairs}
+        name, uuid = fields.get("Model", "NVIDIA GPU"), fields.get("GPU UUID")
+        gpus.append(GpuReading(name, uuid, index, fields.get("Bus Location", bus)))
+    notes = ("the driver's management library does not answer: GPU memory is unknown",) if gpus else ()
+    return Reading(tuple(gpus), driver_version(tree), source="proc" if gpus else None, notes=notes)
+
+
+def driver_version(tree: Tree) -> str | None:
+    """`570.133.07` from /proc/driver/nvidia/version."""
+    words = (tree.text("/proc/driver/nvidia/version") or "").partition("\n")[0].split()
+    return next((word for word in words if word[0].isdigit() and "." in word), None)

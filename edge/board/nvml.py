@@ -1,0 +1,117 @@
+"""NVIDIA's management library, asked directly: `up` may import nothing but the standard library before the spawn.
+
+Only entry points that have kept their form since driver 450 are called. NVML opens no CUDA context and takes no memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref, c_char, c_char_p, c_int, c_uint, c_ulonglong, c_void_p
+
+from edge.board.reading import GpuReading, Reading
+
+_LIBRARIES = ("libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1")
+_TEXT_BYTES = 96
+
+
+class _Memory(ctypes.Structure):
+    """nvmlMemory_t"""
+
+    _fields_ = (("total", c_ulonglong), ("free", c_ulonglong), ("used", c_ulonglong))
+
+
+class _Pci(ctypes.Structure):
+    """nvmlPciInfo_t of nvmlDeviceGetPciInfo_v3"""
+
+    _fields_ = (
+        ("bus_id_legacy", c_char * 16),
+        ("domain", c_uint),
+        ("bus", c_uint),
+        ("device", c_uint),
+        ("pci_device_id", c_uint),
+        ("pci_subsystem_id", c_uint),
+        ("bus_id", c_char * 32),
+    )
+
+
+def read(libraries: tuple[str, ...] = _LIBRARIES) -> Reading | None:
+    """Every GPU that NVML lists. None when there is no library or it does not start."""
+    nvml = _load(libraries)
+    if nvml is None or nvml.nvmlInit_v2() != 0:
+        return None
+    try:
+        count = c_uint()
+        if nvml.nvmlDeviceGetCount_v2(byref(count)) != 0:
+            return None
+        gpus = tuple(gpu for index in range(count.value) if (gpu := _gpu(nvml, index)) is not None)
+        return Reading(gpus, _driver(nvml), _cuda(nvml), "nvml", notes(gpus))
+    finally:
+        nvml.nvmlShutdown()
+
+
+def notes(gpus: tuple[GpuReading, ...]) -> tuple[str, ...]:
+    """MIG is said aloud: the whole card's memory is not what one instance gets."""
+    return tuple(
+        f"{gpu.name} is split by MIG: CUDA sees its instances, not the card, and one instance has less memory"
+        for gpu in gpus
+        if gpu.mig
+    )
+
+
+def _load(libraries: tuple[str, ...]) -> ctypes.CDLL | None:
+    for name in libraries:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    return None
+
+
+def _gpu(nvml: ctypes.CDLL, index: int) -> GpuReading | None:
+    handle = c_void_p()
+    if nvml.nvmlDeviceGetHandleByIndex_v2(c_uint(index), byref(handle)) != 0:
+        return None
+    memory, pci = _Memory(), _Pci()
+    major, minor, current, pending = c_int(), c_int(), c_uint(), c_uint()
+    has_memory = nvml.nvmlDeviceGetMemoryInfo(handle, byref(memory)) == 0 and memory.total > 0
+    has_pci = nvml.nvmlDeviceGetPciInfo_v3(handle, byref(pci)) == 0
+    has_capability = nvml.nvmlDeviceGetCudaComputeCapability(handle, byref(major), byref(minor)) == 0
+    has_mig = _mig(nvml, handle, current, pending)
+    return GpuReading(
+        name=_text(nvml.nvmlDeviceGetName, handle) or "NVIDIA GPU",
+        uuid=_text(nvml.nvmlDeviceGetUUID, handle),
+        index=index,
+        pci_bus_id=pci.bus_id.decode(errors="replace") if has_pci else None,
+        memory_bytes=memory.total if has_memory else None,
+        free_bytes=memory.free if has_memory else None,
+        compute_capability=f"{major.value}.{minor.value}" if has_capability else None,
+        mig=has_mig and current.value == 1,
+    )
+
+
+def _mig(nvml: ctypes.CDLL, handle: c_void_p, current: c_uint, pending: c_uint) -> bool:
+    """Drivers before 450 do not have the call."""
+    try:
+        return bool(nvml.nvmlDeviceGetMigMode(handle, byref(current), byref(pending)) == 0)
+    except AttributeError:
+        return False
+
+
+def _text(function: ctypes._NamedFuncPointer, handle: c_void_p) -> str | None:
+    buffer = ctypes.create_string_buffer(_TEXT_BYTES)
+    if function(handle, c_char_p(ctypes.addressof(buffer)), c_uint(_TEXT_BYTES)) != 0:
+        return None
+    return buffer.value.decode(errors="replace") or None
+
+
+def _driver(nvml: ctypes.CDLL) -> str | None:
+    buffer = ctypes.create_string_buffer(_TEXT_BYTES)
+    return buffer.value.decode() or None if nvml.nvmlSystemGetDriverVersion(buffer, c_uint(_TEXT_BYTES)) == 0 else None
+
+
+def _cuda(nvml: ctypes.CDLL) -> str | None:
+    """12080 → `12.8`"""
+    version = c_int()
+    if nvml.nvmlSystemGetCudaDriverVersion_v2(byref(version)) != 0:
+        return None
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"
