@@ -32,6 +32,7 @@ class Cpu:
     physical_cores: int
     logical_cores: int
     isa: tuple[str, ...] = ()  # /proc/cpuinfo flags or Features that engines care about
+    usable_cores: int | None = None  # where affinity or a cgroup quota leaves fewer than physical_cores
 
 
 @dataclass(frozen=True, slots=True)

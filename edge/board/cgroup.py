@@ -1,14 +1,14 @@
-"""The memory limit of the control group that this process is in, v2 or v1."""
+"""What the control group of this process allows, v2 or v1."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from edge.board.tree import Tree
 
 _V2 = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
-_V1 = "/sys/fs/cgroup/memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +22,44 @@ class Limit:
 
 def memory_limit(tree: Tree, total_bytes: int) -> Limit | None:
     """None when nothing is limited below the machine's own memory."""
-    paths = _own_paths(tree)
-    found: list[Limit] = []
-    if "" in paths:
-        for base in _V2:
-            found += _walk(tree, base, paths[""], "memory.max", "memory.current", "cgroup v2")
-    if "memory" in paths:
-        found += _walk(tree, _V1, paths["memory"], "memory.limit_in_bytes", "memory.usage_in_bytes", "cgroup v1")
-    real = [limit for limit in found if limit.limit_bytes < total_bytes]
+    v2 = _limits(tree, "", _V2, ("memory.max", "memory.current"), "cgroup v2")
+    names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    v1 = _limits(tree, "memory", ("/sys/fs/cgroup/memory",), names, "cgroup v1")
+    real = [limit for limit in (*v2, *v1) if limit.limit_bytes < total_bytes]
     return min(real, key=lambda limit: limit.left_bytes, default=None)
+
+
+def cpu_quota(tree: Tree) -> float | None:
+    """How many cores' worth of time the group gets; None is unlimited."""
+    quotas = []
+    for folder, _ in _levels(tree, "", _V2):
+        words = (tree.text(f"{folder}/cpu.max") or "").split()
+        if len(words) == 2 and all(word.isdigit() for word in words):
+            quotas.append(int(words[0]) / int(words[1]))
+    for folder, _ in _levels(tree, "cpu", ("/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct")):
+        quota, period = tree.number(f"{folder}/cpu.cfs_quota_us"), tree.number(f"{folder}/cpu.cfs_period_us")
+        if quota and period and quota > 0:
+            quotas.append(quota / period)
+    return min(quotas, default=None)
+
+
+def _limits(tree: Tree, controller: str, bases: tuple[str, ...], names: tuple[str, str], kind: str) -> Iterator[Limit]:
+    for folder, level in _levels(tree, controller, bases):
+        limit, used = (tree.number(f"{folder}/{name}") for name in names)  # "max" is no number: not limited
+        if limit is not None and used is not None:
+            left = max(0, limit - max(0, used - _file_cache(tree, folder)))
+            yield Limit(limit, left, f"{kind} {level}")
+
+
+def _levels(tree: Tree, controller: str, bases: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """(folder, group) from our own group up to the mount's top. In a container only the top may exist."""
+    path = _own_paths(tree).get(controller)
+    if path is None:
+        return
+    group = PurePosixPath("/" + path.lstrip("/"))
+    for base in bases:
+        for level in (group, *group.parents):
+            yield f"{base}{level}".rstrip("/"), str(level)
 
 
 def _own_paths(tree: Tree) -> dict[str, str]:
@@ -44,25 +73,7 @@ def _own_paths(tree: Tree) -> dict[str, str]:
     return paths
 
 
-def _walk(tree: Tree, base: str, path: str, limit_name: str, used_name: str, kind: str) -> list[Limit]:
-    """Every limit between the group and the mount's top. In a container the path may not exist: its top does."""
-    limits = []
-    group = PurePosixPath("/" + path.lstrip("/"))
-    for level in (group, *group.parents):
-        folder = f"{base}{level}".rstrip("/")
-        limit = tree.number(f"{folder}/{limit_name}")  # "max" is no number: not limited
-        used = tree.number(f"{folder}/{used_name}")
-        if limit is not None and used is not None:
-            left = max(0, limit - max(0, used - _file_cache(tree, folder)))
-            limits.append(Limit(limit, left, f"{kind} {level}"))
-    return limits
-
-
 def _file_cache(tree: Tree, folder: str) -> int:
     stat = dict(line.split(maxsplit=1) for line in tree.lines(f"{folder}/memory.stat") if " " in line)
-    names = (
-        ("total_inactive_file", "total_active_file")
-        if "total_inactive_file" in stat
-        else ("inactive_file", "active_file")
-    )
-    return sum(int(stat.get(name, "0")) for name in names)
+    prefix = "total_" if "total_inactive_file" in stat else ""
+    return sum(int(stat.get(f"{prefix}{name}", "0")) for name in ("inactive_file", "active_file"))

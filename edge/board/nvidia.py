@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 
 from edge.board import nvml
-from edge.board.reading import GpuReading, Reading
+from edge.board.reading import GpuReading, Reading, mig_notes
 from edge.board.tree import Tree
 from edge.units import MIB
 
@@ -31,7 +31,8 @@ def from_csv(text: str) -> Reading:
         for row in csv.DictReader(text.splitlines(), skipinitialspace=True)
     ]
     gpus = tuple(_from_row(row) for row in rows)
-    return Reading(gpus, next((_told(row.get("driver_version")) for row in rows), None), source="recorded")
+    driver = next((_told(row.get("driver_version")) for row in rows), None)
+    return Reading(gpus, driver, source="recorded", notes=mig_notes(gpus))
 
 
 def _from_row(row: dict[str, str]) -> GpuReading:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import byref, c_char, c_char_p, c_int, c_uint, c_ulonglong, c_void_p
 
-from edge.board.reading import GpuReading, Reading
+from edge.board.reading import GpuReading, Reading, mig_notes
 
 _LIBRARIES = ("libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1")
 _TEXT_BYTES = 96
@@ -44,18 +44,9 @@ def read(libraries: tuple[str, ...] = _LIBRARIES) -> Reading | None:
         if nvml.nvmlDeviceGetCount_v2(byref(count)) != 0:
             return None
         gpus = tuple(gpu for index in range(count.value) if (gpu := _gpu(nvml, index)) is not None)
-        return Reading(gpus, _driver(nvml), _cuda(nvml), "nvml", notes(gpus))
+        return Reading(gpus, _driver(nvml), _cuda(nvml), "nvml", mig_notes(gpus))
     finally:
         nvml.nvmlShutdown()
-
-
-def notes(gpus: tuple[GpuReading, ...]) -> tuple[str, ...]:
-    """MIG is said aloud: the whole card's memory is not what one instance gets."""
-    return tuple(
-        f"{gpu.name} is split by MIG: CUDA sees its instances, not the card, and one instance has less memory"
-        for gpu in gpus
-        if gpu.mig
-    )
 
 
 def _load(libraries: tuple[str, ...]) -> ctypes.CDLL | None:

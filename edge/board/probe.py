@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import os
+from dataclasses import replace
 from pathlib import Path
 
-from edge.board import container, cpu, jetson, l4t, meminfo, nvidia, power
+from edge.board import cgroup, container, cpu, jetson, l4t, meminfo, nvidia, power
 from edge.board.board import Board, Cpu, Gpu
 from edge.board.jetson import Jetson
 from edge.board.table import Table, table
@@ -17,11 +20,20 @@ def probe(root: Path = Path("/")) -> Board:
     """Reads the machine under `root`. Standard library only; never fails: what is not known is None or noted."""
     tree, known = Tree(root), table()
     memory_bytes = meminfo.parse(tree.text("/proc/meminfo") or "").get("MemTotal", 0)
-    cores = cpu.read(tree, known.cpus)
+    cores = _usable(tree, cpu.read(tree, known.cpus))
     found = jetson.read(tree, known, memory_bytes // 1024)
     if found is not None:
         return _jetson(tree, known, found, cores, memory_bytes)
     return _computer(tree, cores, memory_bytes)
+
+
+def _usable(tree: Tree, cores: Cpu) -> Cpu:
+    """More threads than the affinity or the container's quota allows make llama.cpp slower, not faster."""
+    allowed: list[float] = [quota] if (quota := cgroup.cpu_quota(tree)) else []
+    if tree.live:
+        allowed.append(len(os.sched_getaffinity(0)))
+    usable = max(1, math.floor(min(allowed, default=cores.physical_cores) + 0.5))
+    return replace(cores, usable_cores=usable) if usable < cores.physical_cores else cores
 
 
 def _jetson(tree: Tree, known: Table, found: Jetson, cores: Cpu, memory_bytes: int) -> Board:
@@ -59,6 +71,8 @@ def _computer(tree: Tree, cores: Cpu, memory_bytes: int) -> Board:
     reading = nvidia.read(tree)
     machine = cpu.machine(tree)
     gpus = tuple(gpu.gpu() for gpu in reading.gpus)
+    # DGX Spark and its kin: an NVIDIA GPU without memory of its own, said by a driver that answers.
+    unified = bool(gpus) and reading.source != "proc" and all(gpu.memory_bytes is None for gpu in gpus)
     product = tree.word("/sys/devices/virtual/dmi/id/product_name")
     return Board(
         id=machine,
@@ -68,12 +82,12 @@ def _computer(tree: Tree, cores: Cpu, memory_bytes: int) -> Board:
             (g.compute_capability for g in gpus if g.compute_capability), key=_version, default=None
         ),
         memory_bytes=memory_bytes,
-        unified_memory=False,
+        unified_memory=unified,
         cpu=cores,
         gpus=gpus,
         cuda=reading.cuda,
         container=container.read(tree),
-        notes=reading.notes,
+        notes=reading.notes + (("the GPU shares the machine's memory",) if unified else ()),
         driver=reading.driver,
     )
 

@@ -35,3 +35,12 @@ class Reading:
     cuda: str | None = None
     source: str | None = None
     notes: tuple[str, ...] = ()
+
+
+def mig_notes(gpus: tuple[GpuReading, ...]) -> tuple[str, ...]:
+    """MIG is said aloud: the whole card's memory is not what one instance gets."""
+    return tuple(
+        f"{gpu.name} is split by MIG: CUDA sees its instances, not the card, and one instance has less memory"
+        for gpu in gpus
+        if gpu.mig
+    )

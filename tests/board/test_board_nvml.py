@@ -1,0 +1,78 @@
+"""GPUs through NVML's C interface, with a compiled stand-in for the library (no NVIDIA driver here)."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from edge.board import nvidia, nvml
+
+SOURCE = Path(__file__).with_name("fake_nvml.c")
+GIB = 2**30
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> str:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler: the stand-in for NVML cannot be built")
+    out = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
+    subprocess.run([compiler, "-shared", "-fPIC", "-w", "-o", str(out), str(SOURCE)], check=True)
+    return str(out)
+
+
+def _read(library: str, monkeypatch: pytest.MonkeyPatch, *rows: str) -> nvml.Reading | None:
+    monkeypatch.setenv("FAKE_NVML", ";".join(rows))
+    return nvml.read(("libnothing-here.so.1", library))
+
+
+def test_two_gpus_by_uuid_with_free_memory(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = f"NVIDIA GeForce RTX 3090,GPU-aa,00000000:01:00.0,{24 * GIB},{23 * GIB},8,6,0"
+    two = f"NVIDIA GeForce RTX 4090,GPU-bb,00000000:41:00.0,{24 * GIB},{20 * GIB},8,9,9"
+    reading = _read(library, monkeypatch, one, two)
+    assert reading is not None
+    assert (reading.driver, reading.cuda, reading.source) == ("580.95.05", "13.0", "nvml")
+    first, second = reading.gpus
+    assert (first.uuid, first.pci_bus_id, first.free_bytes) == ("GPU-aa", "00000000:01:00.0", 23 * GIB)
+    assert (second.name, second.memory_bytes, second.compute_capability) == (
+        "NVIDIA GeForce RTX 4090",
+        24 * GIB,
+        "8.9",
+    )
+    assert not first.mig
+    assert reading.notes == ()
+
+
+def test_mig_is_said_aloud(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = _read(library, monkeypatch, f"NVIDIA H200,GPU-cc,00000000:01:00.0,{141 * GIB},{140 * GIB},9,0,1")
+    assert reading is not None
+    assert reading.gpus[0].mig
+    assert "MIG" in reading.notes[0]
+
+
+def test_integrated_gpu_tells_no_memory(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = _read(library, monkeypatch, "NVIDIA GB10,GPU-dd,0000000F:01:00.0,0,0,12,1,9")
+    assert reading is not None
+    assert (reading.gpus[0].memory_bytes, reading.gpus[0].free_bytes) == (None, None)
+
+
+def test_library_without_driver_is_no_reading(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FAKE_NVML", raising=False)
+    assert nvml.read((library,)) is None
+    assert nvml.read(("libnothing-here.so.1",)) is None
+
+
+def test_recorded_answer_of_nvidia_smi() -> None:
+    text = (
+        "index, uuid, name, pci.bus_id, memory.total [MiB], memory.free [MiB], compute_cap, mig.mode.current,"
+        " driver_version\n0, GPU-aa, NVIDIA GB10, 0000000F:01:00.0, [N/A], [Not Supported], 12.1, [N/A], 580.95\n"
+        "1, GPU-bb, NVIDIA H100, 00000000:02:00.0, 81559, 80000, 9.0, Enabled, 580.95\n"
+    )
+    reading = nvidia.from_csv(text)
+    assert reading.driver == "580.95"
+    assert [gpu.memory_bytes for gpu in reading.gpus] == [None, 81559 * 2**20]
+    assert [gpu.mig for gpu in reading.gpus] == [False, True]
+    assert "MIG" in reading.notes[0]
