@@ -87,6 +87,8 @@ class LaunchPlan:
     argv: tuple[str, ...]
     env: dict[str, str]
     reasons: tuple[Reason, ...] = ()
+    model: ModelFile | None = None  # of this rung, where it is not the wanted one: a smaller quantization or model
+    warnings: tuple[str, ...] = ()  # options that this engine does not know
 
     @property
     def fits(self) -> bool:

@@ -1,0 +1,6 @@
+"""edgellm.toml, environment and flags. `load` is the way in."""
+
+from edge.config.load import load as load
+from edge.config.load import settle as settle
+from edge.config.values import Config as Config
+from edge.config.values import ModelConfig as ModelConfig

@@ -1,0 +1,90 @@
+"""Where values come from: files, environment, --set and flags as layers of dotted keys. The later layer wins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edge.config.keys import CONFIG_KEYS
+from edge.config.models import read_models
+from edge.config.values import ModelConfig
+from edge.errors import ConfigError, UsageError
+from edge.profile.fields import Value, flatten, parse_field, read_field
+from edge.profile.settings import SETTINGS
+from edge.resources import load_toml
+
+SCHEMA = 1
+KEYS = {**SETTINGS, **CONFIG_KEYS}
+# Read elsewhere, so not ours to refuse.
+RESERVED_ENV = frozenset({"EDGELLM_STATE_DIR", "EDGELLM_API_KEY"})
+_PREFIX = "EDGELLM_"
+# One wish has two spellings: a table of edgellm.toml and a key of a profile.
+_SAME = {"memory.reserve": "reserve"}
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Values of one origin. `models` None says nothing about models."""
+
+    origin: str
+    values: dict[str, Value] = field(default_factory=dict)
+    models: tuple[ModelConfig, ...] | None = None
+
+
+def file_layer(path: Path) -> Layer | None:
+    """edgellm.toml; None when there is none. Raises ConfigError naming file and key."""
+    try:
+        table = load_toml(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except PermissionError as error:
+        raise ConfigError(f"{path}: {error.strerror}", "its owner and mode must let this user read it") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}", "edgellm.toml is a TOML file") from None
+    source = str(path)
+    schema = table.pop("schema", SCHEMA)
+    if not isinstance(schema, int) or isinstance(schema, bool) or schema > SCHEMA:
+        raise ConfigError(f"{source}: schema {schema!r} is newer than this edgellm knows ({SCHEMA})", "update edgellm")
+    models = read_models(table.pop("model"), source) if "model" in table else None
+    wishes = table.pop("set", {})
+    if not isinstance(wishes, dict):
+        raise ConfigError(f"{source}: set wants a table, written [set]")
+    values = {key: read_field(CONFIG_KEYS, key, value, source) for key, value in flatten(table).items()}
+    values |= {key: read_field(SETTINGS, key, value, f"{source}: set") for key, value in wishes.items()}
+    return Layer(source, _renamed(values), models)
+
+
+def env_layers(env: Mapping[str, str]) -> list[Layer]:
+    """`EDGELLM_GATEWAY__HOLD__SECONDS=5` → gateway.hold.seconds. One layer a variable. Raises ConfigError."""
+    layers = []
+    for name in sorted(env):
+        if not name.startswith(_PREFIX) or name in RESERVED_ENV:
+            continue
+        key = name.removeprefix(_PREFIX).lower().replace("__", ".")
+        layers.append(Layer(f"env {name}", _renamed({key: parse_field(KEYS, key, env[name], f"environment {name}")})))
+    return layers
+
+
+def set_layer(settings: Iterable[str]) -> Layer:
+    """`--set key=value`. Raises UsageError, ConfigError."""
+    values: dict[str, Value] = {}
+    for text in settings:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"--set {text}: wants key=value", "for example --set n_ctx=8192")
+        values |= _renamed({key.strip(): parse_field(KEYS, key.strip(), value, "--set")})
+    return Layer("--set", values)
+
+
+def flag_layer(flags: Mapping[str, object]) -> Layer:
+    """Flags that are values of their own: profile, listen, engine, insecure. Absent, empty and false say nothing."""
+    values = {}
+    for key in ("profile", "listen", "engine", "insecure"):
+        if flags.get(key):
+            values[key] = read_field(CONFIG_KEYS, key, flags[key], "flag")
+    return Layer("flag", values)
+
+
+def _renamed(values: dict[str, Value]) -> dict[str, Value]:
+    return {_SAME.get(key, key): value for key, value in values.items()}

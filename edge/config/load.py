@@ -1,0 +1,105 @@
+"""Flags, environment and files → Config, with the origin of each value.
+
+Precedence: flag > --set > EDGELLM_A__B > the user's edgellm.toml > /etc/edgellm/edgellm.toml > the user's profile >
+the shipped profile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from edge.board.board import Board
+from edge.config.keys import CONFIG_KEYS
+from edge.config.layers import Layer, env_layers, file_layer, flag_layer, set_layer
+from edge.config.models import check_names, with_flags
+from edge.config.values import (
+    Config,
+    GatewayConfig,
+    HoldConfig,
+    MemoryConfig,
+    ModelConfig,
+    Override,
+    RestartConfig,
+    StoreConfig,
+    TelemetryConfig,
+    ThermalConfig,
+)
+from edge.folders import Folders, system_folders
+from edge.profile.loader import load_profile
+from edge.profile.profile import Profile
+from edge.profile.resolve import choose, resolve_tier
+from edge.profile.settings import SETTINGS
+
+
+def load(folders: Folders, flags: Mapping[str, object], env: Mapping[str, str]) -> Config:
+    """`flags` by Option.dest of edge.options. Raises ConfigError (78), UsageError (64)."""
+    layers = _layers(folders, flags, env)
+    profile_name = next(
+        (str(layer.values["profile"]) for layer in reversed(layers) if "profile" in layer.values), "auto"
+    )
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    models: tuple[ModelConfig, ...] = ()
+    for layer in [*_profile_layers(load_profile(profile_name, folders)), *layers]:
+        values |= layer.values
+        origins |= dict.fromkeys(layer.values, layer.origin)
+        models = models if layer.models is None else layer.models
+    models = with_flags(models, _texts(flags.get("model")))
+    check_names(models)
+    config = _config({key: value for key, value in values.items() if key in CONFIG_KEYS}, models)
+    overrides = {key: Override(value, origins[key]) for key, value in values.items() if key in SETTINGS}
+    reserve = str(values.get("reserve", config.memory.reserve))
+    return replace(config, memory=MemoryConfig(reserve), overrides=overrides, origins=origins)
+
+
+def settle(config: Config, board: Board, folders: Folders) -> Profile:
+    """The profile that this configuration means here: choice, tier and overrides applied. Raises ConfigError."""
+    profile = load_profile(config.profile, folders)
+    name = choose(profile, board)
+    if name != profile.name:
+        profile = replace(load_profile(name, folders), notes=(f"profile {config.profile} means {name} on this board",))
+    return with_overrides(resolve_tier(profile, board), config)
+
+
+def with_overrides(profile: Profile, config: Config) -> Profile:
+    """Wishes set above the profile, for every model."""
+    values: dict[str, Any] = {key: override.value for key, override in config.overrides.items()}
+    origins = {key: override.origin for key, override in config.overrides.items()}
+    return replace(profile, wishes=replace(profile.wishes, **values), origins=profile.origins | origins)
+
+
+def _layers(folders: Folders, flags: Mapping[str, object], env: Mapping[str, str]) -> list[Layer]:
+    """Lowest first, without the profile's."""
+    paths = dict.fromkeys(folder / "edgellm.toml" for folder in (system_folders().config, folders.config))
+    files = [layer for layer in map(file_layer, paths) if layer is not None]
+    return [*files, *env_layers(env), set_layer(_texts(flags.get("set"))), flag_layer(flags)]
+
+
+def _profile_layers(profile: Profile) -> list[Layer]:
+    return [Layer(profile.origins.get(key, "profile"), {key: value}) for key, value in profile.sections.items()]  # type: ignore[dict-item]
+
+
+def _texts(value: object) -> list[str]:
+    return [str(item) for item in value] if isinstance(value, (list, tuple)) else []
+
+
+def _config(values: dict[str, Any], models: tuple[ModelConfig, ...]) -> Config:
+    def section(name: str) -> dict[str, Any]:
+        start = f"{name}."
+        return {
+            k.removeprefix(start): v
+            for k, v in values.items()
+            if k.startswith(start) and "." not in k.removeprefix(start)
+        }
+
+    return Config(
+        **{key: value for key, value in values.items() if "." not in key},
+        models=models,
+        store=StoreConfig(**section("store")),
+        gateway=GatewayConfig(**section("gateway"), hold=HoldConfig(**section("gateway.hold"))),
+        restart=RestartConfig(**section("restart")),
+        telemetry=TelemetryConfig(**section("telemetry")),
+        thermal=ThermalConfig(**section("thermal")),
+    )

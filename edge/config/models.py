@@ -1,0 +1,90 @@
+"""`[[model]]` tables and `-m [ID=]REF`. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from edge.config.keys import MODEL_KEYS
+from edge.config.values import ModelConfig
+from edge.errors import ConfigError, UsageError
+from edge.profile.fields import read_field
+from edge.profile.settings import SETTINGS
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]*")
+_TIME = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
+_SHARD = re.compile(r"-\d{5}-of-\d{5}$")
+# What may follow the last colon of a name: Q5_K_M, IQ4_XS, UD-Q4_K_XL, MXFP4, F16, BF16.
+_QUANT = re.compile(r"(UD-)?(I?Q\d\w*|TQ\d\w*|MXFP\d\w*|NVFP\d\w*|B?F(16|32))", re.IGNORECASE)
+
+
+def read_models(rows: object, source: str) -> tuple[ModelConfig, ...]:
+    """Raises ConfigError naming file and key."""
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ConfigError(f"{source}: model wants tables, written [[model]]")
+    return tuple(_model(row, f"{source}: model {index + 1}") for index, row in enumerate(rows))
+
+
+def _model(row: dict[str, Any], source: str) -> ModelConfig:
+    own = row.get("set", {})
+    if not isinstance(own, dict):
+        raise ConfigError(f"{source}: set wants a table, written set = {{ n_ctx = 8192 }}")
+    values: dict[str, Any] = {
+        key: read_field(MODEL_KEYS, key, value, source) for key, value in row.items() if key != "set"
+    }
+    settings = {key: read_field(SETTINGS, key, value, f"{source}: set") for key, value in own.items()}
+    if not values.get("ref"):
+        raise ConfigError(f"{source}: ref is missing", 'write ref = "NAME:Q5_K_M", a path or a source')
+    values.setdefault("id", id_of(values["ref"]))
+    if values.get("warm_at") and not _TIME.fullmatch(values["warm_at"]):
+        raise ConfigError(f"{source}: warm_at wants a time like 08:00, got {values['warm_at']!r}")
+    return ModelConfig(**values, set=dict(settings), origin=source)
+
+
+def with_flags(configured: tuple[ModelConfig, ...], flags: Sequence[str]) -> tuple[ModelConfig, ...]:
+    """`-m`: only these are served. `ID=REF` keeps the other values of a configured ID; a bare ID means that model."""
+    if not flags:
+        return configured
+    by_id = {model.id: model for model in configured}
+    models = []
+    for text in flags:
+        head, separator, tail = text.partition("=")
+        named = bool(separator) and _ID.fullmatch(head) is not None and not head.startswith(("http", "hf:", "pypi:"))
+        if named and not tail:
+            raise UsageError(f"-m {text}: the reference after = is missing", "write -m chat=NAME:Q5_K_M")
+        if not named and text in by_id:
+            models.append(by_id[text])
+        else:
+            model_id, ref = (head, tail) if named else (id_of(text), text)
+            models.append(replace(by_id.get(model_id, ModelConfig(model_id, ref)), ref=ref, origin="flag"))
+    return tuple(models)
+
+
+def check_names(models: tuple[ModelConfig, ...]) -> None:
+    """Ids and aliases are well formed and different. Raises ConfigError."""
+    seen: dict[str, str] = {}
+    for model in models:
+        for name in (model.id, *model.aliases):
+            if not _ID.fullmatch(name):
+                raise ConfigError(f"{model.origin}: {name!r} is no model id", "letters, digits and . _ : + - are fine")
+            if name in seen:
+                raise ConfigError(
+                    f"two models are called {name!r} ({seen[name]} and {model.id})", "give one another id"
+                )
+            seen[name] = model.id
+
+
+def id_of(ref: str) -> str:
+    """A public id for a reference without one: the name without source, quantization and file ending."""
+    text = ref.split("#", 1)[0].split("?", 1)[0]
+    if text.startswith("hf://"):
+        text = text.split("@", 1)[0]
+    head, colon, tail = text.rpartition(":")
+    if colon and _QUANT.fullmatch(tail):
+        text = head
+    name = text.rstrip("/").rsplit("/", 1)[-1]
+    name = _SHARD.sub("", name.removesuffix(".gguf")).removesuffix("-GGUF").removesuffix("-gguf")
+    name = re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-._+")
+    return name or "model"

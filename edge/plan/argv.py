@@ -1,0 +1,143 @@
+"""Settings → the command line of one engine, in the spellings that its own --help lists. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from edge.engine.engine import Engine, Flag
+from edge.model.file import ModelFile
+from edge.plan.common_params import common_params
+from edge.plan.plan import Settings
+from edge.units import MIB
+
+SOCKET = "{socket}"
+
+
+@dataclass(frozen=True, slots=True)
+class Argv:
+    """`dropped`: options that this engine does not know, with what that means."""
+
+    args: tuple[str, ...]
+    dropped: tuple[str, ...] = ()
+
+
+def argv(settings: Settings, engine: Engine, model: ModelFile, alias: str) -> tuple[str, ...]:
+    """The child's whole command line; `{socket}` stands for its private socket."""
+    return render(settings, engine, model, alias).args
+
+
+def render(settings: Settings, engine: Engine, model: ModelFile, alias: str) -> Argv:
+    """As argv, with what had to be left out."""
+    if engine.kind == "embedded":
+        params = json.dumps(common_params(settings, model, alias), separators=(",", ":"), sort_keys=True)
+        return Argv((engine.path, "-m", "edge.engine.embedded", "--params", params, "--socket", SOCKET))
+    line = _Line(engine)
+    line.add(("--model", "-m"), model.path, needed=True)
+    line.add(("--alias", "-a"), alias)
+    line.add(("--host",), SOCKET, needed=True)
+    _context(line, settings)
+    _placement(line, settings)
+    line.load_mode(settings.load_mode)
+    _logging(line)
+    _endpoints(line, settings)
+    return Argv((engine.path, *line.args), tuple(line.dropped))
+
+
+def _context(line: _Line, settings: Settings) -> None:
+    line.add(("--ctx-size", "-c"), str(settings.n_ctx), needed=True)
+    line.add(("--parallel", "-np"), str(settings.n_parallel), needed=True)
+    line.add(("--batch-size", "-b"), str(settings.n_batch))
+    line.add(("--ubatch-size", "-ub"), str(settings.n_ubatch))
+    line.add(("--cache-type-k", "-ctk"), settings.kv_type_k)
+    line.add(("--cache-type-v", "-ctv"), settings.kv_type_v)
+    line.flash_attention(settings.flash_attention)
+    line.add(("--cache-ram", "-cram"), str(settings.cache_ram_bytes // MIB))
+    line.switch(("--no-context-shift",))
+
+
+def _placement(line: _Line, settings: Settings) -> None:
+    line.add(("--n-gpu-layers", "-ngl", "--gpu-layers"), str(settings.n_gpu_layers))
+    if settings.devices:
+        line.add(("--device", "-dev"), ",".join(settings.devices))
+    elif settings.n_gpu_layers == 0:
+        line.add(("--device", "-dev"), "none")
+    if settings.split_mode:
+        line.add(("--split-mode", "-sm"), settings.split_mode)
+    if settings.tensor_split:
+        line.add(("--tensor-split", "-ts"), ",".join(f"{share:g}" for share in settings.tensor_split))
+    line.add(("--fit", "-fit"), "off")
+    line.add(("--threads", "-t"), str(settings.n_threads))
+    line.add(("--threads-batch", "-tb"), str(settings.n_threads))
+    if settings.mmproj:
+        line.add(("--mmproj", "-mm"), settings.mmproj)
+
+
+def _logging(line: _Line) -> None:
+    line.add(("--verbosity", "-lv", "--log-verbosity"), "4")  # the stage lines that the gates read
+    line.switch(("--log-timestamps",))
+    line.switch(("--log-prefix",))
+    line.add(("--log-colors",), "off")
+
+
+def _endpoints(line: _Line, settings: Settings) -> None:
+    line.switch(("--no-ui", "--no-webui"))
+    line.switch(("--offline",))
+    line.switch(("--no-warmup",))  # the warm-up completions are ours
+    line.switch(("--slots",))
+    line.switch(("--props",))
+    line.switch(("--metrics",))
+    if settings.role == "embedding":
+        line.switch(("--embedding", "--embeddings"), needed=True)
+    elif settings.role == "rerank":
+        line.switch(("--reranking", "--rerank"), needed=True)
+    else:
+        line.switch(("--jinja",))
+
+
+class _Line:
+    """Collects options in the spellings that the engine knows."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.flags = engine.flags
+        self.args: list[str] = []
+        self.dropped: list[str] = []
+
+    def known(self, names: Iterable[str]) -> tuple[str, Flag] | None:
+        return next(((name, self.flags[name]) for name in names if name in self.flags), None)
+
+    def add(self, names: tuple[str, ...], value: str, *, needed: bool = False) -> None:
+        """`needed` options are passed even to an engine whose --help does not list them."""
+        found = self.known(names)
+        if found or needed:
+            self.args += [found[0] if found else names[0], value]
+        else:
+            self.dropped.append(f"{names[0]} {value}: this engine does not know it")
+
+    def switch(self, names: tuple[str, ...], *, needed: bool = False) -> None:
+        found = self.known(names)
+        if found or needed:
+            self.args.append(found[0] if found else names[0])
+        else:
+            self.dropped.append(f"{names[0]}: this engine does not know it")
+
+    def flash_attention(self, value: str) -> None:
+        """A value since mid-2025, a bare switch before."""
+        found = self.known(("--flash-attn", "-fa"))
+        if found is None:
+            self.dropped.append(f"--flash-attn {value}: this engine does not know it")
+        elif found[1].arity:
+            self.args += [found[0], value]
+        elif value == "on":
+            self.args.append(found[0])
+
+    def load_mode(self, mode: str) -> None:
+        """`--load-mode none` since mid-2026, `--no-mmap` and `--direct-io` before (FC-28)."""
+        if self.known(("--load-mode",)):
+            self.args += ["--load-mode", mode]
+        elif mode == "none":
+            self.switch(("--no-mmap",))
+        elif mode == "dio":
+            self.switch(("--direct-io", "-dio"))
+            self.switch(("--no-mmap",))

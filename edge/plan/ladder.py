@@ -1,0 +1,62 @@
+"""The steps down from what is wished: smaller KV type, smaller context, fewer slots. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from edge.model.meta import ModelMeta
+from edge.plan.kv import BLOCKS, slot_context
+from edge.profile.profile import Wishes
+
+_KV_STEPS = ("q8_0", "q4_0")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one rung changes. `n_ctx` is over all slots."""
+
+    n_ctx: int
+    n_parallel: int
+    kv_type_k: str
+    kv_type_v: str
+
+
+def steps(wishes: Wishes, meta: ModelMeta) -> Iterator[Step]:
+    """From the wish to the profile's limits, each asking for less than the one before."""
+    slots = wishes.n_parallel
+    per_slot = wished_slot_context(wishes, meta)
+    least = min(per_slot, max(256, wishes.n_ctx_min))
+    key, value = wishes.kv_type_k, wishes.kv_type_v
+    yield Step(per_slot * slots, slots, key, value)
+    for smaller in _KV_STEPS:
+        if bits(smaller) < bits(wishes.kv_type_min):
+            break
+        # A quantized V cache needs flash attention.
+        new = (_least(key, smaller), value if wishes.flash_attention == "off" else _least(value, smaller))
+        if new != (key, value):
+            key, value = new
+            yield Step(per_slot * slots, slots, key, value)
+    while per_slot > least:
+        per_slot = max(least, slot_context(per_slot // 2, 1))
+        yield Step(per_slot * slots, slots, key, value)
+    while slots > 1:
+        slots //= 2
+        yield Step(per_slot * slots, slots, key, value)
+
+
+def wished_slot_context(wishes: Wishes, meta: ModelMeta) -> int:
+    """Tokens of one slot: as wished, never above the trained context (FC-22)."""
+    trained = meta.n_ctx_train or 1 << 24
+    wanted = slot_context(wishes.n_ctx, wishes.n_parallel) if wishes.n_ctx else trained
+    return slot_context(min(wanted, trained), 1)
+
+
+def bits(kind: str) -> float:
+    """Bits per value of a KV type."""
+    size, count = BLOCKS[kind]
+    return 8 * size / count
+
+
+def _least(one: str, other: str) -> str:
+    return one if bits(one) <= bits(other) else other

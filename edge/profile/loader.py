@@ -1,0 +1,177 @@
+"""TOML → Profile. A user's profile of a shipped name lies over the shipped one; `extends` goes one level deep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edge.errors import ConfigError
+from edge.folders import Folders, system_folders
+from edge.profile.fields import Field, did_you_mean, flatten, read_field
+from edge.profile.profile import Choice, Profile, Tier, Wishes
+from edge.profile.settings import SECTIONS, SETTINGS
+from edge.resources import data_dir, load_toml
+
+SCHEMA = 1
+_TIER_FIELDS = {
+    "name": Field("text", "name of the tier"),
+    "memory_max": Field("size", "boards up to this memory", minimum=1),
+    "names": Field("texts", "profile names that mean this tier"),
+}
+_CHOICE_FIELDS = {
+    "profile": Field("text", "profile to use"),
+    "socs": Field("texts", "systems on chip, e.g. Orin"),
+    "containers": Field("texts", "containers, e.g. wsl2"),
+    "gpus_min": Field("integer", "at least so many discrete GPUs", minimum=0),
+}
+# Not data of ours: boards.toml and models.toml are tables of another kind in the same folder.
+_NOT_PROFILES = frozenset({"boards", "models"})
+
+
+def load_profile(name_or_path: str, folders: Folders) -> Profile:
+    """By name (user's over shipped; a tier's name too) or from a file. Raises ConfigError."""
+    if "/" in name_or_path or name_or_path.endswith(".toml"):
+        return _from_file(Path(name_or_path), folders)
+    files = _files(folders)
+    found = files.get(name_or_path)
+    if found:
+        return _layered(name_or_path, found, folders)
+    for name, layers in files.items():
+        profile = _with_tiers_named(_layered(name, layers, folders), name_or_path)
+        if profile is not None:
+            return profile
+    known = profile_names(folders)
+    raise ConfigError(
+        f"no profile {name_or_path!r}{did_you_mean(name_or_path, known)}",
+        f"there are {', '.join(known)}; or give a file",
+    )
+
+
+def profile_names(folders: Folders) -> tuple[str, ...]:
+    """Every name that load_profile knows, tiers' names included."""
+    files = _files(folders)
+    names = set(files)
+    for layers in files.values():
+        for path in layers:
+            for tier in _read(path).get("tier", []):
+                names.update(tier.get("names", []) if isinstance(tier, dict) else [])
+    return tuple(sorted(names))
+
+
+def check_file(path: Path, folders: Folders) -> Profile:
+    """The profile in `path`, wholly read. Raises ConfigError naming file and key."""
+    return _from_file(path, folders)
+
+
+def _files(folders: Folders) -> dict[str, list[Path]]:
+    """Profile name → its files, lowest layer first: shipped, system, user."""
+    places = [data_dir("profiles"), system_folders().config / "profiles", folders.config / "profiles"]
+    files: dict[str, list[Path]] = {}
+    for place in dict.fromkeys(places):
+        for path in sorted(place.glob("*.toml")):
+            if path.stem not in _NOT_PROFILES:
+                files.setdefault(path.stem, []).append(path)
+    return files
+
+
+def _from_file(path: Path, folders: Folders) -> Profile:
+    if not path.is_file():
+        raise ConfigError(f"no such profile file: {path}", "`edgellm profile list` shows the named ones")
+    return _layered(path.stem, [path], folders)
+
+
+def _layered(name: str, paths: Iterable[Path], folders: Folders) -> Profile:
+    profile = Profile(name, "", Wishes())
+    for path in paths:
+        table = _read(path)
+        base = table.get("extends")
+        if base is not None:
+            profile = _base(base, name, path, folders)
+        profile = _over(profile, table, path)
+    return profile
+
+
+def _base(base: object, name: str, path: Path, folders: Folders) -> Profile:
+    layers = _files(folders).get(base) if isinstance(base, str) else None
+    layers = [layer for layer in layers or [] if layer != path]
+    if not layers:
+        raise ConfigError(f"{path}: extends {base!r}, which is no profile{did_you_mean(str(base), _files(folders))}")
+    for layer in layers:
+        if "extends" in _read(layer):
+            raise ConfigError(
+                f"{path}: extends {base}, which itself extends {_read(layer)['extends']}", "one level is the limit"
+            )
+    return replace(_layered(str(base), layers, folders), name=name)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        table = load_toml(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}", "a profile is a TOML file; see profiles/README.md") from None
+    schema = table.get("schema", SCHEMA)
+    if not isinstance(schema, int) or schema > SCHEMA:
+        raise ConfigError(f"{path}: schema {schema!r} is newer than this edgellm knows ({SCHEMA})", "update edgellm")
+    return table
+
+
+def _over(profile: Profile, table: dict[str, Any], path: Path) -> Profile:
+    """One file over what lies below."""
+    source, origin = str(path), f"profile {path.stem}"
+    rest = {key: value for key, value in table.items() if key not in ("schema", "summary", "extends", "tier", "use")}
+    values = _values(flatten(rest), source, {**SETTINGS, **SECTIONS})
+    wishes = {key: value for key, value in values.items() if key in SETTINGS}
+    sections = {key: value for key, value in values.items() if key in SECTIONS}
+    summary = read_field(
+        {"summary": Field("text", "one line")}, "summary", table.get("summary", profile.summary), source
+    )
+    tiers = tuple(_tier(row, f"{source}: tier {index + 1}") for index, row in enumerate(_rows(table, "tier", source)))
+    choices = tuple(_choice(row, f"{source}: use {index + 1}") for index, row in enumerate(_rows(table, "use", source)))
+    return replace(
+        profile,
+        summary=str(summary),
+        wishes=replace(profile.wishes, **wishes),
+        sections=profile.sections | sections,
+        tiers=tiers or profile.tiers,
+        choices=choices or profile.choices,
+        origins=profile.origins | dict.fromkeys(values, origin),
+        source=source,
+    )
+
+
+def _rows(table: dict[str, Any], key: str, source: str) -> list[dict[str, Any]]:
+    rows = table.get(key, [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ConfigError(f"{source}: {key} wants tables, written [[{key}]]")
+    return rows
+
+
+def _tier(row: dict[str, Any], source: str) -> Tier:
+    fields = {**_TIER_FIELDS, **SETTINGS}
+    values = _values(row, source, fields)
+    settings: dict[str, object] = {key: value for key, value in values.items() if key in SETTINGS}
+    memory_max, names = values.get("memory_max"), values.get("names", ())
+    return Tier(
+        name=str(values.get("name", "")),
+        memory_max_bytes=memory_max if isinstance(memory_max, int) else None,
+        names=tuple(str(name) for name in names) if isinstance(names, tuple) else (),
+        values=settings,
+    )
+
+
+def _choice(row: dict[str, Any], source: str) -> Choice:
+    values = _values(row, source, _CHOICE_FIELDS)
+    if "profile" not in values:
+        raise ConfigError(f"{source}: profile is missing")
+    return Choice(**values)
+
+
+def _values(flat: dict[str, Any], source: str, fields: dict[str, Field]) -> dict[str, Any]:
+    return {key: read_field(fields, key, value, source) for key, value in flat.items()}
+
+
+def _with_tiers_named(profile: Profile, name: str) -> Profile | None:
+    tiers = tuple(tier for tier in profile.tiers if name in tier.names)
+    return replace(profile, name=name, tiers=tiers) if tiers else None
