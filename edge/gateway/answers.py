@@ -1,0 +1,136 @@
+"""Our own routes: never held, answered from what the supervisor knows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from edge.gateway import health, openai
+from edge.gateway.context import Context
+from edge.gateway.hold import Refused, failed, retry_in_s
+from edge.gateway.openai import Fault
+from edge.gateway.routes import Route, plain_path
+from edge.status import ModelStatus, State
+
+Answer = Callable[[Context, Route], web.Response]
+
+
+def answer(context: Context, method: str, route: Route) -> web.Response:
+    """Raises Refused."""
+    if method not in ("GET", "HEAD"):
+        fault = Fault(405, "method_not_allowed", f"{route.name} answers GET only", None)
+        return document(fault.document(), 405, {"Allow": "GET, HEAD"})
+    return _ANSWERS[route.name](context, route)
+
+
+def document(value: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return web.Response(status=status, text=text, content_type="application/json", headers=headers)
+
+
+def fault_response(fault: Fault) -> web.Response:
+    return document(fault.document(), fault.status, fault.headers())
+
+
+def _livez(context: Context, route: Route) -> web.Response:
+    alive = context.alive()
+    return document({"schema": 1, "status": "ok" if alive else "stuck"}, 200 if alive else 503)
+
+
+def _readyz(context: Context, route: Route) -> web.Response:
+    strict = context.config.strict
+    statuses = context.statuses()
+    ready = bool(statuses) and all(health.serves(status, strict) or _idle(status) for status in statuses)
+    models = {status.id: health.readyz(status, strict) for status in statuses}
+    return document({"schema": 1, "ready": ready, "models": models}, *_probe(context, ready))
+
+
+def _readyz_one(context: Context, route: Route) -> web.Response:
+    name = _tail(route)
+    upstream = context.by_name(name)
+    if upstream is None:
+        raise Refused(unknown_model(context, name))
+    status = upstream.status()
+    ready = health.serves(status, context.config.strict)
+    return document(health.readyz(status, context.config.strict), *_probe(context, ready))
+
+
+def _idle(status: ModelStatus) -> bool:
+    """Not loaded because nobody asked for it yet: that is no fault of the machine."""
+    return status.state is State.STOPPED and status.failure is None
+
+
+def _healthz(context: Context, route: Route) -> web.Response:
+    statuses = context.statuses()
+    telemetry = context.telemetry() if context.telemetry else None
+    summary = {name: telemetry.get(name) for name in ("source", "age_s", "thermal")} if telemetry else None
+    value = health.healthz(statuses, summary, context.wall() - context.monotonic())
+    serving = value["status"] == "ok" or (value["status"] == "degraded" and not context.config.strict)
+    return document(value, *_probe(context, serving))
+
+
+def _probe(context: Context, ready: bool) -> tuple[int, dict[str, str]]:
+    """200, or 503 with the time after which asking again makes sense."""
+    if ready:
+        return 200, {}
+    waits = [retry_in_s(each) for each in context.upstreams.values() if each.endpoint() is None]
+    return 503, {"Retry-After": openai.retry_after(max(waits, default=1.0))}
+
+
+def _health(context: Context, route: Route) -> web.Response:
+    """llama-server's own shape: its clients poll it."""
+    statuses = context.statuses()
+    if any(health.serves(status, context.config.strict) for status in statuses):
+        return document({"status": "ok"})
+    broken = next((status for status in statuses if status.state is State.FAILED), None)
+    return fault_response(failed(broken)) if broken else document(openai.LOADING, 503)
+
+
+def _models(context: Context, route: Route) -> web.Response:
+    return document(openai.models_document(context.listed(), context.started))
+
+
+def _model(context: Context, route: Route) -> web.Response:
+    name = _tail(route)
+    found = next((model for model in context.listed() if name == model.id or name in model.aliases), None)
+    if found is None:
+        raise Refused(unknown_model(context, name))
+    return document(openai.model_document(found, context.started))
+
+
+def _telemetry(context: Context, route: Route) -> web.Response:
+    if context.telemetry is None:
+        return document({"schema": 1, "source": None})
+    return document(context.telemetry())
+
+
+def unknown_model(context: Context, name: str | None) -> Fault:
+    """An OpenAI-shaped 404 that lists the ids. A name that is as long as a page is not repeated."""
+    ids = ", ".join(context.upstreams) or "none yet"
+    shown = "no model named" if name is None else f"no model {name[:100]!r}" + ("…" if len(name) > 100 else "")
+    return Fault(404, "model_not_found", f"{shown}; models here: {ids}", "GET /v1/models lists them", param="model")
+
+
+def _tail(route: Route) -> str:
+    """The last part of the path: a model's name, decoded."""
+    path = route.target.split("?", 1)[0]
+    prefix = route.name[: -len("{id}")]
+    return unquote(path.removeprefix(prefix)) if path.startswith(prefix) else (plain_path(path) or "")
+
+
+_ANSWERS: dict[str, Answer] = {
+    "/livez": _livez,
+    "/readyz": _readyz,
+    "/readyz/{id}": _readyz_one,
+    "/healthz": _healthz,
+    "/health": _health,
+    "/v1/health": _health,
+    "/v1/models": _models,
+    "/models": _models,
+    "/v1/models/{id}": _model,
+    "/telemetry": _telemetry,
+}

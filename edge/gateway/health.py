@@ -1,0 +1,88 @@
+"""What the probes answer, from what the supervisor knows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from edge.status import Gate, ModelStatus, State
+
+SERVING = frozenset({State.READY, State.SLEEPING})
+
+
+def serves(status: ModelStatus, strict: bool) -> bool:
+    """A sleeping model serves: it wakes for a request. A degraded one does unless `strict`."""
+    return status.state in SERVING and not (strict and status.degraded)
+
+
+def overall(statuses: Iterable[ModelStatus]) -> str:
+    """starting | ok | degraded | failed: the worst of all models that is certain."""
+    known = list(statuses)
+    if any(status.state is State.FAILED for status in known):
+        return "failed"
+    if not known or any(status.state not in SERVING and status.state is not State.STOPPED for status in known):
+        return "starting"
+    return "degraded" if any(status.degraded for status in known) else "ok"
+
+
+def healthz(
+    statuses: Iterable[ModelStatus], telemetry: Mapping[str, Any] | None, clock_offset_s: float
+) -> dict[str, Any]:
+    """`clock_offset_s`: wall clock minus monotonic clock, so that gates carry times that others can read."""
+    known = list(statuses)
+    return {
+        "schema": 1,
+        "status": overall(known),
+        "models": {status.id: _model(status, clock_offset_s) for status in known},
+        "telemetry": telemetry,
+    }
+
+
+def readyz(status: ModelStatus, strict: bool) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "model": status.id,
+        "ready": serves(status, strict),
+        "state": status.state.value,
+        "progress": status.progress,
+        "blocked_by": blocked_by(status),
+        "failure": _failure(status),
+    }
+
+
+def blocked_by(status: ModelStatus) -> str | None:
+    """The first gate that is not open."""
+    return next((name for name, gate in status.gates.items() if not gate.ready), None)
+
+
+def _model(status: ModelStatus, clock_offset_s: float) -> dict[str, Any]:
+    return {
+        "state": status.state.value,
+        "rung": status.rung,
+        "degraded": [
+            {"subject": item.subject, "wanted": item.wanted, "got": item.got, "because": item.because}
+            for item in status.degraded
+        ],
+        "gates": {name: _gate(gate, clock_offset_s) for name, gate in status.gates.items()},
+        "progress": status.progress,
+        "restarts": status.restarts,
+        "failure": _failure(status),
+    }
+
+
+def _gate(gate: Gate, clock_offset_s: float) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "ready": gate.ready,
+        "since": None if gate.since_s is None else round(gate.since_s + clock_offset_s, 3),
+        "took_s": gate.took_s,
+        "evidence": gate.evidence,
+        "blocked_by": gate.blocked_by,
+    }
+    if gate.devices:
+        document["devices"] = {name: _gate(device, clock_offset_s) for name, device in gate.devices.items()}
+    return document
+
+
+def _failure(status: ModelStatus) -> dict[str, str] | None:
+    """Kind and hint; evidence holds log lines and paths and stays inside."""
+    return None if status.failure is None else {"kind": status.failure.kind, "hint": status.failure.hint}

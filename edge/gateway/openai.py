@@ -1,0 +1,127 @@
+"""The shapes of llama-server's and OpenAI's answers: errors, the list of models. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    501: "not_supported_error",
+    502: "upstream_error",
+    503: "unavailable_error",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """An answer of our own that is not a success. `kind` is stable, for programs; `hint` is one next step."""
+
+    status: int
+    kind: str
+    message: str
+    hint: str | None = None
+    retry_after_s: float | None = None
+    param: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        """OpenAI's envelope, `code` as llama-server gives it, and where the error comes from."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": TYPES.get(self.status, "server_error"),
+                "param": self.param,
+                "code": self.status,
+                "src": "edgellm",
+                "kind": self.kind,
+                "hint": self.hint,
+            }
+        }
+
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after_s is None else {"Retry-After": retry_after(self.retry_after_s)}
+
+
+def retry_after(seconds: float) -> str:
+    """Whole seconds, at least 1: a client that obeys 0 would come back at once."""
+    return str(max(1, math.ceil(seconds)))
+
+
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    """What /v1/models says about one model. `meta` is None until it is known."""
+
+    id: str
+    aliases: tuple[str, ...]
+    meta: Mapping[str, Any]
+
+
+def models_document(models: Iterable[ListedModel], created: int) -> dict[str, Any]:
+    """llama-server's /v1/models: OpenAI's list and the older `models` list in one document."""
+    listed = list(models)
+    return {
+        "models": [_old_entry(model) for model in listed],
+        "object": "list",
+        "data": [model_document(model, created) for model in listed],
+    }
+
+
+def model_document(model: ListedModel, created: int) -> dict[str, Any]:
+    return {
+        "id": model.id,
+        "aliases": list(model.aliases),
+        "tags": [],
+        "object": "model",
+        "created": created,
+        "owned_by": "llamacpp",
+        "meta": dict(model.meta) or None,
+    }
+
+
+def _old_entry(model: ListedModel) -> dict[str, Any]:
+    return {
+        "name": model.id,
+        "model": model.id,
+        "modified_at": "",
+        "size": "",
+        "digest": "",
+        "type": "model",
+        "description": "",
+        "tags": [""],
+        "capabilities": ["completion"],
+        "parameters": "",
+        "details": {
+            "parent_model": "",
+            "format": "gguf",
+            "family": "",
+            "families": [""],
+            "parameter_size": "",
+            "quantization_level": "",
+        },
+    }
+
+
+def sse_error(target: str, fault: Fault) -> bytes:
+    """The last event of a stream that broke, in the dialect of the route. Starts with a blank line: the event that was
+    cut off must not swallow it."""
+    document = fault.document()
+    path = target.split("?", 1)[0]
+    if path.endswith("/messages"):
+        document = {"type": "error", "error": {"type": "api_error", "message": fault.message}}
+    elif path.endswith("/responses"):
+        document = {"type": "error", "code": fault.kind, "message": fault.message, "param": None}
+    named = "event: error\n" if "type" in document else ""
+    return f"\n\n{named}data: {json.dumps(document)}\n\n".encode()
+
+
+LOADING = {"error": {"message": "Loading model", "type": "unavailable_error", "code": 503}}

@@ -1,0 +1,69 @@
+"""Connections to the engines: one pool for each child, gone when the child is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import aiohttp
+
+from edge.upstream import Endpoint
+
+# llama-server closes idle connections after 5 s or 100 requests; a pool that waits as long loses the race now and then.
+KEEP_S = 3.0
+HEADER_BYTES = 64 * 1024
+_AUTO = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
+
+
+class _Pool:
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.generation = endpoint.generation
+        self.socket_path = endpoint.socket_path
+        self.users = 0
+        self.session = aiohttp.ClientSession(
+            connector=aiohttp.UnixConnector(path=endpoint.socket_path, limit=0, keepalive_timeout=KEEP_S),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=_AUTO,
+            auto_decompress=False,
+            max_line_size=HEADER_BYTES,
+            max_field_size=HEADER_BYTES,
+        )
+
+
+class Pools:
+    """By model. A pool whose child was replaced is closed as soon as nobody streams from it."""
+
+    def __init__(self) -> None:
+        self._pools: dict[str, _Pool] = {}
+        self._old: list[_Pool] = []
+
+    @contextmanager
+    def session(self, model: str, endpoint: Endpoint) -> Iterator[aiohttp.ClientSession]:
+        pool = self._pools.get(model)
+        if pool is None or pool.generation != endpoint.generation or pool.socket_path != endpoint.socket_path:
+            if pool is not None:
+                self._old.append(pool)
+            pool = self._pools[model] = _Pool(endpoint)
+        pool.users += 1
+        try:
+            yield pool.session
+        finally:
+            pool.users -= 1
+
+    async def sweep(self) -> None:
+        """Closes what is left of replaced children."""
+        for pool in [old for old in self._old if old.users == 0]:
+            self._old.remove(pool)
+            await pool.session.close()
+
+    @property
+    def stale(self) -> bool:
+        return bool(self._old)
+
+    async def close(self) -> None:
+        pools = [*self._pools.values(), *self._old]
+        self._pools.clear()
+        self._old.clear()
+        for pool in pools:
+            await pool.session.close()

@@ -1,0 +1,144 @@
+"""The route table: whose request is it? Pure; decided on the decoded path, so that no spelling slips past a rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from urllib.parse import unquote_to_bytes
+
+
+class Kind(Enum):
+    OURS = "ours"  # answered here, never held
+    HELD = "held"  # waits for the model, then passed on
+    ADMIN = "admin"  # as HELD, with an admin key
+    REFUSED = "refused"
+    BAD = "bad"  # not a path
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`name` is what metrics and logs say; `target` is what the engine gets; `model` is set by /upstream/{id}/."""
+
+    kind: Kind
+    name: str
+    target: str = ""
+    model: str | None = None
+
+
+OURS = frozenset(
+    {
+        "/",
+        "/livez",
+        "/readyz",
+        "/healthz",
+        "/metrics",
+        "/telemetry",
+        "/v1/models",
+        "/models",
+        "/health",
+        "/v1/health",
+    }
+)
+# The engine's tools run shell commands and its proxy fetches any URL: neither is for a network.
+REFUSED = frozenset({"/tools", "/cors-proxy"})
+ADMIN = frozenset({"/props", "/lora-adapters"})
+# Label values must not grow with what clients send: other paths are counted as "other".
+NAMED = frozenset(
+    {
+        "/completion",
+        "/completions",
+        "/chat/completions",
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/embedding",
+        "/embeddings",
+        "/v1/embeddings",
+        "/rerank",
+        "/reranking",
+        "/v1/rerank",
+        "/v1/reranking",
+        "/infill",
+        "/tokenize",
+        "/detokenize",
+        "/apply-template",
+        "/props",
+        "/slots",
+        "/lora-adapters",
+    }
+)
+_CHANGES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+_UPSTREAM = "/upstream/"
+
+
+def route(method: str, raw_target: str) -> Route:
+    """`raw_target` as in the request line. Never raises."""
+    target = _origin_form(raw_target)
+    path = plain_path(target)
+    if path is None:
+        return Route(Kind.BAD, "bad")
+    if path.startswith(_UPSTREAM):
+        return _by_id(method, target)
+    if path in OURS or path.startswith(("/readyz/", "/v1/models/")):
+        return Route(Kind.OURS, path if path in OURS else path[: path.rindex("/") + 1] + "{id}", target)
+    if path.startswith(("/api/", "/v1/api/")) or path in {"/api", "/v1/api"}:
+        return Route(Kind.OURS, "/api", target)
+    return _engine(method, path, target, None)
+
+
+def _by_id(method: str, target: str) -> Route:
+    rest = target[len(_UPSTREAM) :] if target.startswith(_UPSTREAM) else ""
+    ident, slash, tail = rest.partition("/")
+    path = plain_path(slash + tail)
+    if not ident or not slash or path is None:
+        return Route(Kind.BAD, "bad")
+    model = unquote_to_bytes(ident).decode("utf-8", "replace")
+    return _engine(method, path, slash + tail, model)
+
+
+def _engine(method: str, path: str, target: str, model: str | None) -> Route:
+    name = path if path in NAMED else "other"
+    bare = "/" + path.strip("/").lower()
+    if any(bare == refused or bare.startswith(refused + "/") for refused in REFUSED):
+        return Route(Kind.REFUSED, "refused", target, model)
+    if method in _CHANGES and (bare in ADMIN or bare == "/slots" or bare.startswith("/slots/")):
+        return Route(Kind.ADMIN, "/slots" if bare.startswith("/slots") else bare, target, model)
+    return Route(Kind.HELD, name, target, model)
+
+
+def plain_path(target: str) -> str | None:
+    """The path as the engine will see it: no query, no fragment, percent-decoded, one slash at a time, no dots.
+
+    None where it is not valid UTF-8, holds control characters, or is not absolute.
+    """
+    path = target.split("?", 1)[0].split("#", 1)[0]
+    if not path.startswith("/"):
+        return None
+    try:
+        decoded = unquote_to_bytes(path).decode() if "%" in path else path
+        decoded.encode()
+    except UnicodeError:
+        return None
+    if any(ord(character) < 32 or character in "\\\x7f" for character in decoded):
+        return None
+    if "//" not in decoded and "/." not in decoded:
+        return decoded
+    parts: list[str] = []
+    for part in decoded.split("/"):
+        if part == "..":
+            if parts:
+                parts.pop()
+        elif part not in ("", "."):
+            parts.append(part)
+    return "/" + "/".join(parts)
+
+
+def _origin_form(raw_target: str) -> str:
+    """`http://host/path` → `/path`; everything else as it is."""
+    scheme, found, rest = raw_target.partition("://")
+    if not found or "/" in scheme or "?" in scheme:
+        return raw_target
+    slash = rest.find("/")
+    return rest[slash:] if slash >= 0 else "/"

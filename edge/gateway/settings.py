@@ -1,0 +1,43 @@
+"""What the operator may set about the gateway. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edge.units import KIB, MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds that keep one rude client from starving the others. Not in the configuration file."""
+
+    connections: int = 512
+    header_s: float = 20.0  # from the first byte of a request to its last header
+    idle_s: float = 120.0  # between requests; longer than the 20–90 s of common client pools
+    body_idle_s: float = 30.0  # between two pieces of a body
+    body_bytes_per_s: int = 500  # on average, once `body_idle_s` is over
+    header_field_bytes: int = 16 * KIB
+    replay_bytes: int = 256 * KIB  # bodies up to this size are kept, so that they can be sent twice
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """`[gateway]` of edgellm.toml and the flags that belong to it. `keys_file` None means that no key can exist."""
+
+    keys_file: Path | None = None
+    cors_origins: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    max_body_bytes: int = 64 * MIB
+    hold_requests: int = 64
+    hold_bytes: int = 64 * MIB
+    hold_seconds: float = 900.0
+    unknown_model: str = "only"  # "only" | "strict"
+    queue_requests: int = 8  # per model, beyond its slots
+    strict: bool = False
+    insecure: bool = False
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    log_json: bool = False
+    log_prompts: bool = False
+    limits: Limits = field(default_factory=Limits)

@@ -1,0 +1,94 @@
+"""A model as the gateway sees it, driven by the test instead of by a supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from edge.status import Failure, ModelStatus, State
+from edge.upstream import Endpoint
+
+
+class Moves:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def moved(self) -> None:
+        self.count += 1
+
+
+class FakeModel:
+    """Implements edge.upstream.Upstream."""
+
+    def __init__(
+        self, model_id: str = "chat", socket_path: str | None = None, *, aliases: tuple[str, ...] = ()
+    ) -> None:
+        self.model_id = model_id
+        self.aliases = aliases
+        self.slots = 4
+        self.card: dict[str, Any] = {"n_ctx_train": 8192, "n_params": 134515008, "size": 97280000}
+        self.state = ModelStatus(model_id, State.LOADING)
+        self.place: Endpoint | None = None
+        self.waiting = 0
+        self.open = 0
+        self.broke: list[int] = []
+        self.expected_s: float | None = None
+        self.api_key: str | None = None
+        self._change = asyncio.Condition()
+        self._generation = 0
+        if socket_path is not None:
+            self._place(socket_path)
+
+    def _place(self, socket_path: str) -> None:
+        self._generation += 1
+        self.place = Endpoint(socket_path, self._generation, self.api_key)
+        self.state = replace(self.state, state=State.READY, failure=None)
+
+    async def ready(self, socket_path: str) -> None:
+        async with self._change:
+            self._place(socket_path)
+            self._change.notify_all()
+
+    async def lost(self, state: State = State.BACKOFF) -> None:
+        async with self._change:
+            self.place = None
+            self.state = replace(self.state, state=state)
+            self._change.notify_all()
+
+    async def fail(self, kind: str, hint: str) -> None:
+        async with self._change:
+            self.place = None
+            self.state = replace(self.state, state=State.FAILED, failure=Failure(kind, "/secret/path: log line", hint))
+            self._change.notify_all()
+
+    def status(self) -> ModelStatus:
+        return self.state
+
+    def endpoint(self) -> Endpoint | None:
+        return self.place
+
+    async def ensure_ready(self) -> ModelStatus:
+        self.waiting += 1
+        try:
+            async with self._change:
+                await self._change.wait_for(lambda: self.state.state in (State.READY, State.FAILED))
+            return self.state
+        finally:
+            self.waiting -= 1
+
+    def expected_ready_in_s(self) -> float | None:
+        return self.expected_s
+
+    @contextmanager
+    def request(self) -> Iterator[Moves]:
+        self.open += 1
+        try:
+            yield Moves()
+        finally:
+            self.open -= 1
+
+    def broken(self, generation: int) -> None:
+        self.broke.append(generation)
