@@ -9,6 +9,7 @@ from pathlib import Path
 
 from edge.engine.engine import Engine
 
+_SCRIPT = Path(__file__).resolve().with_name("embedded.py")
 _ASK = (
     "import importlib.util as u; s = u.find_spec('xllamacpp'); "
     "print(s.submodule_search_locations[0] if s and s.submodule_search_locations else '')"
@@ -25,6 +26,7 @@ def find_embedded(python: str) -> Engine | None:
         id=f"embedded-xllamacpp-{version or 'unknown'}",
         kind="embedded",
         path=python,
+        args=("-I", str(_SCRIPT)),  # isolated: no folder of ours shadows the standard library
         version=version,
         era="load-mode",  # it prints the log lines of its llama.cpp; its flags are fields of CommonParams
         cuda=False,

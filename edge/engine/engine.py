@@ -41,6 +41,7 @@ class Engine:
     no_vmm: bool | None = None
     progress_protocol: bool = True
     library_path: str | None = None  # LD_LIBRARY_PATH the child needs
+    args: tuple[str, ...] = ()  # between `path` and the settings: the script of the embedded engine
 
     def has(self, flag: str) -> bool:
         return flag in self.flags

@@ -32,7 +32,7 @@ def render(settings: Settings, engine: Engine, model: ModelFile, alias: str) -> 
     """As argv, with what had to be left out."""
     if engine.kind == "embedded":
         params = json.dumps(common_params(settings, model, alias), separators=(",", ":"), sort_keys=True)
-        return Argv((engine.path, "-m", "edge.engine.embedded", "--params", params, "--socket", SOCKET))
+        return Argv((engine.path, *engine.args, "--params", params, "--socket", SOCKET))
     line = _Line(engine)
     line.add(("--model", "-m"), model.path, needed=True)
     line.add(("--alias", "-a"), alias)

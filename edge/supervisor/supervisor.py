@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from edge.errors import UnavailableError
@@ -57,7 +58,7 @@ class Supervisor:
     def __init__(
         self,
         model: ModelPlan,
-        socket_path: Any,
+        socket_path: Path,
         patterns: Patterns,
         terms: Terms | None = None,
         *,
@@ -242,9 +243,8 @@ class Supervisor:
         try:
             child = spawn(plan.argv, plan.env, self._socket_path, self._terms.hygiene)
         except UnavailableError as error:
-            self.post(
-                Exited(Fault.PERMANENT, Failure("spawn_failed", str(error), error.hint or "see `edgellm doctor`"))
-            )
+            failure = Failure("spawn_failed", str(error), error.hint or "see `edgellm doctor`")
+            self.post(Exited(Fault.PERMANENT, failure))
             return
         self._attend(child, plan)
 
@@ -276,6 +276,7 @@ class Supervisor:
         if self.watch is not None:
             await self.watch.close()
         await asyncio.gather(*self._closing, return_exceptions=True)
+        self._socket_path.unlink(missing_ok=True)
 
     @property
     def _plan(self) -> LaunchPlan:
