@@ -6,7 +6,11 @@ import importlib
 
 import typer
 
-NOUNS: tuple[str, ...] = ()
+NOUNS: tuple[str, ...] = (
+    "running",
+    "timeline",
+    "up",
+)
 
 
 def build() -> typer.Typer:

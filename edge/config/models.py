@@ -10,12 +10,12 @@ from typing import Any
 from edge.config.keys import MODEL_KEYS
 from edge.config.values import ModelConfig
 from edge.errors import ConfigError, UsageError
+from edge.model.quant import public_name
 from edge.profile.fields import read_field
 from edge.profile.settings import SETTINGS
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]*")
 _TIME = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
-_SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 # What may follow the last colon of a name: Q5_K_M, IQ4_XS, UD-Q4_K_XL, MXFP4, F16, BF16.
 _QUANT = re.compile(r"(UD-)?(I?Q\d\w*|TQ\d\w*|MXFP\d\w*|NVFP\d\w*|B?F(16|32))", re.IGNORECASE)
 
@@ -84,7 +84,6 @@ def id_of(ref: str) -> str:
     head, colon, tail = text.rpartition(":")
     if colon and _QUANT.fullmatch(tail):
         text = head
-    name = text.rstrip("/").rsplit("/", 1)[-1]
-    name = _SHARD.sub("", name.removesuffix(".gguf")).removesuffix("-GGUF").removesuffix("-gguf")
+    name = public_name(text.rstrip("/")).removesuffix("-GGUF").removesuffix("-gguf")
     name = re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-._+")
     return name or "model"

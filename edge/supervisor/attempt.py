@@ -12,6 +12,7 @@ from edge.plan.plan import LaunchPlan
 from edge.supervisor.gates import Gates
 from edge.supervisor.patterns import Mark, Patterns, Signature, parse_line
 from edge.supervisor.truth import Facts
+from edge.units import format_bytes
 
 PROTOCOL = "cmd_child_to_router:state:"
 KEPT_LINES = 400
@@ -28,8 +29,9 @@ class Sighting:
 class Attempt:
     """Feed it lines; read gates, facts, progress and marks. Times are monotonic seconds."""
 
-    def __init__(self, plan: LaunchPlan, patterns: Patterns, spawned_at_s: float) -> None:
+    def __init__(self, plan: LaunchPlan, patterns: Patterns, spawned_at_s: float, weights_bytes: int) -> None:
         self.plan = plan
+        self.plan_bytes = weights_bytes
         self.gates = Gates(spawned_at_s)
         self.facts = Facts()
         self.progress: float | None = None
@@ -56,10 +58,11 @@ class Attempt:
         at_s = self._engine_time(line.engine_s, now_s)
         seen: list[Sighting] = []
         for mark in self._patterns.marks(line.text):
-            first = mark.name not in self.marks
-            self.marks.setdefault(mark.name, at_s)
-            if first:
+            if mark.name not in self.marks:
+                self.marks[mark.name] = at_s
                 seen += self._mark(mark, at_s)
+        for gate in self._patterns.gates(line.text):
+            self._gate(gate, at_s)
         for fact in self._patterns.facts(line.text):
             self._fact(fact, at_s)
         if self.wants_gpu:
@@ -94,35 +97,45 @@ class Attempt:
         self._rising = False
 
     def _engine_time(self, engine_s: float | None, now_s: float) -> float:
-        """We may read a line late (imports); the smallest delay seen ties the engine's clock to ours."""
+        """We may read lines late (imports). The smallest delay seen ties the engine's clock to ours: what was stamped
+        by a larger one is moved."""
         if engine_s is None:
             return now_s
         offset_s = now_s - engine_s
-        if self._clock_offset_s is None or offset_s < self._clock_offset_s:
+        if self._clock_offset_s is None:
             self._clock_offset_s = offset_s
+        elif offset_s < self._clock_offset_s:
+            late_s = self._clock_offset_s - offset_s
+            self._clock_offset_s = offset_s
+            self.marks = {name: max(self.gates.began_s, at_s - late_s) for name, at_s in self.marks.items()}
+            self.gates = self.gates.earlier(late_s)
         return max(self.gates.began_s, engine_s + self._clock_offset_s)
 
     def _mark(self, mark: Mark, at_s: float) -> list[Sighting]:
         match mark.name:
-            case "device_info" if not self.wants_gpu:
-                self.gates = self.gates.open("context", at_s, "CPU backend listed")
             case "load" | "header":
                 if not self.wants_gpu:
                     self.gates = self.gates.open("backend", at_s, "CPU kernels, as planned")
                 return [Sighting("loading")]
-            case "tensors_end":
-                self.gates = self.gates.open("weights", at_s, "all tensors read")
-                self.progress = 1.0
-            case "kv":
-                size = mark.groups.get("mib")
-                self.gates = self.gates.open("kv_cache", at_s, f"{size} MiB" if size else "allocated")
             case "loaded":
                 return [Sighting("ready")]
         return []
 
+    def _gate(self, gate: Mark, at_s: float) -> None:
+        if gate.name == "weights":
+            self.progress = 1.0
+            self.gates = self.gates.open("weights", at_s, f"{format_bytes(self.plan_bytes)} read")
+        elif size := gate.groups.get("mib"):
+            cells = gate.groups.get("cells")
+            self.gates = self.gates.open("kv_cache", at_s, f"{size} MiB" + (f", {cells} cells" if cells else ""))
+        else:
+            self.gates = self.gates.open("kv_cache", at_s, "allocated")
+
     def _fact(self, fact: Mark, at_s: float) -> None:
         groups = fact.groups
         match fact.name:
+            case "cpu" if not self.wants_gpu:
+                self.gates = self.gates.open("context", at_s, f"CPU: {groups['name']}")
             case "device" if self.wants_gpu:
                 device = groups["device"]
                 if device not in self.facts.devices:

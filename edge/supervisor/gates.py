@@ -34,6 +34,11 @@ class Gates:
         refusals = {k: v for k, v in self.refusals.items() if k != name}
         return replace(self, openings={**self.openings, name: opening}, refusals=refusals)
 
+    def earlier(self, by_s: float) -> Gates:
+        """Everything was seen `by_s` later than it was; nothing came before the spawn."""
+        moved = {n: replace(o, at_s=max(self.began_s, o.at_s - by_s)) for n, o in self.openings.items()}
+        return replace(self, openings=moved)
+
     def refuse(self, name: str, evidence: str) -> Gates:
         """Seen, and not as planned: stays closed and says why."""
         openings = {k: v for k, v in self.openings.items() if k != name}

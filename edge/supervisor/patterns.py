@@ -50,19 +50,20 @@ class Signature:
 
 
 class Patterns:
-    """`marks` are instants of a start, `facts` are values stated, `signatures` are causes of death."""
+    """`gates` open gates, `marks` are instants, `facts` are values stated, `signatures` are causes of death."""
 
     def __init__(self, table: Mapping[str, Any]) -> None:
-        self._marks = {name: [re.compile(p) for p in patterns] for name, patterns in table["marks"].items()}
+        self._gates = {name: _compiled(table["gates"][name]) for name in ("weights", "kv_cache")}
+        self._marks = {name: _compiled(patterns) for name, patterns in table["marks"].items()}
         self._facts = {name: re.compile(pattern) for name, pattern in table["facts"].items()}
         self.signatures = tuple(_signature(row) for row in table["signatures"])
 
+    def gates(self, text: str) -> Iterator[Mark]:
+        """weights and kv_cache: the other gates are judged by facts, which depend on the plan."""
+        return _matches(self._gates, text)
+
     def marks(self, text: str) -> Iterator[Mark]:
-        for name, patterns in self._marks.items():
-            for pattern in patterns:
-                if match := pattern.search(text):
-                    yield Mark(name, _groups(match))
-                    break
+        return _matches(self._marks, text)
 
     def facts(self, text: str) -> Iterator[Mark]:
         for name, pattern in self._facts.items():
@@ -71,6 +72,18 @@ class Patterns:
 
     def cause(self, text: str) -> Signature | None:
         return next((signature for signature in self.signatures if signature.pattern.search(text)), None)
+
+
+def _compiled(patterns: list[str]) -> list[re.Pattern[str]]:
+    return [re.compile(pattern) for pattern in patterns]
+
+
+def _matches(table: Mapping[str, list[re.Pattern[str]]], text: str) -> Iterator[Mark]:
+    for name, patterns in table.items():
+        for pattern in patterns:
+            if match := pattern.search(text):
+                yield Mark(name, _groups(match))
+                break
 
 
 def _groups(match: re.Match[str]) -> dict[str, str]:

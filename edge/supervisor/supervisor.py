@@ -257,7 +257,7 @@ class Supervisor:
             task.add_done_callback(self._closing.discard)
         self.watch = Watch(
             child,
-            Attempt(plan, self._patterns, child.spawned_at_s),
+            Attempt(plan, self._patterns, child.spawned_at_s, self.model.model.meta.tensor_bytes),
             self._terms.policy,
             self._patterns,
             post=lambda event: self._events.put_nowait((generation, event)),

@@ -1,0 +1,279 @@
+"""The composition root of a running edgellm: supervisors, gateway, control socket. Imported after the spawn."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from edge import __version__, listen
+from edge.childlog import ChildLog
+from edge.coldstart import journal
+from edge.coldstart.residency import resident_ratio
+from edge.coldstart.timeline import Instants, Span, spans, start_record
+from edge.config import Config
+from edge.console import Console
+from edge.control import Actions, Control
+from edge.folders import Folders
+from edge.gateway.app import make_app
+from edge.gateway.health import healthz
+from edge.gateway.server import serve
+from edge.gateway.settings import GatewayConfig
+from edge.launch import Launch
+from edge.resources import data_dir, load_toml
+from edge.status import Failure, State
+from edge.supervisor.failed import FailedUpstream
+from edge.supervisor.patterns import Patterns
+from edge.supervisor.policy import Policy
+from edge.supervisor.state import LIVE, Machine
+from edge.supervisor.supervisor import Supervisor, Terms
+from edge.upstream import Upstream
+
+PROGRESS_LOOK_S = 0.2
+
+
+def run(launch: Launch) -> int:
+    """Serves until stopped. 0 after an ordinary stop, 1 when a model had failed for good."""
+    return asyncio.run(App(launch).run())
+
+
+class App:
+    """Everything that runs, and how it ends."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.console = Console(as_json=launch.json)
+        self.urls = [listen.url(each) for each in launch.sockets]
+        self.supervisors: dict[str, Supervisor] = {}
+        self.upstreams: dict[str, Upstream] = {}
+        self.logs: dict[str, ChildLog] = {}
+        self._resident: dict[str, float | None] = {}
+        self._stops = 0
+        self._stop = asyncio.Event()
+        self._boot_id = journal.boot_id()
+        self._build()
+
+    # --- building ----------------------------------------------------------------------------------------------------
+
+    def _build(self) -> None:
+        launch = self.launch
+        if launch.prepared is None:
+            error = launch.failure
+            assert error is not None
+            failure = Failure(error.kind, str(error), error.hint or "see `edgellm doctor`")
+            self.upstreams["model"] = FailedUpstream("model", failure)
+            return
+        patterns = Patterns(load_toml(data_dir("build") / "llama-server.toml"))
+        terms = Terms(policy=policy(launch.config), strict=launch.config.strict)
+        starts = journal.read(launch.folders.starts)
+        for model_id, model in launch.prepared.plan.models.items():
+            log = ChildLog(launch.folders.instance_run / "log", launch.folders.model_socket(model_id).stem)
+            self.logs[model_id] = log
+            self._resident[model_id] = resident_ratio(Path(model.model.path))
+            supervisor = Supervisor(
+                model,
+                launch.folders.model_socket(model_id),
+                patterns,
+                terms,
+                on_change=self._changed,
+                on_line=log.add,
+                expected_ready_s=_last_ready_s(starts, model_id),
+            )
+            supervisor.began_s = launch.began_s
+            self.supervisors[model_id] = self.upstreams[model_id] = supervisor
+
+    # --- running -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> int:
+        launch = self.launch
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._asked_to_stop)
+        owners = []
+        for model_id, supervisor in self.supervisors.items():
+            supervisor.adopt(launch.children[model_id])
+            owners.append(asyncio.create_task(supervisor.run()))
+        gateway = await serve(make_app(self.upstreams, gateway_config(launch.config, launch.folders)), launch.sockets)
+        control = Control(launch.folders.control_socket, self._actions())
+        await control.start()
+        if launch.prepared is not None:
+            self.console.planned(launch.prepared.plan, launch.prepared.profile.name, self.urls)
+        elif launch.failure is not None:
+            self.console.failed("model", self.upstreams["model"].status().failure or _UNKNOWN, gives_up=True)
+        show = asyncio.create_task(self._show_progress())
+        stopped = asyncio.create_task(self._stop.wait())
+        await asyncio.wait([stopped, *owners], return_when=asyncio.FIRST_COMPLETED)
+        show.cancel()
+        failed = any(upstream.status().state is State.FAILED for upstream in self.upstreams.values())
+        await self._wind_down()
+        await gateway.cleanup()
+        await control.close()
+        await _end(owners)
+        for log in self.logs.values():
+            log.close()
+        launch.lock.release()
+        return 1 if failed else 0
+
+    async def _wind_down(self) -> None:
+        """Drain, TERM, KILL by the machine's own deadlines; a second signal makes it KILL now."""
+        for supervisor in self.supervisors.values():
+            supervisor.stop(now=self._stops > 1)
+        await asyncio.gather(*(s.settled(State.STOPPED, State.FAILED) for s in self.supervisors.values()))
+
+    def _asked_to_stop(self) -> None:
+        self.stop(now=self._stops > 0)
+
+    def stop(self, now: bool = False) -> None:
+        self._stops += 1
+        self._stop.set()
+        if now:
+            for supervisor in self.supervisors.values():
+                supervisor.stop(now=True)
+        elif self._stops == 1:
+            self.console.say("stopping: open requests may finish (again to stop at once)")
+
+    async def _show_progress(self) -> None:
+        while True:
+            rising = [u.status() for u in self.upstreams.values() if u.status().state is State.LOADING]
+            for status in rising:
+                self.console.progress(status)
+            await asyncio.sleep(PROGRESS_LOOK_S if rising else 1.0)
+
+    # --- what changed ------------------------------------------------------------------------------------------------
+
+    def _changed(self, supervisor: Supervisor, before: Machine, after: Machine) -> None:
+        if after.state is before.state:
+            return
+        self.console.state(supervisor.status())
+        if after.state is State.READY:
+            self._record_start(supervisor, "ready")
+            began_s = supervisor.began_s or self.launch.began_s
+            self.console.ready(supervisor.status(), time.monotonic() - began_s, self.urls)
+        died = before.state in LIVE and after.state in (State.STARTING, State.BACKOFF, State.FAILED)
+        if died and after.failure is not None:
+            self._record_crash(supervisor, before, after.failure)
+            self.console.failed(supervisor.model_id, after.failure, gives_up=after.state is State.FAILED)
+
+    def _record_start(self, supervisor: Supervisor, outcome: str) -> None:
+        watch, launch = supervisor.watch, self.launch
+        if watch is None:
+            return
+        first = supervisor.restarts == 0
+        instants = Instants(
+            process_s=launch.began_s if first else (supervisor.began_s or watch.child.spawned_at_s),
+            spawned_s=watch.child.spawned_at_s,
+            engine_ready_s=watch.engine_ready_s,
+            ready_s=time.monotonic() if outcome == "ready" else None,
+            first_token_s=watch.first_token_s,
+        )
+        model = supervisor.model.model
+        launcher: list[Span] = launch.spans if first else []
+        record = start_record(
+            start_id=uuid.uuid4().hex,
+            boot_id=self._boot_id,
+            model=supervisor.model_id,
+            engine=launch.prepared.plan.engine.id if launch.prepared else "",
+            rung=supervisor.machine.rung,
+            resident_ratio=self._resident[supervisor.model_id] if first else None,
+            instants=instants,
+            spans=spans(instants, launcher, watch.attempt.marks, model.meta.tensor_bytes),
+            weights_bytes=model.meta.tensor_bytes,
+            spawn_cpu_s=launch.spawn_cpu_s if first else None,
+            outcome=outcome,
+        )
+        journal.append(launch.folders.starts, record)
+
+    def _record_crash(self, supervisor: Supervisor, before: Machine, failure: Failure) -> None:
+        if before.state is not State.READY:
+            self._record_start(supervisor, f"failed: {failure.kind}")
+        record = {
+            "schema": 1,
+            "at": time.time(),
+            "boot_id": self._boot_id,
+            "model": supervisor.model_id,
+            "state": before.state.value,
+            "rung": before.rung,
+            "kind": failure.kind,
+            "hint": failure.hint,
+            "evidence": failure.evidence,
+        }
+        journal.append(self.launch.folders.crashes, record)
+
+    # --- the control socket ------------------------------------------------------------------------------------------
+
+    def _actions(self) -> Actions:
+        return Actions(
+            status=self.status, logs=self._log_lines, stop=self.stop, restart=self._restart, reload=self._reload
+        )
+
+    def status(self) -> dict[str, Any]:
+        """/healthz with what only the owner may see: evidence, pids, folders."""
+        statuses = [upstream.status() for upstream in self.upstreams.values()]
+        document = healthz(statuses, None, time.time() - time.monotonic())
+        for status in statuses:
+            model = document["models"][status.id]
+            model["pid"] = status.pid
+            if status.failure is not None:
+                model["failure"]["evidence"] = status.failure.evidence
+        prepared = self.launch.prepared
+        return document | {
+            "version": __version__,
+            "urls": self.urls,
+            "uptime_s": round(time.monotonic() - self.launch.began_s, 1),
+            "profile": prepared.profile.name if prepared else None,
+            "engine": prepared.plan.engine.id if prepared else None,
+            "folders": {"state": str(self.launch.folders.instance_state), "run": str(self.launch.folders.instance_run)},
+        }
+
+    def _log_lines(self, model_id: str | None) -> list[str]:
+        return [line for name, log in self.logs.items() if model_id in (None, name) for line in log.ring]
+
+    def _restart(self, model_id: str | None) -> list[str]:
+        chosen = [s for name, s in self.supervisors.items() if model_id in (None, name)]
+        for supervisor in chosen:
+            supervisor.restart()
+        return [supervisor.model_id for supervisor in chosen]
+
+    async def _reload(self) -> dict[str, Any]:
+        return {"schema": 1, "changed": []}
+
+
+_UNKNOWN = Failure("unknown", "", "see `edgellm doctor`")
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def policy(config: Config) -> Policy:
+    return Policy(stable_s=config.restart.stable_s, backoff_s=config.restart.backoff_s)
+
+
+def gateway_config(config: Config, folders: Folders) -> GatewayConfig:
+    """[gateway] of edgellm.toml as the gateway's own value."""
+    section = config.gateway
+    return GatewayConfig(
+        keys_file=Path(section.keys_file) if section.keys_file else folders.config / "keys.toml",
+        cors_origins=section.cors_origins,
+        hosts=section.hosts,
+        max_body_bytes=section.max_body_bytes,
+        hold_requests=section.hold.requests,
+        hold_bytes=section.hold.bytes,
+        hold_seconds=section.hold.seconds,
+        unknown_model=section.unknown_model,
+        strict=config.strict,
+        insecure=config.insecure,
+    )
+
+
+def _last_ready_s(starts: list[Mapping[str, Any]] | list[dict[str, Any]], model_id: str) -> float | None:
+    for record in reversed(starts):
+        if record.get("model") == model_id and isinstance(record.get("ready_s"), (int, float)):
+            return float(record["ready_s"])
+    return None

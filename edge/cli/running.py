@@ -1,0 +1,128 @@
+"""Commands that talk to a running edgellm: status, wait, stop, restart, reload, logs."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Annotated, Any
+
+import typer
+
+from edge.cli.options import Json, StateDir
+from edge.errors import EdgeError, NotRunningError, TimedOutError
+
+POLL_S = 0.1
+
+
+def register(root: typer.Typer) -> None:
+    root.command(epilog="Example: edgellm status --json")(status)
+    root.command(epilog="Example: edgellm wait --timeout 120 && curl http://127.0.0.1:8080/v1/models")(wait)
+    root.command(epilog="Example: edgellm stop")(stop)
+    root.command(epilog="Example: edgellm restart")(restart)
+    root.command(epilog="Example: edgellm logs -f")(logs)
+
+
+def status(
+    state_dir: StateDir = None,
+    as_json: Json = False,
+    watch: Annotated[bool, typer.Option("--watch", help="again every second until Ctrl-C")] = False,
+) -> None:
+    """Show state, gates and failures of a running edgellm. Exit code 69 when none runs."""
+    from edge.render.status import status_lines
+
+    client = _client(state_dir)
+    while True:
+        document = client.status()
+        if as_json:
+            typer.echo(json.dumps(document, indent=None if watch else 2))
+        else:
+            if watch and os.isatty(1):
+                typer.echo("\x1b[2J\x1b[H", nl=False)
+            typer.echo("\n".join(status_lines(document)))
+        if not watch:
+            return
+        time.sleep(1)
+
+
+def wait(
+    state_dir: StateDir = None,
+    timeout: Annotated[float, typer.Option("--timeout", metavar="S", help="seconds; 0 waits for ever")] = 0,
+) -> None:
+    """Wait until every model is READY. Exit code 75 when the time is over, 1 when one has failed."""
+    client, began = _client(state_dir), time.monotonic()
+    while True:
+        document = _status_or_none(client)
+        models: dict[str, Any] = document["models"] if document else {}
+        failed = [name for name, model in models.items() if model["state"] == "FAILED"]
+        if failed:
+            failure = models[failed[0]]["failure"]
+            raise EdgeError(f"{failed[0]} has failed: {failure['kind']}", failure["hint"])
+        if models and all(model["state"] in ("READY", "SLEEPING") for model in models.values()):
+            return
+        if timeout and time.monotonic() - began >= timeout:
+            raise TimedOutError(f"not ready after {timeout:g} s", "`edgellm status` shows which gate is closed")
+        time.sleep(POLL_S)
+
+
+def stop(
+    state_dir: StateDir = None,
+    now: Annotated[bool, typer.Option("--now", help="do not let open requests finish")] = False,
+) -> None:
+    """Stop a running edgellm: open requests may finish, then the engine is ended."""
+    from edge.instance import held
+
+    client = _client(state_dir)
+    client.stop(now=now)
+    while held(client.folders.lock):
+        time.sleep(POLL_S)
+
+
+def restart(state_dir: StateDir = None, model: Annotated[str | None, typer.Argument(help="one model")] = None) -> None:
+    """Restart the engine of one model, or of all, after open requests have finished."""
+    for name in _client(state_dir).restart(model):
+        typer.echo(f"restarting {name}")
+
+
+def logs(
+    state_dir: StateDir = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="go on until Ctrl-C")] = False,
+    engine: Annotated[bool, typer.Option("--engine", help="the engine's own lines (the default by hand)")] = True,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="one model's engine")] = None,
+) -> None:
+    """Print the engine's last lines."""
+    client = _client(state_dir)
+    seen: list[str] = []
+    while True:
+        lines = client.logs(model)
+        for line in fresh(seen, lines):
+            typer.echo(line)
+        seen = lines
+        if not follow:
+            return
+        time.sleep(0.5)
+
+
+def fresh(seen: list[str], now: list[str]) -> list[str]:
+    """What came since: both are tails of the same stream."""
+    if not seen:
+        return now
+    last = seen[-50:]
+    for begin in range(len(now) - len(last), -1, -1):
+        if now[begin : begin + len(last)] == last:
+            return now[begin + len(last) :]
+    return now
+
+
+def _client(state_dir: Any) -> Any:
+    from edge.client import Client, find
+
+    return Client(find(os.environ, state_dir))
+
+
+def _status_or_none(client: Any) -> dict[str, Any] | None:
+    try:
+        document: dict[str, Any] = client.status()
+        return document
+    except NotRunningError:
+        return None

@@ -1,0 +1,99 @@
+"""The control socket: HTTP on a unix socket in the run folder. Who may write is the kernel's word (SO_PEERCRED)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+_PEERCRED = struct.Struct("3i")  # pid, uid, gid
+
+
+@dataclass(frozen=True, slots=True)
+class Actions:
+    """What the application lets the socket do. `status` returns the whole document, evidence included."""
+
+    status: Callable[[], dict[str, Any]]
+    logs: Callable[[str | None], list[str]]
+    stop: Callable[[bool], None]
+    restart: Callable[[str | None], list[str]]
+    reload: Callable[[], Awaitable[dict[str, Any]]]
+
+
+class Control:
+    """Serves `Actions` until closed."""
+
+    def __init__(self, path: Path, actions: Actions) -> None:
+        self._path = path
+        self._actions = actions
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.router.add_get("/status", self._status)
+        app.router.add_get("/logs", self._logs)
+        app.router.add_post("/stop", _for_owner(self._stop))
+        app.router.add_post("/restart", _for_owner(self._restart))
+        app.router.add_post("/reload", _for_owner(self._reload))
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1)
+        await self._runner.setup()
+        self._path.unlink(missing_ok=True)  # of a former holder of our lock
+        listener = socket.socket(socket.AF_UNIX)
+        mask = os.umask(0o177)
+        try:
+            listener.bind(str(self._path))
+        finally:
+            os.umask(mask)
+        await web.SockSite(self._runner, listener).start()
+
+    async def close(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._path.unlink(missing_ok=True)
+
+    async def _status(self, _: web.Request) -> web.Response:
+        return web.json_response(self._actions.status())
+
+    async def _logs(self, request: web.Request) -> web.Response:
+        lines = self._actions.logs(request.query.get("model"))
+        return web.json_response({"schema": 1, "lines": lines})
+
+    async def _stop(self, request: web.Request) -> web.Response:
+        self._actions.stop(request.query.get("now") == "1")
+        return web.json_response({"schema": 1, "stopping": True}, status=202)
+
+    async def _restart(self, request: web.Request) -> web.Response:
+        restarted = self._actions.restart(request.query.get("model"))
+        return web.json_response({"schema": 1, "restarting": restarted}, status=202 if restarted else 404)
+
+    async def _reload(self, _: web.Request) -> web.Response:
+        return web.json_response(await self._actions.reload())
+
+
+Handler = Callable[[web.Request], Awaitable[web.Response]]
+
+
+def _for_owner(handler: Handler) -> Handler:
+    async def checked(request: web.Request) -> web.Response:
+        if _peer_uid(request) not in (0, os.getuid()):
+            error = {"message": "only the owner and root may change a running edgellm", "kind": "forbidden"}
+            return web.json_response({"schema": 1, "error": error}, status=403)
+        return await handler(request)
+
+    return checked
+
+
+def _peer_uid(request: web.Request) -> int | None:
+    transport = request.transport
+    peer = transport.get_extra_info("socket") if transport is not None else None
+    if peer is None:
+        return None
+    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
+    uid: int = _PEERCRED.unpack(raw)[1]
+    return uid

@@ -1,0 +1,82 @@
+"""One edgellm per run folder: a lock that the kernel releases whatever happens, and where to reach who holds it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edge.errors import AlreadyRunningError, UnavailableError
+from edge.folders import Folders
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds an instance: what its lock file says."""
+
+    pid: int
+    urls: tuple[str, ...]
+
+
+class Lock:
+    """Held until the process ends. The file stays: removing it would race with the next holder."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def tell(self, urls: list[str]) -> None:
+        """Says where we serve, for the second `up` and for the CLI."""
+        text = json.dumps({"schema": 1, "pid": os.getpid(), "urls": urls}).encode()
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, text, 0)
+
+    def release(self) -> None:
+        os.close(self._descriptor)
+
+
+def acquire(folders: Folders) -> Lock:
+    """Raises AlreadyRunningError (pid and URL) or UnavailableError (the folder cannot be used)."""
+    try:
+        folders.instance_run.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(folders.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        hint = "give a folder you own with --state-dir DIR"
+        raise UnavailableError(f"cannot use the run folder {folders.instance_run}: {error.strerror}", hint) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        holder = read_holder(folders.lock)
+        where = f" (pid {holder.pid}) at {', '.join(holder.urls)}" if holder else ""
+        hint = "`edgellm status` shows it, `edgellm stop` ends it; --state-dir DIR runs another beside it"
+        raise AlreadyRunningError(f"edgellm is already running{where}", hint) from error
+    lock = Lock(descriptor)
+    lock.tell([])
+    return lock
+
+
+def read_holder(lock: Path) -> Holder | None:
+    """What the lock file says; only true while it is locked (`held`)."""
+    try:
+        record: Any = json.loads(lock.read_bytes())
+        return Holder(int(record["pid"]), tuple(record["urls"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def held(lock: Path) -> bool:
+    """Whether a live process holds the lock."""
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

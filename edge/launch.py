@@ -1,0 +1,163 @@
+"""`edgellm up`: the child first, the imports later. Standard library only until the engine is running.
+
+inherited sockets → configuration → lock → bind what is not inherited → plan → spawn → only then edge.app.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from signal import SIGKILL
+from socket import socket
+
+from edge import listen
+from edge.coldstart.journal import process_began_s
+from edge.coldstart.timeline import Span
+from edge.config import Config
+from edge.errors import EdgeError
+from edge.folders import Folders, folders
+from edge.instance import Lock, acquire
+from edge.options import UP
+from edge.prepare import Prepared, configure, prepare
+from edge.supervisor.child import Child, spawn
+
+EPILOG = """examples:
+  edgellm up                               serve what is configured, or the model that is there
+  edgellm up -p orin -m Qwen3.5-4B:Q5_K_M  a profile and a model
+  edgellm up -p cpu --set n_ctx=8192       one value of the plan
+"""
+
+
+@dataclass
+class Launch:
+    """What the launcher hands to edge.app. `failure` stands in for a plan when sockets were inherited."""
+
+    folders: Folders
+    config: Config
+    lock: Lock
+    sockets: list[socket]
+    inherited: bool
+    began_s: float  # monotonic: when this process began
+    json: bool
+    prepared: Prepared | None = None
+    failure: EdgeError | None = None
+    children: dict[str, Child] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+    spawn_cpu_s: float | None = None
+
+
+def up(argv: list[str]) -> int:
+    """Runs until it is stopped. Returns the exit code; faults before the first spawn raise EdgeError."""
+    began_s = process_began_s() or time.monotonic()
+    clock = _Clock(began_s)
+    options = parse(argv)
+    launch = _take_sockets(options, began_s, clock)
+    try:
+        _plan(launch, clock)
+        _spawn(launch, clock)
+        launch.spans = clock.spans
+        from edge.app import run
+
+        return run(launch)
+    except BaseException:
+        # Ctrl-C while importing, or a bug: nothing may stay behind.
+        for child in launch.children.values():
+            child.send(SIGKILL)
+            child.wait(5)
+            child.close()
+            child.socket_path.unlink(missing_ok=True)
+        raise
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="edgellm up",
+        description="Plan, launch, warm and serve on one address until Ctrl-C or `edgellm stop`.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        exit_on_error=True,
+        allow_abbrev=False,
+    )
+    for option in UP:
+        names = [option.short, option.name] if option.short else [option.name]
+        if option.metavar is None:
+            parser.add_argument(*names, action="store_true", help=option.help)
+        elif option.many:
+            parser.add_argument(*names, action="append", default=[], metavar=option.metavar, help=option.help)
+        else:
+            parser.add_argument(*names, metavar=option.metavar, help=option.help)
+    return parser.parse_args(argv)
+
+
+def given(options: argparse.Namespace) -> Mapping[str, object]:
+    """Only what was on the command line."""
+    return {name: value for name, value in vars(options).items() if value not in (None, False, [])}
+
+
+class _Clock:
+    """Names the parts of the launch as they pass."""
+
+    def __init__(self, began_s: float) -> None:
+        self.spans: list[Span] = []
+        self._began_s = self._last_s = began_s
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self.spans.append(Span(name, None, self._last_s - self._began_s, now - self._began_s))
+        self._last_s = now
+
+
+def _take_sockets(options: argparse.Namespace, began_s: float, clock: _Clock) -> Launch:
+    clock.lap("python")
+    sockets = listen.inherited(os.environ)
+    places = folders(os.environ, Path(options.state_dir) if options.state_dir else None)
+    config, failure = _configure(options, places, inherited=bool(sockets))
+    lock = acquire(places)
+    inherited = bool(sockets)
+    if not inherited:
+        sockets = listen.bind(config.listen)
+    lock.tell([listen.url(each) for each in sockets])
+    clock.lap("configure")
+    return Launch(places, config, lock, sockets, inherited, began_s, bool(options.json), failure=failure)
+
+
+def _configure(options: argparse.Namespace, places: Folders, *, inherited: bool) -> tuple[Config, EdgeError | None]:
+    """Behind a socket unit a fault is answered, not exited with: each waiting client would start us again."""
+    try:
+        return configure(places, given(options), os.environ), None
+    except EdgeError as error:
+        if not inherited:
+            raise
+        return Config(), error
+
+
+def _plan(launch: Launch, clock: _Clock) -> None:
+    if launch.failure is not None:
+        return
+    try:
+        launch.prepared = prepare(launch.config, launch.folders)
+    except EdgeError as error:
+        if not launch.inherited:
+            raise
+        launch.failure = error
+    clock.lap("plan")
+
+
+def _spawn(launch: Launch, clock: _Clock) -> None:
+    """Starts every preloaded model's child; on one unified memory they load side by side."""
+    if launch.prepared is None:
+        return
+    for model_id, model in launch.prepared.plan.models.items():
+        plan = model.ladder.plans[model.ladder.chosen]
+        launch.children[model_id] = spawn(plan.argv, plan.env, launch.folders.model_socket(model_id))
+    launch.spawn_cpu_s = time.process_time()
+    clock.lap("spawn")
+
+
+def say(text: str, stream: Callable[[str], object] = sys.stdout.write) -> None:
+    stream(text + "\n")

@@ -1,0 +1,86 @@
+"""The public sockets: inherited from systemd, or bound here before anything else is done."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+from collections.abc import MutableMapping, Sequence
+
+from edge.errors import AddressInUseError, ConfigError, UnavailableError
+
+FIRST_INHERITED = 3  # SD_LISTEN_FDS_START
+BACKLOG = 1024  # connections that wait in the kernel until the gateway answers
+
+
+def inherited(env: MutableMapping[str, str]) -> list[socket.socket]:
+    """Sockets by sd_listen_fds(3), taken once: the variables are removed, so that no child believes them."""
+    pid, count = env.pop("LISTEN_PID", ""), env.pop("LISTEN_FDS", "")
+    env.pop("LISTEN_FDNAMES", None)
+    if pid != str(os.getpid()) or not count.isdigit():
+        return []
+    sockets = []
+    for descriptor in range(FIRST_INHERITED, FIRST_INHERITED + int(count)):
+        os.set_inheritable(descriptor, False)
+        sockets.append(socket.socket(fileno=descriptor))
+    return sockets
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """`127.0.0.1:8080`, `[::1]:8080`, `:8080` (loopback), `8080`. Raises ConfigError."""
+    host, _, port = text.rpartition(":")
+    if not port.isdigit() or not 0 <= int(port) <= 65535:
+        raise ConfigError(f"not an address: {text!r}", "write it like 127.0.0.1:8080 or [::1]:8080")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def bind(addresses: Sequence[str]) -> list[socket.socket]:
+    """Listening sockets. Raises AddressInUseError, ConfigError, UnavailableError; none stays open then."""
+    sockets: list[socket.socket] = []
+    try:
+        for text in addresses:
+            sockets.append(_bind(*parse_address(text)))
+    except BaseException:
+        for each in sockets:
+            each.close()
+        raise
+    return sockets
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}: {error.strerror}", "use an address of this machine") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections in TIME_WAIT are no owner
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            hint = f"`ss -ltnp 'sport = :{port}'` names its owner; or choose another: --listen {host}:{port + 1}"
+            raise AddressInUseError(f"{host}:{port} is taken by another program", hint) from error
+        raise UnavailableError(f"cannot listen on {host}:{port}: {error.strerror}", None) from error
+    return listener
+
+
+def url(listener: socket.socket) -> str:
+    """`http://127.0.0.1:8080`, or `unix:PATH`."""
+    name = listener.getsockname()
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{name}"
+    host = f"[{name[0]}]" if listener.family == socket.AF_INET6 else name[0]
+    return f"http://{host}:{name[1]}"
+
+
+def is_loopback(listener: socket.socket) -> bool:
+    if listener.family == socket.AF_UNIX:
+        return True
+    return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
