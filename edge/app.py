@@ -23,7 +23,7 @@ from edge.gateway.app import make_app
 from edge.gateway.health import healthz
 from edge.gateway.server import serve
 from edge.gateway.settings import GatewayConfig
-from edge.launch import Launch
+from edge.handover import Launch
 from edge.resources import data_dir, load_toml
 from edge.status import Failure, State
 from edge.supervisor.failed import FailedUpstream

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from signal import SIGKILL
-from socket import socket
 
 from edge import listen
 from edge.coldstart.journal import process_began_s
@@ -21,34 +18,17 @@ from edge.coldstart.timeline import Span
 from edge.config import Config
 from edge.errors import EdgeError
 from edge.folders import Folders, folders
-from edge.instance import Lock, acquire
+from edge.handover import Launch
+from edge.instance import acquire
 from edge.options import UP
-from edge.prepare import Prepared, configure, prepare
-from edge.supervisor.child import Child, spawn
+from edge.prepare import configure, prepare
+from edge.supervisor.child import spawn
 
 EPILOG = """examples:
   edgellm up                               serve what is configured, or the model that is there
   edgellm up -p orin -m Qwen3.5-4B:Q5_K_M  a profile and a model
   edgellm up -p cpu --set n_ctx=8192       one value of the plan
 """
-
-
-@dataclass
-class Launch:
-    """What the launcher hands to edge.app. `failure` stands in for a plan when sockets were inherited."""
-
-    folders: Folders
-    config: Config
-    lock: Lock
-    sockets: list[socket]
-    inherited: bool
-    began_s: float  # monotonic: when this process began
-    json: bool
-    prepared: Prepared | None = None
-    failure: EdgeError | None = None
-    children: dict[str, Child] = field(default_factory=dict)
-    spans: list[Span] = field(default_factory=list)
-    spawn_cpu_s: float | None = None
 
 
 def up(argv: list[str]) -> int:
@@ -157,7 +137,3 @@ def _spawn(launch: Launch, clock: _Clock) -> None:
         launch.children[model_id] = spawn(plan.argv, plan.env, launch.folders.model_socket(model_id))
     launch.spawn_cpu_s = time.process_time()
     clock.lap("spawn")
-
-
-def say(text: str, stream: Callable[[str], object] = sys.stdout.write) -> None:
-    stream(text + "\n")

@@ -1,0 +1,58 @@
+# make up    serve the demo model on http://127.0.0.1:8080/v1 until Ctrl-C
+# make test  everything a checkout needs to test itself
+PYTHON  ?= python3
+PROFILE ?= cpu
+DEMO    := SmolLM2-135M-Instruct
+VENV    := .venv
+BIN     := $(VENV)/bin
+SHELL   := /bin/bash
+
+.PHONY: help setup up check test test-full dist clean
+
+help:
+	@grep -E '^# make' Makefile | sed 's/^# //'; echo 'also: setup check test-full dist clean; PROFILE=orin, MODEL=REF'
+
+$(VENV)/bin/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "edgellm needs Python 3.10 or newer: make PYTHON=python3.12"; exit 69; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "python3-venv is missing: sudo apt-get install python3-venv"; exit 69; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.up: $(VENV)/bin/pip pyproject.toml
+	@echo "installing edgellm and the embedded engine into $(VENV) ..."
+	@$(BIN)/pip install -q --disable-pip-version-check -e '.[embedded]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.up
+	@echo "installing what the tests need into $(VENV) ..."
+	@$(BIN)/pip install -q --disable-pip-version-check -e '.[embedded,hub,tools,nvml,dev]'
+	@touch $@
+
+setup: $(VENV)/.dev
+
+up: $(VENV)/.up
+ifeq ($(PROFILE)$(MODEL),cpu)
+	@$(BIN)/edgellm model pull $(DEMO)
+	@exec $(BIN)/edgellm up -p cpu -m $(DEMO)
+else
+	@exec $(BIN)/edgellm up -p $(PROFILE) $(if $(MODEL),-m $(MODEL))
+endif
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+test: check
+	$(BIN)/python -m pytest -m "not full"
+	tests/pythons.sh "$(BIN)/python"
+	tests/wheel.sh "$(BIN)/python"
+
+test-full: test
+	$(BIN)/python -m pytest -m full
+
+dist: setup
+	$(BIN)/python -m build
+
+clean:
+	rm -rf dist .venv .venv-3.* .mypy_cache .ruff_cache .hypothesis

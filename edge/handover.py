@@ -1,0 +1,32 @@
+"""What the launcher hands to the application: open sockets, running children, and the plan they follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from socket import socket
+
+from edge.coldstart.timeline import Span
+from edge.config import Config
+from edge.errors import EdgeError
+from edge.folders import Folders
+from edge.instance import Lock
+from edge.prepare import Prepared
+from edge.supervisor.child import Child
+
+
+@dataclass
+class Launch:
+    """What the launcher hands to edge.app. `failure` stands in for a plan when sockets were inherited."""
+
+    folders: Folders
+    config: Config
+    lock: Lock
+    sockets: list[socket]
+    inherited: bool
+    began_s: float  # monotonic: when this process began
+    json: bool
+    prepared: Prepared | None = None
+    failure: EdgeError | None = None
+    children: dict[str, Child] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+    spawn_cpu_s: float | None = None

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Unit tests on the oldest and the newest Python at hand beside the one given (3.10 is JetPack 6's).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+main=$("$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+
+candidates() {
+    local version python
+    for version in 3.10 3.11 3.12 3.13 3.14; do
+        for python in "python$version" "$HOME"/.pyenv/versions/"$version"*/bin/python; do
+            if "$python" -c "import sys, venv, ensurepip; sys.exit('%d.%d' % sys.version_info[:2] != '$version')" 2>/dev/null; then
+                echo "$version $python"
+                break
+            fi
+        done
+    done
+}
+
+found=$(candidates)
+for row in "$(head -n 1 <<<"$found")" "$(tail -n 1 <<<"$found")"; do
+    read -r version python <<<"$row"
+    if [ -z "${version:-}" ] || [ "$version" = "$main" ]; then continue; fi
+    venv=.venv-$version
+    echo "== unit tests on Python $version"
+    [ -x "$venv/bin/pip" ] || "$python" -m venv "$venv"
+    if [ ! -e "$venv/.dev" ] || [ pyproject.toml -nt "$venv/.dev" ]; then
+        "$venv/bin/pip" install -q --disable-pip-version-check -e '.[embedded,hub,tools,nvml,dev]'
+        touch "$venv/.dev"
+    fi
+    "$venv/bin/python" -m pytest -m "not full and not e2e and not slow"
+done
