@@ -11,12 +11,13 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from signal import SIGKILL
+from typing import NoReturn
 
 from edge import listen
 from edge.coldstart.journal import process_began_s
 from edge.coldstart.timeline import Span
 from edge.config import Config
-from edge.errors import EdgeError
+from edge.errors import EdgeError, UsageError
 from edge.folders import Folders, folders
 from edge.handover import Launch
 from edge.instance import acquire
@@ -54,13 +55,18 @@ def up(argv: list[str]) -> int:
         raise
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, "see `edgellm up --help`")
+
+
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    """Raises UsageError."""
+    parser = _Parser(
         prog="edgellm up",
         description="Plan, launch, warm and serve on one address until Ctrl-C or `edgellm stop`.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        exit_on_error=True,
         allow_abbrev=False,
     )
     for option in UP:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from typing import Annotated
 
 import typer
 
+from edge import __version__
+
+USAGE = 64
 NOUNS: tuple[str, ...] = (
     "running",
     "timeline",
@@ -17,13 +21,14 @@ def build() -> typer.Typer:
     root = typer.Typer(
         name="edgellm",
         help="Turns this machine into an LLM appliance: plan, launch, warm, watch and serve llama.cpp.",
-        no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
 
     @root.callback()
-    def _root() -> None:
+    def _root(
+        version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print it")] = False,
+    ) -> None:
         """Turns this machine into an LLM appliance."""
 
     for noun in NOUNS:
@@ -31,6 +36,17 @@ def build() -> typer.Typer:
     return root
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"edgellm {__version__}")
+        raise typer.Exit
+
+
 def run(arguments: list[str]) -> int:
-    result = build()(args=arguments, prog_name="edgellm", standalone_mode=False)
-    return result if isinstance(result, int) else 0
+    """The exit code. typer says 2 for a wrong command line; ours is 64 (EX_USAGE)."""
+    try:
+        build()(args=arguments or ["--help"], prog_name="edgellm")
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        return USAGE if code == 2 else code
+    return 0

