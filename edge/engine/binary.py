@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from edge.engine.fatbin import elf_machine, kernels
 
 _PROGRESS = b"cmd_child_to_router:state"
 _CUDA = b"ggml_cuda_init"
@@ -14,21 +18,35 @@ _VMM = b"cuMemAddressReserve"
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """`no_vmm` is None where there is no CUDA."""
+    """`no_vmm` is None where there is no CUDA. `built_for`: machine code for these GPUs, (87,); `ptx`: to compile."""
 
     progress_protocol: bool
     cuda: bool
     no_vmm: bool | None
+    built_for: tuple[int, ...] = ()
+    ptx: tuple[int, ...] = ()
+    machine: str | None = None
 
 
 def traits(binary: Path) -> Traits:
     """Markers in the file and in the .so files beside it (split builds keep the server and CUDA in libraries)."""
-    found = dict.fromkeys((_PROGRESS, _CUDA, _VMM), False)
+    seen: set[bytes] = set()
+    sass: set[int] = set()
+    ptx: set[int] = set()
+    machine = None
     for path in (binary, *neighbours(binary)):
-        for marker in _markers_in(path, tuple(marker for marker, seen in found.items() if not seen)):
-            found[marker] = True
-    cuda = found[_CUDA]
-    return Traits(found[_PROGRESS], cuda, not found[_VMM] if cuda else None)
+        with _mapped(path) as data:
+            if data is None:
+                continue
+            machine = machine or elf_machine(data)
+            seen.update(marker for marker in (_PROGRESS, _CUDA, _VMM) if marker not in seen and data.find(marker) >= 0)
+            found = kernels(data)
+        if found is not None:
+            sass.update(found.sass)
+            ptx.update(found.ptx)
+    cuda = _CUDA in seen
+    no_vmm = _VMM not in seen if cuda else None
+    return Traits(_PROGRESS in seen, cuda, no_vmm, tuple(sorted(sass)), tuple(sorted(ptx)), machine)
 
 
 def neighbours(binary: Path) -> list[Path]:
@@ -43,8 +61,12 @@ def neighbours(binary: Path) -> list[Path]:
     ]
 
 
-def _markers_in(path: Path, markers: tuple[bytes, ...]) -> list[bytes]:
-    if not markers or path.stat().st_size == 0:
-        return []
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-        return [marker for marker in markers if view.find(marker) >= 0]
+@contextmanager
+def _mapped(path: Path) -> Iterator[mmap.mmap | None]:
+    """None for an empty file, which cannot be mapped."""
+    with path.open("rb") as file:
+        if path.stat().st_size == 0:
+            yield None
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+            yield view

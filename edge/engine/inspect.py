@@ -19,11 +19,20 @@ from edge.engine.readout import parse_devices, parse_help, parse_version
 from edge.errors import EngineMissingError
 from edge.resources import data_dir, load_toml
 
-_CACHE_SCHEMA = 1
+_CACHE_SCHEMA = 2
 _ASK_TIMEOUT_S = 20.0
 # The first CUDA contact took 17 s on one board.
 _DEVICES_TIMEOUT_S = 90.0
 _MISSING_LIBRARY = "error while loading shared libraries"
+_ENVIRONMENT = {
+    "LC_ALL": "C",
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/nonexistent",
+    # Some servers die at --help when they can find no cache folder.
+    "LLAMA_CACHE": "/nonexistent/cache",
+    "HF_HUB_CACHE": "/nonexistent/cache",
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+}
 
 
 def inspect(path: Path, cache_dir: Path | None, *, engine_id: str | None = None, root: Path = Path("/")) -> Engine:
@@ -92,6 +101,7 @@ def _ask(path: Path) -> dict[str, Any]:
         "devices": [[d.id, d.name, d.total_bytes, d.free_bytes] for d in parse_devices(listed)],
         "cuda": found.cuda,
         "no_vmm": found.no_vmm,
+        "built_for": list(found.built_for),
         "progress_protocol": found.progress_protocol,
         "library_path": library_path,
     }
@@ -114,18 +124,15 @@ def _first_answer(path: Path) -> tuple[str | None, str]:
 
 
 def run_probe(
-    path: Path, arguments: list[str], library_path: str | None = None, *, timeout_s: float = _ASK_TIMEOUT_S
+    path: Path,
+    arguments: list[str],
+    library_path: str | None = None,
+    *,
+    timeout_s: float = _ASK_TIMEOUT_S,
+    environment: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Runs the binary from / with our own environment and no input; as its owner when we are root and it is not."""
-    environment = {
-        "LC_ALL": "C",
-        "PATH": "/usr/bin:/bin",
-        "HOME": "/nonexistent",
-        # Some servers die at --help when they can find no cache folder.
-        "LLAMA_CACHE": "/nonexistent/cache",
-        "HF_HUB_CACHE": "/nonexistent/cache",
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    }
+    environment = dict(_ENVIRONMENT if environment is None else environment)
     if library_path:
         environment["LD_LIBRARY_PATH"] = library_path
     user, group, groups = _identity(path)
@@ -183,6 +190,7 @@ def _engine(path: Path, answers: dict[str, Any], engine_id: str | None) -> Engin
         devices=tuple(Device(*device) for device in answers["devices"]),
         cuda=answers["cuda"],
         no_vmm=answers["no_vmm"],
+        built_for=tuple(answers["built_for"]),
         progress_protocol=answers["progress_protocol"],
         library_path=answers["library_path"],
     )

@@ -1,0 +1,117 @@
+"""The exact commands of a build, and why each argument is there. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edge.engine.recipe import Option, Recipe, arm_architecture
+from edge.engine.tools import Tool, Toolkit
+
+# What a build may be told beyond its recipe when the compiler and the CPU disagree (FC-07).
+BASELINE = {"aarch64": "armv8-a"}
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """`overrides` are the -D arguments that this machine adds to the recipe, with their reasons."""
+
+    configure: tuple[str, ...]
+    build: tuple[str, ...]
+    overrides: tuple[Option, ...]
+    fingerprint: str
+    build_dir: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Everything that decides what is built."""
+
+    recipe: Recipe
+    tree: str
+    commit: str
+    build_number: int
+    arch: tuple[int, ...]
+    machine: str
+    isa: tuple[str, ...]
+    cmake: Tool
+    ninja: Tool
+    cc: Tool
+    cxx: Tool
+    toolkit: Toolkit | None
+    host_compiler: Tool | None
+    targets: Sequence[str]
+    jobs: int
+    baseline: bool = False  # the safe CPU architecture, after a header mismatch
+
+
+def overrides(inputs: Inputs) -> tuple[Option, ...]:
+    """What depends on the machine and so is in no recipe."""
+    found = [
+        Option("LLAMA_BUILD_COMMIT", inputs.commit[:9], "STRING", "what --version answers: the sdist has no history"),
+        Option("LLAMA_BUILD_NUMBER", str(inputs.build_number), "STRING", "a shallow tree would count 1"),
+        Option("CMAKE_C_COMPILER", inputs.cc.path, "FILEPATH", "the compiler that was checked"),
+        Option("CMAKE_CXX_COMPILER", inputs.cxx.path, "FILEPATH", "the compiler that was checked"),
+        Option("CMAKE_MAKE_PROGRAM", inputs.ninja.path, "FILEPATH", "counts its steps, so progress is known"),
+    ]
+    if inputs.toolkit is not None:
+        found.append(
+            Option("CMAKE_CUDA_COMPILER", inputs.toolkit.nvcc, "FILEPATH", "nvcc is rarely on a service's PATH (FC-01)")
+        )
+        if inputs.recipe.option("CMAKE_CUDA_ARCHITECTURES") is None:
+            arch = ";".join(f"{a}-real" for a in inputs.arch)
+            found.append(Option("CMAKE_CUDA_ARCHITECTURES", arch, "STRING", "this machine's GPU, and no other (FC-02)"))
+    if inputs.host_compiler is not None and inputs.toolkit is not None:
+        found.append(
+            Option("CMAKE_CUDA_HOST_COMPILER", inputs.host_compiler.path, "FILEPATH", "one that this nvcc takes")
+        )
+    return (*found, *_cpu(inputs))
+
+
+def _cpu(inputs: Inputs) -> tuple[Option, ...]:
+    """aarch64 never detects natively: gcc and the feature probes disagree there (FC-07)."""
+    if inputs.machine != "aarch64":
+        return ()
+    if inputs.baseline:
+        why = "the safe baseline, after the compiler and its probes disagreed (FC-07)"
+        return (
+            Option("GGML_NATIVE", "OFF", "BOOL", why),
+            Option("GGML_CPU_ARM_ARCH", BASELINE["aarch64"], "STRING", why),
+        )
+    if inputs.recipe.option("GGML_CPU_ARM_ARCH") is not None:
+        return ()
+    return (
+        Option("GGML_NATIVE", "OFF", "BOOL", "native detection disagrees with itself on aarch64 (FC-07)"),
+        Option("GGML_CPU_ARM_ARCH", arm_architecture(inputs.isa), "STRING", "what /proc/cpuinfo states"),
+    )
+
+
+def fingerprint(inputs: Inputs) -> str:
+    """Names the build folder: a changed recipe or toolchain gets a new one, since an old CMakeCache would win."""
+    parts = [
+        inputs.commit,
+        inputs.tree if inputs.commit == "unknown" else "",
+        inputs.recipe.sha256,
+        [[option.name, option.value] for option in overrides(inputs)],
+        [inputs.cmake.text, inputs.cc.text, inputs.cxx.text, inputs.toolkit.text if inputs.toolkit else None],
+        inputs.machine,
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
+
+
+def commands(inputs: Inputs, build_root: str, *, keep: str | None = None) -> Commands:
+    """`keep`: the fingerprint of a build that is configured once more in its own folder."""
+    extra = overrides(inputs)
+    name = keep or fingerprint(inputs)
+    folder = f"{build_root}/{name}"
+    configure = [inputs.cmake.path, "-C", inputs.recipe.script, "-S", inputs.tree, "-B", folder, "-G", "Ninja"]
+    configure += [f"-D{option.name}={option.value}" for option in extra]
+    build = [inputs.ninja.path, "-C", folder, "-j", str(inputs.jobs), *inputs.targets]
+    return Commands(tuple(configure), tuple(build), extra, name, folder)
+
+
+def estimate_minutes(recipe: Recipe, jobs: int) -> int:
+    """Wall minutes on `jobs` server cores; a board's cores need about twice that."""
+    return max(1, round(recipe.cpu_minutes / max(1, jobs)))

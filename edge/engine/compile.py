@@ -1,0 +1,124 @@
+"""Runs cmake and ninja: whole log, progress, an end that leaves no compiler behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from edge.engine.ninja import STATUS, Meter, Progress
+
+_GRACE_S = 10.0
+# Nothing else of the environment reaches a compiler: CFLAGS or CUDAARCHS of somebody's shell are not in the recipe.
+_ALLOWED = ("HOME", "TMPDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
+
+OnLine = Callable[[str], None]
+
+
+def build_environment(environment: Mapping[str, str], first_on_path: Sequence[str]) -> dict[str, str]:
+    """The compilers' whole environment. ccache's own variables pass."""
+    path = [*first_on_path, *environment.get("PATH", "/usr/local/bin:/usr/bin:/bin").split(":")]
+    kept = {name: environment[name] for name in _ALLOWED if name in environment}
+    kept.update({name: value for name, value in environment.items() if name.startswith("CCACHE_")})
+    return {**kept, "PATH": ":".join(dict.fromkeys(path)), "LC_ALL": "C", "NINJA_STATUS": STATUS}
+
+
+def run_logged(command: Sequence[str], environment: Mapping[str, str], log: Path, on_line: OnLine) -> int:
+    """The command's exit code; 127 when it cannot be started. Its output goes to the log and, by line, to `on_line`."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8", errors="replace") as file:
+        file.write(f"$ {' '.join(command)}\n")
+        try:
+            child = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                env=dict(environment),
+                start_new_session=True,
+            )
+        except OSError as error:
+            file.write(f"{command[0]}: {error.strerror}\n")
+            return 127
+        try:
+            assert child.stdout is not None
+            for line in child.stdout:
+                file.write(line)
+                on_line(line.rstrip("\n"))
+            return child.wait()
+        except BaseException:
+            end_session(child)
+            raise
+        finally:
+            assert child.stdout is not None
+            child.stdout.close()
+            child.wait()
+
+
+def end_session(child: subprocess.Popen[str]) -> None:
+    """Interrupts it, waits, then kills what is left of its session: compilers sit in groups of their own.
+
+    Only processes of the session that we made (its id is the child's pid) are touched.
+    """
+    for sign, patience_s in ((signal.SIGINT, _GRACE_S), (signal.SIGKILL, _GRACE_S)):
+        for pid in session_members(child.pid):
+            try:
+                os.kill(pid, sign)
+            except ProcessLookupError:
+                continue
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
+            child.poll()
+            if not session_members(child.pid):
+                return
+            time.sleep(0.05)
+
+
+def session_members(session: int, proc: Path = Path("/proc")) -> list[int]:
+    """Living processes of a session, from /proc/<pid>/stat (field 6; zombies do not count)."""
+    return [pid for pid, state, of in _stats(proc) if of == session and state != "Z"]
+
+
+def _stats(proc: Path) -> Iterator[tuple[int, str, int]]:
+    for entry in proc.iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            # The name in parentheses may hold anything, so the fields are counted from its end.
+            fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            yield int(entry.name), fields[0], int(fields[3])
+        except (OSError, IndexError, ValueError):
+            continue
+
+
+def make(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    cuda_steps: int,
+    on_progress: Callable[[Progress], None],
+) -> int:
+    """Ninja's exit code."""
+    meter = Meter(cuda_steps)
+    start_s = time.monotonic()
+
+    def read(line: str) -> None:
+        progress = meter.read(line, time.monotonic() - start_s)
+        if progress is not None:
+            on_progress(progress)
+
+    return run_logged(command, environment, log, read)
+
+
+def count_cuda_steps(build_dir: Path) -> int:
+    """How many .cu files the configured build compiles."""
+    try:
+        text = (build_dir / "build.ninja").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0
+    return sum(1 for line in text.splitlines() if line.startswith("build ") and ".cu.o: CUDA_COMPILER" in line)

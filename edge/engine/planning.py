@@ -1,0 +1,135 @@
+"""A request and this machine → a build plan: recipe, pin, toolkit, commands. Measures; fetches and builds nothing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from collections.abc import Mapping
+from typing import Any
+
+from edge.engine.commands import Inputs, commands, estimate_minutes
+from edge.engine.installed import ids, load, manifest
+from edge.engine.measure import assumed_toolchain, find_arch, matching_cc, measure
+from edge.engine.pin import Pin, pin_for
+from edge.engine.preflight import Preflight, Wanted, preflight
+from edge.engine.recipe import Recipe, hopeless
+from edge.engine.recipes import find_recipe
+from edge.engine.request import BuildPlan, Request
+from edge.engine.source import Source, locate
+from edge.engine.toolchain import survey
+from edge.engine.toolkit import WARN, Finding, numbers
+from edge.engine.tools import Tool, Toolchain
+from edge.errors import EdgeError, UnavailableError
+from edge.resources import data_dir, load_toml
+
+
+def build_table() -> dict[str, Any]:
+    return load_toml(data_dir("build") / "llama.cpp.toml")
+
+
+def make_plan(request: Request) -> BuildPlan:
+    """Raises UsageError or UnavailableError where no build can be planned at all."""
+    table = build_table()
+    recipe = find_recipe(request, table)
+    _refuse(request, recipe, table)
+    arch = find_arch(request, recipe)
+    tools = assumed_toolchain(request, recipe, table) if request.stand_in else _survey(request, recipe)
+    newest = max((kit.version for kit in tools.toolkits), default=None)
+    pin = pin_for(table, newest if recipe.cuda else None)
+    source = locate(request.source, pin, request.source_dir)
+    wanted = _wanted(request, recipe, pin, arch)
+    checked = (
+        _not_checked(tools, wanted)
+        if request.stand_in
+        else preflight(wanted, measure(request, tools, source, pin), table)
+    )
+    inputs = _inputs(request, recipe, pin, source, arch, tools, checked, table)
+    made = commands(inputs, str(request.build_root))
+    return BuildPlan(
+        recipe=recipe,
+        pin=pin,
+        source=source,
+        arch=arch,
+        preflight=checked,
+        inputs=inputs,
+        commands=made,
+        minutes=estimate_minutes(recipe, inputs.jobs),
+        drop=tuple(table["tree"]["drop"]),
+        table=table,
+        built=find_built(request.folders.engines, made.fingerprint) if source.pinned else None,
+    )
+
+
+def _refuse(request: Request, recipe: Recipe, table: Mapping[str, Any]) -> None:
+    """In the first second, before an hour of compiling that must fail (FC-04)."""
+    if recipe.cuda and (reason := hopeless(table, request.board.compute_capability)):
+        raise UnavailableError(f"{request.board.module}: {reason[0]}", reason[1])
+    if recipe.refused and not request.force:
+        raise UnavailableError(f"the recipe {recipe.name} is unproven: {recipe.refused}", "try it with --force")
+
+
+def _survey(request: Request, recipe: Recipe) -> Toolchain:
+    return survey(request.environment, request.root, cuda=recipe.cuda, tools_dir=request.tools_dir)
+
+
+def _not_checked(tools: Toolchain, wanted: Wanted) -> Preflight:
+    sentence = "planned for a board that is not here: its tools, memory, disk and clock are assumed, not checked"
+    kit = tools.toolkits[0] if tools.toolkits else None
+    return Preflight((Finding("machine", WARN, sentence),), kit, tools.cxx[0], wanted.jobs or 4)
+
+
+def _wanted(request: Request, recipe: Recipe, pin: Pin, arch: tuple[int, ...]) -> Wanted:
+    cuda = request.board.cuda
+    return Wanted(
+        recipe=recipe,
+        arch=arch,
+        board_cuda=numbers(cuda) if cuda and re.fullmatch(r"\d+\.\d+", cuda) else None,
+        cuda_min=pin.cuda_min,
+        cuda_proven=pin.cuda_proven,
+        cmake_min=pin.cmake_min if recipe.cuda else (3, 14),
+        gcc_min=pin.gcc_min,
+        jobs=request.jobs,
+    )
+
+
+def _inputs(
+    request: Request,
+    recipe: Recipe,
+    pin: Pin,
+    source: Source,
+    arch: tuple[int, ...],
+    tools: Toolchain,
+    checked: Preflight,
+    table: Mapping[str, Any],
+) -> Inputs:
+    """Where a tool is missing the plan still shows its name; the preflight says that it is not there."""
+    cxx = checked.host_compiler or (tools.cxx[0] if tools.cxx else Tool("c++", ()))
+    return Inputs(
+        recipe=recipe,
+        tree=str(source.tree),
+        commit=source.commit,
+        build_number=source.build_number,
+        arch=arch,
+        machine=tools.machine,
+        isa=request.board.cpu.isa,
+        cmake=tools.cmake or Tool("cmake", ()),
+        ninja=tools.ninja or Tool("ninja", ()),
+        cc=matching_cc(tools, cxx),
+        cxx=cxx,
+        toolkit=checked.toolkit,
+        host_compiler=checked.host_compiler if recipe.cuda else None,
+        targets=table["tree"]["targets"],
+        jobs=checked.jobs,
+    )
+
+
+def find_built(engines: Path, fingerprint: str) -> str | None:
+    """The newest installed engine of this fingerprint that is whole."""
+    for engine_id in reversed(ids(engines)):
+        try:
+            if manifest(engines, engine_id).get("fingerprint") == fingerprint:
+                load(engines, engine_id)
+                return engine_id
+        except EdgeError:
+            continue
+    return None

@@ -1,0 +1,150 @@
+"""Recipes: cmake cache scripts in build/, and what build/llama.cpp.toml knows about them. Pure, on texts and tables."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edge.errors import UsageError
+from edge.units import parse_size
+
+_ENTRY = re.compile(r'^set\((\w+)\s+("(?:[^"\\]|\\.)*"|\S+)\s+CACHE\s+(\w+)\s+"((?:[^"\\]|\\.)*)"\)', re.MULTILINE)
+_INCLUDE = re.compile(r'^include\("\$\{CMAKE_CURRENT_LIST_DIR\}/([\w.-]+)"\)', re.MULTILINE)
+# How CMakeLists.txt and *.cmake files declare what may be set.
+_DECLARED = re.compile(
+    r"(?:option|cmake_dependent_option)\s*\(\s*(\w+)"
+    r"|set\s*\(\s*(\w+)\s+[^()]*?CACHE"
+    r"|if\s*\(\s*NOT\s+DEFINED\s+(\w+)",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One cache entry. `why` is the entry's own text."""
+
+    name: str
+    value: str
+    type: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One kind of build. `sha256` covers its script and what it includes; `arch` is empty where the GPU is asked."""
+
+    name: str
+    script: str  # path of the .cmake file
+    sha256: str
+    options: tuple[Option, ...]
+    cuda: bool
+    arch: tuple[int, ...] = ()
+    machine: str | None = None  # "aarch64" where it is for one
+    cpu_minutes: int = 11
+    disk_bytes: int = 0
+    trust: str = ""
+    refused: str | None = None
+
+    def option(self, name: str) -> str | None:
+        return next((option.value for option in self.options if option.name == name), None)
+
+
+def parse_script(text: str) -> tuple[Option, ...]:
+    """`set(NAME VALUE CACHE TYPE "why")` lines; nothing else of cmake is understood, and recipes hold nothing else."""
+    return tuple(Option(m[1], m[2].strip('"'), m[3], m[4]) for m in _ENTRY.finditer(text))
+
+
+def includes(text: str) -> tuple[str, ...]:
+    """Files beside a script that it includes; one level, recipes do not go deeper."""
+    return tuple(_INCLUDE.findall(text))
+
+
+def make_recipe(name: str, script: str, texts: Iterable[str], known: Mapping[str, Any]) -> Recipe:
+    """`texts`: what the script includes, then itself. `known`: the recipe's table, or {} for a user's own script."""
+    all_texts = list(texts)
+    options: dict[str, Option] = {}
+    for text in all_texts:
+        for option in parse_script(text):
+            # cmake's first `set(... CACHE ...)` of a name wins, so an included file would beat the script: refuse that.
+            if option.name in options:
+                raise UsageError(f"{script} sets {option.name} twice", "the first one would win silently; remove one")
+            options[option.name] = option
+    digest = hashlib.sha256("\0".join(all_texts).encode()).hexdigest()
+    cuda = options["GGML_CUDA"].value.upper() in ("ON", "1", "TRUE", "YES") if "GGML_CUDA" in options else False
+    return Recipe(
+        name=name,
+        script=script,
+        sha256=digest,
+        options=tuple(options.values()),
+        cuda=cuda,
+        arch=tuple(known.get("arch", ())),
+        machine=known.get("machine"),
+        cpu_minutes=int(known.get("cpu_minutes", 51 if cuda else 11)),
+        disk_bytes=parse_size(known.get("disk", "2GiB")),
+        trust=known.get("trust", "your own recipe"),
+        refused=known.get("refused"),
+    )
+
+
+def recipe_name(table: Mapping[str, Any], profile: str | None, capability: str | None, has_gpu: bool) -> str:
+    """Profile > compute capability > cuda for any other NVIDIA GPU > cpu. Raises UsageError for an unknown profile."""
+    recipes: Mapping[str, Any] = table["recipes"]
+    if profile and profile != "auto":
+        for name, known in recipes.items():
+            if profile in known["profiles"]:
+                return name
+        names = ", ".join(recipes)
+        raise UsageError(f"no recipe belongs to the profile {profile}", f"name one with --recipe: {names}")
+    for name, known in recipes.items():
+        if capability in known["capability"]:
+            return name
+    return "cuda" if has_gpu or capability else "cpu"
+
+
+def hopeless(table: Mapping[str, Any], capability: str | None) -> tuple[str, str] | None:
+    """(because, hint) for GPUs that no pin can serve (FC-04)."""
+    for entry in table.get("hopeless", ()):
+        if capability in entry["capability"]:
+            return entry["because"], entry["hint"]
+    return None
+
+
+def declared_options(texts: Iterable[str]) -> frozenset[str]:
+    """Every name that a tree's cmake files let a user set. ggml swallows unknown GGML_* names without a word."""
+    names: set[str] = set()
+    for text in texts:
+        uncommented = re.sub(r"#.*", "", text)
+        for match in _DECLARED.finditer(uncommented):
+            names.update(name for name in match.groups() if name)
+    return frozenset(names)
+
+
+def unknown_options(recipe: Recipe, declared: frozenset[str]) -> tuple[str, ...]:
+    """Options of the recipe that the tree does not know. cmake's own are always known."""
+    return tuple(
+        option.name
+        for option in recipe.options
+        if option.name not in declared and not option.name.startswith("CMAKE_") and option.name != "BUILD_SHARED_LIBS"
+    )
+
+
+def dropped(path: str, patterns: Iterable[str]) -> bool:
+    """Whether a file of the tree (path inside it) is left out when it is unpacked."""
+    return any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
+
+
+def arm_architecture(isa: Iterable[str]) -> str:
+    """/proc/cpuinfo's Features → what gcc is told on aarch64, in place of -mcpu=native (FC-07)."""
+    have = set(isa)
+    extras = []
+    if "asimddp" in have:
+        extras.append("dotprod")
+    if {"fphp", "asimdhp"} <= have:
+        extras.append("fp16")
+    if "i8mm" in have:
+        extras.append("i8mm")
+    return "+".join(["armv8.2-a", *extras]) if extras else "armv8-a"

@@ -1,0 +1,75 @@
+"""What a build was asked for, and what was decided about it. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edge.board.board import Board
+from edge.engine.commands import Commands, Inputs
+from edge.engine.pin import Pin, SourceChoice
+from edge.engine.preflight import Preflight
+from edge.engine.recipe import Recipe
+from edge.engine.source import Source
+from edge.folders import Folders
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`stand_in`: the board is named and not here, so nothing of this machine is checked and nothing can be built."""
+
+    folders: Folders
+    board: Board
+    environment: Mapping[str, str]
+    profile: str | None = None
+    recipe: str | None = None  # a name, or the path of a .cmake file
+    source: SourceChoice = field(default_factory=lambda: SourceChoice("pypi"))
+    jobs: int | None = None
+    arch: tuple[int, ...] = ()
+    force: bool = False
+    fetch_tools: bool = False
+    stand_in: bool = False
+    root: Path = Path("/")
+
+    @property
+    def source_dir(self) -> Path:
+        return self.folders.cache / "src"
+
+    @property
+    def build_root(self) -> Path:
+        return self.folders.cache / "build"
+
+    @property
+    def tools_dir(self) -> Path:
+        return self.folders.cache / "tools"
+
+
+@dataclass(frozen=True, slots=True)
+class BuildPlan:
+    """Everything that is known before the first byte is fetched."""
+
+    recipe: Recipe
+    pin: Pin
+    source: Source
+    arch: tuple[int, ...]
+    preflight: Preflight
+    inputs: Inputs
+    commands: Commands
+    minutes: int
+    drop: tuple[str, ...]
+    table: Mapping[str, Any]
+    built: str | None = None  # the installed engine with this fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """`new` is False when the fingerprint was built before."""
+
+    engine_id: str
+    new: bool
+    previous: str | None
+    log: str | None = None
+    took_s: float = 0.0
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,163 @@
+"""One real completion of a real server on a tiny model: the proof that a binary computes."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from edge.engine.engine import Engine
+from edge.engine.faults import EngineBrokenError
+from edge.engine.tinymodel import write_tiny_model
+
+_TOKENS = 16
+# The first CUDA contact took 17 s on one board; the rest is milliseconds.
+_DEADLINE_S = 180.0
+_OFFLOAD = re.compile(r"offloaded (\d+)/(\d+) layers to GPU")
+
+
+@dataclass(frozen=True, slots=True)
+class Smoke:
+    """`offloaded` is (layers on the GPU, layers), where the server said so."""
+
+    tokens: int
+    tokens_s: float
+    ready_s: float
+    offloaded: tuple[int, int] | None
+
+
+def smoke(engine: Engine, *, gpu: bool) -> Smoke:
+    """Starts the server on a private socket, asks for 16 tokens, ends it. Raises EngineBrokenError."""
+    folder = Path(tempfile.mkdtemp(prefix="edgellm-proof-", dir=_short_tmp()))
+    try:
+        return _smoke(engine, folder, gpu)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _short_tmp() -> str | None:
+    """A socket's path has 107 bytes; a long TMPDIR leaves no room."""
+    return None if len(tempfile.gettempdir()) < 60 else "/tmp"
+
+
+def _smoke(engine: Engine, folder: Path, gpu: bool) -> Smoke:
+    log = folder / "log"
+    socket = folder / "s.sock"
+    command = smoke_command(engine, write_tiny_model(folder / "tiny.gguf"), socket, gpu)
+    with _server(command, _environment(engine, folder), log) as child:
+        start_s = time.monotonic()
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), timeout=_DEADLINE_S) as client:
+            _wait_ready(client, child, log, start_s + _DEADLINE_S)
+            ready_s = time.monotonic() - start_s
+            answer = _complete(client, log)
+    text = log.read_text(errors="replace")
+    offload = _OFFLOAD.search(text)
+    timings = answer.get("timings") or {}
+    return Smoke(
+        tokens=int(answer.get("tokens_predicted", 0)),
+        tokens_s=round(float(timings.get("predicted_per_second") or 0.0), 1),
+        ready_s=round(ready_s, 3),
+        offloaded=(int(offload[1]), int(offload[2])) if offload else None,
+    )
+
+
+def smoke_command(engine: Engine, model: Path, socket: Path, gpu: bool) -> list[str]:
+    """Only options that this server's --help knows."""
+    wanted: list[tuple[str, ...]] = [
+        ("--ctx-size", "256"),
+        ("--parallel", "1"),
+        ("--n-gpu-layers", "99" if gpu else "0"),
+    ]
+    wanted += [("--fit", "off"), ("--no-warmup",), ("--log-verbosity", "4"), ("--threads", "2")]
+    if not gpu and engine.devices:
+        wanted.append(("--device", "none"))
+    known = [argument for option in wanted if engine.has(option[0]) for argument in option]
+    return [engine.path, "--model", str(model), "--host", str(socket), *known]
+
+
+def _environment(engine: Engine, folder: Path) -> dict[str, str]:
+    environment = {
+        "LC_ALL": "C",
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(folder),
+        "LLAMA_CACHE": str(folder),
+        "CUDA_CACHE_PATH": str(folder / "cuda"),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
+    if engine.library_path:
+        environment["LD_LIBRARY_PATH"] = engine.library_path
+    if engine.progress_protocol:
+        environment["LLAMA_SERVER_ROUTER_PORT"] = "9"  # and with it: it ends when our end of stdin closes
+    return environment
+
+
+@contextlib.contextmanager
+def _server(command: list[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as file:
+        try:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                cwd="/",
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise EngineBrokenError(f"{command[0]} cannot be started: {error.strerror}") from error
+        try:
+            yield child
+        finally:
+            child.send_signal(signal.SIGTERM)
+            with contextlib.suppress(BrokenPipeError):
+                assert child.stdin is not None
+                child.stdin.close()
+            try:
+                child.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+
+def _wait_ready(client: httpx.Client, child: subprocess.Popen[bytes], log: Path, deadline_s: float) -> None:
+    while True:
+        code = child.poll()
+        if code is not None:
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            raise EngineBrokenError(f"the smoke run died ({how}): {last_line(log)}")
+        with contextlib.suppress(httpx.TransportError):
+            if client.get("http://engine/health").status_code == 200:
+                return
+        if time.monotonic() > deadline_s:
+            raise EngineBrokenError(f"the smoke run was not ready within {_DEADLINE_S:.0f} s: {last_line(log)}")
+        time.sleep(0.02)
+
+
+def _complete(client: httpx.Client, log: Path) -> dict[str, Any]:
+    question = {"prompt": "edgellm", "n_predict": _TOKENS, "ignore_eos": True, "temperature": 0, "cache_prompt": False}
+    try:
+        response = client.post("http://engine/completion", json=question)
+        answer = response.json()
+    except (httpx.TransportError, ValueError) as error:
+        raise EngineBrokenError(f"the smoke completion got no answer: {last_line(log)}") from error
+    if response.status_code != 200 or not isinstance(answer, dict) or not answer.get("tokens_predicted"):
+        raise EngineBrokenError(f"the smoke completion failed with {response.status_code}: {last_line(log)}")
+    return answer
+
+
+def last_line(log: Path) -> str:
+    """The last error line of a log, else its last line."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if " E " in line or "error" in line.lower()]
+    return (errors or lines or ["it printed nothing"])[-1]

@@ -1,0 +1,68 @@
+"""An archive that is what its hash says, and a tree that appears whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from edge.engine.faults import BuildError
+from edge.engine.recipe import dropped
+from edge.errors import BadDataError
+
+_CHUNK_BYTES = 1 << 20
+
+
+def sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def unpack(archive: Path, pypi: Mapping[str, Any], tree: Path, drop: tuple[str, ...]) -> None:
+    """Checks the hash, then writes the tree beside its place and renames it. Links and odd names are not written."""
+    try:
+        actual = sha256_of(archive)
+    except OSError as error:
+        raise BadDataError(f"{archive} cannot be read: {error.strerror}") from error
+    if actual != pypi["sha256"]:
+        raise BadDataError(
+            f"{archive.name} has the wrong hash: {actual[:16]}… instead of {pypi['sha256'][:16]}…",
+            f"delete {archive} and fetch it again; a file with another hash is never built",
+        )
+    partial = tree.with_name(f".{tree.name}.partial-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                _write(tar, member, str(pypi["inside"]), partial, drop)
+        partial.replace(tree)
+    except OSError as error:
+        raise BuildError(f"{archive.name} could not be unpacked: {error}", "is the disk full?") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, inside: str, to: Path, drop: tuple[str, ...]) -> None:
+    name = PurePosixPath(member.name)
+    if not member.isfile() or not name.is_relative_to(inside):
+        return
+    path = name.relative_to(inside)
+    # .git is a file that names a folder outside the tree: ninja would never settle.
+    if ".." in path.parts or path.parts[:1] == (".git",) or dropped(str(path), drop):
+        return
+    content = tar.extractfile(member)
+    if content is None:
+        return
+    target = to / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("wb") as file:
+        shutil.copyfileobj(content, file, _CHUNK_BYTES)
+    target.chmod(0o755 if member.mode & 0o100 else 0o644)
+    os.utime(target, (member.mtime, member.mtime))
