@@ -11,6 +11,8 @@ from edge import __version__
 
 USAGE = 64
 NOUNS: tuple[str, ...] = (
+    "build",
+    "engine",
     "running",
     "timeline",
     "up",

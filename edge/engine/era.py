@@ -24,10 +24,3 @@ def _holds(flags: Mapping[str, Flag], era: Mapping[str, Any]) -> bool:
     if any(flag in flags for flag in era.get("absent", ())):
         return False
     return all(flag in flags and flags[flag].arity == arity for flag, arity in era.get("arity", {}).items())
-
-
-def spell(flags: Mapping[str, Flag], arguments: list[str], **values: object) -> tuple[str, ...]:
-    """One argument list of an era, filled in; empty when --help does not know its option."""
-    if not arguments or arguments[0] not in flags:
-        return ()
-    return tuple(argument.format(**values) for argument in arguments)

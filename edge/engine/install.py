@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,10 +17,10 @@ from typing import Any
 from edge.engine.embedded_engine import find_embedded
 from edge.engine.faults import BuildError
 from edge.engine.files import sync_folder, write_atomically
-from edge.engine.installed import SCHEMA, SERVER, Selection, ids, load, read_selection, write_selection
+from edge.engine.installed import SCHEMA, Selection, ids, is_id, load, manifest, read_selection, write_selection
 from edge.engine.proof import Proof
 from edge.engine.unpack import sha256_of
-from edge.errors import EngineMissingError, UnavailableError, UsageError
+from edge.errors import EdgeError, EngineMissingError, UnavailableError, UsageError
 
 
 @contextlib.contextmanager
@@ -145,24 +146,25 @@ def rollback(engines: Path) -> Selection:
         )
     if before.previous is not None:
         load(engines, before.previous)
-    else:
-        import sys
-
-        if find_embedded(sys.executable) is None:
-            raise EngineMissingError("there is no former engine to go back to", "see `edgellm engine list`")
+    elif find_embedded(sys.executable) is None:
+        raise EngineMissingError("there is no former engine to go back to", "see `edgellm engine list`")
     after = Selection(before.previous, before.current)
     write_selection(engines, after)
     return after
 
 
-def remove(engines: Path, engine_id: str) -> None:
-    """Deletes an engine that is not the current one. Raises UsageError for the current one."""
+def remove(engines: Path, engine_id: str, build_root: Path | None = None) -> None:
+    """Deletes an engine that is not the current one, and its build folder. Raises UsageError for the current one."""
     selected = read_selection(engines)
     if engine_id == selected.current:
         raise UsageError(f"{engine_id} is in use", "select another first: `edgellm engine use ID`, or `rollback`")
     folder = engines / engine_id
-    if engine_id not in ids(engines) and not (folder / SERVER).exists():
+    if not is_id(engine_id) or not folder.is_dir():
         raise EngineMissingError(f"no engine {engine_id}", "see `edgellm engine list`")
+    with contextlib.suppress(EdgeError):
+        fingerprint = manifest(engines, engine_id).get("fingerprint")
+        if build_root is not None and isinstance(fingerprint, str) and is_id(fingerprint):
+            shutil.rmtree(build_root / fingerprint, ignore_errors=True)
     if engine_id == selected.previous:
         write_selection(engines, Selection(selected.current, None))
     grave = engines / f".new-removed-{os.getpid()}"

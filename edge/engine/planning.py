@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from edge.engine.commands import Inputs, commands, estimate_minutes
@@ -56,7 +56,7 @@ def make_plan(request: Request) -> BuildPlan:
         minutes=estimate_minutes(recipe, inputs.jobs),
         drop=tuple(table["tree"]["drop"]),
         table=table,
-        built=find_built(request.folders.engines, made.fingerprint) if source.pinned else None,
+        built=find_built(request.folders.engines, made.fingerprint) if source.pinned and not request.force else None,
     )
 
 

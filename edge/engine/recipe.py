@@ -90,18 +90,11 @@ def make_recipe(name: str, script: str, texts: Iterable[str], known: Mapping[str
     )
 
 
-def recipe_name(table: Mapping[str, Any], profile: str | None, capability: str | None, has_gpu: bool) -> str:
-    """Profile > compute capability > cuda for any other NVIDIA GPU > cpu. Raises UsageError for an unknown profile."""
-    recipes: Mapping[str, Any] = table["recipes"]
-    if profile and profile != "auto":
-        for name, known in recipes.items():
-            if profile in known["profiles"]:
-                return name
-        names = ", ".join(recipes)
-        raise UsageError(f"no recipe belongs to the profile {profile}", f"name one with --recipe: {names}")
-    for name, known in recipes.items():
+def recipe_name(table: Mapping[str, Any], capability: str | None, has_gpu: bool) -> str:
+    """The recipe for a compute capability; cuda for any other NVIDIA GPU, else cpu."""
+    for name, known in table["recipes"].items():
         if capability in known["capability"]:
-            return name
+            return str(name)
     return "cuda" if has_gpu or capability else "cpu"
 
 

@@ -13,12 +13,12 @@ from edge.resources import data_dir
 
 
 def find_recipe(request: Request, table: Mapping[str, Any]) -> Recipe:
-    """--recipe (a name or a file) > the profile's > the board's. A file of the user's configuration folder wins."""
+    """--recipe or the profile's (a name or a file), else the board's. The user's configuration folder comes first."""
     wanted = request.recipe
     if wanted and wanted.endswith(".cmake"):
         return _read_recipe(Path(wanted).stem, Path(wanted).expanduser().resolve(), {})
     board = request.board
-    name = wanted or recipe_name(table, request.profile, board.compute_capability, bool(board.gpus))
+    name = wanted or recipe_name(table, board.compute_capability, bool(board.gpus))
     known = table["recipes"].get(name)
     if known is None:
         raise UsageError(

@@ -23,8 +23,7 @@ class Request:
     folders: Folders
     board: Board
     environment: Mapping[str, str]
-    profile: str | None = None
-    recipe: str | None = None  # a name, or the path of a .cmake file
+    recipe: str | None = None  # a name, the path of a .cmake file, or None for the board's
     source: SourceChoice = field(default_factory=lambda: SourceChoice("pypi"))
     jobs: int | None = None
     arch: tuple[int, ...] = ()

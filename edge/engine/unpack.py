@@ -25,17 +25,22 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def unpack(archive: Path, pypi: Mapping[str, Any], tree: Path, drop: tuple[str, ...]) -> None:
-    """Checks the hash, then writes the tree beside its place and renames it. Links and odd names are not written."""
+def verify(archive: Path, sha256: str) -> None:
+    """Raises BadDataError for another hash than the pinned one."""
     try:
         actual = sha256_of(archive)
     except OSError as error:
         raise BadDataError(f"{archive} cannot be read: {error.strerror}") from error
-    if actual != pypi["sha256"]:
+    if actual != sha256:
         raise BadDataError(
-            f"{archive.name} has the wrong hash: {actual[:16]}… instead of {pypi['sha256'][:16]}…",
+            f"{archive.name} has the wrong hash: {actual[:16]}… instead of {sha256[:16]}…",
             f"delete {archive} and fetch it again; a file with another hash is never built",
         )
+
+
+def unpack(archive: Path, pypi: Mapping[str, Any], tree: Path, drop: tuple[str, ...]) -> None:
+    """Checks the hash, then writes the tree beside its place and renames it. Links and odd names are not written."""
+    verify(archive, str(pypi["sha256"]))
     partial = tree.with_name(f".{tree.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     try:

@@ -1,0 +1,143 @@
+"""`edgellm build` for people: the plan, the progress, the result."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+
+from edge.engine.builder import Report
+from edge.engine.document import plan_document, result_document, shell
+from edge.engine.ninja import Progress as Step
+from edge.engine.request import BuildPlan, Request, Result
+from edge.units import format_bytes, format_seconds
+
+_MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
+# How often a build that is not on a terminal says how far it is.
+_QUIET_S = 30.0
+
+
+class Screen:
+    """A bar on a terminal, a line now and then elsewhere; both on stderr, so stdout holds only the result."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True, highlight=False)
+        self.report = Report(self._say, self._progress)
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._said_s = 0.0
+
+    def __enter__(self) -> Screen:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._end_bar()
+        if kind is KeyboardInterrupt:
+            self._say("stopped; the same command goes on where it was")
+
+    def _say(self, sentence: str) -> None:
+        self._end_bar()
+        self.console.print(sentence, markup=False)
+
+    def _end_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = self._task = None
+
+    def _progress(self, step: Step) -> None:
+        left = f"about {format_seconds(step.eta_s)} left" if step.eta_s is not None else ""
+        if not self.console.is_terminal:
+            now_s = time.monotonic()
+            if now_s - self._said_s >= _QUIET_S or step.done == step.total:
+                self._said_s = now_s
+                self.console.print(f"{step.done}/{step.total} {left}".rstrip(), markup=False)
+            return
+        if self._bar is None:
+            columns = (
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[left]}  {task.fields[what]}", markup=False),
+            )
+            self._bar = Progress(*columns, console=self.console, transient=True)
+            self._task = self._bar.add_task("", total=step.total, left="", what="")
+            self._bar.start()
+        assert self._task is not None
+        self._bar.update(self._task, completed=step.done, total=step.total, left=left, what=step.what)
+
+
+def show_intent(plan: BuildPlan, say: Callable[[str], None]) -> None:
+    """What is about to happen, before it does."""
+    if plan.built is not None:
+        return
+    arch = ", ".join(f"sm_{a}" for a in plan.arch)
+    target = f" for {arch}" if arch else ""
+    say(f"building llama.cpp {plan.source.commit[:9]} with the recipe {plan.recipe.name}{target}")
+    say(f"about {plan.minutes} min with {plan.inputs.jobs} at once, {format_bytes(plan.recipe.disk_bytes)} of disk")
+    for finding in plan.preflight.findings:
+        if finding.verdict == "warn":
+            say(f"note: {finding.sentence}" + (f" ({finding.hint})" if finding.hint else ""))
+
+
+def show_plan(request: Request, plan: BuildPlan, as_json: bool) -> None:
+    """--dry-run: recipe, findings, each option with its reason, the exact commands."""
+    if as_json:
+        print(json.dumps(plan_document(request, plan), indent=2))
+        return
+    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    console.print(f"board    {request.board.module} ({request.board.id})", markup=False)
+    console.print(f"recipe   {plan.recipe.name}: {plan.recipe.trust}", markup=False)
+    pinned = "pinned by hash" if plan.source.pinned else "not pinned"
+    console.print(f"source   llama.cpp {plan.source.commit[:9]} from {plan.source.name} ({pinned})", markup=False)
+    cost = f"about {plan.minutes} min with {plan.inputs.jobs} at once, {format_bytes(plan.recipe.disk_bytes)} of disk"
+    console.print(f"cost     {cost}; built already as {plan.built}" if plan.built else f"cost     {cost}", markup=False)
+    console.print()
+    console.print(_findings(plan))
+    console.print(_options(plan))
+    console.print("commands")
+    for command in (plan.commands.configure, plan.commands.build):
+        console.print(f"  {shell(command)}", markup=False, soft_wrap=True)
+
+
+def _findings(plan: BuildPlan) -> Table:
+    table = Table("", "check", "finding", box=None, pad_edge=False)
+    for finding in plan.preflight.findings:
+        sentence = (
+            f"{finding.sentence}; {finding.hint}" if finding.hint and finding.verdict == "fail" else finding.sentence
+        )
+        table.add_row(_MARKS[finding.verdict], finding.name, sentence)
+    return table
+
+
+def _options(plan: BuildPlan) -> Table:
+    table = Table("option", "value", "because", box=None, pad_edge=False)
+    table.columns[1].overflow = "fold"
+    for option in (*plan.recipe.options, *plan.commands.overrides):
+        table.add_row(option.name, option.value, option.why)
+    return table
+
+
+def show_result(result: Result, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(result_document(result), indent=2))
+        return
+    if not result.new:
+        print(f"{result.engine_id} is built already and in use")
+        return
+    print(f"{result.engine_id} is installed and in use from the next start ({format_seconds(result.took_s)})")
+    if result.previous:
+        print(f"the former one stays: `edgellm engine rollback` goes back to {result.previous}")
+
+
+def show_bindings(wheel: Path, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"schema": 1, "wheel": str(wheel), "bytes": wheel.stat().st_size}, indent=2))
+    else:
+        print(f"{wheel} ({format_bytes(wheel.stat().st_size)})")
+        print(f"install it: pip install {wheel}")
