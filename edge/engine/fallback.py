@@ -7,17 +7,24 @@ from dataclasses import dataclass
 from typing import Any
 
 STARTS_BEFORE_ROLLBACK = 3
-_OOM_KINDS = frozenset({"out_of_memory", "killed_by_oom", "nvmap_refused", "vram", "oom"})
+OOM_KINDS = frozenset({"out_of_memory", "killed_by_oom", "killed", "nvmap_refused"})
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start as the supervisor recorded it. `failed_kind` is the failure's kind when it failed for good."""
+    """One start as it was recorded. `failed` is the failure's kind when it ended before READY, None when unknown."""
 
     engine: str
     ready: bool
-    failed_kind: str | None = None
-    oom: bool = False
+    failed: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """[rollback] of build/llama-server.toml."""
+
+    at_once: frozenset[str]
+    innocent: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,33 +36,25 @@ class Fallback:
     because: str
 
 
-def starts_from_records(records: Iterable[Mapping[str, Any]]) -> list[Start]:
-    """starts.jsonl → values; records that are not understood are left out.
+def rules(table: Mapping[str, Any], oom_kinds: Iterable[str] = ()) -> Rules:
+    """`oom_kinds`: kinds of the signatures that mean memory; they never speak against an engine."""
+    return Rules(frozenset(table["at_once"]), frozenset(table["innocent"]) | OOM_KINDS | frozenset(oom_kinds))
 
-    `ready_s` says that READY was reached; `outcome` is `ready`, or what stopped it; `failure_kind` names it.
-    """
+
+def starts_from_records(records: Iterable[Mapping[str, Any]]) -> list[Start]:
+    """starts.jsonl → values: `outcome` is `ready` or `failed: KIND`. What is not understood is left out."""
     found = []
     for record in records:
-        engine = record.get("engine")
-        if not isinstance(engine, str):
+        engine, outcome = record.get("engine"), record.get("outcome")
+        if not isinstance(engine, str) or not isinstance(outcome, str):
             continue
-        kind = record.get("failure_kind")
-        kind = kind if isinstance(kind, str) else None
-        failed = record.get("outcome") == "failed"
-        oom = bool(record.get("oom")) or kind in _OOM_KINDS
-        ready = record.get("ready_s") is not None
-        found.append(Start(engine, ready, (kind or "unknown") if failed else None, oom))
+        failed = outcome.removeprefix("failed: ") if outcome.startswith("failed: ") else None
+        found.append(Start(engine, outcome == "ready", failed))
     return found
 
 
-def fallback(
-    current: str, previous: str | None, starts: Iterable[Start], engine_kinds: frozenset[str]
-) -> Fallback | None:
-    """None unless `current` was never READY, and `previous` was once.
-
-    `engine_kinds`: failures that are the engine's own fault ([rollback] in llama-server.toml). A bad model file fails
-    with every engine, and memory running out is answered by a smaller plan: neither is a reason.
-    """
+def fallback(current: str, previous: str | None, starts: Iterable[Start], judged_by: Rules) -> Fallback | None:
+    """None unless `current` was never READY, and `previous` was once."""
     known = list(starts)
     mine = [start for start in known if start.engine == current]
     if previous is None or previous == current or any(start.ready for start in mine):
@@ -63,10 +62,9 @@ def fallback(
     if not any(start.ready for start in known if start.engine == previous):
         return None
     for start in mine:
-        if start.failed_kind in engine_kinds and not start.oom:
-            return Fallback(previous, current, f"{current} failed for good ({start.failed_kind})")
-    # Starts that ended for another known reason say nothing about the engine.
-    tried = [start for start in mine if not start.oom and start.failed_kind in (None, "unknown", *engine_kinds)]
+        if start.failed in judged_by.at_once:
+            return Fallback(previous, current, f"{current} failed for good ({start.failed})")
+    tried = [start for start in mine if start.failed not in judged_by.innocent]
     if len(tried) >= STARTS_BEFORE_ROLLBACK:
         return Fallback(previous, current, f"{current} has not become ready in {len(tried)} starts")
     return None
