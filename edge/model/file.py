@@ -19,3 +19,5 @@ class ModelFile:
     fingerprint: str  # changes when a file changes: path, size, mtime
     meta: ModelMeta  # of the whole set: tensors of all shards
     mmproj: str | None = None
+    mmproj_bytes: int = 0  # of the projector's file
+    notes: tuple[str, ...] = ()  # what a person should know: unknown architecture, a name that says another quant

@@ -31,6 +31,16 @@ def read_header(path: Path, *, complete: bool = True) -> ModelMeta:
         raise VerdictError(error.verdict, path.name) from None
 
 
+def peek_kind(path: Path) -> str | None:
+    """What a file is by its first keys: `model`, `mmproj`, ...; None when it cannot be told. Reads one window."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            raw = Reader(file, os.fstat(file.fileno()).st_size, path.name).peek()
+    except (OSError, VerdictError):
+        return None
+    return _kind(raw, str(raw.values.get("general.architecture", "")), True)
+
+
 class _BadError(Exception):
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict.sentence)

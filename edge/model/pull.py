@@ -10,11 +10,11 @@ from edge.errors import UsageError
 from edge.model import catalogue, source
 from edge.model.file import ModelFile
 from edge.model.header import read_header
+from edge.model.open import open_model
 from edge.model.partial import job
 from edge.model.progress import Progress, Report
 from edge.model.quant import public_name
 from edge.model.receipt import Receipt
-from edge.model.store import open_model
 
 __all__ = ["Progress", "pull", "source_of"]
 

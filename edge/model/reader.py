@@ -21,7 +21,7 @@ _KEY_BYTES = 65535  # the format's own limit
 _NAME_BYTES = 127  # ggml itself allows 63
 _KEYS = 65536
 _TENSORS = 65536  # the largest real ones have a few thousand
-_STRINGS = 4_000_000  # in all arrays; vocabularies have 0.3 million tokens and 0.5 million merges
+_STRINGS = 2_000_000  # in all arrays; vocabularies have 0.3 million tokens and 0.5 million merges
 
 _SCALARS: dict[int, struct.Struct] = {
     number: struct.Struct(f"<{code}")
@@ -79,6 +79,26 @@ class Reader:
         self._strings = 0
 
     def header(self) -> RawHeader:
+        """Everything up to the tensor data."""
+        raw, keys, tensors = self._start()
+        for _ in range(keys):
+            self._value(raw, self._key(raw))
+        for _ in range(tensors):
+            raw.tensors.append(self._tensor())
+        raw.end = self._base + self._at
+        return raw
+
+    def peek(self) -> RawHeader:
+        """The first keys, up to the tokenizer's."""
+        raw, keys, _ = self._start()
+        for _ in range(min(keys, 64)):
+            key = self._key(raw)
+            if key.startswith("tokenizer."):
+                break
+            self._value(raw, key)
+        return raw
+
+    def _start(self) -> tuple[RawHeader, int, int]:
         self._fill(32)
         wrong = not_gguf(self._buffer[:512], self._size)
         if wrong:
@@ -89,21 +109,17 @@ class Reader:
         if wrong:
             self._fail(wrong)
         tensors, keys = self._u64(), self._u64()
-        # Each takes some bytes: a count that cannot fit is a lie or a torn file.
-        if tensors > min(_TENSORS, self._size // 24) or keys > min(_KEYS, self._size // 13):
+        if tensors > _TENSORS or keys > _KEYS:
             self._fail(damaged(f"it claims {tensors:,} tensors and {keys:,} keys"))
-        raw = RawHeader(version)
-        for _ in range(keys):
-            self._key(raw)
-        for _ in range(tensors):
-            raw.tensors.append(self._tensor())
-        raw.end = self._base + self._at
-        return raw
+        return RawHeader(version), keys, tensors
 
-    def _key(self, raw: RawHeader) -> None:
+    def _key(self, raw: RawHeader) -> str:
         key = self._text(_KEY_BYTES, "a key")
         if not key or key in raw.values or key in raw.lengths:
             self._fail(damaged(f"key {key[:64]!r} is empty or there twice"))
+        return key
+
+    def _value(self, raw: RawHeader, key: str) -> None:
         kind = self._u32()
         if kind == _STRING:
             length = self._u64()

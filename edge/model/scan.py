@@ -38,18 +38,23 @@ class Found:
     wrong: Verdict | None = None
 
 
-def scan(folder: Path) -> list[Found]:
+def scan(folder: Path, depth: int = _DEPTH) -> list[Found]:
     """Every candidate under `folder`, by path. A folder that is not there or not readable has none."""
-    files = sorted(_walk(folder, _DEPTH))
+    files = sorted(_walk(folder, depth, set()))
     found = [one for path in files if (one := _single(path)) is not None]
     return found + list(_sets([path for path in files if _is_gguf(path) and shard_of(path.stem)]))
 
 
-def _walk(folder: Path, depth: int) -> Iterator[Path]:
+def _walk(folder: Path, depth: int, seen: set[tuple[int, int]]) -> Iterator[Path]:
+    """`seen` holds the folders walked so far: links may lead round in circles."""
     try:
+        stat = folder.stat()
         entries = list(os.scandir(folder))
     except OSError:
         return
+    if (stat.st_dev, stat.st_ino) in seen:
+        return
+    seen.add((stat.st_dev, stat.st_ino))
     for entry in entries:
         try:
             is_folder = entry.is_dir()
@@ -57,7 +62,7 @@ def _walk(folder: Path, depth: int) -> Iterator[Path]:
             is_folder = False
         if is_folder:
             if depth and entry.name not in _SKIPPED:
-                yield from _walk(Path(entry.path), depth - 1)
+                yield from _walk(Path(entry.path), depth - 1, seen)
         elif ".gguf" in entry.name.lower():
             yield Path(entry.path)
 

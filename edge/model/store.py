@@ -1,21 +1,22 @@
-"""The model folder and what else holds models: list what is there, and turn a reference into one usable file."""
+"""The model folder and what else holds models: list what is there, and turn a reference into one usable file.
+
+Names decide here; headers are read only of the one that is wanted (survey.py reads them all, for people).
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from hashlib import sha256
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from edge.errors import ModelMissingError, UsageError
-from edge.model import receipt, source, splitset
+from edge.errors import ModelMissingError
+from edge.model import hubcache, receipt, source, splitset
 from edge.model.file import ModelFile
-from edge.model.header import quant_of, read_header
-from edge.model.meta import ModelMeta
+from edge.model.open import open_model
 from edge.model.quant import PREFERENCE, UNKNOWN, canonical, label_from_name, public_name
-from edge.model.scan import Found, scan, size_of
-from edge.model.verdict import Verdict, VerdictError, not_a_model
+from edge.model.scan import Found, scan
+from edge.model.verdict import Verdict, VerdictError
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +47,37 @@ class Store:
 
     def list(self) -> list[Entry]:
         """Everything by name, then size. A bad file is an entry with a verdict, never an error."""
-        entries: dict[str, Entry] = {}
+        return sorted(
+            (self.entry(found) for found in self.found()),
+            key=lambda entry: (entry.name.lower(), entry.bytes, not entry.writable, str(entry.path)),
+        )
+
+    def found(self) -> Iterable[Found]:
+        """Every candidate once: a hub cache shows the same file under each revision."""
+        seen: set[str] = set()
         for folder in (self.models_dir, *self.extra_dirs):
             for found in scan(folder):
-                entry = self._entry(found, own=folder == self.models_dir)
-                # A hub cache shows one file under each revision: the first is enough.
-                entries.setdefault(os.path.realpath(entry.path), entry)
-        return sorted(entries.values(), key=lambda entry: (entry.name.lower(), entry.bytes, str(entry.path)))
+                real = os.path.realpath(found.path)
+                if real not in seen:
+                    seen.add(real)
+                    yield found
+
+    def entry(self, found: Found) -> Entry:
+        verdict = found.wrong or (splitset.missing_shards(found.missing) if found.missing else None)
+        path = str(found.path)
+        note = receipt.read(found.path.parent)
+        origin = (note.source, note.revision) if note else hubcache.origin(found.path) or (None, None)
+        return Entry(
+            public_name(path),
+            label_from_name(path if len(found.shards) > 1 else found.path.name),
+            found.path,
+            found.shards,
+            found.bytes,
+            verdict,
+            origin[0],
+            origin[1],
+            self.models_dir in found.path.parents,
+        )
 
     def resolve(self, ref: str) -> ModelFile:
         """`NAME[:QUANT]`, a path, or a source that was installed.
@@ -61,37 +86,21 @@ class Store:
         """
         if source.is_source(ref):
             return self._resolve_source(ref)
-        path = Path(ref).expanduser()
         if "/" in ref or ref.lower().endswith(".gguf"):
+            path = Path(ref).expanduser()
             if not os.path.lexists(path):
-                raise ModelMissingError(
-                    f"no such file: {ref}", "give the path of a .gguf file, or see: edgellm model list"
-                )
+                hint = "give the path of a .gguf file, or see: edgellm model list"
+                raise ModelMissingError(f"no such file: {ref}", hint)
             return open_model(path.absolute())
-        return self._best(self._named(ref), ref)
+        return self._best(self.named(ref), ref)
 
-    def _entry(self, found: Found, own: bool) -> Entry:
-        verdict = found.wrong or (splitset.missing_shards(found.missing) if found.missing else None)
-        note = receipt.read(found.path.parent)
-        path = str(found.path)
-        return Entry(
-            public_name(path),
-            label_from_name(path if len(found.shards) > 1 else found.path.name),
-            found.path,
-            found.shards,
-            found.bytes,
-            verdict,
-            note.source if note else None,
-            note.revision if note else None,
-            own,
-        )
-
-    def _named(self, ref: str) -> Sequence[Entry]:
+    def named(self, ref: str) -> Sequence[Entry]:
+        """The entries that `NAME[:QUANT]` may mean, in any case. Raises ModelMissingError."""
         name, _, quant = ref.partition(":")
-        wanted = canonical(quant) if quant else None
         entries = self.list()
         same = [entry for entry in entries if entry.name.lower() == name.lower()]
-        found = [entry for entry in same if wanted in (None, entry.quant, entry.quant.removeprefix("UD-"))]
+        wanted = canonical(quant)
+        found = [entry for entry in same if not quant or wanted in (entry.quant, entry.quant.removeprefix("UD-"))]
         if not found:
             raise missing(ref, same or entries)
         return found
@@ -117,77 +126,23 @@ class Store:
         raise error or ModelMissingError(f"no model {ref}", "edgellm model list")
 
 
-def open_model(path: Path) -> ModelFile:
-    """One model by the path of its file or of any of its shards. Raises BadModelError or ModelMissingError."""
-    found = _found(path)
-    if found.wrong:
-        raise VerdictError(found.wrong, path.name)
-    metas = [_header(shard) for shard in found.shards]
-    single = metas[0].split is None and len(metas) == 1
-    if found.missing and not single:
-        raise VerdictError(splitset.missing_shards(found.missing), path.name)
-    for shard, meta in zip(found.shards, metas, strict=True):
-        wrong = splitset.judge_shard(shard.stem, meta)
-        if wrong:
-            raise VerdictError(wrong, shard.name)
-    whole = splitset.merge(metas)
-    whole = replace(whole, quant=quant_of(whole.file_type, whole.tensors))
-    wrong = not_a_model(whole)
-    if wrong:
-        raise VerdictError(wrong, path.name)
-    return ModelFile(
-        name=public_name(str(path)),
-        quant=whole.quant,
-        path=str(found.path),
-        shards=tuple(str(shard) for shard in found.shards),
-        bytes=found.bytes,
-        fingerprint=fingerprint(found.shards),
-        meta=whole,
-    )
-
-
-def fingerprint(paths: Iterable[Path]) -> str:
-    """Changes when a file's path, size or time of change does. Cheap: no content is read."""
-    digest = sha256()
-    for path in paths:
-        stat = path.stat()
-        digest.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
-    return digest.hexdigest()[:16]
+def standard(models_dir: Path, dirs: Sequence[Path], env: Mapping[str, str]) -> Store:
+    """The store of this machine: our folder, the configured ones and the Hugging Face cache of this user."""
+    cache = hubcache.folder(env)
+    return Store(models_dir, (*dirs, *((cache,) if cache else ())))
 
 
 def missing(ref: str, entries: Sequence[Entry]) -> ModelMissingError:
     """Says what exists instead, nearest first, and the next step."""
     import difflib
 
-    ids = [entry.id for entry in entries if entry.verdict is None]
+    ids = list(dict.fromkeys(entry.id for entry in entries if entry.verdict is None))
+    pull = f"edgellm model pull {ref}"
+    if not ids:
+        return ModelMissingError(f"no model {ref!r}: there is none here yet", pull)
     near = difflib.get_close_matches(ref, ids, 3, 0.5)
-    table = "\n".join(f"  {name}" for name in dict.fromkeys([*near, *ids][:12])) or None
-    here = "there is no model here yet" if not ids else f"no model {ref!r} here; these are"
-    return ModelMissingError(here if ids else f"no model {ref!r}: {here}", f"edgellm model pull {ref}", table=table)
-
-
-def _found(path: Path) -> Found:
-    if path.is_dir():
-        inside = scan(path)
-        if len(inside) != 1:
-            raise UsageError(f"{path} holds {len(inside)} models", "give the path of one .gguf file")
-        return inside[0]
-    if not path.name.lower().endswith(".gguf"):
-        return Found(path, (path,), size_of(path) or 0)
-    same = [found for found in scan_folder_of(path) if path in found.shards]
-    return same[0] if same else Found(path, (path,), size_of(path) or 0)
-
-
-def scan_folder_of(path: Path) -> list[Found]:
-    return [found for found in scan(path.parent) if found.path.parent == path.parent]
-
-
-def _header(path: Path) -> ModelMeta:
-    try:
-        return read_header(path)
-    except OSError as error:
-        hint = "look at its permissions and those of its folders"
-        raise VerdictError(Verdict("unreadable", f"cannot be read: {error.strerror}", hint), path.name) from error
+    table = "\n".join(f"  {name}" for name in list(dict.fromkeys([*near, *ids]))[:12])
+    return ModelMissingError(f"no model {ref!r} here; there is", f"name one of these, or: {pull}", table=table)
 
 
 def _rank(quant: str) -> int:

@@ -1,0 +1,25 @@
+"""The Hugging Face cache of this user: where it is, and which repo and revision a file in it belongs to. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def folder(env: Mapping[str, str]) -> Path | None:
+    """The cache that other programs fill (`llama-server -hf`, `hf download`). It need not exist."""
+    for variable, below in (("HF_HUB_CACHE", ""), ("HUGGINGFACE_HUB_CACHE", ""), ("HF_HOME", "hub")):
+        if env.get(variable):
+            return Path(env[variable]) / below
+    base = env.get("XDG_CACHE_HOME") or (f"{env['HOME']}/.cache" if env.get("HOME") else None)
+    return Path(base) / "huggingface" / "hub" if base else None
+
+
+def origin(path: Path) -> tuple[str, str] | None:
+    """`…/models--owner--repo/snapshots/<rev>/a/b.gguf` -> ("hf://owner/repo/a/b.gguf", rev)."""
+    parts = path.parts
+    for at, part in enumerate(parts[:-3]):
+        if part.startswith("models--") and parts[at + 1] == "snapshots":
+            repo = "/".join(part.split("--", 2)[1:])
+            return (f"hf://{repo}/{'/'.join(parts[at + 3 :])}", parts[at + 2]) if "/" in repo else None
+    return None

@@ -1,0 +1,76 @@
+"""Vision and audio projectors (`mmproj`): told by their header, paired with a model only when there is one choice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge.errors import BadModelError
+from edge.model.header import peek_kind, read_header
+from edge.model.quant import public_name
+
+_WORD = re.compile(r"(?:^|[-_. ])mm-?proj(?:ector)?(?=$|[-_. ])", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """`path` is the projector to use, if any; `note` says why there is none although some are near."""
+
+    path: Path | None = None
+    note: str | None = None
+
+
+def beside(model: Path) -> Pairing:
+    """`pair` over the files of a model's folder, each told by its header."""
+    projectors, models = [], {public_name(str(model))}
+    for path in sorted(model.parent.iterdir()):
+        if path.name.lower().endswith(".gguf") and path != model:
+            if peek_kind(path) == "mmproj":
+                projectors.append(path)
+            else:
+                models.add(public_name(str(path)))
+    return pair(model, projectors, models)
+
+
+def pair(model: Path, projectors: Sequence[Path], models: Collection[str]) -> Pairing:
+    """The projector for `model` among those of its folder, which holds models of the names `models`.
+
+    One that carries the model's name wins over one that carries none; a lone projector beside a lone model needs no
+    name. Anything else is a choice, and choices are the user's.
+    """
+    if not projectors:
+        return Pairing()
+    wanted = _plain(public_name(str(model)))
+    named = [path for path in projectors if _plain(stem(path)) == wanted]
+    nameless = [path for path in projectors if not stem(path)]
+    for group in (named, nameless if len(models) == 1 else [], projectors if len(models) == 1 else []):
+        if len(group) == 1:
+            return Pairing(group[0])
+        if group:
+            break
+    names = ", ".join(sorted(path.name for path in (named or projectors)))
+    return Pairing(None, f"no projector is used, for there is no single one for this model: {names}; set mmproj=PATH")
+
+
+def stem(path: Path) -> str:
+    """What remains of a projector's name without `mmproj`, quant and extension: the model's name, or nothing."""
+    rest = _WORD.sub("-", path.name[: -len(".gguf")] if path.name.lower().endswith(".gguf") else path.name)
+    rest = rest.strip("-_. ")
+    if not rest:
+        return ""
+    name = public_name(rest + ".gguf")
+    return "" if name == "model" and rest.lower() != "model" else name
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def check(path: Path) -> int:
+    """The bytes of the tensors of a projector that was named. Raises BadModelError when it is something else."""
+    meta = read_header(path)
+    if meta.kind != "mmproj":
+        raise BadModelError(f"{path.name} is a {meta.kind}, not a projector", "give a file whose header says mmproj")
+    return meta.tensor_bytes

@@ -1,0 +1,160 @@
+"""The list for people and programs: every entry of the store with what its header says. Headers are cached by file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edge.model import arch, projector
+from edge.model.meta import ModelMeta
+from edge.model.open import fingerprint, label, read_found
+from edge.model.partial import write_json
+from edge.model.scan import Found
+from edge.model.store import Entry, Store
+from edge.model.verdict import Verdict, VerdictError, not_a_model
+
+_SCHEMA = 1
+_CACHE_NAME = "headers.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a list shows of a header. `quant` is what the tensors bear out; `verdict` None is a model that can serve."""
+
+    arch: str
+    kind: str
+    quant: str
+    n_layer: int
+    n_ctx_train: int
+    n_expert: int
+    parameters: int
+    tensor_bytes: int
+    chat_template: bool
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One entry, judged. `summary` is None when the header cannot be read: then there is a verdict."""
+
+    entry: Entry
+    summary: Summary | None
+    verdict: Verdict | None
+    mmproj: Path | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def id(self) -> str:
+        return f"{self.entry.name}:{self.summary.quant}" if self.summary else self.entry.id
+
+    @property
+    def usable(self) -> bool:
+        return self.verdict is None
+
+
+def survey(store: Store, cache_dir: Path | None = None) -> list[Line]:
+    """Every entry in the order of `Store.list`, one bad file being one bad line. Without a cache headers are read."""
+    cache = _Cache(cache_dir / _CACHE_NAME if cache_dir else None)
+    judged = [(store.entry(found), *cache.judge(found)) for found in store.found()]
+    cache.save()
+    lines = _paired(judged)
+    return sorted(
+        lines,
+        key=lambda line: (line.entry.name.lower(), line.entry.bytes, not line.entry.writable, str(line.entry.path)),
+    )
+
+
+def summarize(found: Found, meta: ModelMeta) -> Summary:
+    quant, doubt = label(found, meta)
+    notes = (arch.note(meta.arch) if meta.kind == "model" else None, doubt)
+    return Summary(
+        arch=meta.arch,
+        kind=meta.kind,
+        quant=quant,
+        n_layer=meta.n_layer,
+        n_ctx_train=meta.n_ctx_train,
+        n_expert=meta.n_expert,
+        parameters=sum(math.prod(tensor.shape) for tensor in meta.tensors),
+        tensor_bytes=meta.tensor_bytes,
+        chat_template=meta.chat_template,
+        notes=tuple(note for note in notes if note),
+    )
+
+
+def _judge(found: Found) -> tuple[Summary | None, Verdict | None]:
+    try:
+        meta = read_found(found)
+    except VerdictError as error:
+        return None, error.verdict
+    return summarize(found, meta), not_a_model(meta)
+
+
+class _Cache:
+    """Judgements by the fingerprint of a candidate's files. A cache that cannot be read or written is no cache."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._old: dict[str, Any] = {}
+        self._new: dict[str, Any] = {}
+        if path is not None:
+            with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
+                data = json.loads(path.read_bytes())
+                self._old = dict(data["files"]) if data["schema"] == _SCHEMA else {}
+
+    def judge(self, found: Found) -> tuple[Summary | None, Verdict | None]:
+        if found.wrong:
+            return None, found.wrong
+        try:
+            key = fingerprint(found.shards)
+        except OSError:
+            return _judge(found)
+        if found.missing:
+            key += "-" + str(len(found.missing))
+        hit = self._old.get(key)
+        if hit is not None:
+            with contextlib.suppress(TypeError, KeyError):
+                told = hit["summary"]
+                summary = Summary(**{**told, "notes": tuple(told["notes"])}) if told else None
+                verdict = Verdict(**hit["verdict"]) if hit["verdict"] else None
+                self._new[key] = hit
+                return summary, verdict
+        summary, verdict = _judge(found)
+        if verdict is None or verdict.kind != "unreadable":
+            self._new[key] = {
+                "summary": asdict(summary) if summary else None,
+                "verdict": asdict(verdict) if verdict else None,
+            }
+        return summary, verdict
+
+    def save(self) -> None:
+        if self._path is None or self._new.keys() == self._old.keys():
+            return
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self._path, {"schema": _SCHEMA, "files": self._new})
+
+
+def _paired(judged: Iterable[tuple[Entry, Summary | None, Verdict | None]]) -> list[Line]:
+    """Gives each model its projector, by folder."""
+    judged = list(judged)
+    projectors: dict[Path, list[Path]] = defaultdict(list)
+    models: dict[Path, set[str]] = defaultdict(set)
+    for entry, _, verdict in judged:
+        if verdict and verdict.kind == "mmproj":
+            projectors[entry.path.parent].append(entry.path)
+        else:
+            models[entry.path.parent].add(entry.name)
+    lines = []
+    for entry, summary, verdict in judged:
+        pairing = projector.Pairing()
+        if verdict is None:
+            pairing = projector.pair(entry.path, projectors[entry.path.parent], models[entry.path.parent])
+        notes = (summary.notes if summary else ()) + ((pairing.note,) if pairing.note else ())
+        lines.append(Line(entry, summary, verdict, pairing.path, notes))
+    return lines
