@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge.errors import ConfigError
+from edge.errors import ConfigError, DoesNotFitError, UsageError
 from edge.resources import data_dir, load_toml
+from edge.units import format_bytes
 
 SCHEMA = 1
 
@@ -82,6 +83,26 @@ def _load(path: Path) -> tuple[CatalogueRow, ...]:
 def find(name: str, rows: tuple[CatalogueRow, ...] | None = None) -> CatalogueRow | None:
     """By name, in any case."""
     return next((row for row in (load() if rows is None else rows) if row.name.lower() == name.lower()), None)
+
+
+def choose(row: CatalogueRow, wanted: str | None = None, room_bytes: int | None = None) -> CatalogueQuant:
+    """`wanted`, or the first of the row's quants (they stand in order of preference) that fits `room_bytes`.
+
+    Raises UsageError that lists what the row has, DoesNotFitError.
+    """
+    there = ", ".join(f"{one.quant} ({format_bytes(one.bytes)})" for one in row.quants)
+    if wanted:
+        chosen = row.quant(wanted) or row.quant(f"UD-{wanted}")
+        if chosen is None:
+            raise UsageError(f"the catalogue has no {wanted} of {row.name}", f"it has {there}")
+        return chosen
+    for one in row.quants:
+        if room_bytes is None or one.bytes <= room_bytes:
+            return one
+    raise DoesNotFitError(
+        f"no quant of {row.name} fits: {format_bytes(room_bytes or 0)} are free for weights, it has {there}",
+        "take a smaller model: edgellm model list --catalogue",
+    )
 
 
 def by_source(text: str) -> tuple[CatalogueRow, CatalogueQuant] | None:

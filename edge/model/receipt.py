@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+
+from edge.model.quant import public_name
 
 FILE_NAME = "source.json"
 SCHEMA = 1
@@ -29,11 +32,13 @@ class Receipt:
     revision: str | None = None
     at: str | None = None  # UTC, ISO 8601
     notes: tuple[str, ...] = field(default=())
+    name: str | None = None  # public name where the file's own is another (the catalogue's, or one that was given)
 
     def to_json(self) -> dict[str, Any]:
         files = [{"path": file.path, "bytes": file.bytes, "sha256": file.sha256} for file in self.files]
         return {
             "schema": SCHEMA,
+            "name": self.name,
             "source": self.source,
             "revision": self.revision,
             "at": self.at,
@@ -45,6 +50,15 @@ class Receipt:
         return next((file.sha256 for file in self.files if file.path == path), None)
 
 
+def now_utc() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def name_of(path: Path, note: Receipt | None) -> str:
+    """The stable public id of a model file."""
+    return note.name if note and note.name else public_name(str(path))
+
+
 def read(folder: Path) -> Receipt | None:
     """The receipt of a folder; None when there is none or it cannot be understood (the files still can be used)."""
     try:
@@ -53,6 +67,6 @@ def read(folder: Path) -> Receipt | None:
             return None
         files = tuple(InstalledFile(str(f["path"]), int(f["bytes"]), str(f["sha256"])) for f in data["files"])
         notes = tuple(str(note) for note in data.get("notes", ()))
-        return Receipt(str(data["source"]), files, data.get("revision"), data.get("at"), notes)
+        return Receipt(str(data["source"]), files, data.get("revision"), data.get("at"), notes, data.get("name"))
     except (OSError, ValueError, KeyError, TypeError):
         return None

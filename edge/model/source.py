@@ -40,9 +40,18 @@ class PypiSource:
 
 @dataclass(frozen=True, slots=True)
 class UrlSource:
-    """One file at a URL. `str()` leaves out what may be secret: user, password, query."""
+    """One file at a URL. `str()` leaves out what may be secret: user, password, query. `#sha256=HEX` pins it."""
 
     url: str
+
+    @property
+    def fetched(self) -> str:
+        return self.url.partition("#")[0]
+
+    @property
+    def sha256(self) -> str | None:
+        match = re.fullmatch(r"sha256=([0-9a-fA-F]{64})", urlsplit(self.url).fragment)
+        return match[1].lower() if match else None
 
     @property
     def file(self) -> str:

@@ -14,7 +14,7 @@ from edge.errors import ModelMissingError
 from edge.model import hubcache, receipt, source, splitset
 from edge.model.file import ModelFile
 from edge.model.open import open_model
-from edge.model.quant import PREFERENCE, UNKNOWN, canonical, label_from_name, public_name
+from edge.model.quant import PREFERENCE, UNKNOWN, canonical, label_from_name
 from edge.model.scan import Found, scan
 from edge.model.verdict import Verdict, VerdictError
 
@@ -68,7 +68,7 @@ class Store:
         note = receipt.read(found.path.parent)
         origin = (note.source, note.revision) if note else hubcache.origin(found.path) or (None, None)
         return Entry(
-            public_name(path),
+            receipt.name_of(found.path, note),
             label_from_name(path if len(found.shards) > 1 else found.path.name),
             found.path,
             found.shards,

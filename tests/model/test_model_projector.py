@@ -40,9 +40,7 @@ def test_fc52_one_model_one_projector_that_sorts_first_and_is_bigger(tmp_path: P
     assert chosen(path) == "a-projector.gguf"
 
 
-@pytest.mark.parametrize(
-    "name", ["mmproj-x.gguf", "x-mmproj.gguf", "x.mmproj-Q8_0.gguf", "mmproj-X-F16.gguf", "x_mmproj_f16.gguf"]
-)
+@pytest.mark.parametrize("stem", ["mmproj-x", "x-mmproj", "x.mmproj-Q8_0", "mmproj-X-F16", "x_mmproj_f16"])
 def test_fc61_names_of_projectors(tmp_path: Path, stem: str) -> None:
     """FC-61: each way of naming is paired with the model of that name, beside another model."""
     path, other = model(tmp_path / "x-Q5_K_M.gguf"), model(tmp_path / "y-Q5_K_M.gguf")

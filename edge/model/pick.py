@@ -1,0 +1,115 @@
+"""Chooses the quantization to fetch from what a repository holds, and says why. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from edge.errors import DoesNotFitError, UnavailableError
+from edge.model.quant import PREFERENCE, UNKNOWN, canonical, label_from_name, public_name, shard_of
+from edge.units import format_bytes
+
+_NOT_MODELS = ("mmproj", "imatrix", "-vocab", "lora", "adapter")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """One file of a repository. None is what the hub does not tell."""
+
+    path: str
+    bytes: int | None = None
+    sha256: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One model of a repository: a file or a whole set of shards, in order."""
+
+    quant: str
+    files: tuple[RemoteFile, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes or 0 for file in self.files)
+
+    @property
+    def name(self) -> str:
+        return public_name(self.files[0].path)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What to fetch, and why in a few words."""
+
+    option: Option
+    because: str
+
+
+def options(files: Iterable[RemoteFile]) -> list[Option]:
+    """The models among a repository's files, small first. A set that lacks a shard there is none."""
+    sets: dict[tuple[str, int], dict[int, RemoteFile]] = {}
+    for file in files:
+        lower = file.path.lower()
+        if not lower.endswith(".gguf") or any(word in lower.rpartition("/")[2] for word in _NOT_MODELS):
+            continue
+        stem = file.path[: -len(".gguf")]
+        number, count = shard_of(stem) or (1, 1)
+        prefix = stem[: -len("-00001-of-00001")] if shard_of(stem) else stem
+        sets.setdefault((prefix, count), {})[number] = file
+    whole = [
+        Option(label_from_name(f"{prefix}.gguf"), tuple(members[number] for number in range(1, count + 1)))
+        for (prefix, count), members in sets.items()
+        if members.keys() == set(range(1, count + 1))
+    ]
+    return sorted(whole, key=lambda option: (option.bytes, option.files[0].path))
+
+
+def projectors(files: Iterable[RemoteFile]) -> list[RemoteFile]:
+    return [file for file in files if "mmproj" in file.path.lower() and file.path.lower().endswith(".gguf")]
+
+
+def choose(found: Sequence[Option], repo: str, wanted: str | None = None, room_bytes: int | None = None) -> Choice:
+    """`wanted` if it is there; else the best by preference that fits into `room_bytes` (what weights may take).
+
+    Raises UnavailableError that lists what there is, DoesNotFitError when even the smallest is too large.
+    """
+    if not found:
+        raise UnavailableError(f"{repo} holds no GGUF model", "look for a repository whose name ends in -GGUF")
+    if wanted:
+        return _wanted(found, repo, canonical(wanted))
+    fitting = [option for option in found if room_bytes is None or option.bytes <= room_bytes]
+    if not fitting:
+        least = found[0]
+        raise DoesNotFitError(
+            f"the smallest of {repo} is {least.quant} with {format_bytes(least.bytes)}, "
+            f"{format_bytes(room_bytes or 0)} are free for weights",
+            "take a smaller model: edgellm model list --catalogue",
+            table=table(found),
+        )
+    best = min(fitting, key=lambda option: (_rank(option.quant), -option.bytes))
+    if room_bytes is None:
+        return Choice(best, f"{best.quant}: the first of our order of preference that is there")
+    room = f"{format_bytes(best.bytes)} of the {format_bytes(room_bytes)} that weights may take"
+    return Choice(best, f"{best.quant}: the preferred one that fits, {room}")
+
+
+def table(found: Sequence[Option]) -> str:
+    return "\n".join(
+        f"  {option.quant:<12} {format_bytes(option.bytes):>10}  {option.files[0].path}" for option in found
+    )
+
+
+def _wanted(found: Sequence[Option], repo: str, wanted: str) -> Choice:
+    same = [option for option in found if wanted in (option.quant, option.quant.removeprefix("UD-"))]
+    if not same:
+        raise UnavailableError(f"{repo} has no {wanted}; it has", "name one of these with --quant", table=table(found))
+    # The plain name before one with extra words, the exact tag before UD-.
+    best = min(same, key=lambda option: (option.quant != wanted, len(option.files[0].path)))
+    return Choice(best, f"{best.quant}: as asked")
+
+
+def _rank(quant: str) -> int:
+    plain = quant.removeprefix("UD-")
+    if plain in PREFERENCE:
+        return PREFERENCE.index(plain)
+    return len(PREFERENCE) + (plain == UNKNOWN)
