@@ -74,12 +74,33 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Issue:
+    """A fault of certain L4T releases, in the words of the doctor."""
+
+    l4t: tuple[str, ...]
+    says: str
+    next: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """The oldest driver branch that serves a CUDA major on discrete GPUs."""
+
+    cuda: str
+    oldest: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
     socs: dict[str, Soc]
     rows: tuple[Row, ...]
     machines: tuple[Machine, ...]
     releases: tuple[Release, ...]  # oldest first
     cpus: dict[str, str] = field(default_factory=dict)
+    issues: tuple[Issue, ...] = ()
+    drivers: tuple[Driver, ...] = ()  # newest CUDA first
 
 
 @lru_cache(maxsize=1)
@@ -103,6 +124,8 @@ def load(path: Path) -> Table:
                 )
             ),
             cpus=dict(raw["cpu"]),
+            issues=tuple(Issue(**_tuples(value)) for value in raw["issue"]),
+            drivers=tuple(Driver(**value) for value in raw["driver"]),
         )
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise BugError(f"{path.name} cannot be read: {error}", "reinstall edgellm") from error

@@ -251,5 +251,6 @@ def test_before_the_spawn_only_the_standard_library_is_imported() -> None:
         "new = {m.split('.')[0] for m in set(sys.modules) - before}\n"
         "print(sorted(new - set(sys.stdlib_module_names) - {'edge', 'tomli', '__mp_main__'}))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    here = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=here)
     assert done.stdout.strip() == "[]"

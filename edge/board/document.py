@@ -1,0 +1,15 @@
+"""A board with its memory → the JSON document of `edgellm board --json`. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from edge.board.board import Board
+from edge.board.memory import MemorySnapshot
+
+SCHEMA = 1
+
+
+def document(board: Board, memory: MemorySnapshot) -> dict[str, Any]:
+    return {"schema": SCHEMA, "board": asdict(board), "memory": asdict(memory)}

@@ -1,0 +1,118 @@
+"""On what kind of storage a folder lies."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from edge.board.tree import Tree
+
+_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "glusterfs", "fuse.sshfs", "fuse.rclone", "afs", "lustre"}
+_MEMORY = {"tmpfs", "ramfs", "hugetlbfs"}
+_PARTITION = re.compile(r"^(nvme\d+n\d+|mmcblk\d+|[a-z]+)p?\d*$")
+_SLAVES_DEPTH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """`kind`: nvme, ssd, hdd, usb, emmc, sd, virtual, network, windows, memory, container, unknown."""
+
+    mount: str
+    filesystem: str
+    kind: str
+    disk: str | None = None  # "nvme0n1"
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    device: str  # "259:1"
+    point: str
+    options: str
+    filesystem: str
+    source: str
+    more: str
+
+
+def classify(tree: Tree, folder: Path) -> Storage | None:
+    """None when the mount table cannot be read."""
+    mount = mount_of(mounts(tree), folder)
+    if mount is None:
+        return None
+    kind, disk = _kind(tree, mount)
+    return Storage(mount.point, mount.filesystem, kind, disk, "ro" in mount.options.split(","))
+
+
+def mounts(tree: Tree) -> list[Mount]:
+    """/proc/self/mountinfo, in mount order."""
+    found = []
+    for line in tree.lines("/proc/self/mountinfo"):
+        left, _, right = line.partition(" - ")
+        head, tail = left.split(), right.split(" ", 2)
+        if len(head) >= 6 and len(tail) >= 2:
+            more = tail[2] if len(tail) > 2 else ""
+            found.append(Mount(head[2], _plain(head[4]), head[5], tail[0], _plain(tail[1]), more))
+    return found
+
+
+def mount_of(table: list[Mount], folder: Path) -> Mount | None:
+    """The innermost mount that holds the folder; the last one mounted where several lie on one point."""
+    path = PurePosixPath(folder)
+    holding = [
+        mount for mount in table if path == PurePosixPath(mount.point) or PurePosixPath(mount.point) in path.parents
+    ]
+    return max(enumerate(holding), key=lambda pair: (len(pair[1].point), pair[0]), default=(0, None))[1]
+
+
+def _kind(tree: Tree, mount: Mount) -> tuple[str, str | None]:
+    if mount.filesystem in ("drvfs", "9p", "virtiofs") and re.match(r"[A-Za-z]:|drvfs", mount.source + mount.more):
+        return "windows", None
+    if "aname=drvfs" in mount.more:
+        return "windows", None
+    if mount.filesystem in _NETWORK or mount.filesystem in ("9p", "virtiofs"):
+        return "network", None
+    if mount.filesystem in _MEMORY:
+        return "memory", None
+    if mount.filesystem == "overlay":
+        return "container", None
+    disk = _disk(tree, mount)
+    return (_disk_kind(tree, disk), disk) if disk else ("unknown", None)
+
+
+def _disk(tree: Tree, mount: Mount) -> str | None:
+    """The whole disk below partition, LVM, encryption or RAID (its first member)."""
+    block = "/sys/class/block"
+    name = next((n for n in tree.children(block) if tree.word(f"{block}/{n}/dev") == mount.device), None)
+    name = name or (mount.source.removeprefix("/dev/") if mount.source.startswith("/dev/") else None)
+    for _ in range(_SLAVES_DEPTH):
+        slaves = tree.children(f"{block}/{name}/slaves") if name else []
+        if not slaves:
+            break
+        name = slaves[0]
+    if name is None or name.startswith(("dm-", "md", "loop", "zram")):
+        return name
+    match = _PARTITION.match(name)
+    return match[1] if match else name
+
+
+def _disk_kind(tree: Tree, disk: str) -> str:
+    folder = f"/sys/class/block/{disk}"
+    if disk.startswith("nvme"):
+        return "nvme"
+    if disk.startswith("mmcblk"):
+        return "sd" if tree.word(f"{folder}/device/type") == "SD" else "emmc"
+    if disk.startswith(("vd", "xvd")) or "microsoft" in (tree.text("/proc/version") or "").lower():
+        return "virtual"
+    if disk.startswith(("ram", "zram")):
+        return "memory"
+    if disk.startswith("sd"):
+        if "/usb" in str(tree.path(folder).resolve()):
+            return "usb"
+        return "hdd" if tree.number(f"{folder}/queue/rotational") == 1 else "ssd"
+    return "unknown"
+
+
+def _plain(text: str) -> str:
+    """mountinfo writes a blank as \\040."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

@@ -1,0 +1,170 @@
+"""The engine against the board: has it CUDA, for this GPU, with a driver that serves it? Pure."""
+
+from __future__ import annotations
+
+from edge.board.board import Board
+from edge.board.table import table
+from edge.doctor.check import Check, bad, ok, unknown, warn
+from edge.doctor.facts import Facts
+from edge.units import GIB, format_bytes
+
+
+def present(facts: Facts) -> Check:
+    serving = facts.serving
+    if serving.engine is None:
+        says = serving.engine_problem or "no engine was looked for"
+        if not facts.live:
+            return unknown("engine.present", says)
+        return bad("engine.present", says, serving.engine_hint or "build one", "edgellm build")
+    version = serving.engine.version or "of unknown version"
+    return ok("engine.present", f"{serving.engine.id} ({serving.engine.kind} {version})")
+
+
+def cuda(facts: Facts) -> Check | None:
+    """FC-41: an engine without CUDA ignores the layers it is asked to offload, and everything works, slowly."""
+    engine, board = facts.serving.engine, facts.board
+    if engine is None or not board.gpus or board.refused:
+        return None
+    if engine.cuda:
+        return ok("engine.cuda", "has CUDA")
+    says = f"{engine.id} has no CUDA: {board.gpus[0].name} would stay idle"
+    if not facts.serving.needs_gpu:
+        return warn("engine.cuda", says, "build one with CUDA", "edgellm build")
+    return bad("engine.cuda", says, "build one with CUDA", "edgellm build")
+
+
+def architecture(facts: Facts) -> Check | None:
+    """Machine code runs on its own compute capability and later minors of it; on Jetsons only on its own."""
+    engine, board = facts.serving.engine, facts.board
+    if engine is None or not engine.cuda or board.compute_capability is None:
+        return None
+    wanted = sm(board.compute_capability)
+    if not engine.built_for:
+        return unknown("engine.arch", f"for which GPUs it was built is not recorded; this one is sm_{wanted}")
+    built = ", ".join(f"sm_{arch}" for arch in engine.built_for)
+    if any(runs(arch, wanted, board) for arch in engine.built_for):
+        return ok("engine.arch", f"built for {built}, this GPU is sm_{wanted}")
+    says = f"built for {built}, but this GPU is sm_{wanted}"
+    if board.soc is None and min(engine.built_for) < wanted:
+        step = "the driver compiles it at the first start (minutes), if it holds PTX; build for this GPU"
+        return warn("engine.arch", says, step, "edgellm build")
+    return bad("engine.arch", f"{says}: it dies at the first request", "build for this GPU", "edgellm build")
+
+
+def sm(capability: str) -> int:
+    """`8.7` → 87, `11.0` → 110"""
+    return int(capability.replace(".", ""))
+
+
+def runs(arch: int, wanted: int, board: Board) -> bool:
+    same_major = arch // 10 == wanted // 10
+    return arch == wanted or (board.soc is None and same_major and arch < wanted)
+
+
+def driver(facts: Facts) -> Check | None:
+    """FC-05: an engine built with a newer CUDA than the driver knows fails with `unsupported toolchain`."""
+    built, served = facts.serving.engine_cuda, facts.board.cuda or _served(facts.board)
+    if built is None or served is None:
+        return None
+    if _numbers(built)[0] > _numbers(served)[0]:
+        says = f"built with CUDA {built}, but this system's driver serves CUDA {served}"
+        return bad("engine.driver", says, "build with the toolkit that belongs to this system", "edgellm build")
+    if facts.board.soc is not None and _numbers(built) > _numbers(served):
+        says = f"built with CUDA {built}, a little newer than JetPack's {served}"
+        return warn(
+            "engine.driver",
+            says,
+            "if it reports PTX or toolchain errors, build with JetPack's own toolkit",
+            "edgellm build",
+        )
+    return ok("engine.driver", f"built with CUDA {built}, the driver serves {served}")
+
+
+def _served(board: Board) -> str | None:
+    """The newest CUDA major of a discrete GPU's driver, by table."""
+    if board.driver is None:
+        return None
+    branch = int(board.driver.split(".")[0])
+    return next((f"{row.cuda}.0" for row in table().drivers if branch >= int(row.oldest)), None)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) or (0,)
+
+
+def address_pool(facts: Facts) -> Check | None:
+    """FC-11: ggml's CUDA pool reserves 32 GiB of addresses, which small Tegra parts refuse at the first real work."""
+    engine = facts.serving.engine
+    if engine is None or not engine.cuda or facts.board.soc is None:
+        return None
+    if engine.no_vmm is None:
+        return unknown("engine.pool", "whether it was built with GGML_CUDA_NO_VMM is not recorded")
+    if engine.no_vmm:
+        return ok("engine.pool", "built without the virtual-memory pool, as Jetsons want it")
+    step = "rebuild with GGML_CUDA_NO_VMM=ON: out-of-memory reports at the first request come from this"
+    return warn("engine.pool", "its CUDA pool reserves 32 GiB of addresses", step, "edgellm build")
+
+
+def jit_cache(facts: Facts) -> Check | None:
+    """Kernels compiled at the first start must be kept, or every boot compiles them again."""
+    engine, cuda_facts = facts.serving.engine, facts.cuda
+    if engine is None or not engine.cuda or cuda_facts.jit_cache_writable is None:
+        return None
+    if not cuda_facts.jit_cache_writable:
+        says = f"the cache of compiled kernels cannot be written: {cuda_facts.jit_cache}"
+        return bad(
+            "engine.jit_cache", says, "give the serving user this folder: kernels are compiled again at each boot"
+        )
+    if (cuda_facts.jit_cache_bytes or 0) > 4 * GIB:
+        says = f"the cache of compiled kernels holds {format_bytes(cuda_facts.jit_cache_bytes or 0)}"
+        return warn(
+            "engine.jit_cache", says, "delete it when no engine runs; it fills again", f"rm -r {cuda_facts.jit_cache}"
+        )
+    return ok("engine.jit_cache", "compiled kernels are kept between boots")
+
+
+def prompt_cache(facts: Facts) -> Check | None:
+    """FC-20: the server's prompt cache grows to 8 GiB of host memory unless it is told a limit."""
+    engine = facts.serving.engine
+    if engine is None or engine.kind != "llama-server" or not engine.flags:
+        return None
+    if engine.has("--cache-ram"):
+        return ok("engine.prompt_cache", "its prompt cache can be limited, and every plan does")
+    if facts.board.memory_bytes > 17 * GIB:
+        return ok("engine.prompt_cache", "it has no --cache-ram: an older engine without a prompt cache in host memory")
+    return ok("engine.prompt_cache", "no prompt cache in host memory")
+
+
+def toolkits(facts: Facts) -> Check | None:
+    """FC-05 and FC-01: which nvcc a build takes, when PATH says something else or nothing."""
+    found, board = facts.cuda, facts.board
+    if not board.gpus:
+        return None
+    compilers = [kit for kit in found.toolkits if kit.nvcc]
+    if not compilers:
+        step = "only needed to build: install JetPack's CUDA toolkit" if board.soc else "only needed to build"
+        return unknown("cuda.toolkit", "no nvcc under /usr/local/cuda*", step)
+    listed = ", ".join(f"{kit.version or '?'} in {kit.path}" for kit in compilers)
+    wrong = [
+        kit
+        for kit in compilers
+        if board.soc and board.cuda and kit.version and _numbers(kit.version)[0] > _numbers(board.cuda)[0]
+    ]
+    if wrong and len(wrong) == len(compilers):
+        step = f"install the CUDA {board.cuda} toolkit of JetPack {board.jetpack}: its driver serves nothing newer"
+        return bad(
+            "cuda.toolkit", f"CUDA {listed}", step, "sudo apt install cuda-toolkit-" + str(board.cuda).replace(".", "-")
+        )
+    if found.on_path and not any(found.on_path.startswith(kit.path) for kit in compilers if kit not in wrong):
+        return warn(
+            "cuda.toolkit",
+            f"CUDA {listed}; PATH finds {found.on_path}",
+            "the build takes the one that belongs to this system; check PATH if you build by hand",
+        )
+    hidden = (
+        "" if found.on_path or not facts.live else "; not on PATH (nor under systemd), the build looks there by itself"
+    )
+    return ok("cuda.toolkit", f"CUDA {listed}{hidden}")
+
+
+CHECKS = (present, cuda, architecture, driver, address_pool, jit_cache, prompt_cache, toolkits)

@@ -1,0 +1,106 @@
+"""The way to the GPU: device nodes, groups, driver. Pure."""
+
+from __future__ import annotations
+
+from edge.board.table import table
+from edge.doctor.check import Check, bad, ok, unknown, warn
+from edge.doctor.facts import Facts
+
+_TEGRA_GPU = ("/dev/nvhost-ctrl-gpu", "/dev/nvgpu/igpu0/ctrl", "/dev/nvidia0")
+
+
+def nodes(facts: Facts) -> Check | None:
+    """A Jetson needs nvmap and one of the GPU's control nodes; a card needs its three."""
+    board, here = facts.board, {node.path for node in facts.devices.nodes}
+    if board.container == "wsl2" or not board.gpus:
+        return None
+    if facts.devices.igpu_folder == ("power",):
+        says = "the GPU did not start at boot: /dev/nvgpu/igpu0 holds only `power`"
+        return bad(
+            "gpu.nodes", says, "switch the board off and on again (a reboot is not enough); then update its firmware"
+        )
+    if board.soc is not None:
+        missing = [] if "/dev/nvmap" in here else ["/dev/nvmap"]
+        missing += [] if here & set(_TEGRA_GPU) else ["/dev/nvhost-ctrl-gpu or /dev/nvgpu/igpu0/ctrl"]
+    else:
+        missing = [] if any(path[11:].isdigit() for path in here) else ["/dev/nvidia0"]
+        missing += [path for path in ("/dev/nvidiactl",) if path not in here]
+    if not missing:
+        return ok("gpu.nodes", f"{len(here)} device nodes are there")
+    if board.container:
+        step = "start the container with the NVIDIA runtime"
+        return bad("gpu.nodes", f"{', '.join(missing)} is not in this container", step, "docker run --runtime nvidia …")
+    return bad(
+        "gpu.nodes",
+        f"{', '.join(missing)} is missing: the driver is not loaded",
+        "see why",
+        "sudo dmesg | grep -iE 'nvgpu|nvrm|nvidia'",
+    )
+
+
+def access(facts: Facts) -> Check | None:
+    """NvRmMemInitNvmap fails with `Permission denied` when the user is not in video."""
+    if not facts.devices.nodes:
+        return None
+    closed = [node for node in facts.devices.nodes if not node.reachable]
+    user = facts.devices.user
+    if not closed:
+        return ok("gpu.access", f"{user} may open them")
+    groups = sorted({node.group for node in closed if node.group and node.group != "root"})
+    says = f"{user} may not open {', '.join(node.path for node in closed[:3])}"
+    if set(groups) & set(facts.devices.pending_groups):
+        return bad("gpu.access", f"{says} yet: the group was added after this login", "log in again, or reboot")
+    wanted = ",".join(groups) or "video,render"
+    return bad("gpu.access", says, f"add {user} to {wanted}", f"sudo usermod -aG {wanted} {user}")
+
+
+def unified_virtual_memory(facts: Facts) -> Check | None:
+    """CUDA opens /dev/nvidia-uvm first of all; it is made by a tool that may not have run before a boot service."""
+    if facts.board.soc is not None or not facts.board.gpus or facts.board.container == "wsl2":
+        return None
+    if any(node.path == "/dev/nvidia-uvm" for node in facts.devices.nodes):
+        return ok("gpu.uvm", "/dev/nvidia-uvm is there")
+    step = "CUDA cannot start without it; load it at boot as well (/etc/modules-load.d)"
+    return bad("gpu.uvm", "/dev/nvidia-uvm is missing", step, "sudo nvidia-modprobe -u -c=0")
+
+
+def persistence(facts: Facts) -> Check | None:
+    """Without it the driver drops the GPU's state with its last user, and each start pays seconds to bring it back."""
+    if facts.board.soc is not None or not facts.board.gpus or facts.board.container is not None:
+        return None
+    unit = facts.units.get("nvidia-persistenced.service")
+    if unit is None:
+        return unknown("gpu.persistence", "systemd does not tell whether nvidia-persistenced runs")
+    if unit.active == "active":
+        return ok("gpu.persistence", "nvidia-persistenced keeps the GPU ready")
+    step = "start it at boot: the first CUDA call of each start is seconds slower without it"
+    return warn(
+        "gpu.persistence", "nvidia-persistenced does not run", step, "sudo systemctl enable --now nvidia-persistenced"
+    )
+
+
+def mig(facts: Facts) -> Check | None:
+    split = [gpu.name for gpu in facts.board.gpus if gpu.mig]
+    if not split:
+        return None
+    step = "plan for the instance's memory with --memory, or switch MIG off"
+    return warn("gpu.mig", f"{', '.join(split)} is split by MIG: an instance has only part of its memory", step)
+
+
+def driver(facts: Facts) -> Check | None:
+    """Each CUDA major has an oldest driver; within a major, older drivers serve newer toolkits."""
+    board = facts.board
+    if board.soc is not None or not board.gpus:
+        return None
+    if board.driver is None:
+        return unknown("gpu.driver", "the driver's version cannot be read")
+    branch = int(board.driver.split(".")[0])
+    rows = table().drivers
+    newest = next((row for row in rows if branch >= int(row.oldest)), None)
+    if newest is None:
+        says = f"driver {board.driver} is older than any CUDA that llama.cpp builds with"
+        return bad("gpu.driver", says, f"install driver {rows[0].oldest} or newer ({rows[0].source})")
+    return ok("gpu.driver", f"driver {board.driver} serves CUDA {newest.cuda} and older")
+
+
+CHECKS = (nodes, access, unified_virtual_memory, persistence, mig, driver)

@@ -1,0 +1,98 @@
+"""The model folder: a cold start reads the whole model from it. Pure."""
+
+from __future__ import annotations
+
+from edge.doctor.check import Check, bad, ok, unknown, warn
+from edge.doctor.facts import Facts
+from edge.units import GIB, format_bytes, format_seconds
+
+_GOOD = {"nvme": "NVMe", "ssd": "SSD"}
+_POOR = {
+    "hdd": ("a spinning disk", "an NVMe disk reads ten times as fast"),
+    "usb": ("a USB disk", "check that it runs at USB 3 speed; NVMe is better"),
+    "emmc": ("eMMC", "NVMe reads five to ten times as fast"),
+    "sd": ("an SD card", "put models on NVMe: a card reads below 100 MB/s and wears out"),
+    "network": ("a network file system", "keep models on a local disk, or the start waits for the network"),
+    "windows": ("a Windows drive", "keep models inside the Linux file system: /mnt/c is read through Windows"),
+    "container": ("the container's own layer", "mount a folder of the host: models vanish with the container"),
+}
+_COLD_S = 30.0
+_SPACE_BYTES = 10 * GIB
+
+
+def kind(facts: Facts) -> Check | None:
+    storage, path = facts.models.storage, facts.models.path
+    if facts.models.empty_mount_point:
+        step = "mount it first: models put here now would lie on the disk below it"
+        return bad(
+            "storage.kind", f"{path} is on a mount point of /etc/fstab that is not mounted", step, "sudo mount -a"
+        )
+    if storage is None:
+        return unknown("storage.kind", "the mount table cannot be read")
+    where = f"{path} is on "
+    if storage.kind in _GOOD:
+        return ok("storage.kind", f"{where}{_GOOD[storage.kind]} ({storage.disk}, {storage.filesystem})")
+    if storage.kind == "windows" and facts.wsl is not None:
+        return None  # wsl.models says it
+    if storage.kind in _POOR:
+        what, step = _POOR[storage.kind]
+        return warn("storage.kind", f"{where}{what} ({storage.disk or storage.mount}, {storage.filesystem})", step)
+    if storage.kind == "memory":
+        return warn(
+            "storage.kind", f"{where}{storage.filesystem}: models there take memory and vanish at reboot", "use a disk"
+        )
+    return ok("storage.kind", f"{where}{storage.disk or storage.filesystem} ({storage.kind})")
+
+
+def rate(facts: Facts) -> Check | None:
+    """The best of 1, 2, 4 and 8 streams past the page cache, and the cold start that no setting can beat."""
+    models = facts.models
+    if not facts.live:
+        return None
+    if models.measured is None:
+        says = f"not measured: {models.measure_problem}" if models.measure_problem else "not measured (--quick)"
+        return unknown("storage.rate", says)
+    speed = models.measured.bytes_s
+    says = f"{speed / 1e6:.0f} MB/s past the cache, best with {models.measured.streams} of 1, 2, 4, 8 streams"
+    size = facts.serving.model_bytes
+    if not size:
+        return ok("storage.rate", says)
+    says += f": the biggest model ({format_bytes(size)}) needs at least {format_seconds(size / speed)} from cold"
+    if size / speed > _COLD_S:
+        return warn("storage.rate", says, "a faster disk is the only thing that helps here")
+    return ok("storage.rate", says)
+
+
+def access(facts: Facts) -> Check | None:
+    """FC-79: `permission denied` although the folder itself is open, because one above it is closed."""
+    models, user = facts.models, facts.devices.user
+    if models.blocked_by is not None:
+        step = f"let {user} pass through {models.blocked_by}, or choose another model folder"
+        return bad(
+            "storage.access",
+            f"{user} may not enter {models.blocked_by}, on the way to {models.path}",
+            step,
+            f"sudo chmod o+x {models.blocked_by}",
+        )
+    if not facts.live:
+        return None
+    if not models.exists:
+        return ok("storage.access", f"{models.path} is not there yet; the first model makes it")
+    if models.storage is not None and models.storage.read_only:
+        return warn("storage.access", f"{models.path} is mounted read-only", "serving works, fetching a model does not")
+    return ok("storage.access", f"{user} may enter it")
+
+
+def space(facts: Facts) -> Check | None:
+    """FC-14: a build or a model that fills the disk fails near its end."""
+    free = facts.models.free_bytes
+    if free is None:
+        return None
+    if free < _SPACE_BYTES:
+        return warn(
+            "storage.space", f"{format_bytes(free)} free for models", "a model of 8B needs about 6 GB, a build 3 GB"
+        )
+    return ok("storage.space", f"{format_bytes(free)} free for models")
+
+
+CHECKS = (kind, rate, access, space)

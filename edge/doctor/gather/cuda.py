@@ -1,0 +1,59 @@
+"""The CUDA toolkits that lie here, and the cache of just-in-time compiled kernels."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from edge.board.tree import Tree
+from edge.doctor.facts import Cuda, Toolkit
+
+_LINK = "/usr/local/cuda"
+_NVCC_PATH = re.compile(r"cuda-(\d+\.\d+)")
+
+
+def read(tree: Tree, env: Mapping[str, str], jit_cache: Path) -> Cuda:
+    """`jit_cache` is the folder that our engine's CUDA_CACHE_PATH names."""
+    found = [f"/usr/local/{name}" for name in tree.children("/usr/local") if name.startswith("cuda-")]
+    if not found and tree.exists(_LINK):
+        found = [_LINK]
+    on_path = shutil.which("nvcc", path=env.get("PATH")) if tree.live else None
+    return Cuda(
+        toolkits=tuple(Toolkit(path, version(tree, path), tree.exists(f"{path}/bin/nvcc")) for path in found),
+        chosen=str(tree.path(_LINK).resolve()) if tree.live and tree.exists(_LINK) else None,
+        on_path=str(Path(on_path).resolve()) if on_path else None,
+        jit_cache=jit_cache,
+        jit_cache_bytes=_bytes(jit_cache) if tree.live and jit_cache.is_dir() else None,
+        jit_cache_writable=_writable(jit_cache) if tree.live else None,
+    )
+
+
+def version(tree: Tree, path: str) -> str | None:
+    """`12.6` from version.json, or from the folder's name."""
+    try:
+        said = json.loads(tree.text(f"{path}/version.json") or "{}")["cuda"]["version"]
+        return ".".join(str(said).split(".")[:2])
+    except (ValueError, KeyError, TypeError):
+        match = _NVCC_PATH.search(path)
+        return match[1] if match else None
+
+
+def _bytes(folder: Path) -> int:
+    total = 0
+    for root, _, files in os.walk(folder):
+        for name in files:
+            try:
+                total += Path(root, name).lstat().st_size
+            except OSError:
+                continue
+    return total
+
+
+def _writable(folder: Path) -> bool:
+    """Or could be made: the nearest folder that is there takes a new one."""
+    near = next(step for step in (folder, *folder.parents) if step.exists())
+    return near.is_dir() and os.access(near, os.W_OK | os.X_OK)

@@ -1,0 +1,74 @@
+"""Reads all facts once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from edge.board.memory import snapshot
+from edge.board.probe import probe
+from edge.board.tree import Tree
+from edge.doctor.facts import Facts
+from edge.doctor.gather import (
+    accounts,
+    cuda,
+    devices,
+    environment,
+    memory,
+    models,
+    ports,
+    power,
+    serving,
+    units,
+    untidy,
+)
+from edge.folders import Folders, system_folders
+
+
+def read(
+    root: Path,
+    folders: Folders,
+    env: Mapping[str, str],
+    flags: Mapping[str, object],
+    *,
+    measure: bool = True,
+    systemctl: str = "systemctl",
+) -> Facts:
+    """`root` other than / is a copied tree: what only a running system tells stays unknown."""
+    tree = Tree(root)
+    board = probe(root)
+    account = accounts.serving_account(tree, units.our_text(tree))
+    wanted = serving.read(board, folders, env, flags, tree.live)
+    known_units = units.read(tree, systemctl)
+    places = tuple(Path(folder).expanduser() for folder in wanted.model_dirs)
+    model_folder = folders.models if tree.live else system_folders().models
+    facts = Facts(
+        live=tree.live,
+        board=board,
+        memory=snapshot(root, board),
+        use=memory.read(tree),
+        devices=devices.read(tree, board, account),
+        cuda=cuda.read(tree, env, folders.cache / "cuda"),
+        serving=wanted,
+        power=power.read(tree),
+        heat=power.heat(tree),
+        models=models.read(tree, model_folder, places, account, measure),
+        environment=environment.read(tree, folders, env),
+        systemd=units.running(tree),
+        units=known_units,
+        drop_ins=units.our_files(tree),
+        jtop=devices.jtop(tree, account) if board.soc else None,
+        wsl=environment.wsl(tree) if board.container == "wsl2" else None,
+    )
+    return _with_live(facts, tree, folders) if tree.live else facts
+
+
+def _with_live(facts: Facts, tree: Tree, folders: Folders) -> Facts:
+    socket_unit = facts.units.get("edgellm.socket")
+    socket_active = socket_unit is not None and socket_unit.active == "active"
+    return replace(
+        facts,
+        ports=ports.read(tree, facts.serving.listen, folders.lock, socket_active),
+        untidy=untidy.read(folders, running=bool(ports.holders(tree, folders.lock))),
+    )

@@ -1,0 +1,68 @@
+"""Who uses the memory, and what stands behind it."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+
+from edge.board import meminfo
+from edge.board.tree import Tree
+from edge.doctor.facts import MemoryUse, Process, Swap
+
+_DESKTOPS = (
+    "gnome-shell",
+    "Xorg",
+    "Xwayland",
+    "plasmashell",
+    "kwin",
+    "lxqt-session",
+    "xfce4-session",
+    "weston",
+    "mutter",
+)
+_BIGGEST = 3
+
+
+def read(tree: Tree) -> MemoryUse:
+    values = meminfo.parse(tree.text("/proc/meminfo") or "")
+    running = list(processes(tree))
+    desktop = [process for process in running if process.name.startswith(_DESKTOPS)]
+    return MemoryUse(
+        swaps=tuple(swaps(tree)),
+        swappiness=tree.number("/proc/sys/vm/swappiness"),
+        oom_kills=_oom_kills(tree),
+        biggest=tuple(sorted(running, key=lambda process: -process.bytes)[:_BIGGEST]),
+        desktop=max(desktop, key=lambda process: process.bytes, default=None),
+        memlock_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[1] if tree.live else None,
+        free_bytes=values.get("MemFree"),
+        cache_bytes=values.get("Cached"),
+        swapped_bytes=max(0, values.get("SwapTotal", 0) - values.get("SwapFree", 0)),
+    )
+
+
+def swaps(tree: Tree) -> Iterator[Swap]:
+    """/proc/swaps: file name, type, size and used in kB."""
+    for line in list(tree.lines("/proc/swaps"))[1:]:
+        words = line.split()
+        if len(words) >= 4 and words[2].isdigit() and words[3].isdigit():
+            kind = "zram" if "/zram" in words[0] else words[1]
+            yield Swap(words[0], kind, int(words[2]) * 1024, int(words[3]) * 1024)
+
+
+def processes(tree: Tree) -> Iterator[Process]:
+    """What each process holds for itself. GPU memory of a Jetson is not in it: the kernel does not count it there."""
+    for name in tree.children("/proc"):
+        if not name.isdigit():
+            continue
+        status = meminfo.parse(tree.text(f"/proc/{name}/status") or "")
+        own = status.get("RssAnon", 0) + status.get("RssShmem", 0)
+        if own:
+            yield Process(int(name), tree.word(f"/proc/{name}/comm") or "?", own)
+
+
+def _oom_kills(tree: Tree) -> int | None:
+    for line in tree.lines("/proc/vmstat"):
+        name, _, value = line.partition(" ")
+        if name == "oom_kill" and value.isdigit():
+            return int(value)
+    return None

@@ -1,0 +1,62 @@
+"""What is meant to be served: configuration, profile, engine, models. A fault there is a finding, not an error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edge.board.board import Board
+from edge.config.load import load, settle
+from edge.config.values import Config
+from edge.doctor.facts import Serving
+from edge.engine.choose import choose
+from edge.engine.installed import manifest
+from edge.errors import EdgeError
+from edge.folders import Folders
+from edge.model.store import Store
+from edge.profile.profile import Profile
+
+
+def read(board: Board, folders: Folders, env: Mapping[str, str], flags: Mapping[str, object], live: bool) -> Serving:
+    """`flags` by Option.dest, as `up` takes them."""
+    try:
+        config = load(folders, flags, env)
+        profile = settle(config, board, folders)
+    except EdgeError as error:
+        return Serving(config_problem=str(error), config_hint=error.hint)
+    serving = Serving(
+        profile=profile.name,
+        listen=config.listen,
+        model_dirs=config.store.dirs,
+        needs_gpu=profile.wishes.backend == "cuda",
+        power_mode_wanted=profile.wishes.power_mode or None,
+    )
+    if not live:
+        return replace(serving, engine_problem="engines are not looked for in a copied tree")
+    return replace(_with_engine(serving, config, profile, folders), model_bytes=_biggest_model(folders, config))
+
+
+def _with_engine(serving: Serving, config: Config, profile: Profile, folders: Folders) -> Serving:
+    """Whatever would be used, even if it does not fit: the checks say why it does not."""
+    try:
+        engine = choose(folders, config.engine or None, False, profile=profile.wishes.recipe or profile.name)
+    except EdgeError as error:
+        return replace(serving, engine_problem=str(error), engine_hint=error.hint)
+    return replace(serving, engine=engine, engine_cuda=_built_with(folders, engine.id) if engine.cuda else None)
+
+
+def _built_with(folders: Folders, engine_id: str) -> str | None:
+    """CUDA of the build, from the engine's own record; an engine given by path has none."""
+    try:
+        target: dict[str, Any] = manifest(folders.engines, engine_id)["target"]
+    except (EdgeError, KeyError):
+        return None
+    version = target.get("cuda_runtime")
+    return ".".join(version.split(".")[:2]) if isinstance(version, str) else None
+
+
+def _biggest_model(folders: Folders, config: Config) -> int | None:
+    store = Store(folders.models, [Path(folder).expanduser() for folder in config.store.dirs])
+    return max((entry.bytes for entry in store.list() if entry.verdict is None), default=None)

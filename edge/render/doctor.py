@@ -1,0 +1,50 @@
+"""The doctor's findings as people read them: one line each, what to do below it, commands at the end."""
+
+from __future__ import annotations
+
+from rich.table import Table
+from rich.text import Text
+
+from edge.doctor.check import ORDER, Check, Verdict
+from edge.render.console import console
+
+_STYLE = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.BAD: "bold red", Verdict.UNKNOWN: "cyan"}
+
+
+def show(checks: tuple[Check, ...], fixed: tuple[str, ...]) -> None:
+    out = console()
+    out.print(findings(checks))
+    out.print()
+    out.print(summary(checks))
+    commands = list(dict.fromkeys(c.command for c in checks if c.command and c.verdict is not Verdict.OK))
+    if commands:
+        out.print("\nTo do yourself (nothing of this is run for you):", markup=False)
+        for command in commands:
+            out.print(Text(f"  {command}"))
+    for done in fixed:
+        out.print(Text(f"fixed: {done}"))
+
+
+def findings(checks: tuple[Check, ...]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for check in checks:
+        verdict = Text(check.verdict.value, style=_STYLE[check.verdict])
+        says = Text(check.says)
+        if check.next_step:
+            says.append(f"\n→ {check.next_step}", style="dim")
+        grid.add_row(verdict, check.name, says)
+    return grid
+
+
+def summary(checks: tuple[Check, ...]) -> Text:
+    """`1 bad, 3 warn, 20 ok`"""
+    counts = [(verdict, sum(check.verdict is verdict for check in checks)) for verdict in ORDER]
+    text = Text()
+    for verdict, count in counts:
+        if count:
+            text.append(", " if text else "")
+            text.append(f"{count} {verdict.value}", style=_STYLE[verdict])
+    return text

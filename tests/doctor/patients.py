@@ -1,0 +1,56 @@
+"""Facts to examine: a board tree as it was read, with one thing changed at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edge.doctor.check import Check
+from edge.doctor.doctor import examine
+from edge.doctor.facts import Facts
+from edge.doctor.gather import everything
+from edge.engine.engine import Engine, Flag
+from edge.folders import Folders
+from tests.trees.trees import tree
+
+CUDA_ENGINE = Engine(
+    id="0c1e57098-orin-1",
+    kind="llama-server",
+    path="/opt/bin/llama-server",
+    version="0.5.0-dev",
+    flags={"--cache-ram": Flag("--cache-ram", 1)},
+    cuda=True,
+    built_for=(87,),
+    no_vmm=True,
+)
+
+
+_READ: dict[str, Facts] = {}  # each tree is read once
+
+
+def places(base: Path) -> Folders:
+    """All five under `base`, however long its name is."""
+    return Folders(base / "data", base / "state", base / "cache", base / "run", base / "config")
+
+
+def patient(name: str, tmp_path: Path, **changes: Any) -> Facts:
+    """The tree `name`, as if it were the running machine where `live=True` is given."""
+    if name not in _READ:
+        _READ[name] = everything.read(tree(name), places(tmp_path), {}, {}, measure=False)
+    return replace(_READ[name], **changes)
+
+
+def with_engine(facts: Facts, engine: Engine, **changes: Any) -> Facts:
+    return replace(facts, serving=replace(facts.serving, engine=engine, engine_problem=None, **changes))
+
+
+def finding(facts: Facts, name: str) -> Check:
+    """The one finding of that name."""
+    found = [check for check in examine(facts) if check.name == name]
+    assert len(found) == 1, f"{name}: {found}"
+    return found[0]
+
+
+def absent(facts: Facts, name: str) -> bool:
+    return all(check.name != name for check in examine(facts))

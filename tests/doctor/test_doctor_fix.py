@@ -1,0 +1,99 @@
+"""`--fix` touches our own folders, modes and dead sockets, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from edge.cli import main
+from edge.doctor import fix
+from edge.doctor.gather import untidy
+from tests.doctor.patients import places
+from tests.trees.trees import tree
+
+
+def test_fix_puts_everything_right_and_a_second_time_does_nothing(short_dir: Path) -> None:
+    ours = places(short_dir)
+    ours.config.mkdir(parents=True)
+    keys = ours.config / "keys.toml"
+    keys.write_text("secret")
+    keys.chmod(0o644)
+    ours.instance_run.mkdir(parents=True)
+    ours.run.chmod(0o777)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(ours.control_socket))
+    done = fix.apply(untidy.read(ours, False))
+    assert len(done) == 7  # data, models, state, cache; keys and run; the socket
+    assert stat.S_IMODE(keys.stat().st_mode) == 0o600
+    assert keys.read_text() == "secret"
+    assert stat.S_IMODE(ours.run.stat().st_mode) == 0o755
+    assert not (ours.instance_run / "control.sock").exists()
+    assert untidy.read(ours, False) == ()
+
+
+def test_what_cannot_be_changed_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    ours = places(tmp_path / "file" / "below-a-file")
+    done = fix.apply(untidy.read(ours, False))
+    assert done
+    assert all(sentence.startswith("could not") for sentence in done)
+
+
+def _json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, object]]:
+    code = main([*arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_doctor_fix_on_the_command_line(short_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = ["--state-dir", str(short_dir / "s"), "--quick", "--listen", "127.0.0.1:0"]
+    _, before = _json(capsys, "doctor", *state)
+    assert before["fixed"] == []
+    assert not (short_dir / "s").exists()  # looking changes nothing
+    _, after = _json(capsys, "doctor", *state, "--fix")
+    assert len(after["fixed"]) == 6  # type: ignore[arg-type]
+    names = [check["name"] for check in after["checks"]]  # type: ignore[attr-defined]
+    assert "files.ours" in names
+
+
+def test_exit_code_is_1_only_when_something_is_bad(capsys: pytest.CaptureFixture[str]) -> None:
+    code, document = _json(capsys, "doctor", "--root", str(tree("orin-nano-8")))
+    assert (code, document["schema"], document["verdict"]) == (0, 1, "warn")
+    code, document = _json(capsys, "doctor", "--root", str(tree("nano")))
+    assert (code, document["verdict"]) == (1, "bad")
+    counts = document["counts"]
+    assert isinstance(counts, dict)
+    assert sum(counts.values()) == len(document["checks"])  # type: ignore[arg-type]
+
+
+def test_doctor_for_people_prints_commands_once_and_no_colours(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--root", str(tree("orin-nano-8-super"))]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b[" not in out
+    assert "L4T 36.4.7" in out
+    assert out.count("sudo sysctl vm.swappiness=10") == 1
+
+
+def test_board_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    code, document = _json(capsys, "board", "--root", str(tree("orin-nano-8")))
+    assert code == 0
+    board, memory = document["board"], document["memory"]
+    assert isinstance(board, dict)
+    assert isinstance(memory, dict)
+    assert (board["id"], memory["available_bytes"]) == ("orin-nano-8", {"unified": 6245596 * 1024})
+    code, document = _json(capsys, "board", "--board", "thor", "--memory", "100GiB")
+    assert document["memory"]["available_bytes"] == {"unified": 100 * 2**30}  # type: ignore[index]
+    assert main(["board", "--root", str(tree("rtx-4090"))]) == 0
+    assert "RTX 4090" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["board", "--board", "agx-orn"], ["board", "--root", "/nonexistent"], ["board", "--board", "thor", "--root", "/"]],
+)
+def test_wrong_board_is_a_usage_error_with_a_hint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 64
+    assert "hint:" in capsys.readouterr().err
