@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
+from collections.abc import Iterator
+from types import ModuleType
 from typing import Annotated
 
 import typer
 
+import edge.cli
 from edge import __version__
 
 USAGE = 64
-NOUNS: tuple[str, ...] = (
-    "build",
-    "engine",
-    "running",
-    "timeline",
-    "up",
-)
 
 
 def build() -> typer.Typer:
@@ -33,15 +30,21 @@ def build() -> typer.Typer:
     ) -> None:
         """Turns this machine into an LLM appliance."""
 
-    for noun in NOUNS:
-        importlib.import_module(f"edge.cli.{noun}").register(root)
-    return root
+    for noun in     return root
 
 
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"edgellm {__version__}")
         raise typer.Exit
+
+
+def nouns() -> Iterator[ModuleType]:
+    """Every module beside this one that registers commands, in the order of their names."""
+    for info in sorted(pkgutil.iter_modules(edge.cli.__path__), key=lambda info: info.name):
+        module = importlib.import_module(f"edge.cli.{info.name}")
+        if hasattr(module, "register"):
+            yield module
 
 
 def run(arguments: list[str]) -> int:
