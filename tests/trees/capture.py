@@ -16,7 +16,6 @@ FILES = (
     *("etc/nv_tegra_release", "etc/nvpmodel.conf", "var/lib/nvpmodel/status"),
     *("sys/firmware/devicetree/base/model", "sys/firmware/devicetree/base/compatible"),
     *("sys/devices/system/cpu/online", "sys/devices/system/cpu/cpu*/topology/core_cpus_list"),
-    *("sys/devices/system/cpu/cpu*/topology/thread_siblings_list",),
     *("sys/class/thermal/thermal_zone*/type", "sys/class/thermal/thermal_zone*/temp"),
     *("sys/class/thermal/thermal_zone*/trip_point_*_type", "sys/class/thermal/thermal_zone*/trip_point_*_temp"),
     *("sys/class/thermal/cooling_device*/type", "sys/class/thermal/cooling_device*/cur_state"),
