@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from edge.board.board import Cpu
 from edge.board.tree import Tree
@@ -19,8 +19,8 @@ def machine(tree: Tree) -> str:
     return "aarch64" if "Features" in fields or "CPU implementer" in fields else "x86_64"
 
 
-def read(tree: Tree, parts: Mapping[str, str]) -> Cpu:
-    """`parts` names ARM cores by `implementer:part`."""
+def read(tree: Tree, parts: Callable[[], Mapping[str, str]]) -> Cpu:
+    """`parts` gives names of ARM cores by `implementer:part`; other machines name themselves."""
     blocks = list(_blocks(tree.text("/proc/cpuinfo") or ""))
     first = blocks[0] if blocks else {}
     flags = (first.get("flags") or first.get("Features") or "").split()
@@ -63,9 +63,10 @@ def _physical(tree: Tree, online: set[int], blocks: list[dict[str, str]]) -> int
     return len(pairs) or len(online)
 
 
-def _name(fields: Mapping[str, str], parts: Mapping[str, str]) -> str:
+def _name(fields: Mapping[str, str], parts: Callable[[], Mapping[str, str]]) -> str:
     key = f"{fields.get('CPU implementer', '').lower()}:{fields.get('CPU part', '').lower()}"
-    return parts.get(key) or " ".join(fields.get("model name", "").split()) or "unknown CPU"
+    known = parts().get(key) if "CPU part" in fields else None
+    return known or " ".join(fields.get("model name", "").split()) or "unknown CPU"
 
 
 def _blocks(cpuinfo: str) -> Iterator[dict[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from edge.board.table import Row, Soc, Table
+from edge.board.table import Row, Soc, table
 from edge.board.tree import Tree
 
 _PART = re.compile(r"p\d{4}-\d{4}")
@@ -23,13 +23,16 @@ class Jetson:
     notes: tuple[str, ...] = ()
 
 
-def read(tree: Tree, table: Table, memory_kb: int) -> Jetson | None:
-    """None when the device tree is not NVIDIA's or not there."""
+def read(tree: Tree, memory_kb: int) -> Jetson | None:
+    """None when the device tree is not of a Jetson, or not there."""
     compatible = _strings(tree, "compatible")
-    soc = next((table.socs[s] for c in compatible if (s := c.removeprefix("nvidia,")) in table.socs), None)
+    if not any(entry.startswith("nvidia,tegra") for entry in compatible):
+        return None
+    known = table()
+    soc = next((known.socs[s] for c in compatible if (s := c.removeprefix("nvidia,")) in known.socs), None)
     if soc is None:
         return None
-    row, notes = match(compatible, soc, table.rows, memory_kb)
+    row, notes = match(compatible, soc, known.rows, memory_kb)
     is_super = any(entry.endswith("-super") for entry in compatible)
     return Jetson(soc, row, is_super, next(iter(_strings(tree, "model")), None), notes)
 

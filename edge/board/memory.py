@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge.board import cgroup, meminfo, nvidia
+from edge.board import cgroup, meminfo
 from edge.board.board import Board
 from edge.board.tree import Tree
 from edge.units import GIB, format_bytes
@@ -74,10 +74,12 @@ def assumed(board: Board, available_bytes: int | None = None) -> MemorySnapshot:
 def _add_gpus(tree: Tree, board: Board, totals: dict[str, int], free: dict[str, int], notes: list[str]) -> None:
     if not board.gpus:
         return
-    reading = {gpu.uuid: gpu for gpu in nvidia.read(tree).gpus}
+    from edge.board import nvidia
+
+    readings = {reading.gpu.uuid: reading for reading in nvidia.read(tree).gpus}
     for gpu in board.gpus:
-        now = reading.get(gpu.uuid)
-        if gpu.uuid is None or now is None or now.memory_bytes is None or now.free_bytes is None:
+        now = readings.get(gpu.uuid)
+        if gpu.uuid is None or now is None or now.gpu.memory_bytes is None or now.free_bytes is None:
             notes.append(f"free memory of {gpu.name} is unknown: the driver did not tell")
             continue
-        totals[gpu.uuid], free[gpu.uuid] = now.memory_bytes, now.free_bytes
+        totals[gpu.uuid], free[gpu.uuid] = now.gpu.memory_bytes, now.free_bytes

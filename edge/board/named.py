@@ -5,15 +5,15 @@ from __future__ import annotations
 import difflib
 
 from edge.board.board import Board, Cpu, Gpu
-from edge.board.table import Machine, Row, Table, table
+from edge.board.lore import Machine, lore
+from edge.board.table import Row, Table, table
 from edge.errors import UsageError
 from edge.units import MIB
 
 
 def board_ids() -> tuple[str, ...]:
     """Every name that `board_by_id` takes, without aliases."""
-    known = table()
-    return tuple(row.id for row in known.rows) + tuple(machine.id for machine in known.machines)
+    return tuple(row.id for row in table().rows) + tuple(machine.id for machine in lore().machines)
 
 
 def board_by_id(id: str) -> Board:
@@ -24,7 +24,7 @@ def board_by_id(id: str) -> Board:
     for row in known.rows:
         if wanted.removesuffix("-super") in (row.id, *row.aliases):
             return _jetson(row, known, is_super)
-    for machine in known.machines:
+    for machine in lore().machines:
         if wanted == machine.id:
             return _machine(machine)
     near = difflib.get_close_matches(wanted, board_ids(), n=1)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-
-from edge.board import nvml
+from edge.board.board import Gpu
 from edge.board.reading import GpuReading, Reading, mig_notes
 from edge.board.tree import Tree
 from edge.units import MIB
@@ -21,11 +19,15 @@ def read(tree: Tree) -> Reading:
         return from_csv(recorded) if recorded else from_proc(tree)
     if not any(tree.exists(node) for node in _DRIVER_NODES):
         return Reading()
+    from edge.board import nvml  # and with it ctypes: machines without a driver start without
+
     return nvml.read() or from_proc(tree)
 
 
 def from_csv(text: str) -> Reading:
     """nvidia-smi's own names: index, uuid, name, pci.bus_id, memory.total [MiB], memory.free [MiB], compute_cap, ..."""
+    import csv
+
     rows = [
         {(key or "").split(" [")[0]: value or "" for key, value in row.items() if isinstance(value, str)}
         for row in csv.DictReader(text.splitlines(), skipinitialspace=True)
@@ -37,16 +39,16 @@ def from_csv(text: str) -> Reading:
 
 def _from_row(row: dict[str, str]) -> GpuReading:
     index, total, free = (_told(row.get(name)) for name in ("index", "memory.total", "memory.free"))
-    return GpuReading(
+    gpu = Gpu(
         name=_told(row.get("name")) or "NVIDIA GPU",
         uuid=_told(row.get("uuid")),
         index=int(index) if index and index.isdigit() else None,
         pci_bus_id=_told(row.get("pci.bus_id")),
         memory_bytes=int(total) * MIB if total and total.isdigit() else None,
-        free_bytes=int(free) * MIB if free and free.isdigit() else None,
         compute_capability=_told(row.get("compute_cap")),
         mig=row.get("mig.mode.current", "").strip() == "Enabled",
     )
+    return GpuReading(gpu, int(free) * MIB if free and free.isdigit() else None)
 
 
 def _told(value: str | None) -> str | None:
@@ -63,7 +65,7 @@ def from_proc(tree: Tree) -> Reading:
         pairs = (line.partition(":") for line in tree.lines(f"{base}/{bus}/information"))
         fields = {key.strip(): value.strip() for key, _, value in pairs}
         name, uuid = fields.get("Model", "NVIDIA GPU"), fields.get("GPU UUID")
-        gpus.append(GpuReading(name, uuid, index, fields.get("Bus Location", bus)))
+        gpus.append(GpuReading(Gpu(name, uuid, index, fields.get("Bus Location", bus))))
     notes = ("the driver's management library does not answer: GPU memory is unknown",) if gpus else ()
     return Reading(tuple(gpus), driver_version(tree), source="proc" if gpus else None, notes=notes)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import byref, c_char, c_char_p, c_int, c_uint, c_ulonglong, c_void_p
 
+from edge.board.board import Gpu
 from edge.board.reading import GpuReading, Reading, mig_notes
 
 _LIBRARIES = ("libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1")
@@ -68,16 +69,16 @@ def _gpu(nvml: ctypes.CDLL, index: int) -> GpuReading | None:
     has_pci = nvml.nvmlDeviceGetPciInfo_v3(handle, byref(pci)) == 0
     has_capability = nvml.nvmlDeviceGetCudaComputeCapability(handle, byref(major), byref(minor)) == 0
     has_mig = _mig(nvml, handle, current, pending)
-    return GpuReading(
+    gpu = Gpu(
         name=_text(nvml.nvmlDeviceGetName, handle) or "NVIDIA GPU",
         uuid=_text(nvml.nvmlDeviceGetUUID, handle),
         index=index,
         pci_bus_id=pci.bus_id.decode(errors="replace") if has_pci else None,
         memory_bytes=memory.total if has_memory else None,
-        free_bytes=memory.free if has_memory else None,
         compute_capability=f"{major.value}.{minor.value}" if has_capability else None,
         mig=has_mig and current.value == 1,
     )
+    return GpuReading(gpu, memory.free if has_memory else None)
 
 
 def _mig(nvml: ctypes.CDLL, handle: c_void_p, current: c_uint, pending: c_uint) -> bool:

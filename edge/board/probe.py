@@ -7,10 +7,10 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from edge.board import cgroup, container, cpu, jetson, l4t, meminfo, nvidia, power
+from edge.board import cgroup, container, cpu, jetson, l4t, meminfo, power
 from edge.board.board import Board, Cpu, Gpu
 from edge.board.jetson import Jetson
-from edge.board.table import Table, table
+from edge.board.table import table
 from edge.board.tree import Tree
 
 _MEMORY_CLOCK_CAPS = ("/sys/kernel/nvpmodel_clk_cap/emc", "/sys/kernel/nvpmodel_emc_cap/emc_iso_cap")
@@ -18,12 +18,12 @@ _MEMORY_CLOCK_CAPS = ("/sys/kernel/nvpmodel_clk_cap/emc", "/sys/kernel/nvpmodel_
 
 def probe(root: Path = Path("/")) -> Board:
     """Reads the machine under `root`. Standard library only; never fails: what is not known is None or noted."""
-    tree, known = Tree(root), table()
+    tree = Tree(root)
     memory_bytes = meminfo.parse(tree.text("/proc/meminfo") or "").get("MemTotal", 0)
-    cores = _usable(tree, cpu.read(tree, known.cpus))
-    found = jetson.read(tree, known, memory_bytes // 1024)
+    cores = _usable(tree, cpu.read(tree, lambda: table().cpus))
+    found = jetson.read(tree, memory_bytes // 1024)
     if found is not None:
-        return _jetson(tree, known, found, cores, memory_bytes)
+        return _jetson(tree, found, cores, memory_bytes)
     return _computer(tree, cores, memory_bytes)
 
 
@@ -36,8 +36,10 @@ def _usable(tree: Tree, cores: Cpu) -> Cpu:
     return replace(cores, usable_cores=usable) if usable < cores.physical_cores else cores
 
 
-def _jetson(tree: Tree, known: Table, found: Jetson, cores: Cpu, memory_bytes: int) -> Board:
-    release = l4t.identify(_l4t_version(tree), l4t.major_from_kernel(tree.text("/proc/version") or ""), known.releases)
+def _jetson(tree: Tree, found: Jetson, cores: Cpu, memory_bytes: int) -> Board:
+    release = l4t.identify(
+        _l4t_version(tree), l4t.major_from_kernel(tree.text("/proc/version") or ""), table().releases
+    )
     cap = next((value for path in _MEMORY_CLOCK_CAPS if (value := tree.number(path))), None)
     row = found.row
     notes = [*found.notes, *([release.note] if release.note else [])]
@@ -68,9 +70,11 @@ def _l4t_version(tree: Tree) -> str | None:
 
 
 def _computer(tree: Tree, cores: Cpu, memory_bytes: int) -> Board:
+    from edge.board import nvidia  # costs a Jetson's start nothing
+
     reading = nvidia.read(tree)
     machine = cpu.machine(tree)
-    gpus = tuple(gpu.gpu() for gpu in reading.gpus)
+    gpus = tuple(found.gpu for found in reading.gpus)
     # DGX Spark and its kin: an NVIDIA GPU without memory of its own, said by a driver that answers.
     unified = bool(gpus) and reading.source != "proc" and all(gpu.memory_bytes is None for gpu in gpus)
     product = tree.word("/sys/devices/virtual/dmi/id/product_name")

@@ -1,4 +1,4 @@
-"""profiles/boards.toml as values: chips, modules, L4T releases, CPU parts."""
+"""profiles/boards.toml as values: chips, modules, L4T releases, CPU parts. What only commands need is in lore.py."""
 
 from __future__ import annotations
 
@@ -47,20 +47,6 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """A machine that is not a Jetson, to plan for without having it."""
-
-    id: str
-    name: str
-    machine: str
-    memory_kb: int
-    cores: int
-    isa: tuple[str, ...] = ()
-    gpus: tuple[dict[str, Any], ...] = ()
-    cuda: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Release:
     """One L4T release and what it brings."""
 
@@ -74,33 +60,11 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Issue:
-    """A fault of certain L4T releases, in the words of the doctor."""
-
-    l4t: tuple[str, ...]
-    says: str
-    next: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class Driver:
-    """The oldest driver branch that serves a CUDA major on discrete GPUs."""
-
-    cuda: str
-    oldest: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
 class Table:
     socs: dict[str, Soc]
     rows: tuple[Row, ...]
-    machines: tuple[Machine, ...]
     releases: tuple[Release, ...]  # oldest first
     cpus: dict[str, str] = field(default_factory=dict)
-    issues: tuple[Issue, ...] = ()
-    drivers: tuple[Driver, ...] = ()  # newest CUDA first
 
 
 @lru_cache(maxsize=1)
@@ -115,8 +79,7 @@ def load(path: Path) -> Table:
         raw = resources.load_toml(path)
         return Table(
             socs={key: Soc(key=key, **value) for key, value in raw["soc"].items()},
-            rows=tuple(Row(**_tuples(value)) for value in raw["board"]),
-            machines=tuple(Machine(**_tuples(value)) for value in raw["machine"]),
+            rows=tuple(Row(**as_tuples(value)) for value in raw["board"]),
             releases=tuple(
                 sorted(
                     (Release(tuple(map(int, key.split("."))), **value) for key, value in raw["l4t"].items()),
@@ -124,12 +87,10 @@ def load(path: Path) -> Table:
                 )
             ),
             cpus=dict(raw["cpu"]),
-            issues=tuple(Issue(**_tuples(value)) for value in raw["issue"]),
-            drivers=tuple(Driver(**value) for value in raw["driver"]),
         )
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise BugError(f"{path.name} cannot be read: {error}", "reinstall edgellm") from error
 
 
-def _tuples(raw: dict[str, Any]) -> dict[str, Any]:
+def as_tuples(raw: dict[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()}

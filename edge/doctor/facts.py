@@ -35,6 +35,7 @@ class MemoryUse:
     swappiness: int | None = None
     oom_kills: int | None = None
     biggest: tuple[Process, ...] = ()
+    on_gpu: tuple[Process, ...] = ()  # a Jetson's NvMap memory by process, where we may look (root)
     desktop: Process | None = None
     memlock_bytes: int | None = None  # the lock limit; -1 is unlimited
     free_bytes: int | None = None  # MemFree, only to explain why it does not count

@@ -36,27 +36,27 @@ def test_two_gpus_by_uuid_with_free_memory(library: str, monkeypatch: pytest.Mon
     assert reading is not None
     assert (reading.driver, reading.cuda, reading.source) == ("580.95.05", "13.0", "nvml")
     first, second = reading.gpus
-    assert (first.uuid, first.pci_bus_id, first.free_bytes) == ("GPU-aa", "00000000:01:00.0", 23 * GIB)
-    assert (second.name, second.memory_bytes, second.compute_capability) == (
+    assert (first.gpu.uuid, first.gpu.pci_bus_id, first.free_bytes) == ("GPU-aa", "00000000:01:00.0", 23 * GIB)
+    assert (second.gpu.name, second.gpu.memory_bytes, second.gpu.compute_capability) == (
         "NVIDIA GeForce RTX 4090",
         24 * GIB,
         "8.9",
     )
-    assert not first.mig
+    assert not first.gpu.mig
     assert reading.notes == ()
 
 
 def test_mig_is_said_aloud(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reading = _read(library, monkeypatch, f"NVIDIA H200,GPU-cc,00000000:01:00.0,{141 * GIB},{140 * GIB},9,0,1")
     assert reading is not None
-    assert reading.gpus[0].mig
+    assert reading.gpus[0].gpu.mig
     assert "MIG" in reading.notes[0]
 
 
 def test_integrated_gpu_tells_no_memory(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reading = _read(library, monkeypatch, "NVIDIA GB10,GPU-dd,0000000F:01:00.0,0,0,12,1,9")
     assert reading is not None
-    assert (reading.gpus[0].memory_bytes, reading.gpus[0].free_bytes) == (None, None)
+    assert (reading.gpus[0].gpu.memory_bytes, reading.gpus[0].free_bytes) == (None, None)
 
 
 def test_library_without_driver_is_no_reading(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,6 +73,6 @@ def test_recorded_answer_of_nvidia_smi() -> None:
     )
     reading = nvidia.from_csv(text)
     assert reading.driver == "580.95"
-    assert [gpu.memory_bytes for gpu in reading.gpus] == [None, 81559 * 2**20]
-    assert [gpu.mig for gpu in reading.gpus] == [False, True]
+    assert [found.gpu.memory_bytes for found in reading.gpus] == [None, 81559 * 2**20]
+    assert [found.gpu.mig for found in reading.gpus] == [False, True]
     assert "MIG" in reading.notes[0]

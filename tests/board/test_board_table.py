@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from edge.board.lore import lore
 from edge.board.named import board_by_id, board_ids
 from edge.board.table import load, table
 from edge.errors import BugError, UsageError
@@ -22,9 +23,16 @@ def test_every_row_has_a_source_and_says_how_far_it_may_be_believed() -> None:
         assert soc.trust in ("measured", "reported", "datasheet")
 
 
+def test_faults_and_drivers_have_sources() -> None:
+    assert all(issue.source for issue in lore().issues)
+    assert all(driver.source for driver in lore().drivers)
+    oldest = [int(driver.oldest) for driver in lore().drivers]
+    assert oldest == sorted(oldest, reverse=True)
+
+
 def test_part_numbers_and_names_are_unique() -> None:
     parts = [part for row in table().rows for part in row.part]
-    names = [name for row in table().rows for name in (row.id, *row.aliases)] + [m.id for m in table().machines]
+    names = [name for row in table().rows for name in (row.id, *row.aliases)] + [m.id for m in lore().machines]
     assert len(parts) == len(set(parts))
     assert len(names) == len(set(names))
 

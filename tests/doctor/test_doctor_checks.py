@@ -75,7 +75,10 @@ def test_little_available_memory_names_who_holds_it(tmp_path: Path) -> None:
         memory=replace(facts.memory, available_bytes={"unified": GIB}),
         use=replace(facts.use, biggest=(Process(41, "ollama", 4 * GIB),)),
     )
-    _is(facts, "memory.available", Verdict.WARN, "ollama 4.0 GiB (pid 41)")
+    _is(facts, "memory.available", Verdict.WARN, "memory.holders")
+    _is(facts, "memory.holders", Verdict.OK, "ollama 4.0 GiB (pid 41)", "root only")
+    use = replace(facts.use, on_gpu=(Process(41, "llama-server", 3 * GIB),))
+    _is(replace(facts, use=use), "memory.holders", Verdict.OK, "on the GPU: llama-server 3.0 GiB")
 
 
 def test_control_group_limit_is_said(tmp_path: Path) -> None:

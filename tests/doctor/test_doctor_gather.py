@@ -221,6 +221,16 @@ def test_memory_use_of_a_board_with_a_desktop() -> None:
     assert {swap.kind for swap in use.swaps} == {"zram"}
 
 
+def test_gpu_memory_of_a_jetson_is_in_nvmaps_list(tmp_path: Path) -> None:
+    text = "CLIENT  PROCESS  PID  SIZE\nuser  llama-server  812  3145728K\nuser  Xorg  90  2M\ntotal  3147776K\n"
+    write(tmp_path, "sys/kernel/debug/nvmap/iovmm/maps", text)
+    found = memory.read(Tree(tmp_path)).on_gpu
+    assert [(process.name, process.pid, process.bytes) for process in found] == [
+        ("llama-server", 812, 3 << 30),
+        ("Xorg", 90, 2 << 20),
+    ]
+
+
 def test_memory_use_of_this_machine() -> None:
     use = memory.read(LIVE)
     assert use.biggest[0].bytes >= use.biggest[-1].bytes > 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge.board.table import table
+from edge.board.lore import lore
 from edge.doctor.check import Check, bad, ok, unknown, warn
 from edge.doctor.facts import Facts
 
@@ -29,7 +29,7 @@ def known_faults(facts: Facts) -> Check | None:
     """FC-16: one release refuses allocations that fit."""
     if facts.board.l4t is None:
         return None
-    for issue in table().issues:
+    for issue in lore().issues:
         if facts.board.l4t in issue.l4t:
             return warn("board.faults", issue.says, f"{issue.next} ({issue.source})")
     return ok("board.faults", f"no known fault of L4T {facts.board.l4t}")

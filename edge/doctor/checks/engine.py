@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edge.board.board import Board
-from edge.board.table import table
+from edge.board.lore import lore
 from edge.doctor.check import Check, bad, ok, unknown, warn
 from edge.doctor.facts import Facts
 from edge.units import GIB, format_bytes
@@ -85,7 +85,7 @@ def _served(board: Board) -> str | None:
     if board.driver is None:
         return None
     branch = int(board.driver.split(".")[0])
-    return next((f"{row.cuda}.0" for row in table().drivers if branch >= int(row.oldest)), None)
+    return next((f"{row.cuda}.0" for row in lore().drivers if branch >= int(row.oldest)), None)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

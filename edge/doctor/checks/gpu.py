@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge.board.table import table
+from edge.board.lore import lore
 from edge.doctor.check import Check, bad, ok, unknown, warn
 from edge.doctor.facts import Facts
 
@@ -95,7 +95,7 @@ def driver(facts: Facts) -> Check | None:
     if board.driver is None:
         return unknown("gpu.driver", "the driver's version cannot be read")
     branch = int(board.driver.split(".")[0])
-    rows = table().drivers
+    rows = lore().drivers
     newest = next((row for row in rows if branch >= int(row.oldest)), None)
     if newest is None:
         says = f"driver {board.driver} is older than any CUDA that llama.cpp builds with"

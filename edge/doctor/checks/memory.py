@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edge.doctor.check import Check, ok, unknown, warn
-from edge.doctor.facts import Facts
+from edge.doctor.facts import Facts, Process
 from edge.units import GIB, KIB, format_bytes
 
 _SMALL_BYTES = 17 * GIB  # boards on which a gigabyte decides which model fits
@@ -23,9 +23,23 @@ def available(facts: Facts) -> Check:
         says += f" (only {format_bytes(facts.use.free_bytes)} unused: the rest is file cache, which goes when needed)"
     if free >= total * _LOW_SHARE:
         return ok("memory.available", says)
-    holders = ", ".join(f"{p.name} {format_bytes(p.bytes)} (pid {p.pid})" for p in facts.use.biggest)
-    held = f"the biggest: {holders}" if holders else "see `ps aux --sort=-rss`"
-    return warn("memory.available", says, f"stop what is not needed; {held}")
+    return warn("memory.available", says, "stop what is not needed: memory.holders names the biggest")
+
+
+def holders(facts: Facts) -> Check | None:
+    """On a Jetson GPU memory is in no process's size: NvMap's own list has it, for root."""
+    if not facts.use.biggest:
+        return None
+    says = f"the biggest: {_named(facts.use.biggest)}"
+    if facts.use.on_gpu:
+        says += f"; on the GPU: {_named(facts.use.on_gpu)}"
+    elif facts.board.soc is not None:
+        says += "; GPU memory by process is shown to root only"
+    return ok("memory.holders", says)
+
+
+def _named(processes: tuple[Process, ...]) -> str:
+    return ", ".join(f"{p.name} {format_bytes(p.bytes)} (pid {p.pid})" for p in processes)
 
 
 def limit(facts: Facts) -> Check | None:
@@ -116,4 +130,4 @@ def locking(facts: Facts) -> Check | None:
     return ok("memory.lock", f"lock limit {size}{note}")
 
 
-CHECKS = (available, limit, desktop, zram, swap, swappiness, oom_kills, locking)
+CHECKS = (available, holders, limit, desktop, zram, swap, swappiness, oom_kills, locking)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import resource
 from collections.abc import Iterator
 
 from edge.board import meminfo
 from edge.board.tree import Tree
 from edge.doctor.facts import MemoryUse, Process, Swap
+from edge.units import GIB, KIB, MIB
 
 _DESKTOPS = (
     "gnome-shell",
@@ -21,6 +23,9 @@ _DESKTOPS = (
     "mutter",
 )
 _BIGGEST = 3
+_NVMAP = "/sys/kernel/debug/nvmap/iovmm/maps"
+_NVMAP_LINE = re.compile(r"^user\s+(\S+)\s+(\d+)\s+(\d+)([KMG])\s*$", re.MULTILINE)
+_UNITS = {"K": KIB, "M": MIB, "G": GIB}
 
 
 def read(tree: Tree) -> MemoryUse:
@@ -32,6 +37,7 @@ def read(tree: Tree) -> MemoryUse:
         swappiness=tree.number("/proc/sys/vm/swappiness"),
         oom_kills=_oom_kills(tree),
         biggest=tuple(sorted(running, key=lambda process: -process.bytes)[:_BIGGEST]),
+        on_gpu=tuple(sorted(_on_gpu(tree), key=lambda process: -process.bytes)[:_BIGGEST]),
         desktop=max(desktop, key=lambda process: process.bytes, default=None),
         memlock_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[1] if tree.live else None,
         free_bytes=values.get("MemFree"),
@@ -58,6 +64,12 @@ def processes(tree: Tree) -> Iterator[Process]:
         own = status.get("RssAnon", 0) + status.get("RssShmem", 0)
         if own:
             yield Process(int(name), tree.word(f"/proc/{name}/comm") or "?", own)
+
+
+def _on_gpu(tree: Tree) -> Iterator[Process]:
+    """`user  NAME  PID  SIZEK`, one line a client."""
+    for name, pid, size, unit in _NVMAP_LINE.findall(tree.text(_NVMAP) or ""):
+        yield Process(int(pid), name, int(size) * _UNITS[unit])
 
 
 def _oom_kills(tree: Tree) -> int | None:
