@@ -54,6 +54,7 @@ def _context(line: _Line, settings: Settings) -> None:
     line.add(("--cache-type-v", "-ctv"), settings.kv_type_v)
     line.flash_attention(settings.flash_attention)
     line.add(("--cache-ram", "-cram"), str(settings.cache_ram_bytes // MIB))
+    line.add(("--ctx-checkpoints", "-ctxcp", "--swa-checkpoints"), str(settings.ctx_checkpoints))
     line.switch(("--no-context-shift",))
 
 
@@ -138,6 +139,5 @@ class _Line:
             self.args += ["--load-mode", mode]
         elif mode == "none":
             self.switch(("--no-mmap",))
-        elif mode == "dio":
-            self.switch(("--direct-io", "-dio"))
-            self.switch(("--no-mmap",))
+        elif mode == "dio":  # before it existed the nearest thing is not to map
+            self.switch(("--direct-io", "-dio", "--no-mmap"))

@@ -29,6 +29,7 @@ class Settings:
     tensor_split: tuple[float, ...] = ()
     role: str = "chat"  # "chat" | "embedding" | "rerank"
     mmproj: str | None = None
+    ctx_checkpoints: int = 0  # snapshots of a slot's window or state, so that a prompt can be reused
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from edge.board.board import Board
 from edge.board.memory import MemorySnapshot
@@ -14,30 +15,25 @@ from edge.model.file import ModelFile
 from edge.plan.argv import render
 from edge.plan.calibration import Correction
 from edge.plan.environment import EnvFacts, environment
-from edge.plan.ladder import steps
-from edge.plan.memory import budget, device_required
-from edge.plan.plan import Ladder, LaunchPlan, MemoryBudget, ModelPlan, Plan, Settings
+from edge.plan.plan import Ladder, LaunchPlan, ModelPlan, Plan
+from edge.plan.reasons import reasons
 from edge.plan.refusal import does_not_fit
-from edge.plan.settings import reasons, settings
+from edge.plan.rungs import Rung, climb
 from edge.plan.situation import Situation, situation
-from edge.plan.weights import Weights, weights
+from edge.plan.subject import subject
 from edge.profile.profile import Profile, Wishes
-
-_MOST_RUNGS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
-    """One way to run: before it is rendered."""
+class Extras:
+    """What a plan may also know. `alternatives`: smaller files that are present, best first, by model id.
 
-    file: ModelFile
-    weights: Weights
-    settings: Settings
-    budget: MemoryBudget
+    `sizes`: bytes of projector files by path. `corrections`: what past starts of this engine taught, by architecture.
+    """
 
-    @property
-    def fits(self) -> bool:
-        return all(domain.fits for domain in self.budget.values())
+    alternatives: Mapping[str, Sequence[ModelFile]] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    corrections: Mapping[str, Correction] = field(default_factory=dict)
 
 
 def make_plan(
@@ -47,35 +43,97 @@ def make_plan(
     engine: Engine,
     models: Mapping[str, tuple[ModelFile, ModelConfig]],
     facts: EnvFacts,
-    *,
-    alternatives: Mapping[str, Sequence[ModelFile]] | None = None,
-    corrections: Mapping[str, Correction] | None = None,
+    extras: Extras | None = None,
 ) -> Plan:
-    """One plan for all models, which share the memory in their order.
+    """One plan for all models, which share the memory: by priority, then in their order.
 
-    `profile` is settled (tier and overrides applied). `alternatives` are smaller files that are present, best first.
-    Raises DoesNotFitError with the table and the cheapest ways out, EngineMissingError, ModelMissingError.
+    `profile` is settled (tier and overrides applied). A model that fits alone but not beside the others is planned
+    alone and says so: it takes turns with them. Raises DoesNotFitError with the table and the cheapest ways out,
+    EngineMissingError, ModelMissingError.
     """
     if not models:
-        raise ModelMissingError("there is no model to plan", "`edgellm model pull NAME`, or name one with -m")
-    wishes = check_backend(profile, board, engine)
-    place = situation(board, memory, engine, wishes.reserve, dict(corrections or {}))
-    place = one_gpu(place) if wishes.split_mode == "none" else place
+        raise ModelMissingError("there is no model to plan", "fetch one with `edgellm model pull`, or name one with -m")
+    extras = extras or Extras()
+    wishes = _usable(profile, board, engine)
+    whole = situation(board, memory, engine, wishes.reserve, extras.corrections)
+    whole = _one_gpu(whole) if wishes.split_mode == "none" else whole
+    job = _Job(profile, wishes, facts, extras)
     plans: dict[str, ModelPlan] = {}
-    for model_id, (file, config) in models.items():
-        own = replace(wishes, **config.set)  # type: ignore[arg-type]  # read by SETTINGS
-        origins = profile.origins | dict.fromkeys(config.set, config.origin or f"model {model_id}")
-        rungs = climb(own, [file, *(alternatives or {}).get(model_id, ())], config, place)
+    left = whole
+    for model_id in sorted(models, key=lambda name: -models[name][1].priority):
+        file, config = models[model_id]
+        plan, left = job.plan(model_id, file, config, left, whole, tuple(plans))
+        plans[model_id] = plan
+    notes = (*profile.notes, *_degraded(profile, engine), *memory.notes)
+    return Plan(board, engine, {model_id: plans[model_id] for model_id in models}, notes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What all models of one plan have in common."""
+
+    profile: Profile
+    wishes: Wishes
+    facts: EnvFacts
+    extras: Extras
+
+    def plan(
+        self,
+        model_id: str,
+        file: ModelFile,
+        config: ModelConfig,
+        left: Situation,
+        whole: Situation,
+        others: tuple[str, ...],
+    ) -> tuple[ModelPlan, Situation]:
+        """→ the plan, and what is left beside it."""
+        own: dict[str, Any] = dict(config.set)
+        wishes = replace(self.wishes, **own)
+        files = (file, *self.extras.alternatives.get(model_id, ()))
+        subjects = [subject(one, self.extras.sizes.get(one.mmproj or "", 0)) for one in files]
+        warnings: tuple[str, ...] = ()
+        place = left
+        rungs = climb(wishes, subjects, config.role, place)
+        if others and not any(rung.fits for rung in rungs):
+            place = whole
+            rungs = climb(wishes, subjects, config.role, place)
+            warnings = (f"fits only while {' and '.join(others)} sleep: they take turns",)
         chosen = next((index for index, rung in enumerate(rungs) if rung.fits), None)
         if chosen is None:
-            raise does_not_fit(model_id, rungs[-1].settings, rungs[-1].budget, own, place, tuple(plans))
-        launch = tuple(_launch(i, r, own, config, place, facts, origins, file) for i, r in enumerate(rungs))
-        plans[model_id] = ModelPlan(model_id, config.aliases, file, Ladder(launch, chosen), launch[chosen].warnings)
-        place = place.less(rungs[chosen].budget)
-    return Plan(board, engine, plans, (*profile.notes, *memory.notes))
+            raise does_not_fit(model_id, rungs[-1], wishes)
+        origins = self.profile.origins | dict.fromkeys(own, config.origin or f"model {model_id}")
+        launches = tuple(
+            self._launch(index, rung, wishes, config, file, place, origins) for index, rung in enumerate(rungs)
+        )
+        plan = ModelPlan(model_id, config.aliases, file, Ladder(launches, chosen), warnings + launches[chosen].warnings)
+        return plan, (left if warnings else place.less(rungs[chosen].budget))
+
+    def _launch(
+        self,
+        index: int,
+        rung: Rung,
+        wishes: Wishes,
+        config: ModelConfig,
+        wanted: ModelFile,
+        place: Situation,
+        origins: Mapping[str, str],
+    ) -> LaunchPlan:
+        file = rung.subject.file
+        gpus = None if place.board.unified_memory else place.gpus if rung.settings.n_gpu_layers else ()
+        line = render(rung.settings, place.engine, file, config.id)
+        return LaunchPlan(
+            rung=index,
+            settings=rung.settings,
+            budget=rung.budget,
+            argv=line.args,
+            env=environment(place.engine, self.facts, gpus=gpus, managed_memory=wishes.managed_memory),
+            reasons=reasons(rung.settings, wishes, rung.subject, wanted, place, origins),
+            model=None if file is wanted else file,
+            warnings=line.dropped,
+        )
 
 
-def check_backend(profile: Profile, board: Board, engine: Engine) -> Wishes:
+def _usable(profile: Profile, board: Board, engine: Engine) -> Wishes:
     """The wishes, without the GPU where the profile allows that. Raises EngineMissingError (never a silent CPU)."""
     wishes = profile.wishes
     if wishes.backend != "cuda" or engine.cuda:
@@ -89,70 +147,14 @@ def check_backend(profile: Profile, board: Board, engine: Engine) -> Wishes:
     )
 
 
-def one_gpu(place: Situation) -> Situation:
+def _degraded(profile: Profile, engine: Engine) -> tuple[str, ...]:
+    if profile.wishes.backend == "cuda" and not engine.cuda:
+        return (f"profile {profile.name} wants the GPU; engine {engine.id} has no CUDA, so the CPU serves",)
+    return ()
+
+
+def _one_gpu(place: Situation) -> Situation:
     """The discrete GPU with the most free memory."""
     if len(place.gpus) < 2:
         return place
     return replace(place, gpus=(max(place.gpus, key=lambda gpu: place.available_bytes[gpu]),))
-
-
-def climb(wishes: Wishes, files: Sequence[ModelFile], config: ModelConfig, place: Situation) -> list[Rung]:
-    """The ladder: what is wished first, then what needs less and less of the deciding memory."""
-    rungs: list[Rung] = []
-    for rung in _candidates(wishes, files, config, place):
-        if not rungs or device_required(rung.budget, place) < device_required(rungs[-1].budget, place):
-            rungs.append(rung)
-        if len(rungs) == _MOST_RUNGS:
-            break
-    if place.discrete and wishes.partial_offload and rungs[-1].settings.n_gpu_layers:
-        rungs += _partial(rungs[-1], wishes, place)
-    return rungs
-
-
-def _candidates(wishes: Wishes, files: Sequence[ModelFile], config: ModelConfig, place: Situation) -> Iterator[Rung]:
-    for file in files:
-        sizes = weights(file.meta)
-        for step in steps(wishes, file.meta):
-            chosen = settings(wishes, step, file, config, place)
-            yield Rung(file, sizes, chosen, budget(file, sizes, chosen, place))
-
-
-def _partial(last: Rung, wishes: Wishes, place: Situation) -> Iterator[Rung]:
-    """On discrete GPUs: as many layers as fit, half of them, none (where the profile allows the CPU)."""
-    full = last.settings.n_gpu_layers
-    most = next((n for n in range(full - 1, 0, -1) if _with_layers(last, n, place).fits), full // 2)
-    counts = [n for n in dict.fromkeys((most, most // 2)) if 0 < n < full]
-    yield from (_with_layers(last, n, place) for n in counts)
-    if wishes.fallback == "cpu":
-        yield _with_layers(last, 0, place)
-
-
-def _with_layers(rung: Rung, n_gpu_layers: int, place: Situation) -> Rung:
-    chosen = replace(rung.settings, n_gpu_layers=n_gpu_layers, load_mode="mmap")
-    if n_gpu_layers == 0:
-        chosen = replace(chosen, devices=(), split_mode=None, tensor_split=())
-    return replace(rung, settings=chosen, budget=budget(rung.file, rung.weights, chosen, place))
-
-
-def _launch(
-    index: int,
-    rung: Rung,
-    wishes: Wishes,
-    config: ModelConfig,
-    place: Situation,
-    facts: EnvFacts,
-    origins: dict[str, str],
-    wanted: ModelFile,
-) -> LaunchPlan:
-    gpus = None if place.board.unified_memory else place.gpus if rung.settings.n_gpu_layers else ()
-    line = render(rung.settings, place.engine, rung.file, config.id)
-    return LaunchPlan(
-        rung=index,
-        settings=rung.settings,
-        budget=rung.budget,
-        argv=line.args,
-        env=environment(place.engine, facts, gpus=gpus, managed_memory=wishes.managed_memory),
-        reasons=tuple(reasons(rung.settings, wishes, rung.file, place, origins)),
-        model=None if rung.file is wanted else rung.file,
-        warnings=line.dropped,
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from edge.board.board import Board
@@ -24,11 +25,16 @@ class Situation:
     available_bytes: dict[str, int]
     reserve_bytes: dict[str, int]
     gpus: tuple[str, ...]
-    corrections: dict[str, Correction] = field(default_factory=dict)  # by architecture, of this engine
+    corrections: Mapping[str, Correction] = field(default_factory=dict)  # by architecture, of this engine
 
     @property
     def host(self) -> str:
         return UNIFIED if self.board.unified_memory else HOST
+
+    @property
+    def all_logits(self) -> bool:
+        """Engines before autumn 2026 reserve logits for every token of a batch, not for those that are asked for."""
+        return self.engine.era != "load-mode"
 
     @property
     def discrete(self) -> bool:
@@ -45,7 +51,7 @@ class Situation:
 
 
 def situation(
-    board: Board, memory: MemorySnapshot, engine: Engine, reserve: str, corrections: dict[str, Correction] | None = None
+    board: Board, memory: MemorySnapshot, engine: Engine, reserve: str, corrections: Mapping[str, Correction]
 ) -> Situation:
     """`reserve` is the profile's formula; it counts on each domain's total."""
     gpus: tuple[str, ...] = ()
@@ -60,5 +66,5 @@ def situation(
         dict(memory.available_bytes),
         {name: reserve_bytes(reserve, total) for name, total in memory.total_bytes.items()},
         gpus,
-        corrections or {},
+        corrections,
     )

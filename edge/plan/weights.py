@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edge.model.meta import ModelMeta
+from edge.plan.layers import integer
 
 # Read row by row on the CPU whatever is offloaded.
 _INPUT = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.", "token_embd_norm.")
@@ -21,39 +22,29 @@ class Weights:
     output_bytes: int
     by_layer: tuple[int, ...]
     tied_bytes: int
-    largest_bytes: int
 
     @property
     def file_bytes(self) -> int:
         return self.input_bytes + self.output_bytes + sum(self.by_layer)
 
-    def on_gpu(self, n_gpu_layers: int) -> int:
-        """Bytes on the GPU side when the last `n_gpu_layers` of layers + output are offloaded."""
-        if n_gpu_layers <= 0:
-            return 0
-        layers = self.by_layer[max(0, len(self.by_layer) + 1 - n_gpu_layers) :]
-        return self.output_bytes + self.tied_bytes + sum(layers)
-
-    def on_host(self, n_gpu_layers: int) -> int:
-        if n_gpu_layers <= 0:
-            return self.file_bytes
-        return self.input_bytes + sum(self.by_layer[: max(0, len(self.by_layer) + 1 - n_gpu_layers)])
+    def of(self, share: range) -> int:
+        """Bytes of these layers on a GPU; the number after the last layer is the output."""
+        count = len(self.by_layer)
+        output = self.output_bytes + self.tied_bytes if count in share else 0
+        return output + sum(self.by_layer[share.start : min(share.stop, count)])
 
 
 def weights(meta: ModelMeta) -> Weights:
     """One pass over the tensors."""
-    by_layer = [0] * meta.n_layer
-    input_bytes = output_bytes = tied_bytes = largest = 0
-    has_output = False
+    by_layer, count = [0] * meta.n_layer, meta.n_layer - integer(meta, "nextn_predict_layers")
+    input_bytes = output_bytes = tied_bytes = 0
+    has_output, decodes = False, meta.arch in ("lfm2", "lfm2moe")
     for tensor in meta.tensors:
-        largest = max(largest, tensor.bytes)
         name = tensor.name
         if name.startswith("blk."):
             index = int(name.split(".", 2)[1])
-            if index < meta.n_layer:
+            if index < count:  # later ones predict further tokens; the engine skips them
                 by_layer[index] += tensor.bytes
-            else:
-                output_bytes += tensor.bytes
         elif name.startswith(_INPUT):
             input_bytes += tensor.bytes
             if name == "token_embd.weight":
@@ -61,4 +52,6 @@ def weights(meta: ModelMeta) -> Weights:
         else:
             output_bytes += tensor.bytes
             has_output = has_output or name == "output.weight"
-    return Weights(input_bytes, output_bytes, tuple(by_layer), 0 if has_output else tied_bytes, largest)
+            # Without a last norm there is no output to compute: an encoder.
+            decodes = decodes or name == "output_norm.weight"
+    return Weights(input_bytes, output_bytes, tuple(by_layer), tied_bytes if decodes and not has_output else 0)

@@ -1,0 +1,122 @@
+"""What each layer of a model remembers: the whole context, a window of it, a recurrent state, or nothing. Pure.
+
+Source: llama.cpp 0c1e57098, src/models/*.cpp (load_arch_hparams) and src/llama-hparams.cpp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge.model.meta import ModelMeta
+
+# Every n-th layer sees the whole context, the others only the window: period, and whether the whole one comes first.
+# A pattern in the file wins. Other architectures with a window keep the whole context in every layer.
+_PERIODS = {
+    "afmoe": (4, False),
+    "cohere2": (4, False),
+    "exaone4": (4, False),
+    "gemma2": (2, False),
+    "gemma3": (6, False),
+    "gemma3n": (5, False),
+    "gemma4": (6, False),
+    "gpt-oss": (2, False),
+    "llama4": (4, False),
+    "olmo2": (4, False),
+    "plamo3": (8, False),
+    "smallthinker": (4, True),
+}
+_WINDOWS = {"exaone4": 4096, "gemma2": 4096, "llama4": 8192, "smallthinker": 4096}  # where llama.cpp sets it itself
+_INTERVALS = {"qwen35": 4, "qwen35moe": 4, "qwen3next": 4}  # one layer in so many attends, the others are recurrent
+_BOTH = frozenset({"falcon-h1"})  # attention and state in every layer
+_OWNERS = {"gemma3n": 20}  # layers from the start that have a cache of their own
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """`cells` is "full", "window" or "none"; `key` and `value` are values a cell, over all heads."""
+
+    cells: str
+    key: int
+    value: int
+    recurrent: bool
+
+
+def layers(meta: ModelMeta) -> tuple[Layer, ...]:
+    """One entry a layer that the engine runs (not those for multi-token prediction)."""
+    count = meta.n_layer - integer(meta, "nextn_predict_layers")
+    owners = _OWNERS.get(meta.arch, count - integer(meta, "attention.shared_kv_layers"))
+    windowed = _windowed(meta, count)
+    recurrent = _recurrent(meta, count)
+    return tuple(_layer(meta, i, windowed[i], recurrent[i], i < owners) for i in range(count))
+
+
+def window(meta: ModelMeta) -> int:
+    """Tokens of the sliding window; 0 is none."""
+    return _WINDOWS.get(meta.arch, meta.sliding_window or 0) if meta.arch in _PERIODS else meta.sliding_window or 0
+
+
+def state_values(meta: ModelMeta) -> int:
+    """f32 values of one slot's state in one recurrent layer."""
+    if head := integer(meta, "wkv.head_size"):  # RWKV
+        return meta.n_embd * (head + (integer(meta, "token_shift_count") or 2))
+    if length := integer(meta, "shortconv.l_cache"):  # LFM2
+        return meta.n_embd * (length - 1)
+    inner, state = integer(meta, "ssm.inner_size"), integer(meta, "ssm.state_size")
+    convolution = max(0, integer(meta, "ssm.conv_kernel") - 1) * (inner + 2 * integer(meta, "ssm.group_count") * state)
+    return convolution + state * inner
+
+
+def integer(meta: ModelMeta, key: str) -> int:
+    """A number of this architecture's keys; the largest where it is per layer, 0 where it is not there."""
+    values = per_layer(meta, key)
+    if values:
+        return max(values)
+    value = meta.extra.get(f"{meta.arch}.{key}", 0)
+    return int(value) if isinstance(value, (int, float)) else 0
+
+
+def per_layer(meta: ModelMeta, key: str) -> tuple[int, ...]:
+    return tuple(int(value) for value in meta.arrays.get(f"{meta.arch}.{key}", ()))
+
+
+def _layer(meta: ModelMeta, index: int, windowed: bool, recurrent: bool, owner: bool) -> Layer:
+    heads = meta.n_head_kv[index]
+    attends = heads > 0 and owner and (not recurrent or meta.arch in _BOTH)
+    key, value = meta.key_length, meta.value_length
+    if windowed:
+        key = integer(meta, "attention.key_length_swa") or key
+        value = integer(meta, "attention.value_length_swa") or value
+    if integer(meta, "attention.key_length_mla"):  # latent attention keeps one compressed row, no V
+        value = 0
+    return Layer("none" if not attends else "window" if windowed else "full", heads * key, heads * value, recurrent)
+
+
+def _windowed(meta: ModelMeta, count: int) -> tuple[bool, ...]:
+    pattern = per_layer(meta, "attention.sliding_window_pattern")
+    if not window(meta):
+        return (False,) * count
+    if len(pattern) >= count:
+        return tuple(bool(value) for value in pattern[:count])
+    if meta.arch in ("lfm2", "lfm2moe"):
+        return tuple(heads > 0 for heads in meta.n_head_kv[:count])
+    if meta.arch not in _PERIODS:
+        return (False,) * count
+    period, whole_first = _PERIODS[meta.arch]
+    period = integer(meta, "attention.sliding_window_pattern") or period
+    return tuple((i % period != 0) if whole_first else (i % period < period - 1) for i in range(count))
+
+
+def _recurrent(meta: ModelMeta, count: int) -> tuple[bool, ...]:
+    if meta.arch in _BOTH:
+        return (True,) * count
+    if not state_values(meta):
+        return (False,) * count
+    named = per_layer(meta, "attention.recurrent_layers")
+    if len(named) >= count:
+        return tuple(bool(value) for value in named[:count])
+    interval = integer(meta, "full_attention_interval") or _INTERVALS.get(meta.arch, 0)
+    if interval:
+        return tuple((i + 1) % interval != 0 for i in range(count))
+    # A layer without attention is recurrent, unless it is a feed-forward of its own (Nemotron-H).
+    widths = per_layer(meta, "feed_forward_length") if meta.arch.startswith("nemotron_h") else ()
+    return tuple(meta.n_head_kv[i] == 0 and not (widths and widths[i]) for i in range(count))
