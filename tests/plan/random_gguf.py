@@ -6,6 +6,7 @@ engine loads them and answers nonsense, which is enough to see what it allocates
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
-
 
 _SHORT_CONV = 3  # LFM2's convolution kernel
 _KNOWN = ("llama", "deci", "lfm2", "qwen3", "qwen3moe", "gemma3")
@@ -82,12 +82,20 @@ def write(path: Path, shape: Shape, vocab: Path) -> Path:
 
 
 def _copy_tokenizer(writer: gguf.GGUFWriter, vocab: Path) -> int:
-    reader = gguf.GGUFReader(vocab)
-    for key, field in reader.fields.items():
+    fields = _tokenizer(vocab)
+    for key, value, kind, inner in fields:
+        writer.add_key_value(key, value, kind, inner)
+    return next(len(value) for key, value, _kind, _inner in fields if key == "tokenizer.ggml.tokens")
+
+
+@functools.lru_cache(maxsize=1)
+def _tokenizer(vocab: Path) -> list[tuple[str, Any, Any, Any]]:
+    fields = []
+    for key, field in gguf.GGUFReader(vocab).fields.items():
         if key.startswith("tokenizer."):
             inner = field.types[1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(key, field.contents(), field.types[0], inner)
-    return len(reader.fields["tokenizer.ggml.tokens"].data)
+            fields.append((key, field.contents(), field.types[0], inner))
+    return fields
 
 
 def _tensors(shape: Shape, n_vocab: int) -> list[tuple[str, tuple[int, ...]]]:
@@ -136,5 +144,3 @@ def _layer(shape: Shape, layer: int) -> list[tuple[str, tuple[int, ...]]]:
         *((f"ffn_{part}.weight", (shape.ff, shape.embd)) for part in ("gate", "up")),
         ("ffn_down.weight", (shape.embd, shape.ff)),
     ]
-
-
