@@ -26,8 +26,8 @@ _CHOICE_FIELDS = {
     "containers": Field("texts", "containers, e.g. wsl2"),
     "gpus_min": Field("integer", "at least so many discrete GPUs", minimum=0),
 }
-# Not data of ours: boards.toml and models.toml are tables of another kind in the same folder.
-_NOT_PROFILES = frozenset({"boards", "models"})
+# Tables of another kind in the same folder.
+_NOT_PROFILES = frozenset({"boards", "models", "ranking"})
 
 
 def load_profile(name_or_path: str, folders: Folders) -> Profile:

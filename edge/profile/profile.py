@@ -36,6 +36,7 @@ class Wishes:
     reserve: str = DEFAULT_RESERVE
     power_mode: str = ""  # nvpmodel's name; wished, never set by us
     recipe: str = ""  # of `edgellm build`
+    min_tokens_s: float = 8.0  # a model that the board's memory would make slower is not chosen by itself
     warmup_tokens: tuple[int, ...] = (1, 128)  # prompt lengths that are warmed while idle
 
 

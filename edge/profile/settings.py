@@ -40,6 +40,7 @@ SETTINGS: dict[str, Field] = {
     "reserve": Field("reserve", "memory that stays free, e.g. max(1GiB, 10%)"),
     "power_mode": Field("text", "nvpmodel mode wanted; shown by the doctor, never set"),
     "recipe": Field("text", "recipe of `edgellm build`"),
+    "min_tokens_s": Field("number", "slower models are not chosen when none is named", minimum=0),
     "warmup_tokens": Field("integers", "prompt lengths warmed while idle", minimum=1, maximum=1 << 16),
 }
 

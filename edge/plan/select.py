@@ -1,0 +1,174 @@
+"""Which model, which quantization, which context: from what is here and what the catalogue knows. Pure.
+
+Wanted is the profile's quantization. A smaller one of the same model comes before a context under the profile's
+smallest, then a smaller model; larger ones only when there is room and the profile prefers quality.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from edge.errors import DoesNotFitError
+from edge.plan.offer import Offer
+from edge.plan.refusal import does_not_fit
+from edge.plan.rungs import Rung, climb
+from edge.plan.situation import Situation
+from edge.plan.subject import Subject
+from edge.profile.profile import Wishes
+
+# Part of the memory's bandwidth that llama.cpp reaches when it writes tokens one by one.
+_REACHED = 0.6
+_CPU_BYTES_S = 30e9  # assumed for a CPU whose memory bandwidth is unknown: two channels of DDR4 give 40
+
+Load = Callable[[Offer], Subject | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """`smaller` are files that are here, for later rungs. `tokens_s` is what the memory's bandwidth allows."""
+
+    offer: Offer
+    subject: Subject
+    because: str
+    smaller: tuple[Subject, ...] = ()
+    tokens_s: float | None = None
+    better: Offer | None = None  # not here, but would fit too
+
+
+def select(offers: Sequence[Offer], wishes: Wishes, place: Situation, load: Load) -> Selection:
+    """What is here first, then the catalogue. `load` reads a header; None is a file that cannot be used.
+
+    Raises DoesNotFitError when nothing fits.
+    """
+    here = _by_model(offer for offer in offers if offer.path)
+    there = _by_model(offer for offer in offers if not offer.path)
+    last: Rung | None = None
+    for groups in (here, there):
+        for index, group in enumerate(groups):
+            chosen, rung = pick(group, wishes, place, load)
+            last = rung or last
+            if chosen is not None:
+                smaller = (*smaller_quants(chosen[0], group, load), *_smaller_model(groups[index + 1 :], load))
+                return Selection(
+                    chosen[0],
+                    chosen[1],
+                    _because(chosen[0], wishes),
+                    smaller if groups is here else (),
+                    tokens_s(chosen[0], wishes, place),
+                    _better(chosen[0], there, wishes, place, load) if groups is here else None,
+                )
+    if last is None:
+        raise DoesNotFitError("no model is small and fast enough for this machine", "name one with -m to try it anyway")
+    raise does_not_fit(last.subject.file.name, last, wishes)
+
+
+def pick(
+    group: Sequence[Offer], wishes: Wishes, place: Situation, load: Load, *, any_speed: bool = False
+) -> tuple[tuple[Offer, Subject] | None, Rung | None]:
+    """The quantization of one model. → what fits, or None; and the smallest way to run that was looked at."""
+    last: Rung | None = None
+    for offer in quant_order(group, wishes):
+        speed = tokens_s(offer, wishes, place)
+        too_large = offer.bytes > _room(wishes, place)
+        if too_large or (not any_speed and speed is not None and speed < wishes.min_tokens_s):
+            continue
+        subject = load(offer)
+        if subject is None:
+            continue
+        rungs = climb(wishes, [subject], "chat", place)
+        last = rungs[-1]
+        larger = wishes.prefer == "quality" and bits(offer.quant) > bits(wishes.quant)
+        if rungs[0].fits if larger else any(_whole(rung) for rung in rungs):
+            return (offer, subject), last
+    return None, last
+
+
+def quant_order(group: Iterable[Offer], wishes: Wishes) -> list[Offer]:
+    """The wanted quantization, then smaller ones, then larger ones; larger ones first where quality is preferred."""
+    wanted = bits(wishes.quant)
+    ordered = sorted(group, key=lambda offer: -offer.bytes)
+    exact = [offer for offer in ordered if plain(offer.quant) == plain(wishes.quant)]
+    others = [offer for offer in ordered if offer not in exact]
+    smaller = [offer for offer in others if bits(offer.quant) <= wanted]
+    larger = [offer for offer in others if bits(offer.quant) > wanted]
+    if wishes.prefer == "quality":
+        return [*larger, *exact, *smaller]
+    if wishes.prefer == "speed":
+        return [*(offer for offer in smaller if bits(offer.quant) >= 4), *exact, *larger]
+    return [*exact, *smaller, *reversed(larger)]
+
+
+def smaller_quants(chosen: Offer, group: Iterable[Offer], load: Load, most: int = 2) -> list[Subject]:
+    """Files of the same model that are here and smaller, largest first."""
+    files = sorted((o for o in group if o.path and o.bytes < chosen.bytes), key=lambda offer: -offer.bytes)
+    loaded = (load(offer) for offer in files[:most])
+    return [subject for subject in loaded if subject is not None]
+
+
+def tokens_s(offer: Offer, wishes: Wishes, place: Situation) -> float | None:
+    """Tokens a second that the memory's bandwidth allows; None where it is unknown."""
+    bandwidth = place.board.bandwidth_bytes_s
+    if bandwidth is None and (wishes.offload == "none" or not place.gpus):
+        bandwidth = _CPU_BYTES_S
+    return None if bandwidth is None else _REACHED * bandwidth / max(1.0, offer.bytes * offer.active)
+
+
+def bits(quant: str) -> int:
+    """The number in a quantization's name: Q5_K_M is 5, MXFP4 4, F16 16; 0 when there is none."""
+    digits = "".join(c for c in plain(quant).split("_")[0] if c.isdigit())
+    return int(digits) if digits else 0
+
+
+def plain(quant: str) -> str:
+    return quant.upper().removeprefix("UD-")
+
+
+def _whole(rung: Rung) -> bool:
+    """It fits without leaving layers on the host: a model that only fits by halves is not chosen by itself."""
+    return rung.fits and not 0 < rung.settings.n_gpu_layers <= rung.subject.file.meta.n_layer
+
+
+def _room(wishes: Wishes, place: Situation) -> int:
+    names = place.gpus if place.gpus and wishes.offload == "full" else (place.host,)
+    return sum(place.available_bytes[name] - place.reserve_bytes[name] for name in names)
+
+
+def _by_model(offers: Iterable[Offer]) -> list[list[Offer]]:
+    """Best first: by rank, then by size."""
+    groups: dict[str, list[Offer]] = {}
+    for offer in offers:
+        groups.setdefault(offer.name.lower(), []).append(offer)
+    return sorted(groups.values(), key=lambda group: (group[0].rank, -max(offer.bytes for offer in group)))
+
+
+def _smaller_model(groups: Sequence[Sequence[Offer]], load: Load) -> list[Subject]:
+    """The next model that is here, in its smallest file."""
+    for group in groups:
+        subject = load(min(group, key=lambda offer: offer.bytes))
+        if subject is not None:
+            return [subject]
+    return []
+
+
+def _better(
+    chosen: Offer, there: Sequence[Sequence[Offer]], wishes: Wishes, place: Situation, load: Load
+) -> Offer | None:
+    """A better ranked model of the catalogue that would fit."""
+    for group in there:
+        if group[0].rank >= chosen.rank or group[0].name.lower() == chosen.name.lower():
+            return None
+        found, _rung = pick(group, wishes, place, load)
+        if found is not None:
+            return found[0]
+    return None
+
+
+def _because(offer: Offer, wishes: Wishes) -> str:
+    where = "the best model here that fits" if offer.path else "the best model of the catalogue that fits; not here yet"
+    if plain(offer.quant) == plain(wishes.quant):
+        return f"{where}, in the wanted {wishes.quant}"
+    if bits(offer.quant) > bits(wishes.quant):
+        why = "there is room" if wishes.prefer == "quality" else f"there is no {wishes.quant} of it"
+        return f"{where}; {offer.quant} because {why}"
+    return f"{where}; {offer.quant} because {wishes.quant} of it is not to be had or does not fit"
