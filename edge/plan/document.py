@@ -37,6 +37,7 @@ def _model(plan: ModelPlan) -> dict[str, Any]:
         "ladder": [_rung(rung) for rung in plan.ladder.plans],
         "chosen": plan.ladder.chosen,
         "warnings": list(plan.warnings),
+        "measured": asdict(plan.measured) if plan.measured else None,
     }
 
 

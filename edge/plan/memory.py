@@ -35,7 +35,7 @@ def budget(subject: Subject, settings: Settings, place: Situation) -> MemoryBudg
             domains,
             place,
             place.host,
-            weights_bytes=subject.weights.file_bytes + subject.mmproj_bytes,
+            weights_bytes=subject.weights.file_bytes + subject.file.mmproj_bytes,
             kv_bytes=sum(cache_by_layer(subject.memory, settings)),
             compute_bytes=int(compute * correction.compute),
         )
@@ -85,7 +85,7 @@ def _offloaded(domains: MemoryBudget, subject: Subject, settings: Settings, plac
             domains,
             place,
             name,
-            weights_bytes=weights.of(share) + (0 if index else subject.mmproj_bytes),
+            weights_bytes=weights.of(share) + (0 if index else subject.file.mmproj_bytes),
             kv_bytes=sum(caches[share.start : share.stop]),
             compute_bytes=int(compute * correction.compute),
             context_bytes=context,

@@ -32,7 +32,6 @@ def expected_file(row: CatalogueRow, quant: CatalogueQuant, folder: str) -> Mode
     """What the catalogue's figures say about a file that is not here: good for an estimate of memory, no more."""
     n_layer = max(1, row.n_layer or 32)
     per_layer = (row.kv_bytes_per_token or 0) // (4 * n_layer)  # f16, K and V
-    # The rest of a layer's state does not grow with the context: told to the planner as a state of that many f32.
     meta = ModelMeta(
         arch="catalogue",
         name=row.name,
@@ -54,7 +53,12 @@ def expected_file(row: CatalogueRow, quant: CatalogueQuant, folder: str) -> Mode
         chat_template=row.role == "chat",
         tokenizer=None,
         file_type=None,
-        extra={"catalogue.feed_forward_length": 3 * _width(quant.bytes)},
+        extra={
+            "catalogue.feed_forward_length": 3 * _width(quant.bytes),
+            # What does not grow with the context, as a state of that many f32 in every layer.
+            "catalogue.ssm.state_size": 1,
+            "catalogue.ssm.inner_size": row.fixed_bytes // (4 * n_layer),
+        },
     )
     paths = tuple(f"{folder}/{file.path}" for file in quant.files) or (f"{folder}/{row.name}-{quant.quant}.gguf",)
     return ModelFile(row.name, quant.quant, paths[0], paths, quant.bytes, "not here", meta)

@@ -105,6 +105,18 @@ class Ladder:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """What one start took. Buffers are the engine's own words; the rest is read from outside, None where unknown."""
+
+    what: str = ""  # "Qwen3.5-4B Q5_K_M, 16384 tokens"
+    weights_bytes: int = 0
+    kv_bytes: int = 0
+    compute_bytes: int = 0
+    rss_bytes: int | None = None
+    gpu_bytes: int | None = None  # of this process, over all GPUs
+
+
+@dataclass(frozen=True, slots=True)
 class ModelPlan:
     """One model as it will be served."""
 
@@ -113,6 +125,7 @@ class ModelPlan:
     model: ModelFile
     ladder: Ladder
     warnings: tuple[str, ...] = ()
+    measured: Measured | None = None  # the last start of this engine with this architecture
 
 
 @dataclass(frozen=True, slots=True)

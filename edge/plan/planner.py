@@ -22,17 +22,17 @@ from edge.plan.rungs import Rung, climb
 from edge.plan.situation import Situation, situation
 from edge.plan.subject import subject
 from edge.profile.profile import Profile, Wishes
+from edge.units import GIB
 
 
 @dataclass(frozen=True, slots=True)
 class Extras:
     """What a plan may also know. `alternatives`: smaller files that are present, best first, by model id.
 
-    `sizes`: bytes of projector files by path. `corrections`: what past starts of this engine taught, by architecture.
+    `corrections`: what past starts of this engine taught, by architecture.
     """
 
     alternatives: Mapping[str, Sequence[ModelFile]] = field(default_factory=dict)
-    sizes: Mapping[str, int] = field(default_factory=dict)
     corrections: Mapping[str, Correction] = field(default_factory=dict)
 
 
@@ -54,9 +54,7 @@ def make_plan(
     if not models:
         raise ModelMissingError("there is no model to plan", "fetch one with `edgellm model pull`, or name one with -m")
     extras = extras or Extras()
-    wishes = _usable(profile, board, engine)
-    whole = situation(board, memory, engine, wishes.reserve, extras.corrections)
-    whole = _one_gpu(whole) if wishes.split_mode == "none" else whole
+    wishes, whole = place(board, memory, profile, engine, extras.corrections)
     job = _Job(profile, wishes, facts, extras)
     plans: dict[str, ModelPlan] = {}
     left = whole
@@ -64,7 +62,7 @@ def make_plan(
         file, config = models[model_id]
         plan, left = job.plan(model_id, file, config, left, whole, tuple(plans))
         plans[model_id] = plan
-    notes = (*profile.notes, *_degraded(profile, engine), *memory.notes)
+    notes = (*profile.notes, *_degraded(profile, engine), *_board_notes(board, wishes, plans), *memory.notes)
     return Plan(board, engine, {model_id: plans[model_id] for model_id in models}, notes)
 
 
@@ -90,7 +88,7 @@ class _Job:
         own: dict[str, Any] = dict(config.set)
         wishes = replace(self.wishes, **own)
         files = (file, *self.extras.alternatives.get(model_id, ()))
-        subjects = [subject(one, self.extras.sizes.get(one.mmproj or "", 0)) for one in files]
+        subjects = [subject(one) for one in files]
         warnings: tuple[str, ...] = ()
         place = left
         rungs = climb(wishes, subjects, config.role, place)
@@ -105,7 +103,15 @@ class _Job:
         launches = tuple(
             self._launch(index, rung, wishes, config, file, place, origins) for index, rung in enumerate(rungs)
         )
-        plan = ModelPlan(model_id, config.aliases, file, Ladder(launches, chosen), warnings + launches[chosen].warnings)
+        known = place.corrections.get(file.meta.arch)
+        plan = ModelPlan(
+            model_id,
+            config.aliases,
+            file,
+            Ladder(launches, chosen),
+            warnings + launches[chosen].warnings,
+            known.last if known else None,
+        )
         return plan, (left if warnings else place.less(rungs[chosen].budget))
 
     def _launch(
@@ -133,6 +139,15 @@ class _Job:
         )
 
 
+def place(
+    board: Board, memory: MemorySnapshot, profile: Profile, engine: Engine, corrections: Mapping[str, Correction]
+) -> tuple[Wishes, Situation]:
+    """The wishes that this engine can serve, and where. Raises EngineMissingError."""
+    wishes = _usable(profile, board, engine)
+    found = situation(board, memory, engine, wishes.reserve, corrections)
+    return wishes, _one_gpu(found) if wishes.split_mode == "none" else found
+
+
 def _usable(profile: Profile, board: Board, engine: Engine) -> Wishes:
     """The wishes, without the GPU where the profile allows that. Raises EngineMissingError (never a silent CPU)."""
     wishes = profile.wishes
@@ -151,6 +166,16 @@ def _degraded(profile: Profile, engine: Engine) -> tuple[str, ...]:
     if profile.wishes.backend == "cuda" and not engine.cuda:
         return (f"profile {profile.name} wants the GPU; engine {engine.id} has no CUDA, so the CPU serves",)
     return ()
+
+
+def _board_notes(board: Board, wishes: Wishes, plans: Mapping[str, ModelPlan]) -> tuple[str, ...]:
+    """What a person should know before the start. NvMap of L4T 36.4.7 refuses single buffers above about 3 GiB."""
+    if board.l4t != "36.4.7" or wishes.managed_memory:
+        return ()
+    chosen = (plan.ladder.plans[plan.ladder.chosen] for plan in plans.values())
+    if not any(rung.settings.n_gpu_layers and rung.budget["unified"].weights_bytes > 3 * GIB for rung in chosen):
+        return ()
+    return ("L4T 36.4.7 may refuse buffers this large: update to 36.5 or later, or --set managed_memory=true",)
 
 
 def _one_gpu(place: Situation) -> Situation:

@@ -24,12 +24,14 @@ def reasons(
         return Reason(subject, str(value), because, origins.get(key, "default") if key else "planner")
 
     n_layer = subject.file.meta.n_layer
+    fewer = chosen.n_parallel < wishes.n_parallel
+    shrunk = fewer or chosen.n_ctx < wishes.n_ctx
     found = [
         _model(subject.file, wanted),
-        reason("n_ctx", chosen.n_ctx, _context(chosen, wishes, subject.file), "n_ctx"),
-        reason("n_parallel", chosen.n_parallel, _slots(chosen, wishes), "n_parallel"),
+        reason("n_ctx", chosen.n_ctx, _context(chosen, wishes, subject.file), None if shrunk else "n_ctx"),
+        reason("n_parallel", chosen.n_parallel, _slots(chosen, wishes), None if fewer else "n_parallel"),
         reason("n_gpu_layers", f"{chosen.n_gpu_layers}/{n_layer + 1}", _offload(chosen, n_layer, wishes, place)),
-        reason("kv_type", _kv(chosen), _kv_reason(chosen, wishes), "kv_type_k"),
+        reason("kv_type", _kv(chosen), _kv_reason(chosen, wishes), "kv_type_k" if _kv_wished(chosen, wishes) else None),
         reason("flash_attention", chosen.flash_attention, _flash(chosen, wishes), "flash_attention"),
         reason("load_mode", chosen.load_mode, _load(chosen, n_layer, wishes), "load_mode"),
         reason("n_threads", chosen.n_threads, _threads(wishes, place), "n_threads"),
@@ -86,8 +88,11 @@ def _kv(chosen: Settings) -> str:
 
 
 def _kv_reason(chosen: Settings, wishes: Wishes) -> str:
-    same = (chosen.kv_type_k, chosen.kv_type_v) == (wishes.kv_type_k, wishes.kv_type_v)
-    return "as wished" if same else "a smaller cache, so that it fits"
+    return "as wished" if _kv_wished(chosen, wishes) else "a smaller cache, so that it fits"
+
+
+def _kv_wished(chosen: Settings, wishes: Wishes) -> bool:
+    return (chosen.kv_type_k, chosen.kv_type_v) == (wishes.kv_type_k, wishes.kv_type_v)
 
 
 def _flash(chosen: Settings, wishes: Wishes) -> str:

@@ -55,9 +55,9 @@ def situation(
 ) -> Situation:
     """`reserve` is the profile's formula; it counts on each domain's total."""
     gpus: tuple[str, ...] = ()
-    if engine.cuda and board.unified_memory:
+    if engine.cuda and board.unified_memory and board.refused is None:
         gpus = (UNIFIED,)
-    elif engine.cuda:
+    elif engine.cuda and not board.unified_memory:
         known = [gpu for gpu in board.gpus if gpu.uuid and gpu.uuid in memory.available_bytes]
         gpus = tuple(str(gpu.uuid) for gpu in sorted(known, key=lambda gpu: gpu.pci_bus_id or ""))
     return Situation(

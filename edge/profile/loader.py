@@ -15,12 +15,12 @@ from edge.profile.settings import SECTIONS, SETTINGS
 from edge.resources import data_dir, load_toml
 
 SCHEMA = 1
-_TIER_FIELDS = {
+TIER_FIELDS = {
     "name": Field("text", "name of the tier"),
     "memory_max": Field("size", "boards up to this memory", minimum=1),
     "names": Field("texts", "profile names that mean this tier"),
 }
-_CHOICE_FIELDS = {
+CHOICE_FIELDS = {
     "profile": Field("text", "profile to use"),
     "socs": Field("texts", "systems on chip, e.g. Orin"),
     "containers": Field("texts", "containers, e.g. wsl2"),
@@ -119,7 +119,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _over(profile: Profile, table: dict[str, Any], path: Path) -> Profile:
     """One file over what lies below."""
-    source, origin = str(path), f"profile {path.stem}"
+    source = str(path)
+    origin = f"profile {path.stem}" if path.parent == data_dir("profiles") else f"profile {path}"
     rest = {key: value for key, value in table.items() if key not in ("schema", "summary", "extends", "tier", "use")}
     values = _values(flatten(rest), source, {**SETTINGS, **SECTIONS})
     wishes = {key: value for key, value in values.items() if key in SETTINGS}
@@ -134,11 +135,16 @@ def _over(profile: Profile, table: dict[str, Any], path: Path) -> Profile:
         summary=str(summary),
         wishes=replace(profile.wishes, **wishes),
         sections=profile.sections | sections,
-        tiers=tiers or profile.tiers,
+        tiers=tiers or tuple(_without(tier, wishes) for tier in profile.tiers),
         choices=choices or profile.choices,
         origins=profile.origins | dict.fromkeys(values, origin),
         source=source,
     )
+
+
+def _without(tier: Tier, wishes: dict[str, Any]) -> Tier:
+    """A tier of a lower layer does not override what a higher layer sets for all."""
+    return replace(tier, values={key: value for key, value in tier.values.items() if key not in wishes})
 
 
 def _rows(table: dict[str, Any], key: str, source: str) -> list[dict[str, Any]]:
@@ -149,7 +155,7 @@ def _rows(table: dict[str, Any], key: str, source: str) -> list[dict[str, Any]]:
 
 
 def _tier(row: dict[str, Any], source: str) -> Tier:
-    fields = {**_TIER_FIELDS, **SETTINGS}
+    fields = {**TIER_FIELDS, **SETTINGS}
     values = _values(row, source, fields)
     settings: dict[str, object] = {key: value for key, value in values.items() if key in SETTINGS}
     memory_max, names = values.get("memory_max"), values.get("names", ())
@@ -162,7 +168,7 @@ def _tier(row: dict[str, Any], source: str) -> Tier:
 
 
 def _choice(row: dict[str, Any], source: str) -> Choice:
-    values = _values(row, source, _CHOICE_FIELDS)
+    values = _values(row, source, CHOICE_FIELDS)
     if "profile" not in values:
         raise ConfigError(f"{source}: profile is missing")
     return Choice(**values)

@@ -1,0 +1,49 @@
+"""Everything that a plan needs, brought together: store, catalogue and calibration. Standard library only."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edge.board.board import Board
+from edge.board.memory import MemorySnapshot
+from edge.config.values import Config
+from edge.engine.engine import Engine
+from edge.folders import Folders
+from edge.model.store import Store
+from edge.plan.calibration_file import calibration_path
+from edge.plan.calibration_file import load as load_corrections
+from edge.plan.chosen import Chooser, Chosen
+from edge.plan.environment import EnvFacts
+from edge.plan.plan import Plan
+from edge.plan.planner import Extras, make_plan, place
+from edge.profile.profile import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """`chosen.absent` is not empty when a model has to be fetched before the plan can be launched."""
+
+    plan: Plan
+    chosen: Chosen
+
+
+def assemble(
+    config: Config,
+    profile: Profile,
+    board: Board,
+    memory: MemorySnapshot,
+    engine: Engine,
+    folders: Folders,
+    *,
+    wsl: bool = False,
+) -> Assembled:
+    """Raises EngineMissingError, ModelMissingError, BadModelError, DoesNotFitError, UsageError, ConfigError."""
+    corrections = load_corrections(calibration_path(folders), engine.id)
+    wishes, where = place(board, memory, profile, engine, corrections)
+    store = Store(folders.models, [Path(folder).expanduser() for folder in config.store.dirs])
+    chosen = Chooser(store, where).choose(config, wishes)
+    facts = EnvFacts(str(folders.cache), str(folders.cache), wsl, tempfile.gettempdir())
+    plan = make_plan(board, memory, profile, engine, chosen.models, facts, Extras(chosen.smaller, corrections))
+    return Assembled(replace(plan, notes=(*plan.notes, *chosen.notes)), chosen)

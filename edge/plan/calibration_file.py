@@ -1,0 +1,64 @@
+"""calibration.json in the data folder: corrections by engine id and architecture. Written atomically."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from edge.engine.files import write_atomically
+from edge.folders import Folders
+from edge.plan.calibration import Correction, learn
+from edge.plan.plan import LaunchPlan, Measured
+
+SCHEMA = 1
+
+
+def calibration_path(folders: Folders) -> Path:
+    return folders.data / "calibration.json"
+
+
+def load(path: Path, engine_id: str) -> dict[str, Correction]:
+    """By architecture. A missing, damaged or newer file teaches nothing."""
+    engine = _read(path).get(engine_id, {})
+    return {arch: _correction(row) for arch, row in engine.items() if isinstance(row, dict)}
+
+
+def record(path: Path, engine_id: str, arch: str, plan: LaunchPlan, measured: Measured) -> Correction:
+    """Learns from one start and keeps it. Raises OSError when the file cannot be written."""
+    engines = _read(path)
+    engine = engines.setdefault(engine_id, {})
+    new = learn(_correction(engine.get(arch, {})), plan, measured)
+    engine[arch] = asdict(new)
+    write_atomically(path, json.dumps({"schema": SCHEMA, "engines": engines}, indent=1, sort_keys=True) + "\n")
+    return new
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        return {}
+    engines = document.get("engines", {})
+    return (
+        {key: value for key, value in engines.items() if isinstance(value, dict)} if isinstance(engines, dict) else {}
+    )
+
+
+def _correction(row: Mapping[str, Any]) -> Correction:
+    def number(name: str, default: float) -> float:
+        value = row.get(name)
+        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else default
+
+    context, last = row.get("context_bytes"), row.get("last")
+    known = {key: value for key, value in last.items() if key in Measured.__slots__} if isinstance(last, dict) else None
+    return Correction(
+        compute=min(4.0, max(0.25, number("compute", 1.0))),
+        context_bytes=context if isinstance(context, int) else None,
+        samples=int(number("samples", 0)),
+        last=Measured(**known) if known is not None else None,
+    )

@@ -1,0 +1,125 @@
+"""Configuration and store → the model files of a plan: as named, or selected when nothing is named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from edge.config.models import id_of
+from edge.config.values import Config, ModelConfig
+from edge.errors import ModelMissingError
+from edge.model import catalogue
+from edge.model.catalogue import CatalogueRow
+from edge.model.file import ModelFile
+from edge.model.store import Entry, Store
+from edge.plan.offer import Offer
+from edge.plan.offers import Rank, absent, loader, of_name, offers, ranking
+from edge.plan.select import bits, pick, plain, quant_order, select, smaller_quants
+from edge.plan.situation import Situation
+from edge.profile.profile import Wishes
+from edge.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """`smaller`: files for later rungs, by model id. `absent`: what has to be fetched first, by model id."""
+
+    models: dict[str, tuple[ModelFile, ModelConfig]]
+    smaller: dict[str, tuple[ModelFile, ...]]
+    absent: dict[str, Offer]
+    notes: tuple[str, ...] = ()
+
+
+class Chooser:
+    """Lists the store once; reads the headers of what is considered, once each."""
+
+    def __init__(self, store: Store, place: Situation, rows: Sequence[CatalogueRow] | None = None) -> None:
+        self._store = store
+        self._place = place
+        self._rows = rows
+        self._entries: list[Entry] | None = None
+        self._skipped: list[str] = []
+        self._load = loader(store.models_dir, self._skipped, rows)
+
+    def choose(self, config: Config, wishes: Wishes) -> Chosen:
+        """Raises ModelMissingError, BadModelError, DoesNotFitError, UsageError."""
+        if not config.models:
+            return self._selected(wishes)
+        chosen = Chosen({}, {}, {})
+        for model in config.models:
+            own: dict[str, Any] = dict(model.set)
+            file, smaller, missing = self._named(model, replace(wishes, **own))
+            chosen.models[model.id] = (file, model)
+            chosen.smaller[model.id] = smaller
+            if missing is not None:
+                chosen.absent[model.id] = missing
+        return replace(chosen, notes=tuple(self._skipped))
+
+    @property
+    def entries(self) -> list[Entry]:
+        if self._entries is None:
+            self._entries = self._store.list()
+        return self._entries
+
+    def _selected(self, wishes: Wishes) -> Chosen:
+        found = select(offers(self.entries, ranking(), self._rows), wishes, self._place, self._load)
+        model_id = id_of(found.offer.name)
+        notes = [f"no model was named: {found.offer.id} is {found.because}"]
+        if found.tokens_s is not None:
+            notes.append(f"{found.offer.id}: memory bandwidth allows about {found.tokens_s:.0f} tokens/s")
+        if found.better is not None:
+            size = format_bytes(found.better.bytes)
+            notes.append(f"{found.better.id} would fit and is better: edgellm model pull {found.better.id} ({size})")
+        file = found.subject.file
+        return Chosen(
+            {model_id: (file, ModelConfig(model_id, file.path, origin="selected"))},
+            {model_id: tuple(subject.file for subject in found.smaller)},
+            {} if found.offer.path else {model_id: found.offer},
+            (*notes, *self._skipped),
+        )
+
+    def _named(self, model: ModelConfig, wishes: Wishes) -> tuple[ModelFile, tuple[ModelFile, ...], Offer | None]:
+        name, _, quant = model.ref.partition(":")
+        if "/" in model.ref or model.ref.lower().endswith(".gguf"):
+            file = self._store.resolve(model.ref)
+            return file, (), None
+        ranks: dict[str, Rank] = {}
+        group = of_name(self.entries, name, ranks)
+        exact = [offer for offer in group if plain(offer.quant) == plain(quant)] if quant else group
+        if exact:
+            first = quant_order(exact, wishes)[0]
+            found = (
+                None if quant or len(exact) == 1 else pick(exact, wishes, self._place, self._load, any_speed=True)[0]
+            )
+            offer = found[0] if found else first
+            subject = self._load(offer)
+            if subject is not None:
+                smaller = smaller_quants(offer, group, self._load)
+                return subject.file, tuple(each.file for each in smaller), None
+        return self._absent(name, quant, model, wishes)
+
+    def _absent(
+        self, name: str, quant: str, model: ModelConfig, wishes: Wishes
+    ) -> tuple[ModelFile, tuple[ModelFile, ...], Offer | None]:
+        """Not here: as the catalogue expects it, else whatever the store says about the reference."""
+        row = catalogue.find(name, tuple(self._rows) if self._rows is not None else None)
+        if row is None:
+            return self._store.resolve(model.ref), (), None
+        group = [Offer(row.name, each.quant, each.bytes, None, each.source) for each in row.quants]
+        if quant:
+            group = [offer for offer in group if plain(offer.quant) == plain(quant)]
+            if not group:
+                there = ", ".join(each.quant for each in row.quants)
+                raise ModelMissingError(f"there is no {quant} of {row.name}", f"the catalogue has {there}")
+        found = pick(group, wishes, self._place, self._load, any_speed=True)[0]
+        offer = found[0] if found else min(group, key=lambda one: (-bits(one.quant), one.bytes))
+        return absent(offer, self._store.models_dir, self._rows), (), offer
+
+
+def fetch_first(missing: dict[str, Offer]) -> ModelMissingError:
+    """The error for a start whose models are not here yet."""
+    names = ", ".join(offer.id for offer in missing.values())
+    size = format_bytes(sum(offer.bytes for offer in missing.values()))
+    pulls = " && ".join(f"edgellm model pull {offer.id}" for offer in missing.values())
+    return ModelMissingError(f"{names} is not here yet", f"{pulls} ({size}), or start with --yes")

@@ -1,0 +1,94 @@
+"""What could be served: the files of the store and the rows of the catalogue, ranked. Reads names, not headers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge.errors import BadDataError, ConfigError
+from edge.model import catalogue
+from edge.model.catalogue import CatalogueQuant, CatalogueRow
+from edge.model.file import ModelFile
+from edge.model.store import Entry, open_model
+from edge.plan.offer import UNRANKED, Offer, expected_file
+from edge.plan.subject import Subject, subject
+from edge.resources import data_dir, load_toml
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    place: int
+    active: float
+
+
+def ranking() -> dict[str, Rank]:
+    """profiles/ranking.toml by lower-case name. Raises ConfigError."""
+    path = data_dir("profiles") / "ranking.toml"
+    try:
+        rows = load_toml(path)["model"]
+        return {str(row["name"]).lower(): Rank(i, float(row.get("active", 1))) for i, row in enumerate(rows)}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: {error!r}", "reinstall edgellm") from None
+
+
+def offers(entries: Iterable[Entry], ranks: dict[str, Rank], rows: Sequence[CatalogueRow] | None = None) -> list[Offer]:
+    """Usable files, and what the catalogue knows beside them (chat models). `rows` None is the shipped catalogue."""
+    here = [
+        _ranked(Offer(entry.name, entry.quant, entry.bytes, str(entry.path)), ranks)
+        for entry in entries
+        if entry.verdict is None
+    ]
+    present = {(offer.name.lower(), offer.quant) for offer in here}
+    there = [
+        _ranked(Offer(row.name, quant.quant, quant.bytes, None, quant.source), ranks)
+        for row in (catalogue.load() if rows is None else rows)
+        if row.role == "chat" and row.name.lower() in ranks
+        for quant in row.quants
+        if (row.name.lower(), quant.quant) not in present
+    ]
+    return here + there
+
+
+def loader(
+    models_dir: Path, skipped: list[str], rows: Sequence[CatalogueRow] | None = None
+) -> Callable[[Offer], Subject | None]:
+    """Reads each header once. Files that cannot be used are named in `skipped`."""
+    known: dict[str, Subject | None] = {}
+
+    def load(offer: Offer) -> Subject | None:
+        key = offer.path or offer.id
+        if key not in known:
+            try:
+                known[key] = subject(open_model(Path(offer.path)) if offer.path else absent(offer, models_dir, rows))
+            except BadDataError as error:
+                skipped.append(str(error))
+                known[key] = None
+        return known[key]
+
+    return load
+
+
+def absent(offer: Offer, models_dir: Path, rows: Sequence[CatalogueRow] | None = None) -> ModelFile:
+    """What the catalogue expects of a file that is not here."""
+    row, quant = _row_of(offer, catalogue.load() if rows is None else rows)
+    return expected_file(row, quant, str(models_dir))
+
+
+def of_name(entries: Iterable[Entry], name: str, ranks: dict[str, Rank]) -> list[Offer]:
+    """The files of one model that are here."""
+    same = (entry for entry in entries if entry.name.lower() == name.lower() and entry.verdict is None)
+    return [_ranked(Offer(entry.name, entry.quant, entry.bytes, str(entry.path)), ranks) for entry in same]
+
+
+def _ranked(offer: Offer, ranks: dict[str, Rank]) -> Offer:
+    rank = ranks.get(offer.name.lower(), Rank(UNRANKED, 1.0))
+    return Offer(offer.name, offer.quant, offer.bytes, offer.path, offer.source, rank.place, rank.active)
+
+
+def _row_of(offer: Offer, rows: Sequence[CatalogueRow]) -> tuple[CatalogueRow, CatalogueQuant]:
+    for row in rows:
+        quant = row.quant(offer.quant) if row.name.lower() == offer.name.lower() else None
+        if quant is not None:
+            return row, quant
+    raise KeyError(offer.id)

@@ -1,0 +1,97 @@
+"""A plan as text: what, why, and where the memory goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edge.board.board import Board
+from edge.plan.environment import redacted
+from edge.plan.plan import LaunchPlan, Measured, ModelPlan, Plan
+from edge.units import format_bytes
+
+_PARTS = ("weights", "kv", "compute", "context", "prompt_cache", "page_cache")
+_SUMS = ("required", "reserve", "available", "headroom")
+
+
+def plan_lines(plan: Plan, *, verbose: bool = False) -> list[str]:
+    lines = [_board(plan.board), f"engine {plan.engine.id}{_version(plan)}"]
+    for model in plan.models.values():
+        lines += ["", *_model(model, verbose)]
+    if plan.notes:
+        lines += ["", *(f"note: {note}" for note in plan.notes)]
+    return lines
+
+
+def columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> list[str]:
+    """Aligned with two spaces between; columns of `right` are right-aligned."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
+    return [
+        "  ".join(
+            cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _board(board: Board) -> str:
+    parts = [board.module, f"{format_bytes(board.memory_bytes)} {'unified' if board.unified_memory else 'host'} memory"]
+    parts += [f"{gpu.name} {format_bytes(gpu.memory_bytes)}" for gpu in board.gpus if gpu.uuid and gpu.memory_bytes]
+    parts += [f"L4T {board.l4t}"] if board.l4t else []
+    parts += [f"JetPack {board.jetpack}"] if board.jetpack else []
+    parts += [f"CUDA {board.cuda}"] if board.cuda else []
+    parts += [f"power mode {board.power_mode.name}"] if board.power_mode else []
+    return " · ".join(parts)
+
+
+def _version(plan: Plan) -> str:
+    parts = [part for part in (plan.engine.version, plan.engine.commit) if part]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _model(model: ModelPlan, verbose: bool) -> list[str]:
+    ladder = model.ladder
+    chosen = ladder.plans[ladder.chosen]
+    lines = [
+        f"{model.id}: rung {ladder.chosen} of 0–{len(ladder.plans) - 1}" + ("" if ladder.chosen else ", as wished")
+    ]
+    lines += [
+        f"  {line}" for line in columns([(r.subject, r.value, r.because, f"[{r.origin}]") for r in chosen.reasons])
+    ]
+    lines += ["", *(f"  {line}" for line in _memory(chosen))]
+    if model.measured:
+        lines += ["", f"  {_measured(model.measured)}"]
+    others = [rung for rung in ladder.plans if rung is not chosen]
+    if others:
+        lines += ["", "  other rungs:", *(f"  {line}" for line in columns([_rung(rung) for rung in others]))]
+    lines += [f"  warning: {warning}" for warning in model.warnings]
+    if verbose:
+        lines += ["", "  command:", f"    {' '.join(chosen.argv)}", "  environment:"]
+        lines += [f"    {name}={value}" for name, value in redacted(chosen.env).items()]
+    return lines
+
+
+def _memory(rung: LaunchPlan) -> list[str]:
+    rows = [["memory", *rung.budget]]
+    for part in (*_PARTS, *_SUMS):
+        sizes = [getattr(domain, f"{part}_bytes") for domain in rung.budget.values()]
+        if any(sizes) or part in _SUMS:
+            rows.append([part.replace("_", " "), *(format_bytes(size) for size in sizes)])
+    return columns(rows, right=frozenset(range(1, len(rows[0]))))
+
+
+def _measured(last: Measured) -> str:
+    parts = {"weights": last.weights_bytes, "KV": last.kv_bytes, "compute": last.compute_bytes}
+    parts |= {"resident": last.rss_bytes or 0, "GPU": last.gpu_bytes or 0}
+    sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
+    return f"last measured ({last.what}): {sizes}"
+
+
+def _rung(rung: LaunchPlan) -> tuple[str, ...]:
+    chosen = rung.settings
+    kv = chosen.kv_type_k if chosen.kv_type_k == chosen.kv_type_v else f"{chosen.kv_type_k}/{chosen.kv_type_v}"
+    parts = [f"{chosen.n_ctx} tokens", f"KV {kv}", f"{chosen.n_parallel} slot{'s' if chosen.n_parallel > 1 else ''}"]
+    needs = ", ".join(f"{format_bytes(domain.required_bytes)} {name}" for name, domain in rung.budget.items())
+    model = f"{rung.model.name} {rung.model.quant}" if rung.model else ""
+    layers = f"{chosen.n_gpu_layers} layers on the GPU" if chosen.split_mode and chosen.n_gpu_layers else ""
+    extra = " ".join(part for part in (model, layers) if part)
+    return (f"{rung.rung}", *parts, needs, "fits" if rung.fits else "does not fit", extra)
