@@ -89,9 +89,7 @@ class Chooser:
         exact = [offer for offer in group if plain(offer.quant) == plain(quant)] if quant else group
         if exact:
             first = quant_order(exact, wishes)[0]
-            found = (
-                None if quant or len(exact) == 1 else pick(exact, wishes, self._place, self._load, any_speed=True)[0]
-            )
+            found = None if quant or len(exact) == 1 else pick(exact, wishes, self._place, self._load)[0]
             offer = found[0] if found else first
             subject = self._load(offer)
             if subject is not None:
@@ -112,7 +110,7 @@ class Chooser:
             if not group:
                 there = ", ".join(each.quant for each in row.quants)
                 raise ModelMissingError(f"there is no {quant} of {row.name}", f"the catalogue has {there}")
-        found = pick(group, wishes, self._place, self._load, any_speed=True)[0]
+        found = pick(group, wishes, self._place, self._load)[0]
         offer = found[0] if found else min(group, key=lambda one: (-bits(one.quant), one.bytes))
         return absent(offer, self._store.models_dir, self._rows), (), offer
 

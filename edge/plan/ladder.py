@@ -1,4 +1,4 @@
-"""The steps down from what is wished: smaller KV type, smaller context, fewer slots. Pure."""
+"""The steps down from what is wished: smaller KV type, smaller context, fewer slots, no prompt cache. Pure."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class Step:
     n_parallel: int
     kv_type_k: str
     kv_type_v: str
+    prompt_cache: bool = True
 
 
 def steps(wishes: Wishes, meta: ModelMeta) -> Iterator[Step]:
@@ -43,6 +44,8 @@ def steps(wishes: Wishes, meta: ModelMeta) -> Iterator[Step]:
     while slots > 1:
         slots //= 2
         yield Step(per_slot * slots, slots, key, value)
+    if wishes.cache_ram:
+        yield Step(per_slot * slots, slots, key, value, prompt_cache=False)
 
 
 def wished_slot_context(wishes: Wishes, meta: ModelMeta) -> int:

@@ -70,13 +70,15 @@ def _width(size: int) -> int:
 
 
 def _tensors(size: int, n_layer: int) -> tuple[Tensor, ...]:
-    # About a tenth of a small model is the input table, which stays on the host.
-    table = size // 10
-    each = (size - 2 * table) // n_layer
-    layers = tuple(Tensor(f"blk.{i}.all.weight", "?", (each,), 0, each) for i in range(n_layer))
+    """The share of the input table falls with size; small models use it as output too, and then it is kept twice."""
+    tied = size < 5 * 10**9
+    table = int(size * (0.15 if tied else 0.1 if size < 10**10 else 0.02))
+    output = 0 if tied else table
+    each = (size - table - output) // n_layer
+    rest = size - table - output - each * n_layer
     return (
         Tensor("token_embd.weight", "?", (table,), 0, table),
-        *layers,
-        Tensor("output_norm.weight", "F32", (1,), 0, 4),
-        Tensor("output.weight", "?", (table,), 0, size - table - each * n_layer - 4),
+        *(Tensor(f"blk.{i}.all.weight", "?", (each,), 0, each) for i in range(n_layer)),
+        Tensor("output_norm.weight", "F32", (rest,), 0, rest),
+        *((Tensor("output.weight", "?", (output,), 0, output),) if output else ()),
     )

@@ -170,6 +170,8 @@ def _degraded(profile: Profile, engine: Engine) -> tuple[str, ...]:
 
 def _board_notes(board: Board, wishes: Wishes, plans: Mapping[str, ModelPlan]) -> tuple[str, ...]:
     """What a person should know before the start. NvMap of L4T 36.4.7 refuses single buffers above about 3 GiB."""
+    if board.refused is not None:
+        return (f"the CPU serves: {board.refused}",)
     if board.l4t != "36.4.7" or wishes.managed_memory:
         return ()
     chosen = (plan.ladder.plans[plan.ladder.chosen] for plan in plans.values())

@@ -26,6 +26,7 @@ def reasons(
     n_layer = subject.file.meta.n_layer
     fewer = chosen.n_parallel < wishes.n_parallel
     shrunk = fewer or chosen.n_ctx < wishes.n_ctx
+    dropped = bool(wishes.cache_ram) and not chosen.cache_ram_bytes
     found = [
         _model(subject.file, wanted),
         reason("n_ctx", chosen.n_ctx, _context(chosen, wishes, subject.file), None if shrunk else "n_ctx"),
@@ -33,9 +34,19 @@ def reasons(
         reason("n_gpu_layers", f"{chosen.n_gpu_layers}/{n_layer + 1}", _offload(chosen, n_layer, wishes, place)),
         reason("kv_type", _kv(chosen), _kv_reason(chosen, wishes), "kv_type_k" if _kv_wished(chosen, wishes) else None),
         reason("flash_attention", chosen.flash_attention, _flash(chosen, wishes), "flash_attention"),
-        reason("load_mode", chosen.load_mode, _load(chosen, n_layer, wishes), "load_mode"),
+        reason(
+            "load_mode",
+            chosen.load_mode,
+            _load(chosen, n_layer, wishes),
+            None if wishes.load_mode == "auto" else "load_mode",
+        ),
         reason("n_threads", chosen.n_threads, _threads(wishes, place), "n_threads"),
-        reason("cache_ram", f"{chosen.cache_ram_bytes // MIB} MiB", _cache(chosen), "cache_ram"),
+        reason(
+            "cache_ram",
+            f"{chosen.cache_ram_bytes // MIB} MiB",
+            _cache(chosen, wishes),
+            None if dropped else "cache_ram",
+        ),
     ]
     if chosen.ctx_checkpoints:
         each = format_bytes(checkpoint_bytes(subject.memory, chosen))
@@ -114,7 +125,9 @@ def _threads(wishes: Wishes, place: Situation) -> str:
     return "as wished" if wishes.n_threads else f"one for each of {place.board.cpu.physical_cores} physical cores"
 
 
-def _cache(chosen: Settings) -> str:
+def _cache(chosen: Settings, wishes: Wishes) -> str:
+    if wishes.cache_ram and not chosen.cache_ram_bytes and chosen.role == "chat":
+        return "no prompt cache, so that it fits"
     if not chosen.cache_ram_bytes:
         return "prompt cache off; the engine would take up to 8 GiB of host memory"
     return "prompts that can be kept; the engine would take up to 8 GiB of host memory"

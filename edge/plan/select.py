@@ -19,6 +19,8 @@ from edge.profile.profile import Wishes
 
 # Part of the memory's bandwidth that llama.cpp reaches when it writes tokens one by one.
 _REACHED = 0.6
+# A model that is chosen by itself leaves this part of the memory to the rest of the machine.
+_REST = 0.3
 _CPU_BYTES_S = 30e9  # assumed for a CPU whose memory bandwidth is unknown: two channels of DDR4 give 40
 
 Load = Callable[[Offer], Subject | None]
@@ -44,34 +46,34 @@ def select(offers: Sequence[Offer], wishes: Wishes, place: Situation, load: Load
     here = _by_model(offer for offer in offers if offer.path)
     there = _by_model(offer for offer in offers if not offer.path)
     last: Rung | None = None
-    for groups in (here, there):
+    for groups, strict in ((here, True), (here, False), (there, True), (there, False)):
         for index, group in enumerate(groups):
-            chosen, rung = pick(group, wishes, place, load)
+            chosen, rung = pick(group, wishes, place, load, strict=strict)
             last = rung or last
-            if chosen is not None:
-                smaller = (*smaller_quants(chosen[0], group, load), *_smaller_model(groups[index + 1 :], load))
-                return Selection(
-                    chosen[0],
-                    chosen[1],
-                    _because(chosen[0], wishes),
-                    smaller if groups is here else (),
-                    tokens_s(chosen[0], wishes, place),
-                    _better(chosen[0], there, wishes, place, load) if groups is here else None,
-                )
+            if chosen is None:
+                continue
+            offer, subject = chosen
+            because, speed = _because(offer, group, wishes), tokens_s(offer, wishes, place)
+            if not offer.path:
+                return Selection(offer, subject, because, tokens_s=speed)
+            smaller = (*smaller_quants(offer, group, load), *_smaller_model(groups[index + 1 :], load))
+            better = _better(offer, there, wishes, place, load)
+            return Selection(offer, subject, because, smaller, speed, better)
     if last is None:
-        raise DoesNotFitError("no model is small and fast enough for this machine", "name one with -m to try it anyway")
+        raise DoesNotFitError("no model is small enough for this machine", "name one with -m to see what is missing")
     raise does_not_fit(last.subject.file.name, last, wishes)
 
 
 def pick(
-    group: Sequence[Offer], wishes: Wishes, place: Situation, load: Load, *, any_speed: bool = False
+    group: Sequence[Offer], wishes: Wishes, place: Situation, load: Load, *, strict: bool = False
 ) -> tuple[tuple[Offer, Subject] | None, Rung | None]:
-    """The quantization of one model. → what fits, or None; and the smallest way to run that was looked at."""
+    """The quantization of one model. → what fits, or None; and the smallest way to run that was looked at.
+
+    `strict`: also fast enough, and leaving room to the rest of the machine.
+    """
     last: Rung | None = None
     for offer in quant_order(group, wishes):
-        speed = tokens_s(offer, wishes, place)
-        too_large = offer.bytes > _room(wishes, place)
-        if too_large or (not any_speed and speed is not None and speed < wishes.min_tokens_s):
+        if offer.bytes > _room(wishes, place) or (strict and not _comfortable(offer, wishes, place)):
             continue
         subject = load(offer)
         if subject is None:
@@ -124,6 +126,13 @@ def plain(quant: str) -> str:
     return quant.upper().removeprefix("UD-")
 
 
+def _comfortable(offer: Offer, wishes: Wishes, place: Situation) -> bool:
+    speed = tokens_s(offer, wishes, place)
+    fast = speed is None or speed >= wishes.min_tokens_s
+    shared = not place.gpus or not place.discrete or wishes.offload == "none"
+    return fast and (not shared or offer.bytes <= place.board.memory_bytes * (1 - _REST))
+
+
 def _whole(rung: Rung) -> bool:
     """It fits without leaving layers on the host: a model that only fits by halves is not chosen by itself."""
     return rung.fits and not 0 < rung.settings.n_gpu_layers <= rung.subject.file.meta.n_layer
@@ -158,17 +167,17 @@ def _better(
     for group in there:
         if group[0].rank >= chosen.rank or group[0].name.lower() == chosen.name.lower():
             return None
-        found, _rung = pick(group, wishes, place, load)
+        found, _rung = pick(group, wishes, place, load, strict=True)
         if found is not None:
             return found[0]
     return None
 
 
-def _because(offer: Offer, wishes: Wishes) -> str:
-    where = "the best model here that fits" if offer.path else "the best model of the catalogue that fits; not here yet"
+def _because(offer: Offer, group: Sequence[Offer], wishes: Wishes) -> str:
+    where = "the best that is here and fits" if offer.path else "the best of the catalogue that fits, not here yet"
+    there = any(plain(one.quant) == plain(wishes.quant) for one in group)
     if plain(offer.quant) == plain(wishes.quant):
         return f"{where}, in the wanted {wishes.quant}"
     if bits(offer.quant) > bits(wishes.quant):
-        why = "there is room" if wishes.prefer == "quality" else f"there is no {wishes.quant} of it"
-        return f"{where}; {offer.quant} because {why}"
-    return f"{where}; {offer.quant} because {wishes.quant} of it is not to be had or does not fit"
+        return f"{where}; {offer.quant}, because {'there is room' if there else f'there is no {wishes.quant} of it'}"
+    return f"{where}; {offer.quant}, because {wishes.quant} {'does not fit' if there else 'of it is not known'}"

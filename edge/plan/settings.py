@@ -10,7 +10,7 @@ from edge.plan.plan import Settings
 from edge.plan.situation import Situation
 from edge.plan.subject import Subject
 from edge.profile.profile import Wishes
-from edge.units import GIB
+from edge.units import GIB, MIB
 
 _PLAIN_KV = ("f32", "f16", "bf16")
 _MOST_CHECKPOINTS = 32  # llama-server's own default
@@ -31,7 +31,7 @@ def settings(wishes: Wishes, step: Step, subject: Subject, role: str, place: Sit
         flash_attention=wishes.flash_attention if step.kv_type_v in _PLAIN_KV else "on",
         load_mode="mmap",
         n_threads=wishes.n_threads or max(1, place.board.cpu.physical_cores),
-        cache_ram_bytes=wishes.cache_ram if role == "chat" else 0,
+        cache_ram_bytes=wishes.cache_ram if role == "chat" and step.prompt_cache else 0,
         n_batch=min(wishes.n_batch, step.n_ctx),
         n_ubatch=min(wishes.n_ubatch, wishes.n_batch, step.n_ctx),
         devices=tuple(f"CUDA{i}" for i in range(len(place.gpus) if several else 1)) if offloaded else (),
@@ -40,11 +40,8 @@ def settings(wishes: Wishes, step: Step, subject: Subject, role: str, place: Sit
         role=role,
         mmproj=file.mmproj,
     )
-    return replace(
-        chosen,
-        load_mode=load_mode(wishes, chosen, file.meta.n_layer),
-        ctx_checkpoints=_checkpoints(chosen, subject) if role == "chat" else 0,
-    )
+    chosen = replace(chosen, load_mode=load_mode(wishes, chosen, file.meta.n_layer))
+    return _with_checkpoints(chosen, subject) if role == "chat" and subject.memory.needs_checkpoints else chosen
 
 
 def load_mode(wishes: Wishes, chosen: Settings, n_layer: int) -> str:
@@ -57,12 +54,12 @@ def load_mode(wishes: Wishes, chosen: Settings, n_layer: int) -> str:
     return "none" if full else "mmap"
 
 
-def _checkpoints(chosen: Settings, subject: Subject) -> int:
-    """As many as the prompt cache's cap pays for, at least one: without any, a hybrid model reads each prompt anew."""
-    if not subject.memory.needs_checkpoints:
-        return 0
-    size = checkpoint_bytes(subject.memory, chosen) * chosen.n_parallel
-    return min(_MOST_CHECKPOINTS, max(1, chosen.cache_ram_bytes // max(1, size)))
+def _with_checkpoints(chosen: Settings, subject: Subject) -> Settings:
+    """Half of the prompt cache's cap goes to them, at least one: without any, a hybrid model reads each prompt anew."""
+    size = max(1, checkpoint_bytes(subject.memory, chosen) * chosen.n_parallel)
+    count = min(_MOST_CHECKPOINTS, max(1, chosen.cache_ram_bytes // 2 // size))
+    left = max(0, chosen.cache_ram_bytes - count * size)
+    return replace(chosen, ctx_checkpoints=count, cache_ram_bytes=left // MIB * MIB)
 
 
 def _tensor_split(wishes: Wishes, place: Situation) -> tuple[float, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from edge.board.board import Board
 from edge.plan.environment import redacted
@@ -15,8 +15,9 @@ _SUMS = ("required", "reserve", "available", "headroom")
 
 def plan_lines(plan: Plan, *, verbose: bool = False) -> list[str]:
     lines = [_board(plan.board), f"engine {plan.engine.id}{_version(plan)}"]
+    names = {gpu.uuid: f"GPU{gpu.index if gpu.index is not None else i}" for i, gpu in enumerate(plan.board.gpus)}
     for model in plan.models.values():
-        lines += ["", *_model(model, verbose)]
+        lines += ["", *_model(model, verbose, names)]
     if plan.notes:
         lines += ["", *(f"note: {note}" for note in plan.notes)]
     return lines
@@ -48,7 +49,7 @@ def _version(plan: Plan) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _model(model: ModelPlan, verbose: bool) -> list[str]:
+def _model(model: ModelPlan, verbose: bool, names: Mapping[str | None, str]) -> list[str]:
     ladder = model.ladder
     chosen = ladder.plans[ladder.chosen]
     lines = [
@@ -57,12 +58,12 @@ def _model(model: ModelPlan, verbose: bool) -> list[str]:
     lines += [
         f"  {line}" for line in columns([(r.subject, r.value, r.because, f"[{r.origin}]") for r in chosen.reasons])
     ]
-    lines += ["", *(f"  {line}" for line in _memory(chosen))]
+    lines += ["", *(f"  {line}" for line in _memory(chosen, names))]
     if model.measured:
         lines += ["", f"  {_measured(model.measured)}"]
     others = [rung for rung in ladder.plans if rung is not chosen]
     if others:
-        lines += ["", "  other rungs:", *(f"  {line}" for line in columns([_rung(rung) for rung in others]))]
+        lines += ["", "  other rungs:", *(f"  {line}" for line in columns([_rung(rung, names) for rung in others]))]
     lines += [f"  warning: {warning}" for warning in model.warnings]
     if verbose:
         lines += ["", "  command:", f"    {' '.join(chosen.argv)}", "  environment:"]
@@ -70,8 +71,8 @@ def _model(model: ModelPlan, verbose: bool) -> list[str]:
     return lines
 
 
-def _memory(rung: LaunchPlan) -> list[str]:
-    rows = [["memory", *rung.budget]]
+def _memory(rung: LaunchPlan, names: Mapping[str | None, str]) -> list[str]:
+    rows = [["memory", *(names.get(name, name) for name in rung.budget)]]
     for part in (*_PARTS, *_SUMS):
         sizes = [getattr(domain, f"{part}_bytes") for domain in rung.budget.values()]
         if any(sizes) or part in _SUMS:
@@ -86,11 +87,11 @@ def _measured(last: Measured) -> str:
     return f"last measured ({last.what}): {sizes}"
 
 
-def _rung(rung: LaunchPlan) -> tuple[str, ...]:
+def _rung(rung: LaunchPlan, names: Mapping[str | None, str]) -> tuple[str, ...]:
     chosen = rung.settings
     kv = chosen.kv_type_k if chosen.kv_type_k == chosen.kv_type_v else f"{chosen.kv_type_k}/{chosen.kv_type_v}"
     parts = [f"{chosen.n_ctx} tokens", f"KV {kv}", f"{chosen.n_parallel} slot{'s' if chosen.n_parallel > 1 else ''}"]
-    needs = ", ".join(f"{format_bytes(domain.required_bytes)} {name}" for name, domain in rung.budget.items())
+    needs = ", ".join(f"{format_bytes(d.required_bytes)} {names.get(name, name)}" for name, d in rung.budget.items())
     model = f"{rung.model.name} {rung.model.quant}" if rung.model else ""
     layers = f"{chosen.n_gpu_layers} layers on the GPU" if chosen.split_mode and chosen.n_gpu_layers else ""
     extra = " ".join(part for part in (model, layers) if part)
