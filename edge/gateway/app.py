@@ -8,18 +8,18 @@ from typing import Any
 
 from aiohttp import web
 
-from edge.gateway import answers
-from edge.gateway.body import Body
+from edge.gateway.access import Door
+from edge.gateway.admission import Admission
+from edge.gateway.connections import Connections
 from edge.gateway.context import Context
-from edge.gateway.hold import Refused, WaitingRoom, failed
-from edge.gateway.openai import Fault
-from edge.gateway.proxy import Exchange, forward
-from edge.gateway.routes import Kind, Route, route
+from edge.gateway.handler import CONTEXT, handle
+from edge.gateway.hold import WaitingRoom
+from edge.gateway.keyring import KeyRing
+from edge.gateway.metrics import GatewayCollector
+from edge.gateway.page import Page
 from edge.gateway.settings import GatewayConfig
-from edge.status import State
-from edge.upstream import Endpoint, Upstream
-
-CONTEXT = web.AppKey("context", Context)
+from edge.status import Failure
+from edge.upstream import Upstream
 
 
 def make_app(
@@ -28,17 +28,36 @@ def make_app(
     *,
     alive: Callable[[], bool] = lambda: True,
     telemetry: Callable[[], Mapping[str, Any]] | None = None,
+    fault: Failure | None = None,
     wall: Callable[[], float] = time.time,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> web.Application:
     """`upstreams` by model id, the first is the default; the mapping may change while we run.
 
-    `alive`: does the supervisor's loop turn? `telemetry`: the document behind /telemetry.
+    `alive`: does the supervisor's loop turn? `telemetry`: the document behind /telemetry. `fault`: nothing can be
+    served, and this is why (a configuration that cannot be read, behind a socket that others wait on).
+    Raises ConfigError when the key file cannot be read.
     """
     config = config or GatewayConfig()
-    room = WaitingRoom(config.hold_requests, config.hold_bytes)
+    context = Context(
+        upstreams=upstreams,
+        config=config,
+        alive=alive,
+        telemetry=telemetry,
+        fault=fault,
+        wall=wall,
+        monotonic=monotonic,
+        door=Door.of(config.hosts, config.cors_origins),
+        keys=KeyRing(config.keys_file),
+        room=WaitingRoom(config.hold_requests, config.hold_bytes),
+        admission=Admission(config.queue_requests),
+        connections=Connections(config.limits),
+        page=Page.load(),
+        started=int(wall()),
+    )
+    context.metrics.add(GatewayCollector(context.stats, upstreams, context.admission, context.room))
     app = web.Application()
-    app[CONTEXT] = Context(upstreams, config, alive, telemetry, wall, monotonic, room, int(wall()))
+    app[CONTEXT] = context
     app.router.add_route("*", "/{tail:.*}", handle, expect_handler=_expect_later)
     app.on_shutdown.append(_stop_waiting)
     app.on_cleanup.append(_close_pools)
@@ -55,56 +74,3 @@ async def _stop_waiting(app: web.Application) -> None:
 
 async def _close_pools(app: web.Application) -> None:
     await app[CONTEXT].pools.close()
-
-
-async def handle(request: web.Request) -> web.StreamResponse:
-    """Every request. The only place where a refusal becomes an answer."""
-    context = request.app[CONTEXT]
-    found = route(request.method, request.raw_path)
-    try:
-        return await _dispatch(context, request, found)
-    except Refused as refused:
-        return answers.fault_response(refused.fault)
-
-
-async def _dispatch(context: Context, request: web.Request, found: Route) -> web.StreamResponse:
-    if found.kind is Kind.OURS:
-        return answers.answer(context, request.method, found)
-    if found.kind is Kind.BAD:
-        raise Refused(Fault(400, "bad_path", "this is not a path", None))
-    if found.kind is Kind.REFUSED:
-        raise Refused(Fault(403, "refused", "edgellm never passes this route on", "start llama-server by hand for it"))
-    if found.kind is Kind.ADMIN:
-        raise Refused(Fault(403, "admin_only", "this route needs an admin key", "edgellm key add NAME --admin"))
-    return await _held(context, request, found)
-
-
-async def _held(context: Context, request: web.Request, found: Route) -> web.StreamResponse:
-    body = Body(request, context.config)
-    upstream = _choose(context, found)
-    endpoint = upstream.endpoint()
-    if endpoint is None:
-        endpoint = await _wait(context, upstream, body)
-    else:
-        await body.read(context.config.limits.replay_bytes)
-    return await forward(context.pools, Exchange(request, upstream, found.target, body), endpoint)
-
-
-def _choose(context: Context, found: Route) -> Upstream:
-    if found.model is not None:
-        named = context.by_name(found.model)
-        if named is None:
-            raise Refused(answers.unknown_model(context, found.model))
-        return named
-    only = context.only()
-    if only is None:
-        raise Refused(answers.unknown_model(context, None))
-    return only
-
-
-async def _wait(context: Context, upstream: Upstream, body: Body) -> Endpoint:
-    status = upstream.status()
-    if status.state is State.FAILED:
-        raise Refused(failed(status))
-    with context.room.seat(upstream) as seat:
-        return await seat.until_ready(context.config.hold_seconds, lambda: body.read(grow=seat.grow))

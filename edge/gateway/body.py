@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable
 
 from aiohttp import web
 
-from edge.gateway.hold import Refused
 from edge.gateway.openai import Fault
+from edge.gateway.refused import Refused
 from edge.gateway.settings import GatewayConfig
 from edge.units import format_bytes
 
@@ -31,6 +31,10 @@ class Body:
         length = request.content_length
         if length is not None and length > self._limit:
             raise Refused(self._too_large())
+
+    @property
+    def kept_bytes(self) -> int:
+        return sum(len(part) for part in self._parts)
 
     @property
     def data(self) -> bytes | None:

@@ -6,26 +6,44 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from edge.gateway.access import Door
+from edge.gateway.admission import Admission
+from edge.gateway.connections import Connections
 from edge.gateway.hold import WaitingRoom
+from edge.gateway.keyring import KeyRing
+from edge.gateway.metrics import Metrics
 from edge.gateway.openai import ListedModel
+from edge.gateway.page import Page
 from edge.gateway.pool import Pools
 from edge.gateway.settings import GatewayConfig
-from edge.status import ModelStatus
+from edge.gateway.stats import Stats
+from edge.status import Failure, ModelStatus
 from edge.upstream import Upstream
 
 
 @dataclass(slots=True)
 class Context:
-    """`upstreams` by model id, the first is the default. The mapping may change while we run."""
+    """`upstreams` by model id, the first is the default. The mapping may change while we run.
+
+    `fault`: why nothing can be served at all, where that is so.
+    """
 
     upstreams: Mapping[str, Upstream]
     config: GatewayConfig
     alive: Callable[[], bool]
     telemetry: Callable[[], Mapping[str, Any]] | None
+    fault: Failure | None
     wall: Callable[[], float]
     monotonic: Callable[[], float]
+    door: Door
+    keys: KeyRing
     room: WaitingRoom
+    admission: Admission
+    connections: Connections
+    page: Page
     started: int
+    stats: Stats = field(default_factory=Stats)
+    metrics: Metrics = field(default_factory=Metrics)
     pools: Pools = field(default_factory=Pools)
 
     def statuses(self) -> list[ModelStatus]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from edge.status import Gate, ModelStatus, State
+from edge.status import Failure, Gate, ModelStatus, State
 
 SERVING = frozenset({State.READY, State.SLEEPING})
 
@@ -26,16 +26,31 @@ def overall(statuses: Iterable[ModelStatus]) -> str:
 
 
 def healthz(
-    statuses: Iterable[ModelStatus], telemetry: Mapping[str, Any] | None, clock_offset_s: float
+    statuses: Iterable[ModelStatus],
+    telemetry: Mapping[str, Any] | None,
+    clock_offset_s: float,
+    fault: Failure | None = None,
+    admin: bool = False,
 ) -> dict[str, Any]:
-    """`clock_offset_s`: wall clock minus monotonic clock, so that gates carry times that others can read."""
+    """`clock_offset_s`: wall clock minus monotonic clock, so that gates carry times that others can read.
+    `admin`: with the evidence of failures, which holds log lines and paths.
+    """
     known = list(statuses)
-    return {
+    document: dict[str, Any] = {
         "schema": 1,
-        "status": overall(known),
-        "models": {status.id: _model(status, clock_offset_s) for status in known},
+        "status": "failed" if fault else overall(known),
+        "models": {status.id: _model(status, clock_offset_s, admin) for status in known},
         "telemetry": telemetry,
     }
+    if fault is not None:
+        document["failure"] = _failure(fault, admin)
+    return document
+
+
+def degraded_header(status: ModelStatus) -> str:
+    """`n_ctx: 4096 instead of 8192`, for a header: one line of printable ASCII."""
+    text = "; ".join(f"{item.subject}: {item.got} instead of {item.wanted}" for item in status.degraded)
+    return text.encode("ascii", "replace").decode().replace("\r", " ").replace("\n", " ")[:1000]
 
 
 def readyz(status: ModelStatus, strict: bool) -> dict[str, Any]:
@@ -46,7 +61,7 @@ def readyz(status: ModelStatus, strict: bool) -> dict[str, Any]:
         "state": status.state.value,
         "progress": status.progress,
         "blocked_by": blocked_by(status),
-        "failure": _failure(status),
+        "failure": _failure(status.failure, False),
     }
 
 
@@ -55,7 +70,7 @@ def blocked_by(status: ModelStatus) -> str | None:
     return next((name for name, gate in status.gates.items() if not gate.ready), None)
 
 
-def _model(status: ModelStatus, clock_offset_s: float) -> dict[str, Any]:
+def _model(status: ModelStatus, clock_offset_s: float, admin: bool) -> dict[str, Any]:
     return {
         "state": status.state.value,
         "rung": status.rung,
@@ -66,7 +81,7 @@ def _model(status: ModelStatus, clock_offset_s: float) -> dict[str, Any]:
         "gates": {name: _gate(gate, clock_offset_s) for name, gate in status.gates.items()},
         "progress": status.progress,
         "restarts": status.restarts,
-        "failure": _failure(status),
+        "failure": _failure(status.failure, admin),
     }
 
 
@@ -83,6 +98,9 @@ def _gate(gate: Gate, clock_offset_s: float) -> dict[str, Any]:
     return document
 
 
-def _failure(status: ModelStatus) -> dict[str, str] | None:
-    """Kind and hint; evidence holds log lines and paths and stays inside."""
-    return None if status.failure is None else {"kind": status.failure.kind, "hint": status.failure.hint}
+def _failure(failure: Failure | None, admin: bool) -> dict[str, str] | None:
+    """Kind and hint; the evidence only for those who may see inside."""
+    if failure is None:
+        return None
+    public = {"kind": failure.kind, "hint": failure.hint}
+    return {**public, "evidence": failure.evidence} if admin else public

@@ -1,24 +1,20 @@
-"""The waiting room: requests that came before their model is ready. Bounded in number, in bytes and in time."""
+"""The waiting room: requests that cannot go ahead yet. Bounded in number, in bytes and in time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
+from edge.gateway.body import Body
 from edge.gateway.openai import Fault
+from edge.gateway.refused import Refused
 from edge.status import ModelStatus, State
+from edge.units import format_bytes
 from edge.upstream import Endpoint, Upstream
 
 DEFAULT_RETRY_S = 5.0
-
-
-class Refused(Exception):
-    """A request ends here with an answer of ours."""
-
-    def __init__(self, fault: Fault) -> None:
-        super().__init__(fault.message)
-        self.fault = fault
 
 
 class WaitingRoom:
@@ -27,16 +23,10 @@ class WaitingRoom:
     def __init__(self, requests: int, total_bytes: int) -> None:
         self._requests = requests
         self._bytes = total_bytes
-        self.waiting: dict[str, int] = {}
+        self.seats = 0
         self.held_bytes = 0
+        self.waiting: dict[str, int] = {}  # for their model to be ready, by model
         self._closed: asyncio.Future[None] | None = None
-
-    @property
-    def count(self) -> int:
-        return sum(self.waiting.values())
-
-    def seat(self, upstream: Upstream) -> Seat:
-        return Seat(self, upstream)
 
     def closed(self) -> asyncio.Future[None]:
         """Done once the gateway stops: nobody waits any longer then."""
@@ -49,80 +39,125 @@ class WaitingRoom:
         if not closed.done():
             closed.set_result(None)
 
-    def _enter(self, upstream: Upstream) -> None:
-        if self.count >= self._requests:
+    def seat(self, upstream: Upstream, body: Body, seconds: float) -> Seat:
+        return Seat(self, upstream, body, seconds)
+
+    def take(self, upstream: Upstream) -> None:
+        """Raises Refused."""
+        if self.seats >= self._requests:
             raise Refused(full(upstream, f"{self._requests} requests wait already"))
-        self.waiting[upstream.model_id] = self.waiting.get(upstream.model_id, 0) + 1
+        self.seats += 1
 
-    def _leave(self, model: str, held_bytes: int) -> None:
-        self.held_bytes -= held_bytes
-        self.waiting[model] -= 1
+    def kept(self) -> Kept:
+        return Kept(self)
 
-    def _grow(self, upstream: Upstream, count: int) -> None:
+    def keep(self, count: int) -> None:
+        """Raises Refused."""
         if self.held_bytes + count > self._bytes:
-            raise Refused(full(upstream, f"the waiting requests hold {self._bytes} bytes already"))
+            limit = format_bytes(self._bytes)
+            message = f"the bodies of waiting requests may hold {limit} together, and do"
+            raise Refused(Fault(503, "waiting_room_full", message, "try again later", DEFAULT_RETRY_S))
         self.held_bytes += count
 
 
-class Seat:
-    """One waiting request. Leaving it, in whatever way, gives its place and its bytes back."""
+class Kept:
+    """Bytes of one request that are kept in memory; `with` gives them back."""
 
-    def __init__(self, room: WaitingRoom, upstream: Upstream) -> None:
+    def __init__(self, room: WaitingRoom) -> None:
         self._room = room
-        self._upstream = upstream
-        self._held = 0
+        self._bytes = 0
 
-    def __enter__(self) -> Seat:
-        self._room._enter(self._upstream)
+    def __enter__(self) -> Kept:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._room._leave(self._upstream.model_id, self._held)
+        self._room.held_bytes -= self._bytes
 
     def grow(self, count: int) -> None:
-        """`count` more bytes of the body are kept. Raises Refused."""
-        self._room._grow(self._upstream, count)
-        self._held += count
+        """Raises Refused."""
+        self._room.keep(count)
+        self._bytes += count
 
-    async def until_ready(self, seconds: float, read_body: Callable[[], Awaitable[None]]) -> Endpoint:
-        """Waits for READY while the body is read, so that a client who leaves is seen. Raises Refused.
 
-        Cancelling (the client left) ends both waits at once.
-        """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + seconds
-        body = asyncio.ensure_future(read_body())
+class Seat:
+    """One waiting request; `with` gives its place and its bytes back in whatever way it ends.
+
+    The body is read meanwhile: a connection that nobody reads from does not show that its client left.
+    """
+
+    def __init__(self, room: WaitingRoom, upstream: Upstream, body: Body, seconds: float) -> None:
+        self._room = room
+        self._upstream = upstream
+        self._body = body
+        self._deadline = asyncio.get_running_loop().time() + seconds
+        self._kept = room.kept()
+        self._reading: asyncio.Future[None] | None = None
+
+    def __enter__(self) -> Seat:
+        self._room.take(self._upstream)
         try:
-            endpoint = await self._ready(deadline, body)
-            await body
-            return endpoint
-        finally:
-            body.cancel()
+            self._kept.grow(self._body.kept_bytes)
+        except Refused:
+            self._room.seats -= 1
+            raise
+        return self
 
-    async def _ready(self, deadline: float, body: asyncio.Future[None]) -> Endpoint:
-        loop = asyncio.get_running_loop()
-        while True:
-            ready = asyncio.ensure_future(self._upstream.ensure_ready())
-            waits: set[asyncio.Future[object]] = {ready, self._room.closed()}  # type: ignore[arg-type]
-            if not body.done():
-                waits.add(body)  # type: ignore[arg-type]
-            try:
-                await asyncio.wait(waits, timeout=max(0.0, deadline - loop.time()), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                ready.cancel()
-            if body.done():
-                body.result()  # too large, too slow, not a body: say so now
-            if self._room.closed().done():
-                raise Refused(Fault(503, "stopping", "edgellm is stopping", retry_after_s=DEFAULT_RETRY_S))
-            if ready.done() and not ready.cancelled():
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+        self._room.seats -= 1
+        self._kept.__exit__(kind, error, at)
+
+    async def endpoint(self) -> Endpoint:
+        """Waits until the model is READY. Raises Refused; FAILED ends the wait at once."""
+        model = self._upstream.model_id
+        waiting = self._room.waiting
+        waiting[model] = waiting.get(model, 0) + 1
+        try:
+            while True:
+                status = await self._ready()
                 endpoint = self._upstream.endpoint()
-                status = ready.result()
                 if endpoint is not None:
                     return endpoint
                 if status.state is State.FAILED:
                     raise Refused(failed(status))
-            if loop.time() >= deadline:
-                raise Refused(not_yet(self._upstream))
+        finally:
+            waiting[model] -= 1
+
+    async def _ready(self) -> ModelStatus:
+        ready = asyncio.ensure_future(self._upstream.ensure_ready())
+        try:
+            await self.wait(ready, lambda: not_yet(self._upstream))
+            return ready.result()
+        finally:
+            ready.cancel()
+
+    async def wait(self, until: asyncio.Future[Any], late: Callable[[], Fault]) -> None:
+        """Until `until` is done. Raises Refused when time is up (`late` says how), the body is bad or we stop.
+
+        Cancelling it (the client left) takes effect at once.
+        """
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._body.read(grow=self._kept.grow))
+        closed = self._room.closed()
+        loop = asyncio.get_running_loop()
+        while not until.done():
+            waits: set[asyncio.Future[Any]] = {until, closed}
+            if not self._reading.done():
+                waits.add(self._reading)
+            left_s = self._deadline - loop.time()
+            await asyncio.wait(waits, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED)
+            if self._reading.done():
+                self._reading.result()  # too large, too slow: said now, not after the wait
+            if closed.done():
+                raise Refused(Fault(503, "stopping", "edgellm is stopping", None, DEFAULT_RETRY_S))
+            if not until.done() and loop.time() >= self._deadline:
+                raise Refused(late())
+
+    async def body_read(self) -> None:
+        """The rest of the body, where it is still on its way. Raises Refused."""
+        if self._reading is not None:
+            await self._reading
 
 
 def failed(status: ModelStatus) -> Fault:
@@ -130,7 +165,7 @@ def failed(status: ModelStatus) -> Fault:
     if status.failure is None:
         return Fault(503, "failed", f"model {status.id!r} cannot be served", "edgellm status says why")
     message = f"model {status.id!r} cannot be served: {status.failure.kind}"
-    return Fault(503, status.failure.kind, message, status.failure.hint)
+    return Fault(503, status.failure.kind, message, status.failure.hint, evidence=status.failure.evidence)
 
 
 def not_yet(upstream: Upstream) -> Fault:
@@ -140,7 +175,7 @@ def not_yet(upstream: Upstream) -> Fault:
 
 
 def full(upstream: Upstream, why: str) -> Fault:
-    message = f"model {upstream.model_id!r} is not ready and {why}"
+    message = f"no place to wait for model {upstream.model_id!r}: {why}"
     return Fault(503, "waiting_room_full", message, "try again later", retry_in_s(upstream))
 
 

@@ -33,20 +33,22 @@ class Fault:
     hint: str | None = None
     retry_after_s: float | None = None
     param: str | None = None
+    evidence: str | None = None  # log lines and paths: for the holder of an admin key
 
-    def document(self) -> dict[str, Any]:
+    def document(self, admin: bool = False) -> dict[str, Any]:
         """OpenAI's envelope, `code` as llama-server gives it, and where the error comes from."""
-        return {
-            "error": {
-                "message": self.message,
-                "type": TYPES.get(self.status, "server_error"),
-                "param": self.param,
-                "code": self.status,
-                "src": "edgellm",
-                "kind": self.kind,
-                "hint": self.hint,
-            }
+        error: dict[str, Any] = {
+            "message": self.message,
+            "type": TYPES.get(self.status, "server_error"),
+            "param": self.param,
+            "code": self.status,
+            "src": "edgellm",
+            "kind": self.kind,
+            "hint": self.hint,
         }
+        if admin and self.evidence is not None:
+            error["evidence"] = self.evidence
+        return {"error": error}
 
     def headers(self) -> dict[str, str]:
         return {} if self.retry_after_s is None else {"Retry-After": retry_after(self.retry_after_s)}

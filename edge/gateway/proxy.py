@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -14,85 +15,110 @@ from yarl import URL
 
 from edge.gateway import headers
 from edge.gateway.body import Body
-from edge.gateway.hold import Refused, failed, retry_in_s
+from edge.gateway.hold import failed, retry_in_s
 from edge.gateway.openai import Fault, sse_error
 from edge.gateway.pool import Pools
+from edge.gateway.refused import Refused
+from edge.gateway.tally import Tally
+from edge.gateway.visit import Visit
 from edge.upstream import Endpoint, Progress, Upstream
 
 # Answers with a known length up to this size are sent in one piece with their headers.
 WHOLE_BYTES = 256 * 1024
+_EVENTS = "text/event-stream"
 _BODILESS = frozenset({204, 304})
+_CONNECT_TRIES = 3
+_CONNECT_PAUSE_S = 0.05
 
 
 class UpstreamDied(Exception):
-    """The engine's connection ended before the first byte of the answer."""
+    """The engine's connection ended, or never came to be, before the first byte of the answer."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, error: Exception) -> None:
+        super().__init__(type(error).__name__)
+        # Nothing was sent: asking again cannot do the work twice.
+        self.unsent = isinstance(error, aiohttp.ClientConnectorError)
 
 
 @dataclass(slots=True)
 class Exchange:
-    """One request on its way. The proxy writes what happened into it."""
+    """One request on its way. The proxy writes what happened into `visit`."""
 
     request: web.Request
     upstream: Upstream
     target: str
     body: Body
+    visit: Visit
+    tally: Tally
     extra: Mapping[str, str] = field(default_factory=dict)  # headers of ours for the answer
+    opened: web.StreamResponse | None = None  # an event stream that the client listens to already
     generation: int | None = None  # of the child that answers
-    retried: bool = False
-    cut: bool = False  # the answer ended before its end
 
 
 async def forward(pools: Pools, exchange: Exchange, endpoint: Endpoint) -> web.StreamResponse:
     """Sends the request to `endpoint`; once more if the engine died before it said anything. Raises Refused."""
     upstream = exchange.upstream
+    loop = asyncio.get_running_loop()
     with upstream.request() as progress:
-        try:
-            return await _attempt(pools, exchange, endpoint, progress)
-        except UpstreamDied as died:
-            upstream.broken(endpoint.generation)
-            if not exchange.body.replayable:
-                raise Refused(_died(upstream, died)) from died
-        exchange.retried = True
-        again = await _next_endpoint(upstream)
-        try:
-            return await _attempt(pools, exchange, again, progress)
-        except UpstreamDied as died:
-            upstream.broken(again.generation)
-            raise Refused(_died(upstream, died)) from died
+        tries = 0
+        while True:
+            try:
+                return await _attempt(pools, exchange, endpoint, progress, loop)
+            except UpstreamDied as died:
+                upstream.broken(endpoint.generation)
+                again = tries < _CONNECT_TRIES if died.unsent else not exchange.visit.retried
+                if not again or exchange.body.sent:
+                    raise Refused(_died(upstream, str(died))) from died
+                exchange.visit.retried = True
+                tries += 1
+                died_unsent = died.unsent
+            endpoint = await _next_endpoint(upstream, endpoint.generation if died_unsent else None)
 
 
-async def _next_endpoint(upstream: Upstream) -> Endpoint:
+async def _next_endpoint(upstream: Upstream, refused_by: int | None) -> Endpoint:
+    """The restarted child, or the same one where only a connection ended. `refused_by`: it took no connection."""
     status = await upstream.ensure_ready()
     endpoint = upstream.endpoint()
+    if endpoint is not None and endpoint.generation == refused_by:
+        await asyncio.sleep(_CONNECT_PAUSE_S)  # its owner has yet to see what we saw
+        status = await upstream.ensure_ready()
+        endpoint = upstream.endpoint()
     if endpoint is None:
         raise Refused(failed(status))
     return endpoint
 
 
-def _died(upstream: Upstream, died: UpstreamDied) -> Fault:
+def _died(upstream: Upstream, why: str) -> Fault:
     failure = upstream.status().failure
     kind = failure.kind if failure else "upstream_died"
     hint = failure.hint if failure else "try again; edgellm logs --engine shows the engine's last lines"
-    message = f"the engine of model {upstream.model_id!r} ended the connection: {died}"
+    message = f"the engine of model {upstream.model_id!r} ended the connection ({why})"
     return Fault(502, kind, message, hint, retry_in_s(upstream))
 
 
-async def _attempt(pools: Pools, exchange: Exchange, endpoint: Endpoint, progress: Progress) -> web.StreamResponse:
+async def _attempt(
+    pools: Pools, exchange: Exchange, endpoint: Endpoint, progress: Progress, loop: asyncio.AbstractEventLoop
+) -> web.StreamResponse:
     exchange.generation = endpoint.generation
     with pools.session(exchange.upstream.model_id, endpoint) as session:
         answer = await _send(session, exchange, endpoint)
         try:
             progress.moved()
+            if exchange.opened is not None:
+                return await _into(exchange.opened, exchange, answer, progress, loop)
             if _is_whole(exchange.request, answer):
-                return await _whole(exchange, answer)
-            return await _stream(exchange, answer, progress)
+                return await _whole(exchange, answer, loop)
+            return await _stream(exchange, answer, progress, loop)
         finally:
             answer.close()  # gives a finished connection back; ends an unfinished one, and with it the work
             if pools.stale:
                 await pools.sweep()
+
+
+def _is_whole(request: web.Request, answer: aiohttp.ClientResponse) -> bool:
+    length = answer.content_length
+    bodiless = request.method == "HEAD" or answer.status in _BODILESS
+    return length is not None and length <= WHOLE_BYTES and not bodiless
 
 
 async def _send(session: aiohttp.ClientSession, exchange: Exchange, endpoint: Endpoint) -> aiohttp.ClientResponse:
@@ -108,62 +134,100 @@ async def _send(session: aiohttp.ClientSession, exchange: Exchange, endpoint: En
     except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
         if exchange.body.fault is not None:
             raise Refused(exchange.body.fault) from error
-        raise UpstreamDied(type(error).__name__) from error
+        raise UpstreamDied(error) from error
 
 
-def _is_whole(request: web.Request, answer: aiohttp.ClientResponse) -> bool:
-    length = answer.content_length
-    return request.method != "HEAD" and length is not None and length <= WHOLE_BYTES
-
-
-async def _whole(exchange: Exchange, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+async def _whole(
+    exchange: Exchange, answer: aiohttp.ClientResponse, loop: asyncio.AbstractEventLoop
+) -> web.StreamResponse:
     try:
         data = await answer.read()
     except (aiohttp.ClientError, OSError) as error:
         # Bytes of the answer came: asking again could do the work twice.
         _report(exchange)
-        raise Refused(_died(exchange.upstream, UpstreamDied(type(error).__name__))) from error
+        raise Refused(_died(exchange.upstream, type(error).__name__)) from error
+    if data:
+        exchange.tally.chunk(data, loop.time())
     return web.Response(status=answer.status, reason=answer.reason, headers=_headers(exchange, answer), body=data)
 
 
-async def _stream(exchange: Exchange, answer: aiohttp.ClientResponse, progress: Progress) -> web.StreamResponse:
+async def _stream(
+    exchange: Exchange, answer: aiohttp.ClientResponse, progress: Progress, loop: asyncio.AbstractEventLoop
+) -> web.StreamResponse:
     response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=_headers(exchange, answer))
-    request = exchange.request
-    await response.prepare(request)
-    if request.method == "HEAD" or answer.status in _BODILESS:
-        return response
-    content = answer.content
+    exchange.visit.streamed = answer.content_type == _EVENTS
+    await response.prepare(exchange.request)
+    exchange.visit.code = answer.status
+    await _copy(response, exchange, answer, progress, loop)
+    return response
+
+
+async def _copy(
+    response: web.StreamResponse,
+    exchange: Exchange,
+    answer: aiohttp.ClientResponse,
+    progress: Progress,
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    """The hot loop: once for each chunk of each stream."""
+    read, write, moved, count, clock = (
+        answer.content.readany,
+        response.write,
+        progress.moved,
+        exchange.tally.chunk,
+        loop.time,
+    )
     while True:
         try:
-            chunk = await content.readany()
+            chunk = await read()
         except (aiohttp.ClientError, OSError):
-            await _cut(exchange, response)
-            return response
+            await _cut(response, exchange)
+            return
         if not chunk:
-            return response
-        progress.moved()
-        await response.write(chunk)
+            return
+        moved()
+        count(chunk, clock())
+        await write(chunk)
 
 
-async def _cut(exchange: Exchange, response: web.StreamResponse) -> None:
+async def _into(
+    response: web.StreamResponse,
+    exchange: Exchange,
+    answer: aiohttp.ClientResponse,
+    progress: Progress,
+    loop: asyncio.AbstractEventLoop,
+) -> web.StreamResponse:
+    """The answer into a stream that is open already; an error of the engine's can only be an event there."""
+    exchange.visit.streamed = True
+    if answer.status == 200 and answer.content_type == _EVENTS:
+        await _copy(response, exchange, answer, progress, loop)
+        return response
+    try:
+        document = json.loads(await answer.read())
+    except (aiohttp.ClientError, OSError, ValueError):
+        raise Refused(_died(exchange.upstream, f"status {answer.status}")) from None
+    await response.write(f"data: {json.dumps(document)}\n\n".encode())
+    return response
+
+
+async def _cut(response: web.StreamResponse, exchange: Exchange) -> None:
     """The engine died in mid-answer: say so, and end in a way that no client takes for the end of the text."""
     _report(exchange)
-    if response.content_type == "text/event-stream":
-        fault = _died(exchange.upstream, UpstreamDied("in mid-answer"))
+    if response.content_type == _EVENTS:
         with contextlib.suppress(ConnectionError):
-            await response.write(sse_error(exchange.target, fault))
+            await response.write(sse_error(exchange.target, _died(exchange.upstream, "in mid-answer")))
     transport = exchange.request.transport
     if transport is not None:
         transport.close()  # flushes, but never writes the terminating chunk
 
 
 def _report(exchange: Exchange) -> None:
-    exchange.cut = True
+    exchange.visit.outcome = "cut"
     if exchange.generation is not None:
         exchange.upstream.broken(exchange.generation)
 
 
 def _headers(exchange: Exchange, answer: aiohttp.ClientResponse) -> CIMultiDict[str]:
     passed = CIMultiDict(headers.to_client(answer.headers.items()))
-    passed.update(exchange.extra)
+    passed.extend(exchange.extra)
     return passed

@@ -17,12 +17,16 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`name` is what metrics and logs say; `target` is what the engine gets; `model` is set by /upstream/{id}/."""
+    """`name` is what metrics and logs say; `target` is what the engine gets; `model` is set by /upstream/{id}/.
+
+    `slot`: the request makes the model work, so it takes one of its slots.
+    """
 
     kind: Kind
     name: str
     target: str = ""
     model: str | None = None
+    slot: bool = False
 
 
 OURS = frozenset(
@@ -69,6 +73,9 @@ NAMED = frozenset(
         "/lora-adapters",
     }
 )
+# Answered by the engine's HTTP threads alone. A POST that is not known here counts as work.
+_LIGHT = frozenset({"/tokenize", "/detokenize", "/apply-template", "/props", "/lora-adapters"})
+_LIGHT_ENDS = ("/count_tokens", "/input_tokens", "/control", "/lookup")
 _CHANGES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _UPSTREAM = "/upstream/"
 
@@ -105,7 +112,8 @@ def _engine(method: str, path: str, target: str, model: str | None) -> Route:
         return Route(Kind.REFUSED, "refused", target, model)
     if method in _CHANGES and (bare in ADMIN or bare == "/slots" or bare.startswith("/slots/")):
         return Route(Kind.ADMIN, "/slots" if bare.startswith("/slots") else bare, target, model)
-    return Route(Kind.HELD, name, target, model)
+    slot = method == "POST" and path not in _LIGHT and not path.endswith(_LIGHT_ENDS)
+    return Route(Kind.HELD, name, target, model, slot)
 
 
 def plain_path(target: str) -> str | None:

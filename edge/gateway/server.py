@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 
 from aiohttp import web
 
-from edge.gateway.app import CONTEXT
+from edge.errors import ConfigError
+from edge.gateway.access import is_loopback
+from edge.gateway.context import Context
+from edge.gateway.handler import CONTEXT
 from edge.gateway.settings import GatewayConfig
 
 
@@ -26,16 +30,61 @@ class Serving:
 
 
 async def serve(app: web.Application, sockets: list[socket.socket], *, drain_s: float = 10.0) -> Serving:
-    """Starts to answer on `sockets`, which are bound and maybe listening."""
-    config = app[CONTEXT].config
-    runner = _runner(app, config, drain_s)
+    """Starts to answer on `sockets`, which are bound and maybe listening.
+
+    Raises ConfigError: an address that others reach needs a key or `insecure`; TLS files that cannot be used.
+    """
+    context = app[CONTEXT]
+    check_addresses(context, sockets)
+    tls = tls_context(context.config)
+    runner = _runner(app, context.config, drain_s)
     await runner.setup()
+    factory = context.connections.protocol(_server(runner))
     loop = asyncio.get_running_loop()
     servers: list[asyncio.AbstractServer] = []
     for each in sockets:
         each.setblocking(False)
-        servers.append(await loop.create_server(_server(runner), sock=each, backlog=1024))
+        wrapped = tls if each.family != socket.AF_UNIX else None
+        timeout_s = context.config.limits.header_s if wrapped else None
+        servers.append(
+            await loop.create_server(factory, sock=each, backlog=1024, ssl=wrapped, ssl_handshake_timeout=timeout_s)
+        )
     return Serving(runner, servers)
+
+
+def check_addresses(context: Context, sockets: list[socket.socket]) -> None:
+    """What a socket is bound to is asked of the socket: an inherited one may be anything. Raises ConfigError."""
+    public = [name for name in (_public_name(each) for each in sockets) if name is not None]
+    if not public or context.config.insecure:
+        return
+    if context.keys.empty:
+        message = f"{public[0]} can be reached by other machines, and there is no key"
+        raise ConfigError(message, "edgellm key add NAME makes one; --insecure serves everybody")
+    context.keys.required = True
+
+
+def _public_name(each: socket.socket) -> str | None:
+    """The address, unless it is a loopback address or a path."""
+    if each.family == socket.AF_UNIX:
+        return None
+    host, port = each.getsockname()[:2]
+    return None if is_loopback(str(host)) else f"{host}:{port}"
+
+
+def tls_context(config: GatewayConfig) -> ssl.SSLContext | None:
+    """Raises ConfigError."""
+    if config.tls_cert is None and config.tls_key is None:
+        return None
+    if config.tls_cert is None or config.tls_key is None:
+        raise ConfigError("TLS needs both a certificate and its key", "set tls_cert and tls_key in [gateway]")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(config.tls_cert, config.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        why = getattr(error, "reason", None) or error.strerror or "unreadable"
+        raise ConfigError(f"cannot use {config.tls_cert}: {why}", "PEM files; the key without a passphrase") from error
+    return context
 
 
 def _runner(app: web.Application, config: GatewayConfig, drain_s: float) -> web.AppRunner:

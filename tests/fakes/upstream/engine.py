@@ -1,4 +1,4 @@
-"""A fake llama-server in asyncio, on a unix socket, in the test's own loop: every byte and every pause is the test's choice."""
+"""A fake llama-server on a unix socket, in the test's own loop: every byte and every pause is the test's choice."""
 
 from __future__ import annotations
 

@@ -1,0 +1,115 @@
+"""The key file on disk, and the key ring that a running gateway reads from it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from edge.errors import ConfigError
+from edge.gateway import keys
+from edge.gateway.keys import Key
+from edge.resources import load_toml
+
+log = logging.getLogger("edge.gateway")
+
+
+def read(path: Path) -> tuple[Key, ...]:
+    """No file, no keys. Raises ConfigError."""
+    try:
+        return keys.parse(load_toml(path))
+    except FileNotFoundError:
+        return ()
+    except ValueError as error:
+        raise ConfigError(
+            f"{path} is not a TOML file", "edgellm key add writes it; move it away to start over"
+        ) from error
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}", "it must belong to the user that runs edgellm"
+        ) from error
+
+
+def write(path: Path, entries: Iterable[Key]) -> None:
+    """At once or not at all; readable by its owner only, whatever the umask says."""
+    text = keys.render(entries)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # mkstemp makes the file 0600.
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".keys-")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            before = path.stat()
+            os.chown(temporary, before.st_uid, before.st_gid)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class KeyRing:
+    """Keys as they are in the file now: a revoked key stops working with the next request.
+
+    `required`: other machines can reach us, so that an empty ring lets nobody in.
+    """
+
+    def __init__(self, path: Path | None, *, required: bool = False) -> None:
+        self._path = path
+        self.required = required
+        self._keys: tuple[Key, ...] = ()
+        self._broken = False
+        self._stamp: tuple[int, int, int] | None = None
+        if path is not None:
+            self._keys = read(path)
+            self._stamp = _stamp(path)
+
+    @property
+    def needed(self) -> bool:
+        """Must a request carry a key?"""
+        return self.required or self._broken or bool(self._keys)
+
+    @property
+    def empty(self) -> bool:
+        return not self._keys
+
+    def find(self, secret: str | None) -> Key | None:
+        return None if secret is None else keys.find(self._keys, secret)
+
+    def refresh(self) -> None:
+        """One stat per request. A file that cannot be read any longer lets nobody in: it may have held revocations."""
+        if self._path is None:
+            return
+        stamp = _stamp(self._path)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._keys = read(self._path)
+            self._broken = False
+        except ConfigError as error:
+            self._keys = ()
+            self._broken = True
+            log.error("keys: %s; nobody is let in until it can be read", error)
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino, status.st_size

@@ -1,0 +1,103 @@
+"""Keys: made here, shown once, kept as hashes. Pure, but for the randomness of a new one."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edge.errors import ConfigError, UsageError
+
+PREFIX = "sk-edge-"
+# Of a key that somebody brings along. Ours have 256 random bits, which is why a plain SHA-256 is enough at rest:
+# there is nothing to guess, and a slow hash would cost its time on every request.
+MIN_CHARACTERS = 20
+_NAME_CHARACTERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """`sha256` in hex, of the key's UTF-8 bytes. `created` is a date, for people."""
+
+    name: str
+    sha256: str
+    admin: bool = False
+    created: str = ""
+
+
+def new_secret() -> str:
+    return PREFIX + secrets.token_urlsafe(32)
+
+
+def make(name: str, secret: str, *, admin: bool, created: str, others: Iterable[Key]) -> Key:
+    """Raises UsageError."""
+    if not name or len(name) > _NAME_CHARACTERS or not name.isprintable() or any(c in '"\\' for c in name):
+        raise UsageError(f"not a name for a key: {name[:80]!r}", "use letters, digits, spaces and - _ . @")
+    if any(key.name == name for key in others):
+        raise UsageError(f"there is a key named {name!r} already", f"edgellm key revoke {name!r} takes it away")
+    if len(secret) < MIN_CHARACTERS or not secret.isascii() or not secret.isprintable() or " " in secret:
+        raise UsageError("this key is too easy to guess", f"give at least {MIN_CHARACTERS} random characters")
+    return Key(name, digest(secret), admin, created)
+
+
+def digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def find(keys: Iterable[Key], secret: str) -> Key | None:
+    """Looks at every key, in the same time whichever matches."""
+    wanted = digest(secret)
+    found: Key | None = None
+    for key in keys:
+        if hmac.compare_digest(key.sha256, wanted):
+            found = key
+    return found
+
+
+def presented(headers: Mapping[str, str]) -> str | None:
+    """The key of a request: `Authorization: Bearer …`, or `x-api-key`, as Anthropic's clients send it."""
+    value = headers.get("Authorization")
+    if not value:
+        return headers.get("x-api-key")
+    scheme, _, rest = value.partition(" ")
+    return rest.strip() if scheme.lower() == "bearer" and rest else value
+
+
+def parse(document: Mapping[str, Any]) -> tuple[Key, ...]:
+    """`keys.toml`. Raises ConfigError; never repeats a value of the file."""
+    schema = document.get("schema", 1)
+    if not isinstance(schema, int) or schema > 1:
+        raise ConfigError("keys.toml was written by a newer edgellm", "update edgellm")
+    entries = document.get("key", [])
+    if not isinstance(entries, list):
+        raise ConfigError("keys.toml: [[key]] must be a list of tables")
+    return tuple(_entry(number, entry) for number, entry in enumerate(entries, 1))
+
+
+def _entry(number: int, entry: Any) -> Key:
+    table = entry if isinstance(entry, dict) else {}
+    name, sha256 = table.get("name"), table.get("sha256")
+    admin, created = table.get("admin", False), table.get("created", "")
+    if not isinstance(name, str) or not isinstance(admin, bool) or not _is_digest(sha256):
+        hint = "each [[key]] has name and sha256; edgellm key add writes them"
+        raise ConfigError(f"keys.toml: entry {number} is not a key", hint)
+    return Key(name, str(sha256), admin, str(created))
+
+
+def _is_digest(value: object) -> bool:
+    return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
+
+
+def render(keys: Iterable[Key]) -> str:
+    """The file. Names hold no quote and no backslash, so they need no escaping."""
+    lines = [
+        "# Written by `edgellm key`. Holds hashes only: a lost key cannot be read back, make a new one.",
+        "schema = 1",
+    ]
+    for key in keys:
+        lines += ["", "[[key]]", f'name = "{key.name}"', f'sha256 = "{key.sha256}"']
+        lines += [f"admin = {str(key.admin).lower()}", f'created = "{key.created}"']
+    return "\n".join(lines) + "\n"

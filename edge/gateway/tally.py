@@ -1,0 +1,85 @@
+"""What one answer cost: tokens from the tail of its bytes, times from its chunks. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from edge.gateway.stats import Histogram
+
+# llama-server puts `usage` and `timings` at the end of an answer and of a stream.
+TAIL_BYTES = 4096
+
+# A text that quotes such a key has its quotes escaped, so it does not match.
+_NUMBER = re.compile(
+    rb'[{,]\s*"(prompt_tokens|completion_tokens|input_tokens|output_tokens|prompt_n|predicted_n|cache_n'
+    rb'|predicted_per_second|prompt_ms|tokens_evaluated|tokens_predicted)"\s*:\s*(-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """None where the answer does not say. `per_s` is the engine's own figure, tokens generated per second."""
+
+    prompt: int | None = None
+    completion: int | None = None
+    per_s: float | None = None
+    prompt_ms: float | None = None
+
+
+def tokens(tail: bytes) -> Tokens:
+    """From the last bytes of an answer. The last mention of a key wins."""
+    found = {key.decode(): float(value) for key, value in _NUMBER.findall(tail)}
+
+    def first(*keys: str) -> int | None:
+        return next((int(found[key]) for key in keys if key in found), None)
+
+    evaluated = None
+    if "prompt_n" in found:
+        evaluated = int(found["prompt_n"] + found.get("cache_n", 0.0))
+    return Tokens(
+        prompt=_or(first("prompt_tokens", "input_tokens", "tokens_evaluated"), evaluated),
+        completion=first("completion_tokens", "output_tokens", "predicted_n", "tokens_predicted"),
+        per_s=found.get("predicted_per_second"),
+        prompt_ms=found.get("prompt_ms"),
+    )
+
+
+def _or(value: int | None, other: int | None) -> int | None:
+    return other if value is None else value
+
+
+@dataclass(slots=True)
+class Tally:
+    """Fed with each chunk and the time it came. Times are seconds of one monotonic clock."""
+
+    began_s: float
+    between_s: Histogram | None = None  # where the pauses between chunks are counted
+    first_s: float | None = None
+    last_s: float | None = None
+    size_bytes: int = 0
+    _tail: bytes = b""
+
+    def chunk(self, data: bytes, now_s: float) -> None:
+        if self.last_s is None:
+            self.first_s = now_s
+        elif self.between_s is not None:
+            self.between_s.observe(now_s - self.last_s)
+        self.last_s = now_s
+        self.size_bytes += len(data)
+        self._tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self._tail + data)[-TAIL_BYTES:]
+
+    @property
+    def to_first_s(self) -> float | None:
+        return None if self.first_s is None else self.first_s - self.began_s
+
+    def tokens(self) -> Tokens:
+        return tokens(self._tail)
+
+    def per_s(self) -> float | None:
+        """The engine's figure, or what was seen here."""
+        known = self.tokens()
+        if known.per_s is not None or not known.completion or self.first_s is None or self.last_s is None:
+            return known.per_s
+        took_s = self.last_s - self.first_s
+        return (known.completion - 1) / took_s if took_s > 0 and known.completion > 1 else None
