@@ -10,8 +10,9 @@ from aiohttp import web
 from edge.gateway.openai import Fault
 from edge.gateway.refused import Refused
 from edge.gateway.settings import GatewayConfig
-from edge.units import format_bytes
+from edge.units import KIB, format_bytes
 
+_PIECE_BYTES = 64 * KIB
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -58,7 +59,10 @@ class Body:
 
     def payload(self) -> bytes | AsyncIterator[bytes] | None:
         """What the upstream gets."""
-        return self.data if self.complete else self._stream()
+        data = self.data
+        if not self.complete:
+            return self._stream()
+        return data if data is None or len(data) <= self._limits.replay_bytes else _pieces(data)
 
     async def _stream(self) -> AsyncIterator[bytes]:
         self.sent = True
@@ -115,3 +119,9 @@ class Body:
 
     def _too_slow(self) -> Fault:
         return Fault(408, "body_too_slow", "the request body came too slowly", "send it without pauses")
+
+
+async def _pieces(data: bytes) -> AsyncIterator[bytes]:
+    """A large body that is held already, so that its sending leaves room for others."""
+    for start in range(0, len(data), _PIECE_BYTES):
+        yield data[start : start + _PIECE_BYTES]

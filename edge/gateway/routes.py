@@ -88,8 +88,11 @@ def route(method: str, raw_target: str) -> Route:
         return Route(Kind.BAD, "bad")
     if path.startswith(_UPSTREAM):
         return _by_id(method, target)
-    if path in OURS or path.startswith(("/readyz/", "/v1/models/")):
-        return Route(Kind.OURS, path if path in OURS else path[: path.rindex("/") + 1] + "{id}", target)
+    if path in OURS:
+        return Route(Kind.OURS, path, target)
+    for family in ("/readyz/", "/v1/models/"):
+        if path.startswith(family):
+            return Route(Kind.OURS, family + "{id}", target)
     if path.startswith(("/api/", "/v1/api/")) or path in {"/api", "/v1/api"}:
         return Route(Kind.OURS, "/api", target)
     return _engine(method, path, target, None)

@@ -14,10 +14,13 @@ import aiohttp
 import pytest
 
 from edge.gateway.app import make_app
-from edge.gateway.server import serve
+from edge.gateway.context import Context
+from edge.gateway.handler import CONTEXT
+from edge.gateway.server import Serving, serve
 from edge.gateway.settings import GatewayConfig
 from tests.fakes.upstream.engine import FakeEngine, Script, answer_ok
 from tests.fakes.upstream.model import FakeModel
+from tests.gateway.raw import Answer, Client, once
 
 
 @dataclass
@@ -28,7 +31,18 @@ class Rig:
     model: FakeModel
     port: int
     client: aiohttp.ClientSession
-    app: aiohttp.web.Application
+    context: Context
+    serving: Serving
+    stack: AsyncExitStack
+
+    async def connect(self) -> Client:
+        """A raw connection; closed with the test."""
+        client = await Client.connect(self.port)
+        self.stack.push_async_callback(client.close)
+        return client
+
+    async def once(self, data: bytes) -> Answer:
+        return await once(self.port, data)
 
 
 class Rigs:
@@ -62,7 +76,7 @@ class Rigs:
         port = listener.getsockname()[1]
         client = aiohttp.ClientSession(f"http://127.0.0.1:{port}", auto_decompress=False)
         self._stack.push_async_callback(client.close)
-        return Rig(engine, model, port, client, app)
+        return Rig(engine, model, port, client, app[CONTEXT], serving, self._stack)
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ import asyncio
 
 from tests.fakes.upstream.engine import Line, Received
 from tests.gateway.conftest import Rigs
+from tests.gateway.raw import until
 
 
 async def test_a_request_before_the_model_is_ready_is_held_and_then_answered(rig: Rigs) -> None:
     here = await rig(loading=True)
     early = asyncio.ensure_future(here.client.post("/v1/chat/completions", data=b"x" * 1000))
-    while not here.model.waiting:
-        await asyncio.sleep(0)
+    await until(lambda: here.model.waiting)
     async with here.client.get("/health") as probe:
         assert probe.status == 503
         assert (await probe.json())["error"]["message"] == "Loading model"

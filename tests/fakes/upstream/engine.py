@@ -94,9 +94,10 @@ class FakeEngine:
         self.path.unlink(missing_ok=True)
         for line in self.lines:
             line.cut()
-        for task in list(self._tasks):
+        others = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in others:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*others, return_exceptions=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.ensure_future(self._serve(reader, writer))

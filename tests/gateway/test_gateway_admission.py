@@ -1,0 +1,150 @@
+"""Slots, the line behind them, 429."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from edge.gateway.admission import Admission
+from edge.gateway.refused import Refused
+from edge.gateway.settings import GatewayConfig
+from edge.status import State
+from tests.fakes.upstream.engine import Line, Received
+from tests.fakes.upstream.model import FakeModel
+from tests.gateway.conftest import Rigs
+from tests.gateway.raw import until
+
+
+class Gate:
+    """An engine that works on a request until the test lets it go."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Semaphore(0)
+
+    async def __call__(self, line: Line, request: Received) -> None:
+        if request.method == "POST":
+            await self.go.acquire()
+        await line.json({"ok": True})
+
+
+async def _wait(waiter: asyncio.Future[None], late: object) -> None:
+    await waiter
+
+
+async def test_turns_come_in_order_and_no_more_than_there_are_slots() -> None:
+    admission, model = Admission(8), FakeModel()
+    model.slots = 2
+    order: list[int] = []
+
+    async def work(number: int) -> None:
+        turn = await admission.enter(model, _wait, patient=False)
+        order.append(number)
+        assert admission.active("chat") <= 2
+        await asyncio.sleep(0)
+        turn.leave()
+
+    await asyncio.gather(*(work(number) for number in range(8)))
+    assert order == list(range(8))
+    assert (admission.active("chat"), admission.queued("chat")) == (0, 0)
+
+
+async def test_leaving_the_line_or_one_s_turn_strands_nobody() -> None:
+    admission, model = Admission(8), FakeModel()
+    model.slots = 1
+    first = await admission.enter(model, _wait, patient=False)
+    second = asyncio.ensure_future(admission.enter(model, _wait, patient=False))
+    third = asyncio.ensure_future(admission.enter(model, _wait, patient=False))
+    await asyncio.sleep(0)
+    first.leave()  # the second's turn, which it never takes
+    second.cancel()
+    await asyncio.sleep(0)
+    (await asyncio.wait_for(third, 5)).leave()
+    assert admission.active("chat") == 0
+
+
+async def test_the_governor_reduces_and_lifts() -> None:
+    admission, model = Admission(8), FakeModel()
+    model.slots = 3
+    admission.reduce("chat", 1)
+    first = await admission.enter(model, _wait, patient=False)
+    assert admission.enter_now(model) is None
+    second = asyncio.ensure_future(admission.enter(model, _wait, patient=False))
+    await asyncio.sleep(0)
+    assert not second.done()
+    admission.reduce("chat", None)
+    (await asyncio.wait_for(second, 5)).leave()
+    first.leave()
+    admission.reduce("chat", 0)
+    turn = admission.enter_now(model)
+    assert turn is not None, "one request always goes through"
+
+
+async def test_the_line_is_short_but_not_for_those_who_waited_before() -> None:
+    admission, model = Admission(0), FakeModel()
+    model.slots = 1
+    first = await admission.enter(model, _wait, patient=False)
+    with pytest.raises(Refused) as error:
+        await admission.enter(model, _wait, patient=False)
+    assert (error.value.fault.status, error.value.fault.kind) == (429, "busy")
+    assert (error.value.fault.retry_after_s or 0) > 0
+    patient = asyncio.ensure_future(admission.enter(model, _wait, patient=True))
+    await asyncio.sleep(0)
+    first.leave()
+    (await asyncio.wait_for(patient, 5)).leave()
+
+
+async def test_a_busy_model_answers_429_and_serves_what_needs_no_slot(rig: Rigs) -> None:
+    gate = Gate()
+    here = await rig(gate, config=GatewayConfig(queue_requests=1))
+    here.model.slots = 1
+    clients = [await here.connect() for _ in range(2)]
+    await clients[0].request("POST", "/v1/chat/completions", b"{}")
+    await until(lambda: here.engine.requests)
+    await clients[1].request("POST", "/v1/chat/completions", b"{}")
+    await until(lambda: here.context.admission.queued("chat") == 1)
+    busy = await here.once(b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}")
+    error = json.loads(busy.body)["error"]
+    assert (busy.status, error["type"], error["code"]) == (429, "rate_limit_error", 429)
+    assert int(busy.header("retry-after") or 0) >= 1
+    assert (await here.once(b"GET /props HTTP/1.1\r\nHost: localhost\r\n\r\n")).status == 200
+    gate.go.release()
+    gate.go.release()
+    assert [(await client.answer()).status for client in clients] == [200, 200]
+    assert len([request for request in here.engine.requests if request.method == "POST"]) == 2
+
+
+@pytest.mark.parametrize("how", ["leave", "reset", "half_close"])
+async def test_fc38_a_client_that_leaves_the_line_is_never_worked_for(rig: Rigs, how: str) -> None:
+    gate = Gate()
+    here = await rig(gate)
+    here.model.slots = 1
+    first, second = await here.connect(), await here.connect()
+    await first.request("POST", "/v1/chat/completions", b"{}")
+    await until(lambda: here.engine.requests)
+    await second.request("POST", "/v1/chat/completions", b"x" * 700_000)
+    await until(lambda: here.context.admission.queued("chat") == 1)
+    getattr(second, how)()
+    await until(lambda: here.context.admission.queued("chat") == 0)
+    gate.go.release()
+    assert (await first.answer()).status == 200
+    assert len(here.engine.requests) == 1
+
+
+async def test_the_line_follows_the_model_to_its_next_child(rig: Rigs) -> None:
+    gate = Gate()
+    here = await rig(gate)
+    here.model.slots = 1
+    first, second = await here.connect(), await here.connect()
+    await first.request("POST", "/v1/chat/completions", b"{}")
+    await until(lambda: here.engine.requests)
+    await second.request("POST", "/v1/chat/completions", b"{}")
+    await until(lambda: here.context.admission.queued("chat") == 1)
+    await here.model.lost(State.DRAINING)
+    gate.go.release()
+    assert (await first.answer()).status == 200
+    await until(lambda: here.model.waiting == 1)
+    await here.model.ready(str(here.engine.path))
+    gate.go.release()
+    assert (await second.answer()).status == 200

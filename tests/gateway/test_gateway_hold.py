@@ -1,0 +1,169 @@
+"""The waiting room."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from edge.gateway.settings import GatewayConfig
+from edge.status import State
+from tests.gateway.conftest import Rigs
+from tests.gateway.raw import until
+
+ASK = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+
+
+async def test_early_requests_are_answered_in_the_order_they_came(rig: Rigs) -> None:
+    here = await rig(loading=True)
+    here.model.slots = 1
+    clients = []
+    for number in range(12):  # more than slots and queue together: who waited for the model is not turned away
+        client = await here.connect()
+        await client.request("POST", f"/v1/chat/completions?n={number}", b"x" * number)
+        await until(lambda number=number: here.model.waiting == number + 1)
+        clients.append(client)
+    await here.model.ready(str(here.engine.path))
+    answers = [await client.answer() for client in clients]
+    assert [answer.status for answer in answers] == [200] * 12
+    assert [json.loads(answer.body)["body_bytes"] for answer in answers] == list(range(12))
+    assert [request.target.partition("=")[2] for request in here.engine.requests] == [str(n) for n in range(12)]
+
+
+@pytest.mark.parametrize("how", ["leave", "reset", "half_close"])
+async def test_fc38_who_leaves_while_waiting_leaves_at_once(rig: Rigs, how: str) -> None:
+    here = await rig(loading=True)
+    client = await here.connect()
+    await client.request("POST", "/v1/chat/completions", b"x" * 500_000)  # more than is read without being asked for
+    await until(lambda: here.model.waiting == 1)
+    getattr(client, how)()
+    await until(lambda: here.model.waiting == 0)
+    await here.model.ready(str(here.engine.path))
+    assert (await here.once(ASK + b"Content-Length: 2\r\n\r\n{}")).status == 200
+    assert len(here.engine.requests) == 1, "the request of the client that left was sent after all"
+
+
+async def test_a_request_that_is_one_too_many_is_told_when_to_come_back(rig: Rigs) -> None:
+    here = await rig(loading=True, config=GatewayConfig(hold_requests=2))
+    here.model.expected_s = 41.5
+    waiting = []
+    for number in range(2):
+        client = await here.connect()
+        await client.request("GET", "/props")
+        await until(lambda number=number: here.model.waiting == number + 1)
+        waiting.append(client)
+    refused = await here.once(b"GET /props HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert (refused.status, refused.header("retry-after")) == (503, "42")
+    assert json.loads(refused.body)["error"]["kind"] == "waiting_room_full"
+    waiting[0].leave()
+    await until(lambda: here.model.waiting == 1)
+    third = await here.connect()
+    await third.request("GET", "/props")
+    await until(lambda: here.model.waiting == 2)
+
+
+async def test_bodies_that_wait_are_bounded_together(rig: Rigs) -> None:
+    here = await rig(loading=True, config=GatewayConfig(hold_bytes=1_000_000))
+    first = await here.connect()
+    await first.request("POST", "/v1/chat/completions", b"x" * 700_000)
+    await until(lambda: here.model.waiting == 1)
+    second = await here.connect()
+    await second.request("POST", "/v1/chat/completions", b"x" * 700_000)
+    answer = await second.answer()
+    assert (answer.status, json.loads(answer.body)["error"]["kind"]) == (503, "waiting_room_full")
+    await here.model.ready(str(here.engine.path))
+    assert json.loads((await first.answer()).body)["body_bytes"] == 700_000
+
+
+async def test_patience_is_the_clients_to_bound(rig: Rigs) -> None:
+    here = await rig(loading=True)
+    answer = await here.once(b"GET /props HTTP/1.1\r\nHost: localhost\r\nEdgellm-Max-Wait: 0.05\r\n\r\n")
+    assert (answer.status, json.loads(answer.body)["error"]["kind"]) == (503, "loading")
+    assert answer.header("retry-after") == "5"
+    assert here.model.waiting == 0
+    bad = await here.once(b"GET /props HTTP/1.1\r\nHost: localhost\r\nEdgellm-Max-Wait: nan\r\n\r\n")
+    assert bad.status == 400
+
+
+async def test_the_wait_ends_after_the_configured_time(rig: Rigs) -> None:
+    here = await rig(loading=True, config=GatewayConfig(hold_seconds=0.05))
+    assert (await here.once(b"GET /props HTTP/1.1\r\nHost: localhost\r\n\r\n")).status == 503
+
+
+async def test_a_failed_model_answers_at_once_with_kind_and_hint_and_no_evidence(rig: Rigs) -> None:
+    here = await rig(loading=True)
+    waiting = await here.connect()
+    await waiting.request("GET", "/props")
+    await until(lambda: here.model.waiting == 1)
+    await here.model.fail("bad_model", "pull it again")
+    for answer in (
+        await waiting.answer(),
+        await here.once(b"GET /props HTTP/1.1\r\nHost: localhost\r\n\r\n"),
+    ):
+        error = json.loads(answer.body)["error"]
+        assert (answer.status, error["kind"], error["hint"]) == (503, "bad_model", "pull it again")
+        assert b"/secret" not in answer.body
+
+
+async def test_a_sleeping_model_is_woken(rig: Rigs) -> None:
+    here = await rig()
+    await here.model.lost(State.SLEEPING)
+    client = await here.connect()
+    await client.request("GET", "/props")
+    await until(lambda: here.model.waiting == 1)
+    await here.model.ready(str(here.engine.path))
+    assert (await client.answer()).status == 200
+
+
+async def test_stopping_answers_who_waits(rig: Rigs) -> None:
+    here = await rig(loading=True)
+    client = await here.connect()
+    await client.request("GET", "/props")
+    await until(lambda: here.model.waiting == 1)
+    closing = asyncio.ensure_future(here.serving.cleanup())
+    answer = await client.answer()
+    assert (answer.status, json.loads(answer.body)["error"]["kind"]) == (503, "stopping")
+    await closing
+
+
+async def test_a_stream_may_ask_for_a_heartbeat_while_it_waits(rig: Rigs) -> None:
+    async def events(line, request):  # type: ignore[no-untyped-def]
+        await line.stream()
+        await line.chunk(b"data: 1\n\n")
+        await line.end()
+
+    here = await rig(events, loading=True)
+    client = await here.connect()
+    await client.request("POST", "/v1/chat/completions", b"{}", "Edgellm-Heartbeat: 1")
+    head = await client.head()
+    assert (head.status, head.header("content-type")) == (200, "text/event-stream")
+    assert await client.chunk() == b": waiting LOADING\n\n"
+    await here.model.ready(str(here.engine.path))
+    assert await client.chunks() == [b"data: 1\n\n"]
+    assert here.engine.requests[0].header("edgellm-heartbeat") is None
+
+
+async def test_a_heartbeat_ends_with_an_error_event_where_there_is_no_answer(rig: Rigs) -> None:
+    here = await rig(loading=True)
+    client = await here.connect()
+    await client.request("POST", "/v1/chat/completions", b"{}", "Edgellm-Heartbeat: 1")
+    await client.head()
+    await client.chunk()
+    await here.model.fail("bad_model", "pull it again")
+    event = b"".join(await client.chunks())
+    assert json.loads(event.partition(b"data: ")[2])["error"]["kind"] == "bad_model"
+
+
+async def test_an_engines_refusal_is_an_event_in_a_heartbeat_stream(rig: Rigs) -> None:
+    async def refuse(line, request):  # type: ignore[no-untyped-def]
+        await line.json({"error": {"message": "context too small", "code": 400}}, "400 Bad Request")
+
+    here = await rig(refuse, loading=True)
+    client = await here.connect()
+    await client.request("POST", "/v1/chat/completions", b"{}", "Edgellm-Heartbeat: 1")
+    await client.head()
+    await client.chunk()
+    await here.model.ready(str(here.engine.path))
+    event = b"".join(await client.chunks())
+    assert json.loads(event.partition(b"data: ")[2])["error"]["message"] == "context too small"

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.errors import ConfigError, UsageError
+from edge.gateway import keyring, keys
+from edge.gateway.keyring import KeyRing
+from edge.gateway.keys import Key
+from edge.resources import load_toml
+
+SECRET = "sk-edge-abcdefghijklmnopqrstuvwxyz"
+
+
+def made(name: str = "laptop", secret: str = SECRET, **options: bool) -> Key:
+    return keys.make(name, secret, admin=options.get("admin", False), created="2026-11-29", others=())
+
+
+def test_a_key_is_kept_as_a_hash_only_and_the_file_is_private(tmp_path: Path) -> None:
+    path = tmp_path / "etc" / "keys.toml"
+    old = os.umask(0)
+    try:
+        keyring.write(path, [made()])
+    finally:
+        os.umask(old)
+    assert SECRET not in path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [entry.name for entry in path.parent.iterdir()] == ["keys.toml"]
+    assert keyring.read(path) == (made(),)
+
+
+def test_two_new_keys_differ_and_are_long() -> None:
+    first, second = keys.new_secret(), keys.new_secret()
+    assert first != second
+    assert len(first) > 40
+
+
+def test_a_key_is_found_among_others() -> None:
+    ring = [made("a", SECRET + "a"), made("b", SECRET + "b"), made("c", SECRET + "c")]
+    assert keys.find(ring, SECRET + "b") == ring[1]
+    assert keys.find(ring, SECRET) is None
+    assert keys.find(ring, "") is None
+    assert keys.find([], SECRET) is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"Authorization": "Bearer abc"}, "abc"),
+        ({"Authorization": "bearer  abc "}, "abc"),
+        ({"Authorization": "abc"}, "abc"),
+        ({"x-api-key": "abc"}, "abc"),
+        ({"Authorization": "Bearer abc", "x-api-key": "other"}, "abc"),
+        ({}, None),
+    ],
+)
+def test_where_a_request_carries_its_key(headers: dict[str, str], expected: str | None) -> None:
+    assert keys.presented(headers) == expected
+
+
+@pytest.mark.parametrize("secret", ["short", "with space in a long enough one", "ümlauts-in-a-long-enough-key"])
+def test_a_key_that_can_be_guessed_is_refused_without_repeating_it(secret: str) -> None:
+    with pytest.raises(UsageError) as error:
+        made(secret=secret)
+    assert secret not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["", "a" * 65, 'quo"te', "back\\slash", "new\nline"])
+def test_a_name_that_would_break_the_file_is_refused(name: str) -> None:
+    with pytest.raises(UsageError):
+        made(name)
+
+
+def test_a_name_is_taken_once() -> None:
+    with pytest.raises(UsageError, match="already"):
+        keys.make("laptop", SECRET, admin=False, created="", others=[made()])
+
+
+@given(st.lists(st.tuples(st.from_regex(r"[A-Za-z0-9_.@ -]{1,20}", fullmatch=True), st.booleans()), max_size=5))
+def test_what_is_written_is_read_again(entries: list[tuple[str, bool]]) -> None:
+    import tempfile
+
+    ring = tuple(Key(name, keys.digest(name), admin, "2026-11-29") for name, admin in entries)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "keys.toml"
+        path.write_text(keys.render(ring))
+        assert keys.parse(load_toml(path)) == ring
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "key = 3",
+        "[[key]]\nname='a'",
+        "[[key]]\nname='a'\nsha256='xyz'",
+        "[[key]]\nname='a'\nsha256=3",
+        "not toml [",
+        "schema = 2",
+    ],
+)
+def test_a_broken_key_file_is_an_error_that_says_so(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError):
+        keyring.read(path)
+
+
+def test_a_running_gateway_sees_a_revoked_key_at_once_and_locks_when_the_file_breaks(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    keyring.write(path, [made("a", SECRET + "a"), made("b", SECRET + "b")])
+    ring = KeyRing(path)
+    assert ring.find(SECRET + "a") is not None
+    keyring.write(path, [made("b", SECRET + "b")])
+    ring.refresh()
+    assert ring.find(SECRET + "a") is None
+    assert ring.find(SECRET + "b") is not None
+    path.write_text("broken [")
+    ring.refresh()
+    assert ring.needed
+    assert ring.find(SECRET + "b") is None
+    keyring.write(path, [])
+    ring.refresh()
+    assert not ring.needed
+
+
+def test_an_empty_ring_lets_nobody_in_where_others_can_reach_us(tmp_path: Path) -> None:
+    ring = KeyRing(tmp_path / "none.toml", required=True)
+    assert ring.needed
+    assert ring.find(SECRET) is None
