@@ -53,7 +53,7 @@ class Door:
         return Fault(403, "origin_not_allowed", f"pages from {origin[:100]!r} may not use this server", hint)
 
     def allows(self, origin: str) -> bool:
-        return "*" in self.origins or origin.lower() in self.origins
+        return origin.isascii() and ("*" in self.origins or origin.lower() in self.origins)
 
     def cors(self, origin: str | None) -> dict[str, str]:
         """Headers for every answer to a page that is let in."""
@@ -68,10 +68,11 @@ class Door:
         """A browser asks before it sends a key, so this answer cannot depend on one."""
         if not self.allows(origin):
             return {"Vary": "Origin"}
+        asked = headers.get("Access-Control-Request-Headers", "*")
         answer = {
             "Access-Control-Allow-Origin": origin,
             "Access-Control-Allow-Methods": "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS",
-            "Access-Control-Allow-Headers": headers.get("Access-Control-Request-Headers", "*"),
+            "Access-Control-Allow-Headers": asked if asked.isascii() else "*",
             "Access-Control-Max-Age": _PREFLIGHT_S,
             "Vary": "Origin, Access-Control-Request-Headers",
         }

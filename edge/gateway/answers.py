@@ -35,8 +35,9 @@ def answer(context: Context, method: str, route: Route, base: str, admin: bool) 
 
 
 def document(value: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return web.Response(status=status, text=text, content_type="application/json", headers=headers)
+    # A client's bytes that are no UTF-8 come as lone surrogates; they must not come back as an error of ours.
+    body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    return web.Response(status=status, body=body, content_type="application/json", charset="utf-8", headers=headers)
 
 
 def fault_response(fault: Fault, admin: bool = False) -> web.Response:

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from edge.errors import ConfigError
 from edge.gateway.access import is_loopback
 from edge.gateway.context import Context
 from edge.gateway.handler import CONTEXT
 from edge.gateway.settings import GatewayConfig
+
+
+class _NoNoise(logging.Filter):
+    """Bytes that are no HTTP are the client's mistake: it gets its 400, the log gets no traceback for each."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, HttpProcessingError)
+
+
+_http_log = logging.getLogger("edge.gateway.http")
+_http_log.addFilter(_NoNoise())
 
 
 class Serving:
@@ -55,7 +69,7 @@ async def serve(app: web.Application, sockets: list[socket.socket], *, drain_s: 
 def check_addresses(context: Context, sockets: list[socket.socket]) -> None:
     """What a socket is bound to is asked of the socket: an inherited one may be anything. Raises ConfigError."""
     public = [name for name in (_public_name(each) for each in sockets) if name is not None]
-    if not public or context.config.insecure:
+    if not public or context.config.insecure or context.fault is not None:  # with a fault there is nothing to guard
         return
     if context.keys.empty:
         message = f"{public[0]} can be reached by other machines, and there is no key"
@@ -94,6 +108,7 @@ def _runner(app: web.Application, config: GatewayConfig, drain_s: float) -> web.
         handler_cancellation=True,  # a client who leaves cancels its handler, and with it the work upstream
         auto_decompress=False,  # bytes pass as they are
         access_log=None,
+        logger=_http_log,
         keepalive_timeout=config.limits.idle_s,
         max_line_size=config.limits.header_field_bytes,
         max_field_size=config.limits.header_field_bytes,

@@ -68,6 +68,7 @@ class Rigs:
         self._stack.push_async_callback(engine.stop)
         model = FakeModel(socket_path=None if loading else str(engine.path))
         listener = socket.socket()
+        self._stack.callback(listener.close)
         listener.bind((address, 0))
         listener.listen(512)
         app = make_app(models if models is not None else {"chat": model}, config or GatewayConfig(), **options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.fakes.upstream.engine import Line, Received
 from tests.gateway.conftest import Rigs
 from tests.gateway.raw import until
 
@@ -22,17 +21,3 @@ async def test_a_request_before_the_model_is_ready_is_held_and_then_answered(rig
         assert await answer.json() == {"ok": True, "body_bytes": 1000}
     async with here.client.get("/health") as probe:
         assert await probe.json() == {"status": "ok"}
-
-
-async def test_a_stream_keeps_its_chunks(rig: Rigs) -> None:
-    async def paced(line: Line, request: Received) -> None:
-        await line.stream()
-        for number in range(3):
-            await line.chunk(b"data: %d\n\n" % number)
-            await asyncio.sleep(0.05)
-        await line.end()
-
-    here = await rig(paced)
-    async with here.client.post("/v1/chat/completions", data=b"{}") as answer:
-        chunks = [chunk async for chunk, _ in answer.content.iter_chunks() if chunk]
-    assert chunks == [b"data: 0\n\n", b"data: 1\n\n", b"data: 2\n\n"]

@@ -1,0 +1,211 @@
+"""Rude clients: they get their code, and the others are served meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+
+import pytest
+
+from edge.gateway.connections import Connection, Connections
+from edge.gateway.settings import GatewayConfig, Limits
+from edge.units import MIB
+from tests.gateway.conftest import Rigs
+from tests.gateway.raw import until
+
+OK = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}"
+
+
+async def test_a_slowloris_of_200_sockets_is_dropped_and_others_are_served(rig: Rigs) -> None:
+    here = await rig(config=GatewayConfig(limits=Limits(header_s=0.5)))
+    slow = [await here.connect() for _ in range(200)]
+    for number, client in enumerate(slow):
+        await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nX-%d: " % number)
+    for _ in range(20):
+        assert (await here.once(OK)).status == 200
+    dropped = await asyncio.gather(*(client.rest() for client in slow), return_exceptions=True)
+    assert all(each == b"" or isinstance(each, ConnectionError) for each in dropped)
+    await until(lambda: len(here.context.connections) == 0)
+
+
+async def test_more_sockets_than_are_allowed_end_the_idle_ones_first(rig: Rigs) -> None:
+    here = await rig(config=GatewayConfig(limits=Limits(connections=20)))
+    idle = [await here.connect() for _ in range(60)]
+    await until(lambda: len(here.context.connections) == 20)
+    for _ in range(5):
+        assert (await here.once(OK)).status == 200
+    assert len(here.context.connections) <= 20
+    for client in idle[:30]:
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await client.request("GET", "/livez")
+            await client.head()
+
+
+async def test_a_connection_too_many_is_told_so_when_all_are_busy(rig: Rigs) -> None:
+    here = await rig(loading=True, config=GatewayConfig(limits=Limits(connections=3)))
+    for number in range(3):
+        busy = await here.connect()
+        await busy.send(OK)
+        await until(lambda number=number: here.model.waiting == number + 1)
+    refused = await (await here.connect()).answer()
+    assert (refused.status, json.loads(refused.body)["error"]["kind"]) == (503, "too_many_connections")
+    assert here.context.connections.refused == 1
+
+
+def test_a_connection_may_rest_but_not_dawdle() -> None:
+    limits = Limits(header_s=20, idle_s=120)
+    connection = Connection(Connections(limits), asyncio.Protocol())
+    connection.idle_from(100.0)
+    assert not connection.overdue(219.0, limits) and connection.overdue(221.0, limits)
+    connection._first_byte_s = 100.0
+    assert not connection.overdue(119.0, limits) and connection.overdue(121.0, limits)
+    connection.busy = True
+    assert not connection.overdue(10_000.0, limits)
+
+
+async def test_fc92_a_body_of_200_megabytes_is_refused_by_its_length(rig: Rigs) -> None:
+    here = await rig()
+    client = await here.connect()
+    await client.send(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000000\r\n\r\n" + b"x" * 100_000
+    )
+    answer = await client.answer()
+    error = json.loads(answer.body)["error"]
+    assert (answer.status, error["kind"]) == (413, "body_too_large")
+    assert "64.0 MiB" in error["message"] and "max_body_bytes" in error["hint"]
+    assert here.engine.requests == []
+
+
+async def test_fc92_a_body_without_a_length_is_cut_at_the_limit(rig: Rigs) -> None:
+    here = await rig(config=GatewayConfig(max_body_bytes=1 * MIB))
+    client = await here.connect()
+    await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+    for _ in range(40):
+        await client.send(b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
+    assert (await client.answer()).status == 413
+    await until(lambda: here.engine.open == 0)
+    assert (await here.once(OK)).status == 200
+
+
+async def test_fc92_a_slow_sender_is_told_so(rig: Rigs) -> None:
+    here = await rig(config=GatewayConfig(limits=Limits(body_idle_s=0.1)))
+    client = await here.connect()
+    await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20\r\n\r\nx")
+    answer = await client.answer()
+    assert (answer.status, json.loads(answer.body)["error"]["kind"]) == (408, "body_too_slow")
+
+
+async def test_fc92_a_sender_of_drops_is_told_so(rig: Rigs) -> None:
+    here = await rig(config=GatewayConfig(limits=Limits(body_idle_s=0.4, body_bytes_per_s=1000)))
+    client = await here.connect()
+    await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n")
+    answered = asyncio.ensure_future(client.answer())
+    while not answered.done():
+        client.writer.write(b"x")
+        await asyncio.sleep(0.05)
+    assert (await answered).status == 408
+
+
+async def test_a_slow_upload_through_to_the_engine_ends_there_too(rig: Rigs) -> None:
+    async def script(line, request):  # type: ignore[no-untyped-def]
+        await line.until_gone()
+
+    here = await rig(script, read_body=False, config=GatewayConfig(limits=Limits(body_idle_s=0.2, replay_bytes=10)))
+    client = await here.connect()
+    await client.send(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n" + b"x" * 5000
+    )
+    answer = await client.answer()
+    assert (answer.status, json.loads(answer.body)["error"]["kind"]) == (408, "body_too_slow")
+    await until(lambda: here.engine.open == 0)
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\n" + b"".join(b"X-%d: y\r\n" % n for n in range(5000)) + b"\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"y" * 1_000_000 + b"\r\n\r\n",
+        b"GET /" + b"y" * 1_000_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\nBad Header\r\n\r\n",
+        b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: nan\r\n\r\n",
+        b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /x HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"nonsense\r\n\r\n",
+    ],
+)
+async def test_what_is_not_http_is_a_400_and_reaches_nobody(
+    rig: Rigs, request_bytes: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = await rig()
+    client = await here.connect()
+    client.writer.write(request_bytes)
+    answer = await client.head()
+    assert answer.status == 400
+    assert here.engine.requests == []
+    assert "Traceback" not in caplog.text and not any(record.exc_info for record in caplog.records)
+    assert (await here.once(OK)).status == 200
+
+
+@pytest.mark.parametrize("target", [b"/\xff\xfe", b"/%ff", b"/a%00", b"/%", b"/" + b"%2e" * 3000])
+async def test_odd_paths_get_a_code(rig: Rigs, target: bytes) -> None:
+    here = await rig()
+    answer = await here.once(b"GET " + target + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert answer.status in (200, 400, 404)
+
+
+async def test_headers_that_are_no_utf8_pass_or_are_refused_but_break_nothing(rig: Rigs) -> None:
+    here = await rig()
+    for header in (b"Authorization: Bearer \xff\xfe", b"Host: \xff", b"Origin: \xff", b"X: \xe4"):
+        answer = await here.once(
+            b"GET /props HTTP/1.1\r\n"
+            + (b"" if header.startswith(b"Host") else b"Host: localhost\r\n")
+            + header
+            + b"\r\n\r\n"
+        )
+        assert answer.status in (200, 400, 403)
+    assert (await here.once(OK)).status == 200
+
+
+async def test_pipelined_requests_are_answered_in_order(rig: Rigs) -> None:
+    here = await rig()
+    client = await here.connect()
+    await client.send(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3 + OK)
+    statuses = [(await client.answer()).status for _ in range(4)]
+    assert statuses == [200] * 4
+
+
+async def test_many_early_cancels_leave_nothing_behind(rig: Rigs) -> None:
+    """The short form of the benchmark's 10 000: no connection, no task, no descriptor stays."""
+
+    async def script(line, request):  # type: ignore[no-untyped-def]
+        if request.target.endswith("slow"):
+            await line.until_gone()
+        else:
+            await line.json({"ok": True})
+
+    here = await rig(script)
+    here.model.slots = 16
+    await here.once(OK)
+    descriptors, tasks = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())  # noqa: PTH208
+
+    async def one(number: int) -> None:
+        client = await here.connect()
+        await client.request("POST", "/v1/chat/completions?" + ("slow" if number % 3 == 0 else "fast"), b"{}")
+        if number % 3 == 0:
+            await asyncio.sleep(0.001 * (number % 7))
+            client.reset()
+        else:
+            assert (await client.answer()).status == 200
+        await client.close()
+
+    for start in range(0, 300, 15):
+        await asyncio.gather(*(one(number) for number in range(start, start + 15)))
+    await until(lambda: len(here.context.connections) == 0 and here.context.admission.active("chat") == 0)
+    await until(lambda: here.engine.open <= 16)
+    for line in here.engine.lines:
+        line.cut()
+    await until(lambda: len(asyncio.all_tasks()) <= tasks)
+    await until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)  # noqa: PTH208
+    assert here.model.open == 0

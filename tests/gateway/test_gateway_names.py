@@ -1,0 +1,128 @@
+"""FC-85: which names a model answers to. FC-89: what Ollama's clients look for."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from edge.gateway.settings import GatewayConfig
+from tests.fakes.upstream.engine import FakeEngine
+from tests.fakes.upstream.model import FakeModel
+from tests.gateway.conftest import Rigs
+
+NAMES = [
+    "chat",
+    "alias",
+    "SmolLM2-135M.gguf",
+    "/models/SmolLM2-135M.gguf",
+    "gpt-3.5-turbo",
+    "a b/c",
+    "x" * 10_000,
+    None,
+]
+
+
+def body(name: str | None) -> bytes:
+    return json.dumps({"messages": [], **({} if name is None else {"model": name})}).encode()
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_fc85_the_only_model_answers_to_any_name(rig: Rigs, name: str | None) -> None:
+    here = await rig()
+    client = await here.connect()
+    await client.request("POST", "/v1/chat/completions", body(name))
+    assert (await client.answer()).status == 200
+    assert here.engine.requests[0].body == body(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_fc85_strict_answers_to_its_id_and_aliases_and_lists_them_otherwise(rig: Rigs, name: str | None) -> None:
+    here = await rig(config=GatewayConfig(unknown_model="strict"))
+    here.model.aliases = ("alias",)
+    client = await here.connect()
+    await client.request("POST", "/v1/chat/completions", body(name))
+    answer = await client.answer()
+    if name in ("chat", "alias", None):
+        assert answer.status == 200
+        return
+    error = json.loads(answer.body)["error"]
+    assert (answer.status, error["kind"], error["param"]) == (404, "model_not_found", "model")
+    assert "chat" in error["message"]
+    assert len(answer.body) < 1000, "a name of 10 kB is not repeated"
+
+
+async def test_fc85_one_id_everywhere_and_no_path_of_the_machine(rig: Rigs) -> None:
+    here = await rig()
+    documents = [(await here.once(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())).body for path in
+                 ("/v1/models", "/models", "/v1/models/chat", "/api/tags", "/healthz", "/readyz")]  # fmt: skip
+    assert [json.loads(documents[0])["data"][0]["id"], json.loads(documents[2])["id"]] == ["chat", "chat"]
+    assert all(b"chat" in document and b".sock" not in document for document in documents)
+    missing = await here.once(b"GET /v1/models/" + b"y" * 9000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert (missing.status, len(missing.body) < 1000) == (404, True)
+
+
+async def test_several_models_are_told_apart_by_name(rig: Rigs) -> None:
+    models = {name: FakeModel(name) for name in ("small", "large/q8")}
+    here = await rig(models=models)
+    engines: dict[str, FakeEngine] = {}
+    for number, (name, model) in enumerate(models.items()):
+        engines[name] = FakeEngine(here.engine.path.with_name(f"several{number}.sock"))
+        await engines[name].start()
+        here.stack.push_async_callback(engines[name].stop)
+        await model.ready(str(engines[name].path))
+    client = await here.connect()
+    for name in models:
+        await client.request(
+            "POST", "/v1/chat/completions", b'{"messages": [{"model": "trap"}], "model": "%s"}' % name.encode()
+        )
+        assert (await client.answer()).status == 200
+    await client.request("GET", "/props?model=small")
+    assert (await client.answer()).status == 200
+    await client.request("GET", "/upstream/large%2Fq8/slots")
+    assert (await client.answer()).status == 200
+    assert [request.target for request in engines["small"].requests] == ["/v1/chat/completions", "/props?model=small"]
+    assert [request.target for request in engines["large/q8"].requests] == ["/v1/chat/completions", "/slots"]
+    for unknown in (b'{"model": "gpt-3.5-turbo"}', b"{}"):
+        await client.request("POST", "/v1/chat/completions", unknown)
+        answer = await client.answer()
+        assert answer.status == 404
+        assert b"small, large/q8" in answer.body
+    await client.request("POST", "/v1/chat/completions", b'{"model": "\xff"}')
+    assert (await client.answer()).status == 400
+    await client.request("POST", "/v1/chat/completions", b'{"pad": "' + b"x" * 2_000_000 + b'", "model": "small"}')
+    assert (await client.answer()).status == 200, "the name may come last, after much"
+    assert here.context.room.held_bytes == 0
+
+
+async def test_no_model_at_all_is_said(rig: Rigs) -> None:
+    here = await rig(models={})
+    answer = await here.once(b"GET /props HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert (answer.status, json.loads(answer.body)["error"]["kind"]) == (503, "no_model")
+
+
+@pytest.mark.parametrize("prefix", ["", "/v1"])
+async def test_fc89_ollamas_probes_find_the_model(rig: Rigs, prefix: str) -> None:
+    here = await rig()
+
+    async def get(path: str) -> dict[str, object]:
+        answer = await here.once(f"GET {prefix}{path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert answer.status == 200
+        return dict(json.loads(answer.body))
+
+    assert (await get("/api/version"))["version"]
+    assert [model["name"] for model in (await get("/api/tags"))["models"]] == ["chat"]  # type: ignore[union-attr,attr-defined]
+    assert [model["name"] for model in (await get("/api/ps"))["models"]] == ["chat"]  # type: ignore[union-attr,attr-defined]
+    await here.model.lost()
+    assert (await get("/api/ps"))["models"] == []
+    assert here.engine.requests == []
+
+
+@pytest.mark.parametrize(
+    "call", ["POST /api/chat", "POST /api/generate", "GET /api/nope", "POST /v1/api/show", "GET /api"]
+)
+async def test_fc89_the_rest_of_ollamas_api_is_a_404_that_says_where_to_go(rig: Rigs, call: str) -> None:
+    here = await rig()
+    answer = await here.once(f"{call} HTTP/1.1\r\nHost: localhost:8080\r\n\r\n".encode())
+    assert answer.status == 404
+    assert "http://localhost:8080/v1" in json.loads(answer.body)["error"]["hint"]
