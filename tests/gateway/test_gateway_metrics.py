@@ -1,0 +1,163 @@
+"""/metrics, read back by the parser of the library that wrote it; /telemetry; the access log; the page."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.parser import text_string_to_metric_families
+
+from edge.gateway.page import Page
+from edge.gateway.settings import GatewayConfig
+from edge.status import Gate, ModelStatus, State
+from tests.fakes.upstream.engine import Line, Received
+from tests.gateway.conftest import Rig, Rigs
+
+POST = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 26\r\n\r\n"
+    + b'{"messages":["my secret"]}'
+)
+USAGE = {
+    "usage": {"prompt_tokens": 30, "completion_tokens": 8},
+    "timings": {"predicted_per_second": 96.5, "prompt_ms": 20.0},
+}
+
+
+async def scrape(here: Rig) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    answer = await here.once(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert answer.status == 200
+    assert (answer.header("content-type") or "").startswith("text/plain; version=0.0.4")
+    samples = {}
+    for family in text_string_to_metric_families(answer.body.decode()):
+        assert family.documentation
+        for sample in family.samples:
+            samples[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
+    return samples
+
+
+def key(name: str, **labels: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    return name, tuple(sorted(labels.items()))
+
+
+async def stream(line: Line, request: Received) -> None:
+    await line.stream()
+    await line.chunk(b'data: {"choices":[]}\n\n')
+    await line.chunk(b'data: {"choices":[]}\n\n')
+    await line.chunk(f"data: {json.dumps({'choices': [], **USAGE})}\n\n".encode())
+    await line.end()
+
+
+async def test_requests_tokens_and_times_are_counted(rig: Rigs) -> None:
+    here = await rig(stream)
+    for _ in range(3):
+        assert (await here.once(POST)).status == 200
+    await here.once(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    found = await scrape(here)
+    labels = {"route": "/v1/chat/completions", "code": "200", "model": "chat"}
+    assert found[key("edgellm_requests_total", **labels)] == 3
+    assert found[key("edgellm_requests_total", route="/healthz", code="200", model="")] == 1
+    assert found[key("edgellm_tokens_total", model="chat", kind="prompt")] == 90
+    assert found[key("edgellm_tokens_total", model="chat", kind="completion")] == 24
+    assert found[key("edgellm_tokens_per_second", model="chat")] == 96.5
+    assert found[key("edgellm_time_to_first_token_seconds_count", model="chat")] == 3
+    assert found[key("edgellm_request_duration_seconds_count", model="chat")] == 3
+    assert found[key("edgellm_requests_in_flight", model="chat")] == 0
+
+
+async def test_the_state_of_the_model_is_shown(rig: Rigs) -> None:
+    here = await rig(loading=True)
+    gates = {"driver": Gate(True, took_s=0.25), "weights": Gate()}
+    here.model.state = ModelStatus("chat", State.LOADING, rung=1, gates=gates, progress=0.5, restarts=2)
+    found = await scrape(here)
+    assert found[key("edgellm_model_state", model="chat", state="LOADING")] == 1
+    assert found[key("edgellm_model_state", model="chat", state="READY")] == 0
+    assert found[key("edgellm_model_rung", model="chat")] == 1
+    assert found[key("edgellm_model_load_progress", model="chat")] == 0.5
+    assert found[key("edgellm_gate_open", model="chat", gate="driver")] == 1
+    assert found[key("edgellm_gate_open", model="chat", gate="weights")] == 0
+    assert found[key("edgellm_gate_seconds", model="chat", gate="driver")] == 0.25
+    assert key("edgellm_gate_seconds", model="chat", gate="weights") not in found
+    assert found[key("edgellm_upstream_restarts_total", model="chat")] == 2
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_others_add_to_the_registry(rig: Rigs, when: str) -> None:
+    class Heat:
+        def collect(self) -> Iterator[Any]:
+            yield GaugeMetricFamily("edgellm_heat_celsius", "A test's.", value=51.0)
+
+    here = await rig()
+    if when == "after":
+        await scrape(here)
+    here.context.metrics.add(Heat())
+    assert (await scrape(here))[key("edgellm_heat_celsius")] == 51.0
+
+
+async def test_paths_that_clients_make_up_do_not_grow_the_metrics(rig: Rigs) -> None:
+    here = await rig()
+    for number in range(30):
+        await here.once(f"GET /made/up/{number} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    assert [name for name in await scrape(here) if "made" in str(name)] == []
+    assert len(here.context.stats.requests) == 2
+
+
+async def test_telemetry_carries_what_it_is_given_and_our_activity(rig: Rigs) -> None:
+    here = await rig(
+        stream, telemetry=lambda: {"schema": 1, "source": "sysfs", "age_s": 0.5, "thermal": "normal", "x": [1]}
+    )
+    await here.once(POST)
+    document = json.loads((await here.once(b"GET /telemetry HTTP/1.1\r\nHost: localhost\r\n\r\n")).body)
+    assert (document["source"], document["x"]) == ("sysfs", [1])
+    assert document["gateway"]["chat"]["completion_tokens"] == 8
+    health = json.loads((await here.once(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")).body)
+    assert health["telemetry"] == {"source": "sysfs", "age_s": 0.5, "thermal": "normal"}
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+async def test_one_line_a_request_and_no_prompt(rig: Rigs, caplog: pytest.LogCaptureFixture, as_json: bool) -> None:
+    caplog.set_level(logging.INFO, "edge.access")
+    here = await rig(stream, config=GatewayConfig(log_json=as_json))
+    await here.once(POST)
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "edge.access"]
+    assert "secret" not in caplog.text
+    if as_json:
+        entry = json.loads(line)
+        assert (entry["code"], entry["model"], entry["completion_tokens"], entry["tokens_per_s"]) == (
+            200,
+            "chat",
+            8,
+            96.5,
+        )
+    else:
+        assert re.fullmatch(
+            r"POST /v1/chat/completions 200 ok [0-9.]+s model=chat tokens=30\+8 first=[0-9.]+s 96\.5 tok/s", line
+        )
+
+
+async def test_prompts_are_logged_for_those_who_ask_for_them(rig: Rigs, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "edge.access")
+    here = await rig(stream, config=GatewayConfig(log_prompts=True))
+    await here.once(POST)
+    assert "my secret" in caplog.text
+
+
+async def test_the_page_comes_whole_and_may_load_nothing_from_elsewhere(rig: Rigs) -> None:
+    here = await rig()
+    answer = await here.once(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert (answer.status, answer.header("content-type")) == (200, "text/html; charset=utf-8")
+    policy = answer.header("content-security-policy") or ""
+    assert "default-src 'none'" in policy and "unsafe" not in policy
+    assert policy.count("sha256-") == 2
+    text = answer.body.decode()
+    assert not re.search(r"(?:src|href)\s*=|@import|url\(|https?://", text), "an asset from elsewhere"
+
+
+def test_the_policy_follows_the_file() -> None:
+    page = Page.load()
+    assert page.etag.startswith('"')
+    assert len(re.findall("sha256-[A-Za-z0-9+/]{43}=", page.policy)) == 2

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import contextlib
+import ssl
+from pathlib import Path
+
+import aiohttp
+import pytest
+import trustme
+
+from edge.errors import ConfigError
+from edge.gateway.server import tls_context
+from edge.gateway.settings import GatewayConfig
+from tests.fakes.upstream.engine import Line, Received
+from tests.gateway.conftest import Rigs
+from tests.gateway.raw import until
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> tuple[trustme.CA, GatewayConfig]:
+    authority = trustme.CA()
+    issued = authority.issue_cert("localhost", "127.0.0.1")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    for blob in issued.cert_chain_pems:
+        blob.write_to_path(str(cert), append=True)
+    issued.private_key_pem.write_to_path(str(key))
+    return authority, GatewayConfig(tls_cert=cert, tls_key=key)
+
+
+async def test_tls_serves_streams_and_notices_a_client_that_leaves(
+    rig: Rigs, authority: tuple[trustme.CA, GatewayConfig]
+) -> None:
+    async def script(line: Line, request: Received) -> None:
+        await line.stream()
+        await line.chunk(b"data: 1\n\n")
+        await line.until_gone()
+
+    ca, config = authority
+    here = await rig(script, config=config)
+    trust = ssl.create_default_context()
+    ca.configure_trust(trust)
+    async with aiohttp.ClientSession() as client:
+        answer = await client.post(f"https://localhost:{here.port}/v1/chat/completions", data=b"{}", ssl=trust)
+        assert await answer.content.readany() == b"data: 1\n\n"
+        async with client.get(f"https://localhost:{here.port}/api/nope", ssl=trust) as other:
+            assert f"https://localhost:{here.port}/v1" in (await other.json())["error"]["hint"]
+        answer.close()
+        await until(lambda: here.model.open == 0)
+    assert here.engine.lines[0].gone.is_set() or here.context.stats.model("chat").gone == 1
+
+
+async def test_plain_http_on_a_tls_port_reaches_nobody(rig: Rigs, authority: tuple[trustme.CA, GatewayConfig]) -> None:
+    here = await rig(config=authority[1])
+    client = await here.connect()
+    client.writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    with contextlib.suppress(ConnectionError):
+        assert b"HTTP/1.1 200" not in await client.rest()
+    assert here.engine.requests == []
+
+
+def test_files_that_cannot_be_used_are_a_configuration_error(
+    tmp_path: Path, authority: tuple[trustme.CA, GatewayConfig]
+) -> None:
+    config = authority[1]
+    broken = tmp_path / "broken.pem"
+    broken.write_text("not a certificate")
+    for bad in (
+        GatewayConfig(tls_cert=config.tls_cert),
+        GatewayConfig(tls_key=config.tls_key),
+        GatewayConfig(tls_cert=broken, tls_key=config.tls_key),
+        GatewayConfig(tls_cert=config.tls_cert, tls_key=tmp_path / "missing.pem"),
+    ):
+        with pytest.raises(ConfigError):
+            tls_context(bad)
+    assert tls_context(GatewayConfig()) is None
