@@ -1,0 +1,174 @@
+"""How warm the board may get: levels from its own trip points, with hysteresis and dwell times. Pure.
+
+    NOMINAL    everything is admitted
+    PASSIVE    passive − 10 °C   fewer requests at once
+    HOT        passive − 4 °C    new requests wait, running ones finish
+    CRITICAL   critical − 2 °C   drain, stop the engine, come back when cool
+
+Only PASSIVE acts unless `act` is set: a board protects itself in hardware, and an appliance that stops unasked is
+worse than a slow one. What the board itself throttles for, and over-current, are reported beside the level and never
+change it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from edge.telemetry.sample import Sample, Zone
+
+# Between software throttle and shutdown of every Jetson we know: Orin 99.0 and 104.5, Thor 109 and 114.5.
+_PASSIVE_BELOW_CRITICAL_C = 5.5
+_NEVER_S = float("-inf")
+
+
+class Level(IntEnum):
+    NOMINAL = 0
+    PASSIVE = 1
+    HOT = 2
+    CRITICAL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The wishes of [thermal]. Margins in °C below a zone's trip point."""
+
+    act: bool = False
+    max_watts: float | None = None
+    passive_margin_c: float = 10.0
+    hot_margin_c: float = 4.0
+    critical_margin_c: float = 2.0
+    hysteresis_c: float = 3.0
+    dwell_s: float = 10.0  # a level is kept at least this long before the next lower one follows
+    stale_s: float = 60.0  # without data for so long a level falls back to NOMINAL: no data stops no model
+    average_s: float = 10.0  # of power, before it is compared with max_watts
+    passive_fraction: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionLimit:
+    """What the gateway and the supervisor shall do. `fraction` of the slots (at least one) may be busy at once.
+
+    `hold_new`: new requests wait, then get 503 with Retry-After. `drain`: finish or abort what runs and stop the
+    engine; start it again when `drain` is false.
+    """
+
+    fraction: float = 1.0
+    hold_new: bool = False
+    drain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`level` is what the board is at; `limit` is what to do about it (never more than PASSIVE's unless `act`)."""
+
+    level: Level
+    limit: AdmissionLimit
+    because: str
+    changed: bool = False
+
+
+@dataclass(slots=True)
+class Governor:
+    """One board. Feed it every sample; it answers at once and keeps only levels and when they were entered."""
+
+    limits: Limits = field(default_factory=Limits)
+    level: Level = Level.NOMINAL
+    _heat: _Heat = field(init=False)
+    _watts: _Watts = field(init=False)
+    _stopped: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._heat, self._watts = _Heat(self.limits), _Watts(self.limits)
+
+    def decide(self, sample: Sample | None, now: float) -> Decision:
+        """A sample that is None or lacks a figure keeps the level that came from it, for `stale_s`."""
+        heat, watts = self._heat.step(sample, now), self._watts.step(sample, now)
+        level = max(heat, watts)
+        changed, self.level = level != self.level, level
+        # A stopped engine comes back when the board is cool again, not when it is merely no longer critical.
+        self._stopped = level >= Level.CRITICAL or (self._stopped and level >= Level.HOT)
+        because = self._watts.because if watts > heat else self._heat.because
+        return Decision(level, self._limit(level), because, changed)
+
+    def _limit(self, level: Level) -> AdmissionLimit:
+        if level is Level.NOMINAL:
+            return AdmissionLimit()
+        if level is Level.PASSIVE or not self.limits.act:
+            return AdmissionLimit(self.limits.passive_fraction)
+        return AdmissionLimit(self.limits.passive_fraction, hold_new=True, drain=self._stopped)
+
+
+@dataclass(slots=True)
+class _Heat:
+    limits: Limits
+    level: Level = Level.NOMINAL
+    because: str = "no temperature with a trip point"
+    since_s: float = _NEVER_S
+    seen_s: float = _NEVER_S
+
+    def step(self, sample: Sample | None, now: float) -> Level:
+        zones = tuple(zone for zone in sample.zones if zone.temp_c is not None and _passive(zone)) if sample else ()
+        if not zones:
+            if now - self.seen_s >= self.limits.stale_s:
+                self._enter(Level.NOMINAL, now)
+                self.because = "no temperature with a trip point"
+            return self.level
+        self.seen_s = now
+        wanted = max(self._of(zone, 0.0) for zone in zones)
+        # Downwards one level at a time, and only when it is cooler than the threshold by the hysteresis.
+        kept = max(self._of(zone, self.limits.hysteresis_c) for zone in zones)
+        if wanted > self.level:
+            self._enter(wanted, now)
+        elif kept < self.level and now - self.since_s >= self.limits.dwell_s:
+            self._enter(Level(self.level - 1), now)
+        nearest = min(zones, key=lambda zone: _passive(zone) - (zone.temp_c or 0.0))
+        self.because = f"{nearest.name} {nearest.temp_c:.1f} °C, passive at {_passive(nearest):.1f} °C"
+        return self.level
+
+    def _enter(self, level: Level, now: float) -> None:
+        if level is not self.level:
+            self.level, self.since_s = level, now
+
+    def _of(self, zone: Zone, hysteresis_c: float) -> Level:
+        temp, passive = (zone.temp_c or 0.0) + hysteresis_c, _passive(zone)
+        if zone.critical_c is not None and temp >= zone.critical_c - self.limits.critical_margin_c:
+            return Level.CRITICAL
+        if temp >= passive - self.limits.hot_margin_c:
+            return Level.HOT
+        return Level.PASSIVE if temp >= passive - self.limits.passive_margin_c else Level.NOMINAL
+
+
+@dataclass(slots=True)
+class _Watts:
+    """Above `max_watts` one level up per dwell, HOT at most; below 95 % of it one level down per dwell."""
+
+    limits: Limits
+    level: Level = Level.NOMINAL
+    because: str = ""
+    average_w: float | None = None
+    since_s: float = _NEVER_S
+    seen_s: float = _NEVER_S
+
+    def step(self, sample: Sample | None, now: float) -> Level:
+        wanted, power = self.limits.max_watts, sample.power_w if sample else None
+        if wanted is None or power is None:
+            if wanted is None or now - self.seen_s >= self.limits.stale_s:
+                self.level, self.average_w = Level.NOMINAL, None
+            return self.level
+        average = power if self.average_w is None else self.average_w
+        weight = min(1.0, (now - self.seen_s) / self.limits.average_s)
+        self.average_w, self.seen_s = average + weight * (power - average), now
+        step = 1 if self.average_w > wanted else -1 if self.average_w < 0.95 * wanted else 0
+        level = Level(min(Level.HOT, max(Level.NOMINAL, self.level + step)))
+        if level is not self.level and now - self.since_s >= self.limits.dwell_s:
+            self.level, self.since_s = level, now
+        self.because = f"{self.average_w:.0f} W, limit {wanted:.0f} W"
+        return self.level
+
+
+def _passive(zone: Zone) -> float:
+    """The zone's software-throttle point; 0.0 for one without trip points (board and diode sensors)."""
+    if zone.passive_c is not None:
+        return zone.passive_c
+    return 0.0 if zone.critical_c is None else zone.critical_c - _PASSIVE_BELOW_CRITICAL_C

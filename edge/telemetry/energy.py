@@ -1,0 +1,211 @@
+"""Joules from watts: the trapezoid over measured power with its real timestamps, and who used them.
+
+Gaps are never bridged: where samples are more than `GAP_S` apart the energy is unknown, not interpolated. All instants
+are on one monotonic clock, given by the caller.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+GAP_S = 5.0
+KEEP_S = 900.0  # at least this much history, and more while an older request is open
+KEEP_POINTS = 7200
+KEEP_WORK = 2000  # requests remembered for sharing with a long one that they overlap
+FEWEST_SAMPLES = 3
+HOURS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    at_s: float
+    power_w: float
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """One request. `tokens` may grow while it runs (0: unknown); `end_s` None while it is open."""
+
+    start_s: float
+    model: str
+    tokens: int = 0
+    end_s: float | None = None
+
+    def rate(self, now: float) -> float | None:
+        """Tokens per second so far; None where no token is known."""
+        length = (now if self.end_s is None else self.end_s) - self.start_s
+        return self.tokens / length if self.tokens and length > 0 else None
+
+    def covers(self, start_s: float, end_s: float) -> bool:
+        return self.start_s <= start_s and (self.end_s is None or end_s <= self.end_s)
+
+
+@dataclass(slots=True)
+class Use:
+    """One model since telemetry began. `joules`: its share of the time in which it had requests, short ones too."""
+
+    joules: float = 0.0
+    tokens: int = 0
+    requests: int = 0
+
+    @property
+    def tokens_per_joule(self) -> float | None:
+        return self.tokens / self.joules if self.tokens and self.joules else None
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Power over time, linear between points and held for `GAP_S` at most beyond both ends."""
+
+    points: Sequence[Point]
+    times: Sequence[float]
+
+    def joules(self, start_s: float, end_s: float) -> float | None:
+        """Energy between two instants; None where a gap makes it unknown."""
+        if not self.points or self.times[0] - start_s > GAP_S or end_s - self.times[-1] > GAP_S:
+            return None
+        inner = self.points[bisect_right(self.times, start_s) : bisect_left(self.times, end_s)]
+        path = [Point(start_s, self._at(start_s)), *inner, Point(end_s, self._at(end_s))]
+        before, after = bisect_right(self.times, start_s) - 1, bisect_left(self.times, end_s)
+        measured = self.times[max(0, before) : after + 1]
+        if any(right - left > GAP_S for left, right in pairwise(measured)):
+            return None
+        return sum((b.at_s - a.at_s) * (a.power_w + b.power_w) / 2 for a, b in pairwise(path))
+
+    def _at(self, at_s: float) -> float:
+        after = bisect_left(self.times, at_s)
+        if after == 0:
+            return self.points[0].power_w
+        if after == len(self.points):
+            return self.points[-1].power_w
+        a, b = self.points[after - 1], self.points[after]
+        return a.power_w + (b.power_w - a.power_w) * (at_s - a.at_s) / (b.at_s - a.at_s)
+
+
+def share(mine: Work, active: Sequence[Work], now: float) -> float:
+    """My part while `active` (me among them) ran: by generated tokens. Who has no token counted yet counts like me."""
+    own = mine.rate(now)
+    if own is None:
+        return 1 / len(active)
+    return own / sum(own if work is mine else work.rate(now) or own for work in active)
+
+
+@dataclass(slots=True)
+class EnergyMeter:
+    """Feed it power with `add`, tell it of requests with `begin` and `request`; everything else is arithmetic."""
+
+    total_joules: float = 0.0
+    idle_joules: float = 0.0
+    idle_s: float = 0.0
+    gap_s: float = 0.0
+    by_model: dict[str, Use] = field(default_factory=dict)
+    by_hour: dict[int, float] = field(default_factory=dict)  # hours since 1970 → joules
+    _points: deque[Point] = field(default_factory=lambda: deque(maxlen=KEEP_POINTS))
+    _work: list[Work] = field(default_factory=list)
+
+    def add(self, at_s: float, power_w: float, unix_s: float | None = None) -> None:
+        """One measurement. Instants must rise: an older one is ignored. `unix_s` files it under its hour."""
+        last = self._points[-1] if self._points else None
+        if last is not None and at_s <= last.at_s:
+            return
+        self._points.append(Point(at_s, power_w))
+        if last is None:
+            return
+        if at_s - last.at_s > GAP_S:
+            self.gap_s += at_s - last.at_s
+        else:
+            self._account(last.at_s, at_s, unix_s)
+        self._forget(at_s)
+
+    def begin(self, start_s: float, model: str = "") -> Work:
+        """A request starts. Hand the result to `request` at its end; count tokens in `.tokens` meanwhile."""
+        work = Work(start_s, model)
+        self._work.append(work)
+        return work
+
+    def request(self, start_s: float, end_s: float, tokens: int, work: Work | None = None) -> float | None:
+        """Estimated joules of a finished request; None unless at least three samples fall inside it, without a gap.
+
+        Requests that overlap share by generated tokens.
+        """
+        mine = work or self.begin(start_s)
+        mine.start_s, mine.end_s, mine.tokens = start_s, max(start_s, end_s), tokens
+        use = self.by_model.setdefault(mine.model, Use())
+        use.tokens += tokens
+        use.requests += 1
+        points = [point for point in self._points if start_s - GAP_S <= point.at_s <= end_s + GAP_S]
+        if sum(start_s <= point.at_s <= end_s for point in points) < FEWEST_SAMPLES:
+            return None
+        return self._part(mine, _curve(points))
+
+    def cancel(self, work: Work, end_s: float) -> None:
+        """A request that ended without an answer: it shares in the energy of its time, and counts no token."""
+        work.end_s = max(work.start_s, end_s)
+
+    def open(self, model: str | None = None) -> int:
+        return sum(work.end_s is None and model in (None, work.model) for work in self._work)
+
+    def tokens(self, model: str | None = None) -> int:
+        """Finished requests' tokens and those of open ones so far; of all models without a name."""
+        done = sum(use.tokens for name, use in self.by_model.items() if model in (None, name))
+        return done + sum(work.tokens for work in self._work if work.end_s is None and model in (None, work.model))
+
+    @property
+    def idle_w(self) -> float | None:
+        """Mean power while no request was open."""
+        return self.idle_joules / self.idle_s if self.idle_s > 0 else None
+
+    def _part(self, mine: Work, curve: Curve) -> float | None:
+        """`mine`'s energy: between two changes of who is at work, its share of what was drawn."""
+        end_s = mine.end_s if mine.end_s is not None else mine.start_s
+        energy = 0.0
+        for left, right in self._intervals(mine.start_s, end_s):
+            drawn = curve.joules(left, right)
+            if drawn is None:
+                return None
+            energy += drawn * share(mine, self._active(left, right), end_s)
+        return energy
+
+    def _account(self, start_s: float, end_s: float, unix_s: float | None) -> None:
+        """The newest segment: to the hour, and to the models at work or to idling."""
+        curve = _curve([self._points[-2], self._points[-1]])
+        for left, right in self._intervals(start_s, end_s):
+            drawn = curve.joules(left, right) or 0.0
+            self.total_joules += drawn
+            if unix_s is not None:
+                hour = int(unix_s // 3600)
+                self.by_hour[hour] = self.by_hour.get(hour, 0.0) + drawn
+            active = self._active(left, right)
+            if not active:
+                self.idle_joules += drawn
+                self.idle_s += right - left
+            for work in active:
+                self.by_model.setdefault(work.model, Use()).joules += drawn * share(work, active, right)
+
+    def _intervals(self, start_s: float, end_s: float) -> list[tuple[float, float]]:
+        """[start, end] cut wherever a request begins or ends."""
+        edges = {start_s, end_s}
+        for work in self._work:
+            edges.update(at for at in (work.start_s, work.end_s) if at is not None and start_s < at < end_s)
+        cuts = sorted(edges)
+        return list(pairwise(cuts))
+
+    def _active(self, start_s: float, end_s: float) -> list[Work]:
+        return [work for work in self._work if work.covers(start_s, end_s)]
+
+    def _forget(self, now: float) -> None:
+        """What no open request can ask for any more."""
+        oldest = min((work.start_s for work in self._work if work.end_s is None), default=now)
+        self._work = [work for work in self._work if work.end_s is None or work.end_s > oldest][-KEEP_WORK:]
+        while self._points and self._points[0].at_s < min(oldest, now - KEEP_S) - GAP_S:
+            self._points.popleft()
+        while len(self.by_hour) > HOURS:
+            del self.by_hour[min(self.by_hour)]
+
+
+def _curve(points: Sequence[Point]) -> Curve:
+    return Curve(points, [point.at_s for point in points])

@@ -1,0 +1,58 @@
+"""Any machine, through psutil: CPU, memory, swap, disk, and the package temperature."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edge.telemetry.sample import MemoryState, Sample, Zone
+
+_SLOW_S = 10.0
+_PACKAGE_CHIPS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
+
+
+@dataclass(slots=True)
+class HostSource:
+    """`disk` is a folder on the file system that counts (the models'). Blocking: call it off the event loop."""
+
+    disk: Path = Path("/")
+    name: str = field(default="host", init=False)
+    _slow_at_s: float = field(default=float("-inf"), init=False)
+    _disk_free_bytes: int | None = field(default=None, init=False)
+    _zones: tuple[Zone, ...] = field(default=(), init=False)
+    _primed: bool = field(default=False, init=False)
+
+    def read(self, now: float, *, quick: bool = False) -> Sample:
+        """The first `cpu_load_ratio` is None: a load is a difference."""
+        import psutil
+
+        memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+        state = MemoryState(memory.total, memory.available, swap.total, swap.used)
+        if quick:
+            return Sample(now, self.name, zones=self._zones, memory=state)
+        load = psutil.cpu_percent() / 100
+        if now - self._slow_at_s >= _SLOW_S:
+            self._read_slow(now)
+        primed, self._primed = self._primed, True
+        return Sample(
+            now,
+            self.name,
+            zones=self._zones,
+            memory=state,
+            cpu_load_ratio=load if primed else None,
+            disk_free_bytes=self._disk_free_bytes,
+        )
+
+    def _read_slow(self, now: float) -> None:
+        import psutil
+
+        self._slow_at_s = now
+        try:
+            self._disk_free_bytes = psutil.disk_usage(str(self.disk)).free
+        except OSError:
+            self._disk_free_bytes = None
+        sensors = psutil.sensors_temperatures()
+        readings = [entry for chip in _PACKAGE_CHIPS for entry in sensors.get(chip, ())]
+        hottest = max(readings, key=lambda entry: entry.current, default=None)
+        # Without trip points: coretemp's "critical" is where a CPU throttles itself by design, so nothing to act on.
+        self._zones = () if hottest is None else (Zone("package", hottest.current),)

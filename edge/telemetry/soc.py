@@ -1,0 +1,114 @@
+"""The rest of a Jetson that files tell: GPU load and clocks, memory controller, fan, power mode, locked clocks."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge.board.board import PowerMode
+from edge.telemetry.nodes import children, read_int, read_text
+from edge.telemetry.sample import Fan, GpuState, MemoryState
+
+# Device-tree names of integrated GPUs by generation; JetPack 6 and later say "gpu".
+_GPU_NODES = ("gv11b", "gp10b", "ga10b", "gb10b")
+_MODE_LINE = re.compile(r"<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>")
+_ACTIVE_MODE = re.compile(r"pmode:(\d+)")
+_KIB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class GpuNode:
+    name: str
+    devfreq: str
+    load: str | None  # permille
+
+    def read(self) -> GpuState:
+        permille = read_int(self.load) if self.load else None
+        return GpuState(
+            self.name,
+            load_ratio=None if permille is None or not 0 <= permille <= 1000 else permille / 1000,
+            clock_hz=read_int(f"{self.devfreq}/cur_freq"),
+            max_clock_hz=read_int(f"{self.devfreq}/max_freq"),
+        )
+
+    def locked(self) -> bool | None:
+        """min_freq == max_freq, as jetson_clocks leaves it."""
+        low, high = read_int(f"{self.devfreq}/min_freq"), read_int(f"{self.devfreq}/max_freq")
+        return None if low is None or high is None else low == high
+
+
+def find_gpu(sys: str) -> GpuNode | None:
+    """The integrated GPU's devfreq node. It may appear late at boot: ask again while it is None."""
+    for devfreq in children(f"{sys}/class/devfreq"):
+        name = devfreq.rpartition("/")[2]
+        node = (read_text(f"{devfreq}/device/of_node/name") or "").lower()
+        if "gpu" in node or node in _GPU_NODES or name.startswith("gpu-gpc"):
+            candidates = (f"{devfreq}/device/load", f"{sys}/devices/platform/gpu.0/load", f"{sys}/devices/gpu.0/load")
+            load = next((path for path in candidates if Path(path).exists()), None)
+            return GpuNode("gpu", devfreq, load)
+    return None
+
+
+def read_emc(sys: str) -> tuple[float | None, float | None]:
+    """(load ratio, clock in Hz) of the memory controller. debugfs: root only, else (None, None)."""
+    rate = read_int(f"{sys}/kernel/debug/bpmp/debug/clk/emc/rate")
+    busy_khz = read_int(f"{sys}/kernel/debug/cactmon/mc_all")
+    if not rate:
+        return None, None
+    load = None if busy_khz is None else min(1.0, busy_khz * 1000 / rate)
+    return load, float(rate)
+
+
+def find_fan(sys: str) -> tuple[str | None, str | None]:
+    """(pwm1 path, rpm path)."""
+    pwm = rpm = None
+    for hwmon in children(f"{sys}/class/hwmon", "hwmon"):
+        kind = read_text(f"{hwmon}/name")
+        if kind == "pwmfan":
+            pwm = f"{hwmon}/pwm1"
+        elif kind == "pwm_tach":
+            rpm = f"{hwmon}/rpm"
+    return pwm, rpm
+
+
+def read_fan(nodes: tuple[str | None, str | None]) -> Fan | None:
+    pwm, rpm = (read_int(path) if path else None for path in nodes)
+    if pwm is None and rpm is None:
+        return None
+    return Fan(None if pwm is None else pwm / 255, rpm)
+
+
+def read_power_mode(root: str) -> PowerMode | None:
+    """nvpmodel's active mode from its status file and table, without its process. Numbers differ by module: name it."""
+    active = _ACTIVE_MODE.search(read_text(f"{root}/var/lib/nvpmodel/status") or "")
+    if active is None:
+        return None
+    table = read_text(f"{root}/etc/nvpmodel.conf") or ""
+    names = {int(number): name for number, name in _MODE_LINE.findall(table)}
+    number = int(active[1])
+    return PowerMode(number, names.get(number, str(number)))
+
+
+def cpu_locked(sys: str) -> bool | None:
+    """Every online core's scaling_min_freq == scaling_max_freq."""
+    states = []
+    for cpu in children(f"{sys}/devices/system/cpu", "cpu"):
+        low, high = read_int(f"{cpu}/cpufreq/scaling_min_freq"), read_int(f"{cpu}/cpufreq/scaling_max_freq")
+        if low is not None and high is not None:
+            states.append(low == high)
+    return all(states) if states else None
+
+
+def read_memory(proc: str) -> MemoryState | None:
+    values = dict(line.split(":", 1) for line in (read_text(f"{proc}/meminfo") or "").splitlines() if ":" in line)
+
+    def size(key: str) -> int | None:
+        number = values.get(key, "").split()[:1]
+        return int(number[0]) * _KIB if number and number[0].isdigit() else None
+
+    total, available = size("MemTotal"), size("MemAvailable")
+    if total is None or available is None:
+        return None
+    swap = size("SwapTotal") or 0
+    return MemoryState(total, available, swap, swap - (size("SwapFree") or 0), size("NvMapMemUsed"))

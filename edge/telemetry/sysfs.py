@@ -1,0 +1,133 @@
+"""A Jetson (or any Linux box) read from files alone: no process, no root, complete on its own.
+
+Nodes are found by name and type once, then read each second; what was missing is looked for again every
+`REPROBE_S`, because devfreq nodes may appear after we started (a source that sticks to "load 0" for ever is worse).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from edge.board.board import PowerMode
+from edge.telemetry.nodes import read_int
+from edge.telemetry.rails import RailNode, find_rails, total
+from edge.telemetry.sample import GpuState, Sample
+from edge.telemetry.soc import GpuNode, cpu_locked, find_fan, find_gpu, read_emc, read_fan, read_memory, read_power_mode
+from edge.telemetry.zones import ZoneNode, find_overcurrent, find_throttle_alerts, find_zones
+
+REPROBE_S = 30.0
+_SLOW_S = 10.0  # power mode and locked clocks change by hand
+_BUSY_RATIO = 0.9
+_CLOCK_LOW_RATIO = 0.9
+_LOW_CLOCK_SAMPLES = 3
+
+
+@dataclass(slots=True)
+class _Nodes:
+    rails: tuple[RailNode, ...]
+    zones: tuple[ZoneNode, ...]
+    alerts: tuple[tuple[str, str], ...]
+    overcurrent: tuple[tuple[str, str], ...]
+    gpu: GpuNode | None
+    fan: tuple[str | None, str | None]
+
+
+@dataclass(slots=True)
+class _Slow:
+    at_s: float = float("-inf")
+    power_mode: PowerMode | None = None
+    jetson_clocks: bool | None = None
+
+
+@dataclass(slots=True)
+class SysfsSource:
+    """`read()` takes about a millisecond of file reads: call it off the event loop. `root` stands in for "/"."""
+
+    root: Path = Path("/")
+    name: str = field(default="sysfs", init=False)
+    _sys: str = field(init=False)
+    _nodes: _Nodes | None = field(default=None, init=False)
+    _probed_s: float = field(default=float("-inf"), init=False)
+    _slow: _Slow = field(default_factory=_Slow, init=False)
+    _overcurrent_base: dict[str, int] = field(default_factory=dict, init=False)
+    _low_clock: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._sys = str(self.root / "sys")
+
+    def read(self, now: float, *, quick: bool = False) -> Sample:
+        """One sample. `quick`: only power, temperature and memory (10 Hz while a model starts)."""
+        nodes = self._probe(now)
+        rails = tuple(rail for node in nodes.rails if (rail := node.read()))
+        sample = Sample(
+            now,
+            self.name,
+            power=total(rails, len(nodes.rails)),
+            rails=rails,
+            zones=tuple(node.read() for node in nodes.zones),
+            memory=read_memory(str(self.root / "proc")),
+        )
+        return sample if quick else self._complete(sample, nodes)
+
+    def _complete(self, sample: Sample, nodes: _Nodes) -> Sample:
+        gpu = nodes.gpu.read() if nodes.gpu else None
+        emc_load, emc_clock = read_emc(self._sys)
+        slow = self._read_slow(nodes, sample.at_s)
+        return replace(
+            sample,
+            gpus=(gpu,) if gpu else (),
+            emc_load_ratio=emc_load,
+            emc_clock_hz=emc_clock,
+            fan=read_fan(nodes.fan),
+            throttled=self._throttled(nodes, gpu),
+            overcurrent=self._overcurrent(nodes),
+            power_mode=slow.power_mode,
+            jetson_clocks=slow.jetson_clocks,
+        )
+
+    def _probe(self, now: float) -> _Nodes:
+        """Looks again while something that a Jetson has is missing."""
+        known = self._nodes
+        if known and (now - self._probed_s < REPROBE_S or (known.rails and known.zones and _readable(known.gpu))):
+            return known
+        sys = self._sys
+        self._probed_s = now
+        self._nodes = _Nodes(
+            find_rails(sys),
+            find_zones(sys),
+            find_throttle_alerts(sys),
+            find_overcurrent(sys),
+            find_gpu(sys),
+            find_fan(sys),
+        )
+        return self._nodes
+
+    def _read_slow(self, nodes: _Nodes, now: float) -> _Slow:
+        if now - self._slow.at_s >= _SLOW_S:
+            gpu, cpu = nodes.gpu.locked() if nodes.gpu else None, cpu_locked(self._sys)
+            locked = None if nodes.gpu is None else bool(gpu and cpu)
+            self._slow = _Slow(now, read_power_mode(str(self.root)), locked)
+        return self._slow
+
+    def _overcurrent(self, nodes: _Nodes) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for name, path in nodes.overcurrent:
+            count = read_int(path)
+            if count is not None:
+                base = self._overcurrent_base.setdefault(name, count)
+                counts[name] = max(0, count - base)
+        return counts
+
+    def _throttled(self, nodes: _Nodes, gpu: GpuState | None) -> tuple[str, ...]:
+        reasons = [kind for kind, path in nodes.alerts if (read_int(path) or 0) > 0]
+        if gpu and gpu.load_ratio is not None and gpu.clock_hz is not None and gpu.max_clock_hz:
+            slow = gpu.load_ratio >= _BUSY_RATIO and gpu.clock_hz < _CLOCK_LOW_RATIO * gpu.max_clock_hz
+            self._low_clock = self._low_clock + 1 if slow else 0
+            if self._low_clock >= _LOW_CLOCK_SAMPLES:
+                reasons.append("gpu-clock-below-max")
+        return tuple(reasons)
+
+
+def _readable(gpu: GpuNode | None) -> bool:
+    return gpu is not None and gpu.load is not None

@@ -1,0 +1,167 @@
+"""Joules: the trapezoid, gaps, sharing, and what each model used."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge.telemetry.energy import GAP_S, KEEP_POINTS, EnergyMeter, Use, Work
+
+
+def fed(watts: list[float], step_s: float = 1.0, meter: EnergyMeter | None = None) -> EnergyMeter:
+    meter = meter or EnergyMeter()
+    for number, power in enumerate(watts):
+        meter.add(number * step_s, power)
+    return meter
+
+
+def test_a_ramp_is_integrated_exactly() -> None:
+    meter = fed([0.0, 10.0, 20.0, 30.0])
+    assert meter.total_joules == 45.0
+    assert meter.request(0.0, 3.0, 9) == pytest.approx(45.0)
+
+
+def test_ends_between_samples_are_interpolated() -> None:
+    assert fed([0.0, 10.0, 20.0, 30.0, 40.0]).request(0.5, 3.5, 1) == pytest.approx(60.0)
+
+
+def test_timestamps_are_real_not_assumed() -> None:
+    meter = EnergyMeter()
+    for at, power in [(0.0, 10.0), (0.5, 10.0), (3.5, 10.0), (3.6, 10.0)]:
+        meter.add(at, power)
+    assert meter.request(0.0, 3.6, 1) == pytest.approx(36.0)
+
+
+@pytest.mark.parametrize("end_s", [0.4, 1.0, 1.9])
+def test_fewer_than_three_samples_is_null(end_s: float) -> None:
+    assert fed([10.0] * 10).request(0.1, end_s, 5) is None
+
+
+def test_the_tail_after_the_last_sample_is_held_for_a_moment_only() -> None:
+    assert fed([10.0] * 4).request(0.0, 3.8, 5) == pytest.approx(38.0)
+    assert fed([10.0] * 4).request(0.0, 3.0 + GAP_S + 1, 5) is None
+
+
+def test_fc44_readings_that_stop_for_30_s_are_a_gap_not_a_guess() -> None:
+    """FC-44: the request's figure is null, the total leaves the gap out and says how long it was."""
+    meter = EnergyMeter()
+    for at in [0.0, 1.0, 2.0, 32.0, 33.0]:
+        meter.add(at, 20.0)
+    assert meter.request(0.0, 33.0, 100) is None
+    assert (meter.total_joules, meter.gap_s) == (60.0, 30.0)
+
+
+def test_overlapping_requests_share_by_generated_tokens() -> None:
+    meter = EnergyMeter()
+    first, second = meter.begin(0.0, "chat"), meter.begin(0.0, "chat")
+    first.tokens, second.tokens = 300, 100
+    fed([40.0] * 11, meter=meter)
+    assert meter.request(0.0, 10.0, 300, first) == pytest.approx(300.0)
+    assert meter.request(0.0, 10.0, 100, second) == pytest.approx(100.0)
+
+
+def test_an_open_request_without_tokens_counts_like_me() -> None:
+    meter = EnergyMeter()
+    mine, _other = meter.begin(0.0), meter.begin(5.0)
+    fed([10.0] * 11, meter=meter)
+    assert meter.request(0.0, 10.0, 50, mine) == pytest.approx(50.0 + 25.0)
+
+
+def test_energy_goes_to_models_and_idling_and_hours() -> None:
+    meter = EnergyMeter()
+    for at in range(5):
+        meter.add(float(at), 8.0, unix_s=7195.0 + at)
+    work = meter.begin(4.0, "chat")
+    for at in range(5, 9):
+        meter.add(float(at), 20.0, unix_s=7195.0 + at)
+    meter.request(4.0, 8.0, 40, work)
+    assert meter.idle_w == 8.0
+    assert meter.by_model["chat"] == Use(joules=pytest.approx(74.0), tokens=40, requests=1)  # type: ignore[arg-type]
+    assert meter.by_model["chat"].tokens_per_joule == pytest.approx(40 / 74)
+    assert sum(meter.by_hour.values()) == pytest.approx(meter.total_joules)
+    assert set(meter.by_hour) == {1, 2}
+
+
+def test_short_requests_count_for_their_model_though_their_own_figure_is_null() -> None:
+    meter = EnergyMeter()
+    meter.add(0.0, 10.0)
+    work = meter.begin(0.2, "chat")
+    assert meter.request(0.2, 0.7, 5, work) is None
+    meter.add(1.0, 10.0)
+    assert meter.by_model["chat"].joules == pytest.approx(5.0)
+    assert meter.idle_joules == pytest.approx(5.0)
+
+
+def test_a_cancelled_request_shares_until_it_left() -> None:
+    meter = EnergyMeter()
+    mine, gone = meter.begin(0.0), meter.begin(0.0)
+    meter.cancel(gone, 5.0)
+    fed([10.0] * 11, meter=meter)
+    assert meter.request(0.0, 10.0, 50, mine) == pytest.approx(25.0 + 50.0)
+    assert meter.open() == 0
+
+
+def test_samples_that_go_back_in_time_are_ignored() -> None:
+    meter = fed([10.0, 10.0])
+    meter.add(0.5, 1000.0)
+    assert meter.total_joules == 10.0
+
+
+def test_memory_is_bounded_over_days_and_many_requests() -> None:
+    meter = EnergyMeter()
+    for at in range(2 * KEEP_POINTS):
+        work = meter.begin(at + 0.1, "chat")
+        meter.add(float(at), 10.0, unix_s=3600.0 * at)
+        meter.request(at + 0.1, at + 0.2, 1, work)
+    assert len(meter._points) < 1000
+    assert len(meter._work) < 10
+    assert len(meter.by_hour) == 48
+
+
+spans = st.lists(st.tuples(st.floats(0, 19), st.floats(0.5, 20), st.integers(1, 500)), min_size=1, max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(spans, st.lists(st.floats(0, 60), min_size=41, max_size=41))
+def test_models_and_idling_add_up_to_the_total(requests: list[tuple[float, float, int]], watts: list[float]) -> None:
+    """No joule is lost or invented, however requests overlap."""
+    meter = EnergyMeter()
+    works = []
+    for number, (start, length, tokens) in enumerate(requests):
+        work = meter.begin(start, f"model-{number % 2}")
+        work.tokens, work.end_s = tokens, start + length
+        works.append((work, start, start + length, tokens))
+    fed(watts, meter=meter)
+    used = sum(use.joules for use in meter.by_model.values())
+    assert used + meter.idle_joules == pytest.approx(meter.total_joules, abs=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(spans, st.floats(1, 60))
+def test_shares_of_requests_add_up_to_what_was_drawn_while_any_ran(
+    requests: list[tuple[float, float, int]], watts: float
+) -> None:
+    """Events in their order, ten samples a second, tokens that flow evenly."""
+    meter = EnergyMeter()
+    open_work: dict[int, Work] = {}
+    events = [(start, 1, n) for n, (start, _, _) in enumerate(requests)]
+    events += [(start + length, 2, n) for n, (start, length, _) in enumerate(requests)]
+    events += [(at / 10, 0, -1) for at in range(410)]
+    drawn = 0.0
+    for now, kind, number in sorted(events):
+        if kind == 0:
+            meter.add(now, watts)
+        elif kind == 1:
+            open_work[number] = meter.begin(now)
+        else:
+            for other, work in open_work.items():
+                start, length, tokens = requests[other]
+                work.tokens = tokens * (now - start) / length  # type: ignore[assignment]
+            start, _, tokens = requests[number]
+            part = meter.request(start, now, tokens, open_work.pop(number))
+            assert part is not None
+            drawn += part
+    edges = sorted({edge for start, length, _ in requests for edge in (start, start + length)})
+    busy = sum(b - a for a, b in pairwise(edges) if any(s <= a and b <= s + length for s, length, _ in requests))
+    assert drawn == pytest.approx(busy * watts)

@@ -1,0 +1,143 @@
+"""The sampler: one task, sources that hang or raise, and the start trace."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from edge.telemetry.host import HostSource
+from edge.telemetry.sample import Power, Sample, Zone
+from edge.telemetry.sampler import Sampler
+from edge.telemetry.source import Source
+from edge.telemetry.sysfs import SysfsSource
+from tests.fakes.fake_jetson.tree import FakeBoard
+
+
+class Scripted:
+    """A source that does what `script` says on each read."""
+
+    def __init__(self, script: Callable[[int], Sample], name: str = "scripted") -> None:
+        self.name, self.script, self.reads = name, script, 0
+
+    def read(self, now: float, *, quick: bool = False) -> Sample:
+        self.reads += 1
+        sample = self.script(self.reads)
+        return Sample(now, self.name, sample.power, zones=sample.zones)
+
+
+def watts(power: float) -> Sample:
+    return Sample(0.0, "", Power(power, "VDD_IN"))
+
+
+@asynccontextmanager
+async def running(sampler: Sampler):  # type: ignore[no-untyped-def]
+    task = asyncio.create_task(sampler.run())
+    try:
+        yield sampler
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def until(true: Callable[[], object]) -> None:
+    for _ in range(4000):
+        if true():
+            return
+        await asyncio.sleep(0.005)
+    pytest.fail("waited 20 s in vain")
+
+
+def sampler_of(*sources: Source) -> Sampler:
+    return Sampler(sources, interval_s=0.02)
+
+
+async def test_sources_are_merged_and_each_keeps_its_time(board: FakeBoard) -> None:
+    board.set_total_power(21.0)
+    async with running(sampler_of(SysfsSource(board.root), HostSource())) as sampler:
+        await until(lambda: sampler.latest and sampler.latest.cpu_load_ratio is not None)
+    sample = sampler.latest
+    assert sample.source == "sysfs"
+    assert set(sample.at_by_source) == {"sysfs", "host"}
+    assert sample.power_w == pytest.approx(21.0, rel=0.01)
+    assert sample.memory.total_bytes == board.spec["mem_kb"] * 1024
+    assert sample.disk_free_bytes > 0
+
+
+async def test_a_source_that_hangs_costs_only_itself() -> None:
+    """The other source goes on, the event loop turns, and the age of what hangs grows until it is dropped."""
+    release = threading.Event()
+    hung = Scripted(lambda n: (release.wait(30), watts(1.0))[1], "hung")
+    live = Scripted(lambda n: watts(float(n)), "live")
+    sampler = sampler_of(hung, live)
+    async with running(sampler):
+        await until(lambda: live.reads >= 3)
+        assert hung.reads == 1
+        assert sampler.latest.source == "live"
+    release.set()
+
+
+async def test_fc67_a_source_that_fails_is_said_once_and_again_when_it_is_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """FC-67: five good reads, then exceptions, then good again: two lines, not one a sample."""
+
+    def script(number: int) -> Sample:
+        if 5 < number <= 15:
+            raise RuntimeError("reader thread died")
+        return watts(float(number))
+
+    caplog.set_level(logging.INFO, "edge.telemetry")
+    source = Scripted(script)
+    async with running(sampler_of(source)) as sampler:
+        await until(lambda: source.reads > 20)
+        await until(lambda: sampler.latest.power_w > 20)
+    assert [record.message for record in caplog.records] == [
+        "telemetry: scripted failed: RuntimeError: reader thread died",
+        "telemetry: scripted is back",
+    ]
+
+
+async def test_a_trace_has_ten_points_a_second_with_real_instants() -> None:
+    source = Scripted(lambda n: Sample(0.0, "", Power(float(n), "VDD_IN"), zones=(Zone("tj", 40.0 + n),)))
+    sampler = Sampler([source], interval_s=1.0)
+    async with running(sampler):
+        with sampler.trace() as points:
+            await until(lambda: len(points) >= 12)
+        count = len(points)
+        reads = source.reads
+        await until(lambda: source.reads > reads)
+    assert len(points) == count
+    instants = [point[0] for point in points]
+    assert instants == sorted(instants)
+    assert instants[-1] - instants[0] >= 0.1 * 8  # a busy machine may be slower, never faster
+    assert points[-1][1] is not None
+    assert points[-1][3] > 40.0
+
+
+async def test_energy_history_and_listeners_follow_the_samples() -> None:
+    seen: list[Sample] = []
+    sampler = sampler_of(Scripted(lambda n: watts(10.0)))
+    sampler.on_sample(seen.append)
+    async with running(sampler):
+        await until(lambda: len(seen) >= 5)
+    assert len(sampler.history.seconds) == len(seen)
+    span = seen[-1].at_s - seen[0].at_s
+    assert sampler.energy.total_joules == pytest.approx(10.0 * span)
+
+
+async def test_no_source_at_all_is_no_sample_and_no_error() -> None:
+    sampler = sampler_of()
+    async with running(sampler):
+        await asyncio.sleep(0.05)
+    assert sampler.latest is None
+
+
+async def test_threads_end_with_the_task(board: FakeBoard) -> None:
+    before = set(threading.enumerate())
+    async with running(sampler_of(SysfsSource(board.root))) as sampler:
+        await until(lambda: sampler.latest)
+    await until(lambda: set(threading.enumerate()) <= before)

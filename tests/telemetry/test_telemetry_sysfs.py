@@ -1,0 +1,184 @@
+"""The sysfs source on the trees of three boards, and on machines that have less."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from edge.telemetry.sysfs import REPROBE_S, SysfsSource
+from tests.fakes.fake_jetson.tree import FakeBoard, put
+
+BOARDS = ["agx-orin-64", "orin-nano-8", "agx-thor"]
+
+
+def temps(source: SysfsSource, now: float = 0.0) -> dict[str, float | None]:
+    return {zone.name: zone.temp_c for zone in source.read(now).zones}
+
+
+@pytest.mark.parametrize(
+    ("board", "rail", "parts"),
+    [
+        ("agx-orin-64", "sum of rails", ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0", "VDDQ_VDD2_1V8AO")),
+        ("orin-nano-8", "VDD_IN", ("VDD_IN",)),
+        ("agx-thor", "VIN", ("VIN",)),
+    ],
+    indirect=["board"],
+)
+def test_the_rail_that_counts_is_named_and_in_watts(board: FakeBoard, rail: str, parts: tuple[str, ...]) -> None:
+    board.set_total_power(37.5)
+    power = SysfsSource(board.root).read(0.0).power
+    assert power is not None
+    assert power.power_w == pytest.approx(37.5, rel=0.01)
+    assert (power.rail, power.parts) == (rail, parts)
+    assert (power.note is not None) == (rail == "sum of rails")
+
+
+@pytest.mark.parametrize("board", BOARDS, indirect=True)
+def test_values_change_live(board: FakeBoard) -> None:
+    source = SysfsSource(board.root)
+    for watts, celsius in [(10.0, 50.0), (25.0, 70.0), (45.0, 95.0)]:
+        board.set_total_power(watts)
+        board.set_all_temps(celsius)
+        sample = source.read(0.0)
+        assert sample.power_w == pytest.approx(watts, rel=0.01)
+        assert sample.temp_c == celsius
+
+
+def test_every_kind_of_value_is_read(board: FakeBoard) -> None:
+    board.set_gpu(load=87.5, mhz=1300.5)
+    board.set_emc_percent(40)
+    board.set_memory(used_kb=10_000_000, cached_kb=20_000_000, gpu_kb=3_000_000)
+    sample = SysfsSource(board.root).read(5.0)
+    gpu = sample.gpus[0]
+    assert (gpu.load_ratio, gpu.clock_hz, gpu.max_clock_hz) == (0.875, 1300.5e6, 1300.5e6)
+    assert sample.memory is not None
+    assert sample.memory.available_bytes == (64349628 - 10_000_000 - 100_000) * 1024  # cached counts as available
+    assert sample.memory.gpu_used_bytes == 3_000_000 * 1024
+    assert sample.emc_load_ratio == pytest.approx(0.4)
+    assert sample.fan is not None
+    assert (sample.fan.speed_ratio, sample.fan.rpm) == (pytest.approx(66 / 255), 1500)
+    assert sample.source == "sysfs"
+    assert sample.age_s(6.5) == 1.5
+
+
+def test_trip_points_are_the_boards_own(board: FakeBoard) -> None:
+    for zone in SysfsSource(board.root).read(0.0).zones:
+        assert (zone.passive_c, zone.critical_c) == (99.0, 104.5)
+
+
+def test_fc62_eagain_of_a_gated_gpu_zone_is_absent(board: FakeBoard) -> None:
+    """FC-62: the read really fails with EAGAIN; the hottest of the others still counts."""
+    source = SysfsSource(board.root)
+    writer = board.gate("gpu")
+    path = board.sys / "class/thermal/thermal_zone1/temp"
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with pytest.raises(BlockingIOError):
+            os.read(reader, 16)
+        board.set_temp("tj", 61.5)
+        assert temps(source)["gpu"] is None
+        assert source.read(0.0).temp_c == 61.5
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_fc62_only_the_sentinel_is_dropped_and_frost_stays(board: FakeBoard) -> None:
+    """FC-62: −256 °C is a sensor that is off; −20 °C is winter."""
+    board.set_all_temps(-256)
+    assert SysfsSource(board.root).read(0.0).temp_c is None
+    board.set_all_temps(-20.5)
+    assert SysfsSource(board.root).read(0.0).temp_c == -20.5
+
+
+def test_fc71_a_gpu_node_that_appears_late_is_found(board: FakeBoard) -> None:
+    """FC-71: looked for again, instead of saying 0 % for the whole session."""
+    board.remove_gpu()
+    board.set_gpu(load=64)
+    source = SysfsSource(board.root)
+    assert source.read(0.0).gpus == ()
+    board.add_gpu()
+    assert source.read(REPROBE_S / 2).gpus == ()
+    assert source.read(REPROBE_S + 1).gpus[0].load_ratio == 0.64
+
+
+def test_fc43_power_mode_by_name_whatever_its_number(board: FakeBoard) -> None:
+    """FC-43: numbers are permuted between images; the label is not a measured power."""
+    table = {0: "MODE_20W_6CORE", 1: "MAXN_SUPER", 2: "GPU_FREQ_100", 3: "25W"}
+    put(board.root / "etc/nvpmodel.conf", "\n".join(f"< POWER_MODEL ID={n} NAME={name} >" for n, name in table.items()))
+    for number, name in table.items():
+        board.set_power_mode(number)
+        sample = SysfsSource(board.root).read(0.0)
+        assert sample.power_mode is not None
+        assert (sample.power_mode.id, sample.power_mode.name) == (number, name)
+        assert sample.power_w == pytest.approx(9.552, abs=0.01)
+
+
+def test_fc44_clocks_and_mode_are_read_not_remembered(board: FakeBoard) -> None:
+    """FC-44: after a power cycle the clock lock is gone, and the sample says so."""
+    for number in range(board.spec["cpus"]):
+        put(board.sys / f"devices/system/cpu/cpu{number}/cpufreq/scaling_min_freq", board.spec["cpu_khz"]["max"])
+    put(board.sys / "class/devfreq/17000000.gpu/min_freq", board.spec["gpu_hz"]["max"])
+    source = SysfsSource(board.root)
+    assert source.read(0.0).jetson_clocks is True
+    put(board.sys / "class/devfreq/17000000.gpu/min_freq", board.spec["gpu_hz"]["min"])
+    assert source.read(60.0).jetson_clocks is False
+
+
+def test_fc44_a_busy_gpu_below_its_clock_is_throttled(board: FakeBoard) -> None:
+    """FC-44: three samples in a row, so that a clock on its way up is not called throttling."""
+    board.set_gpu(load=99, mhz=600)
+    source = SysfsSource(board.root)
+    assert [source.read(float(t)).throttled for t in range(3)] == [(), (), ("gpu-clock-below-max",)]
+    board.set_gpu(mhz=1300.5)
+    assert source.read(4.0).throttled == ()
+
+
+def test_throttle_alerts_count_and_a_fan_does_not(board: FakeBoard) -> None:
+    board.set_cooling("pwm-fan", 7)
+    assert SysfsSource(board.root).read(0.0).throttled == ()
+    board.set_cooling("gpu-throttle-alert", 1)
+    assert SysfsSource(board.root).read(0.0).throttled == ("gpu-throttle-alert",)
+
+
+def test_overcurrent_is_counted_from_when_we_began(board: FakeBoard) -> None:
+    board.set_overcurrent(3, 700)
+    source = SysfsSource(board.root)
+    assert source.read(0.0).overcurrent == {"oc1": 0, "oc2": 0, "oc3": 0}
+    board.set_overcurrent(3, 712)
+    assert source.read(1.0).overcurrent["oc3"] == 12
+
+
+@pytest.mark.parametrize("garbage", [b"", b"garbage", b"-5", b"99999999999"])
+def test_fc73_a_rail_without_sense_is_absent_and_so_is_its_sum(board: FakeBoard, garbage: bytes) -> None:
+    """FC-73: a sum with a rail missing would look like a saving, and nonsense is not a measurement."""
+    put(board.sys / "class/hwmon/hwmon3/curr1_input", garbage)
+    sample = SysfsSource(board.root).read(0.0)
+    assert sample.power is None
+    assert [rail.name for rail in sample.rails] == ["VDD_CPU_CV", "VIN_SYS_5V0", "VDDQ_VDD2_1V8AO"]
+
+
+def test_thor_has_no_load_file_and_says_so(tmp_path: Path) -> None:
+    gpu = SysfsSource(FakeBoard(tmp_path / "b", "agx-thor").root).read(0.0).gpus[0]
+    assert gpu.load_ratio is None
+    assert gpu.clock_hz == 315e6
+
+
+def test_jetpack5_zone_names_are_the_same_zones(board: FakeBoard) -> None:
+    for number, kind in enumerate(["CPU", "GPU"]):
+        put(board.sys / f"class/thermal/thermal_zone{number}/type", kind)
+    assert {"cpu", "gpu", "tj"} <= set(temps(SysfsSource(board.root)))
+
+
+def test_a_machine_without_sensors_gives_an_honest_nothing(tmp_path: Path) -> None:
+    sample = SysfsSource(tmp_path).read(0.0)
+    assert (sample.power, sample.zones, sample.gpus, sample.memory, sample.throttled) == (None, (), (), None, ())
+    assert (sample.fan, sample.power_mode, sample.jetson_clocks, sample.emc_load_ratio) == (None, None, None, None)
+
+
+def test_x86_placeholder_trips_are_no_limits(tmp_path: Path) -> None:
+    zone = tmp_path / "sys/class/thermal/thermal_zone0"
+    rows = {"type": "x86_pkg_temp", "temp": 61000, "trip_point_0_type": "passive", "trip_point_0_temp": 0}
+    for node, value in rows.items():
+        put(zone / node, value)
+    assert [(z.temp_c, z.passive_c) for z in SysfsSource(tmp_path).read(0.0).zones] == [(61.0, None)]
