@@ -55,13 +55,12 @@ class GpuState:
 
 @dataclass(frozen=True, slots=True)
 class MemoryState:
-    """MemAvailable, never MemFree. `gpu_used_bytes`: the integrated GPU's part of it, if the kernel says."""
+    """MemAvailable, never MemFree."""
 
     total_bytes: int
     available_bytes: int
     swap_total_bytes: int = 0
     swap_used_bytes: int = 0
-    gpu_used_bytes: int | None = None
 
     @property
     def used_bytes(self) -> int:
@@ -97,6 +96,7 @@ class Sample:
     gpus: tuple[GpuState, ...] = ()
     gpu_processes: tuple[GpuProcess, ...] = ()
     memory: MemoryState | None = None
+    gpu_used_bytes: int | None = None  # the integrated GPU's part of the same memory
     cpu_load_ratio: float | None = None
     emc_load_ratio: float | None = None
     emc_clock_hz: float | None = None
@@ -160,6 +160,7 @@ _FILLED = (
     "power",
     "gpu_processes",
     "memory",
+    "gpu_used_bytes",
     "cpu_load_ratio",
     "emc_load_ratio",
     "emc_clock_hz",

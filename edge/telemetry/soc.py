@@ -53,10 +53,10 @@ def find_gpu(sys: str) -> GpuNode | None:
 def read_emc(sys: str) -> tuple[float | None, float | None]:
     """(load ratio, clock in Hz) of the memory controller. debugfs: root only, else (None, None)."""
     rate = read_int(f"{sys}/kernel/debug/bpmp/debug/clk/emc/rate")
-    busy_khz = read_int(f"{sys}/kernel/debug/cactmon/mc_all")
+    busy = read_int(f"{sys}/kernel/debug/cactmon/mc_all")  # kHz × percent
     if not rate:
         return None, None
-    load = None if busy_khz is None else min(1.0, busy_khz * 1000 / rate)
+    load = None if busy is None else min(1.0, busy * 1000 / rate / 100)
     return load, float(rate)
 
 
@@ -100,7 +100,8 @@ def cpu_locked(sys: str) -> bool | None:
     return all(states) if states else None
 
 
-def read_memory(proc: str) -> MemoryState | None:
+def read_memory(proc: str) -> tuple[MemoryState | None, int | None]:
+    """(memory, bytes that the integrated GPU holds of it: not every kernel says)."""
     values = dict(line.split(":", 1) for line in (read_text(f"{proc}/meminfo") or "").splitlines() if ":" in line)
 
     def size(key: str) -> int | None:
@@ -109,6 +110,6 @@ def read_memory(proc: str) -> MemoryState | None:
 
     total, available = size("MemTotal"), size("MemAvailable")
     if total is None or available is None:
-        return None
+        return None, None
     swap = size("SwapTotal") or 0
-    return MemoryState(total, available, swap, swap - (size("SwapFree") or 0), size("NvMapMemUsed"))
+    return MemoryState(total, available, swap, swap - (size("SwapFree") or 0)), size("NvMapMemUsed")

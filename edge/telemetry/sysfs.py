@@ -60,13 +60,15 @@ class SysfsSource:
         """One sample. `quick`: only power, temperature and memory (10 Hz while a model starts)."""
         nodes = self._probe(now)
         rails = tuple(rail for node in nodes.rails if (rail := node.read()))
+        memory, gpu_used = read_memory(str(self.root / "proc"))
         sample = Sample(
             now,
             self.name,
             power=total(rails, len(nodes.rails)),
             rails=rails,
             zones=tuple(node.read() for node in nodes.zones),
-            memory=read_memory(str(self.root / "proc")),
+            memory=memory,
+            gpu_used_bytes=gpu_used,
         )
         return sample if quick else self._complete(sample, nodes)
 

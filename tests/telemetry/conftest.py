@@ -1,8 +1,11 @@
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.fakes.fake_jetson.client import jtop_python
+from tests.fakes.fake_jetson.service import JtopService, only_one, why_not
 from tests.fakes.fake_jetson.tree import FakeBoard
 
 
@@ -12,3 +15,32 @@ def board(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FakeBoard]
     fake = FakeBoard(tmp_path / "board", getattr(request, "param", "agx-orin-64"))
     yield fake
     fake.remove()
+
+
+@pytest.fixture(scope="session")
+def jtop_lock() -> Iterator[None]:
+    reason = why_not()
+    if reason is None:
+        with only_one():
+            yield
+    elif os.environ.get("CI"):
+        pytest.fail(reason)
+    else:
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def jtop_version() -> str:
+    """Overridden by parametrization."""
+    return "7.2.2"
+
+
+@pytest.fixture
+def service(board: FakeBoard, jtop_version: str, jtop_lock: None) -> Iterator[JtopService]:
+    """The real jtop service on the fake board, running."""
+    jtop = JtopService(board, jtop_python(jtop_version))
+    try:
+        yield jtop.start()
+    finally:
+        jtop.thaw()
+        jtop.stop()

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -14,6 +13,7 @@ from edge.telemetry.sampler import Sampler
 from edge.telemetry.source import Source
 from edge.telemetry.sysfs import SysfsSource
 from tests.fakes.fake_jetson.tree import FakeBoard
+from tests.telemetry.waiting import running, until
 
 
 class Scripted:
@@ -32,32 +32,14 @@ def watts(power: float) -> Sample:
     return Sample(0.0, "", Power(power, "VDD_IN"))
 
 
-@asynccontextmanager
-async def running(sampler: Sampler):  # type: ignore[no-untyped-def]
-    task = asyncio.create_task(sampler.run())
-    try:
-        yield sampler
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-
-async def until(true: Callable[[], object]) -> None:
-    for _ in range(4000):
-        if true():
-            return
-        await asyncio.sleep(0.005)
-    pytest.fail("waited 20 s in vain")
-
-
 def sampler_of(*sources: Source) -> Sampler:
     return Sampler(sources, interval_s=0.02)
 
 
 async def test_sources_are_merged_and_each_keeps_its_time(board: FakeBoard) -> None:
     board.set_total_power(21.0)
-    async with running(sampler_of(SysfsSource(board.root), HostSource())) as sampler:
+    sampler = sampler_of(SysfsSource(board.root), HostSource())
+    async with running(sampler.run()):
         await until(lambda: sampler.latest and sampler.latest.cpu_load_ratio is not None)
     sample = sampler.latest
     assert sample.source == "sysfs"
@@ -73,7 +55,7 @@ async def test_a_source_that_hangs_costs_only_itself() -> None:
     hung = Scripted(lambda n: (release.wait(30), watts(1.0))[1], "hung")
     live = Scripted(lambda n: watts(float(n)), "live")
     sampler = sampler_of(hung, live)
-    async with running(sampler):
+    async with running(sampler.run()):
         await until(lambda: live.reads >= 3)
         assert hung.reads == 1
         assert sampler.latest.source == "live"
@@ -92,7 +74,8 @@ async def test_fc67_a_source_that_fails_is_said_once_and_again_when_it_is_back(
 
     caplog.set_level(logging.INFO, "edge.telemetry")
     source = Scripted(script)
-    async with running(sampler_of(source)) as sampler:
+    sampler = sampler_of(source)
+    async with running(sampler.run()):
         await until(lambda: source.reads > 20)
         await until(lambda: sampler.latest.power_w > 20)
     assert [record.message for record in caplog.records] == [
@@ -104,7 +87,7 @@ async def test_fc67_a_source_that_fails_is_said_once_and_again_when_it_is_back(
 async def test_a_trace_has_ten_points_a_second_with_real_instants() -> None:
     source = Scripted(lambda n: Sample(0.0, "", Power(float(n), "VDD_IN"), zones=(Zone("tj", 40.0 + n),)))
     sampler = Sampler([source], interval_s=1.0)
-    async with running(sampler):
+    async with running(sampler.run()):
         with sampler.trace() as points:
             await until(lambda: len(points) >= 12)
         count = len(points)
@@ -122,7 +105,7 @@ async def test_energy_history_and_listeners_follow_the_samples() -> None:
     seen: list[Sample] = []
     sampler = sampler_of(Scripted(lambda n: watts(10.0)))
     sampler.on_sample(seen.append)
-    async with running(sampler):
+    async with running(sampler.run()):
         await until(lambda: len(seen) >= 5)
     assert len(sampler.history.seconds) == len(seen)
     span = seen[-1].at_s - seen[0].at_s
@@ -131,13 +114,14 @@ async def test_energy_history_and_listeners_follow_the_samples() -> None:
 
 async def test_no_source_at_all_is_no_sample_and_no_error() -> None:
     sampler = sampler_of()
-    async with running(sampler):
+    async with running(sampler.run()):
         await asyncio.sleep(0.05)
     assert sampler.latest is None
 
 
 async def test_threads_end_with_the_task(board: FakeBoard) -> None:
     before = set(threading.enumerate())
-    async with running(sampler_of(SysfsSource(board.root))) as sampler:
+    sampler = sampler_of(SysfsSource(board.root))
+    async with running(sampler.run()):
         await until(lambda: sampler.latest)
     await until(lambda: set(threading.enumerate()) <= before)

@@ -53,7 +53,7 @@ def test_every_kind_of_value_is_read(board: FakeBoard) -> None:
     assert (gpu.load_ratio, gpu.clock_hz, gpu.max_clock_hz) == (0.875, 1300.5e6, 1300.5e6)
     assert sample.memory is not None
     assert sample.memory.available_bytes == (64349628 - 10_000_000 - 100_000) * 1024  # cached counts as available
-    assert sample.memory.gpu_used_bytes == 3_000_000 * 1024
+    assert sample.gpu_used_bytes == 3_000_000 * 1024
     assert sample.emc_load_ratio == pytest.approx(0.4)
     assert sample.fan is not None
     assert (sample.fan.speed_ratio, sample.fan.rpm) == (pytest.approx(66 / 255), 1500)

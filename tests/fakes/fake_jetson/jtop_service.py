@@ -1,4 +1,4 @@
-"""Starts the unmodified jtop service on a fake board. Runs inside the board's mount namespace; argv[1] is its root.
+"""Starts the unmodified jtop service on a fake board. Runs inside the board's mount namespace, as ROOT/launch/jtop.
 
 Three things that a Jetson's kernel or hardware gives and files cannot are supplied before jtop is imported: the
 machine's name, the module's EEPROM on I2C, and the prefix under which jtop keeps its config.json (so that nothing
@@ -10,7 +10,7 @@ import platform
 import sys
 from pathlib import Path
 
-root = Path(sys.argv[1])
+root = Path(sys.argv[0]).resolve().parent.parent
 platform.machine = lambda: "aarch64"
 sys.base_prefix = str(root / "prefix")
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.fakes.fake_jetson.tree import HERE, FakeBoard
+from tests.fakes.fake_jetson.tree import HERE, FakeBoard, put
 
 SOCKET = Path("/run/jtop.sock")
 _LOCK = Path("/tmp/edgellm-fake-jetson.lock")
@@ -54,7 +54,9 @@ class JtopService:
         if SOCKET.exists():
             raise RuntimeError(f"{SOCKET} exists: another jtop service is running")
         command = ["unshare", "--mount", "--propagation", "private", "--", "/bin/sh", str(HERE / "enter.sh")]
-        command += [str(self.board.root), str(self.python), str(HERE / "jtop_service.py"), str(self.board.root)]
+        program = self.board.root / "launch/jtop"  # so that its command line reads as on a board: PYTHON …/jtop --force
+        put(program, (HERE / "jtop_service.py").read_bytes())
+        command += [str(self.board.root), str(self.python), str(program), "--force"]
         env = {**os.environ, "JTOP_SERVICE": "True", "PYTHONUNBUFFERED": "1"}
         before = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:

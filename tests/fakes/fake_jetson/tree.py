@@ -127,7 +127,7 @@ class FakeBoard:
 
     def set_emc_percent(self, percent: float) -> None:
         khz = int((self.sys / "kernel/debug/bpmp/debug/clk/emc/rate").read_text()) // 1000
-        put(self.sys / "kernel/debug/cactmon/mc_all", int(percent / 100 * khz))
+        put(self.sys / "kernel/debug/cactmon/mc_all", int(percent * khz))
 
     def set_power_mode(self, number: int) -> None:
         put(self.root / "var/lib/nvpmodel/status", f"pmode:{number:04d} fmode:quiet")

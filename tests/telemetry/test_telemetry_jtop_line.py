@@ -1,0 +1,157 @@
+"""The reader's shapes and lines, without a service."""
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge.telemetry import jtop_reader
+from edge.telemetry.jtop_line import Trouble, error_line, parse, trouble
+from edge.telemetry.sample import Sample, Zone, merge
+
+SOURCE = Path(jtop_reader.__file__).read_text()
+
+
+def line(**values: Any) -> bytes:
+    return json.dumps({"schema": 1, "event": "sample", "at_s": 10.0, "interval_s": 5.0, **values}).encode()
+
+
+def test_the_reader_stands_alone_and_speaks_python_3_8() -> None:
+    tree = ast.parse(SOURCE, feature_version=(3, 8))
+    imports = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imports |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert imports == {"__future__", "argparse", "json", "os", "select", "sys", "threading", "time", "typing", "jtop"}
+
+
+def test_fc73_milliwatts_become_watts_and_nonsense_is_dropped() -> None:
+    """FC-73: the structured properties, in their own unit, within what a board can draw."""
+    power = {
+        "rail": {
+            "VDD_GPU_SOC": {"volt": 19000, "curr": 200, "power": 3800, "online": True},
+            "VDD_OFF": {"power": 0, "online": False},
+            "VDD_BROKEN": {"power": 9_999_999, "online": True},
+            "ucsi_source_psy_1": {"power": 15000, "online": True},
+        },
+        "tot": {"power": 10018799},
+    }
+    rails = jtop_reader.rails_of(power)
+    assert rails == [{"name": "VDD_GPU_SOC", "power_w": 3.8, "voltage_v": 19.0, "current_a": 0.2}]
+    assert jtop_reader.power_of(power, rails) == {"power_w": 3.8, "rail": "sum of rails", "parts": ["VDD_GPU_SOC"]}
+    named = {"rail": {}, "tot": {"power": 7432, "name": "VDD_IN"}}
+    assert jtop_reader.power_of(named, []) == {"power_w": 7.432, "rail": "VDD_IN", "parts": ["VDD_IN"]}
+    assert jtop_reader.power_of({}, []) is None
+
+
+def test_fc62_the_sentinel_is_left_out() -> None:
+    """FC-62: −256 °C, online or not; an old name and a new name are one sensor."""
+    temperature = {
+        "gpu": {"temp": -256, "online": False},
+        "cv0": {"temp": -256, "online": True},
+        "CPU": {"temp": 47.4, "online": True},
+        "tmp451 tboard": {"temp": -12.5, "online": True},
+    }
+    assert jtop_reader.temps_of(temperature) == {"cpu": 47.4, "tboard": -12.5}
+    assert jtop_reader.temps_of({"cpu": {"temp": -256, "online": False}}) == {}
+
+
+def test_fc62_a_zone_file_that_reads_wins_over_an_offline_sensor() -> None:
+    files = Sample(1.0, "sysfs", zones=(Zone("gpu", 51.0, 99.0, 104.5), Zone("tj", None, 99.0, 104.5)))
+    jtop = Sample(0.5, "jtop", zones=(Zone("tj", 52.0),))
+    merged = merge([files, jtop])
+    assert merged is not None
+    assert merged.zones == (Zone("gpu", 51.0, 99.0, 104.5), Zone("tj", 52.0, 99.0, 104.5))
+
+
+@pytest.mark.parametrize(("clock", "known"), [(1300500, True), (1575, False), (0, False), (None, False)])
+def test_clocks_in_an_unknown_unit_are_not_guessed(clock: int | None, known: bool) -> None:
+    """On Thor jtop gives MHz from NVML or kHz from devfreq, without saying which."""
+    gpu = jtop_reader.gpu_of("Thor", {"status": {"load": 12.0}, "freq": {"cur": clock}})
+    assert ("clock_hz" in gpu) == known
+    assert gpu["load_ratio"] == 0.12
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (
+            RuntimeError("The jtop.service is not active. Please run:\nsudo systemctl restart jtop.service"),
+            "not_active",
+        ),
+        (RuntimeError("I can't access jtop.service.\nPlease logout or reboot this board."), "no_access"),
+        (RuntimeError("Mismatch version jtop service: [4.2.2] and client: [4.2.1]. Please run:"), "version_mismatch"),
+        (RuntimeError("Mismatch of Python versions between library and service"), "python_mismatch"),
+        (RuntimeError("Lost connection with jtop server"), "lost"),
+        (BrokenPipeError(32, "Broken pipe"), "lost"),
+        (ConnectionResetError(), "lost"),
+        (EOFError(), "lost"),
+        (ModuleNotFoundError("No module named 'jtop'"), "not_installed"),
+        (AttributeError("'NoneType' object has no attribute '_update'"), "failed"),
+    ],
+)
+def test_whatever_the_client_raises_has_a_kind(error: Exception, kind: str) -> None:
+    assert jtop_reader.kind_of(error) == kind
+    found = trouble(kind, str(error))
+    assert found.kind == kind
+    assert found.hint
+
+
+def test_fc65_a_version_mismatch_names_both() -> None:
+    """FC-65: service 4.2.2, client 4.2.1."""
+    message = (
+        "Mismatch version jtop service: [4.2.2] and client: [4.2.1]. Please run: sudo systemctl restart jtop.service"
+    )
+    found = trouble("version_mismatch", message)
+    assert found.because == "version mismatch: service 4.2.2, client 4.2.1"
+    assert parse(error_line(found), 0.0) == found
+
+
+@pytest.mark.parametrize("kind", ["no_socket", "frozen", "lost", "no_access", "failed", "unheard of"])
+def test_troubles_survive_being_shared(kind: str) -> None:
+    found = trouble(kind, "by cause")
+    assert parse(error_line(found), 0.0) == Trouble(found.kind, found.because, found.hint)
+
+
+def test_a_line_from_a_clock_ahead_is_not_from_the_future() -> None:
+    sample = parse(line(), 7.0)
+    assert isinstance(sample, Sample)
+    assert sample.at_s == 7.0
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"schema": 2, "event": "sample"}',
+        b"\xff\xfe",
+        line(power={"power_w": "much"}),
+        line(at_s=None),
+        line(temps_c={"cpu": "warm"}),
+        line(temps_c=[1]),
+        line(gpus=[{"no": "name"}]),
+        line(processes=[{}]),
+        line(event="sale"),
+    ],
+)
+def test_lines_that_are_not_ours_are_ignored(garbage: bytes) -> None:
+    assert parse(garbage, 0.0) is None
+
+
+KEYS = ["power", "power_w", "rail", "rails", "name", "temps_c", "gpus", "fan", "power_mode", "id", "processes", "pid"]
+shapes = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.sampled_from(KEYS), shapes))
+def test_no_line_raises(row: dict[str, Any]) -> None:
+    parse(line(**row), 1.0)
