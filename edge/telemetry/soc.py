@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge.board import meminfo, power
 from edge.board.board import PowerMode
 from edge.telemetry.nodes import children, read_int, read_text
 from edge.telemetry.sample import Fan, GpuState, MemoryState
 
 # Device-tree names of integrated GPUs by generation; JetPack 6 and later say "gpu".
 _GPU_NODES = ("gv11b", "gp10b", "ga10b", "gb10b")
-_MODE_LINE = re.compile(r"<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>")
-_ACTIVE_MODE = re.compile(r"pmode:(\d+)")
-_KIB = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +77,8 @@ def read_fan(nodes: tuple[str | None, str | None]) -> Fan | None:
 
 
 def read_power_mode(root: str) -> PowerMode | None:
-    """nvpmodel's active mode from its status file and table, without its process. Numbers differ by module: name it."""
-    active = _ACTIVE_MODE.search(read_text(f"{root}/var/lib/nvpmodel/status") or "")
-    if active is None:
-        return None
-    table = read_text(f"{root}/etc/nvpmodel.conf") or ""
-    names = {int(number): name for number, name in _MODE_LINE.findall(table)}
-    number = int(active[1])
-    return PowerMode(number, names.get(number, str(number)))
+    """nvpmodel's active mode, without its process."""
+    return power.active(read_text(f"{root}/var/lib/nvpmodel/status"), read_text(f"{root}/etc/nvpmodel.conf"))
 
 
 def cpu_locked(sys: str) -> bool | None:
@@ -102,14 +93,10 @@ def cpu_locked(sys: str) -> bool | None:
 
 def read_memory(proc: str) -> tuple[MemoryState | None, int | None]:
     """(memory, bytes that the integrated GPU holds of it: not every kernel says)."""
-    values = dict(line.split(":", 1) for line in (read_text(f"{proc}/meminfo") or "").splitlines() if ":" in line)
-
-    def size(key: str) -> int | None:
-        number = values.get(key, "").split()[:1]
-        return int(number[0]) * _KIB if number and number[0].isdigit() else None
-
-    total, available = size("MemTotal"), size("MemAvailable")
-    if total is None or available is None:
+    values = meminfo.parse(read_text(f"{proc}/meminfo") or "")
+    total = values.get("MemTotal")
+    if total is None:
         return None, None
-    swap = size("SwapTotal") or 0
-    return MemoryState(total, available, swap, swap - (size("SwapFree") or 0)), size("NvMapMemUsed")
+    available, _ = meminfo.available_bytes(values)
+    swap = values.get("SwapTotal", 0)
+    return MemoryState(total, available, swap, swap - values.get("SwapFree", 0)), values.get("NvMapMemUsed")

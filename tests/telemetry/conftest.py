@@ -1,4 +1,5 @@
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,11 +11,11 @@ from tests.fakes.fake_jetson.tree import FakeBoard
 
 
 @pytest.fixture
-def board(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FakeBoard]:
+def board(request: pytest.FixtureRequest) -> Iterator[FakeBoard]:
     """A fake board's tree; `@pytest.mark.parametrize("board", [...], indirect=True)` picks another one."""
-    fake = FakeBoard(tmp_path / "board", getattr(request, "param", "agx-orin-64"))
-    yield fake
-    fake.remove()
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # hundreds of small files
+    with tempfile.TemporaryDirectory(prefix="fake-jetson-", dir=memory, ignore_cleanup_errors=True) as folder:
+        yield FakeBoard(Path(folder), getattr(request, "param", "agx-orin-64"))
 
 
 @pytest.fixture(scope="session")

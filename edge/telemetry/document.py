@@ -1,0 +1,112 @@
+"""Samples, energy and levels as JSON. Pure: instants become wall time by `offset_s` (wall minus monotonic clock)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from edge.supervisor.thermal import Decision
+from edge.telemetry.energy import EnergyMeter
+from edge.telemetry.history import History, Moment
+from edge.telemetry.sample import Sample
+
+COLUMNS = ("at", "power_w", "temp_c", "gpu_load_ratio", "memory_used_bytes")
+
+
+def sample_document(sample: Sample | None, now: float) -> dict[str, Any]:
+    """The latest sample; every key is there whether known or not. `source` "none" when there is nothing."""
+    if sample is None:
+        return {"source": "none", "age_s": None}
+    memory = None if sample.memory is None else {**asdict(sample.memory), "gpu_used_bytes": sample.gpu_used_bytes}
+    mode = sample.power_mode
+    return {
+        "source": sample.source,
+        "age_s": round(sample.age_s(now), 2),
+        "power": None if sample.power is None else asdict(sample.power),
+        "rails": [asdict(rail) for rail in sample.rails],
+        "temperatures": [asdict(zone) for zone in sample.zones],
+        "temp_c": sample.temp_c,
+        "gpus": [asdict(gpu) for gpu in sample.gpus],
+        "gpu_processes": [asdict(process) for process in sample.gpu_processes],
+        "memory": memory,
+        "cpu_load_ratio": sample.cpu_load_ratio,
+        "emc": {"load_ratio": sample.emc_load_ratio, "clock_hz": sample.emc_clock_hz},
+        "fan": None if sample.fan is None else asdict(sample.fan),
+        "disk_free_bytes": sample.disk_free_bytes,
+        "throttled": list(sample.throttled),
+        "overcurrent": dict(sample.overcurrent),
+        "power_mode": None if mode is None else {"id": mode.id, "name": mode.name},
+        "jetson_clocks": sample.jetson_clocks,
+    }
+
+
+def governor_document(decision: Decision, act: bool, max_watts: float | None) -> dict[str, Any]:
+    return {
+        "level": decision.level.name,
+        "because": decision.because,
+        "act": act,
+        "max_watts": max_watts,
+        "limit": asdict(decision.limit),
+    }
+
+
+def energy_document(meter: EnergyMeter) -> dict[str, Any]:
+    """Joules since telemetry began. A model's are its estimated share of the time in which it had requests."""
+    return {
+        "joules": round(meter.total_joules, 3),
+        "idle_joules": round(meter.idle_joules, 3),
+        "idle_w": meter.idle_w,
+        "gap_s": round(meter.gap_s, 1),
+        "models": {
+            model: {
+                "joules": round(use.joules, 3),
+                "tokens": meter.tokens(model),
+                "requests": use.requests,
+                "open": meter.open(model),
+                "tokens_per_joule": use.tokens_per_joule,
+                "estimated": True,
+            }
+            for model, use in meter.by_model.items()
+        },
+        "hours": [{"start": hour * 3600, "joules": round(used, 1)} for hour, used in sorted(meter.by_hour.items())],
+    }
+
+
+def history_document(history: History, offset_s: float) -> dict[str, Any]:
+    """Rows of COLUMNS: the last ten minutes by second, the last day by minute."""
+    return {
+        "columns": list(COLUMNS),
+        "seconds": _rows(history.seconds, offset_s),
+        "minutes": _rows(history.minutes, offset_s),
+    }
+
+
+def _rows(moments: Iterable[Moment], offset_s: float) -> list[list[float | int | None]]:
+    return [
+        [
+            round(m.at_s + offset_s, 1),
+            _round(m.power_w),
+            _round(m.temp_c),
+            _round(m.gpu_load_ratio),
+            m.memory_used_bytes,
+        ]
+        for m in moments
+    ]
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else round(value, 2)
+
+
+def notes(sample: Sample | None, parts: Mapping[str, Sample], tokens_per_s: float | None) -> list[str]:
+    """What a reader of the figures should know."""
+    found = []
+    jtop = parts.get("jtop")
+    others = (part.gpu_load_ratio for name, part in parts.items() if name != "jtop")
+    if jtop and jtop.gpu_load_ratio == 0 and tokens_per_s and not any(load is not None for load in others):
+        # jtop sticks to a source that says 0 for ever when it was started before the GPU's node was there.
+        found.append("jtop says GPU load 0 while tokens are generated: restart jtop.service")
+    if sample and sample.power and sample.power.note:
+        found.append(f"power: {sample.power.note}")
+    return found

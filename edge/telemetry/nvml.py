@@ -1,0 +1,149 @@
+"""Discrete NVIDIA GPUs (and what NVML tells of an integrated one) through nvidia-ml-py, the extra `nvml`."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from edge.telemetry.sample import GpuState, Power, Sample, Zone
+
+# Why the clocks are held down. Idle, wished-for clocks and group syncing are no throttling.
+_REASONS = {
+    0x04: "gpu-power-cap",
+    0x08: "gpu-hw-slowdown",
+    0x20: "gpu-sw-thermal",
+    0x40: "gpu-hw-thermal",
+    0x80: "gpu-power-brake",
+}
+_SHUTDOWN, _SLOWDOWN = 0, 1  # nvmlTemperatureThresholds_t
+_TEMPERATURE_GPU, _CLOCK_SM = 0, 1
+NOTE = "GPU boards only; the host is not measured"
+
+
+def installed() -> bool:
+    """Is nvidia-ml-py there? (Whether a driver answers is known at the first read.)"""
+    return importlib.util.find_spec("pynvml") is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    handle: Any
+    uuid: str
+    name: str
+    slowdown_c: float | None
+    shutdown_c: float | None
+
+
+class NvmlSource:
+    """`uuids`: the GPUs that count (None: all). `integrated`: one GPU that shares the board's memory (Thor).
+
+    An integrated GPU is named without its UUID, so that it is the same one as in other sources, and no total is made of
+    what it draws.
+    """
+
+    name = "nvml"
+
+    def __init__(self, uuids: Collection[str] | None = None, *, integrated: bool = False) -> None:
+        self._uuids = uuids
+        self._integrated = integrated
+        self._nvml: ModuleType | None = None
+        self._devices: list[_Device] = []
+
+    def read(self, now: float, *, quick: bool = False) -> Sample:
+        """Raises pynvml.NVMLError or ImportError when there is no NVML; the next read starts anew."""
+        try:
+            devices = self._devices or self._open()
+            states = [self._state(device, quick) for device in devices]
+            reasons = [] if quick else [reason for device in devices for reason in self._reasons(device)]
+        except Exception:
+            self.close()
+            raise
+        return Sample(
+            now,
+            self.name,
+            power=None if self._integrated else _total(states),
+            zones=tuple(self._zone(device, state) for device, state in zip(devices, states, strict=True)),
+            gpus=tuple(states),
+            throttled=tuple(dict.fromkeys(reasons)),
+        )
+
+    def close(self) -> None:
+        nvml, self._nvml, self._devices = self._nvml, None, []
+        if nvml is not None:
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlShutdown()
+
+    def _open(self) -> list[_Device]:
+        import pynvml as nvml
+
+        nvml.nvmlInit()
+        self._nvml = nvml
+        found = []
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            uuid = nvml.nvmlDeviceGetUUID(handle)
+            if self._uuids is None or uuid in self._uuids:
+                slowdown, shutdown = (
+                    self._ask(nvml.nvmlDeviceGetTemperatureThreshold, handle, kind) for kind in (_SLOWDOWN, _SHUTDOWN)
+                )
+                found.append(_Device(handle, uuid, nvml.nvmlDeviceGetName(handle), slowdown, shutdown))
+        self._devices = found
+        return found
+
+    def _state(self, device: _Device, quick: bool) -> GpuState:
+        nvml, handle = self._nvml, device.handle
+        assert nvml is not None
+        milliwatt = self._ask(nvml.nvmlDeviceGetPowerUsage, handle)
+        memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, handle)
+        load = None if quick else self._ask(nvml.nvmlDeviceGetUtilizationRates, handle)
+        clock, highest = (
+            None if quick else self._ask(ask, handle, _CLOCK_SM)
+            for ask in (nvml.nvmlDeviceGetClockInfo, nvml.nvmlDeviceGetMaxClockInfo)
+        )
+        return GpuState(
+            device.name,
+            uuid=None if self._integrated else device.uuid,
+            load_ratio=None if load is None else load.gpu / 100,
+            clock_hz=None if clock is None else clock * 1e6,
+            max_clock_hz=None if highest is None else highest * 1e6,
+            temp_c=self._ask(nvml.nvmlDeviceGetTemperature, handle, _TEMPERATURE_GPU),
+            power_w=None if milliwatt is None else milliwatt / 1000,
+            memory_used_bytes=None if memory is None else memory.used,
+            memory_total_bytes=None if memory is None else memory.total,
+        )
+
+    def _zone(self, device: _Device, state: GpuState) -> Zone:
+        name = "gpu" if self._integrated else device.uuid
+        return Zone(name, state.temp_c, device.slowdown_c, device.shutdown_c)
+
+    def _reasons(self, device: _Device) -> list[str]:
+        assert self._nvml is not None
+        names = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+        ask = next((found for name in names if (found := getattr(self._nvml, name, None))), None)
+        bits = 0 if ask is None else self._ask(ask, device.handle) or 0
+        return [reason for bit, reason in _REASONS.items() if bits & bit]
+
+    def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """None for what this GPU does not tell; a GPU or driver that is gone raises."""
+        assert self._nvml is not None
+        nvml = self._nvml
+        try:
+            return function(*arguments)
+        except nvml.NVMLError as error:
+            gone = (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_UNINITIALIZED, nvml.NVML_ERROR_DRIVER_NOT_LOADED)
+            if error.value in gone:
+                raise
+            return None
+
+
+def _total(states: list[GpuState]) -> Power | None:
+    """The sum, and only of all: one silent GPU would make a saving."""
+    watts = [state.power_w for state in states if state.power_w is not None]
+    if not watts or len(watts) < len(states):
+        return None
+    rail = "GPU" if len(states) == 1 else "sum of GPUs"
+    return Power(sum(watts), rail, tuple(state.uuid or state.name for state in states), NOTE)

@@ -1,0 +1,169 @@
+"""Everything about power and temperature of one running edgellm, put together: what the application holds.
+
+telemetry = Telemetry.of(board, config.telemetry, config.thermal, models_folder)
+telemetry.on_limit(...)          admission and supervisor follow the governor
+await telemetry.run()            the task
+telemetry.document()             /telemetry and the summary in /healthz
+telemetry.energy                 requests: begin, request
+with telemetry.trace() as points ten samples a second while a model starts
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from edge.board.board import Board
+from edge.config.values import TelemetryConfig, ThermalConfig
+from edge.supervisor.thermal import AdmissionLimit, Decision, Governor, Level, Limits
+from edge.telemetry import nvml
+from edge.telemetry.document import energy_document, governor_document, history_document, notes, sample_document
+from edge.telemetry.energy import EnergyMeter
+from edge.telemetry.host import HostSource
+from edge.telemetry.jtop import JtopSource
+from edge.telemetry.sample import Sample
+from edge.telemetry.sampler import Sampler, TracePoint
+from edge.telemetry.source import Clock, Source
+from edge.telemetry.sysfs import SysfsSource
+
+log = logging.getLogger("edge.telemetry")
+
+
+class Telemetry:
+    """Lives on one event loop."""
+
+    def __init__(self, sampler: Sampler, governor: Governor) -> None:
+        self.sampler = sampler
+        self.governor = governor
+        self.decision = Decision(Level.NOMINAL, AdmissionLimit(), "nothing measured yet")
+        self._listeners: list[Callable[[AdmissionLimit], None]] = []
+        self._history: dict[str, Any] | None = None
+        self._throttled: tuple[str, ...] = ()
+        sampler.on_sample(self._judge)
+
+    @classmethod
+    def of(
+        cls,
+        board: Board,
+        settings: TelemetryConfig | None = None,
+        thermal: ThermalConfig | None = None,
+        disk: Path = Path("/"),
+        *,
+        root: Path = Path("/"),
+        jtop: JtopSource | None = None,
+        limits: Limits | None = None,
+        clock: Clock = time.monotonic,
+    ) -> Telemetry:
+        """`root` stands in for "/", `jtop` for the service's own and `limits` for those of `thermal` (tests)."""
+        settings, thermal = settings or TelemetryConfig(), thermal or ThermalConfig()
+        sources: list[Source] = [SysfsSource(root), HostSource(disk)]
+        thor = board.soc is not None and "thor" in board.soc.lower()
+        if nvml.installed() and root == Path("/") and (thor or (board.gpus and board.soc is None)):
+            sources.append(nvml.NvmlSource(integrated=board.unified_memory))
+        guest = jtop or (JtopSource() if settings.jtop == "auto" and board.soc is not None else None)
+        sampler = Sampler(sources, guest, interval_s=settings.interval_s, clock=clock)
+        return cls(sampler, Governor(limits or limits_of(thermal)))
+
+    @property
+    def energy(self) -> EnergyMeter:
+        return self.sampler.energy
+
+    @property
+    def latest(self) -> Sample | None:
+        return self.sampler.latest
+
+    async def run(self) -> None:
+        """Until cancelled. Nothing in here can stop a model; at worst there are no figures."""
+        await self.sampler.run()
+
+    def trace(self) -> AbstractContextManager[list[TracePoint]]:
+        return self.sampler.trace()
+
+    def on_limit(self, listener: Callable[[AdmissionLimit], None]) -> None:
+        """Called on the event loop whenever the governor's limit changes."""
+        self._listeners.append(listener)
+
+    def summary(self) -> dict[str, Any]:
+        """/healthz's `telemetry`."""
+        latest = self.latest
+        age_s = None if latest is None else round(latest.age_s(self.sampler.clock()), 2)
+        return {"source": latest.source if latest else "none", "age_s": age_s, "thermal": self.decision.level.name}
+
+    def document(self, *, history: bool = True) -> dict[str, Any]:
+        """/telemetry. Asking counts as watching: jtop is read every second for a while."""
+        self.sampler.watched()
+        sampler, now = self.sampler, self.sampler.clock()
+        rate = sampler.history.rate()
+        limits = self.governor.limits
+        document = {
+            "schema": 1,
+            **sample_document(sampler.latest, now),
+            "thermal": self.decision.level.name,
+            "governor": governor_document(self.decision, limits.act, limits.max_watts),
+            "tokens_per_s": rate,
+            "energy": energy_document(sampler.energy),
+            "sources": self._sources(now),
+            "notes": notes(sampler.latest, sampler.fresh(now), rate),
+        }
+        if history:
+            self._history = self._history or history_document(sampler.history, sampler.wall() - now)
+            document["history"] = self._history
+        return document
+
+    def _sources(self, now: float) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for reader in self.sampler.readers:
+            state = "failed" if reader.error else "ok" if reader.fresh(now) else "silent"
+            found[reader.name] = {
+                "state": state,
+                "age_s": _age(reader.latest, now),
+                "because": reader.error,
+                "hint": None,
+            }
+        jtop = self.sampler.jtop
+        if jtop is not None:
+            trouble = jtop.trouble
+            state = "unavailable" if trouble else "ok" if jtop.fresh(now) else "silent"
+            because, hint = (trouble.because, trouble.hint) if trouble else (None, None)
+            found["jtop"] = {"state": state, "age_s": _age(jtop.latest, now), "because": because, "hint": hint}
+        return found
+
+    def _judge(self, sample: Sample | None) -> None:
+        """With each sample: the level, who follows it, and one line per change."""
+        self._history = None
+        before, self.decision = self.decision, self.governor.decide(sample, self.sampler.clock())
+        if self.decision.changed:
+            told = log.warning if self.decision.level > before.level else log.info
+            told("thermal: %s: %s%s", self.decision.level.name, self.decision.because, self._what())
+        if self.decision.limit != before.limit:
+            for listener in self._listeners:
+                listener(self.decision.limit)
+        throttled = sample.throttled if sample else self._throttled
+        if throttled != self._throttled:
+            self._throttled = throttled
+            log.info("throttled by the board itself: %s", ", ".join(throttled) or "no longer")
+
+    def _what(self) -> str:
+        limit = self.decision.limit
+        if limit.drain:
+            return "; the engine is stopped until it is cool"
+        if limit.hold_new:
+            return "; new requests wait"
+        return "; fewer requests at once" if limit.fraction < 1 else ""
+
+
+def limits_of(thermal: ThermalConfig) -> Limits:
+    return Limits(
+        act=thermal.act,
+        max_watts=thermal.max_watts,
+        passive_margin_c=thermal.warn_margin_c,
+        hot_margin_c=thermal.act_margin_c,
+    )
+
+
+def _age(sample: Sample | None, now: float) -> float | None:
+    return None if sample is None else round(sample.age_s(now), 2)

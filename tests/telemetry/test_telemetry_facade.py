@@ -1,0 +1,214 @@
+"""Telemetry as the application holds it: levels, limits, documents, metrics and log lines on fake boards."""
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from edge.board.probe import probe
+from edge.config.values import TelemetryConfig, ThermalConfig
+from edge.supervisor.thermal import AdmissionLimit
+from edge.telemetry import metrics
+from edge.telemetry.document import notes
+from edge.telemetry.energy import EnergyMeter
+from edge.telemetry.sample import GpuState, Power, Sample
+from edge.telemetry.telemetry import Telemetry, limits_of
+from tests.fakes.fake_jetson.tree import FakeBoard
+from tests.telemetry.waiting import running, until
+from tests.trees.trees import tree
+
+
+class Clock:
+    """Each look is a second later: dwell times pass without waiting."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Registry:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+
+    def add(self, collector: metrics.TelemetryCollector) -> None:
+        self.registry.register(collector)
+
+    def values(self) -> dict[tuple[str, Mapping[str, str]], float]:
+        text = generate_latest(self.registry).decode()
+        families = text_string_to_metric_families(text)
+        return {(s.name, tuple(s.labels.items())): s.value for family in families for s in family.samples}
+
+
+def telemetry_of(board: FakeBoard, thermal: ThermalConfig | None = None, **options: Any) -> Telemetry:
+    settings = TelemetryConfig(jtop="off", interval_s=0.02)
+    return Telemetry.of(probe(board.root), settings, thermal, root=board.root, **options)
+
+
+async def test_heating_and_cooling_drive_each_level_once_and_limits_follow(
+    board: FakeBoard, caplog: pytest.LogCaptureFixture
+) -> None:
+    """50 → 104 °C and back, every degree sampled, ten seconds apart."""
+    caplog.set_level(logging.INFO, "edge.telemetry")
+    clock, seen, limits = Clock(), [], []
+    telemetry = telemetry_of(board, ThermalConfig(act=True), clock=clock)
+    telemetry.on_limit(limits.append)
+    telemetry.sampler.on_sample(seen.append)
+    for celsius in [*range(50, 105), *range(104, 49, -1)]:
+        board.set_all_temps(float(celsius))
+        clock.now += 10.0
+        await telemetry.sampler._full()
+    assert limits == [
+        AdmissionLimit(0.5),
+        AdmissionLimit(0.5, hold_new=True),
+        AdmissionLimit(0.5, hold_new=True, drain=True),
+        AdmissionLimit(0.5),
+        AdmissionLimit(),
+    ]
+    levels = [record.message.split(": ")[1] for record in caplog.records if record.message.startswith("thermal: ")]
+    assert levels == ["PASSIVE", "HOT", "CRITICAL", "HOT", "PASSIVE", "NOMINAL"]
+    assert "passive at 99.0 °C; fewer requests at once" in caplog.records[0].message
+    for reader in telemetry.sampler.readers:
+        reader.close()
+
+
+async def test_document_summary_and_their_age(board: FakeBoard) -> None:
+    board.set_total_power(30.0)
+    board.set_all_temps(70.0)
+    telemetry = telemetry_of(board)
+    assert telemetry.summary() == {"source": "none", "age_s": None, "thermal": "NOMINAL"}
+    async with running(telemetry.run()):
+        await until(lambda: len(telemetry.sampler.history.seconds) > 5)
+        document = json.loads(json.dumps(telemetry.document()))
+        summary = telemetry.summary()
+    assert summary["source"] == "sysfs"
+    assert summary["age_s"] < 2.0
+    assert document["schema"] == 1
+    assert document["power"]["rail"] == "sum of rails"
+    assert document["power"]["power_w"] == pytest.approx(30.0, rel=0.01)
+    assert document["temp_c"] == 70.0
+    assert document["power_mode"] == {"id": 2, "name": "MODE_30W"}
+    assert document["governor"]["act"] is False
+    assert set(document["sources"]) == {"sysfs", "host"}
+    assert {source["state"] for source in document["sources"].values()} == {"ok"}
+    assert document["notes"] == ["power: sum of the module's rails; the carrier board is not measured"]
+    rows = document["history"]["seconds"]
+    assert document["history"]["columns"] == ["at", "power_w", "temp_c", "gpu_load_ratio", "memory_used_bytes"]
+    assert len(rows) > 5
+    assert rows[-1][1:4] == [pytest.approx(30.0, rel=0.01), 70.0, 0.0]
+    assert rows[-1][0] > 1_600_000_000
+
+
+async def test_fc67_a_dead_source_leaves_a_marked_age_and_an_unmoved_limit(board: FakeBoard) -> None:
+    """FC-67: stale is said (`age_s`, `silent`), and no data stops nothing."""
+    clock = Clock()
+    telemetry = telemetry_of(board, clock=clock)
+    await telemetry.sampler._full()
+    clock.now += 40.0
+    assert telemetry.summary()["age_s"] == 40.0
+    assert {source["state"] for source in telemetry.document()["sources"].values()} == {"silent"}
+    assert telemetry.decision.limit == AdmissionLimit()
+    for reader in telemetry.sampler.readers:
+        reader.close()
+
+
+@pytest.mark.parametrize("board", ["agx-orin-64", "orin-nano-8", "agx-thor"], indirect=True)
+async def test_metrics_follow_the_conventions(board: FakeBoard) -> None:
+    board.set_total_power(20.0)
+    registry = Registry()
+    telemetry = telemetry_of(board)
+    metrics.register(registry, telemetry)
+    registry.values()  # before anything was measured
+    async with running(telemetry.run()):
+        await until(lambda: telemetry.energy.total_joules > 0)
+        work = telemetry.energy.begin(telemetry.sampler.clock(), "chat")
+        await until(lambda: "chat" in telemetry.energy.by_model)
+        telemetry.energy.request(work.start_s, telemetry.sampler.clock(), 7, work)
+    values = registry.values()
+    assert telemetry.latest.power is not None
+    rail = telemetry.latest.power.rail
+    assert values["edgellm_power_watts", (("rail", rail),)] == pytest.approx(20.0, rel=0.01)
+    assert values["edgellm_temperature_celsius", (("zone", "tj"),)] == 45.0
+    assert values["edgellm_energy_joules_total", ()] > 0
+    assert values["edgellm_tokens_per_joule", (("model", "chat"),)] > 0
+    assert values["edgellm_thermal_level", (("level", "NOMINAL"),)] == 1.0
+    units = ("_celsius", "_watts", "_joules_total", "_ratio", "_bytes", "_hertz", "_seconds")
+    plain = ("_level", "_up", "_throttled", "_events_total", "_per_joule", "_per_minute")
+    assert [name for name, _ in values if not name.endswith(units + plain)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "power", "temperature"),
+    [("wsl2", "host", False, False), ("x86-vm", "host", False, False), ("orin-nano-8", "sysfs", True, True)],
+)
+async def test_smaller_machines_give_an_honest_smaller_picture(
+    name: str, source: str, power: bool, temperature: bool
+) -> None:
+    """A WSL2 box and a machine with no sensor: memory and CPU, no invented heat or power."""
+    root = tree(name)
+    telemetry = Telemetry.of(probe(root), TelemetryConfig(jtop="off", interval_s=0.02), root=root)
+    async with running(telemetry.run()):
+        await until(lambda: telemetry.latest and telemetry.latest.cpu_load_ratio is not None)
+        document = telemetry.document()
+    assert (document["power"] is not None, document["temp_c"] is not None) == (power, temperature)
+    assert document["memory"]["available_bytes"] > 0
+    assert document["governor"]["level"] == "NOMINAL"
+    assert document["source"] == source
+
+
+def test_fc71_load_0_while_tokens_flow_is_a_hint_not_a_verdict() -> None:
+    """FC-71: only when nothing else knows the load; a readable devfreq node settles it."""
+    stuck = Sample(0.0, "jtop", gpus=(GpuState("gpu", load_ratio=0.0),))
+    assert notes(stuck, {"jtop": stuck}, 12.0) == [
+        "jtop says GPU load 0 while tokens are generated: restart jtop.service"
+    ]
+    assert notes(stuck, {"jtop": stuck}, None) == []
+    files = Sample(0.0, "sysfs", gpus=(GpuState("gpu", load_ratio=0.8),))
+    assert notes(files, {"jtop": stuck, "sysfs": files}, 12.0) == []
+
+
+def test_fc64_the_release_file_names_jetpack_not_jtop(board: FakeBoard) -> None:
+    """FC-64: L4T 36.4.7 and newer unknown ones come from the board's own file; jtop's table is never asked."""
+    assert probe(board.root).l4t == "36.4.7"
+    for revision, version in [("5.0", "36.5.0"), ("9.9", "36.9.9")]:
+        release = board.root / "etc/nv_tegra_release"
+        release.write_text(board.spec["release"].replace("4.7", revision))
+        found = probe(board.root)
+        assert found.l4t == version
+        assert found.jetpack
+    assert not {"jetpack", "l4t", "board"} & set(Sample.__dataclass_fields__)
+
+
+def test_fc44_the_start_says_which_mode_and_clocks_are_active_now(board: FakeBoard) -> None:
+    """FC-44: read at each start; tokens per joule stay beside the throttling in one document."""
+    board.set_power_mode(0)
+    assert probe(board.root).power_mode.name == "MAXN"
+    board.set_power_mode(1)
+    assert probe(board.root).power_mode.name == "MODE_15W"
+
+
+def test_thermal_settings_become_limits() -> None:
+    limits = limits_of(ThermalConfig(act=True, max_watts=25.0, warn_margin_c=12.0, act_margin_c=5.0))
+    assert (limits.act, limits.max_watts, limits.passive_margin_c, limits.hot_margin_c) == (True, 25.0, 12.0, 5.0)
+
+
+def test_jtop_is_not_asked_where_there_is_no_jetson(tmp_path: Path, board: FakeBoard) -> None:
+    assert Telemetry.of(probe(tmp_path), root=tmp_path).sampler.jtop is None
+    assert Telemetry.of(probe(board.root), TelemetryConfig(jtop="off"), root=board.root).sampler.jtop is None
+    assert Telemetry.of(probe(board.root), root=board.root).sampler.jtop is not None
+
+
+def test_energy_meter_and_power_are_what_a_request_needs() -> None:
+    """The gateway's calls, in their order."""
+    meter = EnergyMeter()
+    work = meter.begin(10.0, "chat")
+    for at in range(10, 16):
+        meter.add(float(at), Power(8.0, "VDD_IN").power_w)
+    assert meter.request(10.0, 15.0, 100, work) == pytest.approx(40.0)
+    assert meter.by_model["chat"].tokens_per_joule == pytest.approx(2.5)
