@@ -30,13 +30,9 @@ def build() -> typer.Typer:
     ) -> None:
         """Turns this machine into an LLM appliance."""
 
-    for noun in     return root
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"edgellm {__version__}")
-        raise typer.Exit
+    for noun in nouns():
+        noun.register(root)
+    return root
 
 
 def nouns() -> Iterator[ModuleType]:
@@ -55,3 +51,9 @@ def run(arguments: list[str]) -> int:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         return USAGE if code == 2 else code
     return 0
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"edgellm {__version__}")
+        raise typer.Exit
