@@ -66,7 +66,13 @@ class AddressInUseError(UnavailableError):
 
 
 class EngineMissingError(UnavailableError):
+    """`recipe`: what `edgellm build -p` would build; None when building does not help."""
+
     kind = "engine_missing"
+
+    def __init__(self, message: str, hint: str | None = None, *, recipe: str | None = None) -> None:
+        super().__init__(message, hint)
+        self.recipe = recipe
 
 
 class ModelMissingError(UnavailableError):

@@ -13,16 +13,17 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import NoReturn
 
-from edge import listen
+from edge import consent, listen
 from edge.coldstart.journal import process_began_s
 from edge.coldstart.timeline import Span
-from edge.config import Config
-from edge.errors import EdgeError, UsageError
+from edge.config import Config, load
+from edge.errors import EdgeError, EngineMissingError, UsageError
 from edge.folders import Folders, folders
 from edge.handover import Launch
 from edge.instance import acquire
 from edge.options import UP
-from edge.prepare import configure, prepare
+from edge.plan.chosen import fetch_first
+from edge.prepare import Prepared, prepare
 from edge.supervisor.child import spawn
 
 EPILOG = """examples:
@@ -39,7 +40,7 @@ def up(argv: list[str]) -> int:
     options = parse(argv)
     launch = _take_sockets(options, began_s, clock)
     try:
-        _plan(launch, clock)
+        _plan(launch, options, clock)
         _spawn(launch, clock)
         launch.spans = clock.spans
         from edge.app import run
@@ -115,23 +116,41 @@ def _take_sockets(options: argparse.Namespace, began_s: float, clock: _Clock) ->
 def _configure(options: argparse.Namespace, places: Folders, *, inherited: bool) -> tuple[Config, EdgeError | None]:
     """Behind a socket unit a fault is answered, not exited with: each waiting client would start us again."""
     try:
-        return configure(places, given(options), os.environ), None
+        return load(places, given(options), os.environ), None
     except EdgeError as error:
         if not inherited:
             raise
         return Config(), error
 
 
-def _plan(launch: Launch, clock: _Clock) -> None:
+def _plan(launch: Launch, options: argparse.Namespace, clock: _Clock) -> None:
     if launch.failure is not None:
         return
     try:
-        launch.prepared = prepare(launch.config, launch.folders)
+        launch.prepared = _prepared(launch, options)
     except EdgeError as error:
         if not launch.inherited:
             raise
         launch.failure = error
     clock.lap("plan")
+
+
+def _prepared(launch: Launch, options: argparse.Namespace) -> Prepared:
+    """With --yes, or a yes on the terminal, what is missing is built and fetched first."""
+    state_dir, yes = Path(options.state_dir) if options.state_dir else None, bool(options.yes)
+    try:
+        prepared = prepare(launch.config, launch.folders)
+    except EngineMissingError as missing:
+        if missing.recipe is None or launch.inherited:
+            raise
+        consent.build(missing, missing.recipe, state_dir, yes=yes)
+        prepared = prepare(launch.config, launch.folders)
+    if prepared.absent:
+        if launch.inherited:
+            raise fetch_first(prepared.absent)
+        consent.fetch(prepared.absent, state_dir, yes=yes)
+        prepared = prepare(launch.config, launch.folders)
+    return prepared
 
 
 def _spawn(launch: Launch, clock: _Clock) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge.model.pull import pull
-from edge.prepare import DEMO
+from tests.serving import DEMO
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgellm-tests"
 

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 
 ROOT = Path(__file__).resolve().parent.parent
+DEMO = "SmolLM2-135M-Instruct"
 PATIENCE_S = 60  # machines that run tests are slow and shared; nothing here waits so long when all is well
 
 

@@ -14,7 +14,7 @@ cd "$work"
 model=$(cd "$checkout" && "$python" -c '
 from tests.conftest import CACHE
 from edge.model.pull import pull
-from edge.prepare import DEMO
+from tests.serving import DEMO
 print(pull(DEMO, CACHE / "models").path)')
 "$work/venv/bin/edgellm" plan -p cpu -m "$model" --state-dir "$work/state" --json >plan.json
 "$work/venv/bin/python" - <<'PY'

@@ -81,4 +81,4 @@ def missing(message: str, profile: str, *, embedded: bool = False) -> EngineMiss
     command = f"edgellm build -p {profile}"
     cost = "about 40 CPU-minutes with CUDA (11 without), 3 GB of disk while it builds"
     other = ", or `pip install 'edgellm[embedded]'` for the CPU" if embedded else ""
-    return EngineMissingError(message, f"run `{command}`: {cost}{other}")
+    return EngineMissingError(message, f"run `{command}`: {cost}{other}", recipe=profile)

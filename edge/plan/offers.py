@@ -10,7 +10,8 @@ from edge.errors import BadDataError, ConfigError
 from edge.model import catalogue
 from edge.model.catalogue import CatalogueQuant, CatalogueRow
 from edge.model.file import ModelFile
-from edge.model.store import Entry, open_model
+from edge.model.open import open_model
+from edge.model.store import Entry
 from edge.plan.offer import UNRANKED, Offer, expected_file
 from edge.plan.subject import Subject, subject
 from edge.resources import data_dir, load_toml

@@ -159,6 +159,7 @@ def _usable(profile: Profile, board: Board, engine: Engine) -> Wishes:
     raise EngineMissingError(
         f"profile {profile.name} wants the GPU of {board.module}, and engine {engine.id} has no CUDA",
         f"`edgellm build -p {recipe}`, or serve from the CPU with --set fallback=cpu",
+        recipe=recipe,
     )
 
 
