@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from edge.cli.running import fresh
+from edge.render.status import status_lines
+
+
+def test_following_a_ring_prints_each_line_once() -> None:
+    first = [f"line {n}" for n in range(100)]
+    assert fresh([], first) == first
+    assert fresh(first, first) == []
+    assert fresh(first, [*first[30:], "new", "newer"]) == ["new", "newer"]
+    assert fresh(first, ["all", "other"]) == ["all", "other"], "the ring turned over completely"
+
+
+def test_status_names_the_closed_gate_and_the_failure() -> None:
+    gate = {"ready": False, "took_s": None, "evidence": None, "blocked_by": "weights"}
+    model = {
+        "state": "LOADING",
+        "rung": 1,
+        "progress": 0.42,
+        "restarts": 2,
+        "pid": 7,
+        "degraded": [{"subject": "rung", "wanted": "0", "got": "1", "because": "memory"}],
+        "gates": {"kv_cache": gate},
+        "failure": {"kind": "out_of_memory", "hint": "free memory", "evidence": "a\nb"},
+    }
+    document = {
+        "version": "1",
+        "status": "starting",
+        "uptime_s": 3,
+        "urls": ["http://127.0.0.1:1"],
+        "profile": "cpu",
+        "engine": "e",
+        "models": {"chat": model},
+    }
+    text = "\n".join(status_lines(document))
+    for part in (
+        "LOADING on rung 1",
+        "2 restarts",
+        "weights 42%",
+        "waits for weights",
+        "out_of_memory",
+        "| b",
+        "memory)",
+    ):
+        assert part in text, part
