@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from edge.engine.embedded_engine import find_embedded
 from edge.engine.engine import Engine
+from edge.engine.fallback import Fallback, fallback, rules, starts_from_records
 from edge.engine.inspect import inspect
 from edge.engine.installed import ids, is_id, load, read_selection
 from edge.errors import EngineMissingError, UsageError
 from edge.folders import Folders
+from edge.resources import data_dir, load_toml
 
 
 def choose(
@@ -30,9 +36,10 @@ def choose(
     """
     if wanted:
         return _wanted(folders, wanted, python)
-    current = read_selection(folders.engines).current
-    if current is not None:
-        engine = load(folders.engines, current)
+    selected = read_selection(folders.engines)
+    if selected.current is not None:
+        instead = fallback_now(folders)
+        engine = load(folders.engines, instead.engine if instead else selected.current)
         if needs_gpu:
             _must_fit(engine, profile, capability)
         return engine
@@ -42,6 +49,28 @@ def choose(
     if engine_or_none is None:
         raise missing("no engine is built yet, and the embedded one is not installed", profile, embedded=True)
     return engine_or_none
+
+
+def fallback_now(folders: Folders) -> Fallback | None:
+    """Why the former engine serves in place of the selected one, from the starts that this instance recorded."""
+    selected = read_selection(folders.engines)
+    if selected.current is None or selected.previous is None:
+        return None
+    try:
+        lines = folders.starts.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    judged_by = rules(load_toml(data_dir("build") / "llama-server.toml")["rollback"])
+    return fallback(selected.current, selected.previous, starts_from_records(_records(lines)), judged_by)
+
+
+def _records(lines: list[str]) -> Iterator[dict[str, Any]]:
+    """A line that a power cut left half written is no record."""
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            record = json.loads(line)
+            if isinstance(record, dict):
+                yield record
 
 
 def _wanted(folders: Folders, wanted: str, python: str) -> Engine:
@@ -79,6 +108,9 @@ def _must_fit(engine: Engine, profile: str, capability: str | None) -> None:
 def missing(message: str, profile: str, *, embedded: bool = False) -> EngineMissingError:
     """The one wording of "build first": what to run, how long, how much disk."""
     command = f"edgellm build -p {profile}"
-    cost = "about 40 CPU-minutes with CUDA (11 without), 3 GB of disk while it builds"
+    recipe = load_toml(data_dir("build") / "llama.cpp.toml")["recipes"].get(profile)
+    minutes, disk = (recipe["cpu_minutes"], recipe["disk"]) if recipe else (51, "2GiB")
+    cores = len(os.sched_getaffinity(0))
+    cost = f"about {max(1, round(minutes / cores))} min on {cores} cores (a board: twice that), {disk} of disk"
     other = ", or `pip install 'edgellm[embedded]'` for the CPU" if embedded else ""
     return EngineMissingError(message, f"run `{command}`: {cost}{other}", recipe=profile)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,12 @@ _ENVIRONMENT = {
 }
 
 
-def inspect(path: Path, cache_dir: Path | None, *, engine_id: str | None = None, root: Path = Path("/")) -> Engine:
+def inspect(
+    path: Path, cache_dir: Path | None, *, engine_id: str | None = None, root: Path = Path("/"), bare: bool = False
+) -> Engine:
     """Asks the binary, or the cache (key: path, mtime, size, the GPUs present under `root`).
 
+    `bare`: with nothing at all in the environment and no help to find its libraries, as a proof must.
     Raises EngineMissingError when there is no such file, EngineBrokenError when it is no llama-server that runs here.
     """
     path = path.absolute()
@@ -55,7 +59,7 @@ def inspect(path: Path, cache_dir: Path | None, *, engine_id: str | None = None,
     file = cache_dir / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.json" if cache_dir else None
     answers = _cached(file, key)
     if answers is None:
-        answers = _ask(path)
+        answers = _ask(path, {} if bare else _ENVIRONMENT)
         # A CUDA engine that saw no device is asked again next time: the driver may only have been late.
         if file is not None and (answers["devices"] or not answers["cuda"]):
             with contextlib.suppress(OSError):
@@ -82,17 +86,19 @@ def _cached(file: Path | None, key: dict[str, Any]) -> dict[str, Any] | None:
         return None
 
 
-def _ask(path: Path) -> dict[str, Any]:
-    library_path, version_text = _first_answer(path)
+def _ask(path: Path, environment: dict[str, str]) -> dict[str, Any]:
+    library_path, version_text = _first_answer(path, environment)
     version = parse_version(version_text)
-    help_text = run_probe(path, ["--help"], library_path).stdout
+    help_text = run_probe(path, ["--help"], library_path, environment=environment).stdout
     flags = parse_help(help_text)
     if "--model" not in flags or "--host" not in flags:
         raise EngineBrokenError(f"{path} is not a llama-server: its --help names neither --model nor --host")
     found = traits(path)
     listed = ""
     if "--list-devices" in flags:
-        result = run_probe(path, ["--list-devices"], library_path, timeout_s=_DEVICES_TIMEOUT_S)
+        result = run_probe(
+            path, ["--list-devices"], library_path, timeout_s=_DEVICES_TIMEOUT_S, environment=environment
+        )
         listed = result.stdout + result.stderr
     return {
         "version": version.number if version else None,
@@ -107,12 +113,12 @@ def _ask(path: Path) -> dict[str, Any]:
     }
 
 
-def _first_answer(path: Path) -> tuple[str | None, str]:
+def _first_answer(path: Path, environment: dict[str, str]) -> tuple[str | None, str]:
     """--version, with the libraries beside the binary when it needs them (FC-10). → (library path, text)."""
-    tried: list[str | None] = [None, ":".join(str(folder) for folder in (path.parent, path.parent.parent / "lib"))]
+    beside = ":".join(str(folder) for folder in (path.parent, path.parent.parent / "lib"))
     error = ""
-    for library_path in tried:
-        result = run_probe(path, ["--version"], library_path)
+    for library_path in (None, beside) if environment else (None,):
+        result = run_probe(path, ["--version"], library_path, environment=environment)
         text = result.stdout + result.stderr
         if result.returncode == 0:
             return library_path, text
@@ -129,12 +135,10 @@ def run_probe(
     library_path: str | None = None,
     *,
     timeout_s: float = _ASK_TIMEOUT_S,
-    environment: dict[str, str] | None = None,
+    environment: Mapping[str, str] = _ENVIRONMENT,
 ) -> subprocess.CompletedProcess[str]:
     """Runs the binary from / with our own environment and no input; as its owner when we are root and it is not."""
-    environment = dict(_ENVIRONMENT if environment is None else environment)
-    if library_path:
-        environment["LD_LIBRARY_PATH"] = library_path
+    whole = {**environment, "LD_LIBRARY_PATH": library_path} if library_path else dict(environment)
     user, group, groups = _identity(path)
     try:
         return subprocess.run(
@@ -145,7 +149,7 @@ def run_probe(
             errors="replace",
             timeout=timeout_s,
             cwd="/",
-            env=environment,
+            env=whole,
             user=user,
             group=group,
             extra_groups=groups,

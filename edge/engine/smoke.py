@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shutil
 import signal
+import socket as socket_module
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
-
-import httpx
 
 from edge.engine.engine import Engine
 from edge.engine.faults import EngineBrokenError
@@ -56,10 +57,9 @@ def _smoke(engine: Engine, folder: Path, gpu: bool) -> Smoke:
     command = smoke_command(engine, write_tiny_model(folder / "tiny.gguf"), socket, gpu)
     with _server(command, _environment(engine, folder), log) as child:
         start_s = time.monotonic()
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), timeout=_DEADLINE_S) as client:
-            _wait_ready(client, child, log, start_s + _DEADLINE_S)
-            ready_s = time.monotonic() - start_s
-            answer = _complete(client, log)
+        _wait_ready(socket, child, log, start_s + _DEADLINE_S)
+        ready_s = time.monotonic() - start_s
+        answer = _complete(socket, log)
     text = log.read_text(errors="replace")
     offload = _OFFLOAD.search(text)
     timings = answer.get("timings") or {}
@@ -130,30 +130,51 @@ def _server(command: list[str], environment: dict[str, str], log: Path) -> Itera
                 child.wait()
 
 
-def _wait_ready(client: httpx.Client, child: subprocess.Popen[bytes], log: Path, deadline_s: float) -> None:
+def _wait_ready(socket: Path, child: subprocess.Popen[bytes], log: Path, deadline_s: float) -> None:
     while True:
         code = child.poll()
         if code is not None:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             raise EngineBrokenError(f"the smoke run died ({how}): {last_line(log)}")
-        with contextlib.suppress(httpx.TransportError):
-            if client.get("http://engine/health").status_code == 200:
+        with contextlib.suppress(OSError, HTTPException):
+            if request(socket, "GET", "/health")[0] == 200:
                 return
         if time.monotonic() > deadline_s:
             raise EngineBrokenError(f"the smoke run was not ready within {_DEADLINE_S:.0f} s: {last_line(log)}")
         time.sleep(0.02)
 
 
-def _complete(client: httpx.Client, log: Path) -> dict[str, Any]:
+def _complete(socket: Path, log: Path) -> dict[str, Any]:
     question = {"prompt": "edgellm", "n_predict": _TOKENS, "ignore_eos": True, "temperature": 0, "cache_prompt": False}
     try:
-        response = client.post("http://engine/completion", json=question)
-        answer = response.json()
-    except (httpx.TransportError, ValueError) as error:
+        status, body = request(socket, "POST", "/completion", json.dumps(question))
+        answer = json.loads(body)
+    except (OSError, HTTPException, ValueError) as error:
         raise EngineBrokenError(f"the smoke completion got no answer: {last_line(log)}") from error
-    if response.status_code != 200 or not isinstance(answer, dict) or not answer.get("tokens_predicted"):
-        raise EngineBrokenError(f"the smoke completion failed with {response.status_code}: {last_line(log)}")
+    if status != 200 or not isinstance(answer, dict) or not answer.get("tokens_predicted"):
+        raise EngineBrokenError(f"the smoke completion failed with {status}: {last_line(log)}")
     return answer
+
+
+class _UnixConnection(HTTPConnection):
+    """HTTP over a unix socket; a refused connection leaves no socket behind."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("engine", timeout=_DEADLINE_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket_module.socket(socket_module.AF_UNIX, socket_module.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+def request(path: Path, method: str, target: str, body: str | None = None) -> tuple[int, bytes]:
+    """(status, body). Raises OSError or HTTPException."""
+    with contextlib.closing(_UnixConnection(path)) as connection:
+        connection.request(method, target, body, {"Content-Type": "application/json"} if body else {})
+        response = connection.getresponse()
+        return response.status, response.read()
 
 
 def last_line(log: Path) -> str:

@@ -12,6 +12,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from edge.engine.builder import Report
 from edge.engine.document import plan_document, result_document, shell
@@ -111,15 +112,14 @@ def _findings(plan: BuildPlan) -> Table:
         sentence = (
             f"{finding.sentence}; {finding.hint}" if finding.hint and finding.verdict == "fail" else finding.sentence
         )
-        table.add_row(_MARKS[finding.verdict], finding.name, sentence)
+        table.add_row(_MARKS[finding.verdict], finding.name, Text(sentence))
     return table
 
 
 def _options(plan: BuildPlan) -> Table:
     table = Table("option", "value", "because", box=None, pad_edge=False)
-    table.columns[1].overflow = "fold"
     for option in (*plan.recipe.options, *plan.commands.overrides):
-        table.add_row(option.name, option.value, option.why)
+        table.add_row(option.name, Text(option.value, overflow="fold"), Text(option.why))
     return table
 
 

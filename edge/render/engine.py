@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from edge.engine.installed import Selection
 from edge.units import format_bytes
@@ -21,14 +22,14 @@ def show_catalogue(document: dict[str, Any], as_json: bool) -> None:
     for entry in document["engines"]:
         mark = "*" if entry["id"] == document["current"] else "-" if entry["id"] == document["previous"] else ""
         if "broken" in entry:
-            table.add_row(mark, entry["id"], "", "", "", f"broken: {entry['broken']}")
+            _row(table, mark, entry["id"], "", "", "", f"broken: {entry['broken']}")
             continue
         arch = ", ".join(f"sm_{a}" for a in entry["cuda_arch"]) or "CPU"
         proof = f"{entry['smoke_tokens_s']} tok/s{' on the GPU' if entry['gpu'] else ''}, {entry['proved_at']}"
-        table.add_row(mark, entry["id"], entry["version"] or "", arch, format_bytes(entry["bytes"]), proof)
+        _row(table, mark, entry["id"], entry["version"] or "", arch, format_bytes(entry["bytes"]), proof)
     if document["embedded"]:
         mark = "*" if document["current"] == document["embedded"] else ""
-        table.add_row(mark, document["embedded"], "", "CPU", "", "comes with edgellm[embedded]")
+        _row(table, mark, document["embedded"], "", "CPU", "", "comes with edgellm[embedded]")
     if not table.row_count:
         print("no engine is built; run `edgellm build`")
         return
@@ -55,12 +56,17 @@ def show_engine(document: dict[str, Any], as_json: bool) -> None:
         "target",
     ):
         if document.get(key) is not None:
-            table.add_row(key, _plain(document[key]))
+            _row(table, key, _plain(document[key]))
     for key in ("cuda", "built_for", "no_vmm", "progress_protocol", "devices", "proof", "files", "options"):
         if document.get(key) is not None:
-            table.add_row(key, _plain(document[key]))
-    table.add_row("flags", f"{len(document['flags'])} known")
+            _row(table, key, _plain(document[key]))
+    _row(table, "flags", f"{len(document['flags'])} known")
     Console(highlight=False).print(table)
+
+
+def _row(table: Table, *cells: str) -> None:
+    """Names and paths are no markup, and none of them is cut."""
+    table.add_row(*(Text(cell, overflow="fold") for cell in cells))
 
 
 def _plain(value: Any) -> str:
