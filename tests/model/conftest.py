@@ -23,11 +23,3 @@ def verdict_of() -> Callable[[Path], Verdict]:
         return caught.value.verdict
 
     return judge
-
-
-@pytest.fixture(scope="session")
-def smollm2() -> Path:
-    """The real model file; read only."""
-    from tests.fakes.smollm2 import smollm2
-
-    return smollm2()
