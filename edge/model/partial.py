@@ -23,7 +23,7 @@ from pathlib import Path
 from edge.errors import BadDataError, TemporaryError
 from edge.model import receipt
 from edge.model.receipt import Receipt
-from edge.model.scan import PARTIAL
+from edge.model.scan import PARTIAL, size_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,30 @@ def sweep(models_dir: Path) -> list[str]:
         finally:
             os.close(lock)
     return gone
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Work that is going on or was broken off, for lists."""
+
+    source: str
+    kind: str
+    bytes: int
+    active: bool
+
+
+def jobs(models_dir: Path) -> list[Pending]:
+    """What lies in `.partial/` and says what it is."""
+    found = []
+    for folder in _folders(models_dir):
+        source, kind = job_field(folder, "source"), kind_of(folder)
+        if source and kind:
+            lock = _lock(folder)
+            if lock is not None:
+                os.close(lock)
+            sizes = [size_of(path) or 0 for path in folder.rglob("*") if path.is_file()]
+            found.append(Pending(source, kind, sum(sizes), active=lock is None))
+    return found
 
 
 def kind_of(folder: Path) -> str | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from edge.errors import DoesNotFitError, UnavailableError
 from edge.model.quant import PREFERENCE, UNKNOWN, canonical, label_from_name, public_name, shard_of
-from edge.units import format_bytes
+from edge.profile.reserve import reserve_bytes
+from edge.units import GIB, format_bytes
 
+# A KV cache of some thousand tokens, compute buffers, the CUDA context.
+_ALLOWANCE_BYTES = GIB
 _NOT_MODELS = ("mmproj", "imatrix", "-vocab", "lora", "adapter")
 
 
@@ -91,6 +94,16 @@ def choose(found: Sequence[Option], repo: str, wanted: str | None = None, room_b
         return Choice(best, f"{best.quant}: the first of our order of preference that is there")
     room = f"{format_bytes(best.bytes)} of the {format_bytes(room_bytes)} that weights may take"
     return Choice(best, f"{best.quant}: the preferred one that fits, {room}")
+
+
+def room_bytes(total: Mapping[str, int], available: Mapping[str, int], reserve: str) -> int:
+    """What weights may take, by memory domain: unified memory, else the largest GPU, else the host's.
+
+    `reserve` is the configured formula. An allowance stands for what is known only after the download.
+    """
+    gpus = [domain for domain in available if domain not in ("unified", "host")]
+    domain = "unified" if "unified" in available else max(gpus, key=lambda gpu: available[gpu], default="host")
+    return max(0, available[domain] - reserve_bytes(reserve, total[domain]) - _ALLOWANCE_BYTES)
 
 
 def table(found: Sequence[Option]) -> str:

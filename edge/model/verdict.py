@@ -113,6 +113,9 @@ _KINDS = {
 }
 
 
+HEALTHY_KINDS = frozenset(_KINDS)
+
+
 def not_a_model(meta: ModelMeta) -> Verdict | None:
     """A healthy GGUF that is something else than a language model. Unknown architectures are left to the engine."""
     if meta.kind == "model":

@@ -1,0 +1,243 @@
+"""`edgellm model`: the models that are here, and how others come here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edge.cli.options import Json, StateDir
+from edge.errors import BadModelError
+
+if TYPE_CHECKING:
+    from edge.folders import Folders
+    from edge.model.store import Store
+
+Ref = Annotated[str, typer.Argument(metavar="REF", help="NAME[:QUANT], a path, or a source that was pulled")]
+Source = Annotated[
+    str, typer.Argument(metavar="REF", help="a name of the catalogue, or hf://, https://, pypi://, file://")
+]
+Deep = Annotated[bool, typer.Option("--deep", help="read every byte: hashes, and scales that are no numbers")]
+
+
+def register(root: typer.Typer) -> None:
+    group = typer.Typer(help="List, show, check, fetch, quantize and remove models.", no_args_is_help=True)
+    group.command("list", epilog="Example: edgellm model list --catalogue")(list_models)
+    group.command(epilog="Example: edgellm model show SmolLM2-135M-Instruct")(show)
+    group.command(epilog="Example: edgellm model check --deep Qwen3.5-4B:Q5_K_M")(check)
+    group.command(epilog="Example: edgellm model pull hf://unsloth/Qwen3.5-4B-GGUF --quant Q5_K_M")(pull)
+    group.command("import", epilog="Example: edgellm model import ~/Downloads/model-Q5_K_M.gguf")(import_)
+    group.command(epilog="Example: edgellm model quantize Qwen3.5-4B:Q8_0 --to Q5_K_M")(quantize)
+    group.command(epilog="Example: edgellm model remove Qwen3.5-4B:Q8_0")(remove)
+    root.add_typer(group, name="model")
+
+
+def list_models(
+    state_dir: StateDir = None,
+    catalogue: Annotated[bool, typer.Option("--catalogue", help="what can be pulled by name, instead")] = False,
+    as_json: Json = False,
+) -> None:
+    """List every model here with what its header says; what is not usable comes last, with the reason."""
+    from edge.model.catalogue import load
+    from edge.model.partial import jobs
+    from edge.model.survey import survey
+    from edge.render import model as drawing
+    from edge.render import model_json
+
+    if catalogue:
+        rows = load()
+        if as_json:
+            typer.echo(model_json.dump(catalogue=[model_json.row(row) for row in rows]))
+        else:
+            drawing.catalogue(rows)
+        return
+    folders = _folders(state_dir)
+    lines, pending = survey(_store(state_dir), folders.cache), jobs(folders.models)
+    if as_json:
+        told = [model_json.line(line) for line in lines]
+        typer.echo(model_json.dump(models=told, pending=[model_json.pending(one) for one in pending]))
+    else:
+        drawing.listing(lines, pending, folders.models)
+
+
+def show(ref: Ref, state_dir: StateDir = None, as_json: Json = False) -> None:
+    """Show one model: architecture, memory, quantization, tokenizer, and where it came from."""
+    from edge.model import receipt
+    from edge.render import model_json
+    from edge.render.model_details import details
+
+    model = _store(state_dir).resolve(ref)
+    note = receipt.read(Path(model.path).parent)
+    if as_json:
+        typer.echo(model_json.dump(model=model_json.model(model, note)))
+    else:
+        details(model, note)
+
+
+def check(
+    ref: Annotated[str | None, typer.Argument(metavar="[REF]", help="one model; all of them when left out")] = None,
+    state_dir: StateDir = None,
+    deep: Deep = False,
+    as_json: Json = False,
+) -> None:
+    """Judge models without starting them. Exit code 65 when one is not healthy."""
+    from edge.model.deep import check_deep
+    from edge.model.survey import survey
+    from edge.model.verdict import HEALTHY_KINDS
+    from edge.render import model as drawing
+    from edge.render import model_json
+    from edge.render.progress import progress
+
+    store = _store(state_dir)
+    lines = survey(store, _folders(state_dir).cache) if ref is None else []
+    models = [store.resolve(ref or str(path)) for path in [line.entry.path for line in lines if line.usable] or [ref]]
+    bad = [line for line in lines if line.verdict and line.verdict.kind not in HEALTHY_KINDS]
+    reports = []
+    for model in models if deep else []:
+        with progress(quiet=as_json) as report:
+            reports.append(check_deep(model, report))
+    if as_json:
+        told = [{"id": f"{m.name}:{m.quant}", "path": m.path, "notes": list(m.notes)} for m in models]
+        looked = [model_json.deep(one) for one in reports]
+        typer.echo(model_json.dump(models=told, bad=[model_json.line(line) for line in bad], deep=looked))
+    else:
+        drawing.checked(models, bad, reports)
+    if bad or not all(one.healthy for one in reports):
+        raise typer.Exit(BadModelError.exit_code)
+
+
+def pull(
+    ref: Source,
+    state_dir: StateDir = None,
+    quant: Annotated[str | None, typer.Option("--quant", metavar="QUANT", help="instead of what fits best")] = None,
+    projector: Annotated[bool, typer.Option("--projector", help="with the repository's vision projector")] = False,
+    as_json: Json = False,
+) -> None:
+    """Fetch a model, verified, or go on where a fetch broke off. What is here already is not fetched again."""
+    from edge.model.pull import pull as fetch
+    from edge.render import model as drawing
+    from edge.render import model_json
+    from edge.render.progress import progress
+
+    room_bytes = None if quant else _room_bytes(state_dir)
+    models_dir = _folders(state_dir).models
+    with progress(quiet=as_json) as report:
+        model = fetch(ref, models_dir, quant=quant, room_bytes=room_bytes, with_projector=projector, progress=report)
+    if as_json:
+        typer.echo(model_json.dump(model=model_json.model(model)))
+    else:
+        drawing.arrived(model)
+
+
+def import_(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="a .gguf file, any shard of a set, or a folder")],
+    state_dir: StateDir = None,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="instead of the file's own")] = None,
+    as_json: Json = False,
+) -> None:
+    """Copy a model file of this machine into the store, after a look at it."""
+    from edge.model.importer import import_model
+    from edge.render import model as drawing
+    from edge.render import model_json
+    from edge.render.progress import progress
+
+    with progress(quiet=as_json) as report:
+        model = import_model(path, _folders(state_dir).models, name=name, progress=report)
+    if as_json:
+        typer.echo(model_json.dump(model=model_json.model(model)))
+    else:
+        drawing.arrived(model)
+
+
+def quantize(
+    ref: Ref,
+    to: Annotated[str, typer.Option("--to", metavar="QUANT", help="for example Q5_K_M")],
+    state_dir: StateDir = None,
+    engine: Annotated[str | None, typer.Option("--engine", metavar="ID|PATH", help="whose llama-quantize")] = None,
+    force: Annotated[bool, typer.Option("--force", help="from a lossy quant too")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make a smaller quant with the engine's own llama-quantize. Nothing is left of a try that fails."""
+    from edge.engine.choose import choose
+    from edge.model.quantize import quantize as make
+    from edge.model.quantize import tool_of, will_fall_back
+    from edge.render import model as drawing
+    from edge.render import model_json
+    from edge.render.common import warn
+    from edge.render.progress import progress
+
+    folders = _folders(state_dir)
+    model = _store(state_dir).resolve(ref)
+    chosen = choose(folders, engine, needs_gpu=False)
+    odd = will_fall_back(model.meta, to.upper())
+    if odd:
+        total = len(model.meta.tensors)
+        warn(f"about {odd} of {total} tensors have rows that {to} does not divide: they become larger types")
+    with progress(quiet=as_json) as report:
+        made = make(
+            model,
+            to,
+            folders.models,
+            tool_of(chosen),
+            force=force,
+            library_path=chosen.library_path,
+            progress=report,
+        )
+    if as_json:
+        told = model_json.model(made.model)
+        typer.echo(model_json.dump(model=told, mix=made.mix, fallbacks=made.fallbacks))
+    else:
+        drawing.quantized(made, model)
+
+
+def remove(ref: Ref, state_dir: StateDir = None, as_json: Json = False) -> None:
+    """Remove a model from the store's own folder. Other folders are never touched."""
+    from edge.model.remove import remove as take_away
+    from edge.render import model as drawing
+    from edge.render import model_json
+
+    gone = take_away(_store(state_dir), ref)
+    if as_json:
+        typer.echo(model_json.dump(removed=gone.id, paths=list(gone.paths), bytes=gone.bytes))
+    else:
+        drawing.removed(gone)
+
+
+def _folders(state_dir: Path | None) -> Folders:
+    """Where a command writes: the user's folders unless root."""
+    import os
+
+    from edge.folders import folders
+
+    return folders(os.environ, state_dir)
+
+
+def _store(state_dir: Path | None) -> Store:
+    """What can be read: our own folder, the configured ones, the system service's, and the hub cache."""
+    import os
+
+    from edge.config import load
+    from edge.folders import system_folders
+    from edge.model.store import standard
+
+    folders = _folders(state_dir)
+    dirs = [Path(text) for text in load(folders, {}, os.environ).store.dirs]
+    if state_dir is None and folders.models != system_folders().models:
+        dirs.append(system_folders().models)
+    return standard(folders.models, dirs, os.environ)
+
+
+def _room_bytes(state_dir: Path | None) -> int:
+    """What weights may take on this board now."""
+    import os
+
+    from edge.board.memory import snapshot
+    from edge.board.probe import probe
+    from edge.config import load
+    from edge.model.pick import room_bytes
+
+    root = Path("/")
+    memory = snapshot(root, probe(root))
+    reserve = load(_folders(state_dir), {}, os.environ).memory.reserve
+    return room_bytes(memory.total_bytes, memory.available_bytes, reserve)

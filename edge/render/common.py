@@ -1,0 +1,54 @@
+"""What the tables of models share: the console, short numbers, blocks of notes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_WIDE = 160
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Colours and the terminal's width on a terminal; plain and wide in a pipe."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(file=stream, width=None if stream.isatty() else _WIDE, highlight=False)
+
+
+def warn(text: str) -> None:
+    """On stderr, so that a pipe does not see it."""
+    console(stderr=True).print(Text.assemble(("warning: ", "yellow"), text))
+
+
+def model_id(name: str, quant: str) -> Text:
+    return Text.assemble((name, "bold"), ":", (quant, "green"))
+
+
+def short(count: int) -> str:
+    """134515008 -> `135 M`."""
+    if count >= 10**9:
+        return f"{count / 1e9:.3g} B"
+    return f"{count / 1e6:.3g} M" if count >= 10**6 else f"{count:,}"
+
+
+def context(count: int | None) -> str:
+    """8192 -> `8k`."""
+    if not count:
+        return "?"
+    return f"{count // 1024}k" if count % 1024 == 0 else f"{count:,}"
+
+
+def block(out: Console, title: str, rows: Sequence[tuple[str, str]]) -> None:
+    """A titled list of name and words; nothing when there are none."""
+    if not rows:
+        return
+    out.print(f"\n{title}", style="dim")
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in rows:
+        table.add_row(Text(name), Text(text))
+    out.print(table)

@@ -1,0 +1,136 @@
+"""Models as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from edge.model.catalogue import CatalogueRow
+from edge.model.deep import DeepReport
+from edge.model.file import ModelFile
+from edge.model.partial import Pending
+from edge.model.quantize import Quantized
+from edge.model.remove import Removed
+from edge.model.survey import Line
+from edge.render.common import block, console, context, model_id, short
+from edge.units import format_bytes
+
+
+def listing(lines: Sequence[Line], pending: Sequence[Pending], folder: Path) -> None:
+    """What can serve, then what cannot and why, then what is on its way."""
+    out = console()
+    good = [line for line in lines if line.usable]
+    if good:
+        out.print(_models(good))
+    else:
+        out.print(f"no model is in {folder} yet; one to begin with (98 MB):", markup=False)
+        out.print("  edgellm model pull SmolLM2-135M-Instruct")
+    block(out, "notes", [(line.id, note) for line in good for note in line.notes])
+    bad = [(line.entry.path.name, line.verdict.sentence) for line in lines if line.verdict]
+    block(out, "not usable as a model", bad)
+    block(out, "not complete", [(one.source, f"{format_bytes(one.bytes)}, {_state(one)}") for one in pending])
+
+
+def _models(lines: Sequence[Line]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("model", no_wrap=True)
+    for name in ("size", "params", "context"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("architecture", no_wrap=True)
+    table.add_column("from", overflow="ellipsis", no_wrap=True, style="dim")
+    for line in lines:
+        told = line.summary
+        if told is None:
+            continue
+        extra = (f", {told.n_expert} experts" if told.n_expert else "") + (" + projector" if line.mmproj else "")
+        shards = f" in {len(line.entry.shards)}" if len(line.entry.shards) > 1 else ""
+        table.add_row(
+            model_id(line.entry.name, told.quant),
+            format_bytes(line.entry.bytes) + shards,
+            short(told.parameters),
+            context(told.n_ctx_train),
+            told.arch + extra,
+            line.entry.source or str(line.entry.path.parent),
+        )
+    return table
+
+
+def _state(one: Pending) -> str:
+    if one.active:
+        return f"{one.kind} is going on"
+    after = {"pull": "the same pull goes on from there", "rejected": "set aside, for its hash was wrong"}
+    return after.get(one.kind, "the next command removes it")
+
+
+def catalogue(rows: Sequence[CatalogueRow]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("model", no_wrap=True)
+    table.add_column("quants", overflow="fold")
+    table.add_column("role", no_wrap=True)
+    table.add_column("context", justify="right", no_wrap=True)
+    table.add_column("KV/token", justify="right", no_wrap=True)
+    table.add_column("licence", overflow="fold")
+    for row in rows:
+        quants = ", ".join(f"{one.quant} {'' if one.exact else '≈'}{format_bytes(one.bytes)}" for one in row.quants)
+        cost = format_bytes(row.kv_bytes_per_token) if row.kv_bytes_per_token is not None else "?"
+        table.add_row(Text(row.name, "bold"), quants, row.role, context(row.n_ctx_train), cost, row.licence)
+    console().print(table)
+
+
+def checked(models: Sequence[ModelFile], bad: Sequence[Line], reports: Sequence[DeepReport]) -> None:
+    out = console()
+    for number, model in enumerate(models):
+        report = reports[number] if reports else None
+        mark, words = _judged(report)
+        out.print(Text.assemble(mark, " ", model_id(model.name, model.quant), "  ", words))
+        for note in model.notes:
+            out.print(f"    {note}", style="dim", markup=False)
+        if report:
+            _findings(out, report)
+    for line in bad:
+        if line.verdict:
+            out.print(Text.assemble(("✗", "red"), " ", (line.entry.path.name, "bold"), "  ", line.verdict.sentence))
+            out.print(f"    {line.verdict.hint}", style="dim", markup=False)
+
+
+def _judged(report: DeepReport | None) -> tuple[tuple[str, str], str]:
+    if report is None:
+        return ("✓", "green"), "header and sizes agree"
+    if not report.healthy:
+        return ("✗", "red"), "is damaged: remove it and fetch it again"
+    known = "the hash is that of its source" if report.files[0].expected else "no hash is known to compare with"
+    return ("✓", "green"), f"all {report.tensors} tensors are sound; {known}"
+
+
+def _findings(out: Console, report: DeepReport) -> None:
+    for file in report.files:
+        if not file.matches:
+            out.print(f"    {Path(file.path).name}: SHA-256 {file.sha256} instead of {file.expected}", markup=False)
+    for tensor in report.bad[:10]:
+        out.print(f"    {tensor.name} ({tensor.type}): {tensor.scales:,} scales are no finite numbers", markup=False)
+
+
+def arrived(model: ModelFile) -> None:
+    out = console()
+    out.print(Text.assemble(model_id(model.name, model.quant), f"  {format_bytes(model.bytes)}  {model.path}"))
+    for note in model.notes:
+        out.print(f"  {note}", style="dim", markup=False)
+    out.print(f"  serve it: edgellm up -m {model.name}:{model.quant}", style="dim", markup=False)
+
+
+def quantized(made: Quantized, source: ModelFile) -> None:
+    arrived(made.model)
+    out = console()
+    share = made.model.bytes / max(1, source.bytes)
+    mix = ", ".join(f"{kind} {count}" for kind, count in sorted(made.mix.items(), key=lambda item: -item[1]))
+    out.print(f"  {share:.0%} of {format_bytes(source.bytes)}; tensors by type: {mix}", markup=False)
+    if made.fallbacks:
+        out.print(f"  {made.fallbacks} tensors fell back to another type", markup=False)
+
+
+def removed(gone: Removed) -> None:
+    console().print(f"removed {gone.id}: {format_bytes(gone.bytes)}", markup=False)

@@ -1,0 +1,67 @@
+"""Progress of long work: a bar on a terminal, a line now and then in a pipe; always on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import TransferSpeedColumn as SpeedColumn
+
+from edge.model.progress import Progress as Step
+from edge.model.progress import Report
+from edge.render.common import console
+from edge.units import format_bytes
+
+
+@contextlib.contextmanager
+def progress(quiet: bool) -> Iterator[Report | None]:
+    """What to give to pull, import, quantize and check as `progress`."""
+    if quiet:
+        yield None
+        return
+    out = console(stderr=True)
+    if not out.is_terminal:
+        yield _lines(out)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), SpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=out) as bars:
+        yield _bars(bars)
+
+
+def _bars(bars: Progress) -> Report:
+    tasks: dict[tuple[str, int | None], TaskID] = {}
+
+    def report(step: Step) -> None:
+        if step.note:
+            bars.console.print(step.note, markup=False)
+        if step.phase == "choose":
+            return
+        key = (step.phase, step.total_bytes)
+        if key not in tasks:
+            tasks[key] = bars.add_task(step.phase, total=step.total_bytes)
+        bars.update(tasks[key], completed=step.done_bytes, description=f"{step.phase} {step.what}")
+
+    return report
+
+
+def _lines(out: Console) -> Report:
+    """For logs: when a phase begins, each further tenth, and notes."""
+    shown: dict[str, int] = {}
+
+    def report(step: Step) -> None:
+        if step.note:
+            out.print(step.note, markup=False)
+        if step.phase == "choose":
+            return
+        tenth = step.done_bytes * 10 // step.total_bytes if step.total_bytes else 0
+        if shown.get(step.phase, -1) >= tenth:
+            return
+        shown[step.phase] = tenth
+        of = f" of {format_bytes(step.total_bytes)}" if step.total_bytes else ""
+        rate = f", {format_bytes(int(step.rate_bytes_s))}/s" if step.rate_bytes_s else ""
+        rest = f", {step.rest_s:.0f} s left" if step.rest_s else ""
+        out.print(f"{step.phase} {step.what}: {format_bytes(step.done_bytes)}{of}{rate}{rest}", markup=False)
+
+    return report
