@@ -89,14 +89,14 @@ class Serving:
     config_problem: str | None = None
     config_hint: str | None = None
     listen: tuple[str, ...] = ("127.0.0.1:8080",)
-    model_dirs: tuple[str, ...] = ()  # further, read-only
     engine: Engine | None = None
     engine_problem: str | None = None
     engine_hint: str | None = None
     engine_cuda: str | None = None  # CUDA that it was built against: "12.6"
     needs_gpu: bool = False
     power_mode_wanted: str | None = None
-    model_bytes: int | None = None  # the biggest model of the folder
+    model_bytes: int | None = None  # the biggest usable model of the store
+    model_file: Path | None = None  # its (first) file
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,17 @@ from edge.units import format_bytes
 
 
 def show(board: Board, memory: MemorySnapshot) -> None:
+    out = console()
+    if not out.is_terminal:
+        for name, value in rows(board, memory):
+            out.print(Text(f"{name:10}  {value}"), soft_wrap=True)
+        return
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold")
     grid.add_column(overflow="fold")
     for name, value in rows(board, memory):
         grid.add_row(name, Text(value))
-    console().print(grid)
+    out.print(grid)
 
 
 def rows(board: Board, memory: MemorySnapshot) -> Iterator[tuple[str, str]]:

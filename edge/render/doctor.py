@@ -13,7 +13,11 @@ _STYLE = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.BAD: "bold red", 
 
 def show(checks: tuple[Check, ...], fixed: tuple[str, ...]) -> None:
     out = console()
-    out.print(findings(checks))
+    if out.is_terminal:
+        out.print(findings(checks))
+    else:
+        for line in lines(checks):
+            out.print(Text(line), soft_wrap=True)
     out.print()
     out.print(summary(checks))
     commands = list(dict.fromkeys(c.command for c in checks if c.command and c.verdict is not Verdict.OK))
@@ -37,6 +41,17 @@ def findings(checks: tuple[Check, ...]) -> Table:
             says.append(f"\n→ {check.next_step}", style="dim")
         grid.add_row(verdict, check.name, says)
     return grid
+
+
+def lines(checks: tuple[Check, ...]) -> list[str]:
+    """For a pipe: whole lines, no padding."""
+    width = max((len(check.name) for check in checks), default=0)
+    found = []
+    for check in checks:
+        found.append(f"{check.verdict.value:7}  {check.name:{width}}  {check.says}")
+        if check.next_step:
+            found.append(f"{'':7}  {'':{width}}  → {check.next_step}")
+    return found
 
 
 def summary(checks: tuple[Check, ...]) -> Text:

@@ -39,6 +39,10 @@ def test_every_tree_can_be_examined_and_what_is_wrong_has_a_next_step(name: str,
 # ---------------------------------------------------------------- board
 
 
+def test_copied_tree_does_not_tell_who_may_open_its_nodes(tmp_path: Path) -> None:
+    assert absent(patient("orin-nano-8", tmp_path), "gpu.access")
+
+
 def test_refused_board_says_why_and_offers_its_cpu(tmp_path: Path) -> None:
     _is(patient("nano", tmp_path), "board.supported", Verdict.BAD, "CUDA 10.2", "--profile cpu")
 
@@ -164,11 +168,13 @@ def test_gpu_whose_firmware_did_not_start_needs_a_power_cycle(tmp_path: Path) ->
 
 def test_user_outside_of_video_may_not_open_nvmap(tmp_path: Path) -> None:
     closed = Node("/dev/nvmap", "video", False)
-    facts = _nodes(patient("orin-nano-8", tmp_path), closed, Node("/dev/nvhost-ctrl-gpu", "video", True), user="ann")
+    facts = _nodes(
+        patient("orin-nano-8", tmp_path, live=True), closed, Node("/dev/nvhost-ctrl-gpu", "video", True), user="ann"
+    )
     _is(facts, "gpu.access", Verdict.BAD, "/dev/nvmap", "usermod -aG video ann")
     pending = _nodes(facts, closed, user="ann", pending_groups=("video",))
     _is(pending, "gpu.access", Verdict.BAD, "log in again")
-    _is(patient("orin-nano-8", tmp_path), "gpu.access", Verdict.OK)
+    _is(patient("orin-nano-8", tmp_path, live=True), "gpu.access", Verdict.OK)
 
 
 def test_card_without_uvm_cannot_start_cuda(tmp_path: Path) -> None:

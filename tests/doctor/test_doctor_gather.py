@@ -313,7 +313,7 @@ def test_fc79_mount_point_of_fstab_that_is_not_mounted(tmp_path: Path) -> None:
     write(root, "etc/fstab", "# disks\n/dev/sda1 /mnt/ssd ext4 defaults 0 2\n/dev/nvme0n1p1 / ext4 defaults 0 1\n")
 
     def missing(folder: str) -> bool:
-        return models.read(Tree(root), Path(folder), (), STRANGER, False).empty_mount_point
+        return models.read(Tree(root), Path(folder), None, STRANGER, False).empty_mount_point
 
     assert missing("/mnt/ssd/models")
     assert not missing("/var/lib/edgellm/models")
@@ -323,7 +323,7 @@ def test_fc79_mount_point_of_fstab_that_is_not_mounted(tmp_path: Path) -> None:
 
 
 def test_model_folder_without_models_is_not_measured(tmp_path: Path) -> None:
-    found = models.read(LIVE, tmp_path, (), STRANGER, True)
+    found = models.read(LIVE, tmp_path, None, STRANGER, True)
     assert (found.exists, found.measured) == (True, None)
     assert "no model file" in (found.measure_problem or "")
     assert found.free_bytes is not None
@@ -332,9 +332,20 @@ def test_model_folder_without_models_is_not_measured(tmp_path: Path) -> None:
 def test_model_folder_is_measured_with_its_biggest_file(tmp_path: Path) -> None:
     (tmp_path / "small.gguf").write_bytes(b"x" * 10)
     (tmp_path / "big.gguf").write_bytes(os.urandom(8 << 20))
-    found = models.read(LIVE, tmp_path, (), STRANGER, True)
+    found = models.read(LIVE, tmp_path, None, STRANGER, True)
     assert found.measured_file == tmp_path / "big.gguf"
-    assert found.measured is not None or found.measure_problem is not None
+    assert (found.measured is None) == (found.measure_problem is not None)
+
+
+def test_the_model_that_will_be_loaded_is_measured_even_behind_a_link(tmp_path: Path) -> None:
+    blob, link = tmp_path / "blobs/0123", tmp_path / "models/model.gguf"
+    blob.parent.mkdir()
+    link.parent.mkdir()
+    blob.write_bytes(os.urandom(8 << 20))
+    link.symlink_to(blob)
+    found = models.read(LIVE, link.parent, link, STRANGER, True)
+    assert found.measured_file == link
+    assert (found.measured is None) == (found.measure_problem is not None)
 
 
 # ---------------------------------------------------------------- environment, our files

@@ -40,7 +40,7 @@ def nodes(facts: Facts) -> Check | None:
 
 def access(facts: Facts) -> Check | None:
     """NvRmMemInitNvmap fails with `Permission denied` when the user is not in video."""
-    if not facts.devices.nodes:
+    if not facts.live or not facts.devices.nodes:
         return None
     closed = [node for node in facts.devices.nodes if not node.reachable]
     user = facts.devices.user

@@ -41,7 +41,6 @@ def read(
     account = accounts.serving_account(tree, units.our_text(tree))
     wanted = serving.read(board, folders, env, flags, tree.live)
     known_units = units.read(tree, systemctl)
-    places = tuple(Path(folder).expanduser() for folder in wanted.model_dirs)
     model_folder = folders.models if tree.live else system_folders().models
     facts = Facts(
         live=tree.live,
@@ -53,7 +52,7 @@ def read(
         serving=wanted,
         power=power.read(tree),
         heat=power.heat(tree),
-        models=models.read(tree, model_folder, places, account, measure),
+        models=models.read(tree, model_folder, wanted.model_file, account, measure),
         environment=environment.read(tree, folders, env),
         systemd=units.running(tree),
         units=known_units,

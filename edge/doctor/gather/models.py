@@ -13,8 +13,8 @@ from edge.doctor.facts import ModelFolder
 from edge.doctor.gather.accounts import Account, first_blocked
 
 
-def read(tree: Tree, folder: Path, more: tuple[Path, ...], account: Account, measure: bool) -> ModelFolder:
-    """`more` are further model folders, only used to find something to measure with."""
+def read(tree: Tree, folder: Path, model: Path | None, account: Account, measure: bool) -> ModelFolder:
+    """`model` is the file to measure with; without one, the biggest file of the folder will do."""
     here = tree.path(folder)
     found = ModelFolder(
         path=folder,
@@ -24,11 +24,10 @@ def read(tree: Tree, folder: Path, more: tuple[Path, ...], account: Account, mea
         blocked_by=first_blocked(account, here) if tree.live else None,
         empty_mount_point=_not_mounted(tree, folder),
     )
-    return _measured(found, (here, *more)) if measure and tree.live else found
+    return _measured(found, model or readrate.biggest_file((here,))) if measure and tree.live else found
 
 
-def _measured(folder: ModelFolder, places: tuple[Path, ...]) -> ModelFolder:
-    file = readrate.biggest_file(tuple(place for place in places if place.is_dir()))
+def _measured(folder: ModelFolder, file: Path | None) -> ModelFolder:
     if file is None:
         return replace(folder, measure_problem="there is no model file to measure with yet")
     try:

@@ -29,13 +29,12 @@ def read(board: Board, folders: Folders, env: Mapping[str, str], flags: Mapping[
     serving = Serving(
         profile=profile.name,
         listen=config.listen,
-        model_dirs=config.store.dirs,
         needs_gpu=profile.wishes.backend == "cuda",
         power_mode_wanted=profile.wishes.power_mode or None,
     )
     if not live:
         return replace(serving, engine_problem="engines are not looked for in a copied tree")
-    return replace(_with_engine(serving, config, profile, folders), model_bytes=_biggest_model(folders, config))
+    return _with_model(_with_engine(serving, config, profile, folders), config, folders)
 
 
 def _with_engine(serving: Serving, config: Config, profile: Profile, folders: Folders) -> Serving:
@@ -57,6 +56,11 @@ def _built_with(folders: Folders, engine_id: str) -> str | None:
     return ".".join(version.split(".")[:2]) if isinstance(version, str) else None
 
 
-def _biggest_model(folders: Folders, config: Config) -> int | None:
+def _with_model(serving: Serving, config: Config, folders: Folders) -> Serving:
+    """The biggest: it has the longest cold start."""
     store = Store(folders.models, [Path(folder).expanduser() for folder in config.store.dirs])
-    return max((entry.bytes for entry in store.list() if entry.verdict is None), default=None)
+    usable = [entry for entry in store.list() if entry.verdict is None]
+    if not usable:
+        return serving
+    biggest = max(usable, key=lambda entry: entry.bytes)
+    return replace(serving, model_bytes=biggest.bytes, model_file=biggest.path)
