@@ -48,7 +48,10 @@ def _from_row(row: dict[str, str]) -> GpuReading:
         compute_capability=_told(row.get("compute_cap")),
         mig=row.get("mig.mode.current", "").strip() == "Enabled",
     )
-    return GpuReading(gpu, int(free) * MIB if free and free.isdigit() else None)
+    persistence = _told(row.get("persistence_mode"))
+    return GpuReading(
+        gpu, int(free) * MIB if free and free.isdigit() else None, persistence == "Enabled" if persistence else None
+    )
 
 
 def _told(value: str | None) -> str | None:

@@ -78,7 +78,12 @@ def _gpu(nvml: ctypes.CDLL, index: int) -> GpuReading | None:
         compute_capability=f"{major.value}.{minor.value}" if has_capability else None,
         mig=has_mig and current.value == 1,
     )
-    return GpuReading(gpu, memory.free if has_memory else None)
+    return GpuReading(gpu, memory.free if has_memory else None, _persistence(nvml, handle))
+
+
+def _persistence(nvml: ctypes.CDLL, handle: c_void_p) -> bool | None:
+    mode = c_uint()
+    return mode.value == 1 if nvml.nvmlDeviceGetPersistenceMode(handle, byref(mode)) == 0 else None
 
 
 def _mig(nvml: ctypes.CDLL, handle: c_void_p, current: c_uint, pending: c_uint) -> bool:

@@ -13,6 +13,7 @@ class GpuReading:
 
     gpu: Gpu
     free_bytes: int | None = None
+    persistence: bool | None = None  # the driver keeps the GPU's state between users
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,6 @@ class MemoryUse:
     desktop: Process | None = None
     memlock_bytes: int | None = None  # the lock limit; -1 is unlimited
     free_bytes: int | None = None  # MemFree, only to explain why it does not count
-    cache_bytes: int | None = None
     swapped_bytes: int = 0
 
 
@@ -59,9 +58,9 @@ class Devices:
     user: str
     user_groups: tuple[str, ...]
     nodes: tuple[Node, ...]
-    groups_here: tuple[str, ...] = ()  # of video, render, jtop: those that exist
     pending_groups: tuple[str, ...] = ()  # in /etc/group, not in this login yet
     igpu_folder: tuple[str, ...] | None = None  # names in /dev/nvgpu/igpu0
+    persistence: bool | None = None  # of every discrete GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,6 @@ class Toolkit:
 @dataclass(frozen=True, slots=True)
 class Cuda:
     toolkits: tuple[Toolkit, ...] = ()
-    chosen: str | None = None  # where /usr/local/cuda points
     on_path: str | None = None  # nvcc of PATH, resolved
     jit_cache: Path | None = None
     jit_cache_bytes: int | None = None
@@ -104,7 +102,6 @@ class Clock:
     name: str
     min_hz: int
     max_hz: int
-    now_hz: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +148,6 @@ class Unit:
     file_state: str = ""
     result: str = ""
     restarts: int = 0
-    files: tuple[str, ...] = ()  # its unit file and drop-ins
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +180,6 @@ class Environment:
     now_s: float
     newest_file_s: float | None  # newest file of edgellm itself: the clock cannot be before it
     time_synchronised: bool | None
-    path: str
-    home: str | None
     cache_writable: bool
     locale: str
     encoding: str

@@ -34,5 +34,6 @@ int nvmlDeviceGetMigMode(void *h, unsigned *c, unsigned *p) {
   *c = *p = GPU->mig;
   return OK;
 }
+int nvmlDeviceGetPersistenceMode(void *h, unsigned *mode) { *mode = GPU->minor == 9; return OK; }
 int nvmlSystemGetDriverVersion(char *out, unsigned n) { snprintf(out, n, "580.95.05"); return OK; }
 int nvmlSystemGetCudaDriverVersion_v2(int *v) { *v = 13000; return OK; }

@@ -43,6 +43,7 @@ def test_two_gpus_by_uuid_with_free_memory(library: str, monkeypatch: pytest.Mon
         "8.9",
     )
     assert not first.gpu.mig
+    assert (first.persistence, second.persistence) == (False, True)
     assert reading.notes == ()
 
 

@@ -193,6 +193,21 @@ def test_persistence_daemon(tmp_path: Path, active: str, verdict: Verdict) -> No
     _is(facts, "gpu.persistence", verdict)
 
 
+def test_persistence_that_the_driver_confirms_needs_no_daemon(tmp_path: Path) -> None:
+    facts = patient("rtx-4090", tmp_path)
+    facts = replace(facts, devices=replace(facts.devices, persistence=True))
+    _is(facts, "gpu.persistence", Verdict.OK, "keeps the GPU ready")
+    _is(patient("h200", tmp_path), "gpu.persistence", Verdict.UNKNOWN, "container")
+
+
+def test_memory_of_a_card_that_others_hold(tmp_path: Path) -> None:
+    facts = patient("rtx-4090", tmp_path)
+    _is(facts, "gpu.memory", Verdict.OK, "RTX 4090: 23.0 GiB free")
+    uuid = str(facts.board.gpus[0].uuid)
+    held = replace(facts.memory, available_bytes={**facts.memory.available_bytes, uuid: 3 * GIB})
+    _is(replace(facts, memory=held), "gpu.memory", Verdict.WARN, "3.0 GiB free", "nvidia-smi")
+
+
 def test_mig_is_said_aloud(tmp_path: Path) -> None:
     facts = patient("rtx-4090", tmp_path)
     gpu = replace(facts.board.gpus[0], name="NVIDIA H100", mig=True)

@@ -31,7 +31,7 @@ NODES = (
     *("dev/host1x-fence", "dev/dri/renderD*", "dev/nvidia[0-9]", "dev/nvidiactl", "dev/nvidia-uvm", "dev/dxg"),
     *(".dockerenv",),
 )
-SMI = "index,uuid,name,pci.bus_id,memory.total,memory.free,compute_cap,mig.mode.current,driver_version"
+SMI = "index,uuid,name,pci.bus_id,memory.total,memory.free,compute_cap,mig.mode.current,persistence_mode,driver_version"
 ROOT = Path("/")
 
 

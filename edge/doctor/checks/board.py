@@ -12,7 +12,8 @@ def supported(facts: Facts) -> Check:
     if board.refused:
         return bad("board.supported", board.refused, "serve from its CPU", "edgellm up --profile cpu")
     system = f", L4T {board.l4t} (JetPack {board.jetpack}, CUDA {board.cuda})" if board.l4t else ""
-    return ok("board.supported", f"{board.module}{system}")
+    cards = "".join(f", {gpu.name}" for gpu in board.gpus) if board.soc is None else ""
+    return ok("board.supported", f"{board.module}{cards}{system}")
 
 
 def release(facts: Facts) -> Check | None:

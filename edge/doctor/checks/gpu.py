@@ -5,7 +5,9 @@ from __future__ import annotations
 from edge.board.lore import lore
 from edge.doctor.check import Check, bad, ok, unknown, warn
 from edge.doctor.facts import Facts
+from edge.units import format_bytes
 
+_FREE_SHARE = 0.5
 _TEGRA_GPU = ("/dev/nvhost-ctrl-gpu", "/dev/nvgpu/igpu0/ctrl", "/dev/nvidia0")
 
 
@@ -66,8 +68,12 @@ def unified_virtual_memory(facts: Facts) -> Check | None:
 
 def persistence(facts: Facts) -> Check | None:
     """Without it the driver drops the GPU's state with its last user, and each start pays seconds to bring it back."""
-    if facts.board.soc is not None or not facts.board.gpus or facts.board.container is not None:
+    if facts.board.soc is not None or not facts.board.gpus or facts.board.container == "wsl2":
         return None
+    if facts.devices.persistence:
+        return ok("gpu.persistence", "the driver keeps the GPU ready between programs")
+    if facts.board.container is not None:
+        return unknown("gpu.persistence", "whether the host keeps the GPU ready is not seen from a container")
     unit = facts.units.get("nvidia-persistenced.service")
     if unit is None:
         return unknown("gpu.persistence", "systemd does not tell whether nvidia-persistenced runs")
@@ -103,4 +109,17 @@ def driver(facts: Facts) -> Check | None:
     return ok("gpu.driver", f"driver {board.driver} serves CUDA {newest.cuda} and older")
 
 
-CHECKS = (nodes, access, unified_virtual_memory, persistence, mig, driver)
+def memory(facts: Facts) -> Check | None:
+    """What others hold of each card, before we ask for it."""
+    snapshot = facts.memory
+    cards = [(gpu.name, gpu.uuid) for gpu in facts.board.gpus if gpu.uuid in snapshot.total_bytes]
+    if not cards:
+        return None
+    free = {uuid: snapshot.available_bytes[uuid] / snapshot.total_bytes[uuid] for _, uuid in cards if uuid}
+    says = ", ".join(f"{name}: {format_bytes(snapshot.available_bytes[uuid])} free" for name, uuid in cards if uuid)
+    if min(free.values()) < _FREE_SHARE:
+        return warn("gpu.memory", says, "something else holds the rest", "nvidia-smi")
+    return ok("gpu.memory", says)
+
+
+CHECKS = (nodes, access, unified_virtual_memory, persistence, memory, mig, driver)

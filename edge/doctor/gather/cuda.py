@@ -12,19 +12,17 @@ from pathlib import Path
 from edge.board.tree import Tree
 from edge.doctor.facts import Cuda, Toolkit
 
-_LINK = "/usr/local/cuda"
 _NVCC_PATH = re.compile(r"cuda-(\d+\.\d+)")
 
 
 def read(tree: Tree, env: Mapping[str, str], jit_cache: Path) -> Cuda:
     """`jit_cache` is the folder that our engine's CUDA_CACHE_PATH names."""
-    found = [f"/usr/local/{name}" for name in tree.children("/usr/local") if name.startswith("cuda-")]
-    if not found and tree.exists(_LINK):
-        found = [_LINK]
+    names = [f"/usr/local/{name}" for name in tree.children("/usr/local") if name.startswith("cuda")]
+    # cuda and cuda-13 are links to cuda-13.0: the longest name of each folder stays.
+    found = sorted({tree.path(name).resolve(): name for name in sorted(names, key=len)}.values())
     on_path = shutil.which("nvcc", path=env.get("PATH")) if tree.live else None
     return Cuda(
         toolkits=tuple(Toolkit(path, version(tree, path), tree.exists(f"{path}/bin/nvcc")) for path in found),
-        chosen=str(tree.path(_LINK).resolve()) if tree.live and tree.exists(_LINK) else None,
         on_path=str(Path(on_path).resolve()) if on_path else None,
         jit_cache=jit_cache,
         jit_cache_bytes=_bytes(jit_cache) if tree.live and jit_cache.is_dir() else None,

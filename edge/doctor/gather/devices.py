@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edge.board import nvidia
 from edge.board.board import Board
 from edge.board.tree import Tree
 from edge.doctor.facts import Devices, Jtop, Node
@@ -23,10 +24,15 @@ def read(tree: Tree, board: Board, account: Account) -> Devices:
             for path in wanted_nodes(tree, board)
             if tree.exists(path)
         ),
-        groups_here=tuple(name for name in _GROUPS if name in names),
         pending_groups=tuple(name for name in account.pending if name in _GROUPS),
         igpu_folder=tuple(tree.children(igpu)) if tree.exists(igpu) else None,
+        persistence=_persistence(tree) if board.gpus and board.soc is None else None,
     )
+
+
+def _persistence(tree: Tree) -> bool | None:
+    told = [reading.persistence for reading in nvidia.read(tree).gpus]
+    return all(told) if told and None not in told else None
 
 
 def wanted_nodes(tree: Tree, board: Board) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Clock, PATH, home and locale of this process."""
+"""Clock, cache folder and locale of this process; Windows' side of WSL2."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ def read(tree: Tree, folders: Folders, env: Mapping[str, str]) -> Environment:
         now_s=time.time(),
         newest_file_s=_newest(folders),
         time_synchronised=_synchronised() if tree.live else None,
-        path=env.get("PATH", ""),
-        home=env.get("HOME"),
         cache_writable=_can_write(folders.cache),
         locale=env.get("LC_ALL") or env.get("LC_NUMERIC") or env.get("LANG") or "C",
         encoding=locale.getpreferredencoding(False),

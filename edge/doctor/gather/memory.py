@@ -41,7 +41,6 @@ def read(tree: Tree) -> MemoryUse:
         desktop=max(desktop, key=lambda process: process.bytes, default=None),
         memlock_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[1] if tree.live else None,
         free_bytes=values.get("MemFree"),
-        cache_bytes=values.get("Cached"),
         swapped_bytes=max(0, values.get("SwapTotal", 0) - values.get("SwapFree", 0)),
     )
 

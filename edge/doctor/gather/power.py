@@ -15,11 +15,11 @@ _THROTTLES = ("throttle", "cpufreq", "devfreq", ".gpu", ".ga10b", ".gv11b", "Pro
 
 def read(tree: Tree) -> Power:
     clocks = [
-        _clock("GPU", tree, f"{_DEVFREQ}/{name}/", ("min_freq", "max_freq", "cur_freq"), 1)
+        _clock("GPU", tree, f"{_DEVFREQ}/{name}/", ("min_freq", "max_freq"), 1)
         for name in tree.children(_DEVFREQ)
         if any(word in name for word in _GPU_CLOCKS)
     ]
-    names = ("scaling_min_freq", "scaling_max_freq", "scaling_cur_freq")
+    names = ("scaling_min_freq", "scaling_max_freq")
     clocks.append(_clock("CPU", tree, "/sys/devices/system/cpu/cpu0/cpufreq/", names, 1000))
     return Power(
         modes=power.modes(tree.text("/etc/nvpmodel.conf") or ""),
@@ -27,11 +27,11 @@ def read(tree: Tree) -> Power:
     )
 
 
-def _clock(name: str, tree: Tree, folder: str, files: tuple[str, str, str], factor: int) -> Clock | None:
-    low, high, now = (tree.number(folder + file) for file in files)
+def _clock(name: str, tree: Tree, folder: str, files: tuple[str, str], factor: int) -> Clock | None:
+    low, high = (tree.number(folder + file) for file in files)
     if low is None or high is None:
         return None
-    return Clock(name, low * factor, high * factor, now * factor if now is not None else None)
+    return Clock(name, low * factor, high * factor)
 
 
 def heat(tree: Tree) -> Heat:

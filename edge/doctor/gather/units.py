@@ -18,7 +18,7 @@ WATCHED = (
     "nvargus-daemon.service",
     "docker.service",
 )
-_PROPERTIES = "Id,LoadState,ActiveState,UnitFileState,Result,NRestarts,FragmentPath,DropInPaths"
+_PROPERTIES = "Id,LoadState,ActiveState,UnitFileState,Result,NRestarts"
 _TIMEOUT_S = 3.0
 _UNIT_FOLDERS = (
     "/run/systemd/system",
@@ -60,7 +60,6 @@ def parse(text: str) -> dict[str, Unit]:
             file_state=fields.get("UnitFileState", ""),
             result=fields.get("Result", ""),
             restarts=int(restarts) if restarts.isdigit() else 0,
-            files=tuple(path for path in (fields.get("FragmentPath"), *fields.get("DropInPaths", "").split()) if path),
         )
     return units
 
