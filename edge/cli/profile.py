@@ -22,19 +22,25 @@ def list_profiles(json: Json = False, state_dir: StateDir = None) -> None:
     """The profiles that -p takes."""
     import os
 
+    from edge.errors import ConfigError
     from edge.folders import folders
     from edge.profile.loader import load_profile, profile_names
 
     places = folders(os.environ, state_dir)
-    profiles = [load_profile(name, places) for name in profile_names(places)]
+    rows: list[tuple[str, str]] = []
+    for name in profile_names(places):
+        try:
+            rows.append((name, load_profile(name, places).summary))
+        except ConfigError as error:  # one bad file must not hide the others
+            rows.append((name, f"bad: {error}"))
     if json:
         from json import dumps
 
-        print(dumps({"schema": 1, "profiles": [{"name": p.name, "summary": p.summary} for p in profiles]}, indent=1))
+        print(dumps({"schema": 1, "profiles": [{"name": name, "summary": text} for name, text in rows]}, indent=1))
         return
-    from edge.render.profile import list_lines
+    from edge.render.plan import columns
 
-    print("\n".join(list_lines(profiles)))
+    print("\n".join(columns(rows)))
 
 
 def show(

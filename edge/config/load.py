@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from edge.board.board import Board
@@ -26,23 +27,23 @@ from edge.config.values import (
     TelemetryConfig,
     ThermalConfig,
 )
-from edge.folders import Folders, system_folders
-from edge.profile.loader import load_profile
+from edge.folders import Folders
+from edge.profile.loader import SYSTEM_CONFIG, load_profile
 from edge.profile.profile import Profile
 from edge.profile.resolve import choose, resolve_tier
 from edge.profile.settings import SETTINGS
 
 
-def load(folders: Folders, flags: Mapping[str, object], env: Mapping[str, str]) -> Config:
-    """`flags` by Option.dest of edge.options. Raises ConfigError (78), UsageError (64)."""
-    layers = _layers(folders, flags, env)
+def load(folders: Folders, flags: Mapping[str, object], env: Mapping[str, str], system: Path = SYSTEM_CONFIG) -> Config:
+    """`flags` by Option.dest of edge.options, `system` is /etc/edgellm. Raises ConfigError (78), UsageError (64)."""
+    layers = _layers(folders, flags, env, system)
     profile_name = next(
         (str(layer.values["profile"]) for layer in reversed(layers) if "profile" in layer.values), "auto"
     )
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     models: tuple[ModelConfig, ...] = ()
-    for layer in [*_profile_layers(load_profile(profile_name, folders)), *layers]:
+    for layer in [*_profile_layers(load_profile(profile_name, folders, system)), *layers]:
         values |= layer.values
         origins |= dict.fromkeys(layer.values, layer.origin)
         models = models if layer.models is None else layer.models
@@ -54,12 +55,14 @@ def load(folders: Folders, flags: Mapping[str, object], env: Mapping[str, str]) 
     return replace(config, memory=MemoryConfig(reserve), overrides=overrides, origins=origins)
 
 
-def settle(config: Config, board: Board, folders: Folders) -> Profile:
+def settle(config: Config, board: Board, folders: Folders, system: Path = SYSTEM_CONFIG) -> Profile:
     """The profile that this configuration means here: choice, tier and overrides applied. Raises ConfigError."""
-    profile = load_profile(config.profile, folders)
+    profile = load_profile(config.profile, folders, system)
     name = choose(profile, board)
     if name != profile.name:
-        profile = replace(load_profile(name, folders), notes=(f"profile {config.profile} means {name} on this board",))
+        profile = replace(
+            load_profile(name, folders, system), notes=(f"profile {config.profile} means {name} on this board",)
+        )
     return with_overrides(resolve_tier(profile, board), config)
 
 
@@ -70,9 +73,9 @@ def with_overrides(profile: Profile, config: Config) -> Profile:
     return replace(profile, wishes=replace(profile.wishes, **values), origins=profile.origins | origins)
 
 
-def _layers(folders: Folders, flags: Mapping[str, object], env: Mapping[str, str]) -> list[Layer]:
+def _layers(folders: Folders, flags: Mapping[str, object], env: Mapping[str, str], system: Path) -> list[Layer]:
     """Lowest first, without the profile's."""
-    paths = dict.fromkeys(folder / "edgellm.toml" for folder in (system_folders().config, folders.config))
+    paths = dict.fromkeys(folder / "edgellm.toml" for folder in (system, folders.config))
     files = [layer for layer in map(file_layer, paths) if layer is not None]
     return [*files, *env_layers(env), set_layer(_texts(flags.get("set"))), flag_layer(flags)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -63,7 +64,9 @@ class Field:
             except UsageError as error:
                 raise ValueError(f"{error}: {error.hint}") from None
         wanted = {"integer": "a whole number", "number": "a number", "size": "a size like 512MiB"}[kind]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or (kind != "number" and value != int(value)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise ValueError(f"wants {wanted}, got {_name(value)}")
+        if kind != "number" and value != int(value):
             raise ValueError(f"wants {wanted}, got {_name(value)}")
         if self.minimum is not None and value < self.minimum:
             raise ValueError(f"wants at least {self.minimum:g}, got {value}")

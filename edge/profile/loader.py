@@ -15,6 +15,7 @@ from edge.profile.settings import SECTIONS, SETTINGS
 from edge.resources import data_dir, load_toml
 
 SCHEMA = 1
+SYSTEM_CONFIG = system_folders().config
 TIER_FIELDS = {
     "name": Field("text", "name of the tier"),
     "memory_max": Field("size", "boards up to this memory", minimum=1),
@@ -26,49 +27,60 @@ CHOICE_FIELDS = {
     "containers": Field("texts", "containers, e.g. wsl2"),
     "gpus_min": Field("integer", "at least so many discrete GPUs", minimum=0),
 }
+_Files = dict[str, list[Path]]
 # Tables of another kind in the same folder.
 _NOT_PROFILES = frozenset({"boards", "models", "ranking"})
 
 
-def load_profile(name_or_path: str, folders: Folders) -> Profile:
+def load_profile(name_or_path: str, folders: Folders, system: Path = SYSTEM_CONFIG) -> Profile:
     """By name (user's over shipped; a tier's name too) or from a file. Raises ConfigError."""
     if "/" in name_or_path or name_or_path.endswith(".toml"):
-        return _from_file(Path(name_or_path), folders)
-    files = _files(folders)
+        return _from_file(Path(name_or_path), _files(folders, system))
+    files = _files(folders, system)
     found = files.get(name_or_path)
     if found:
-        return _layered(name_or_path, found, folders)
+        return _layered(name_or_path, found, files)
     for name, layers in files.items():
-        profile = _with_tiers_named(_layered(name, layers, folders), name_or_path)
-        if profile is not None:
-            return profile
-    known = profile_names(folders)
+        if any(name_or_path in tier_names(path) for path in layers):
+            profile = _with_tiers_named(_layered(name, layers, files), name_or_path)
+            if profile is not None:
+                return profile
+    known = profile_names(folders, system)
     raise ConfigError(
         f"no profile {name_or_path!r}{did_you_mean(name_or_path, known)}",
         f"there are {', '.join(known)}; or give a file",
     )
 
 
-def profile_names(folders: Folders) -> tuple[str, ...]:
+def profile_names(folders: Folders, system: Path = SYSTEM_CONFIG) -> tuple[str, ...]:
     """Every name that load_profile knows, tiers' names included."""
-    files = _files(folders)
-    names = set(files)
-    for layers in files.values():
-        for path in layers:
-            for tier in _read(path).get("tier", []):
-                names.update(tier.get("names", []) if isinstance(tier, dict) else [])
-    return tuple(sorted(names))
+    files = _files(folders, system)
+    return tuple(sorted({*files, *(name for layers in files.values() for path in layers for name in tier_names(path))}))
 
 
-def check_file(path: Path, folders: Folders) -> Profile:
+def tier_names(path: Path) -> list[str]:
+    """Names that a file's tiers answer to; none where the file cannot be read: that is its own command's fault."""
+    try:
+        rows = _read(path).get("tier", [])
+    except ConfigError:
+        return []
+    names = (
+        [name for row in rows if isinstance(row, dict) for name in row.get("names", [])]
+        if isinstance(rows, list)
+        else []
+    )
+    return [name for name in names if isinstance(name, str)]
+
+
+def check_file(path: Path, folders: Folders, system: Path = SYSTEM_CONFIG) -> Profile:
     """The profile in `path`, wholly read. Raises ConfigError naming file and key."""
-    return _from_file(path, folders)
+    return _from_file(path, _files(folders, system))
 
 
-def _files(folders: Folders) -> dict[str, list[Path]]:
+def _files(folders: Folders, system: Path) -> _Files:
     """Profile name → its files, lowest layer first: shipped, system, user."""
-    places = [data_dir("profiles"), system_folders().config / "profiles", folders.config / "profiles"]
-    files: dict[str, list[Path]] = {}
+    places = [data_dir("profiles"), system / "profiles", folders.config / "profiles"]
+    files: _Files = {}
     for place in dict.fromkeys(places):
         for path in sorted(place.glob("*.toml")):
             if path.stem not in _NOT_PROFILES:
@@ -76,34 +88,34 @@ def _files(folders: Folders) -> dict[str, list[Path]]:
     return files
 
 
-def _from_file(path: Path, folders: Folders) -> Profile:
+def _from_file(path: Path, files: _Files) -> Profile:
     if not path.is_file():
         raise ConfigError(f"no such profile file: {path}", "`edgellm profile list` shows the named ones")
-    return _layered(path.stem, [path], folders)
+    return _layered(path.stem, [path], files)
 
 
-def _layered(name: str, paths: Iterable[Path], folders: Folders) -> Profile:
+def _layered(name: str, paths: Iterable[Path], files: _Files) -> Profile:
     profile = Profile(name, "", Wishes())
     for path in paths:
         table = _read(path)
         base = table.get("extends")
         if base is not None:
-            profile = _base(base, name, path, folders)
+            profile = _base(base, name, path, files)
         profile = _over(profile, table, path)
     return profile
 
 
-def _base(base: object, name: str, path: Path, folders: Folders) -> Profile:
-    layers = _files(folders).get(base) if isinstance(base, str) else None
+def _base(base: object, name: str, path: Path, files: _Files) -> Profile:
+    layers = files.get(base) if isinstance(base, str) else None
     layers = [layer for layer in layers or [] if layer != path]
     if not layers:
-        raise ConfigError(f"{path}: extends {base!r}, which is no profile{did_you_mean(str(base), _files(folders))}")
+        raise ConfigError(f"{path}: extends {base!r}, which is no profile{did_you_mean(str(base), files)}")
     for layer in layers:
         if "extends" in _read(layer):
             raise ConfigError(
                 f"{path}: extends {base}, which itself extends {_read(layer)['extends']}", "one level is the limit"
             )
-    return replace(_layered(str(base), layers, folders), name=name)
+    return replace(_layered(str(base), layers, files), name=name)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import fields
 
 from edge.profile.profile import Profile
 from edge.render.config import toml_value
 from edge.render.plan import columns
 from edge.units import format_bytes
-
-
-def list_lines(profiles: Sequence[Profile]) -> list[str]:
-    return columns([(profile.name, profile.summary) for profile in profiles])
 
 
 def profile_lines(profile: Profile) -> list[str]:

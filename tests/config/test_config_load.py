@@ -1,0 +1,132 @@
+"""Layers, precedence and origins of the configuration; faults name file and key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge.config import load
+from edge.errors import ConfigError, UsageError
+from edge.folders import Folders, folders
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Folders:
+    found = folders({}, tmp_path)
+    found.config.mkdir(parents=True)
+    return found
+
+
+def write(places: Folders, text: str) -> Path:
+    path = places.config / "edgellm.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_nothing_configured_is_the_defaults(places: Folders) -> None:
+    config = load(places, {}, {})
+    assert (config.profile, config.listen, config.models) == ("auto", ("127.0.0.1:8080",), ())
+    assert config.gateway.hold.seconds == 900
+    assert config.origins == {}
+
+
+def test_each_layer_beats_the_one_below(places: Folders, tmp_path: Path) -> None:
+    """Flag > --set > environment > user's file > system's file > user's profile > shipped profile."""
+    system = tmp_path / "etc"
+    (system / "profiles").mkdir(parents=True)
+    (places.config / "profiles").mkdir()
+    (places.config / "profiles" / "mine.toml").write_text("[restart]\nstable_s = 1\n")
+
+    def stable(flags: dict[str, object], env: dict[str, str]) -> tuple[float, str]:
+        config = load(places, {"profile": "mine", **flags}, env, system)
+        return config.restart.stable_s, config.origins.get("restart.stable_s", "default")
+
+    assert stable({}, {})[0] == 1
+    assert stable({}, {})[1].endswith("mine.toml")
+    (system / "edgellm.toml").write_text("[restart]\nstable_s = 2\n")
+    assert stable({}, {}) == (2, str(system / "edgellm.toml"))
+    path = write(places, "[restart]\nstable_s = 3\n")
+    assert stable({}, {}) == (3, str(path))
+    env = {"EDGELLM_RESTART__STABLE_S": "4"}
+    assert stable({}, env) == (4, "env EDGELLM_RESTART__STABLE_S")
+    assert stable({"set": ["restart.stable_s=5"]}, env) == (5, "--set")
+
+
+def test_a_flag_beats_set(places: Folders) -> None:
+    config = load(places, {"listen": ["0.0.0.0:1"], "set": ["listen=127.0.0.1:2"]}, {})
+    assert (config.listen, config.origins["listen"]) == (("0.0.0.0:1",), "flag")
+
+
+def test_wishes_become_overrides_with_their_origin(places: Folders) -> None:
+    path = write(places, '[set]\nn_ctx = 4096\n[memory]\nreserve = "2GiB"\n')
+    config = load(places, {"set": ["kv_type_k=q8_0"]}, {"EDGELLM_N_CTX": "2048"})
+    assert {key: (value.value, value.origin) for key, value in config.overrides.items()} == {
+        "n_ctx": (2048, "env EDGELLM_N_CTX"),
+        "reserve": ("2GiB", str(path)),
+        "kv_type_k": ("q8_0", "--set"),
+    }
+    assert config.memory.reserve == "2GiB"
+
+
+def test_lists_and_sizes_are_read_from_text(places: Folders) -> None:
+    env = {
+        "EDGELLM_LISTEN": "127.0.0.1:1, [::1]:2",
+        "EDGELLM_GATEWAY__MAX_BODY_BYTES": "16MiB",
+        "EDGELLM_STRICT": "yes",
+    }
+    config = load(places, {}, env)
+    assert config.listen == ("127.0.0.1:1", "[::1]:2")
+    assert config.gateway.max_body_bytes == 16 * 1024**2
+    assert config.strict is True
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("stric = true\n", "unknown key stric; did you mean strict?"),
+        ("[gateway]\nhold = { second = 1 }\n", "unknown key gateway.hold.second; did you mean gateway.hold.seconds?"),
+        ('strict = "yes"\n', "strict wants true or false, got text 'yes'"),
+        ("listen = 8080\n", "listen wants a list, got a whole number 8080"),
+        ("listen = [8080]\n", "listen wants text, got a whole number 8080"),
+        ("[telemetry]\ninterval_s = 0\n", "telemetry.interval_s wants at least 0.1, got 0"),
+        ('[gateway]\nunknown_model = "onyl"\n', "did you mean only?"),
+        ('[memory]\nreserve = "lots"\n', "memory.reserve wants a size"),
+        ("schema = 2\n", "schema 2 is newer than this edgellm knows (1)"),
+        ("[set]\nn_ctxx = 1\n", "set: unknown key n_ctxx; did you mean n_ctx?"),
+        ("[[model]]\nid = 'a'\n", "model 1: ref is missing"),
+        (
+            "[[model]]\nref = 'a'\nset = { n_ctx = 'many' }\n",
+            "model 1: set: n_ctx wants a whole number, got text 'many'",
+        ),
+        ("[[model]]\nref = 'a'\nwarm_at = '8 am'\n", "warm_at wants a time like 08:00, got '8 am'"),
+        ("[model]\nref = 'a'\n", "model wants tables, written [[model]]"),
+        ("strict = \n", "edgellm.toml: "),
+    ],
+)
+def test_a_fault_in_the_file_names_file_and_key(places: Folders, text: str, said: str) -> None:
+    path = write(places, text)
+    with pytest.raises(ConfigError) as caught:
+        load(places, {}, {})
+    assert str(caught.value).startswith(str(path))
+    assert said in str(caught.value)
+    assert caught.value.exit_code == 78
+
+
+def test_a_fault_elsewhere_names_where(places: Folders) -> None:
+    with pytest.raises(ConfigError, match=r"environment EDGELLM_N_CTZ: unknown key n_ctz; did you mean n_ctx\?"):
+        load(places, {}, {"EDGELLM_N_CTZ": "1"})
+    with pytest.raises(ConfigError, match="--set: n_ctx wants a whole number"):
+        load(places, {"set": ["n_ctx=big"]}, {})
+    with pytest.raises(UsageError, match="wants key=value"):
+        load(places, {"set": ["n_ctx"]}, {})
+
+
+def test_variables_of_other_parts_are_left_alone(places: Folders) -> None:
+    load(places, {}, {"EDGELLM_STATE_DIR": "/x", "EDGELLM_API_KEY": "secret", "OTHER": "1"})
+
+
+def test_an_unreadable_file_is_a_fault_not_a_silence(places: Folders) -> None:
+    (places.config / "edgellm.toml").mkdir()
+    with pytest.raises(ConfigError, match=r"edgellm\.toml"):
+        load(places, {}, {})

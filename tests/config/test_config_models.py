@@ -1,0 +1,91 @@
+"""Which models are served: `[[model]]` and -m."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.config import Config, load
+from edge.config.models import id_of
+from edge.errors import ConfigError, UsageError
+from edge.folders import folders
+
+FILE = """
+[[model]]
+id = "chat"
+ref = "Big:Q5_K_M"
+aliases = ["gpt-4"]
+ttl_s = 600
+set = { n_ctx = 8192 }
+[[model]]
+id = "embed"
+ref = "nomic-embed-text-v1.5"
+role = "embedding"
+"""
+
+
+def configured(tmp_path: Path, models: list[str], text: str = FILE) -> Config:
+    places = folders({}, tmp_path)
+    places.config.mkdir(parents=True, exist_ok=True)
+    (places.config / "edgellm.toml").write_text(text)
+    return load(places, {"model": models}, {})
+
+
+def test_without_flags_the_configured_models_are_served(tmp_path: Path) -> None:
+    models = configured(tmp_path, []).models
+    assert [model.id for model in models] == ["chat", "embed"]
+    assert models[0].set == {"n_ctx": 8192}
+    assert models[1].role == "embedding"
+
+
+def test_a_flag_serves_only_what_it_names(tmp_path: Path) -> None:
+    (model,) = configured(tmp_path, ["Other:Q4_K_M"]).models
+    assert (model.id, model.ref, model.origin) == ("Other", "Other:Q4_K_M", "flag")
+
+
+def test_a_flag_with_an_id_keeps_what_is_configured_for_it(tmp_path: Path) -> None:
+    (model,) = configured(tmp_path, ["chat=/models/x.gguf"]).models
+    assert (model.id, model.ref, model.aliases, model.ttl_s) == ("chat", "/models/x.gguf", ("gpt-4",), 600)
+
+
+def test_a_flag_may_name_a_configured_id(tmp_path: Path) -> None:
+    (model,) = configured(tmp_path, ["embed"]).models
+    assert model.ref == "nomic-embed-text-v1.5"
+
+
+@pytest.mark.parametrize(
+    ("ref", "wanted"),
+    [
+        ("SmolLM2-135M-Instruct:Q4_1", "SmolLM2-135M-Instruct"),
+        ("/models/SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct"),
+        ("gpt-oss-120b-mxfp4-00001-of-00003.gguf", "gpt-oss-120b"),
+        ("hf://unsloth/Qwen3.5-4B-GGUF:Q5_K_M@main", "Qwen3.5-4B"),
+        ("https://host/a/model.gguf?download=true", "model"),
+        ("a b/c d.gguf", "c-d"),
+    ],
+)
+def test_an_id_is_made_from_a_reference(ref: str, wanted: str) -> None:
+    assert id_of(ref) == wanted
+
+
+@given(st.text(min_size=1, max_size=40))
+def test_an_id_made_from_anything_is_an_id(ref: str) -> None:
+    """It is part of URLs and file names."""
+    found = id_of(ref)
+    assert found
+    assert all(c.isascii() and (c.isalnum() or c in "._+-") for c in found)
+
+
+def test_names_are_unique(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="two models are called 'gpt-4'"):
+        configured(tmp_path, [], FILE + '[[model]]\nid = "gpt-4"\nref = "x"\n')
+    with pytest.raises(ConfigError, match="'a/b' is no model id"):
+        configured(tmp_path, [], '[[model]]\nid = "a/b"\nref = "x"\n')
+
+
+def test_an_id_without_a_reference_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the reference after = is missing"):
+        configured(tmp_path, ["chat="])

@@ -1,0 +1,58 @@
+"""From a configuration and a board to the wishes that count, and `config show`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edge.cli import main
+from edge.config import load, settle
+from edge.config.keys import CONFIG_KEYS
+from edge.config.show import rows
+from edge.folders import folders
+from edge.profile.settings import SETTINGS
+from tests.plan import shapes
+
+
+def test_auto_takes_the_profile_of_the_board_and_its_tier(tmp_path: Path) -> None:
+    places = folders({}, tmp_path)
+    profile = settle(load(places, {}, {}), shapes.jetson(8), places)
+    assert (profile.name, profile.tier) == ("orin", "8GB")
+    assert profile.wishes.n_ctx == 16384
+    assert profile.origins["n_ctx"] == "profile orin, tier 8GB"
+    assert profile.notes == ("profile auto means orin on this board",)
+
+
+def test_what_is_configured_beats_the_tier(tmp_path: Path) -> None:
+    places = folders({}, tmp_path)
+    profile = settle(load(places, {"set": ["n_ctx=1024", "memory.reserve=3GiB"]}, {}), shapes.jetson(8), places)
+    assert (profile.wishes.n_ctx, profile.wishes.reserve) == (1024, "3GiB")
+    assert profile.origins["n_ctx"] == profile.origins["reserve"] == "--set"
+
+
+def test_show_names_every_key_and_its_origin(tmp_path: Path) -> None:
+    places = folders({}, tmp_path)
+    config = load(places, {"set": ["gateway.hold.requests=7", "reserve=2GiB"], "model": ["a=b"]}, {})
+    found = {row.key: row for row in rows(config, settle(config, shapes.cpu_board(), places))}
+    assert set(found) == {*CONFIG_KEYS, *(f"set.{key}" for key in SETTINGS), "model.a.ref"}
+    assert (found["gateway.hold.requests"].value, found["gateway.hold.requests"].origin) == (7, "--set")
+    assert (found["memory.reserve"].value, found["memory.reserve"].origin) == ("2GiB", "--set")
+    assert found["set.offload"].origin == "profile cpu"
+    assert found["strict"].origin == "default"
+
+
+def test_config_show_prints_origins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "-p", "cpu", "--set", "n_ctx=2048", "--state-dir", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert any(line.split() == ["set.n_ctx", "=", "2048", "--set"] for line in printed.splitlines())
+    assert main(["config", "show", "--json", "--state-dir", str(tmp_path)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == 1
+    assert {"key": "strict", "value": False, "origin": "default"} in document["values"]
+
+
+def test_a_fault_exits_with_the_configuration_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "--set", "n_cxt=1", "--state-dir", str(tmp_path)]) == 78
+    assert "did you mean n_ctx?" in capsys.readouterr().err

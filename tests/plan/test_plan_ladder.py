@@ -1,0 +1,180 @@
+"""What holds for every ladder: rungs need less and less, contexts cost, and a plan that fits has room."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge.plan.ladder import Step, bits, steps
+from edge.plan.memory import budget, device_required
+from edge.plan.rungs import climb
+from edge.plan.settings import settings as make_settings
+from edge.plan.situation import Situation, situation
+from edge.plan.subject import Subject, subject
+from edge.profile.profile import Wishes
+from edge.units import GIB
+from tests.plan import shapes
+
+SIZES = [(16, 1024, 8, 4096), (28, 2048, 8, 6144), (32, 4096, 8, 14336), (64, 5120, 8, 25600)]
+
+
+@st.composite
+def subjects(draw: st.DrawFn) -> Subject:
+    layers, embd, heads, ff = draw(st.sampled_from(SIZES))
+    arch, window = draw(st.sampled_from([("llama", None), ("gemma3", 1024), ("gpt-oss", 128)]))
+    hybrid = draw(st.booleans())
+    extra = {"ssm.state_size": 128, "ssm.inner_size": 4096, "ssm.conv_kernel": 4, "ssm.group_count": 16}
+    header = shapes.meta(
+        "qwen35" if hybrid else arch,
+        layers=layers,
+        embd=embd,
+        heads=embd // 128,
+        kv_heads=heads,
+        ff=ff,
+        ctx=draw(st.sampled_from([2048, 8192, 40960, 131072, 262144])),
+        window=None if hybrid else window,
+        quant=draw(st.sampled_from(["Q4_K_M", "Q5_K_M", "Q8_0", "F16"])),
+        tied=draw(st.booleans()),
+        extra=extra if hybrid else None,
+    )
+    return subject(shapes.model(header=header))
+
+
+wishes = st.builds(
+    Wishes,
+    n_ctx=st.sampled_from([0, 512, 4096, 10_000, 32768, 262144]),
+    n_ctx_min=st.sampled_from([256, 2048, 8192]),
+    n_parallel=st.integers(1, 6),
+    offload=st.sampled_from(["full", "none"]),
+    partial_offload=st.booleans(),
+    fallback=st.sampled_from(["refuse", "cpu"]),
+    load_mode=st.sampled_from(["auto", "none", "mmap", "dio"]),
+    kv_type_k=st.sampled_from(["f16", "bf16", "q8_0", "q5_0"]),
+    kv_type_v=st.sampled_from(["f16", "q8_0"]),
+    kv_type_min=st.sampled_from(["f16", "q8_0", "q4_0"]),
+    flash_attention=st.sampled_from(["auto", "on", "off"]),
+    n_ubatch=st.sampled_from([128, 512, 2048]),
+    cache_ram=st.sampled_from([0, GIB]),
+    split_mode=st.sampled_from(["none", "layer"]),
+)
+
+
+@st.composite
+def places(draw: st.DrawFn) -> Situation:
+    kind = draw(st.sampled_from(["unified", "cpu", "gpu", "gpus"]))
+    size = draw(st.floats(2, 120))
+    board = {
+        "unified": shapes.jetson(size),
+        "cpu": shapes.cpu_board(size),
+        "gpu": shapes.gpu_board(size, memory_gib=draw(st.floats(4, 200))),
+        "gpus": shapes.gpu_board(size, draw(st.floats(4, 80)), memory_gib=draw(st.floats(4, 200))),
+    }[kind]
+    engine = shapes.engine(cuda=kind != "cpu", era=draw(st.sampled_from(["load-mode", "flash-value"])))
+    free = draw(st.floats(0.2, 1.0)) * board.memory_bytes / GIB
+    return situation(board, shapes.memory(board, free), engine, "max(1GiB, 10%)", {})
+
+
+@settings(max_examples=60, deadline=None)
+@given(subjects(), wishes, places())
+def test_each_rung_needs_less_than_the_one_before(it: Subject, wish: Wishes, place: Situation) -> None:
+    rungs = climb(wish, [it], "chat", place)
+    needs = [device_required(rung.budget, place) for rung in rungs]
+    assert needs == sorted(needs, reverse=True)
+    assert len(set(needs)) == len(needs)
+    for rung in rungs:
+        fits = all(domain.headroom_bytes >= 0 for domain in rung.budget.values())
+        assert rung.fits == fits
+        for name, domain in rung.budget.items():
+            assert domain.headroom_bytes == place.available_bytes[name] - place.reserve_bytes[name] - (
+                domain.weights_bytes
+                + domain.kv_bytes
+                + domain.compute_bytes
+                + domain.context_bytes
+                + domain.prompt_cache_bytes
+                + domain.page_cache_bytes
+            )
+
+
+@settings(max_examples=60, deadline=None)
+@given(subjects(), wishes, places(), st.integers(1, 4), st.lists(st.integers(256, 200_000), min_size=2, max_size=4))
+def test_more_context_never_needs_less_memory(
+    it: Subject, wish: Wishes, place: Situation, slots: int, contexts: list[int]
+) -> None:
+    wish = replace(wish, cache_ram=0)  # checkpoints are paid for out of its cap: their number falls with their size
+    needs = []
+    for n_ctx in sorted(contexts):
+        chosen = make_settings(wish, Step(n_ctx, slots, "f16", "f16"), it, "chat", place)
+        needs.append({name: domain.required_bytes for name, domain in budget(it, chosen, place).items()})
+    for less, more in pairwise(needs):
+        assert all(more[name] >= less[name] for name in less)
+
+
+@settings(max_examples=60, deadline=None)
+@given(subjects(), wishes)
+def test_steps_keep_to_the_profile_and_the_trained_context(it: Subject, wish: Wishes) -> None:
+    trained = it.file.meta.n_ctx_train
+    found = list(steps(wish, it.file.meta))
+    assert len(set(found)) == len(found)
+    for step in found:
+        slot = step.n_ctx // step.n_parallel
+        assert 256 <= slot <= trained
+        assert slot >= min(wish.n_ctx_min, found[0].n_ctx // found[0].n_parallel)
+        assert 1 <= step.n_parallel <= wish.n_parallel
+        assert bits(step.kv_type_k) >= min(bits(wish.kv_type_min), bits(wish.kv_type_k))
+        if wish.flash_attention == "off":
+            assert step.kv_type_v == wish.kv_type_v
+
+
+@settings(max_examples=40, deadline=None)
+@given(subjects(), wishes, places())
+def test_a_quantized_v_cache_always_comes_with_flash_attention(it: Subject, wish: Wishes, place: Situation) -> None:
+    for rung in climb(replace(wish, flash_attention="auto"), [it], "chat", place):
+        if rung.settings.kv_type_v not in ("f16", "bf16", "f32"):
+            assert rung.settings.flash_attention == "on"
+
+
+def test_the_order_of_steps() -> None:
+    """Smaller KV type, smaller context, fewer slots, no prompt cache."""
+    wish = Wishes(n_ctx=32768, n_ctx_min=8192, n_parallel=2)
+    found = [(s.n_ctx, s.n_parallel, s.kv_type_k, s.prompt_cache) for s in steps(wish, shapes.meta())]
+    assert found == [
+        (32768, 2, "f16", True),
+        (32768, 2, "q8_0", True),
+        (16384, 2, "q8_0", True),
+        (8192, 1, "q8_0", True),
+        (8192, 1, "q8_0", False),
+    ]
+
+
+def test_smaller_files_come_after_smaller_settings() -> None:
+    large, small = (subject(shapes.model(header=shapes.meta(quant=quant))) for quant in ("Q5_K_M", "Q4_K_M"))
+    board = shapes.jetson(16)
+    place = situation(board, shapes.memory(board), shapes.engine(cuda=True), "1GiB", {})
+    rungs = climb(Wishes(n_ctx=8192), [large, small], "chat", place)
+    order = [rung.subject.file.quant for rung in rungs]
+    assert order == sorted(order, reverse=True)
+    assert {"Q5_K_M", "Q4_K_M"} == set(order)
+    first = rungs[order.index("Q4_K_M")]
+    assert first.settings.n_ctx == 8192  # a smaller file may have the whole context again
+
+
+def test_partial_offload_exists_on_discrete_gpus_only() -> None:
+    it = subject(shapes.model())
+    wish = Wishes(n_ctx=4096, partial_offload=True, fallback="cpu", split_mode="none")
+    board = shapes.gpu_board(4)
+    place = situation(board, shapes.memory(board), shapes.engine(cuda=True), "1GiB", {})
+    layers = [rung.settings.n_gpu_layers for rung in climb(wish, [it], "chat", place)]
+    assert layers[0] == 33
+    assert layers[-1] == 0
+    assert 0 < layers[-3] < 33
+    chosen = next(rung for rung in climb(wish, [it], "chat", place) if rung.fits)
+    assert 0 < chosen.settings.n_gpu_layers < 33
+    assert chosen.settings.load_mode == "mmap"  # a host part could not be dropped otherwise (FC-19)
+    refusing = climb(replace(wish, fallback="refuse"), [it], "chat", place)
+    assert refusing[-1].settings.n_gpu_layers > 0
+    board = shapes.jetson(4)
+    unified = situation(board, shapes.memory(board), shapes.engine(cuda=True), "1GiB", {})
+    assert {rung.settings.n_gpu_layers for rung in climb(wish, [it], "chat", unified)} == {33}

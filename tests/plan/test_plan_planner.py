@@ -1,0 +1,327 @@
+"""make_plan: field cases, several models, fallbacks, and the refusal that says what would help."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.board.memory import MemorySnapshot, snapshot
+from edge.board.probe import probe
+from edge.config.values import ModelConfig
+from edge.engine.engine import Engine
+from edge.errors import DoesNotFitError, EngineMissingError, ModelMissingError
+from edge.folders import folders
+from edge.model.file import ModelFile
+from edge.plan.calibration import Correction
+from edge.plan.environment import EnvFacts
+from edge.plan.plan import LaunchPlan, Measured, Plan
+from edge.plan.planner import Extras, make_plan
+from edge.profile.loader import load_profile
+from edge.profile.profile import Profile, Wishes
+from edge.profile.resolve import resolve_tier
+from edge.units import GIB, MIB
+from tests.plan import shapes
+from tests.trees import trees
+
+FACTS = EnvFacts("/home/e", "/var/cache/edgellm")
+SMALL = shapes.meta(layers=28, embd=2560, heads=20, ff=9728, vocab=151_936, ctx=40960)
+TINY = shapes.meta(layers=16, embd=1024, heads=8, kv_heads=4, ff=4096, vocab=50_000)
+
+
+def profile(**wishes: Any) -> Profile:
+    return Profile("test", "", Wishes(**wishes))
+
+
+def plan(
+    board: shapes.Board,
+    *,
+    wishes: Profile | None = None,
+    engine: Engine | None = None,
+    memory: MemorySnapshot | None = None,
+    models: dict[str, tuple[ModelFile, ModelConfig]] | None = None,
+    extras: Extras | None = None,
+) -> Plan:
+    cuda = bool(board.gpus)
+    return make_plan(
+        board,
+        memory or shapes.memory(board),
+        wishes or profile(),
+        engine or shapes.engine(cuda=cuda),
+        models or one(),
+        FACTS,
+        extras,
+    )
+
+
+def one(file: ModelFile | None = None, **config: Any) -> dict[str, tuple[ModelFile, ModelConfig]]:
+    return {"chat": (file or shapes.model("Small", SMALL), ModelConfig("chat", "Small", **config))}
+
+
+def chosen(found: Plan, model_id: str = "chat") -> LaunchPlan:
+    ladder = found.models[model_id].ladder
+    return ladder.plans[ladder.chosen]
+
+
+def why(found: LaunchPlan, subject: str) -> tuple[str, str, str]:
+    reason = next(reason for reason in found.reasons if reason.subject == subject)
+    return reason.value, reason.because, reason.origin
+
+
+def test_every_setting_has_a_reason_and_its_origin(tmp_path: Path) -> None:
+    board = shapes.jetson(7.4)
+    orin = resolve_tier(load_profile("orin", folders({}, tmp_path)), board)
+    rung = chosen(plan(board, wishes=orin))
+    assert why(rung, "n_ctx") == (
+        "16384",
+        "as wished; the model was trained for 40960",
+        "profile orin, tier 8GB",
+    )
+    assert why(rung, "n_gpu_layers") == ("29/29", "everything on CUDA0", "planner")
+    assert why(rung, "load_mode")[:2] == ("none", "all weights go to the GPU: a mapping would keep them twice")
+    subjects = {reason.subject for reason in rung.reasons}
+    assert {"model", "n_ctx", "n_parallel", "n_gpu_layers", "kv_type", "flash_attention", "load_mode"} <= subjects
+    assert {"n_threads", "cache_ram"} <= subjects
+
+
+@pytest.mark.parametrize("free_kb", [300_000, 5_900_000])
+def test_fc_17_a_full_page_cache_changes_nothing(free_kb: int, tmp_path: Path) -> None:
+    """FC-17: what counts is MemAvailable. The same plan before and after a model was downloaded."""
+    root = trees.copy("orin-nano-8", tmp_path)
+    cached = 6_100_000 - free_kb
+    text = (
+        f"MemTotal: 7802736 kB\nMemFree: {free_kb} kB\nMemAvailable: 6200000 kB\n"
+        f"Buffers: 0 kB\nCached: {cached} kB\nSwapTotal: 3901352 kB\nSwapFree: 3901352 kB\n"
+    )
+    trees.write(root, "proc/meminfo", text)
+    board = probe(root)
+    rung = chosen(plan(board, memory=snapshot(root, board)))
+    assert rung.budget["unified"].available_bytes == 6_200_000 * 1024
+    assert (rung.rung, rung.settings.n_ctx, rung.settings.kv_type_k) == (0, 8192, "f16")
+
+
+def test_fc_17_without_memavailable_the_estimate_counts_cache_but_not_swap(tmp_path: Path) -> None:
+    """FC-17: an old kernel's meminfo."""
+    root = trees.copy("orin-nano-8", tmp_path)
+    trees.write(
+        root,
+        "proc/meminfo",
+        "MemTotal: 7802736 kB\nMemFree: 300000 kB\nBuffers: 0 kB\nCached: 5800000 kB\nSwapTotal: 3901352 kB\n",
+    )
+    board = probe(root)
+    found = plan(board, memory=snapshot(root, board), models=one(shapes.model("Tiny", TINY)))
+    available = chosen(found).budget["unified"].available_bytes
+    assert 300_000 * 1024 < available < 6_100_000 * 1024
+    assert any("MemAvailable" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("wished", ["auto", "none", "mmap", "dio"])
+@pytest.mark.parametrize("vram_gib", [24, 3])
+def test_fc_19_without_mmap_only_when_every_layer_leaves_the_host(wished: str, vram_gib: float) -> None:
+    """FC-19: direct I/O with layers left on the host got a server killed; the mode is decided by the plan."""
+    board = shapes.gpu_board(vram_gib)
+    wish = profile(load_mode=wished, partial_offload=True, split_mode="none", kv_type_min="f16")
+    rung = chosen(plan(board, wishes=wish))
+    full = rung.settings.n_gpu_layers == 29
+    assert full == (vram_gib == 24)
+    if not full:
+        assert rung.settings.load_mode == "mmap"
+        assert "stays on the host" in why(rung, "load_mode")[1] or wished == "mmap"
+    else:
+        assert rung.settings.load_mode == ("none" if wished == "auto" else wished)
+    assert ("--load-mode", rung.settings.load_mode) in zip(rung.argv, rung.argv[1:], strict=False)
+
+
+def test_fc_20_the_prompt_cache_is_bounded_and_paid_for(tmp_path: Path) -> None:
+    """FC-20: left alone, the engine keeps up to 8 GiB of prompts in host memory: more than this board has."""
+    board = shapes.jetson(7.4)
+    orin = resolve_tier(load_profile("orin", folders({}, tmp_path)), board)
+    rung = chosen(plan(board, wishes=orin))
+    assert rung.argv[rung.argv.index("--cache-ram") + 1] == "128"
+    assert rung.budget["unified"].prompt_cache_bytes == 128 * MIB
+    old = plan(board, wishes=orin, engine=shapes.engine(cuda=True, era="flash-bare"))
+    assert "--cache-ram" not in chosen(old).argv
+    assert any(warning.startswith("--cache-ram 128") for warning in old.models["chat"].warnings)
+
+
+def test_fc_20_checkpoints_of_a_hybrid_model_are_bounded_and_paid_for() -> None:
+    """FC-20's sibling: 32 snapshots of a recurrent state are gigabytes that no cache limit covers."""
+    keys = {"ssm.state_size": 128, "ssm.inner_size": 6144, "ssm.conv_kernel": 4, "ssm.group_count": 16}
+    header = shapes.meta("qwen35", layers=64, kv_heads=4, head_size=256, ff=4096, extra=keys)
+    rung = chosen(plan(shapes.jetson(61), models=one(shapes.model("Hybrid", header)), wishes=profile(cache_ram=GIB)))
+    settings = rung.settings
+    assert rung.argv[rung.argv.index("--ctx-checkpoints") + 1] == str(settings.ctx_checkpoints)
+    assert 1 <= settings.ctx_checkpoints <= 4
+    assert GIB - MIB <= rung.budget["unified"].prompt_cache_bytes <= GIB
+
+
+@pytest.mark.parametrize(("era", "known"), [("load-mode", True), ("both", True), ("flash-bare", False)])
+def test_fc_23_the_engine_may_not_change_the_plan(era: str, known: bool) -> None:
+    """FC-23: left alone, the engine shrinks the context and moves layers to the CPU by its own reading of memory."""
+    rung = chosen(plan(shapes.jetson(16), engine=shapes.engine(cuda=True, era=era)))
+    pairs = list(zip(rung.argv, rung.argv[1:], strict=False))
+    assert (("--fit", "off") in pairs) == known
+    assert ("--ctx-size", str(rung.settings.n_ctx)) in pairs
+    assert ("--n-gpu-layers", "29") in pairs
+
+
+def test_fc_22_the_context_is_always_given_and_never_above_the_trained_one() -> None:
+    """FC-22: unset, the engine takes the trained context of 131072 tokens."""
+    for wished, wanted in ((0, 40960), (1_000_000, 40960), (4096, 4096)):
+        rung = chosen(plan(shapes.cpu_board(32), wishes=profile(offload="none", n_ctx=wished)))
+        assert rung.argv[rung.argv.index("--ctx-size") + 1] == str(wanted)
+    rung = chosen(plan(shapes.cpu_board(32), wishes=profile(offload="none", n_ctx=0)))
+    assert why(rung, "n_ctx")[1] == "all that the model was trained for"
+
+
+def test_a_smaller_plan_says_what_it_gave_up() -> None:
+    board = shapes.jetson(7.4)
+    found = plan(board, memory=shapes.memory(board, 4.6), wishes=profile(n_ctx=32768))
+    rung = chosen(found)
+    assert rung.rung > 0
+    assert why(rung, "kv_type") == ("q8_0", "a smaller cache, so that it fits", "planner")
+    assert "less than the 32768 wished, so that it fits" in why(rung, "n_ctx")[1]
+    assert rung.fits
+    assert not found.models["chat"].ladder.plans[rung.rung - 1].fits
+
+
+def test_a_smaller_quantization_that_is_here_becomes_a_rung() -> None:
+    large = shapes.model("Big", shapes.meta())
+    small = shapes.model("Big", shapes.meta(quant="Q4_K_M"))
+    board = shapes.jetson(16)
+    extras = Extras(alternatives={"chat": [small]})
+    found = plan(board, models=one(large), memory=shapes.memory(board, 7.4), extras=extras)
+    rung = chosen(found)
+    assert rung.model is small
+    assert "because Big Q5_K_M does not fit" in why(rung, "model")[1]
+    assert small.path in rung.argv
+    assert found.models["chat"].model is large
+
+
+def test_nothing_fits_says_what_is_missing_and_three_ways_out() -> None:
+    board = shapes.jetson(7.4)
+    with pytest.raises(DoesNotFitError) as caught:
+        plan(board, models=one(shapes.model("Big", shapes.meta())), memory=shapes.memory(board, 6.3))
+    error = caught.value
+    assert error.exit_code == 75
+    assert str(error).startswith("chat (Big Q5_K_M) does not fit: even with 4096 tokens of context ")
+    assert str(error).endswith("of unified memory are missing")
+    assert error.table is not None
+    lines = error.table.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == [
+        *("weights", "kv", "compute", "context", "prompt", "page", "required", "reserve", "available", "headroom"),
+    ]
+    assert error.hint is not None
+    assert len(error.hint.split("; or ")) == 3
+
+
+def test_a_missing_backend_is_refused_unless_the_profile_allows_the_cpu() -> None:
+    board, engine = shapes.jetson(16), shapes.engine()
+    with pytest.raises(EngineMissingError) as caught:
+        plan(board, engine=engine, wishes=profile(backend="cuda", recipe="orin"))
+    assert "has no CUDA" in str(caught.value)
+    assert "edgellm build -p orin" in str(caught.value.hint)
+    found = plan(board, engine=engine, wishes=profile(backend="cuda", fallback="cpu"))
+    assert chosen(found).settings.n_gpu_layers == 0
+    assert any("so the CPU serves" in note for note in found.notes)
+
+
+def test_no_model_says_how_to_get_one() -> None:
+    with pytest.raises(ModelMissingError, match="no model to plan"):
+        make_plan(shapes.cpu_board(), shapes.memory(shapes.cpu_board()), profile(), shapes.engine(), {}, FACTS)
+
+
+def test_models_share_the_memory_in_the_order_of_their_priority() -> None:
+    board = shapes.cpu_board(32)
+    first, second = shapes.model("A", SMALL), shapes.model("B", TINY)
+    models = {
+        "b": (second, ModelConfig("b", "B")),
+        "a": (first, ModelConfig("a", "A", priority=1)),
+    }
+    found = plan(board, models=models, wishes=profile(offload="none"))
+    assert list(found.models) == ["b", "a"]
+    a, b = chosen(found, "a").budget["host"], chosen(found, "b").budget["host"]
+    assert b.available_bytes == a.available_bytes - a.required_bytes
+    assert a.required_bytes + b.required_bytes + a.reserve_bytes <= a.available_bytes
+
+
+def test_a_model_that_fits_only_alone_takes_turns() -> None:
+    board = shapes.cpu_board(8)
+    models = {name: (shapes.model(name, SMALL), ModelConfig(name, name)) for name in ("a", "b")}
+    found = plan(board, models=models, memory=shapes.memory(board, 5.5), wishes=profile(offload="none"))
+    assert found.models["a"].warnings == ()
+    assert found.models["b"].warnings == ("fits only while a sleep: they take turns",)
+    assert chosen(found, "b").budget["host"].available_bytes == chosen(found, "a").budget["host"].available_bytes
+
+
+def test_settings_of_one_model_are_its_own() -> None:
+    models = one(set={"n_ctx": 2048}, origin="edgellm.toml: model 1")
+    rung = chosen(plan(shapes.cpu_board(), models=models, wishes=profile(offload="none")))
+    assert why(rung, "n_ctx") == ("2048", "as wished; the model was trained for 40960", "edgellm.toml: model 1")
+
+
+def test_the_gpu_with_most_free_memory_is_taken_when_one_is_wished() -> None:
+    board = shapes.gpu_board(24, 24)
+    found = plan(board, memory=shapes.memory(board, gpu_gib=(10, 20)), wishes=profile(split_mode="none"))
+    rung = chosen(found)
+    assert set(rung.budget) == {"host", "GPU-1"}
+    assert rung.env["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+    assert rung.argv[rung.argv.index("--device") + 1] == "CUDA0"  # the only one it sees
+
+
+def test_several_gpus_split_by_free_memory_in_pci_order() -> None:
+    board = shapes.gpu_board(24, 12)
+    board = replace(board, gpus=board.gpus[::-1])
+    memory = MemorySnapshot(
+        {"host": 64 * GIB, "GPU-0": 24 * GIB, "GPU-1": 12 * GIB},
+        {"host": 60 * GIB, "GPU-0": 22 * GIB, "GPU-1": 11 * GIB},
+    )
+    rung = chosen(plan(board, memory=memory, wishes=profile(reserve="1GiB")))
+    assert rung.env["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"
+    assert rung.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert rung.settings.tensor_split == (21.0, 10.0)
+    assert rung.argv[rung.argv.index("--tensor-split") + 1] == "21,10"
+    assert rung.argv[rung.argv.index("--split-mode") + 1] == "layer"
+    assert rung.argv[rung.argv.index("--device") + 1] == "CUDA0,CUDA1"
+    assert rung.budget["GPU-0"].weights_bytes > rung.budget["GPU-1"].weights_bytes > 0
+
+
+def test_a_gpu_whose_memory_is_unknown_gets_no_layers() -> None:
+    board = shapes.gpu_board(24, 24)
+    memory = MemorySnapshot({"host": 64 * GIB, "GPU-0": 24 * GIB}, {"host": 60 * GIB, "GPU-0": 22 * GIB})
+    assert set(chosen(plan(board, memory=memory)).budget) == {"host", "GPU-0"}
+
+
+def test_a_jetson_whose_gpu_is_refused_serves_from_the_cpu() -> None:
+    board = replace(shapes.jetson(4), refused="CUDA 10.2 is too old")
+    found = plan(board, engine=shapes.engine(cuda=True), models=one(shapes.model("Tiny", TINY)))
+    assert chosen(found).settings.n_gpu_layers == 0
+    assert "the CPU serves: CUDA 10.2 is too old" in found.notes
+
+
+def test_the_nvmap_regression_is_named_before_it_strikes() -> None:
+    board = replace(shapes.jetson(61), l4t="36.4.7")
+    big = one(shapes.model("Big", shapes.meta()))
+    assert any("36.5 or later" in note for note in plan(board, models=big).notes)
+    managed = plan(board, models=big, wishes=profile(managed_memory=True))
+    assert not any("36.5" in note for note in managed.notes)
+    assert chosen(managed).env["GGML_CUDA_ENABLE_UNIFIED_MEMORY"] == "1"
+    assert not any("36.5" in note for note in plan(replace(board, l4t="36.5.0"), models=big).notes)
+
+
+def test_what_past_starts_taught_is_applied_and_shown() -> None:
+    last = Measured("Small Q5_K_M, 8192 tokens", 1, 2, 3)
+    extras = Extras(corrections={"llama": Correction(compute=1.5, samples=2, last=last)})
+    plain, taught = plan(shapes.jetson(16)), plan(shapes.jetson(16), extras=extras)
+    before, after = (chosen(found).budget["unified"].compute_bytes for found in (plain, taught))
+    assert after == pytest.approx(1.5 * before, abs=2)
+    assert taught.models["chat"].measured == last
+
+
+def test_an_embedding_model_gets_no_prompt_cache_and_its_switch() -> None:
+    rung = chosen(plan(shapes.cpu_board(), models=one(role="embedding"), wishes=profile(offload="none")))
+    assert rung.settings.cache_ram_bytes == 0
+    assert "--embedding" in rung.argv
+    assert "--jinja" not in rung.argv
