@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 from edge.errors import ConfigError
+from edge.files import write_atomic
 from edge.gateway import keys
 from edge.gateway.keys import Key
 from edge.resources import load_toml
@@ -34,32 +33,17 @@ def read(path: Path) -> tuple[Key, ...]:
 
 
 def write(path: Path, entries: Iterable[Key]) -> None:
-    """At once or not at all; readable by its owner only, whatever the umask says."""
-    text = keys.render(entries)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # mkstemp makes the file 0600.
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".keys-")
+    """At once or not at all; readable by its owner only, and its owner stays who it was. Raises ConfigError."""
     try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        with contextlib.suppress(FileNotFoundError, PermissionError):
-            before = path.stat()
-            os.chown(temporary, before.st_uid, before.st_gid)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        before = path.stat() if path.exists() else None
+        write_atomic(path, keys.render(entries))
+        if before is not None and (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
+            os.chown(path, before.st_uid, before.st_gid)  # root edits for a service that runs as somebody else
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}: {error.strerror}", "run it as the file's owner, or with sudo"
+        ) from error
 
 
 class KeyRing:
@@ -112,4 +96,4 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
         status = path.stat()
     except OSError:
         return None
-    return status.st_mtime_ns, status.st_ino, status.st_size
+    return status.st_ctime_ns, status.st_ino, status.st_size

@@ -11,6 +11,8 @@ from edge.upstream import Endpoint
 
 # llama-server closes idle connections after 5 s or 100 requests; a pool that waits as long loses the race now and then.
 KEEP_S = 3.0
+# Connections kept beyond one for each slot. The other two of the engine's threads are for its owner's probes.
+SPARE = 2
 HEADER_BYTES = 64 * 1024
 _AUTO = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
@@ -39,7 +41,9 @@ class Pools:
         self._old: list[_Pool] = []
 
     @contextmanager
-    def session(self, model: str, endpoint: Endpoint) -> Iterator[aiohttp.ClientSession]:
+    def session(self, model: str, endpoint: Endpoint, slots: int) -> Iterator[tuple[aiohttp.ClientSession, bool]]:
+        """A session, and whether its connection may be kept: llama-server has slots + 4 threads that stay, an idle
+        connection occupies one of them, and a burst of new ones can then wait seconds for a thread."""
         pool = self._pools.get(model)
         if pool is None or pool.generation != endpoint.generation or pool.socket_path != endpoint.socket_path:
             if pool is not None:
@@ -47,7 +51,7 @@ class Pools:
             pool = self._pools[model] = _Pool(endpoint)
         pool.users += 1
         try:
-            yield pool.session
+            yield pool.session, pool.users <= slots + SPARE
         finally:
             pool.users -= 1
 

@@ -100,8 +100,9 @@ async def _attempt(
     pools: Pools, exchange: Exchange, endpoint: Endpoint, progress: Progress, loop: asyncio.AbstractEventLoop
 ) -> web.StreamResponse:
     exchange.generation = endpoint.generation
-    with pools.session(exchange.upstream.model_id, endpoint) as session:
-        answer = await _send(session, exchange, endpoint)
+    upstream = exchange.upstream
+    with pools.session(upstream.model_id, endpoint, upstream.slots) as (session, keep):
+        answer = await _send(session, exchange, endpoint, keep)
         try:
             progress.moved()
             if exchange.opened is not None:
@@ -121,13 +122,18 @@ def _is_whole(request: web.Request, answer: aiohttp.ClientResponse) -> bool:
     return length is not None and length <= WHOLE_BYTES and not bodiless
 
 
-async def _send(session: aiohttp.ClientSession, exchange: Exchange, endpoint: Endpoint) -> aiohttp.ClientResponse:
+async def _send(
+    session: aiohttp.ClientSession, exchange: Exchange, endpoint: Endpoint, keep: bool
+) -> aiohttp.ClientResponse:
     request = exchange.request
+    passed = headers.to_upstream(request.headers.items(), endpoint.api_key)
+    if not keep:
+        passed.append(("Connection", "close"))
     try:
         return await session.request(
             request.method,
             URL("http://engine" + exchange.target, encoded=True),
-            headers=CIMultiDict(headers.to_upstream(request.headers.items(), endpoint.api_key)),
+            headers=CIMultiDict(passed),
             data=exchange.body.payload(),
             allow_redirects=False,
         )

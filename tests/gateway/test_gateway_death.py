@@ -208,3 +208,13 @@ async def test_a_socket_that_stays_away_is_a_502(rig: Rigs) -> None:
     await here.engine.stop()
     assert (await here.once(POST)).status == 502
     assert here.context.admission.active("chat") == 0
+
+
+async def test_fc94_a_burst_keeps_no_more_connections_than_the_engine_has_threads(rig: Rigs) -> None:
+    """An idle connection occupies a thread of the engine's; a kept burst would make the next request wait for one."""
+    here = await rig()
+    here.model.slots = 2
+    get = b"GET /props HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    assert all(each.status == 200 for each in await asyncio.gather(*(here.once(get) for _ in range(30))))
+    await until(lambda: here.engine.open <= 4)
+    assert len(here.engine.requests) == 30

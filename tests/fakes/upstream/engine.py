@@ -112,6 +112,8 @@ class FakeEngine:
             while (request := await self._read(line)) is not None:
                 self.requests.append(request)
                 await self.script(line, request)
+                if request.header("connection") == "close":
+                    break
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:

@@ -1,0 +1,170 @@
+"""One question to a running server, over its public API, streamed. For the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import httpx
+
+from edge.errors import EdgeError, NotRunningError, TimedOutError, UnavailableError, UsageError
+
+# The first byte may take as long as a model takes to load; heartbeats come meanwhile, every few seconds.
+SILENCE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    text: str
+    model: str = ""
+    system: str = ""
+    max_tokens: int = 1024
+
+    def document(self) -> dict[str, Any]:
+        """An OpenAI chat request that asks for a stream and its usage."""
+        messages = [{"role": "system", "content": self.system}] if self.system else []
+        messages.append({"role": "user", "content": self.text})
+        document: dict[str, Any] = {
+            "messages": messages,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "max_tokens": self.max_tokens,
+        }
+        return document | ({"model": self.model} if self.model else {})
+
+
+@dataclass(slots=True)
+class Answer:
+    text: str = ""
+    finish_reason: str | None = None
+    usage: dict[str, Any] = field(default_factory=dict)
+    timings: dict[str, Any] = field(default_factory=dict)
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "schema": 1,
+            "text": self.text,
+            "finish_reason": self.finish_reason,
+            "usage": self.usage or None,
+            "timings": self.timings or None,
+        }
+
+    @property
+    def summary(self) -> str:
+        """`120 tokens, 41.3 tokens/s`, as far as it is known."""
+        tokens, speed = self.usage.get("completion_tokens"), self.timings.get("predicted_per_second")
+        known = [f"{tokens} tokens" if tokens else "", f"{speed:.1f} tokens/s" if speed else ""]
+        return ", ".join(part for part in known if part)
+
+
+def server_url(env: Mapping[str, str], state_dir: Path | None) -> str:
+    """Of the running edgellm. Raises NotRunningError."""
+    from edge.client import Client, find, not_running
+    from edge.instance import held
+
+    places = find(env, state_dir)
+    if not held(places.lock):
+        raise not_running(places)
+    urls: list[str] = Client(places).status()["urls"]
+    web = [url for url in urls if url.startswith("http")]
+    if not web:
+        raise UnavailableError("the running edgellm listens on no address that this command can use", "give --url")
+    return reachable(web[0])
+
+
+def reachable(url: str) -> str:
+    """An address to connect to: nobody connects to 0.0.0.0."""
+    parts = urlsplit(url)
+    anywhere = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(parts.hostname or "")
+    if anywhere is None:
+        return url
+    return urlunsplit(parts._replace(netloc=anywhere if parts.port is None else f"{anywhere}:{parts.port}"))
+
+
+def ask(
+    url: str, question: Question, key: str | None, piece: Callable[[str], None], waiting: Callable[[str], None]
+) -> Answer:
+    """`piece` gets each part of the text; `waiting` what the server says while its model loads, at the end "".
+
+    Raises UsageError, NotRunningError, UnavailableError, TimedOutError, EdgeError.
+    """
+    if not question.text:
+        raise UsageError("there is no question", 'edgellm chat "What is a capacitor?"')
+    headers = {"Edgellm-Heartbeat": "1"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    answer = Answer()
+    endpoint = url.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
+    timeout = httpx.Timeout(SILENCE_S, connect=5.0)
+    try:
+        with httpx.stream(
+            "POST", endpoint, json=question.document(), headers=headers, timeout=timeout, trust_env=False
+        ) as response:
+            if response.status_code != 200:
+                response.read()
+                raise _refused(response.status_code, _error(response.text))
+            for line in response.iter_lines():
+                _take(line, answer, piece, waiting)
+    except httpx.ConnectError as error:
+        raise NotRunningError(f"nothing answers at {url}", "start it: `edgellm up`") from error
+    except httpx.TimeoutException as error:
+        raise TimedOutError(
+            f"{url} said nothing for {SILENCE_S:.0f} s", "`edgellm status` shows what it does"
+        ) from error
+    except httpx.InvalidURL as error:
+        raise UsageError(f"not a URL: {url!r}", "write it like http://127.0.0.1:8080") from error
+    except httpx.TransportError as error:
+        raise EdgeError("the answer broke off", "`edgellm logs` shows the engine's last lines") from error
+    return answer
+
+
+def _take(line: str, answer: Answer, piece: Callable[[str], None], waiting: Callable[[str], None]) -> None:
+    """One line of the event stream."""
+    if line.startswith(": "):
+        waiting(line[2:])
+        return
+    if not line.startswith("data: ") or line == "data: [DONE]":
+        return
+    event = _json(line[6:])
+    if isinstance(event.get("error"), dict):
+        waiting("")
+        raise _refused(502, event["error"])
+    for said in _pieces(event, answer):
+        if not answer.text:
+            waiting("")
+        answer.text += said
+        piece(said)
+
+
+def _pieces(event: dict[str, Any], answer: Answer) -> Iterator[str]:
+    answer.usage = event.get("usage") or answer.usage
+    answer.timings = event.get("timings") or answer.timings
+    for choice in event.get("choices") or []:  # the usage event has none
+        answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+        said = (choice.get("delta") or {}).get("content")
+        if said:
+            yield said
+
+
+def _refused(status: int, error: Mapping[str, Any]) -> EdgeError:
+    message = str(error.get("message") or f"the server answered {status}")
+    if status == 401:
+        return UnavailableError("this server needs a key", "export EDGELLM_API_KEY=…; `edgellm key add NAME` makes one")
+    hint = error.get("hint")
+    kind = UnavailableError if status in (429, 503) else EdgeError
+    return kind(message, str(hint) if hint else None)
+
+
+def _error(text: str) -> Mapping[str, Any]:
+    found = _json(text).get("error")
+    return found if isinstance(found, dict) else {}
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}

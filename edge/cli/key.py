@@ -1,0 +1,97 @@
+"""`edgellm key`: who may use the API."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edge.cli.options import Json, StateDir
+from edge.errors import UnavailableError
+
+File = Annotated[
+    Path | None, typer.Option("--file", metavar="PATH", help="key file (default: keys.toml beside edgellm.toml)")
+]
+
+
+def register(root: typer.Typer) -> None:
+    key = typer.Typer(help="Manage API keys. They take effect with the next request.", no_args_is_help=True)
+    key.command("add", epilog="Example: edgellm key add laptop")(add)
+    key.command("list", epilog="Example: edgellm key list --json")(list_keys)
+    key.command("revoke", epilog="Example: edgellm key revoke laptop")(revoke)
+    root.add_typer(key, name="key")
+
+
+def add(
+    name: Annotated[str, typer.Argument(help="what the access log calls it")],
+    admin: Annotated[
+        bool, typer.Option("--admin", help="also for slots, props and adapters, and error evidence")
+    ] = False,
+    from_stdin: Annotated[bool, typer.Option("--stdin", help="take the key from standard input")] = False,
+    file: File = None,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> None:
+    """Make a key and print it, once: only its hash is kept."""
+    from edge.gateway import keyring, keys
+
+    path = _path(file, state_dir)
+    known = keyring.read(path)
+    secret = sys.stdin.readline().strip() if from_stdin else keys.new_secret()
+    created = datetime.now(timezone.utc).date().isoformat()
+    keyring.write(path, [*known, keys.make(name, secret, admin=admin, created=created, others=known)])
+    if as_json:
+        typer.echo(json.dumps({"schema": 1, "name": name, "admin": admin, "key": None if from_stdin else secret}))
+    elif from_stdin:
+        typer.echo(f"added {name} to {path}")
+    else:
+        typer.echo(secret)
+        typer.echo(f"added {name} to {path}; this is the only time the key is shown", err=True)
+
+
+def list_keys(file: File = None, state_dir: StateDir = None, as_json: Json = False) -> None:
+    """List the names of the keys."""
+    from edge.gateway import keyring
+
+    known = keyring.read(_path(file, state_dir))
+    if as_json:
+        entries = [{"name": key.name, "admin": key.admin, "created": key.created} for key in known]
+        typer.echo(json.dumps({"schema": 1, "keys": entries}))
+        return
+    if not known:
+        typer.echo("no keys: only this machine is served, and it needs none", err=True)
+    width = max((len(key.name) for key in known), default=0)
+    for key in known:
+        typer.echo(f"{key.name:<{width}}  {key.created}  {'admin' if key.admin else ''}".rstrip())
+
+
+def revoke(
+    name: Annotated[str, typer.Argument(help="name of the key")], file: File = None, state_dir: StateDir = None
+) -> None:
+    """Take a key away; a running server refuses it from the next request on."""
+    from edge.gateway import keyring
+
+    path = _path(file, state_dir)
+    known = keyring.read(path)
+    kept = [key for key in known if key.name != name]
+    if len(kept) == len(known):
+        raise UnavailableError(f"there is no key named {name!r} in {path}", "edgellm key list shows the names")
+    keyring.write(path, kept)
+    typer.echo(f"revoked {name}")
+
+
+def _path(file: Path | None, state_dir: Path | None) -> Path:
+    """`--file` > keys_file of the configuration > keys.toml in the config folder of the instance."""
+    if file is not None:
+        return file
+    from edge.client import find
+    from edge.config import load
+
+    places = find(os.environ, state_dir)
+    configured = load(places, {}, os.environ).gateway.keys_file
+    return Path(configured) if configured else places.config / "keys.toml"

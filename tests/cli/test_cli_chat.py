@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from edge.chat import reachable
+from edge.cli import main
+from edge.gateway.settings import GatewayConfig
+from tests.fakes.upstream.engine import Line, Received
+from tests.gateway.conftest import Rig, Rigs, rig, sockets
+from tests.gateway.raw import until
+
+__all__ = ["rig", "sockets"]  # fixtures
+
+
+async def chat(here: Rig, *arguments: str) -> int:
+    return await asyncio.to_thread(main, ["chat", "--url", f"http://127.0.0.1:{here.port}", *arguments])
+
+
+def delta(text: str, **more: object) -> bytes:
+    return f"data: {json.dumps({'choices': [{'delta': {'content': text}}], **more})}\n\n".encode()
+
+
+async def story(line: Line, request: Received) -> None:
+    await line.stream()
+    await line.chunk(b'data: {"choices":[{"delta":{"role":"assistant","content":null}}]}\n\n')
+    for word in ("A capacitor", " stores", " charge\u2026"):
+        await line.chunk(delta(word))
+    await line.chunk(b'data: {"choices":[{"finish_reason":"stop","delta":{}}]}\n\n')
+    await line.chunk(
+        b'data: {"choices":[],"usage":{"completion_tokens":3},"timings":{"predicted_per_second":41.26}}\n\n'
+    )
+    await line.chunk(b"data: [DONE]\n\n")
+    await line.end()
+
+
+async def test_the_answer_is_printed_as_it_comes(rig: Rigs, capsys: pytest.CaptureFixture[str]) -> None:
+    here = await rig(story)
+    assert await chat(here, "What", "is a capacitor?", "--system", "Be brief.", "-m", "chat") == 0
+    assert capsys.readouterr().out == "A capacitor stores charge\u2026\n"
+    asked = json.loads(here.engine.requests[0].body)
+    assert asked["messages"][1] == {"role": "user", "content": "What is a capacitor?"}
+    assert (asked["messages"][0]["role"], asked["stream"], asked["model"]) == ("system", True, "chat")
+
+
+async def test_json_is_one_document(rig: Rigs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await chat(await rig(story), "Hello", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["text"], document["finish_reason"]) == (
+        1,
+        "A capacitor stores charge\u2026",
+        "stop",
+    )
+    assert document["usage"] == {"completion_tokens": 3}
+
+
+async def test_it_waits_for_the_model(rig: Rigs, capsys: pytest.CaptureFixture[str]) -> None:
+    here = await rig(story, loading=True)
+    asked = asyncio.ensure_future(chat(here, "Hello"))
+    await until(lambda: here.model.waiting == 1)
+    await here.model.ready(str(here.engine.path))
+    assert await asked == 0
+    assert "capacitor" in capsys.readouterr().out
+
+
+async def test_failures_have_a_sentence_a_hint_and_a_code(rig: Rigs, capsys: pytest.CaptureFixture[str]) -> None:
+    here = await rig(loading=True)
+    await here.model.fail("bad_model", "pull it again")
+    assert await chat(here, "Hello") in (1, 69)
+    shown = capsys.readouterr().err
+    assert "bad_model" in shown and "pull it again" in shown and "Traceback" not in shown
+
+    async def dies(line: Line, request: Received) -> None:
+        await line.stream()
+        await line.chunk(delta("half"))
+        line.cut()
+
+    assert await chat(await rig(dies), "Hello") == 1
+    assert await asyncio.to_thread(main, ["chat", "--url", "http://127.0.0.1:9", "Hello"]) == 69
+    assert await asyncio.to_thread(main, ["chat", "--url", f"http://127.0.0.1:{here.port}", " "]) == 64
+
+
+async def test_a_key_comes_from_the_environment(
+    rig: Rigs,
+    tmp_path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,  # type: ignore[no-untyped-def]
+) -> None:
+    assert main(["key", "add", "laptop", "--file", str(tmp_path / "keys.toml")]) == 0
+    secret = capsys.readouterr().out.strip()
+    here = await rig(story, config=GatewayConfig(keys_file=tmp_path / "keys.toml"))
+    assert await chat(here, "Hello") == 69
+    assert "EDGELLM_API_KEY" in capsys.readouterr().err
+    monkeypatch.setenv("EDGELLM_API_KEY", secret)
+    assert await chat(here, "Hello") == 0
+
+
+def test_without_a_running_server_it_says_so(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+    assert main(["chat", "Hello", "--state-dir", str(tmp_path)]) == 69
+    assert "edgellm up" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://0.0.0.0:8080", "http://127.0.0.1:8080"),
+        ("http://[::]:1", "http://[::1]:1"),
+        ("https://box:2", "https://box:2"),
+    ],
+)
+def test_nobody_connects_to_anywhere(url: str, expected: str) -> None:
+    assert reachable(url) == expected

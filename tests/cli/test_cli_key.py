@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import io
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from edge.cli import main
+from edge.gateway import keyring, keys
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> list[str]:
+    return ["--state-dir", str(tmp_path)]
+
+
+def test_a_key_is_shown_once_kept_as_a_hash_and_can_be_revoked(
+    tmp_path: Path, state: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["key", "add", "laptop", *state]) == 0
+    secret = capsys.readouterr().out.strip()
+    path = tmp_path / "config" / "keys.toml"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert secret not in path.read_text()
+    found = keys.find(keyring.read(path), secret)
+    assert found is not None and found.name == "laptop" and not found.admin
+    assert main(["key", "add", "owner", "--admin", "--json", *state]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert (made["schema"], made["admin"]) == (1, True)
+    assert main(["key", "list", "--json", *state]) == 0
+    listed = capsys.readouterr().out
+    assert [entry["name"] for entry in json.loads(listed)["keys"]] == ["laptop", "owner"]
+    assert secret not in listed and made["key"] not in listed
+    assert main(["key", "revoke", "laptop", *state]) == 0
+    capsys.readouterr()
+    assert main(["key", "list", *state]) == 0
+    assert capsys.readouterr().out.split()[0] == "owner"
+
+
+def test_a_key_from_standard_input_is_never_printed(
+    tmp_path: Path, state: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("my-own-long-enough-key-123\n"))
+    assert main(["key", "add", "mine", "--stdin", *state]) == 0
+    shown = capsys.readouterr()
+    assert "my-own" not in shown.out + shown.err
+    assert keys.find(keyring.read(tmp_path / "config" / "keys.toml"), "my-own-long-enough-key-123") is not None
+
+
+def test_mistakes_have_their_exit_codes(
+    tmp_path: Path, state: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["key", "revoke", "nobody", *state]) == 69
+    assert main(["key", "add", "laptop", *state]) == 0
+    assert main(["key", "add", "laptop", *state]) == 64
+    monkeypatch.setattr("sys.stdin", io.StringIO("short\n"))
+    assert main(["key", "add", "mine", "--stdin", *state]) == 64
+    (tmp_path / "config" / "keys.toml").write_text("broken [")
+    assert main(["key", "list", *state]) == 78
+    assert "hint:" in capsys.readouterr().err
+
+
+def test_another_file_can_be_named(tmp_path: Path, state: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other.toml"
+    assert main(["key", "add", "a", "--file", str(other), *state]) == 0
+    assert other.exists() and not (tmp_path / "config").exists()
+
+
+def test_the_configured_file_is_used(tmp_path: Path, state: list[str]) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "edgellm.toml").write_text(f'schema = 1\n[gateway]\nkeys_file = "{tmp_path}/mine.toml"\n')
+    assert main(["key", "add", "a", *state]) == 0
+    assert (tmp_path / "mine.toml").exists()

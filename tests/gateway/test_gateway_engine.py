@@ -1,0 +1,170 @@
+"""The real engine behind the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.upstream.model import FakeModel
+from tests.fakes.upstream.real import get, real_engine
+from tests.gateway.conftest import Rig, Rigs
+from tests.gateway.raw import Client, until
+
+pytestmark = pytest.mark.e2e
+CHAT = "/v1/chat/completions"
+VOLATILE = re.compile(
+    rb'"(id|created|prompt_\w*ms|predicted_\w*ms|\w+_per_second|cache_n|prompt_n|cached_tokens)":("[^"]*"|[0-9.e+-]+)'
+)
+
+
+@pytest.fixture(scope="module")
+def engine(smollm2: Path) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="gw-") as folder:
+        path = Path(folder) / "engine.sock"
+        # Its tools are on, as a stray LLAMA_ARG_TOOLS=all would switch them on.
+        with real_engine(smollm2, path, model_alias=["chat"], server_tools=["all"]):
+            yield path
+
+
+@pytest.fixture
+async def here(rig: Rigs, engine: Path) -> Rig:
+    model = FakeModel(socket_path=str(engine))
+    model.slots = 2
+    return await rig(models={"chat": model})
+
+
+def question(**more: Any) -> bytes:
+    document = {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 8, "temperature": 0, "seed": 1}
+    return json.dumps(document | more).encode()
+
+
+async def _through(here: Rig, method: str, target: str, body: bytes = b"") -> tuple[int, bytes]:
+    client = await here.connect()
+    await client.request(method, target, body)
+    answer = await client.answer()
+    return answer.status, answer.body
+
+
+async def _direct(engine: Path, method: str, target: str, body: bytes | None = None) -> tuple[int, bytes]:
+    return await asyncio.to_thread(get, engine, target, method, body)
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "body"),
+    [
+        ("GET", "/props", b""),
+        ("POST", "/tokenize", b'{"content": "Hello w\xc3\xb6rld"}'),
+        ("POST", "/apply-template", question()),
+        ("POST", CHAT, b"{broken"),
+        ("POST", CHAT, b'{"messages": "x"}'),
+        ("POST", CHAT, b'{"messages":[{"role":"user","content":"\xff\xfe"}]}'),
+        ("GET", "/no/such/route", b""),
+        ("DELETE", "/v1/stream", b""),
+        ("POST", CHAT, question(max_tokens=2, messages=[{"role": "user", "content": "word " * 6000}])),
+    ],
+)
+async def test_the_answer_is_the_engines_byte_for_byte(
+    here: Rig, engine: Path, method: str, target: str, body: bytes
+) -> None:
+    assert await _through(here, method, target, body) == await _direct(engine, method, target, body or None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_chat_is_the_engines_but_for_ids_and_times(here: Rig, engine: Path, stream: bool) -> None:
+    body = question(stream=stream, stream_options={"include_usage": True})
+    await _direct(engine, "POST", CHAT, body)  # the second and third time have the same cache
+    direct, through = await _direct(engine, "POST", CHAT, body), await _through(here, "POST", CHAT, body)
+    assert VOLATILE.sub(b"", through[1]) == VOLATILE.sub(b"", direct[1])
+    stats = here.context.stats.model("chat")
+    assert stats.completion_tokens == 8
+    assert stats.prompt_tokens > 8 and (stats.last_per_s or 0) > 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_fc38_the_slot_is_free_once_the_client_has_left(here: Rig, engine: Path, stream: bool) -> None:
+    client = await here.connect()
+    await client.request("POST", CHAT, question(max_tokens=3000, ignore_eos=True, stream=stream))
+    await _until_busy(engine, True)
+    if stream:
+        await client.head()
+        await client.chunk()
+    client.reset()
+    await _until_busy(engine, False)
+    await until(lambda: here.context.stats.model("chat").gone == 1)
+    assert here.context.stats.requests[CHAT, "499" if not stream else "200", "chat"] == 1
+
+
+async def _until_busy(engine: Path, busy: bool) -> None:
+    """llama-server looks for closed connections once a second without any result: asking more often would hide them."""
+    for _ in range(40):
+        status, body = await _direct(engine, "GET", "/slots")
+        if status == 200 and any(slot["is_processing"] for slot in json.loads(body)) is busy:
+            return
+        await asyncio.sleep(0.1 if busy else 1.3)
+    raise AssertionError(f"no slot became {'busy' if busy else 'free'}")
+
+
+async def test_the_first_chunk_of_a_chat_comes_before_its_last_is_made(here: Rig, engine: Path) -> None:
+    client = await here.connect()
+    await client.request("POST", CHAT, question(max_tokens=3000, ignore_eos=True, stream=True))
+    await client.head()
+    assert (await client.chunk()).startswith(b"data: ")
+    slots = json.loads((await _direct(engine, "GET", "/slots"))[1])
+    assert any(slot["is_processing"] for slot in slots)
+    client.reset()
+    await _until_busy(engine, False)
+
+
+async def test_tools_are_refused_though_the_engine_would_run_them(here: Rig, engine: Path) -> None:
+    assert (await _direct(engine, "GET", "/tools"))[0] == 200, "this engine has them on: else the test proves nothing"
+    for target in (
+        "/tools",
+        "/%74ools",
+        "//tools",
+        "/upstream/chat/tools",
+        "/upstream/chat//tools",
+        "/cors-proxy?url=http://x",
+    ):
+        for method in ("GET", "POST"):
+            assert (await _through(here, method, target))[0] == 403, target
+
+
+async def test_thirty_clients_at_once_are_all_answered(here: Rig, engine: Path) -> None:
+    answers = await asyncio.gather(*(_through(here, "POST", "/tokenize", b'{"content": "x"}') for _ in range(30)))
+    assert {status for status, _ in answers} == {200}
+
+
+async def test_its_own_pages_are_under_upstream(here: Rig) -> None:
+    status, metrics = await _through(here, "GET", "/upstream/chat/metrics")
+    assert status == 200 and b"llamacpp:" in metrics
+    client = await here.connect()
+    await client.request("GET", "/upstream/chat/", b"", "Accept-Encoding: gzip")
+    page = await client.answer()
+    assert (page.status, page.header("content-encoding")) == (200, "gzip")
+    assert page.body[:2] == b"\x1f\x8b"
+
+
+async def test_a_dead_engine_is_a_cut_stream_and_then_a_502(rig: Rigs, smollm2: Path, sockets: Path) -> None:
+    path = sockets / "dies.sock"
+    with real_engine(smollm2, path) as child:
+        model = FakeModel(socket_path=str(path))
+        here = await rig(models={"chat": model})
+        client: Client = await here.connect()
+        await client.request("POST", CHAT, question(max_tokens=3000, ignore_eos=True, stream=True))
+        await client.head()
+        await client.chunk()
+        child.kill()
+        text = b""
+        with pytest.raises(asyncio.IncompleteReadError):
+            while True:
+                text = await client.chunk()
+        assert json.loads(text.partition(b"data: ")[2])["error"]["kind"] == "upstream_died"
+        assert model.broke == [1]
+        assert (await _through(here, "POST", CHAT, question()))[0] == 502
