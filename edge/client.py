@@ -37,6 +37,9 @@ class Client:
     def status(self) -> dict[str, Any]:
         return self._ask("GET", "/status")
 
+    def telemetry(self) -> dict[str, Any]:
+        return self._ask("GET", "/telemetry")
+
     def logs(self, model: str | None = None) -> list[str]:
         lines: list[str] = self._ask("GET", "/logs", {"model": model} if model else {})["lines"]
         return lines

@@ -17,13 +17,17 @@ _PEERCRED = struct.Struct("3i")  # pid, uid, gid
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """What the application lets the socket do. `status` returns the whole document, evidence included."""
+    """What the application lets the socket do. `status` returns the whole document, evidence included.
+
+    `telemetry`: /telemetry without its history, for who asks every second and keeps his own.
+    """
 
     status: Callable[[], dict[str, Any]]
     logs: Callable[[str | None], list[str]]
     stop: Callable[[bool], None]
     restart: Callable[[str | None], list[str]]
     reload: Callable[[], Awaitable[dict[str, Any]]]
+    telemetry: Callable[[], dict[str, Any]] = lambda: {"schema": 1, "source": "none", "age_s": None}
 
 
 class Control:
@@ -37,6 +41,7 @@ class Control:
     async def start(self) -> None:
         app = web.Application()
         app.router.add_get("/status", self._status)
+        app.router.add_get("/telemetry", self._telemetry)
         app.router.add_get("/logs", self._logs)
         app.router.add_post("/stop", _for_owner(self._stop))
         app.router.add_post("/restart", _for_owner(self._restart))
@@ -59,6 +64,9 @@ class Control:
 
     async def _status(self, _: web.Request) -> web.Response:
         return web.json_response(self._actions.status())
+
+    async def _telemetry(self, _: web.Request) -> web.Response:
+        return web.json_response(self._actions.telemetry())
 
     async def _logs(self, request: web.Request) -> web.Response:
         lines = self._actions.logs(request.query.get("model"))

@@ -64,7 +64,7 @@ def energy_document(meter: EnergyMeter) -> dict[str, Any]:
                 "tokens": meter.tokens(model),
                 "requests": use.requests,
                 "open": meter.open(model),
-                "tokens_per_joule": use.tokens_per_joule,
+                "tokens_per_joule": meter.tokens_per_joule(model),
                 "estimated": True,
             }
             for model, use in meter.by_model.items()

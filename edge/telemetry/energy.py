@@ -52,10 +52,6 @@ class Use:
     tokens: int = 0
     requests: int = 0
 
-    @property
-    def tokens_per_joule(self) -> float | None:
-        return self.tokens / self.joules if self.tokens and self.joules else None
-
 
 @dataclass(frozen=True, slots=True)
 class Curve:
@@ -153,6 +149,11 @@ class EnergyMeter:
         """Finished requests' tokens and those of open ones so far; of all models without a name."""
         done = sum(use.tokens for name, use in self.by_model.items() if model in (None, name))
         return done + sum(work.tokens for work in self._work if work.end_s is None and model in (None, work.model))
+
+    def tokens_per_joule(self, model: str) -> float | None:
+        """None until tokens and joules are known."""
+        tokens, use = self.tokens(model), self.by_model.get(model)
+        return tokens / use.joules if tokens and use is not None and use.joules else None
 
     @property
     def idle_w(self) -> float | None:

@@ -48,7 +48,7 @@ class TelemetryCollector:
         models = list(meter.by_model.items())
         text = "Estimated share of a model in the time when it had requests."
         yield _counter("model_energy_joules", text, [((name,), use.joules) for name, use in models], "model")
-        rates = [((name,), use.tokens_per_joule) for name, use in models]
+        rates = [((name,), meter.tokens_per_joule(name)) for name, _ in models]
         yield _gauge("tokens_per_joule", "Generated tokens by model.", rates, "model")
 
     def _governor(self) -> Iterator[Any]:

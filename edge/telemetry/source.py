@@ -44,9 +44,9 @@ class Reader:
         self._thread: threading.Thread | None = None
 
     def fresh(self, now: float) -> Sample | None:
-        """The latest unless it is three intervals old."""
+        """The latest unless it is three intervals old (three seconds at least: the machine may be busy)."""
         sample = self.latest
-        return sample if sample is not None and sample.age_s(now) <= 3 * self._interval_s else None
+        return sample if sample is not None and sample.age_s(now) <= 3 * max(1.0, self._interval_s) else None
 
     def ready(self, now: float) -> bool:
         """Not while a read is under way, and less and less often while it fails."""

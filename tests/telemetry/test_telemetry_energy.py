@@ -78,7 +78,7 @@ def test_energy_goes_to_models_and_idling_and_hours() -> None:
     meter.request(4.0, 8.0, 40, work)
     assert meter.idle_w == 8.0
     assert meter.by_model["chat"] == Use(joules=pytest.approx(74.0), tokens=40, requests=1)  # type: ignore[arg-type]
-    assert meter.by_model["chat"].tokens_per_joule == pytest.approx(40 / 74)
+    assert meter.tokens_per_joule("chat") == pytest.approx(40 / 74)
     assert sum(meter.by_hour.values()) == pytest.approx(meter.total_joules)
     assert set(meter.by_hour) == {1, 2}
 

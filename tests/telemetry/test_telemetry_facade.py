@@ -211,4 +211,4 @@ def test_energy_meter_and_power_are_what_a_request_needs() -> None:
     for at in range(10, 16):
         meter.add(float(at), Power(8.0, "VDD_IN").power_w)
     assert meter.request(10.0, 15.0, 100, work) == pytest.approx(40.0)
-    assert meter.by_model["chat"].tokens_per_joule == pytest.approx(2.5)
+    assert meter.tokens_per_joule("chat") == pytest.approx(2.5)

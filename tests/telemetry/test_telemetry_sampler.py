@@ -50,7 +50,7 @@ async def test_sources_are_merged_and_each_keeps_its_time(board: FakeBoard) -> N
 
 
 async def test_a_source_that_hangs_costs_only_itself() -> None:
-    """The other source goes on, the event loop turns, and the age of what hangs grows until it is dropped."""
+    """The other source goes on and the event loop turns."""
     release = threading.Event()
     hung = Scripted(lambda n: (release.wait(30), watts(1.0))[1], "hung")
     live = Scripted(lambda n: watts(float(n)), "live")

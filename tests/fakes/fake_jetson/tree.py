@@ -94,8 +94,8 @@ class FakeBoard:
                 self.set_rail(rail, watts * part)
 
     def set_gpu(self, load: float | None = None, mhz: float | None = None) -> None:
-        """`load` in percent."""
-        if load is not None:
+        """`load` in percent; Thor has no file for it."""
+        if load is not None and (self._gpu_device / "load").exists():
             put(self._gpu_device / "load", int(load * 10))
         if mhz is not None:
             put(self._devfreq / "cur_freq", int(mhz * 1e6))

@@ -1,0 +1,85 @@
+"""`edgellm top`: temperatures, power, load and tokens of a running edgellm, live."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from edge.cli.options import Json, StateDir
+
+REFRESH_S = 1.0
+_NARROWEST = 80
+
+
+def register(root: typer.Typer) -> None:
+    root.command(epilog="Example: edgellm top")(top)
+
+
+def top(
+    state_dir: StateDir = None,
+    once: Annotated[bool, typer.Option("--once", help="print one screen and end (as into a pipe)")] = False,
+    as_json: Json = False,
+) -> None:
+    """Watch heat, power, load and tokens of a running edgellm. Ends with q or Ctrl-C."""
+    from edge.client import Client, find
+
+    client = Client(find(os.environ, state_dir))
+    if as_json:
+        typer.echo(json.dumps(client.telemetry(), indent=2))
+    elif once or not (sys.stdout.isatty() and sys.stdin.isatty()):
+        _print(client)
+    else:
+        _watch(client)
+
+
+def _print(client: Any) -> None:
+    from edge.render.top import Past, plain, screen
+
+    past, telemetry = Past(), client.telemetry()
+    past.add(telemetry)
+    for line in plain(screen(client.status(), telemetry, past, _NARROWEST), _NARROWEST):
+        typer.echo(line.rstrip())
+
+
+def _watch(client: Any) -> None:
+    """Each frame is drawn over the last one in the alternate screen: nothing is cleared, so nothing flickers."""
+    from rich.live import Live
+
+    from edge.render.top import Past, screen
+
+    past = Past()
+    with _keys() as pressed, Live(screen=True, auto_refresh=False, transient=True) as live:
+        while True:
+            telemetry = client.telemetry()
+            past.add(telemetry)
+            width, height = live.console.size
+            live.update(screen(client.status(), telemetry, past, width, height), refresh=True)
+            if pressed(REFRESH_S) == "q":
+                return
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Any]:
+    """A function that waits for a key, unseen by the screen; the terminal is as before afterwards."""
+    import select
+    import termios
+    import tty
+
+    stdin = sys.stdin.fileno()
+    before = termios.tcgetattr(stdin)
+    tty.setcbreak(stdin)
+
+    def pressed(within_s: float) -> str | None:
+        ready, _, _ = select.select([stdin], [], [], within_s)
+        return os.read(stdin, 1).decode(errors="replace") if ready else None
+
+    try:
+        yield pressed
+    finally:
+        termios.tcsetattr(stdin, termios.TCSADRAIN, before)
