@@ -19,6 +19,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from edge.telemetry.soc import cpu_locked, find_gpu
 WISH = Path("/etc/edgellm/power.toml")
 STATE = Path("/run/edgellm-power")
 _STATUS, _CONF = Path("/var/lib/nvpmodel/status"), Path("/etc/nvpmodel.conf")
-_VERIFY_S = 10.0
+VERIFY_S = 10.0
 _COMMAND_S = 60.0
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _KEYS = {"schema": int, "mode": str, "clocks": bool, "persistence": bool, "restore": bool}
@@ -60,50 +61,57 @@ def read_wish(path: Path) -> Wish:
     return Wish(**values)
 
 
-def apply(wish: Wish, state: Path = STATE) -> list[str]:
+def apply(wish: Wish, state: Path = STATE, verify_s: float = VERIFY_S) -> list[str]:
     """What was changed, in sentences. Remembers in `state` what was before. Raises EdgeError."""
     done: list[str] = []
-    before: dict[str, Any] = {}
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    before = _before(state)  # of an earlier apply: what was there before that still counts
     try:
         mode = _active()
         if wish.mode and (mode is None or mode.name != wish.mode):
-            before["mode"] = mode.name if mode else None
-            done.append(f"power mode {set_mode(wish.mode).name} (was {mode.name if mode else 'unknown'})")
+            before.setdefault("mode", mode.name if mode else None)
+            done.append(f"power mode {set_mode(wish.mode, verify_s).name} (was {mode.name if mode else 'unknown'})")
         if wish.clocks and not locked():
             _run("jetson_clocks", "--store", str(state / "clocks"))
             before["clocks"] = True
             _run("jetson_clocks")
-            _verify(locked, "jetson_clocks left the clocks as they were")
+            _verify(locked, verify_s, "jetson_clocks left the clocks as they were")
             done.append("clocks locked")
         if wish.persistence:
-            before["persistence"] = [uuid for uuid in _persistence(True)]
-            done += [f"persistence mode on for {uuid}" for uuid in before["persistence"]]
+            changed = _persistence(True)
+            before.setdefault("persistence", changed)
+            done += [f"persistence mode on for {uuid}" for uuid in changed]
     finally:
         # Also after a failure half way: what was changed can be put back.
         (state / "before.json").write_text(json.dumps(before))
     return done
 
 
-def restore(wish: Wish, state: Path = STATE) -> list[str]:
+def restore(wish: Wish, state: Path = STATE, verify_s: float = VERIFY_S) -> list[str]:
     """Puts back what `apply` changed, if the wish says so."""
-    memory = state / "before.json"
-    if not wish.restore or not memory.exists():
-        return []
-    before = json.loads(memory.read_text())
+    before = _before(state) if wish.restore else {}
     done: list[str] = []
     if before.get("clocks"):
         _run("jetson_clocks", "--restore", str(state / "clocks"))
         done.append("clocks restored")
     if before.get("mode"):
-        done.append(f"power mode {set_mode(before['mode']).name} restored")
+        done.append(f"power mode {set_mode(before['mode'], verify_s).name} restored")
     if before.get("persistence"):
         done += [f"persistence mode off for {uuid}" for uuid in _persistence(False, before["persistence"])]
-    memory.unlink()
+    if wish.restore:
+        (state / "before.json").unlink(missing_ok=True)
     return done
 
 
-def set_mode(name: str) -> PowerMode:
+def _before(state: Path) -> dict[str, Any]:
+    try:
+        known: dict[str, Any] = json.loads((state / "before.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return known
+
+
+def set_mode(name: str, verify_s: float = VERIFY_S) -> PowerMode:
     """Raises ConfigError for a name that this board does not have, TemporaryError when it did not take."""
     known = power.modes(_text(_CONF) or "")
     wanted = next((mode for mode in known if mode.name == name), None)
@@ -112,7 +120,10 @@ def set_mode(name: str) -> PowerMode:
         raise ConfigError(f"this board has no power mode {name!r}", f"its modes: {names}")
     _run("nvpmodel", "-m", str(wanted.id))
     _verify(
-        lambda: _active() == wanted, f"nvpmodel did not take {name}", "some changes need a reboot: try `sudo reboot`"
+        lambda: _active() == wanted,
+        verify_s,
+        f"nvpmodel did not take {name}",
+        "some changes need a reboot: try `sudo reboot`",
     )
     return wanted
 
@@ -149,8 +160,8 @@ def _persistence(on: bool, only: list[str] | None = None) -> list[str]:
     return changed
 
 
-def _verify(true: Any, otherwise: str, hint: str | None = None) -> None:
-    deadline = time.monotonic() + _VERIFY_S
+def _verify(true: Callable[[], bool], within_s: float, otherwise: str, hint: str | None = None) -> None:
+    deadline = time.monotonic() + within_s
     while not true():
         if time.monotonic() > deadline:
             raise TemporaryError(otherwise, hint)
@@ -182,13 +193,14 @@ def _text(path: Path) -> str | None:
         return None
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], state: Path = STATE, verify_s: float = VERIFY_S) -> int:
     if arguments not in (["apply"], ["restore"]):
         print("usage: python -m edge.telemetry.power apply | restore", file=sys.stderr)
         return 64
     try:
         wish = read_wish(WISH)
-        done = apply(wish) if arguments == ["apply"] else restore(wish)
+        change = apply if arguments == ["apply"] else restore
+        done = change(wish, state, verify_s)
     except EdgeError as error:
         print(f"error: {error}" + (f" ({error.hint})" if error.hint else ""), file=sys.stderr)
         return error.exit_code

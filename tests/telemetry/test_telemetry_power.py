@@ -30,9 +30,7 @@ def inside(board: FakeBoard):  # type: ignore[no-untyped-def]
 import sys; sys.path.insert(0, {str(REPOSITORY)!r})
 from pathlib import Path
 from edge.telemetry import power
-power.STATE, power._VERIFY_S = Path({str(state)!r}), 0.3
-power.apply.__defaults__ = power.restore.__defaults__ = (power.STATE,)
-sys.exit(power.main([{verb!r}]))
+sys.exit(power.main([{verb!r}], Path({str(state)!r}), verify_s=0.3))
 """
         command = ["unshare", "--mount", "--propagation", "private", "--", "/bin/sh", str(HERE / "enter.sh")]
         command += [str(board.root), sys.executable, "-c", code]
@@ -59,6 +57,7 @@ def test_clocks_are_locked_and_restored(inside, board: FakeBoard) -> None:  # ty
     wish = 'schema = 1\nmode = "MODE_50W"\nclocks = true\nrestore = true\n'
     assert inside("apply", wish).stdout == "power mode MODE_50W (was MODE_30W)\nclocks locked\n"
     assert SysfsSource(board.root).read(0.0).jetson_clocks is True
+    assert inside("apply").stdout == "nothing to change\n"  # and what was before is still known
     assert inside("restore").stdout == "clocks restored\npower mode MODE_30W restored\n"
     sample = SysfsSource(board.root).read(0.0)
     assert (sample.jetson_clocks, sample.power_mode.name) == (False, "MODE_30W")
