@@ -67,6 +67,12 @@ class Console:
             self._line(f"  | {line}")
         self._line(f"  hint: {failure.hint}")
 
+    def waits(self, model_id: str, failure: Failure, patience_s: float) -> None:
+        self.say(f"{model_id} waits up to {patience_s:g} s for its file: {failure.evidence.splitlines()[-1]}")
+
+    def warn(self, text: str) -> None:
+        self.say(text)
+
     def say(self, text: str) -> None:
         if self._json:
             self._event("note", text=text)

@@ -1,0 +1,154 @@
+"""What cannot be planned yet behind a socket unit: nothing exits for it (each waiting client would start us again).
+
+The plan is made anew every second, later every fifteen: whoever mounts the disk, opens the folder or frees the memory
+needs no restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edge.config import Config
+from edge.errors import BadModelError, BugError, ConfigError, EdgeError, ModelMissingError, UsageError
+from edge.prepare import Prepared
+from edge.service.obstacle import Obstacle, Who, find
+from edge.status import Failure, ModelStatus, State
+from edge.upstream import Endpoint, Progress, Upstream
+
+PATIENCE_S = 30.0  # a late disk is there within seconds; a model that was never fetched is answered after this
+LOOK_S = 1.0
+LOOK_LATER_S = 15.0
+
+
+class Awaited:
+    """An Upstream that stands in for one model until `become(real)`; after `give_up()` it fails who waits."""
+
+    slots = 1
+
+    def __init__(self, model_id: str, failure: Failure, aliases: tuple[str, ...] = ()) -> None:
+        self.model_id = model_id
+        self.aliases = aliases
+        self._state = State.STARTING
+        self._failure = failure
+        self._real: Upstream | None = None
+        self._told = asyncio.Event()
+
+    def become(self, real: Upstream) -> None:
+        self._real = real
+        self._told.set()
+
+    def give_up(self, failure: Failure) -> None:
+        self._state, self._failure = State.FAILED, failure
+        self._told.set()
+
+    @property
+    def card(self) -> dict[str, Any]:
+        return self._real.card if self._real else {}
+
+    def status(self) -> ModelStatus:
+        return self._real.status() if self._real else ModelStatus(self.model_id, self._state, failure=self._failure)
+
+    def endpoint(self) -> Endpoint | None:
+        return self._real.endpoint() if self._real else None
+
+    async def ensure_ready(self) -> ModelStatus:
+        await self._told.wait()
+        return await self._real.ensure_ready() if self._real else self.status()
+
+    def expected_ready_in_s(self) -> float | None:
+        return self._real.expected_ready_in_s() if self._real else None
+
+    def request(self) -> AbstractContextManager[Progress]:
+        return self._real.request() if self._real else nullcontext(_Still())
+
+    def broken(self, generation: int) -> None:
+        if self._real is not None:
+            self._real.broken(generation)
+
+
+class _Still:
+    def moved(self) -> None:
+        """Nothing runs."""
+
+
+def may_come(error: EdgeError) -> bool:
+    """Whether anything but a new configuration can cure it: a disk, a folder that is opened, memory, an engine."""
+    return not isinstance(error, (ConfigError, UsageError, BugError))
+
+
+def stand_ins(config: Config, failure: Failure) -> dict[str, Awaited]:
+    """One for each configured model; for the only one where none is configured."""
+    if not config.models:
+        return {"model": Awaited("model", failure)}
+    return {model.id: Awaited(model.id, failure, model.aliases) for model in config.models}
+
+
+class Vigil:
+    """Plans again until it works. Requests are held only while a disk may be late; other faults are told at once."""
+
+    def __init__(self, config: Config, error: EdgeError, *, patience_s: float = PATIENCE_S) -> None:
+        found = obstacle(config, Who.me()) if isinstance(error, (ModelMissingError, BadModelError)) else None
+        late = found is not None and found.kind in ("missing", "empty")
+        self.patience_s = patience_s if late else 0.0
+        self.failure = explain(error, found)
+        self.stand_ins = stand_ins(config, self.failure)
+        if not self.patience_s:
+            self.give_up(self.failure)
+
+    def give_up(self, failure: Failure) -> None:
+        for stand_in in self.stand_ins.values():
+            stand_in.give_up(failure)
+
+    async def until(
+        self,
+        prepare: Callable[[], Prepared],
+        on_failure: Callable[[Failure], None],
+        *,
+        look_s: float = LOOK_S,
+        look_later_s: float = LOOK_LATER_S,
+    ) -> Prepared:
+        """`on_failure` is called once when patience is over, and again when the reason changes."""
+        began_s, told = time.monotonic(), None if self.patience_s else self.failure
+        while True:
+            await asyncio.sleep(look_s if told is None else look_later_s)
+            try:
+                return await asyncio.to_thread(prepare)
+            except EdgeError as error:
+                failure = self.failure if told is None and _same(error, self.failure) else failure_of(error)
+                over = told is not None or time.monotonic() - began_s >= self.patience_s
+                if over and (told is None or failure.kind != told.kind):
+                    told = failure
+                    self.give_up(failure)
+                    on_failure(failure)
+
+
+def _same(error: EdgeError, failure: Failure) -> bool:
+    return error.kind == failure.kind and failure.evidence.startswith(str(error))
+
+
+def failure_of(error: EdgeError) -> Failure:
+    return Failure(error.kind, str(error), error.hint or "see `edgellm doctor`")
+
+
+def explain(error: EdgeError, found: Obstacle | None) -> Failure:
+    """The failure, with the folder that blocks where there is one."""
+    failure = failure_of(error)
+    if found is None:
+        return failure
+    return replace(failure, evidence=f"{failure.evidence}\n{found.sentence}", hint=found.hint)
+
+
+def obstacle(config: Config, who: Who) -> Obstacle | None:
+    """The first thing on the way to what the configuration names: model paths, then extra folders."""
+    refs = [Path(model.ref) for model in config.models if model.ref.startswith("/")]
+    for path in [*refs, *(Path(folder) for folder in config.store.dirs)]:
+        found = find(path, who)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,96 @@
+"""Keeps systemd informed: STATUS with gate and progress, and a sign of life that has to be earned."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from edge.status import ModelStatus, State
+from edge.supervisor.notify import Notifier
+
+RISING = frozenset({State.STARTING, State.LOADING, State.WARMING})
+MORE_S = 60.0  # what a load that moved asks for
+LOOK_RISING_S = 0.5
+BEATS_PER_WATCHDOG = 4  # one late beat is no reason to be killed
+BEAT_S = 10.0  # where nobody watches: /livez only
+
+
+class Loop(Protocol):
+    """A loop whose life is worth a check: `nudge()` makes it turn once more, `turns` counts."""
+
+    @property
+    def turns(self) -> int: ...
+
+    def nudge(self) -> None: ...
+
+
+class Herald:
+    """Run `run()` in the event loop; it ends when cancelled. `alive` is true while every loop turns."""
+
+    def __init__(self, notifier: Notifier, statuses: Callable[[], Sequence[ModelStatus]]) -> None:
+        self.alive = True
+        self._notifier = notifier
+        self._statuses = statuses
+        self._loops: list[Loop] = []
+        self._seen: dict[int, int] = {}
+        self._said = ""
+        self._moved: tuple[object, ...] = ()
+
+    def watch(self, loops: Iterable[Loop]) -> None:
+        """These must turn, or systemd hears nothing more from us."""
+        self._loops = list(loops)
+
+    async def run(self) -> None:
+        beat_s = self._notifier.watchdog_s / BEATS_PER_WATCHDOG if self._notifier.watchdog_s else BEAT_S
+        loop = asyncio.get_running_loop()
+        next_beat_s = loop.time()
+        while True:
+            now_s = loop.time()
+            if now_s >= next_beat_s:
+                self.beat()
+                next_beat_s = now_s + beat_s
+            rising = self.tell()
+            wait_s = next_beat_s - now_s
+            await asyncio.sleep(min(wait_s, LOOK_RISING_S) if rising and self._notifier.heard else wait_s)
+
+    def beat(self) -> None:
+        """That this line runs proves the event loop; that each count moved since the last nudge, the other loops."""
+        self.alive = all(each.turns != self._seen.get(id(each)) for each in self._loops)
+        self._seen = {id(each): each.turns for each in self._loops}
+        for each in self._loops:
+            each.nudge()
+        if self.alive:
+            self._notifier.alive()
+
+    def tell(self) -> bool:
+        """Says what changed; asks for more time while a load moves. → whether a model is on its way."""
+        statuses = self._statuses()
+        text = describe(statuses)
+        moved = tuple((each.state, each.progress, tuple(g.ready for g in each.gates.values())) for each in statuses)
+        rising = any(each.state in RISING for each in statuses)
+        if text != self._said or (rising and moved != self._moved):
+            self._notifier.status(text, more_s=MORE_S if rising else None)
+        self._said, self._moved = text, moved
+        return rising
+
+
+def describe(statuses: Iterable[ModelStatus]) -> str:
+    """`chat: weights 63 %; embed: ready`, for `systemctl status`."""
+    return "; ".join(f"{status.id}: {_one(status)}" for status in statuses) or "no model"
+
+
+def _one(status: ModelStatus) -> str:
+    if status.state is State.READY:
+        worse = ", ".join(f"{item.subject} {item.got} instead of {item.wanted}" for item in status.degraded)
+        return f"ready, degraded: {worse}" if worse else "ready"
+    if status.state in RISING:
+        gate = next((name for name, gate in status.gates.items() if not gate.ready), "warm")
+        known = gate == "weights" and status.progress is not None
+        return f"weights {(status.progress or 0) * 100:.0f} %" if known else gate
+    if status.state is State.FAILED and status.failure is not None:
+        return f"failed: {status.failure.kind}; {status.failure.hint}"
+    if status.state is State.BACKOFF and status.failure is not None:
+        return f"starts again after {status.failure.kind}"
+    word: str = status.state.value
+    return word.lower()

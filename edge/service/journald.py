@@ -1,0 +1,84 @@
+"""journald's own protocol: one datagram an entry, with priority and fields. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TextIO
+
+SOCKET = Path("/run/systemd/journal/socket")
+# syslog(3)'s levels.
+ERROR, WARNING, NOTICE, INFO = 3, 4, 5, 6
+MOST_ENTRY_BYTES = 64 * 1024  # far below what a datagram holds; an entry is a line, not a file
+
+
+def goes_to_journal(env: Mapping[str, str], descriptor: int) -> bool:
+    """Whether a descriptor is the journal's stream: JOURNAL_STREAM names its device and inode."""
+    device, _, inode = env.get("JOURNAL_STREAM", "").partition(":")
+    try:
+        stat = os.fstat(descriptor)
+    except OSError:
+        return False
+    return (device, inode) == (str(stat.st_dev), str(stat.st_ino))
+
+
+class Journal:
+    """Sends entries; where the socket is out of reach, `<N>text` lines on `out`, which journald understands too."""
+
+    def __init__(self, path: Path = SOCKET, out: TextIO | None = None) -> None:
+        self._out = out or sys.stdout
+        self._socket: socket.socket | None = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            self._socket.connect(str(path))
+        except OSError:
+            self._socket.close()
+            self._socket = None
+
+    def send(self, message: str, priority: int, **fields: str | None) -> None:
+        """Never raises: a log line is worth no fault. Fields are named EDGELLM_… by the caller."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.send(entry(message, priority, fields))
+                return
+        with contextlib.suppress(OSError):
+            self._out.write("".join(f"<{priority}>{line}\n" for line in message.splitlines() or [""]))
+            self._out.flush()
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+
+
+def entry(message: str, priority: int, fields: Mapping[str, str | None]) -> bytes:
+    """One datagram. A value with a line break is sent with its length (systemd's JOURNAL_NATIVE_PROTOCOL)."""
+    every = {"MESSAGE": message, "PRIORITY": str(priority), "SYSLOG_IDENTIFIER": "edgellm", **fields}
+    return b"".join(_field(name, value) for name, value in every.items() if value is not None)
+
+
+def _field(name: str, value: str) -> bytes:
+    data = value.encode("utf-8", "replace")[: MOST_ENTRY_BYTES // 4]
+    if b"\n" not in data:
+        return name.encode() + b"=" + data + b"\n"
+    return name.encode() + b"\n" + len(data).to_bytes(8, "little") + data + b"\n"
+
+
+class Handler(logging.Handler):
+    """Python's log records as journal entries."""
+
+    def __init__(self, journal: Journal) -> None:
+        super().__init__(logging.WARNING)
+        self._journal = journal
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = self.format(record)
+        except Exception:  # a bad format string must not stop the service
+            self.handleError(record)
+            return
+        priority = ERROR if record.levelno >= logging.ERROR else WARNING if record.levelno >= logging.WARNING else INFO
+        self._journal.send(text, priority, EDGELLM_LOGGER=record.name)
