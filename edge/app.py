@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
 import uuid
@@ -16,7 +17,6 @@ from edge.coldstart import journal
 from edge.coldstart.residency import resident_ratio
 from edge.coldstart.timeline import Instants, Span, spans, start_record
 from edge.config import Config
-from edge.console import Console
 from edge.control import Actions, Control
 from edge.folders import Folders
 from edge.gateway.app import make_app
@@ -24,7 +24,11 @@ from edge.gateway.health import healthz
 from edge.gateway.server import serve
 from edge.gateway.settings import GatewayConfig
 from edge.handover import Launch
+from edge.prepare import Prepared, prepare
 from edge.resources import data_dir, load_toml
+from edge.service import awaited, keeping
+from edge.service.herald import MORE_S, Herald
+from edge.service.reporter import console_for
 from edge.status import Failure, State
 from edge.supervisor.failed import FailedUpstream
 from edge.supervisor.patterns import Patterns
@@ -46,10 +50,12 @@ class App:
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
-        self.console = Console(as_json=launch.json)
+        self.console = console_for(os.environ, as_json=launch.json)
         self.urls = [listen.url(each) for each in launch.sockets]
         self.supervisors: dict[str, Supervisor] = {}
         self.upstreams: dict[str, Upstream] = {}
+        self.herald = Herald(launch.notifier, lambda: [each.status() for each in self.upstreams.values()])
+        self.vigil: awaited.Vigil | None = None
         self.logs: dict[str, ChildLog] = {}
         self._resident: dict[str, float | None] = {}
         self._stops = 0
@@ -64,13 +70,20 @@ class App:
         if launch.prepared is None:
             error = launch.failure
             assert error is not None
-            failure = Failure(error.kind, str(error), error.hint or "see `edgellm doctor`")
-            self.upstreams["model"] = FailedUpstream("model", failure)
+            if awaited.may_come(error):
+                self.vigil = awaited.Vigil(launch.config, error)
+                self.upstreams |= self.vigil.stand_ins
+            else:
+                self.upstreams["model"] = FailedUpstream("model", awaited.failure_of(error))
             return
+        self._supervise(launch.prepared)
+
+    def _supervise(self, prepared: Prepared) -> None:
+        launch = self.launch
         patterns = Patterns(load_toml(data_dir("build") / "llama-server.toml"))
         terms = Terms(policy=policy(launch.config), strict=launch.config.strict)
         starts = journal.read(launch.folders.starts)
-        for model_id, model in launch.prepared.plan.models.items():
+        for model_id, model in prepared.plan.models.items():
             log = ChildLog(launch.folders.instance_run / "log", launch.folders.model_socket(model_id).stem)
             self.logs[model_id] = log
             self._resident[model_id] = resident_ratio(Path(model.model.path))
@@ -85,6 +98,7 @@ class App:
             )
             supervisor.began_s = launch.began_s
             self.supervisors[model_id] = self.upstreams[model_id] = supervisor
+        self.herald.watch(self.supervisors.values())
 
     # --- running -----------------------------------------------------------------------------------------------------
 
@@ -93,33 +107,77 @@ class App:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_stop)
-        owners = []
-        for model_id, supervisor in self.supervisors.items():
-            supervisor.adopt(launch.children[model_id])
-            owners.append(asyncio.create_task(supervisor.run()))
+        owners = self._start()
         gateway = await serve(make_app(self.upstreams, gateway_config(launch.config, launch.folders)), launch.sockets)
+        herald = asyncio.create_task(self.herald.run())
+        launch.notifier.ready("listening")
         control = Control(launch.folders.control_socket, self._actions())
         await control.start()
         if launch.prepared is not None:
             self.console.planned(launch.prepared.plan, launch.prepared.profile.name, self.urls)
-        elif launch.failure is not None:
-            self.console.failed("model", self.upstreams["model"].status().failure or _UNKNOWN, gives_up=True)
+        self._tell_troubles()
         show = asyncio.create_task(self._show_progress())
         stopped = asyncio.create_task(self._stop.wait())
+        arrival = asyncio.create_task(self._arrive(owners))
         await asyncio.wait([stopped, *owners], return_when=asyncio.FIRST_COMPLETED)
-        show.cancel()
+        await _end([show, arrival])
         failed = any(upstream.status().state is State.FAILED for upstream in self.upstreams.values())
         await self._wind_down()
         await gateway.cleanup()
         await control.close()
-        await _end(owners)
+        await _end([*owners, herald])
         for log in self.logs.values():
             log.close()
         launch.lock.release()
         return 1 if failed else 0
 
+    def _start(self) -> list[asyncio.Task[None]]:
+        """Each supervisor's owner task; what the launcher spawned is adopted."""
+        owners = []
+        for model_id, supervisor in self.supervisors.items():
+            if model_id in self.launch.children:
+                supervisor.adopt(self.launch.children[model_id])
+            else:
+                supervisor.start()
+            owners.append(asyncio.create_task(supervisor.run()))
+        return owners
+
+    def _tell_troubles(self) -> None:
+        for model_id, upstream in self.upstreams.items():
+            failure = upstream.status().failure
+            if failure is not None and self.vigil is not None and self.vigil.patience_s:
+                self.console.waits(model_id, failure, self.vigil.patience_s)
+            elif failure is not None and self.launch.prepared is None:
+                self.console.failed(model_id, failure, gives_up=True)
+        forgotten = keeping.forgotten(self.launch.folders) if self.launch.inherited else None
+        if forgotten is not None:
+            self.console.warn(forgotten)
+
+    async def _arrive(self, owners: list[asyncio.Task[None]]) -> None:
+        """What could not be planned at start is planned as soon as it can be, and served from then on."""
+        if self.vigil is None:
+            return
+        launch, vigil = self.launch, self.vigil
+
+        def gave_up(failure: Failure) -> None:
+            for model_id in vigil.stand_ins:
+                self.console.failed(model_id, failure, gives_up=True)
+
+        launch.prepared = await vigil.until(lambda: prepare(launch.config, launch.folders), gave_up)
+        launch.failure, launch.began_s, launch.spans = None, time.monotonic(), []
+        self._supervise(launch.prepared)
+        for model_id, stand_in in vigil.stand_ins.items():
+            if model_id not in self.supervisors:
+                del self.upstreams[model_id]
+            stand_in.become(self.supervisors.get(model_id) or next(iter(self.supervisors.values())))
+        self.console.planned(launch.prepared.plan, launch.prepared.profile.name, self.urls)
+        for task in self._start():
+            owners.append(task)
+            task.add_done_callback(lambda _: self._stop.set())
+
     async def _wind_down(self) -> None:
         """Drain, TERM, KILL by the machine's own deadlines; a second signal makes it KILL now."""
+        self.launch.notifier.stopping("stopping: open requests may finish", more_s=MORE_S)
         for supervisor in self.supervisors.values():
             supervisor.stop(now=self._stops > 1)
         await asyncio.gather(*(s.settled(State.STOPPED, State.FAILED) for s in self.supervisors.values()))
@@ -240,9 +298,6 @@ class App:
 
     async def _reload(self) -> dict[str, Any]:
         return {"schema": 1, "changed": []}
-
-
-_UNKNOWN = Failure("unknown", "", "see `edgellm doctor`")
 
 
 async def _end(tasks: list[asyncio.Task[None]]) -> None:

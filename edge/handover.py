@@ -12,6 +12,7 @@ from edge.folders import Folders
 from edge.instance import Lock
 from edge.prepare import Prepared
 from edge.supervisor.child import Child
+from edge.supervisor.notify import Notifier
 
 
 @dataclass
@@ -30,3 +31,4 @@ class Launch:
     children: dict[str, Child] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
     spawn_cpu_s: float | None = None
+    notifier: Notifier = field(default_factory=Notifier)

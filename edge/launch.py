@@ -17,7 +17,7 @@ from edge import consent, listen
 from edge.coldstart.journal import process_began_s
 from edge.coldstart.timeline import Span
 from edge.config import Config, load
-from edge.errors import EdgeError, EngineMissingError, UsageError
+from edge.errors import BugError, EdgeError, EngineMissingError, UnavailableError, UsageError
 from edge.folders import Folders, folders
 from edge.handover import Launch
 from edge.instance import acquire
@@ -25,6 +25,7 @@ from edge.options import UP
 from edge.plan.chosen import fetch_first
 from edge.prepare import Prepared, prepare
 from edge.supervisor.child import spawn
+from edge.supervisor.notify import Notifier
 
 EPILOG = """examples:
   edgellm up                               serve what is configured, or the model that is there
@@ -101,6 +102,8 @@ class _Clock:
 
 def _take_sockets(options: argparse.Namespace, began_s: float, clock: _Clock) -> Launch:
     clock.lap("python")
+    notifier = Notifier.take(os.environ)
+    notifier.status("planning")
     sockets = listen.inherited(os.environ)
     places = folders(os.environ, Path(options.state_dir) if options.state_dir else None)
     config, failure = _configure(options, places, inherited=bool(sockets))
@@ -110,7 +113,8 @@ def _take_sockets(options: argparse.Namespace, began_s: float, clock: _Clock) ->
         sockets = listen.bind(config.listen)
     lock.tell([listen.url(each) for each in sockets])
     clock.lap("configure")
-    return Launch(places, config, lock, sockets, inherited, began_s, bool(options.json), failure=failure)
+    as_json = bool(options.json)
+    return Launch(places, config, lock, sockets, inherited, began_s, as_json, failure=failure, notifier=notifier)
 
 
 def _configure(options: argparse.Namespace, places: Folders, *, inherited: bool) -> tuple[Config, EdgeError | None]:
@@ -132,6 +136,13 @@ def _plan(launch: Launch, options: argparse.Namespace, clock: _Clock) -> None:
         if not launch.inherited:
             raise
         launch.failure = error
+    except Exception as error:
+        if not launch.inherited:
+            raise
+        import traceback
+
+        traceback.print_exc()  # a bug of ours is answered with 503 too: each waiting client would start us again
+        launch.failure = BugError(f"the plan could not be made: {error!r}", "please report this, with the journal")
     clock.lap("plan")
 
 
@@ -159,6 +170,11 @@ def _spawn(launch: Launch, clock: _Clock) -> None:
         return
     for model_id, model in launch.prepared.plan.models.items():
         plan = model.ladder.plans[model.ladder.chosen]
-        launch.children[model_id] = spawn(plan.argv, plan.env, launch.folders.model_socket(model_id))
+        try:
+            launch.children[model_id] = spawn(plan.argv, plan.env, launch.folders.model_socket(model_id))
+        except UnavailableError:
+            if not launch.inherited:
+                raise
+            # Its supervisor tries once more and says why it has failed.
     launch.spawn_cpu_s = time.process_time()
     clock.lap("spawn")

@@ -70,6 +70,7 @@ class Supervisor:
         self.machine = Machine(rungs=len(model.ladder.plans), rung=model.ladder.chosen)
         self.generation = 0
         self.restarts = 0
+        self.turns = 0  # of the owner's loop, for whoever checks that it turns
         self.watch: Watch | None = None
         self.began_s: float | None = None  # of the start in progress; set by whoever asked for it
         self._socket_path = socket_path
@@ -96,6 +97,10 @@ class Supervisor:
 
     def restart(self) -> None:
         self.post(Restart())
+
+    def nudge(self) -> None:
+        """Makes the owner's loop turn once, to see that it does."""
+        self.post(Tick())
 
     async def settled(self, *states: State) -> State:
         """Waits until the machine is in one of the states (and, at rest, until its child is gone)."""
@@ -193,6 +198,7 @@ class Supervisor:
         try:
             while True:
                 generation, event = await self._next()
+                self.turns += 1
                 if generation is not None and generation != self.generation:
                     continue  # about a child that is buried
                 before = self.machine
