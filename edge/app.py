@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from aiohttp import web
+
 from edge import __version__, listen
 from edge.childlog import ChildLog
 from edge.coldstart import journal
@@ -18,8 +20,7 @@ from edge.coldstart.residency import resident_ratio
 from edge.coldstart.timeline import Instants, Span, spans, start_record
 from edge.config import Config
 from edge.control import Actions, Control
-from edge.folders import Folders
-from edge.gateway.app import make_app
+from edge.folders import Folders, system_folders
 from edge.gateway.health import healthz
 from edge.gateway.server import serve
 from edge.gateway.settings import GatewayConfig
@@ -27,6 +28,7 @@ from edge.handover import Launch
 from edge.prepare import Prepared, prepare
 from edge.resources import data_dir, load_toml
 from edge.service import awaited, keeping
+from edge.service.front import front
 from edge.service.herald import MORE_S, Herald
 from edge.service.reporter import console_for
 from edge.status import Failure, State
@@ -108,10 +110,11 @@ class App:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_stop)
         owners = self._start()
-        gateway = await serve(make_app(self.upstreams, gateway_config(launch.config, launch.folders)), launch.sockets)
+        gateway = await serve(self._gateway(), launch.sockets)
         herald = asyncio.create_task(self.herald.run())
         launch.notifier.ready("listening")
-        control = Control(launch.folders.control_socket, self._actions())
+        as_service = launch.folders.run == system_folders().run
+        control = Control(launch.folders.control_socket, self._actions(), for_group=as_service)
         await control.start()
         if launch.prepared is not None:
             self.console.planned(launch.prepared.plan, launch.prepared.profile.name, self.urls)
@@ -130,6 +133,14 @@ class App:
             log.close()
         launch.lock.release()
         return 1 if failed else 0
+
+    def _gateway(self) -> web.Application:
+        def fault(failure: Failure) -> None:
+            self.console.failed("gateway", failure, gives_up=True)
+
+        config = gateway_config(self.launch.config, self.launch.folders)
+        on_fault = fault if self.launch.inherited else None
+        return front(self.upstreams, config, alive=lambda: self.herald.alive, on_fault=on_fault)
 
     def _start(self) -> list[asyncio.Task[None]]:
         """Each supervisor's owner task; what the launcher spawned is adopted."""

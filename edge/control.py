@@ -31,11 +31,12 @@ class Actions:
 
 
 class Control:
-    """Serves `Actions` until closed."""
+    """Serves `Actions` until closed. `for_group`: the service's group may read; changes stay with owner and root."""
 
-    def __init__(self, path: Path, actions: Actions) -> None:
+    def __init__(self, path: Path, actions: Actions, *, for_group: bool = False) -> None:
         self._path = path
         self._actions = actions
+        self._mask = 0o117 if for_group else 0o177
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
@@ -50,7 +51,7 @@ class Control:
         await self._runner.setup()
         self._path.unlink(missing_ok=True)  # of a former holder of our lock
         listener = socket.socket(socket.AF_UNIX)
-        mask = os.umask(0o177)
+        mask = os.umask(self._mask)
         try:
             listener.bind(str(self._path))
         finally:

@@ -66,11 +66,13 @@ class Folders:
 
 
 def folders(env: Mapping[str, str], state_dir: Path | None = None, *, root_user: bool | None = None) -> Folders:
-    """`--state-dir` > EDGELLM_STATE_DIR > the system's when root, else the user's (XDG)."""
+    """`--state-dir` > EDGELLM_STATE_DIR > the system's when root or its service, else the user's (XDG)."""
     chosen = state_dir or (Path(env["EDGELLM_STATE_DIR"]) if env.get("EDGELLM_STATE_DIR") else None)
     if chosen is not None:
         return _under(chosen.absolute())
     if os.geteuid() == 0 if root_user is None else root_user:
+        return system_folders()
+    if str(system_folders().run) in env.get("RUNTIME_DIRECTORY", "").split(":"):  # systemd made it for our unit
         return system_folders()
     return user_folders(env)
 

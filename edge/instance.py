@@ -41,7 +41,7 @@ def acquire(folders: Folders) -> Lock:
     """Raises AlreadyRunningError (pid and URL) or UnavailableError (the folder cannot be used)."""
     try:
         folders.instance_run.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(folders.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(folders.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     except OSError as error:
         hint = "give a folder you own with --state-dir DIR"
         raise UnavailableError(f"cannot use the run folder {folders.instance_run}: {error.strerror}", hint) from error
@@ -68,13 +68,13 @@ def read_holder(lock: Path) -> Holder | None:
 
 
 def held(lock: Path) -> bool:
-    """Whether a live process holds the lock."""
+    """Whether a live process holds the lock. Reading is enough: the group of a service may ask."""
     try:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
     finally:
