@@ -25,7 +25,7 @@ from edge.gateway.health import healthz
 from edge.gateway.server import serve
 from edge.gateway.settings import GatewayConfig
 from edge.handover import Launch
-from edge.prepare import Prepared, prepare
+from edge.prepare import Prepared, prepare_present
 from edge.resources import data_dir, load_toml
 from edge.service import awaited, keeping
 from edge.service.front import front
@@ -174,7 +174,7 @@ class App:
             for model_id in vigil.stand_ins:
                 self.console.failed(model_id, failure, gives_up=True)
 
-        launch.prepared = await vigil.until(lambda: prepare(launch.config, launch.folders), gave_up)
+        launch.prepared = await vigil.until(lambda: prepare_present(launch.config, launch.folders), gave_up)
         launch.failure, launch.began_s, launch.spans = None, time.monotonic(), []
         self._supervise(launch.prepared)
         for model_id, stand_in in vigil.stand_ins.items():

@@ -12,6 +12,7 @@ from edge.config import Config, settle
 from edge.engine.choose import choose
 from edge.folders import Folders
 from edge.plan.assemble import assemble
+from edge.plan.chosen import fetch_first
 from edge.plan.offer import Offer
 from edge.plan.plan import Plan
 from edge.profile.profile import Profile
@@ -26,6 +27,14 @@ class Prepared:
     profile: Profile
     plan: Plan
     absent: dict[str, Offer]
+
+
+def prepare_present(config: Config, folders: Folders) -> Prepared:
+    """As `prepare`; raises ModelMissingError where something would have to be fetched first."""
+    prepared = prepare(config, folders)
+    if prepared.absent:
+        raise fetch_first(prepared.absent)
+    return prepared
 
 
 def prepare(config: Config, folders: Folders, *, root: Path = Path("/")) -> Prepared:
