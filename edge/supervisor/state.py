@@ -9,135 +9,58 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from edge.status import Failure, State
+from edge.supervisor.events import (
+    DeviceBack,
+    DeviceMissing,
+    Drained,
+    Effect,
+    EngineLoading,
+    EngineReady,
+    Event,
+    Exited,
+    Hung,
+    Kill,
+    Refused,
+    Restart,
+    Sleep,
+    Spawn,
+    Start,
+    Stop,
+    Terminate,
+    Tick,
+    Warmed,
+    WarmUp,
+)
 from edge.supervisor.policy import Fault, Policy
 
-LIVE = {State.STARTING, State.LOADING, State.WARMING, State.READY}
 RISING = {State.STARTING, State.LOADING, State.WARMING}
-ENDING = {State.DRAINING, State.STOPPING}
-AT_REST = {State.STOPPED, State.FAILED, State.SLEEPING}
+LIVE = RISING | {State.READY}  # a child is there and shall stay
+ENDING = {State.DRAINING, State.STOPPING}  # a child is there and shall go
+AT_REST = {State.STOPPED, State.FAILED, State.SLEEPING}  # no child, nothing will happen by itself
 
 
 class Then(Enum):
     """What follows once the child is gone."""
 
     STOP = "stop"
+    SLEEP = "sleep"
     START = "start"  # asked for: at once
+    HOME = "home"  # at once, on the rung that was planned
     RETRY = "retry"  # it hung: after the back-off
+    NO_DEVICE = "no_device"  # it came up without the GPU: again, or as the profile says
+    FAIL = "fail"
 
 
-# --- events: what happened -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    now: bool = False  # no drain, SIGKILL
-
-
-@dataclass(frozen=True, slots=True)
-class Restart:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLoading:
-    """The engine came up and reads the model."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineReady:
-    """The engine calls itself ready."""
-
-
-@dataclass(frozen=True, slots=True)
-class Warmed:
-    """A real completion came back."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exited:
-    """The child is gone and reaped (or could not be spawned at all). `luck` 0…1 spreads the pause."""
-
-    fault: Fault
-    failure: Failure
-    luck: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Hung:
-    """Nothing moves: a stalled load, or a request that waits on a wedged engine."""
-
-    failure: Failure
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceMissing:
-    """The engine runs, but without the GPU that the plan wants."""
-
-    failure: Failure
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """What came up is not what was planned, and `strict` forbids to serve it."""
-
-    failure: Failure
-
-
-@dataclass(frozen=True, slots=True)
-class Drained:
-    """No request is open any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time passed; deadlines are looked at."""
-
-
-Asked = Start | Stop | Restart
-Seen = EngineLoading | EngineReady | Warmed | Exited | Hung | DeviceMissing | Refused | Drained | Tick
-Event = Asked | Seen
-
-
-# --- effects: what to do ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Spawn:
-    rung: int
-    plain: bool = False  # optional accelerations off
-
-
-@dataclass(frozen=True, slots=True)
-class WarmUp:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Terminate:
-    """SIGTERM."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """SIGKILL."""
-
-
-Effect = Spawn | WarmUp | Terminate | Kill
-
-
-# --- the machine -----------------------------------------------------------------------------------------------------
+# A start that somebody asks for takes the place of these; the others start anyway.
+_NO_START = {Then.STOP, Then.SLEEP, Then.FAIL}
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`alive`: a child exists. `deadline`: monotonic seconds of BACKOFF, DRAINING and STOPPING."""
+    """`alive`: a child exists. `home`: the planned rung. `deadline`: monotonic, of BACKOFF, DRAINING and STOPPING."""
 
-    rungs: int = 1
+    rungs: int = 1  # of the memory ladder; the CPU rung may lie above them
+    home: int = 0
     state: State = State.STOPPED
     rung: int = 0
     plain: bool = False
@@ -147,6 +70,7 @@ class Machine:
     ready_since: float | None = None
     crashes: int = 0
     kills: int = 0
+    wedges: int = 0
     allocation_failures: int = 0
     device_misses: int = 0
     start_crash: str | None = None  # kind of the last crash while starting
@@ -160,33 +84,45 @@ Step = tuple[Machine, tuple[Effect, ...]]
 def step(m: Machine, event: Event, now: float, policy: Policy) -> Step:
     """Unknown combinations change nothing: an event that comes late is no error."""
     match event:
+        case Start() if m.state is State.SLEEPING:
+            return _spawn(m)
         case Start() if m.state in AT_REST:
-            return _afresh(m, now, policy)
-        case Start() if m.state in ENDING and m.then is Then.STOP:
+            return _afresh(m)
+        case Start() if m.state in ENDING and m.then in _NO_START:
             return replace(m, then=Then.START), ()
         case Stop():
             return _stop(m, event, now, policy)
         case Restart():
             return _restart(m, now, policy)
+        case Sleep() if m.state is State.READY:
+            return _drain(m, Then.SLEEP, now, policy)
         case EngineLoading() if m.state is State.STARTING:
             return replace(m, state=State.LOADING), ()
         case EngineReady() if m.state in {State.STARTING, State.LOADING}:
             return replace(m, state=State.WARMING), (WarmUp(),)
         case Warmed() if m.state is State.WARMING:
-            return replace(m, state=State.READY, ready_since=now, failure=None, start_crash=None), ()
+            served = replace(m, failure=None, start_crash=None, plain_tried=False)
+            return replace(served, state=State.READY, ready_since=now), ()
         case Exited():
             return _exited(m, event, now, policy)
         case Hung(failure) if m.state in LIVE:
-            return _end(replace(m, failure=failure), Then.RETRY, now + policy.term_s, Terminate())
-        case DeviceMissing(failure) if m.state in RISING:
-            return _device_missing(replace(m, failure=failure), now, policy)
+            wedges = m.wedges + (m.state is State.READY)
+            return _end(replace(m, failure=failure, wedges=wedges), Then.RETRY, now, policy, Terminate())
+        case DeviceMissing(failure, permanent) if m.state in RISING:
+            misses = policy.device_attempts if permanent else m.device_misses
+            return _end(replace(m, failure=failure, device_misses=misses), Then.NO_DEVICE, now, policy, Kill())
+        case DeviceBack() if m.state is State.READY and m.rung == policy.cpu_rung != m.home:
+            return _drain(m, Then.HOME, now, policy)
         case Refused(failure) if m.state in LIVE:
-            return replace(m, state=State.FAILED, failure=failure, deadline=None), (Kill(),)
+            return _end(replace(m, failure=failure), Then.FAIL, now, policy, Kill())
         case Drained() if m.state is State.DRAINING:
-            return _end(m, m.then, now + policy.term_s, Terminate())
+            return _end(m, m.then, now, policy, Terminate())
         case Tick() if m.deadline is not None and now >= m.deadline:
             return _due(m, now, policy)
     return m, ()
+
+
+# --- on the way up ---------------------------------------------------------------------------------------------------
 
 
 def _spawn(m: Machine) -> Step:
@@ -194,75 +130,115 @@ def _spawn(m: Machine) -> Step:
     return fresh, (Spawn(fresh.rung, fresh.plain),)
 
 
-def _afresh(m: Machine, now: float, policy: Policy) -> Step:
-    """A start that somebody asked for forgets what went wrong before, but not a child that is still dying."""
-    if m.alive:
-        return _end(m, Then.START, now + policy.term_s, Kill())
-    return _spawn(Machine(rungs=m.rungs, rung=m.rung, failure=m.failure))
+def _afresh(m: Machine) -> Step:
+    """A start that somebody asked for forgets what went wrong before: memory may be free again, the cause mended."""
+    return _spawn(Machine(rungs=m.rungs, home=m.home, rung=m.home, failure=m.failure))
 
 
-def _end(m: Machine, then: Then, deadline: float, *effects: Effect) -> Step:
-    return replace(m, state=State.STOPPING, then=then, deadline=deadline), effects
+def _pause(m: Machine, now: float, pause_s: float) -> Step:
+    if pause_s <= 0:
+        return _spawn(m)
+    return replace(m, state=State.BACKOFF, deadline=now + pause_s), ()
+
+
+# --- on the way down -------------------------------------------------------------------------------------------------
+
+
+def _drain(m: Machine, then: Then, now: float, policy: Policy) -> Step:
+    return replace(m, state=State.DRAINING, then=then, deadline=now + policy.drain_s), ()
+
+
+def _end(m: Machine, then: Then, now: float, policy: Policy, *effects: Effect) -> Step:
+    return replace(m, state=State.STOPPING, then=then, deadline=now + policy.term_s), effects
 
 
 def _stop(m: Machine, event: Stop, now: float, policy: Policy) -> Step:
     if event.now and m.alive:
-        return _end(m, Then.STOP, now + policy.term_s, Kill())
+        return _end(m, Then.STOP, now, policy, Kill())
     if m.state in ENDING:
         return replace(m, then=Then.STOP), ()
     if m.state is State.READY:
-        return replace(m, state=State.DRAINING, then=Then.STOP, deadline=now + policy.drain_s), ()
-    if m.state in LIVE:
-        return _end(m, Then.STOP, now + policy.term_s, Terminate())
-    if m.state is State.BACKOFF:
+        return _drain(m, Then.STOP, now, policy)
+    if m.state in RISING:
+        return _end(m, Then.STOP, now, policy, Terminate())
+    if m.state in {State.BACKOFF, State.SLEEPING}:
         return replace(m, state=State.STOPPED, deadline=None), ()
-    return m, ()  # at rest already; FAILED is only left by a start
+    return m, ()  # stopped already; FAILED is only left by a start
 
 
 def _restart(m: Machine, now: float, policy: Policy) -> Step:
     if m.state is State.READY:
-        return replace(m, state=State.DRAINING, then=Then.START, deadline=now + policy.drain_s), ()
+        return _drain(m, Then.HOME, now, policy)
     if m.state in RISING:
-        return _end(m, Then.START, now + policy.term_s, Terminate())
+        return _end(m, Then.HOME, now, policy, Terminate())
     if m.state in ENDING:
-        return replace(m, then=Then.START), ()
-    return _afresh(m, now, policy)
+        return replace(m, then=Then.HOME), ()
+    return _afresh(m)
 
 
 def _due(m: Machine, now: float, policy: Policy) -> Step:
     if m.state is State.BACKOFF:
         return _spawn(m)
     if m.state is State.DRAINING:
-        return _end(m, m.then, now + policy.term_s, Terminate())
-    if m.state is State.STOPPING:  # said until it is gone: a child in uninterruptible sleep takes its time
-        return replace(m, deadline=now + policy.term_s), (Kill(),)
-    return replace(m, deadline=None), ()
+        return _end(m, m.then, now, policy, Terminate())
+    # STOPPING. Said until it is gone: a child in uninterruptible sleep takes its time.
+    return replace(m, deadline=now + policy.term_s), (Kill(),)
+
+
+# --- the child is gone -----------------------------------------------------------------------------------------------
 
 
 def _exited(m: Machine, event: Exited, now: float, policy: Policy) -> Step:
-    gone = replace(m, alive=False, deadline=None, ready_since=None)
-    if m.state in ENDING:
-        if m.then is Then.STOP:
-            return replace(gone, state=State.STOPPED), ()
-        if m.then is Then.START:
-            return _spawn(gone)
-        return _pause(replace(gone, crashes=m.crashes + 1), now, policy.backoff(m.crashes + 1, event.luck))
-    if m.state not in LIVE:
-        return replace(m, alive=False), ()
+    if m.state not in LIVE | ENDING:
+        return m, ()
     stable = m.ready_since is not None and now - m.ready_since >= policy.stable_s
-    known = replace(gone, failure=event.failure, crashes=0 if stable else m.crashes)
+    gone = replace(_forgiven(m) if stable else m, alive=False, deadline=None, ready_since=None)
+    if m.state in ENDING:
+        return _ended(gone, m, event, now, policy)
+    return _died(replace(gone, failure=event.failure), m, event, now, policy)
+
+
+def _forgiven(m: Machine) -> Machine:
+    """It served for long enough: what comes now is no part of an earlier series."""
+    return replace(m, crashes=0, kills=0, allocation_failures=0, device_misses=0)
+
+
+def _ended(gone: Machine, m: Machine, event: Exited, now: float, policy: Policy) -> Step:
+    match m.then:
+        case Then.STOP:
+            return replace(gone, state=State.STOPPED), ()
+        case Then.SLEEP:
+            return replace(gone, state=State.SLEEPING), ()
+        case Then.FAIL:
+            return replace(gone, state=State.FAILED), ()
+        case Then.START:
+            return _spawn(gone)
+        case Then.HOME:
+            return _afresh(gone)
+        case Then.NO_DEVICE:
+            return _without_device(gone, now, policy)
+    # It hung. What its log or the kernel says of a cause counts more than that.
+    if event.fault in {Fault.PERMANENT, Fault.OOM, Fault.NVMAP, Fault.DEVICE}:
+        return _died(replace(gone, failure=event.failure), m, event, now, policy)
+    hung = Exited(Fault.CRASH, m.failure or event.failure, event.luck)
+    return _crashed(gone, hung, m.ready_since is None, now, policy)
+
+
+def _died(gone: Machine, m: Machine, event: Exited, now: float, policy: Policy) -> Step:
+    """`m` is the machine before, `gone` the one without its child."""
+    rising = m.ready_since is None
     match event.fault:
         case Fault.PERMANENT:
-            return replace(known, state=State.FAILED), ()
+            return replace(gone, state=State.FAILED), ()
         case Fault.OOM | Fault.NVMAP:
-            return _smaller(known, now, policy)
-        case Fault.KILLED if m.state in RISING:
-            if m.kills == 0:  # once more on the same rung before memory is suspected
-                return _pause(replace(known, kills=1), now, policy.backoff(1, event.luck))
-            return _smaller(known, now, policy)
+            return _smaller(gone, now, policy)
+        case Fault.KILLED if rising and m.kills == 0:  # once more on the same rung before memory is suspected
+            return _pause(replace(gone, kills=1), now, policy.backoff(1, event.luck))
+        case Fault.KILLED if rising:
+            return _smaller(gone, now, policy)
         case Fault.DEVICE:
-            return _without_device(known, now, policy)
-    return _crashed(known, event, m.state in RISING, now, policy)
+            return _without_device(gone, now, policy)
+    return _crashed(gone, event, rising, now, policy)
 
 
 def _crashed(m: Machine, event: Exited, rising: bool, now: float, policy: Policy) -> Step:
@@ -271,14 +247,9 @@ def _crashed(m: Machine, event: Exited, rising: bool, now: float, policy: Policy
     crashed = replace(m, crashes=crashes)
     if rising:
         again = m.start_crash == event.failure.kind and not m.plain_tried
-        crashed = replace(crashed, plain=again, plain_tried=m.plain_tried or again, start_crash=event.failure.kind)
+        plain = again or (m.plain and not m.plain_tried)  # it has served so before
+        crashed = replace(crashed, plain=plain, plain_tried=m.plain_tried or again, start_crash=event.failure.kind)
     return _pause(crashed, now, policy.backoff(crashes, event.luck))
-
-
-def _pause(m: Machine, now: float, pause_s: float) -> Step:
-    if pause_s <= 0:
-        return _spawn(m)
-    return replace(m, state=State.BACKOFF, deadline=now + pause_s), ()
 
 
 def _smaller(m: Machine, now: float, policy: Policy) -> Step:
@@ -291,22 +262,12 @@ def _smaller(m: Machine, now: float, policy: Policy) -> Step:
     return replace(m, state=State.FAILED), ()
 
 
-def _device_missing(m: Machine, now: float, policy: Policy) -> Step:
-    ended, effects = _end(m, Then.RETRY, now + policy.term_s, Kill())
-    return _count_device_miss(ended, policy, effects)
-
-
 def _without_device(m: Machine, now: float, policy: Policy) -> Step:
-    counted, _ = _count_device_miss(m, policy, ())
-    if counted.state is State.FAILED:
-        return counted, ()
-    return _pause(counted, now, policy.backoff(counted.device_misses + 1, 0))
-
-
-def _count_device_miss(m: Machine, policy: Policy, effects: tuple[Effect, ...]) -> Step:
+    """A driver may be late: a few tries, then FAILED or the CPU, as the profile says."""
     misses = m.device_misses + 1
+    counted = replace(m, device_misses=misses)
     if misses <= policy.device_attempts:
-        return replace(m, device_misses=misses), effects
-    if policy.cpu_rung is None:
-        return replace(m, state=State.FAILED, deadline=None), effects
-    return replace(m, device_misses=misses, rung=policy.cpu_rung), effects
+        return _pause(counted, now, policy.backoff(misses + 1, 0))
+    if policy.cpu_rung is None or m.rung == policy.cpu_rung:
+        return replace(counted, state=State.FAILED), ()
+    return _spawn(replace(counted, rung=policy.cpu_rung))

@@ -16,26 +16,24 @@ from edge.plan.plan import LaunchPlan, ModelPlan
 from edge.status import Failure, ModelStatus, State
 from edge.supervisor.attempt import Attempt
 from edge.supervisor.child import Child, Hygiene, spawn
-from edge.supervisor.patterns import Patterns
-from edge.supervisor.policy import Fault, Policy
-from edge.supervisor.state import (
-    ENDING,
+from edge.supervisor.events import (
     Drained,
     Effect,
     Event,
     Exited,
     Kill,
-    Machine,
     Restart,
+    Sleep,
     Spawn,
     Start,
     Stop,
     Terminate,
-    Then,
     Tick,
     WarmUp,
-    step,
 )
+from edge.supervisor.patterns import Patterns
+from edge.supervisor.policy import Fault, Policy
+from edge.supervisor.state import ENDING, Machine, Then, step
 from edge.supervisor.watch import Traffic, Watch
 from edge.upstream import Endpoint
 
@@ -67,7 +65,8 @@ class Supervisor:
         expected_ready_s: float | None = None,
     ) -> None:
         self.model = model
-        self.machine = Machine(rungs=len(model.ladder.plans), rung=model.ladder.chosen)
+        chosen = model.ladder.chosen
+        self.machine = Machine(rungs=len(model.ladder.plans), home=chosen, rung=chosen)
         self.generation = 0
         self.restarts = 0
         self.turns = 0  # of the owner's loop, for whoever checks that it turns
@@ -102,13 +101,14 @@ class Supervisor:
         """Makes the owner's loop turn once, to see that it does."""
         self.post(Tick())
 
+    def sleep(self) -> None:
+        self.post(Sleep())
+
     async def settled(self, *states: State) -> State:
-        """Waits until the machine is in one of the states (and, at rest, until its child is gone)."""
-        while True:
-            m = self.machine
-            if m.state in states and (m.state is State.READY or not m.alive):
-                return m.state
+        """Waits until the machine is in one of the states. At rest its child is gone."""
+        while self.machine.state not in states:
             await self._changed.wait()
+        return self.machine.state
 
     # --- Upstream ----------------------------------------------------------------------------------------------------
 
@@ -159,9 +159,9 @@ class Supervisor:
         while True:
             m = self.machine
             leaving = m.state in ENDING and m.then is Then.STOP
-            if leaving or (m.state in SETTLED):
+            if leaving or m.state in SETTLED:
                 return self.status()
-            if m.state is State.SLEEPING:
+            if m.state is State.SLEEPING or m.then is Then.SLEEP:
                 self.start()
             await self._changed.wait()
 

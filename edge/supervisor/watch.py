@@ -17,13 +17,13 @@ from edge.supervisor import warmup
 from edge.supervisor.attempt import Attempt, Sighting
 from edge.supervisor.child import Child
 from edge.supervisor.diagnose import diagnose
+from edge.supervisor.events import DeviceMissing, EngineLoading, EngineReady, Event, Exited, Hung, Refused, Warmed
 from edge.supervisor.exitwatch import gone
 from edge.supervisor.lines import read_lines
 from edge.supervisor.oom import kernel_log_names, oom_kills
 from edge.supervisor.patterns import Patterns
 from edge.supervisor.policy import Policy
 from edge.supervisor.probe import Probe
-from edge.supervisor.state import DeviceMissing, EngineLoading, EngineReady, Event, Exited, Hung, Refused, Warmed
 from edge.supervisor.truth import differences
 from edge.supervisor.vitals import read_vitals
 

@@ -1,0 +1,135 @@
+"""Any sequence of events: no stranded waiter, at most one live child, FAILED only left by a start."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from edge.status import Failure, State
+from edge.supervisor.events import (
+    DeviceBack,
+    DeviceMissing,
+    Drained,
+    EngineLoading,
+    EngineReady,
+    Event,
+    Exited,
+    Hung,
+    Kill,
+    Refused,
+    Restart,
+    Sleep,
+    Spawn,
+    Start,
+    Stop,
+    Terminate,
+    Tick,
+    Warmed,
+    WarmUp,
+)
+from edge.supervisor.policy import Fault, Policy
+from edge.supervisor.state import AT_REST, ENDING, LIVE, Machine, step
+
+WHY = Failure("why", "evidence", "hint")
+KINDS = st.sampled_from(["a", "b"])
+FAULTS = st.sampled_from(list(Fault))
+
+
+class World(RuleBasedStateMachine):
+    """The machine and the child that it believes in. What the child says may come late or twice."""
+
+    @initialize(rungs=st.integers(1, 3), cpu=st.booleans(), home=st.integers(0, 2))
+    def begin(self, rungs: int, cpu: bool, home: int) -> None:
+        home = min(home, rungs - 1)
+        self.machine = Machine(rungs=rungs, home=home, rung=home)
+        self.policy = Policy(cpu_rung=rungs if cpu else None)
+        self.now = 1000.0
+        self.child = False
+
+    def post(self, event: Event) -> None:
+        before = self.machine
+        self.machine, effects = step(before, event, self.now, self.policy)
+        for effect in effects:
+            if isinstance(effect, Spawn):
+                assert not self.child, "a second child beside a live one"
+                assert 0 <= effect.rung <= before.rungs
+                self.child = True
+            elif isinstance(effect, (Kill, Terminate)):
+                assert self.child, "a signal to nobody"
+            else:
+                assert isinstance(effect, WarmUp) and self.child
+        if before.state is State.FAILED and self.machine.state is not State.FAILED:
+            assert isinstance(event, (Start, Restart))
+
+    @rule(event=st.sampled_from([Start(), Stop(), Stop(now=True), Restart(), Sleep()]))
+    def ask(self, event: Event) -> None:
+        self.post(event)
+
+    @rule(
+        event=st.sampled_from(
+            [
+                EngineLoading(),
+                EngineReady(),
+                Warmed(),
+                Hung(WHY),
+                DeviceMissing(WHY),
+                DeviceMissing(WHY, permanent=True),
+                DeviceBack(),
+                Refused(WHY),
+                Drained(),
+            ]
+        )
+    )
+    def see(self, event: Event) -> None:
+        """Also at moments when it makes no sense."""
+        self.post(event)
+
+    @precondition(lambda self: self.child)
+    @rule(fault=FAULTS, kind=KINDS, luck=st.floats(0, 1))
+    def exit(self, fault: Fault, kind: str, luck: float) -> None:
+        self.child = False
+        self.post(Exited(fault, Failure(kind, "", ""), luck))
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 5.0, 11.0, 45.0, 70.0, 4000.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.post(Tick())
+
+    @invariant()
+    def one_child(self) -> None:
+        assert self.machine.alive == self.child
+        assert self.child == (self.machine.state in LIVE | ENDING)
+
+    @invariant()
+    def somebody_will_move_it(self) -> None:
+        """At rest, or a child that will say something, or a deadline that will pass."""
+        m = self.machine
+        timed = {State.BACKOFF, State.DRAINING, State.STOPPING}
+        assert (m.deadline is not None) == (m.state in timed)
+        assert m.state in AT_REST or m.state in LIVE or m.state in timed
+        assert (m.ready_since is not None) >= (m.state is State.READY)
+
+    def teardown(self) -> None:
+        """From anywhere: if children do as they are told, a waiter is answered soon."""
+        for _ in range(60):
+            m = self.machine
+            if m.state in {State.READY, State.FAILED, State.STOPPED}:
+                return
+            if m.state is State.SLEEPING:
+                self.post(Start())  # what a waiter does
+            elif m.state in ENDING or m.state is State.BACKOFF:
+                assert m.deadline is not None
+                self.now = max(self.now, m.deadline)
+                self.post(Tick())
+                if self.child and self.machine.state is State.STOPPING:
+                    self.exit(Fault.CRASH, "told", 0.0)
+            else:
+                self.post({State.STARTING: EngineReady(), State.LOADING: EngineReady()}.get(m.state, Warmed()))
+        raise AssertionError(f"a waiter is stranded in {self.machine}")
+
+
+TestWorld = World.TestCase
+TestWorld.settings = settings(
+    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)

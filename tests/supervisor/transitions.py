@@ -1,0 +1,85 @@
+"""Every transition that `step` can make, found by trying every event in every machine that can be reached."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edge.status import Failure
+from edge.supervisor.events import (
+    DeviceBack,
+    DeviceMissing,
+    Drained,
+    EngineLoading,
+    EngineReady,
+    Event,
+    Exited,
+    Hung,
+    Refused,
+    Restart,
+    Sleep,
+    Start,
+    Stop,
+    Tick,
+    Warmed,
+)
+from edge.supervisor.policy import Fault, Policy
+from edge.supervisor.state import ENDING, Machine, Then, step
+
+WHY = Failure("why", "", "")
+EVENTS: tuple[Event, ...] = (
+    Start(),
+    Stop(),
+    Stop(now=True),
+    Restart(),
+    Sleep(),
+    EngineLoading(),
+    EngineReady(),
+    Warmed(),
+    *(Exited(fault, WHY) for fault in Fault),
+    Hung(WHY),
+    DeviceMissing(WHY),
+    DeviceMissing(WHY, permanent=True),
+    DeviceBack(),
+    Refused(WHY),
+    Drained(),
+    Tick(),
+)
+# Short series: what can follow what does not depend on how long they are.
+POLICY = Policy(backoff_s=(0, 1), allocation_pauses_s=(5,), device_attempts=1)
+MOST = 1  # counters beyond this behave as at this
+
+Transition = tuple[str, str, str]
+
+
+def explore() -> set[Transition]:
+    """(state, event, state) for every change of state."""
+    found: set[Transition] = set()
+    for policy in (POLICY, replace(POLICY, cpu_rung=2)):
+        todo, seen = [Machine(rungs=2)], set()
+        while todo:
+            machine = todo.pop()
+            if machine in seen:
+                continue
+            seen.add(machine)
+            for event in EVENTS:
+                for after_s in (0.0, 1000.0):
+                    after, _ = step(machine, event, after_s, policy)
+                    if after.state is not machine.state:
+                        found.add((machine.state.value, type(event).__name__, after.state.value))
+                    if (known := _plain(after)) not in seen:
+                        todo.append(known)
+    return found
+
+
+def _plain(machine: Machine) -> Machine:
+    """Times and large counts do not matter for what can follow."""
+    return replace(
+        machine,
+        deadline=None if machine.deadline is None else 500.0,
+        ready_since=None if machine.ready_since is None else 0.0,
+        crashes=min(machine.crashes, MOST),
+        wedges=0,
+        failure=None,
+        then=machine.then if machine.state in ENDING else Then.STOP,
+        device_misses=min(machine.device_misses, MOST),
+    )
