@@ -91,7 +91,8 @@ def check(
 
     store = _store(state_dir)
     lines = survey(store, _folders(state_dir).cache) if ref is None else []
-    models = [store.resolve(ref or str(path)) for path in [line.entry.path for line in lines if line.usable] or [ref]]
+    refs = [ref] if ref is not None else [str(line.entry.path) for line in lines if line.usable]
+    models = [store.resolve(one) for one in refs]
     bad = [line for line in lines if line.verdict and line.verdict.kind not in HEALTHY_KINDS]
     reports = []
     for model in models if deep else []:

@@ -16,7 +16,8 @@ from edge.model.partial import Pending
 from edge.model.quantize import Quantized
 from edge.model.remove import Removed
 from edge.model.survey import Line
-from edge.render.common import block, console, context, model_id, short
+from edge.render.common import block, context, model_id, short
+from edge.render.console import console
 from edge.units import format_bytes
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
 from rich.table import Table
 from rich.text import Text
@@ -13,9 +12,10 @@ from rich.text import Text
 from edge.model.file import ModelFile
 from edge.model.meta import ModelMeta
 from edge.model.receipt import Receipt
-from edge.plan.kv import cache
+from edge.plan.kv import cache_by_layer, memory_of
 from edge.plan.plan import Settings
-from edge.render.common import block, console, short
+from edge.render.common import block, short
+from edge.render.console import console
 from edge.units import format_bytes
 
 _BAR_CELLS = 28
@@ -89,16 +89,18 @@ def _mix(meta: ModelMeta) -> Iterator[tuple[str, Text]]:
         count[tensor.type] += 1
     for name, held in size.most_common():
         share = held / max(1, meta.tensor_bytes)
-        cells = max(1, round(share * _BAR_CELLS))
+        cells = round(share * _BAR_CELLS)
         letter = next((letter for letter in name if letter in _COLOURS), "")
         bar = ("█" * cells + "░" * (_BAR_CELLS - cells), _COLOURS.get(letter, "magenta"))
-        yield "", Text.assemble(f"{name:<8}", bar, f" {share:6.1%}  {count[name]} tensors")
+        many = f"{count[name]} tensor{'s' if count[name] != 1 else ''}"
+        yield "", Text.assemble(f"{name:<8}", bar, f" {share:6.1%}  {many}")
 
 
 def kv_bytes_per_token(meta: ModelMeta) -> int:
     """f16 K and V of the layers that see the whole context, by the planner's own arithmetic."""
+    memory = memory_of(meta)
 
     def at(n_ctx: int) -> int:
-        return cache(replace(meta, n_ctx_train=n_ctx), Settings(n_ctx, 1, 0, "f16", "f16", "auto", "none", 1, 0)).bytes
+        return sum(cache_by_layer(memory, Settings(n_ctx, 1, 0, "f16", "f16", "on", "none", 1, 0)))
 
-    return (at(65536) - at(32768)) // 32768 if meta.n_head_kv else 0
+    return (at(65536) - at(32768)) // 32768
