@@ -1,21 +1,18 @@
 import os
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.fakes.fake_jetson.client import jtop_python
 from tests.fakes.fake_jetson.service import JtopService, only_one, why_not
-from tests.fakes.fake_jetson.tree import FakeBoard
+from tests.fakes.fake_jetson.tree import FakeBoard, fake_board
 
 
 @pytest.fixture
 def board(request: pytest.FixtureRequest) -> Iterator[FakeBoard]:
     """A fake board's tree; `@pytest.mark.parametrize("board", [...], indirect=True)` picks another one."""
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # hundreds of small files
-    with tempfile.TemporaryDirectory(prefix="fake-jetson-", dir=memory, ignore_cleanup_errors=True) as folder:
-        yield FakeBoard(Path(folder), getattr(request, "param", "agx-orin-64"))
+    with fake_board(getattr(request, "param", "agx-orin-64")) as fake:
+        yield fake
 
 
 @pytest.fixture(scope="session")

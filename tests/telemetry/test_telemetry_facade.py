@@ -19,7 +19,7 @@ from edge.telemetry.energy import EnergyMeter
 from edge.telemetry.sample import GpuState, Power, Sample
 from edge.telemetry.telemetry import Telemetry, limits_of
 from tests.fakes.fake_jetson.tree import FakeBoard
-from tests.telemetry.waiting import running, until
+from tests.fakes.waiting import running, until
 from tests.trees.trees import tree
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edge.telemetry import interpreter
-from tests.fakes.fake_jetson.tree import put
+from tests.fakes.fake_jetson.files import put
 
 
 def process(root: Path, *words: str, pid: int = 700) -> Path:

@@ -19,7 +19,7 @@ from edge.telemetry.jtop_share import Share, bind
 from tests.fakes.fake_jetson.client import jtop_python
 from tests.fakes.fake_jetson.service import JtopService
 from tests.fakes.fake_jetson.tree import FakeBoard
-from tests.telemetry.waiting import running, until
+from tests.fakes.waiting import running, until
 
 SOON = (0.1, 0.5)
 

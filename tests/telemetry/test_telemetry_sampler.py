@@ -13,7 +13,7 @@ from edge.telemetry.sampler import Sampler
 from edge.telemetry.source import Source
 from edge.telemetry.sysfs import SysfsSource
 from tests.fakes.fake_jetson.tree import FakeBoard
-from tests.telemetry.waiting import running, until
+from tests.fakes.waiting import running, until
 
 
 class Scripted:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from edge.telemetry.sysfs import REPROBE_S, SysfsSource
-from tests.fakes.fake_jetson.tree import FakeBoard, put
+from tests.fakes.fake_jetson.files import put
+from tests.fakes.fake_jetson.tree import FakeBoard
 
 BOARDS = ["agx-orin-64", "orin-nano-8", "agx-thor"]
 

@@ -26,7 +26,7 @@ from edge.instance import acquire
 from edge.render.top import Past, plain, screen
 from edge.telemetry.telemetry import Telemetry
 from tests.fakes.fake_jetson.tree import FakeBoard
-from tests.telemetry.waiting import running, until
+from tests.fakes.waiting import running, until
 
 BOARDS = ["agx-orin-64", "orin-nano-8", "agx-thor"]
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")

@@ -17,7 +17,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.fakes.fake_jetson.tree import HERE, FakeBoard, put
+from tests.fakes.fake_jetson.files import put
+from tests.fakes.fake_jetson.tree import HERE, FakeBoard
 
 SOCKET = Path("/run/jtop.sock")
 _LOCK = Path("/tmp/edgellm-fake-jetson.lock")

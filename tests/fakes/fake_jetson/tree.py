@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from tests.fakes.fake_jetson.files import link, put
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -25,21 +29,16 @@ _I2C = "devices/platform/bus@0/c240000.i2c/i2c-1"
 _NVMAP = "kernel/debug/nvmap/iovmm/maps"
 
 
-def put(path: Path, value: object) -> None:
-    """In place, so that bind mounts and open files keep seeing it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        file.write(value if isinstance(value, bytes) else f"{value}\n".encode())
-
-
-def link(path: Path, target: Path | str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not os.path.lexists(path):
-        path.symlink_to(os.path.relpath(target, path.parent) if isinstance(target, Path) else target)
+@contextmanager
+def fake_board(name: str = "agx-orin-64") -> Iterator[FakeBoard]:
+    """In memory where there is such a folder: a board is hundreds of small files."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="fake-jetson-", dir=memory, ignore_cleanup_errors=True) as folder:
+        yield FakeBoard(Path(folder), name)
 
 
 class FakeBoard:
-    """`root` is removed by `remove()`; every value can be set while something reads it."""
+    """Every value can be set while something reads it."""
 
     def __init__(self, root: Path, board: str = "agx-orin-64") -> None:
         self.name, self.root, self.spec = board, root, BOARDS[board]
@@ -57,9 +56,6 @@ class FakeBoard:
         self._fan()
         self._etc()
         self._programs()
-
-    def remove(self) -> None:
-        shutil.rmtree(self.root, ignore_errors=True)
 
     # -- what tests set ------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """edgellm-power.service: the only part of edgellm that changes clocks, a power mode or persistence, and only as told.
 
-    python -m edge.telemetry.power apply | restore
+    python -m edge.service.power apply | restore
 
 The wish is /etc/edgellm/power.toml, written by the installer when a profile asks for it, and the only thing read:
 
@@ -31,7 +31,7 @@ from edge.resources import load_toml
 from edge.telemetry.soc import cpu_locked, find_gpu
 
 WISH = Path("/etc/edgellm/power.toml")
-STATE = Path("/run/edgellm-power")
+STATE = Path("/var/lib/edgellm-power")  # a power mode outlives a power cut, so what was before must too
 _STATUS, _CONF = Path("/var/lib/nvpmodel/status"), Path("/etc/nvpmodel.conf")
 VERIFY_S = 10.0
 _COMMAND_S = 60.0
@@ -195,7 +195,7 @@ def _text(path: Path) -> str | None:
 
 def main(arguments: list[str], state: Path = STATE, verify_s: float = VERIFY_S) -> int:
     if arguments not in (["apply"], ["restore"]):
-        print("usage: python -m edge.telemetry.power apply | restore", file=sys.stderr)
+        print("usage: python -m edge.service.power apply | restore", file=sys.stderr)
         return 64
     try:
         wish = read_wish(WISH)

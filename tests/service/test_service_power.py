@@ -2,17 +2,25 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from edge.errors import ConfigError
-from edge.telemetry.power import Wish, read_wish
+from edge.service.power import Wish, read_wish
 from edge.telemetry.sysfs import SysfsSource
+from tests.fakes.fake_jetson.files import put
 from tests.fakes.fake_jetson.service import why_not
-from tests.fakes.fake_jetson.tree import HERE, FakeBoard, put
+from tests.fakes.fake_jetson.tree import HERE, FakeBoard, fake_board
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def board() -> Iterator[FakeBoard]:
+    with fake_board() as fake:
+        yield fake
 
 
 @pytest.fixture
@@ -29,7 +37,7 @@ def inside(board: FakeBoard):  # type: ignore[no-untyped-def]
         code = f"""
 import sys; sys.path.insert(0, {str(REPOSITORY)!r})
 from pathlib import Path
-from edge.telemetry import power
+from edge.service import power
 sys.exit(power.main([{verb!r}], Path({str(state)!r}), verify_s=0.3))
 """
         command = ["unshare", "--mount", "--propagation", "private", "--", "/bin/sh", str(HERE / "enter.sh")]
