@@ -6,8 +6,6 @@ import asyncio
 import os
 import signal
 import time
-import uuid
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +13,13 @@ from aiohttp import web
 
 from edge import __version__, listen
 from edge.childlog import ChildLog
-from edge.coldstart import journal
-from edge.coldstart.residency import resident_ratio
-from edge.coldstart.timeline import Instants, Span, spans, start_record
-from edge.config import Config
 from edge.control import Actions, Control
-from edge.folders import Folders, system_folders
+from edge.folders import system_folders
 from edge.gateway.health import healthz
 from edge.gateway.server import serve
-from edge.gateway.settings import GatewayConfig
 from edge.handover import Launch
 from edge.prepare import Prepared, prepare_present
+from edge.recorder import Recorder
 from edge.resources import data_dir, load_toml
 from edge.service import awaited, keeping
 from edge.service.front import front
@@ -34,9 +28,9 @@ from edge.service.reporter import console_for
 from edge.status import Failure, State
 from edge.supervisor.failed import FailedUpstream
 from edge.supervisor.patterns import Patterns
-from edge.supervisor.policy import Policy
 from edge.supervisor.state import LIVE, Machine
 from edge.supervisor.supervisor import Supervisor, Terms
+from edge.terms import gateway_config, policy
 from edge.upstream import Upstream
 
 PROGRESS_LOOK_S = 0.2
@@ -59,10 +53,9 @@ class App:
         self.herald = Herald(launch.notifier, lambda: [each.status() for each in self.upstreams.values()])
         self.vigil: awaited.Vigil | None = None
         self.logs: dict[str, ChildLog] = {}
-        self._resident: dict[str, float | None] = {}
+        self.recorder: Recorder | None = None
         self._stops = 0
         self._stop = asyncio.Event()
-        self._boot_id = journal.boot_id()
         self._build()
 
     # --- building ----------------------------------------------------------------------------------------------------
@@ -84,11 +77,11 @@ class App:
         launch = self.launch
         patterns = Patterns(load_toml(data_dir("build") / "llama-server.toml"))
         terms = Terms(policy=policy(launch.config), strict=launch.config.strict)
-        starts = journal.read(launch.folders.starts)
+        recorder = self.recorder = Recorder(launch.folders, prepared.plan.engine.id)
         for model_id, model in prepared.plan.models.items():
             log = ChildLog(launch.folders.instance_run / "log", launch.folders.model_socket(model_id).stem)
             self.logs[model_id] = log
-            self._resident[model_id] = resident_ratio(Path(model.model.path))
+            recorder.look_at_cache(model_id, Path(model.model.path))
             supervisor = Supervisor(
                 model,
                 launch.folders.model_socket(model_id),
@@ -96,7 +89,7 @@ class App:
                 terms,
                 on_change=self._changed,
                 on_line=log.add,
-                expected_ready_s=_last_ready_s(starts, model_id),
+                expected_ready_s=recorder.last_ready_s(model_id),
             )
             supervisor.began_s = launch.began_s
             self.supervisors[model_id] = self.upstreams[model_id] = supervisor
@@ -228,49 +221,19 @@ class App:
             self.console.failed(supervisor.model_id, after.failure, gives_up=after.state is State.FAILED)
 
     def _record_start(self, supervisor: Supervisor, outcome: str) -> None:
-        watch, launch = supervisor.watch, self.launch
-        if watch is None:
+        launch, recorder = self.launch, self.recorder
+        if recorder is None:
             return
-        first = supervisor.restarts == 0
-        instants = Instants(
-            process_s=launch.began_s if first else (supervisor.began_s or watch.child.spawned_at_s),
-            spawned_s=watch.child.spawned_at_s,
-            engine_ready_s=watch.engine_ready_s,
-            ready_s=time.monotonic() if outcome == "ready" else None,
-            first_token_s=watch.first_token_s,
-        )
-        model = supervisor.model.model
-        launcher: list[Span] = launch.spans if first else []
-        record = start_record(
-            start_id=uuid.uuid4().hex,
-            boot_id=self._boot_id,
-            model=supervisor.model_id,
-            engine=launch.prepared.plan.engine.id if launch.prepared else "",
-            rung=supervisor.machine.rung,
-            resident_ratio=self._resident[supervisor.model_id] if first else None,
-            instants=instants,
-            spans=spans(instants, launcher, watch.attempt.marks, model.meta.tensor_bytes),
-            weights_bytes=model.meta.tensor_bytes,
-            spawn_cpu_s=launch.spawn_cpu_s if first else None,
-            outcome=outcome,
-        )
-        journal.append(launch.folders.starts, record)
+        if supervisor.restarts == 0:
+            recorder.start(supervisor, outcome, launch.began_s, launch.spans, launch.spawn_cpu_s)
+        else:
+            recorder.start(supervisor, outcome, supervisor.began_s or time.monotonic(), (), None)
 
     def _record_crash(self, supervisor: Supervisor, before: Machine, failure: Failure) -> None:
         if before.state is not State.READY:
             self._record_start(supervisor, f"failed: {failure.kind}")
-        record = {
-            "schema": 1,
-            "at": time.time(),
-            "boot_id": self._boot_id,
-            "model": supervisor.model_id,
-            "state": before.state.value,
-            "rung": before.rung,
-            "kind": failure.kind,
-            "hint": failure.hint,
-            "evidence": failure.evidence,
-        }
-        journal.append(self.launch.folders.crashes, record)
+        if self.recorder is not None:
+            self.recorder.crash(supervisor, before, failure)
 
     # --- the control socket ------------------------------------------------------------------------------------------
 
@@ -315,31 +278,3 @@ async def _end(tasks: list[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def policy(config: Config) -> Policy:
-    return Policy(stable_s=config.restart.stable_s, backoff_s=config.restart.backoff_s)
-
-
-def gateway_config(config: Config, folders: Folders) -> GatewayConfig:
-    """[gateway] of edgellm.toml as the gateway's own value."""
-    section = config.gateway
-    return GatewayConfig(
-        keys_file=Path(section.keys_file) if section.keys_file else folders.config / "keys.toml",
-        cors_origins=section.cors_origins,
-        hosts=section.hosts,
-        max_body_bytes=section.max_body_bytes,
-        hold_requests=section.hold.requests,
-        hold_bytes=section.hold.bytes,
-        hold_seconds=section.hold.seconds,
-        unknown_model=section.unknown_model,
-        strict=config.strict,
-        insecure=config.insecure,
-    )
-
-
-def _last_ready_s(starts: list[Mapping[str, Any]] | list[dict[str, Any]], model_id: str) -> float | None:
-    for record in reversed(starts):
-        if record.get("model") == model_id and isinstance(record.get("ready_s"), (int, float)):
-            return float(record["ready_s"])
-    return None

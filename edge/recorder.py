@@ -1,0 +1,82 @@
+"""Writes what happened to the models of one instance: starts.jsonl and crashes.jsonl in its state folder."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from edge.coldstart import journal
+from edge.coldstart.residency import resident_ratio
+from edge.coldstart.timeline import Instants, Span, spans, start_record
+from edge.folders import Folders
+from edge.status import Failure, State
+from edge.supervisor.state import Machine
+from edge.supervisor.supervisor import Supervisor
+
+
+class Recorder:
+    """`first`: what only the launcher knows of a model's first start: when the process began, its spans, its CPU."""
+
+    def __init__(self, folders: Folders, engine: str) -> None:
+        self._folders = folders
+        self._engine = engine
+        self._boot_id = journal.boot_id()
+        self._resident: dict[str, float | None] = {}
+        self._past = journal.read(folders.starts)
+
+    def look_at_cache(self, model_id: str, path: Path) -> None:
+        """How much of the model is in memory before anybody read it."""
+        self._resident[model_id] = resident_ratio(path)
+
+    def last_ready_s(self, model_id: str) -> float | None:
+        """What the last start of this model took."""
+        for record in reversed(self._past):
+            if record.get("model") == model_id and isinstance(record.get("ready_s"), (int, float)):
+                return float(record["ready_s"])
+        return None
+
+    def start(
+        self, supervisor: Supervisor, outcome: str, began_s: float, launcher: Sequence[Span], spawn_cpu_s: float | None
+    ) -> None:
+        """One start, ready or failed. `began_s`: monotonic, of our process or of the restart."""
+        watch = supervisor.watch
+        if watch is None:
+            return
+        instants = Instants(
+            process_s=began_s,
+            spawned_s=watch.child.spawned_at_s,
+            engine_ready_s=watch.engine_ready_s,
+            ready_s=time.monotonic() if outcome == "ready" else None,
+            first_token_s=watch.first_token_s,
+        )
+        weights_bytes = supervisor.model.model.meta.tensor_bytes
+        record = start_record(
+            start_id=uuid.uuid4().hex,
+            boot_id=self._boot_id,
+            model=supervisor.model_id,
+            engine=self._engine,
+            rung=supervisor.machine.rung,
+            resident_ratio=self._resident.pop(supervisor.model_id, None),
+            instants=instants,
+            spans=spans(instants, launcher, watch.attempt.marks, weights_bytes),
+            weights_bytes=weights_bytes,
+            spawn_cpu_s=spawn_cpu_s,
+            outcome=outcome,
+        )
+        journal.append(self._folders.starts, record)
+
+    def crash(self, supervisor: Supervisor, before: Machine, failure: Failure) -> None:
+        record = {
+            "schema": 1,
+            "at": time.time(),
+            "boot_id": self._boot_id,
+            "model": supervisor.model_id,
+            "state": State(before.state).value,
+            "rung": before.rung,
+            "kind": failure.kind,
+            "hint": failure.hint,
+            "evidence": failure.evidence,
+        }
+        journal.append(self._folders.crashes, record)
