@@ -9,18 +9,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_WIDE = 160
 
-
-def console(*, stderr: bool = False) -> Console:
-    """Colours and the terminal's width on a terminal; plain and wide in a pipe."""
-    stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else _WIDE, highlight=False)
+def error_console() -> Console:
+    return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 240)
 
 
 def warn(text: str) -> None:
     """On stderr, so that a pipe does not see it."""
-    console(stderr=True).print(Text.assemble(("warning: ", "yellow"), text))
+    error_console().print(Text.assemble(("warning: ", "yellow"), text))
 
 
 def model_id(name: str, quant: str) -> Text:

@@ -11,7 +11,7 @@ from rich.progress import TransferSpeedColumn as SpeedColumn
 
 from edge.model.progress import Progress as Step
 from edge.model.progress import Report
-from edge.render.common import console
+from edge.render.common import error_console
 from edge.units import format_bytes
 
 
@@ -21,7 +21,7 @@ def progress(quiet: bool) -> Iterator[Report | None]:
     if quiet:
         yield None
         return
-    out = console(stderr=True)
+    out = error_console()
     if not out.is_terminal:
         yield _lines(out)
         return
@@ -61,7 +61,7 @@ def _lines(out: Console) -> Report:
         shown[step.phase] = tenth
         of = f" of {format_bytes(step.total_bytes)}" if step.total_bytes else ""
         rate = f", {format_bytes(int(step.rate_bytes_s))}/s" if step.rate_bytes_s else ""
-        rest = f", {step.rest_s:.0f} s left" if step.rest_s else ""
+        rest = f", {step.rest_s:.0f} s left" if step.rest_s and step.rest_s >= 1 else ""
         out.print(f"{step.phase} {step.what}: {format_bytes(step.done_bytes)}{of}{rate}{rest}", markup=False)
 
     return report
