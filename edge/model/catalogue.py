@@ -22,6 +22,7 @@ class CatalogueFile:
     path: str
     bytes: int | None = None
     sha256: str | None = None
+    approx_bytes: int | None = None  # where only a rounded figure was read
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class CatalogueRow:
     role: str  # chat | embedding | vision
     mmproj: CatalogueFile | None = None
     notes: tuple[str, ...] = ()
+    pooling: str | None = None  # of embedding models: mean | last | cls
 
     def quant(self, label: str) -> CatalogueQuant | None:
         return next((quant for quant in self.quants if quant.quant.upper() == label.upper()), None)
@@ -130,6 +132,7 @@ def _row(row: Mapping[str, Any], path: Path) -> CatalogueRow:
             role=row.get("role", "chat"),
             mmproj=_file(row["mmproj"]) if "mmproj" in row else None,
             notes=tuple(row.get("notes", ())),
+            pooling=row.get("pooling"),
         )
     except (KeyError, TypeError, AttributeError) as error:
         name = row.get("name", "?")
@@ -137,7 +140,7 @@ def _row(row: Mapping[str, Any], path: Path) -> CatalogueRow:
 
 
 def _file(file: Mapping[str, Any]) -> CatalogueFile:
-    return CatalogueFile(file["path"], file.get("bytes"), file.get("sha256"))
+    return CatalogueFile(file["path"], file.get("bytes"), file.get("sha256"), file.get("approx_bytes"))
 
 
 def _quant(quant: Mapping[str, Any]) -> CatalogueQuant:

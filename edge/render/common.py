@@ -9,9 +9,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+_PIPE_COLUMNS = 200
+
+
+def console() -> Console:
+    """Colours and the terminal's width on a terminal; plain and wide in a pipe."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
+
 
 def error_console() -> Console:
-    return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 240)
+    return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else _PIPE_COLUMNS)
 
 
 def warn(text: str) -> None:

@@ -9,16 +9,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from edge.model.catalogue import CatalogueRow
+from edge.model.catalogue import CatalogueQuant, CatalogueRow
 from edge.model.deep import DeepReport
 from edge.model.file import ModelFile
 from edge.model.partial import Pending
 from edge.model.quantize import Quantized
 from edge.model.remove import Removed
 from edge.model.survey import Line
-from edge.render.common import block, context, model_id, short
-from edge.render.console import console
-from edge.units import format_bytes
+from edge.render.common import block, console, context, model_id, short
+from edge.units import GIB, format_bytes
 
 
 def listing(lines: Sequence[Line], pending: Sequence[Pending], folder: Path) -> None:
@@ -68,18 +67,22 @@ def _state(one: Pending) -> str:
 
 
 def catalogue(rows: Sequence[CatalogueRow]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("model", no_wrap=True)
-    table.add_column("quants", overflow="fold")
-    table.add_column("role", no_wrap=True)
-    table.add_column("context", justify="right", no_wrap=True)
-    table.add_column("KV/token", justify="right", no_wrap=True)
-    table.add_column("licence", overflow="fold")
-    for row in rows:
-        quants = ", ".join(f"{one.quant} {'' if one.exact else '≈'}{format_bytes(one.bytes)}" for one in row.quants)
-        cost = format_bytes(row.kv_bytes_per_token) if row.kv_bytes_per_token is not None else "?"
-        table.add_row(Text(row.name, "bold"), quants, row.role, context(row.n_ctx_train), cost, row.licence)
-    console().print(table)
+    """One line a model, by role. Sizes in GiB; ≈ where only a rounded figure is known."""
+    out = console()
+    for role in dict.fromkeys(row.role for row in rows):
+        table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+        table.add_column(role, no_wrap=True, style="bold")
+        table.add_column("quant and GiB", overflow="fold", min_width=26)
+        table.add_column("context", justify="right", no_wrap=True)
+        table.add_column("licence", overflow="ellipsis", no_wrap=True, min_width=12)
+        for row in rows:
+            if row.role == role:
+                table.add_row(row.name, "  ".join(map(_size, row.quants)), context(row.n_ctx_train), row.licence)
+        out.print(table, "")
+
+
+def _size(one: CatalogueQuant) -> str:
+    return f"{one.quant} {'' if one.exact else '≈'}{one.bytes / GIB:.2g}"
 
 
 def checked(models: Sequence[ModelFile], bad: Sequence[Line], reports: Sequence[DeepReport]) -> None:

@@ -14,8 +14,7 @@ from edge.model.meta import ModelMeta
 from edge.model.receipt import Receipt
 from edge.plan.kv import cache_by_layer, memory_of
 from edge.plan.plan import Settings
-from edge.render.common import block, short
-from edge.render.console import console
+from edge.render.common import block, console, short
 from edge.units import format_bytes
 
 _BAR_CELLS = 28
