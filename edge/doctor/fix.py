@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import pwd
+import fcntl
+from pathlib import Path
 
 from edge.doctor.facts import OurFile
-
-SERVICE_USER = "edgellm"
 
 
 def apply(files: tuple[OurFile, ...]) -> tuple[str, ...]:
@@ -20,24 +18,22 @@ def _one(file: OurFile) -> str:
         if file.kind == "folder":
             file.path.mkdir(parents=True, exist_ok=True)
             file.path.chmod(file.mode)
-            _hand_over(file)
             return f"made {file.path}"
         if file.kind == "mode":
             file.path.chmod(file.mode)
             return f"closed {file.path} (mode {file.mode:o})"
-        if file.path.is_socket():  # still one: nobody has put a file in its place since we looked
-            file.path.unlink()
-        return f"removed the dead socket {file.path}"
+        return _remove_socket(file.path)
     except OSError as error:
         return f"could not change {file.path}: {error.strerror}"
 
 
-def _hand_over(file: OurFile) -> None:
-    """A folder made by root belongs to the service's user where there is one, or the service could not use it."""
-    if os.geteuid() != 0:
-        return
-    try:
-        entry = pwd.getpwnam(SERVICE_USER)
-    except KeyError:
-        return
-    os.chown(file.path, entry.pw_uid, entry.pw_gid)
+def _remove_socket(path: Path) -> str:
+    """Under the instance's lock: an edgellm that starts just now keeps the socket it has just made."""
+    with (path.parent / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return f"left {path}: edgellm has started"
+        if path.is_socket():  # still one: nobody has put a file in its place since we looked
+            path.unlink()
+    return f"removed the dead socket {path}"

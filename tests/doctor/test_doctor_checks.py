@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from edge import resources
 from edge.board.board import PowerMode
 from edge.board.readrate import ReadRate
 from edge.board.storage import Storage
@@ -444,6 +445,12 @@ def test_fc76_drop_ins_that_hide_the_gpu_are_found(tmp_path: Path, text: str, ve
     path = "/etc/systemd/system/edgellm.service.d/mine.conf"
     facts = patient("orin-nano-8", tmp_path, drop_ins=(DropIn(path, text),))
     _is(facts, "service.drop_ins", verdict, word)
+
+
+def test_fc76_the_unit_that_we_ship_hides_nothing(tmp_path: Path) -> None:
+    unit = resources.data_dir("systemd") / "edgellm.service"
+    facts = patient("orin-nano-8", tmp_path, drop_ins=(DropIn(str(unit), unit.read_text()),))
+    _is(facts, "service.drop_ins", Verdict.OK, "none hides")
 
 
 def test_fc76_hidden_home_with_models_in_it(tmp_path: Path) -> None:

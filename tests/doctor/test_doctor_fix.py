@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import socket
 import stat
@@ -11,6 +12,7 @@ import pytest
 
 from edge.cli import main
 from edge.doctor import fix
+from edge.doctor.facts import OurFile
 from edge.doctor.gather import untidy
 from tests.doctor.patients import places
 from tests.trees.trees import tree
@@ -33,6 +35,18 @@ def test_fix_puts_everything_right_and_a_second_time_does_nothing(short_dir: Pat
     assert stat.S_IMODE(ours.run.stat().st_mode) == 0o755
     assert not (ours.instance_run / "control.sock").exists()
     assert untidy.read(ours, False) == ()
+
+
+def test_socket_of_an_edgellm_that_has_just_started_stays(short_dir: Path) -> None:
+    ours = places(short_dir)
+    ours.instance_run.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(ours.control_socket))
+    with ours.lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        (done,) = fix.apply((OurFile("socket", ours.control_socket, 0),))
+    assert "has started" in done
+    assert ours.control_socket.is_socket()
 
 
 def test_what_cannot_be_changed_is_said(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import grp
 import os
 import socket
 import subprocess
@@ -383,6 +384,23 @@ def test_only_what_is_ours_and_wrong_is_untidy(tmp_path: Path) -> None:
     keys.chmod(0o644)
     ours.run.chmod(0o777)
     assert [(file.kind, file.path) for file in untidy.read(ours, False)] == [("mode", keys), ("mode", ours.run)]
+
+
+def test_folders_of_an_installed_service_are_systemds(tmp_path: Path) -> None:
+    assert untidy.read(places(tmp_path), False, service=True) == ()
+
+
+def test_keys_may_be_read_by_the_services_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = write(tmp_path, "config/keys.toml", "")
+    keys.chmod(0o640)
+    found = untidy.read(places(tmp_path), False, service=True)
+    assert [(file.path, file.mode) for file in found] == [(keys, 0o600)]
+    group = grp.getgrgid(keys.stat().st_gid).gr_name
+    monkeypatch.setattr(untidy, "SERVICE_GROUP", group)
+    assert untidy.read(places(tmp_path), False, service=True) == ()
+    keys.chmod(0o666)
+    found = untidy.read(places(tmp_path), False, service=True)
+    assert [file.mode for file in found] == [0o640]
 
 
 def test_dead_sockets_are_found_and_living_ones_are_not(short_dir: Path) -> None:

@@ -66,8 +66,9 @@ def read(
 def _with_live(facts: Facts, tree: Tree, folders: Folders) -> Facts:
     socket_unit = facts.units.get("edgellm.socket")
     socket_active = socket_unit is not None and socket_unit.active == "active"
+    service = bool(facts.drop_ins) and folders.data == system_folders().data
     return replace(
         facts,
         ports=ports.read(tree, facts.serving.listen, folders.lock, socket_active),
-        untidy=untidy.read(folders, running=bool(ports.holders(tree, folders.lock))),
+        untidy=untidy.read(folders, bool(ports.holders(tree, folders.lock)), service),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import socket
 import stat
 from collections.abc import Iterator
@@ -10,13 +11,15 @@ from pathlib import Path
 from edge.doctor.facts import OurFile
 from edge.folders import Folders
 
-_PRIVATE_FILE, _PRIVATE_FOLDER, _PUBLIC_FOLDER = 0o600, 0o700, 0o755
+SERVICE_GROUP = "edgellm"
+_PRIVATE_FILE, _GROUP_FILE, _PRIVATE_FOLDER, _PUBLIC_FOLDER = 0o600, 0o640, 0o700, 0o755
 _CONNECT_S = 0.2
 
 
-def read(folders: Folders, running: bool) -> tuple[OurFile, ...]:
-    """`running`: our lock is held, so no socket is stale."""
-    return (*_missing(folders), *_too_open(folders), *(() if running else _stale(folders)))
+def read(folders: Folders, running: bool, service: bool = False) -> tuple[OurFile, ...]:
+    """`running`: our lock is held, so no socket is stale. `service`: systemd makes these folders, with its owners."""
+    missing = () if service else _missing(folders)
+    return (*missing, *_too_open(folders), *(() if running else _stale(folders)))
 
 
 def _missing(folders: Folders) -> Iterator[OurFile]:
@@ -30,8 +33,9 @@ def _missing(folders: Folders) -> Iterator[OurFile]:
 def _too_open(folders: Folders) -> Iterator[OurFile]:
     """Keys are secrets; whoever can write to the run folder can take our place."""
     keys = folders.config / "keys.toml"
-    if _mode(keys) & 0o177:
-        yield OurFile("mode", keys, _PRIVATE_FILE)
+    allowed = _GROUP_FILE if _group(keys) == SERVICE_GROUP else _PRIVATE_FILE
+    if _mode(keys) & ~allowed:
+        yield OurFile("mode", keys, _mode(keys) & allowed)
     if _mode(folders.run) & 0o022:
         yield OurFile("mode", folders.run, _mode(folders.run) & ~0o022)
 
@@ -54,6 +58,13 @@ def _answers(path: Path) -> bool:
         except OSError:
             return True  # busy, or not ours to try: it stays
         return True
+
+
+def _group(path: Path) -> str | None:
+    try:
+        return grp.getgrgid(path.stat().st_gid).gr_name
+    except (OSError, KeyError):
+        return None
 
 
 def _mode(path: Path) -> int:
