@@ -421,6 +421,8 @@ def _unit(load: str = "loaded", active: str = "active", file_state: str = "enabl
         (_unit(), Verdict.OK, "restarted 4 times"),
         (_unit(active="failed"), Verdict.BAD, "journalctl"),
         (_unit(file_state="disabled"), Verdict.WARN, "enable"),
+        (_unit(active="inactive"), Verdict.WARN, "systemctl start"),
+        (_unit(active="activating"), Verdict.OK, "activating"),
         (_unit(load="not-found", active="inactive", file_state=""), Verdict.OK, "not installed"),
         ({}, Verdict.UNKNOWN, "does not answer"),
     ],

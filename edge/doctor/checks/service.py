@@ -44,6 +44,13 @@ def unit(facts: Facts) -> Check | None:
             "enable it to start at boot",
             "sudo systemctl enable edgellm",
         )
+    if found.active not in ("active", "activating", "reloading"):
+        return warn(
+            "service.unit",
+            f"edgellm.service is {found.active}",
+            "start it",
+            "sudo systemctl start edgellm.socket edgellm",
+        )
     return ok("service.unit", f"edgellm.service is {found.active}{again}")
 
 
