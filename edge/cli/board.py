@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from edge.cli.options import Json
+
 
 def register(root: typer.Typer) -> None:
     @root.command("board")
@@ -14,7 +16,7 @@ def register(root: typer.Typer) -> None:
         board_id: Annotated[str | None, typer.Option("--board", metavar="ID", help="a board by name")] = None,
         root_dir: Annotated[Path | None, typer.Option("--root", metavar="DIR", help="a copied machine")] = None,
         memory: Annotated[str | None, typer.Option(metavar="SIZE", help="memory available there")] = None,
-        as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+        as_json: Json = False,
     ) -> None:
         """Shows what this machine is: module, chip, memory, JetPack, CUDA, power mode, GPUs.
 

@@ -7,18 +7,24 @@ from typing import Annotated
 
 import typer
 
+from edge.cli.options import Json, StateDir
+
 
 def register(root: typer.Typer) -> None:
     @root.command("doctor")
     def doctor(
         profile: Annotated[str | None, typer.Option("--profile", "-p", help="profile to check against")] = None,
+        model: Annotated[
+            list[str] | None, typer.Option("--model", "-m", metavar="[ID=]REF", help="model to check for")
+        ] = None,
         listen: Annotated[list[str] | None, typer.Option(metavar="HOST:PORT", help="address of the API")] = None,
+        settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="as in `up`")] = None,
         engine: Annotated[str | None, typer.Option(metavar="ID|PATH", help="engine to check")] = None,
-        state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="where everything is kept")] = None,
+        state_dir: StateDir = None,
         root_dir: Annotated[Path | None, typer.Option("--root", metavar="DIR", help="a copied machine")] = None,
         fix: Annotated[bool, typer.Option("--fix", help="put our own files right; the rest is printed")] = False,
         quick: Annotated[bool, typer.Option("--quick", help="do not measure the model folder")] = False,
-        as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+        as_json: Json = False,
     ) -> None:
         """Examines this machine for serving: every finding has a verdict and, where it matters, one next step.
 
@@ -27,7 +33,13 @@ def register(root: typer.Typer) -> None:
 
         Example: edgellm doctor --profile orin
         """
-        flags: dict[str, object] = {"profile": profile, "listen": listen, "engine": engine}
+        flags: dict[str, object] = {
+            "profile": profile,
+            "model": model,
+            "listen": listen,
+            "set": settings,
+            "engine": engine,
+        }
         given = {key: value for key, value in flags.items() if value}
         _examine(root_dir or Path("/"), state_dir, given, fix, not quick, as_json)
 
@@ -44,11 +56,10 @@ def _examine(
     from edge.doctor.document import document
     from edge.doctor.gather import everything
     from edge.errors import UsageError
-    from edge.folders import folders
 
     if not (root_dir / "proc").is_dir():
         raise UsageError(f"{root_dir} is no copy of a machine: it has no proc folder", "see tests/trees/README.md")
-    places = folders(os.environ, state_dir)
+    places = everything.examined(os.environ, state_dir)
     facts = everything.read(root_dir, places, os.environ, flags, measure=measure)
     fixed: tuple[str, ...] = ()
     if fix:

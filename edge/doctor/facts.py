@@ -80,6 +80,16 @@ class Cuda:
 
 
 @dataclass(frozen=True, slots=True)
+class WantedModel:
+    """A configured model. `problem` says why its reference is no usable file here."""
+
+    id: str
+    ref: str
+    problem: str | None = None
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Serving:
     """What is meant to be served here: from configuration, profile and engine, or the defaults."""
 
@@ -93,6 +103,7 @@ class Serving:
     engine_cuda: str | None = None  # CUDA that it was built against: "12.6"
     needs_gpu: bool = False
     power_mode_wanted: str | None = None
+    models: tuple[WantedModel, ...] = ()
     model_bytes: int | None = None  # the biggest usable model of the store
     model_file: Path | None = None  # its (first) file
 

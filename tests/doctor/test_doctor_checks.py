@@ -13,7 +13,7 @@ from edge.board.readrate import ReadRate
 from edge.board.storage import Storage
 from edge.doctor.check import Check, Verdict, worst
 from edge.doctor.doctor import examine
-from edge.doctor.facts import DropIn, Facts, Jtop, Node, OurFile, Port, Process, Swap, Toolkit, Unit, Wsl
+from edge.doctor.facts import DropIn, Facts, Jtop, Node, OurFile, Port, Process, Swap, Toolkit, Unit, WantedModel, Wsl
 from edge.units import GIB
 from tests.doctor.patients import CUDA_ENGINE, absent, finding, patient, with_engine
 from tests.trees.trees import NAMES
@@ -63,6 +63,19 @@ def test_configuration_that_cannot_be_read_is_a_finding(tmp_path: Path) -> None:
     facts = patient("orin-nano-8", tmp_path)
     serving = replace(facts.serving, config_problem="no profile 'orion'", config_hint="did you mean orin?")
     _is(replace(facts, serving=serving), "config.valid", Verdict.BAD, "orion", "did you mean orin?")
+
+
+def test_models_that_are_configured_must_be_here(tmp_path: Path) -> None:
+    facts = patient("orin-nano-8", tmp_path, live=True)
+    missing = WantedModel("chat", "qwen:Q5_K_M", "no model qwen in the store", "edgellm model pull qwen")
+    for models, verdict, word in (
+        ((), Verdict.WARN, "model pull"),
+        ((WantedModel("chat", "x"),), Verdict.OK, "chat"),
+        ((missing, WantedModel("embed", "y")), Verdict.BAD, "edgellm model pull qwen"),
+    ):
+        _is(replace(facts, serving=replace(facts.serving, models=models)), "config.model", verdict, word)
+    only = replace(facts.serving, model_file=Path("/models/a.gguf"))
+    _is(replace(facts, serving=only), "config.model", Verdict.OK, "a.gguf is served")
 
 
 # ---------------------------------------------------------------- memory

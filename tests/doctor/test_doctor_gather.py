@@ -15,6 +15,7 @@ import pytest
 from edge.board.board import PowerMode
 from edge.board.probe import probe
 from edge.board.tree import Tree
+from edge.doctor.facts import DropIn
 from edge.doctor.gather import (
     accounts,
     cuda,
@@ -29,6 +30,7 @@ from edge.doctor.gather import (
     untidy,
 )
 from edge.doctor.gather.accounts import Account
+from edge.folders import system_folders
 from tests.doctor.patients import places
 from tests.trees.trees import copy, tree, write
 
@@ -87,6 +89,9 @@ def test_systemd_holds_the_port_of_our_socket_unit(tmp_path: Path) -> None:
     assert (port.pid, port.name, port.ours) == (1, "systemd", True)
     (port,) = ports.read(Tree(tmp_path), ("127.0.0.1:8080",), tmp_path / "lock", False)
     assert not port.ours
+    (tmp_path / "proc/1/fd/40").unlink()
+    (port,) = ports.read(Tree(tmp_path), ("127.0.0.1:8080",), tmp_path / "lock", True)
+    assert (port.pid, port.ours) == (0, True)  # the service's own process, hidden from an ordinary user
     (port,) = ports.read(Tree(tmp_path), ("192.168.1.5:8080",), tmp_path / "lock", False)
     assert port.pid is None
 
@@ -423,6 +428,22 @@ def test_everything_of_this_machine_is_read(tmp_path: Path) -> None:
     assert facts.live
     assert facts.ports[0].address == "127.0.0.1:0"
     assert facts.serving.config_problem is None
+
+
+def test_an_installed_service_is_what_is_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert everything.examined({}, tmp_path).data == tmp_path / "data"
+    monkeypatch.setattr(units, "our_files", lambda tree: (DropIn("/etc/systemd/system/edgellm.service", "x"),))
+    assert everything.examined({"HOME": "/home/ann"}, None) == system_folders()
+    assert everything.examined({"EDGELLM_STATE_DIR": str(tmp_path)}, None).data == tmp_path / "data"
+
+
+def test_model_that_is_configured_and_not_here_is_a_fact(tmp_path: Path) -> None:
+    flags = {"model": ["chat=/nonexistent/model.gguf"]}
+    facts = everything.read(Path("/"), places(tmp_path), {}, flags, measure=False)
+    (model,) = facts.serving.models
+    assert (model.id, model.ref) == ("chat", "/nonexistent/model.gguf")
+    assert "/nonexistent/model.gguf" in (model.problem or "")
+    assert model.hint
 
 
 def test_wrong_configuration_is_a_fact(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge.doctor.check import Check, bad, ok
+from edge.doctor.check import Check, bad, ok, warn
 from edge.doctor.facts import Facts
 
 
@@ -13,4 +13,20 @@ def valid(facts: Facts) -> Check:
     return ok("config.valid", f"profile {serving.profile}, listening on {', '.join(serving.listen)}")
 
 
-CHECKS = (valid,)
+def models(facts: Facts) -> tuple[Check, ...]:
+    """Every configured model is a whole, usable file here; without any, the biggest of the store is served."""
+    serving = facts.serving
+    if not facts.live or serving.config_problem is not None:
+        return ()
+    missing = [model for model in serving.models if model.problem is not None]
+    if missing:
+        fetch = "fetch it with `edgellm model pull`"
+        return tuple(bad("config.model", f"{m.id}: {m.problem}", m.hint or fetch) for m in missing)
+    if serving.models:
+        return (ok("config.model", f"here: {', '.join(model.id for model in serving.models)}"),)
+    if serving.model_file is None:
+        return (warn("config.model", "no model is here yet", "fetch one", "edgellm model pull SmolLM2-135M-Instruct"),)
+    return (ok("config.model", f"none configured: {serving.model_file.name} is served"),)
+
+
+CHECKS = (valid, models)

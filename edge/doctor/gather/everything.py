@@ -24,6 +24,13 @@ from edge.doctor.gather import (
     untidy,
 )
 from edge.folders import Folders, system_folders
+from edge.folders import folders as folders_of
+
+
+def examined(env: Mapping[str, str], state_dir: Path | None) -> Folders:
+    """--state-dir > EDGELLM_STATE_DIR > an installed system service > ours."""
+    named = state_dir is not None or bool(env.get("EDGELLM_STATE_DIR"))
+    return system_folders() if not named and units.our_files(Tree()) else folders_of(env, state_dir)
 
 
 def read(
@@ -64,11 +71,10 @@ def read(
 
 
 def _with_live(facts: Facts, tree: Tree, folders: Folders) -> Facts:
-    socket_unit = facts.units.get("edgellm.socket")
-    socket_active = socket_unit is not None and socket_unit.active == "active"
     service = bool(facts.drop_ins) and folders.data == system_folders().data
+    active = service and any(unit.active == "active" for name, unit in facts.units.items() if name in units.OURS)
     return replace(
         facts,
-        ports=ports.read(tree, facts.serving.listen, folders.lock, socket_active),
+        ports=ports.read(tree, facts.serving.listen, folders.lock, active),
         untidy=untidy.read(folders, bool(ports.holders(tree, folders.lock)), service),
     )

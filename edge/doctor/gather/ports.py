@@ -13,8 +13,11 @@ from edge.doctor.facts import Port
 _LISTEN = "0A"
 
 
-def read(tree: Tree, listen: tuple[str, ...], lock: Path, socket_unit_active: bool) -> tuple[Port, ...]:
-    """`lock` is ours: whoever holds it is our own process. systemd holds the port of an active socket unit for us."""
+def read(tree: Tree, listen: tuple[str, ...], lock: Path, service_active: bool) -> tuple[Port, ...]:
+    """`lock` is ours: whoever holds it is our own process.
+
+    For an active service systemd (1) holds the port, or a user whose descriptors we may not see (0).
+    """
     ports = []
     taken = list(listeners(tree))
     for address in listen:
@@ -24,7 +27,7 @@ def read(tree: Tree, listen: tuple[str, ...], lock: Path, socket_unit_active: bo
             ports.append(Port(address))
             continue
         pid, name = _owner(tree, inode)
-        ours = pid in holders(tree, lock) or (pid == 1 and socket_unit_active)
+        ours = pid in holders(tree, lock) or (pid in (0, 1) and service_active)
         ports.append(Port(address, pid, name, ours))
     return tuple(ports)
 

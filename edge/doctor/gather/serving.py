@@ -9,8 +9,8 @@ from typing import Any
 
 from edge.board.board import Board
 from edge.config.load import load, settle
-from edge.config.values import Config
-from edge.doctor.facts import Serving
+from edge.config.values import Config, ModelConfig
+from edge.doctor.facts import Serving, WantedModel
 from edge.engine.choose import choose
 from edge.engine.installed import manifest
 from edge.errors import EdgeError
@@ -59,8 +59,17 @@ def _built_with(folders: Folders, engine_id: str) -> str | None:
 def _with_model(serving: Serving, config: Config, folders: Folders) -> Serving:
     """The biggest: it has the longest cold start."""
     store = Store(folders.models, [Path(folder).expanduser() for folder in config.store.dirs])
+    serving = replace(serving, models=tuple(_wanted(store, model) for model in config.models))
     usable = [entry for entry in store.list() if entry.verdict is None]
     if not usable:
         return serving
     biggest = max(usable, key=lambda entry: entry.bytes)
     return replace(serving, model_bytes=biggest.bytes, model_file=biggest.path)
+
+
+def _wanted(store: Store, model: ModelConfig) -> WantedModel:
+    try:
+        store.resolve(model.ref)
+    except EdgeError as error:
+        return WantedModel(model.id, model.ref, str(error), error.hint)
+    return WantedModel(model.id, model.ref)
