@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,10 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
     )
 
 
-def _correction(row: Mapping[str, Any]) -> Correction:
+def _correction(row: object) -> Correction:
+    if not isinstance(row, dict):
+        return Correction()
+
     def number(name: str, default: float) -> float:
         value = row.get(name)
         return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else default

@@ -97,7 +97,7 @@ def quant_order(group: Iterable[Offer], wishes: Wishes) -> list[Offer]:
     if wishes.prefer == "quality":
         return [*larger, *exact, *smaller]
     if wishes.prefer == "speed":
-        return [*(offer for offer in smaller if bits(offer.quant) >= 4), *exact, *larger]
+        return [*(offer for offer in smaller if bits(offer.quant) >= 4), *exact, *reversed(larger)]
     return [*exact, *smaller, *reversed(larger)]
 
 

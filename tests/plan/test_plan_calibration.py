@@ -1,0 +1,121 @@
+"""What a start measured corrects the next plan of the same engine and architecture, and survives damage."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.plan.calibration import Correction, learn, measure
+from edge.plan.calibration_file import load, record
+from edge.plan.memory import budget
+from edge.plan.plan import LaunchPlan, Measured, Settings
+from edge.plan.situation import situation
+from edge.plan.subject import subject
+from edge.units import MIB
+from tests.plan import shapes
+
+# As an H200 said it: a dry run of --fit first, then the load.
+LOG = """
+0.00.449.628 I load_tensors: loading model tensors, this can take a while... (load_mode = none)
+0.00.508.759 I load_tensors:        CUDA0 model buffer size =  8427.75 MiB
+0.00.508.760 I load_tensors:    CUDA_Host model buffer size =   107.42 MiB
+0.06.885.631 I llama_context:  CUDA_Host  output buffer size =     0.12 MiB
+0.06.886.191 I llama_kv_cache:      CUDA0 KV buffer size =  3200.00 MiB
+0.06.913.688 I sched_reserve:      CUDA0 compute buffer size =   115.01 MiB
+0.06.913.697 I sched_reserve:  CUDA_Host compute buffer size =    24.01 MiB
+""".strip().splitlines()
+
+GPU = Settings(4096, 1, 33, "f16", "f16", "on", "none", 8, 0, devices=("CUDA0",))
+
+
+def plan(correction: Correction | None = None) -> LaunchPlan:
+    board = shapes.gpu_board(24)
+    place = situation(board, shapes.memory(board), shapes.engine(cuda=True), "1GiB", {})
+    if correction:
+        place = replace(place, corrections={"llama": correction})
+    return LaunchPlan(0, GPU, budget(subject(shapes.model()), GPU, place), (), {})
+
+
+def compute(found: LaunchPlan) -> int:
+    return sum(domain.compute_bytes for domain in found.budget.values())
+
+
+def test_buffers_are_read_from_the_log() -> None:
+    found = measure("M", LOG, rss_bytes=5, gpu_bytes=6)
+    assert found.weights_bytes / MIB == pytest.approx(8427.75 + 107.42)
+    assert found.kv_bytes == 3200 * MIB
+    assert found.compute_bytes / MIB == pytest.approx(115.01 + 24.01 + 0.12, abs=0.01)
+    assert (found.what, found.rss_bytes, found.gpu_bytes) == ("M", 5, 6)
+    assert measure("M", [*LOG, *LOG]) == measure("M", LOG)  # a dry run before the load counts once
+    assert measure("M", ["nothing"]).weights_bytes == 0
+
+
+def test_a_larger_need_is_believed_at_once_a_smaller_one_by_halves() -> None:
+    estimate = compute(plan())
+    more = learn(Correction(), plan(), Measured(compute_bytes=2 * estimate))
+    assert more.compute == pytest.approx(2)
+    again = learn(more, plan(more), Measured(compute_bytes=estimate))
+    assert again.compute == pytest.approx(1.5)
+    assert (again.samples, again.last) == (2, Measured(compute_bytes=estimate))
+
+
+def test_the_context_is_what_the_gpu_held_beside_the_buffers() -> None:
+    measured = Measured("M", 100 * MIB, 50 * MIB, 10 * MIB, None, 560 * MIB)
+    assert learn(Correction(), plan(), measured).context_bytes == 400 * MIB
+    assert learn(Correction(), plan(), replace(measured, gpu_bytes=None)).context_bytes is None
+
+
+@given(st.integers(0, 1 << 45), st.integers(0, 1 << 45), st.integers(0, 5))
+def test_no_log_makes_a_plan_absurd(compute_bytes: int, gpu_bytes: int, samples: int) -> None:
+    old = Correction(samples=samples)
+    new = learn(old, plan(), Measured("M", 1, 1, compute_bytes, None, gpu_bytes))
+    assert 0.5 <= new.compute <= 4
+    assert new.context_bytes is None or new.context_bytes >= 0
+
+
+def test_it_is_kept_by_engine_and_architecture_and_applied(tmp_path: Path) -> None:
+    path = tmp_path / "data" / "calibration.json"
+    assert load(path, "e1") == {}
+    estimate = compute(plan())
+    record(path, "e1", "llama", plan(), Measured("M", compute_bytes=int(1.3 * estimate)))
+    record(path, "e1", "qwen3", plan(), Measured("Q", compute_bytes=estimate))
+    record(path, "e2", "llama", plan(), Measured("M", compute_bytes=estimate))
+    found = load(path, "e1")
+    assert set(found) == {"llama", "qwen3"}
+    assert found["llama"].compute == pytest.approx(1.3, rel=1e-3)
+    assert found["llama"].last == Measured("M", compute_bytes=int(1.3 * estimate))
+    assert compute(plan(found["llama"])) == pytest.approx(1.3 * estimate, rel=1e-3)
+    assert load(path, "e3") == {}
+    assert json.loads(path.read_text())["schema"] == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"schema": 9, "engines": {"e": {"llama": {"compute": 3}}}}',
+        '{"schema": 1, "engines": []}',
+        '{"schema": 1, "engines": {"e": {"llama": 3}}}',
+        '{"schema": 1, "engines": {"e": []}}',
+    ],
+)
+def test_a_damaged_or_newer_file_teaches_nothing(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "calibration.json"
+    path.write_text(text)
+    assert load(path, "e") == {}
+    record(path, "e", "llama", plan(), Measured("M", compute_bytes=1))
+    assert load(path, "e")["llama"].samples == 1
+
+
+def test_absurd_rows_are_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    row = {"compute": 1e9, "context_bytes": "x", "samples": True, "last": {"what": "M", "other": 1}}
+    path.write_text(json.dumps({"schema": 1, "engines": {"e": {"llama": row}}}))
+    assert load(path, "e")["llama"] == Correction(4.0, None, 0, Measured("M"))

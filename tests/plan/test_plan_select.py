@@ -1,0 +1,199 @@
+"""The selector: golden answers by board, quantization order, and what is here before what is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edge.board import memory as board_memory
+from edge.board.board import Board
+from edge.board.memory import MemorySnapshot, snapshot
+from edge.board.named import board_by_id
+from edge.board.probe import probe
+from edge.config import Config, load, settle
+from edge.errors import DoesNotFitError, ModelMissingError
+from edge.folders import folders
+from edge.model.catalogue import CatalogueRow
+from edge.model.catalogue import load as load_catalogue
+from edge.model.store import Store
+from edge.plan.assumed import assumed_engine
+from edge.plan.chosen import Chooser, Chosen
+from edge.plan.offer import Offer
+from edge.plan.planner import place
+from edge.plan.select import quant_order, select, tokens_s
+from edge.plan.situation import situation
+from edge.plan.subject import subject
+from edge.profile.profile import Wishes
+from tests.plan import shapes
+from tests.plan.random_gguf import Shape, write
+from tests.trees import trees
+
+HERE = Path(__file__).resolve().parent
+
+
+@pytest.fixture(scope="module")
+def rows() -> tuple[CatalogueRow, ...]:
+    return load_catalogue(HERE / "catalogue.toml")
+
+
+def machine(name: str) -> tuple[Board, MemorySnapshot]:
+    if name in trees.NAMES:
+        board = probe(trees.tree(name))
+        return board, snapshot(trees.tree(name), board)
+    board = board_by_id(name)
+    return board, board_memory.assumed(board)
+
+
+def choose(
+    name: str, rows: tuple[CatalogueRow, ...], tmp_path: Path, *settings: str, model: str | None = None
+) -> tuple[Chosen, Config]:
+    places = folders({}, tmp_path)
+    config = load(places, {"set": list(settings), "model": [model] if model else []}, {})
+    board, memory = machine(name)
+    profile = settle(config, board, places)
+    engine = assumed_engine(board, profile.wishes.recipe, "/e/llama-server")
+    wishes, where = place(board, memory, profile, engine, {})
+    return Chooser(Store(places.models), where, rows).choose(config, wishes), config
+
+
+GOLDEN = {
+    # 8 GB of unified memory: headless the wanted quantization, with a desktop a smaller one of the same model.
+    "orin-nano-8": "Qwen3.5-4B:Q5_K_M",
+    "orin-nano-8-desktop": "Qwen3.5-4B:Q4_K_M",
+    "orin-nx-16": "Qwen3.5-9B:Q5_K_M",
+    # A mixture of experts: a dense model of this size would be slow on this memory.
+    "agx-orin-32": "Qwen3.6-35B-A3B:UD-Q4_K_M",
+    "agx-orin-64": "Qwen3.6-35B-A3B:UD-Q5_K_M",
+    "thor": "gpt-oss-120b:MXFP4",
+    # A discrete GPU has the bandwidth for a dense one.
+    "rtx-4090": "Qwen3.6-27B:Q4_K_M",
+    "cpu-16": "Qwen3.5-4B:Q5_K_M",
+    "nano": "Qwen3.5-2B:Q4_K_M",
+}
+
+
+@pytest.mark.parametrize(("name", "wanted"), GOLDEN.items())
+def test_golden_answers(name: str, wanted: str, rows: tuple[CatalogueRow, ...], tmp_path: Path) -> None:
+    chosen, _config = choose(name, rows, tmp_path)
+    (offer,) = chosen.absent.values()
+    assert offer.id == wanted
+
+
+def test_quality_takes_what_there_is_room_for(rows: tuple[CatalogueRow, ...], tmp_path: Path) -> None:
+    chosen, _config = choose("agx-orin-64", rows, tmp_path, "prefer=quality")
+    assert [offer.id for offer in chosen.absent.values()] == ["Qwen3.6-35B-A3B:Q8_0"]
+    faster, _config = choose("agx-orin-64", rows, tmp_path, "prefer=speed")
+    assert [offer.id for offer in faster.absent.values()] == ["Qwen3.6-35B-A3B:UD-Q4_K_M"]
+
+
+def test_the_choice_says_why(rows: tuple[CatalogueRow, ...], tmp_path: Path) -> None:
+    notes = " ".join(choose("orin-nano-8-desktop", rows, tmp_path)[0].notes)
+    assert "Qwen3.5-4B:Q4_K_M is the best of the catalogue that fits, not here yet" in notes
+    assert "Q4_K_M, because Q5_K_M does not fit" in notes
+    assert "memory bandwidth allows about 22 tokens/s" in notes
+
+
+def offer(quant: str, size: int, path: str | None = "/m") -> Offer:
+    return Offer("M", quant, size, path)
+
+
+def test_order_of_quantizations() -> None:
+    group = [offer(q, s) for q, s in (("Q8_0", 80), ("Q5_K_M", 50), ("Q4_K_M", 40), ("Q6_K", 60), ("Q2_K", 20))]
+    order = {p: [o.quant for o in quant_order(group, Wishes(prefer=p))] for p in ("balanced", "quality", "speed")}
+    assert order["balanced"] == ["Q5_K_M", "Q4_K_M", "Q2_K", "Q6_K", "Q8_0"]
+    assert order["quality"] == ["Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q2_K"]
+    assert order["speed"] == ["Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0"]
+
+
+def test_speed_follows_from_bandwidth_and_the_weights_a_token_reads() -> None:
+    board = replace(shapes.jetson(61), bandwidth_bytes_s=204.8e9)
+    where = situation(board, shapes.memory(board), shapes.engine(cuda=True), "1GiB", {})
+    dense, experts = Offer("D", "Q5_K_M", 20 * 10**9), Offer("E", "Q5_K_M", 20 * 10**9, active=0.1)
+    assert tokens_s(dense, Wishes(), where) == pytest.approx(6.144)
+    assert tokens_s(experts, Wishes(), where) == pytest.approx(61.44)
+    unknown = replace(where, board=replace(board, bandwidth_bytes_s=None))
+    assert tokens_s(dense, Wishes(), unknown) is None
+
+
+def test_what_is_here_is_preferred_and_a_better_one_is_named(tmp_path: Path) -> None:
+    board = shapes.jetson(15.3)
+    where = situation(board, shapes.memory(board), shapes.engine(cuda=True), "1GiB", {})
+    small = subject(shapes.model("Small", shapes.meta(layers=8)))
+    large = subject(shapes.model("Large", shapes.meta()))
+    here = Offer("Small", "Q5_K_M", small.file.bytes, "/m/small.gguf", rank=5)
+    there = Offer("Large", "Q5_K_M", large.file.bytes, None, "hf://x/y", rank=1)
+    found = select([here, there], Wishes(), where, lambda o: small if o.name == "Small" else large)
+    assert (found.offer, found.better) == (here, there)
+    assert "the best that is here and fits" in found.because
+
+
+def test_a_slow_or_tight_model_that_is_here_is_still_served() -> None:
+    board = replace(shapes.jetson(15.3), bandwidth_bytes_s=10e9)
+    where = situation(board, shapes.memory(board), shapes.engine(cuda=True), "1GiB", {})
+    it = subject(shapes.model())
+    only = Offer("Slow", "Q5_K_M", it.file.bytes, "/m/slow.gguf")
+    assert select([only], Wishes(), where, lambda _: it).offer is only
+
+
+def test_nothing_small_enough_is_said() -> None:
+    board = shapes.jetson(3)
+    where = situation(board, shapes.memory(board), shapes.engine(cuda=True), "1GiB", {})
+    huge = Offer("Huge", "Q5_K_M", 50 * 10**9, "/m/huge.gguf")
+    with pytest.raises(DoesNotFitError, match="no model is small enough for this machine"):
+        select([huge], Wishes(), where, lambda _: None)
+
+
+@pytest.fixture
+def store(tmp_path: Path, smollm2: Path) -> Store:
+    """Two quantizations of one model and another model, real files."""
+    models = folders({}, tmp_path).models
+    models.mkdir(parents=True)
+    from gguf import GGMLQuantizationType as Type
+
+    shape = Shape(layers=2, embd=256, ff=512)
+    write(models / "Rnd-F16.gguf", shape, smollm2)
+    write(models / "Rnd-Q8_0.gguf", replace(shape, type=Type.Q8_0), smollm2)
+    write(models / "Other-Q8_0.gguf", replace(shape, layers=1, type=Type.Q8_0), smollm2)
+    (models / "Broken-Q4_K_M.gguf").write_bytes(b"GGUF" + b"\0" * 100)
+    return Store(models)
+
+
+def test_a_name_takes_the_best_file_that_is_here(store: Store, tmp_path: Path, rows: tuple[CatalogueRow, ...]) -> None:
+    chosen, _config = choose("cpu-16", rows, tmp_path, model="chat=rnd")
+    file, config = chosen.models["chat"]
+    assert (file.quant, config.id, chosen.absent) == ("Q8_0", "chat", {})
+    larger, _config = choose("cpu-16", rows, tmp_path, model="chat=Rnd:F16")
+    assert larger.models["chat"][0].quant == "F16"
+    assert [file.quant for file in larger.smaller["chat"]] == ["Q8_0"]
+    by_path, _config = choose("cpu-16", rows, tmp_path, model=f"chat={store.models_dir / 'Rnd-F16.gguf'}")
+    assert by_path.models["chat"][0].quant == "F16"
+
+
+def test_nothing_named_takes_the_largest_that_is_here_with_smaller_ones_behind(
+    store: Store, tmp_path: Path, rows: tuple[CatalogueRow, ...]
+) -> None:
+    chosen, _config = choose("cpu-16", rows, tmp_path)
+    assert {model_id: file.quant for model_id, (file, _model) in chosen.models.items()} == {"Rnd": "Q8_0"}
+    assert [file.name for file in chosen.smaller["Rnd"]] == ["Other"]
+    assert any("would fit and is better: edgellm model pull Qwen3.5-4B:Q5_K_M" in note for note in chosen.notes)
+
+
+def test_a_name_of_the_catalogue_is_planned_before_it_is_here(rows: tuple[CatalogueRow, ...], tmp_path: Path) -> None:
+    chosen, _config = choose("orin-nano-8", rows, tmp_path, model="qwen3.5-9b:q4_k_m")
+    assert chosen.absent["qwen3.5-9b"].source == "hf://unsloth/Qwen3.5-9B-GGUF:Q4_K_M"
+    with pytest.raises(ModelMissingError, match=r"there is no Q2_K of Qwen3\.5-9B"):
+        choose("orin-nano-8", rows, tmp_path, model="Qwen3.5-9B:Q2_K")
+    with pytest.raises(ModelMissingError):
+        choose("orin-nano-8", rows, tmp_path, model="Nobody-Knows-This")
+
+
+def test_the_ranking_names_models_of_the_catalogue() -> None:
+    """A typing error in profiles/ranking.toml would take a model out of the choice without a word."""
+    from edge.plan.offers import ranking
+
+    known = {row.name.lower() for row in load_catalogue()} | {
+        row.name.lower() for row in load_catalogue(HERE / "catalogue.toml")
+    }
+    assert set(ranking()) - known <= {"qwen3-0.6b"}
