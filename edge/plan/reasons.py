@@ -88,6 +88,8 @@ def _offload(chosen: Settings, n_layer: int, wishes: Wishes, place: Situation) -
         return f"everything on {', '.join(chosen.devices)}"
     if chosen.n_gpu_layers:
         return "as many layers as fit; the rest runs on the CPU, slower"
+    if place.board.refused:
+        return "its GPU cannot be used"
     if place.gpus:
         return "the GPU is not used, as wished" if wishes.offload == "none" else "the GPU's memory is too small"
     return "this engine has no CUDA" if place.board.gpus else "no GPU here"

@@ -66,9 +66,23 @@ def _model(model: ModelPlan, verbose: bool, names: Mapping[str | None, str]) -> 
         lines += ["", "  other rungs:", *(f"  {line}" for line in columns([_rung(rung, names) for rung in others]))]
     lines += [f"  warning: {warning}" for warning in model.warnings]
     if verbose:
-        lines += ["", "  command:", f"    {' '.join(chosen.argv)}", "  environment:"]
-        lines += [f"    {name}={value}" for name, value in redacted(chosen.env).items()]
+        lines += ["", *(f"  {line}" for line in (*command_lines(chosen), *environment_lines(chosen)))]
     return lines
+
+
+def command_lines(rung: LaunchPlan) -> list[str]:
+    """The command line, one option a line."""
+    words: list[str] = []
+    for word in rung.argv:
+        if word.startswith("-") or not words or not words[-1].startswith("-") or " " in words[-1]:
+            words.append(word)
+        else:
+            words[-1] += f" {word}"
+    return ["command:", *(f"  {word}" for word in words)]
+
+
+def environment_lines(rung: LaunchPlan) -> list[str]:
+    return ["environment:", *(f"  {name}={value}" for name, value in redacted(rung.env).items())]
 
 
 def _memory(rung: LaunchPlan, names: Mapping[str | None, str]) -> list[str]:
@@ -94,5 +108,6 @@ def _rung(rung: LaunchPlan, names: Mapping[str | None, str]) -> tuple[str, ...]:
     needs = ", ".join(f"{format_bytes(d.required_bytes)} {names.get(name, name)}" for name, d in rung.budget.items())
     model = f"{rung.model.name} {rung.model.quant}" if rung.model else ""
     layers = f"{chosen.n_gpu_layers} layers on the GPU" if chosen.split_mode and chosen.n_gpu_layers else ""
-    extra = " ".join(part for part in (model, layers) if part)
+    cache = "" if chosen.cache_ram_bytes or chosen.role != "chat" else "no prompt cache"
+    extra = ", ".join(part for part in (model, layers, cache) if part)
     return (f"{rung.rung}", *parts, needs, "fits" if rung.fits else "does not fit", extra)

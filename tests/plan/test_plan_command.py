@@ -1,0 +1,133 @@
+"""`edgellm plan`: for this machine, for boards that are not here, as text and as the document."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.cli import main
+from edge.folders import folders
+from edge.plan.calibration_file import calibration_path, record
+from edge.plan.plan import LaunchPlan, Measured, Settings
+from tests.trees import trees
+
+DOMAIN = {
+    *("available_bytes", "reserve_bytes", "weights_bytes", "kv_bytes", "compute_bytes", "context_bytes"),
+    *("prompt_cache_bytes", "page_cache_bytes", "required_bytes", "headroom_bytes"),
+}
+SETTINGS = {
+    *("n_ctx", "n_parallel", "n_gpu_layers", "kv_type_k", "kv_type_v", "flash_attention", "load_mode", "n_threads"),
+    *("cache_ram_bytes", "devices"),
+}
+
+
+@pytest.fixture
+def state(tmp_path: Path, smollm2: Path) -> list[str]:
+    models = folders({}, tmp_path).models
+    models.mkdir(parents=True)
+    (models / smollm2.name).symlink_to(smollm2)
+    return ["--state-dir", str(tmp_path)]
+
+
+def document(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["plan", "--json", *arguments]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_the_document_is_the_agreed_one(capsys: pytest.CaptureFixture[str], state: list[str]) -> None:
+    found = document(capsys, "--root", str(trees.tree("orin-nano-8")), *state)
+    assert found["schema"] == 1
+    assert set(found["engine"]) == {"id", "kind", "version", "commit", "era"}
+    (model,) = found["models"].values()
+    assert set(model["model"]) >= {"path", "quant", "bytes", "fingerprint"}
+    rung = model["ladder"][model["chosen"]]
+    assert rung["rung"] == model["chosen"]
+    assert rung["fits"] is True
+    assert set(rung["settings"]) >= SETTINGS
+    assert {domain: set(values) for domain, values in rung["memory"].items()} == {"unified": DOMAIN}
+    assert rung["argv"].count("{socket}") == 1
+    assert rung["env"]["LC_ALL"] == "C"
+    assert all(set(reason) == {"subject", "value", "because", "origin"} for reason in rung["reasons"])
+    for each in model["ladder"]:
+        memory = each["memory"]["unified"]
+        parts = sum(memory[f"{part}_bytes"] for part in ("weights", "kv", "compute", "context", "prompt_cache"))
+        assert memory["required_bytes"] == parts + memory["page_cache_bytes"]
+
+
+def test_a_plan_that_a_jetson_user_would_sign(capsys: pytest.CaptureFixture[str], state: list[str]) -> None:
+    assert main(["plan", "--root", str(trees.tree("orin-nano-8")), "-v", *state]) == 0
+    printed = capsys.readouterr().out
+    for words in ("Jetson Orin Nano (8GB)", "L4T 36.4.3", "everything on CUDA0", "headroom", "--fit off", "{socket}"):
+        assert words in printed
+    assert "planned for an engine built there with `edgellm build -p orin`" in printed
+
+
+def test_memory_by_hand_and_boards_by_name(capsys: pytest.CaptureFixture[str], state: list[str]) -> None:
+    board = ["--board", "orin-nano-8", *state]
+    rich = document(capsys, *board)
+    poor = document(capsys, *board, "--memory", "1.9GiB")
+    rungs = [next(iter(found["models"].values())) for found in (rich, poor)]
+    assert rungs[0]["chosen"] < rungs[1]["chosen"]
+    assert main(["plan", *board, "--memory", "1.2GiB"]) == 75
+    error = capsys.readouterr().err
+    assert "does not fit" in error
+    assert "hint:" in error
+    assert main(["plan", *board, "--root", "/"]) == 64
+    assert main(["plan", "--board", "orin-nanu-8", *state]) == 64
+    assert main(["plan", *board, "--memory", "lots"]) == 64
+
+
+def test_a_profile_and_a_model_by_flag(capsys: pytest.CaptureFixture[str], state: list[str]) -> None:
+    found = document(capsys, "-p", "cpu", "-m", "chat=smollm2-135m-instruct", "--set", "n_ctx=2048", *state)
+    (rung,) = [model["ladder"][model["chosen"]] for model in found["models"].values()]
+    assert list(found["models"]) == ["chat"]
+    assert (rung["settings"]["n_ctx"], rung["settings"]["n_gpu_layers"]) == (2048, 0)
+    assert {"subject": "n_ctx", "value": "2048"}.items() <= rung["reasons"][1].items()
+    assert rung["reasons"][1]["origin"] == "--set"
+
+
+def test_here_the_real_engine_is_planned_for(capsys: pytest.CaptureFixture[str], state: list[str]) -> None:
+    found = document(capsys, "-p", "cpu", "--engine", "embedded", *state)
+    assert found["engine"]["kind"] == "embedded"
+    assert main(["plan", "-p", "cpu", "--engine", "no-such-engine", *state]) == 64
+
+
+def test_the_last_start_is_shown_beside_the_estimate(
+    capsys: pytest.CaptureFixture[str], state: list[str], tmp_path: Path
+) -> None:
+    engine = document(capsys, "-p", "cpu", "--engine", "embedded", *state)["engine"]["id"]
+    start = LaunchPlan(0, Settings(2048, 1, 0, "f16", "f16", "on", "mmap", 2, 0), {}, (), {})
+    measured = Measured("SmolLM2 Q4_1, 2048 tokens", 96_000_000, 47_000_000, 17_000_000, 90_000_000)
+    record(calibration_path(folders({}, tmp_path)), engine, "llama", start, measured)
+    assert main(["plan", "-p", "cpu", "--engine", "embedded", *state]) == 0
+    assert "last measured (SmolLM2 Q4_1, 2048 tokens): weights 91.6 MiB, KV 44.8 MiB" in capsys.readouterr().out
+
+
+def test_a_store_of_twenty_models_is_planned_by_names(
+    capsys: pytest.CaptureFixture[str], state: list[str], tmp_path: Path, smollm2: Path
+) -> None:
+    """Only the headers of what is considered are read."""
+    models = folders({}, tmp_path).models
+    for number in range(20):
+        (models / f"Broken-{number}B-Q4_K_M.gguf").write_bytes(b"GGUF" + b"\xff" * 60)
+    shutil.copy(smollm2, models / "Named-Q4_1.gguf")
+    found = document(capsys, "-p", "cpu", "-m", "Named", "--engine", "embedded", *state)
+    assert list(found["models"]) == ["Named"]
+
+
+def test_planning_imports_the_standard_library_only() -> None:
+    """The child comes first: nothing heavy on the path of `up` before the spawn."""
+    code = (
+        "import sys, edge.plan.assemble, edge.config, edge.board.probe, edge.engine.choose; "
+        "heavy = {'numpy', 'rich', 'typer', 'httpx', 'aiohttp', 'psutil', 'gguf', 'xllamacpp', 'asyncio'}; "
+        "print(*sorted(heavy & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == ""
