@@ -28,7 +28,10 @@ Load = Callable[[Offer], Subject | None]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """`smaller` are files that are here, for later rungs. `tokens_s` is what the memory's bandwidth allows."""
+    """`smaller` are files that are here, for later rungs: other quantizations, and where it is tight another model.
+
+    `tokens_s` is what the memory's bandwidth allows.
+    """
 
     offer: Offer
     subject: Subject
@@ -56,9 +59,11 @@ def select(offers: Sequence[Offer], wishes: Wishes, place: Situation, load: Load
             because, speed = _because(offer, group, wishes), tokens_s(offer, wishes, place)
             if not offer.path:
                 return Selection(offer, subject, because, tokens_s=speed)
-            smaller = (*smaller_quants(offer, group, load), *_smaller_model(groups[index + 1 :], load))
+            smaller = smaller_quants(offer, group, load)
+            if not climb(wishes, [subject], "chat", place)[0].fits:  # tight: another model may be needed
+                smaller += _smaller_model(groups[index + 1 :], load)
             better = _better(offer, there, wishes, place, load)
-            return Selection(offer, subject, because, smaller, speed, better)
+            return Selection(offer, subject, because, tuple(smaller), speed, better)
     if last is None:
         raise DoesNotFitError("no model is small enough for this machine", "name one with -m to see what is missing")
     raise does_not_fit(last.subject.file.name, last, wishes)
