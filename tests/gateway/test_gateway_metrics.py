@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import re
+import stat
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
+from edge.errors import ConfigError
+from edge.gateway.accessfile import AccessLog
 from edge.gateway.page import Page
 from edge.gateway.settings import GatewayConfig
 from edge.status import Gate, ModelStatus, State
@@ -106,16 +110,22 @@ async def test_paths_that_clients_make_up_do_not_grow_the_metrics(rig: Rigs) -> 
     assert len(here.context.stats.requests) == 2
 
 
+class Sensors:
+    def summary(self) -> dict[str, Any]:
+        return {"source": "sysfs", "age_s": 0.5, "thermal": "NOMINAL"}
+
+    def document(self) -> dict[str, Any]:
+        return {"schema": 1, **self.summary(), "x": [1]}
+
+
 async def test_telemetry_carries_what_it_is_given_and_our_activity(rig: Rigs) -> None:
-    here = await rig(
-        stream, telemetry=lambda: {"schema": 1, "source": "sysfs", "age_s": 0.5, "thermal": "normal", "x": [1]}
-    )
+    here = await rig(stream, telemetry=Sensors())
     await here.once(POST)
     document = json.loads((await here.once(b"GET /telemetry HTTP/1.1\r\nHost: localhost\r\n\r\n")).body)
     assert (document["source"], document["x"]) == ("sysfs", [1])
     assert document["gateway"]["chat"]["completion_tokens"] == 8
     health = json.loads((await here.once(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")).body)
-    assert health["telemetry"] == {"source": "sysfs", "age_s": 0.5, "thermal": "normal"}
+    assert health["telemetry"] == {"source": "sysfs", "age_s": 0.5, "thermal": "NOMINAL"}
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -161,3 +171,22 @@ def test_the_policy_follows_the_file() -> None:
     page = Page.load()
     assert page.etag.startswith('"')
     assert len(re.findall("sha256-[A-Za-z0-9+/]{43}=", page.policy)) == 2
+
+
+async def test_the_log_file_is_private_and_bounded(rig: Rigs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.gateway.accessfile.SIZE_BYTES", 1000)
+    path = tmp_path / "log" / "access.log"
+    here = await rig(stream, config=GatewayConfig(access_log=path, log_json=True))
+    for _ in range(20):
+        await here.once(POST)
+    assert sorted(each.name for each in path.parent.iterdir()) == ["access.log", "access.log.1"]
+    for each in path.parent.iterdir():
+        assert stat.S_IMODE(each.stat().st_mode) == 0o600
+        assert each.stat().st_size <= 1000
+        assert all(json.loads(line)["code"] == 200 for line in each.read_text().splitlines())
+
+
+def test_a_log_that_cannot_be_opened_is_a_configuration_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError):
+        AccessLog(tmp_path / "file" / "access.log")
