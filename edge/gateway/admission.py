@@ -14,26 +14,32 @@ from edge.upstream import Upstream
 # What one request takes until measured: a guess for Retry-After only.
 _FIRST_GUESS_S = 5.0
 _SMOOTHING = 0.2
+_COOLING_S = 30.0
 
 Wait = Callable[["asyncio.Future[None]", Callable[[], Fault]], Awaitable[None]]
 
 
 @dataclass(slots=True)
 class _Line:
-    """One model's queue. `reduced`: the most that the governor allows for now."""
+    """One model's queue. `fraction` of its slots may be busy; with `held` nobody goes ahead."""
 
     slots: int = 1
     active: int = 0
-    reduced: int | None = None
+    fraction: float = 1.0
+    held: bool = False
     waiters: deque[asyncio.Future[None]] = field(default_factory=deque)
     typical_s: float = _FIRST_GUESS_S
 
     @property
     def limit(self) -> int:
-        return max(1, self.slots if self.reduced is None else min(self.slots, self.reduced))
+        return max(1, int(self.slots * self.fraction))
+
+    @property
+    def full(self) -> bool:
+        return self.held or self.active >= self.limit
 
     def advance(self) -> None:
-        while self.waiters and self.active < self.limit:
+        while self.waiters and not self.full:
             waiter = self.waiters.popleft()
             if not waiter.done():
                 self.active += 1  # on the waiter's behalf: nobody slips in before it runs
@@ -50,6 +56,8 @@ class Admission:
     def __init__(self, queue_requests: int) -> None:
         self._queue_requests = queue_requests
         self._lines: dict[str, _Line] = {}
+        self._fraction = 1.0
+        self._held = False
 
     def active(self, model: str) -> int:
         return self._line(model).active
@@ -60,13 +68,14 @@ class Admission:
     def crowded(self, upstream: Upstream) -> bool:
         """Would a request have to stand in line?"""
         line = self._current(upstream)
-        return bool(line.waiters) or line.active >= line.limit
+        return bool(line.waiters) or line.full
 
-    def reduce(self, model: str, slots: int | None) -> None:
-        """The governor's word: at most `slots` at once, though at least one; None lifts it."""
-        line = self._line(model)
-        line.reduced = slots
-        line.advance()
+    def govern(self, fraction: float, hold_new: bool = False) -> None:
+        """The thermal governor's word: this part of each model's slots, though at least one; `hold_new`: all wait."""
+        self._fraction, self._held = fraction, hold_new
+        for line in self._lines.values():
+            line.fraction, line.held = fraction, hold_new
+            line.advance()
 
     def enter_now(self, upstream: Upstream) -> Turn | None:
         """A turn at once, or None when there is a line."""
@@ -85,7 +94,7 @@ class Admission:
         if turn is not None:
             return turn
         line = self._current(upstream)
-        if not patient and len(line.waiters) >= self._queue_requests:
+        if not patient and not line.held and len(line.waiters) >= self._queue_requests:
             raise Refused(_busy(upstream, line))
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         line.waiters.append(waiter)
@@ -100,7 +109,10 @@ class Admission:
         return Turn(line)
 
     def _line(self, model: str) -> _Line:
-        return self._lines.setdefault(model, _Line())
+        line = self._lines.get(model)
+        if line is None:
+            line = self._lines[model] = _Line(fraction=self._fraction, held=self._held)
+        return line
 
     def _current(self, upstream: Upstream) -> _Line:
         line = self._line(upstream.model_id)
@@ -123,6 +135,8 @@ class Turn:
 
 
 def _busy(upstream: Upstream, line: _Line) -> Fault:
+    if line.held:
+        return Fault(503, "too_hot", "the board is too hot for new requests", "try again later", _COOLING_S)
     message = f"model {upstream.model_id!r} works on {line.active} requests and {len(line.waiters)} are in line"
     wait_s = line.typical_s * (len(line.waiters) + 1) / line.limit
     return Fault(429, "busy", message, "try again later, or plan more slots (n_parallel)", wait_s)

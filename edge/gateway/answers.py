@@ -74,8 +74,7 @@ def _idle(status: ModelStatus) -> bool:
 
 def _healthz(context: Context, route: Route, admin: bool) -> web.Response:
     statuses = context.statuses()
-    telemetry = context.telemetry() if context.telemetry else None
-    summary = {name: telemetry.get(name) for name in ("source", "age_s", "thermal")} if telemetry else None
+    summary = context.telemetry.summary() if context.telemetry else None
     value = health.healthz(statuses, summary, context.wall() - context.monotonic(), context.fault, admin)
     serving = value["status"] == "ok" or (value["status"] == "degraded" and not context.config.strict)
     return document(value, *_probe(context, serving))
@@ -113,7 +112,7 @@ def _model(context: Context, route: Route, admin: bool) -> web.Response:
 
 
 def _telemetry(context: Context, route: Route, admin: bool) -> web.Response:
-    known = context.telemetry() if context.telemetry else {"schema": 1, "source": None}
+    known = context.telemetry.document() if context.telemetry else {"schema": 1, "source": None}
     return document({**known, "gateway": _activity(context)})
 
 

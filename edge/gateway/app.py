@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from aiohttp import web
 
 from edge.gateway.access import Door
+from edge.gateway.accessfile import AccessLog
 from edge.gateway.admission import Admission
 from edge.gateway.connections import Connections
-from edge.gateway.context import Context
+from edge.gateway.context import Context, Telemetry
 from edge.gateway.handler import CONTEXT, handle
 from edge.gateway.hold import WaitingRoom
 from edge.gateway.keyring import KeyRing
@@ -27,16 +27,16 @@ def make_app(
     config: GatewayConfig | None = None,
     *,
     alive: Callable[[], bool] = lambda: True,
-    telemetry: Callable[[], Mapping[str, Any]] | None = None,
+    telemetry: Telemetry | None = None,
     fault: Failure | None = None,
     wall: Callable[[], float] = time.time,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> web.Application:
     """`upstreams` by model id, the first is the default; the mapping may change while we run.
 
-    `alive`: does the supervisor's loop turn? `telemetry`: the document behind /telemetry. `fault`: nothing can be
-    served, and this is why (a configuration that cannot be read, behind a socket that others wait on).
-    Raises ConfigError when the key file cannot be read.
+    `alive`: does the supervisor's loop turn? `fault`: nothing can be served, and this is why (a configuration that
+    cannot be read, behind a socket that others wait on). `app[CONTEXT]` has what others add to or turn: `metrics.add`,
+    `admission.govern`. Raises ConfigError when the key file or the access log cannot be opened.
     """
     config = config or GatewayConfig()
     context = Context(
@@ -53,6 +53,7 @@ def make_app(
         admission=Admission(config.queue_requests),
         connections=Connections(config.limits),
         page=Page.load(),
+        access_log=AccessLog(config.access_log, as_json=config.log_json),
         started=int(wall()),
     )
     context.metrics.add(GatewayCollector(context.stats, upstreams, context.admission, context.room))
@@ -60,7 +61,7 @@ def make_app(
     app[CONTEXT] = context
     app.router.add_route("*", "/{tail:.*}", handle, expect_handler=_expect_later)
     app.on_shutdown.append(_stop_waiting)
-    app.on_cleanup.append(_close_pools)
+    app.on_cleanup.append(_close)
     return app
 
 
@@ -72,5 +73,6 @@ async def _stop_waiting(app: web.Application) -> None:
     app[CONTEXT].room.close()
 
 
-async def _close_pools(app: web.Application) -> None:
+async def _close(app: web.Application) -> None:
     await app[CONTEXT].pools.close()
+    app[CONTEXT].access_log.close()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from edge.gateway.access import Door
+from edge.gateway.accessfile import AccessLog
 from edge.gateway.admission import Admission
 from edge.gateway.connections import Connections
 from edge.gateway.hold import WaitingRoom
@@ -21,6 +22,18 @@ from edge.status import Failure, ModelStatus
 from edge.upstream import Upstream
 
 
+class Telemetry(Protocol):
+    """Whoever measures heat and power."""
+
+    def summary(self) -> Mapping[str, Any]:
+        """`source`, `age_s`, `thermal`: asked by every probe, so that it must cost nothing."""
+        ...
+
+    def document(self) -> Mapping[str, Any]:
+        """All of it. Asking counts as watching."""
+        ...
+
+
 @dataclass(slots=True)
 class Context:
     """`upstreams` by model id, the first is the default. The mapping may change while we run.
@@ -31,7 +44,7 @@ class Context:
     upstreams: Mapping[str, Upstream]
     config: GatewayConfig
     alive: Callable[[], bool]
-    telemetry: Callable[[], Mapping[str, Any]] | None
+    telemetry: Telemetry | None
     fault: Failure | None
     wall: Callable[[], float]
     monotonic: Callable[[], float]
@@ -41,6 +54,7 @@ class Context:
     admission: Admission
     connections: Connections
     page: Page
+    access_log: AccessLog
     started: int
     stats: Stats = field(default_factory=Stats)
     metrics: Metrics = field(default_factory=Metrics)

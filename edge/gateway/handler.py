@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from edge.gateway import accesslog, answers, keys
+from edge.gateway import answers, keys
 from edge.gateway.context import Context
 from edge.gateway.openai import Fault
 from edge.gateway.passing import pass_on
@@ -40,8 +40,7 @@ async def handle(request: web.Request) -> web.StreamResponse:
         raise
     finally:
         context.connections.request_ended(transport)
-        render = accesslog.as_json if context.config.log_json else accesslog.as_text
-        visit.record(context.stats, loop.time(), render)
+        visit.record(context.stats, loop.time(), context.access_log)
 
 
 async def _answer(context: Context, request: web.Request, visit: Visit) -> web.StreamResponse:

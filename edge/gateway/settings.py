@@ -38,6 +38,7 @@ class GatewayConfig:
     insecure: bool = False
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    access_log: Path | None = None  # None: only to the logger edge.access
     log_json: bool = False
     log_prompts: bool = False
     limits: Limits = field(default_factory=Limits)

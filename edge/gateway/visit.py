@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from edge.gateway import accesslog
+from edge.gateway.accessfile import AccessLog
 from edge.gateway.stats import Stats
 from edge.gateway.tally import Tally
-
-access = logging.getLogger("edge.access")
 
 # nginx's code for a client that left before its answer.
 GONE = 499
@@ -33,12 +30,12 @@ class Visit:
     retried: bool = False
     prompt: str | None = None
 
-    def record(self, stats: Stats, now_s: float, render: Callable[[accesslog.Entry], str]) -> None:
+    def record(self, stats: Stats, now_s: float, log: AccessLog) -> None:
         stats.requests[self.route, str(self.code), self.model or ""] += 1
         if self.model is not None:
             self._count(stats, now_s)
-        if access.isEnabledFor(logging.INFO):
-            access.info("%s", render(self._entry(now_s)))
+        if log.wanted:
+            log.write(self._entry(now_s))
 
     def _count(self, stats: Stats, now_s: float) -> None:
         model = stats.model(self.model or "")

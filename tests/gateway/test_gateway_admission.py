@@ -67,18 +67,33 @@ async def test_leaving_the_line_or_one_s_turn_strands_nobody() -> None:
 async def test_the_governor_reduces_and_lifts() -> None:
     admission, model = Admission(8), FakeModel()
     model.slots = 3
-    admission.reduce("chat", 1)
+    admission.govern(0.5)
     first = await admission.enter(model, _wait, patient=False)
     assert admission.enter_now(model) is None
     second = asyncio.ensure_future(admission.enter(model, _wait, patient=False))
     await asyncio.sleep(0)
     assert not second.done()
-    admission.reduce("chat", None)
+    admission.govern(1.0)
     (await asyncio.wait_for(second, 5)).leave()
     first.leave()
-    admission.reduce("chat", 0)
+    admission.govern(0.0)
     turn = admission.enter_now(model)
     assert turn is not None, "one request always goes through"
+
+
+async def test_a_hot_board_lets_new_requests_wait_and_then_tells_them_why(rig: Rigs) -> None:
+    here = await rig(config=GatewayConfig(queue_requests=0))
+    here.context.admission.govern(0.5, hold_new=True)
+    client = await here.connect()
+    await client.request("POST", "/v1/chat/completions", b"{}")
+    await until(lambda: here.context.admission.queued("chat") == 1)
+    hot = await here.once(
+        b"POST /completion HTTP/1.1\r\nHost: localhost\r\nEdgellm-Max-Wait: 0\r\nContent-Length: 2\r\n\r\n{}"
+    )
+    assert (hot.status, json.loads(hot.body)["error"]["kind"]) == (503, "too_hot")
+    assert hot.header("retry-after")
+    here.context.admission.govern(1.0)
+    assert (await client.answer()).status == 200
 
 
 async def test_the_line_is_short_but_not_for_those_who_waited_before() -> None:

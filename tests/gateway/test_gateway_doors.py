@@ -216,10 +216,11 @@ async def test_our_routes_answer_get_only(rig: Rigs) -> None:
 
 
 async def test_a_mistake_of_ours_is_a_500_without_its_insides(rig: Rigs, caplog: pytest.LogCaptureFixture) -> None:
-    def broken() -> dict[str, str]:
-        raise RuntimeError("the inside")
+    class Broken:
+        def document(self) -> dict[str, str]:
+            raise RuntimeError("the inside")
 
-    here = await rig(telemetry=broken)
+    here = await rig(telemetry=Broken())
     client = await here.connect()
     await client.request("GET", "/telemetry")
     answer = await client.answer()

@@ -1,0 +1,57 @@
+"""Where the lines of the access log go: a bounded file of our own, and the logger `edge.access`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from io import TextIOWrapper
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+from edge.errors import ConfigError
+from edge.gateway import accesslog
+from edge.units import MIB
+
+SIZE_BYTES = 4 * MIB
+
+_logger = logging.getLogger("edge.access")
+
+
+class AccessLog:
+    """`path` None: no file. Two files of SIZE_BYTES at most. Raises ConfigError when it cannot be opened."""
+
+    def __init__(self, path: Path | None, *, as_json: bool = False) -> None:
+        self._render = accesslog.as_json if as_json else accesslog.as_text
+        self._file: RotatingFileHandler | None = None
+        if path is not None:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = _PrivateFile(path, maxBytes=SIZE_BYTES, backupCount=1, encoding="utf-8")
+            except OSError as error:
+                hint = "set access_log in [gateway] to a file that can be written"
+                raise ConfigError(f"cannot open {path}: {error.strerror}", hint) from error
+            self._file.setFormatter(logging.Formatter("%(asctime)s %(message)s" if not as_json else "%(message)s"))
+
+    @property
+    def wanted(self) -> bool:
+        return self._file is not None or _logger.isEnabledFor(logging.INFO)
+
+    def write(self, entry: accesslog.Entry) -> None:
+        record = logging.makeLogRecord({"name": _logger.name, "levelno": logging.INFO, "levelname": "INFO"})
+        record.msg = self._render(entry)
+        if self._file is not None:
+            self._file.handle(record)
+        if _logger.isEnabledFor(logging.INFO):
+            _logger.handle(record)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+class _PrivateFile(RotatingFileHandler):
+    """It names who asked, and what, where the owner wanted that: 0600, also after it turned over."""
+
+    def _open(self) -> TextIOWrapper:
+        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        return os.fdopen(descriptor, "a", encoding="utf-8")
