@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +59,7 @@ class Folders:
         """A child's private socket. The id is cut and hashed where it is long or not a plain file name."""
         plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in model_id)
         if plain != model_id or len(plain.encode()) > 24:
-            plain = f"{plain.encode()[:15].decode(errors='ignore')}-{hashlib.sha256(model_id.encode()).hexdigest()[:8]}"
+            plain = f"{plain.encode()[:15].decode(errors='ignore')}-{_digest(model_id.encode(), 8)}"
         return self.instance_run / f"{plain}.sock"
 
 
@@ -93,7 +91,7 @@ def user_folders(env: Mapping[str, str]) -> Folders:
         data=xdg("XDG_DATA_HOME", home / ".local/share"),
         state=xdg("XDG_STATE_HOME", home / ".local/state"),
         cache=xdg("XDG_CACHE_HOME", home / ".cache"),
-        run=run or Path(tempfile.gettempdir()) / f"edgellm-{os.getuid()}",
+        run=run or temporary() / f"edgellm-{os.getuid()}",
         config=xdg("XDG_CONFIG_HOME", home / ".config"),
     )
 
@@ -101,6 +99,17 @@ def user_folders(env: Mapping[str, str]) -> Folders:
 def _under(base: Path) -> Folders:
     run = base / "run"
     if len(os.fsencode(run / "main")) + 1 + _LONGEST_SOCKET_NAME > SOCKET_PATH_MAX_BYTES:
-        digest = hashlib.sha256(os.fsencode(base)).hexdigest()[:12]
-        run = Path(tempfile.gettempdir()) / f"edgellm-{os.getuid()}-{digest}"
+        digest = _digest(os.fsencode(base), 12)
+        run = temporary() / f"edgellm-{os.getuid()}-{digest}"
     return Folders(base / "data", base / "state", base / "cache", run, base / "config")
+
+
+def temporary() -> Path:
+    """TMPDIR or /tmp. The standard library's tempfile would try to write there; nothing is written here."""
+    return Path(os.environ.get("TMPDIR") or "/tmp")
+
+
+def _digest(data: bytes, length: int) -> str:
+    import hashlib  # loads OpenSSL: only names that do not fit pay for it
+
+    return hashlib.sha256(data).hexdigest()[:length]

@@ -5,37 +5,34 @@ inherited sockets → configuration → lock → bind what is not inherited → 
 
 from __future__ import annotations
 
-import argparse
+import gc
 import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from signal import SIGKILL
-from typing import NoReturn
+from typing import Any
 
 from edge import consent, listen
 from edge.coldstart.journal import process_began_s
 from edge.coldstart.timeline import Span
 from edge.config import Config, load
-from edge.errors import BugError, EdgeError, EngineMissingError, UnavailableError, UsageError
+from edge.errors import BugError, EdgeError, EngineMissingError, UnavailableError
 from edge.folders import Folders, folders
 from edge.handover import Launch
 from edge.instance import acquire
-from edge.options import UP
+from edge.options import read
 from edge.plan.chosen import fetch_first
 from edge.prepare import Prepared, prepare
 from edge.supervisor.child import spawn
 from edge.supervisor.notify import Notifier
 
-EPILOG = """examples:
-  edgellm up                               serve what is configured, or the model that is there
-  edgellm up -p orin -m Qwen3.5-4B:Q5_K_M  a profile and a model
-  edgellm up -p cpu --set n_ctx=8192       one value of the plan
-"""
+Options = Mapping[str, Any]
 
 
 def up(argv: list[str]) -> int:
     """Runs until it is stopped. Returns the exit code; faults before the first spawn raise EdgeError."""
+    gc.disable()  # nothing of the launch is garbage; looking for some costs more than a tenth of it
     began_s = process_began_s() or time.monotonic()
     clock = _Clock(began_s)
     options = parse(argv)
@@ -46,6 +43,8 @@ def up(argv: list[str]) -> int:
         launch.spans = clock.spans
         from edge.app import run
 
+        gc.freeze()
+        gc.enable()
         return run(launch)
     except BaseException:
         # Ctrl-C while importing, or a bug: nothing may stay behind.
@@ -57,34 +56,19 @@ def up(argv: list[str]) -> int:
         raise
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message, "see `edgellm up --help`")
+def parse(argv: list[str]) -> Options:
+    """By `Option.dest`. Raises UsageError; --help exits."""
+    options = read(argv)
+    if options is None:
+        from edge.usage import explain
+
+        options = explain(argv)
+    return options
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    """Raises UsageError."""
-    parser = _Parser(
-        prog="edgellm up",
-        description="Plan, launch, warm and serve on one address until Ctrl-C or `edgellm stop`.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    for option in UP:
-        names = [option.short, option.name] if option.short else [option.name]
-        if option.metavar is None:
-            parser.add_argument(*names, action="store_true", help=option.help)
-        elif option.many:
-            parser.add_argument(*names, action="append", default=[], metavar=option.metavar, help=option.help)
-        else:
-            parser.add_argument(*names, metavar=option.metavar, help=option.help)
-    return parser.parse_args(argv)
-
-
-def given(options: argparse.Namespace) -> Mapping[str, object]:
+def given(options: Options) -> Options:
     """Only what was on the command line."""
-    return {name: value for name, value in vars(options).items() if value not in (None, False, [])}
+    return {name: value for name, value in options.items() if value not in (None, False, [])}
 
 
 class _Clock:
@@ -100,12 +84,12 @@ class _Clock:
         self._last_s = now
 
 
-def _take_sockets(options: argparse.Namespace, began_s: float, clock: _Clock) -> Launch:
+def _take_sockets(options: Options, began_s: float, clock: _Clock) -> Launch:
     clock.lap("python")
     notifier = Notifier.take(os.environ)
     notifier.status("planning")
     sockets = listen.inherited(os.environ)
-    places = folders(os.environ, Path(options.state_dir) if options.state_dir else None)
+    places = folders(os.environ, Path(options["state_dir"]) if options["state_dir"] else None)
     config, failure = _configure(options, places, inherited=bool(sockets))
     lock = acquire(places)
     inherited = bool(sockets)
@@ -113,11 +97,11 @@ def _take_sockets(options: argparse.Namespace, began_s: float, clock: _Clock) ->
         sockets = listen.bind(config.listen)
     lock.tell([listen.url(each) for each in sockets])
     clock.lap("configure")
-    as_json = bool(options.json)
+    as_json = bool(options["json"])
     return Launch(places, config, lock, sockets, inherited, began_s, as_json, failure=failure, notifier=notifier)
 
 
-def _configure(options: argparse.Namespace, places: Folders, *, inherited: bool) -> tuple[Config, EdgeError | None]:
+def _configure(options: Options, places: Folders, *, inherited: bool) -> tuple[Config, EdgeError | None]:
     """Behind a socket unit a fault is answered, not exited with: each waiting client would start us again."""
     try:
         return load(places, given(options), os.environ), None
@@ -127,7 +111,7 @@ def _configure(options: argparse.Namespace, places: Folders, *, inherited: bool)
         return Config(), error
 
 
-def _plan(launch: Launch, options: argparse.Namespace, clock: _Clock) -> None:
+def _plan(launch: Launch, options: Options, clock: _Clock) -> None:
     if launch.failure is not None:
         return
     try:
@@ -146,9 +130,9 @@ def _plan(launch: Launch, options: argparse.Namespace, clock: _Clock) -> None:
     clock.lap("plan")
 
 
-def _prepared(launch: Launch, options: argparse.Namespace) -> Prepared:
+def _prepared(launch: Launch, options: Options) -> Prepared:
     """With --yes, or a yes on the terminal, what is missing is built and fetched first."""
-    state_dir, yes = Path(options.state_dir) if options.state_dir else None, bool(options.yes)
+    state_dir, yes = Path(options["state_dir"]) if options["state_dir"] else None, bool(options["yes"])
     try:
         prepared = prepare(launch.config, launch.folders)
     except EngineMissingError as missing:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import ipaddress
 import os
 import socket
 from collections.abc import MutableMapping, Sequence
@@ -83,4 +82,6 @@ def url(listener: socket.socket) -> str:
 def is_loopback(listener: socket.socket) -> bool:
     if listener.family == socket.AF_UNIX:
         return True
+    import ipaddress
+
     return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback

@@ -31,3 +31,30 @@ UP = (
     Option("--insecure", "serve other machines without a key"),
     Option("--json", "print events as JSON lines"),
 )
+
+
+def read(argv: list[str], table: tuple[Option, ...] = UP) -> dict[str, object] | None:
+    """The values by `dest`, for a command line that has nothing to explain. None: ask edge.usage, which can explain.
+
+    argparse costs as much as planning does, and is needed only for help and for errors.
+    """
+    by_name = {name: option for option in table for name in (option.name, option.short) if name}
+    values: dict[str, object] = {o.dest: [] if o.many else None if o.metavar else False for o in table}
+    words = iter(argv)
+    for word in words:
+        name, equals, attached = word.partition("=")
+        option = by_name.get(name)
+        if option is None or (equals and not name.startswith("--")):
+            return None
+        value: str | None = attached if equals else None
+        if option.metavar is None:
+            if equals:
+                return None
+            values[option.dest] = True
+            continue
+        value = value if equals else next(words, None)
+        if value is None or (not equals and value.startswith("-")):
+            return None
+        held = values[option.dest]
+        values[option.dest] = [*held, value] if isinstance(held, list) else value
+    return values

@@ -14,7 +14,8 @@ from edge.cli import up
 from edge.cli.app import build
 from edge.errors import UsageError
 from edge.launch import given, parse
-from edge.options import UP
+from edge.options import UP, read
+from edge.usage import explain
 from tests.serving import ROOT, edgellm
 
 # What nothing before the spawn may import: each costs more than the whole launch is allowed to.
@@ -46,6 +47,25 @@ def test_typers_command_has_the_same_options() -> None:
 def test_given_holds_only_what_was_said() -> None:
     options = parse(["-p", "cpu", "-m", "a=b", "-m", "c", "--yes"])
     assert dict(given(options)) == {"profile": "cpu", "model": ["a=b", "c"], "yes": True}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        [],
+        ["-p", "cpu"],
+        ["--profile=cpu", "-m", "a", "--model=b=c", "-y", "--json"],
+        ["--set", "n_ctx=1", "--set", "a=-1", "--listen", ":1", "--state-dir", "/x y"],
+        ["--profile="],
+    ],
+)
+def test_the_fast_reading_agrees_with_argparse(line: list[str]) -> None:
+    assert read(line) == explain(line)
+
+
+@pytest.mark.parametrize("line", [["--help"], ["-pcpu"], ["--yes=1"], ["-p"], ["-m", "-p"], ["x"], ["--"]])
+def test_what_needs_explaining_is_left_to_argparse(line: list[str]) -> None:
+    assert read(line) is None
 
 
 @pytest.mark.parametrize("line", [["--nope"], ["-p"], ["surplus"], ["--prof", "cpu"]])
