@@ -34,7 +34,7 @@ def cpu_quota(tree: Tree) -> float | None:
     quotas = []
     for folder, _ in _levels(tree, "", _V2):
         words = (tree.text(f"{folder}/cpu.max") or "").split()
-        if len(words) == 2 and all(word.isdigit() for word in words):
+        if len(words) == 2 and all(word.isdecimal() for word in words):
             quotas.append(int(words[0]) / int(words[1]))
     for folder, _ in _levels(tree, "cpu", ("/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct")):
         quota, period = tree.number(f"{folder}/cpu.cfs_quota_us"), tree.number(f"{folder}/cpu.cfs_period_us")
@@ -74,6 +74,7 @@ def _own_paths(tree: Tree) -> dict[str, str]:
 
 
 def _file_cache(tree: Tree, folder: str) -> int:
-    stat = dict(line.split(maxsplit=1) for line in tree.lines(f"{folder}/memory.stat") if " " in line)
+    words = (line.split() for line in tree.lines(f"{folder}/memory.stat"))
+    stat = {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdecimal()}
     prefix = "total_" if "total_inactive_file" in stat else ""
-    return sum(int(stat.get(f"{prefix}{name}", "0")) for name in ("inactive_file", "active_file"))
+    return sum(stat.get(f"{prefix}{name}", 0) for name in ("inactive_file", "active_file"))

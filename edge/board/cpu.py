@@ -11,6 +11,7 @@ from edge.board.tree import Tree
 _X86 = ("avx", "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8", "fma", "f16c", "bmi2", "sse4_2")
 _ARM = ("asimd", "fphp", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2", "sme")
 _CPUS = "/sys/devices/system/cpu"
+_CPUS_MAX = 8191  # the kernel's own limit
 
 
 def machine(tree: Tree) -> str:
@@ -39,12 +40,13 @@ def online_cpus(tree: Tree) -> set[int]:
 
 
 def expand(ranges: str) -> set[int]:
-    """`0-3,8` → {0, 1, 2, 3, 8}. Raises nothing: what is not a number is left out."""
+    """`0-3,8` → {0, 1, 2, 3, 8}. What is not a number, or no CPU the kernel could have, is left out."""
     numbers: set[int] = set()
     for part in ranges.split(","):
         low, _, high = part.strip().partition("-")
-        if low.isdigit():
-            numbers.update(range(int(low), int(high if high.isdigit() else low) + 1))
+        if low.isdecimal():
+            first, last = int(low), int(high if high.isdecimal() else low)
+            numbers.update(range(first, min(last, _CPUS_MAX) + 1))
     return numbers
 
 

@@ -42,15 +42,15 @@ def _from_row(row: dict[str, str]) -> GpuReading:
     gpu = Gpu(
         name=_told(row.get("name")) or "NVIDIA GPU",
         uuid=_told(row.get("uuid")),
-        index=int(index) if index and index.isdigit() else None,
+        index=int(index) if index and index.isdecimal() else None,
         pci_bus_id=_told(row.get("pci.bus_id")),
-        memory_bytes=int(total) * MIB if total and total.isdigit() else None,
+        memory_bytes=int(total) * MIB if total and total.isdecimal() else None,
         compute_capability=_told(row.get("compute_cap")),
         mig=row.get("mig.mode.current", "").strip() == "Enabled",
     )
     persistence = _told(row.get("persistence_mode"))
     return GpuReading(
-        gpu, int(free) * MIB if free and free.isdigit() else None, persistence == "Enabled" if persistence else None
+        gpu, int(free) * MIB if free and free.isdecimal() else None, persistence == "Enabled" if persistence else None
     )
 
 
@@ -76,4 +76,4 @@ def from_proc(tree: Tree) -> Reading:
 def driver_version(tree: Tree) -> str | None:
     """`570.133.07` from /proc/driver/nvidia/version."""
     words = (tree.text("/proc/driver/nvidia/version") or "").partition("\n")[0].split()
-    return next((word for word in words if word[0].isdigit() and "." in word), None)
+    return next((word for word in words if word[0].isdecimal() and "." in word), None)

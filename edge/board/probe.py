@@ -97,4 +97,4 @@ def _computer(tree: Tree, cores: Cpu, memory_bytes: int) -> Board:
 
 
 def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".") if part.isdigit())
+    return tuple(int(part) for part in text.split(".") if part.isdecimal())

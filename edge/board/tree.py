@@ -30,7 +30,7 @@ class Tree:
         try:
             with self.path(name).open("rb") as file:
                 return file.read(_READ_MAX_BYTES)
-        except OSError:
+        except (OSError, ValueError):  # ValueError: a name with a zero byte, out of some file
             return None
 
     def number(self, name: str | Path) -> int | None:
@@ -48,14 +48,14 @@ class Tree:
     def exists(self, name: str | Path) -> bool:
         try:
             return self.path(name).exists()
-        except OSError:
+        except (OSError, ValueError):
             return False
 
     def children(self, name: str | Path) -> list[str]:
         """Sorted names in a folder, [] if it is not there. cpu2 comes before cpu10."""
         try:
             return sorted((entry.name for entry in self.path(name).iterdir()), key=_natural)
-        except OSError:
+        except (OSError, ValueError):
             return []
 
     def lines(self, name: str | Path) -> Iterator[str]:

@@ -89,7 +89,7 @@ def _served(board: Board) -> str | None:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) or (0,)
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) or (0,)
 
 
 def address_pool(facts: Facts) -> Check | None:

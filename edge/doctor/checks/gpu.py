@@ -25,7 +25,7 @@ def nodes(facts: Facts) -> Check | None:
         missing = [] if "/dev/nvmap" in here else ["/dev/nvmap"]
         missing += [] if here & set(_TEGRA_GPU) else ["/dev/nvhost-ctrl-gpu or /dev/nvgpu/igpu0/ctrl"]
     else:
-        missing = [] if any(path[11:].isdigit() for path in here) else ["/dev/nvidia0"]
+        missing = [] if any(path[11:].isdecimal() for path in here) else ["/dev/nvidia0"]
         missing += [path for path in ("/dev/nvidiactl",) if path not in here]
     if not missing:
         return ok("gpu.nodes", f"{len(here)} device nodes are there")

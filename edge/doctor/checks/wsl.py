@@ -70,7 +70,7 @@ def memory(facts: Facts, wsl: Wsl) -> Check:
 def idle(facts: Facts, wsl: Wsl) -> Check:
     """When the last Linux process that Windows knows of ends, the whole VM is stopped, and the server with it."""
     timeout = (wsl.settings or {}).get("vmidletimeout", "")
-    if timeout.lstrip("-").isdigit() and (int(timeout) < 0 or int(timeout) > 10 * _IDLE_MS):
+    if timeout.lstrip("-").isdecimal() and (int(timeout) < 0 or int(timeout) > 10 * _IDLE_MS):
         return ok("wsl.idle", f"vmIdleTimeout={timeout}: the VM stays up")
     step = "set vmIdleTimeout=-1 under [wsl2] in .wslconfig, and keep one terminal or a scheduled task open"
     return warn("wsl.idle", "Windows stops this VM a minute after its last window closes", step)

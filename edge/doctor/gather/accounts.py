@@ -65,7 +65,7 @@ def _asking(tree: Tree, names: dict[str, int]) -> Account:
 
 def group_ids(tree: Tree) -> dict[str, int]:
     fields = (line.split(":") for line in tree.lines("/etc/group"))
-    return {entry[0]: int(entry[2]) for entry in fields if len(entry) > 2 and entry[2].isdigit()}
+    return {entry[0]: int(entry[2]) for entry in fields if len(entry) > 2 and entry[2].isdecimal()}
 
 
 def _listed(tree: Tree, user: str) -> list[str]:

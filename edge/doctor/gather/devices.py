@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from edge.board import nvidia
 from edge.board.board import Board
 from edge.board.tree import Tree
@@ -39,7 +41,7 @@ def wanted_nodes(tree: Tree, board: Board) -> tuple[str, ...]:
     """Every node that may matter here; which of them must be there is the check's business."""
     if board.container == "wsl2":
         return ("/dev/dxg",)
-    cards = tuple(f"/dev/{name}" for name in tree.children("/dev") if name.startswith("nvidia") and name[6:].isdigit())
+    cards = tuple(f"/dev/{name}" for name in tree.children("/dev") if re.fullmatch(r"nvidia\d+", name))
     nvidia = (*cards, "/dev/nvidiactl", "/dev/nvidia-uvm")
     if not board.unified_memory or board.soc is None:
         return nvidia

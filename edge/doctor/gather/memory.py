@@ -49,7 +49,7 @@ def swaps(tree: Tree) -> Iterator[Swap]:
     """/proc/swaps: file name, type, size and used in kB."""
     for line in list(tree.lines("/proc/swaps"))[1:]:
         words = line.split()
-        if len(words) >= 4 and words[2].isdigit() and words[3].isdigit():
+        if len(words) >= 4 and words[2].isdecimal() and words[3].isdecimal():
             kind = "zram" if "/zram" in words[0] else words[1]
             yield Swap(words[0], kind, int(words[2]) * 1024, int(words[3]) * 1024)
 
@@ -57,7 +57,7 @@ def swaps(tree: Tree) -> Iterator[Swap]:
 def processes(tree: Tree) -> Iterator[Process]:
     """What each process holds for itself. GPU memory of a Jetson is not in it: the kernel does not count it there."""
     for name in tree.children("/proc"):
-        if not name.isdigit():
+        if not name.isdecimal():
             continue
         status = meminfo.parse(tree.text(f"/proc/{name}/status") or "")
         own = status.get("RssAnon", 0) + status.get("RssShmem", 0)
@@ -74,6 +74,6 @@ def _on_gpu(tree: Tree) -> Iterator[Process]:
 def _oom_kills(tree: Tree) -> int | None:
     for line in tree.lines("/proc/vmstat"):
         name, _, value = line.partition(" ")
-        if name == "oom_kill" and value.isdigit():
+        if name == "oom_kill" and value.isdecimal():
             return int(value)
     return None

@@ -49,7 +49,7 @@ def holders(tree: Tree, lock: Path) -> set[int]:
     except OSError:
         return set()
     words = [line.split() for line in tree.lines("/proc/locks")]
-    return {int(w[4]) for w in words if len(w) > 5 and w[5].endswith(f":{inode}") and w[4].isdigit()}
+    return {int(w[4]) for w in words if len(w) > 5 and w[5].endswith(f":{inode}") and w[4].isdecimal()}
 
 
 def _address(text: str) -> str:

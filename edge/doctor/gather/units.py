@@ -59,7 +59,7 @@ def parse(text: str) -> dict[str, Unit]:
             active=fields.get("ActiveState", ""),
             file_state=fields.get("UnitFileState", ""),
             result=fields.get("Result", ""),
-            restarts=int(restarts) if restarts.isdigit() else 0,
+            restarts=int(restarts) if restarts.isdecimal() else 0,
         )
     return units
 
