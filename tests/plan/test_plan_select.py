@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType as Type
 
 from edge.board import memory as board_memory
 from edge.board.board import Board
@@ -160,36 +161,33 @@ def test_where_it_is_tight_the_next_model_stands_behind() -> None:
         assert [it.file.name for it in found.smaller] == wanted
 
 
-@pytest.fixture
-def store(tmp_path: Path, smollm2: Path) -> Store:
-    """Two quantizations of one model and another model, real files."""
-    models = folders({}, tmp_path).models
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Path:
+    """A state folder with real files: two quantizations of one model, another model, a broken one."""
+    path = tmp_path_factory.mktemp("store")
+    models = folders({}, path).models
     models.mkdir(parents=True)
-    from gguf import GGMLQuantizationType as Type
-
     shape = Shape(layers=2, embd=256, ff=512)
     write(models / "Rnd-F16.gguf", shape, smollm2)
     write(models / "Rnd-Q8_0.gguf", replace(shape, type=Type.Q8_0), smollm2)
     write(models / "Other-Q8_0.gguf", replace(shape, layers=1, type=Type.Q8_0), smollm2)
     (models / "Broken-Q4_K_M.gguf").write_bytes(b"GGUF" + b"\0" * 100)
-    return Store(models)
+    return path
 
 
-def test_a_name_takes_the_best_file_that_is_here(store: Store, tmp_path: Path, rows: tuple[CatalogueRow, ...]) -> None:
-    chosen, _config = choose("cpu-16", rows, tmp_path, model="chat=rnd")
+def test_a_name_takes_the_best_file_that_is_here(state: Path, rows: tuple[CatalogueRow, ...]) -> None:
+    chosen, _config = choose("cpu-16", rows, state, model="chat=rnd")
     file, config = chosen.models["chat"]
     assert (file.quant, config.id, chosen.absent) == ("Q8_0", "chat", {})
-    larger, _config = choose("cpu-16", rows, tmp_path, model="chat=Rnd:F16")
+    larger, _config = choose("cpu-16", rows, state, model="chat=Rnd:F16")
     assert larger.models["chat"][0].quant == "F16"
     assert [file.quant for file in larger.smaller["chat"]] == ["Q8_0"]
-    by_path, _config = choose("cpu-16", rows, tmp_path, model=f"chat={store.models_dir / 'Rnd-F16.gguf'}")
+    by_path, _config = choose("cpu-16", rows, state, model=f"chat={folders({}, state).models / 'Rnd-F16.gguf'}")
     assert by_path.models["chat"][0].quant == "F16"
 
 
-def test_nothing_named_takes_the_largest_that_is_here(
-    store: Store, tmp_path: Path, rows: tuple[CatalogueRow, ...]
-) -> None:
-    chosen, _config = choose("cpu-16", rows, tmp_path)
+def test_nothing_named_takes_the_largest_that_is_here(state: Path, rows: tuple[CatalogueRow, ...]) -> None:
+    chosen, _config = choose("cpu-16", rows, state)
     assert {model_id: file.quant for model_id, (file, _model) in chosen.models.items()} == {"Rnd": "Q8_0"}
     assert any("would fit and is better: edgellm model pull Qwen3.5-4B:Q5_K_M" in note for note in chosen.notes)
 
