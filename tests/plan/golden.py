@@ -11,7 +11,6 @@ from edge.board.named import board_by_id
 from edge.board.probe import probe
 from edge.config import load, settle
 from edge.folders import Folders
-from edge.model.catalogue import load as load_catalogue
 from edge.model.store import Store
 from edge.plan.chosen import Chooser
 from edge.plan.environment import EnvFacts
@@ -22,7 +21,7 @@ from tests.plan import shapes
 from tests.trees import trees
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
-CATALOGUE = Path(__file__).resolve().parent / "catalogue.toml"
+
 NOWHERE = Path("/nowhere")
 FOLDERS = Folders(NOWHERE / "data", NOWHERE / "state", NOWHERE / "cache", NOWHERE / "run", NOWHERE / "config")
 ERAS = ("load-mode", "both", "flash-value", "flash-bare")
@@ -43,13 +42,13 @@ def machine(name: str) -> tuple[Board, MemorySnapshot]:
 
 
 def planned(name: str, era: str) -> Plan:
-    """As `edgellm plan` would: nothing configured, nothing in the store, the tests' catalogue."""
+    """As `edgellm plan` would: nothing configured, nothing in the store."""
     board, memory = machine(name)
     config = load(FOLDERS, {}, {}, NOWHERE)
     profile = settle(config, board, FOLDERS, NOWHERE)
     engine = shapes.engine(cuda=profile.wishes.backend == "cuda", era=era)
     wishes, where = place(board, memory, profile, engine, {})
-    chooser = Chooser(Store(FOLDERS.models), where, load_catalogue(CATALOGUE))
+    chooser = Chooser(Store(FOLDERS.models), where)
     chosen = chooser.choose(config, wishes)
     facts = EnvFacts("/var/cache/edgellm", "/var/cache/edgellm", wsl=board.container == "wsl2")
     return make_plan(board, memory, profile, engine, chosen.models, facts, Extras(chosen.smaller))
