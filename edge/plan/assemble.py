@@ -39,11 +39,12 @@ def assemble(
     *,
     wsl: bool = False,
 ) -> Assembled:
-    """Raises EngineMissingError, ModelMissingError, BadModelError, DoesNotFitError, UsageError, ConfigError."""
+    """Raises UnavailableError and its kinds, BadModelError, DoesNotFitError, UsageError, ConfigError."""
     corrections = load_corrections(calibration_path(folders), engine.id)
     wishes, where = place(board, memory, profile, engine, corrections)
     store = Store(folders.models, [Path(folder).expanduser() for folder in config.store.dirs])
     chosen = Chooser(store, where).choose(config, wishes)
     facts = EnvFacts(str(folders.cache), str(folders.cache), wsl, tempfile.gettempdir())
     plan = make_plan(board, memory, profile, engine, chosen.models, facts, Extras(chosen.smaller, corrections))
-    return Assembled(replace(plan, notes=(*plan.notes, *chosen.notes)), chosen)
+    fetch = (f"{offer.id} is not here yet: edgellm model pull {offer.id}" for offer in chosen.absent.values())
+    return Assembled(replace(plan, notes=(*plan.notes, *chosen.notes, *fetch)), chosen)

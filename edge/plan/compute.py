@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from edge.model.meta import ModelMeta
 from edge.plan.kv import Memory, slot_context, window_cells
-from edge.plan.layers import integer
+from edge.plan.layers import ENCODERS, integer
 from edge.plan.plan import Settings
 
 _F32, _F16 = 4, 2
@@ -17,6 +17,8 @@ _INPUTS = 12  # positions, indices and the like: values a row
 
 def compute_bytes(meta: ModelMeta, memory: Memory, settings: Settings, *, all_logits: bool = False) -> int:
     """Where all layers are in one place. `all_logits`: this engine reserves logits for every token of a batch."""
+    if meta.arch in ENCODERS:
+        return _encoder(meta, memory, settings)
     return _device(meta, memory, settings, all_logits) + _rows(settings) * _F32 * 2 * meta.n_embd
 
 
@@ -40,7 +42,15 @@ def feed_forward(meta: ModelMeta) -> int:
     return max(experts * (integer(meta, "expert_feed_forward_length") or dense), shared)
 
 
+def _encoder(meta: ModelMeta, memory: Memory, settings: Settings) -> int:
+    """No gate in the feed-forward, no logits."""
+    values = 2 * feed_forward(meta) + meta.n_embd + _INPUTS
+    return _rows(settings) * _F32 * values + _mask(memory, settings, _F16)
+
+
 def _device(meta: ModelMeta, memory: Memory, settings: Settings, all_logits: bool) -> int:
+    if meta.arch in ENCODERS:
+        return _encoder(meta, memory, settings)
     rows, queries = _rows(settings), meta.n_head * meta.key_length
     feed = rows * _F32 * (3 * feed_forward(meta) + 3 * meta.n_embd + _INPUTS)
     if settings.flash_attention == "off":

@@ -28,6 +28,22 @@ _PERIODS = {
 _WINDOWS = {"exaone4": 4096, "gemma2": 4096, "llama4": 8192, "smallthinker": 4096}  # where llama.cpp sets it itself
 _INTERVALS = {"qwen35": 4, "qwen35moe": 4, "qwen3next": 4}  # one layer in so many attends, the others are recurrent
 _BOTH = frozenset({"falcon-h1", "catalogue"})  # attention and state in every layer; see offer.py
+# They read their input at once and remember nothing.
+ENCODERS = frozenset(
+    {
+        *(
+            "bert",
+            "jina-bert-v2",
+            "jina-bert-v3",
+            "nomic-bert",
+            "nomic-bert-moe",
+            "neo-bert",
+            "eurobert",
+            "modern-bert",
+        ),
+        *("gemma-embedding", "dream", "llada", "llada-moe", "rnd1", "wavtokenizer-dec"),
+    }
+)
 _OWNERS = {"gemma3n": 20}  # layers from the start that have a cache of their own
 
 
@@ -81,7 +97,7 @@ def per_layer(meta: ModelMeta, key: str) -> tuple[int, ...]:
 
 def _layer(meta: ModelMeta, index: int, windowed: bool, recurrent: bool, owner: bool) -> Layer:
     heads = meta.n_head_kv[index]
-    attends = heads > 0 and owner and (not recurrent or meta.arch in _BOTH)
+    attends = heads > 0 and owner and meta.arch not in ENCODERS and (not recurrent or meta.arch in _BOTH)
     key, value = meta.key_length, meta.value_length
     if windowed:
         key = integer(meta, "attention.key_length_swa") or key

@@ -10,7 +10,7 @@ from edge.board.board import Board
 from edge.board.memory import MemorySnapshot
 from edge.config.values import ModelConfig
 from edge.engine.engine import Engine
-from edge.errors import EngineMissingError, ModelMissingError
+from edge.errors import EngineMissingError, ModelMissingError, UnavailableError
 from edge.model.file import ModelFile
 from edge.plan.argv import render
 from edge.plan.calibration import Correction
@@ -18,6 +18,7 @@ from edge.plan.environment import EnvFacts, environment
 from edge.plan.plan import Ladder, LaunchPlan, ModelPlan, Plan
 from edge.plan.reasons import reasons
 from edge.plan.refusal import does_not_fit
+from edge.plan.role import role_of
 from edge.plan.rungs import Rung, climb
 from edge.plan.situation import Situation, situation
 from edge.plan.subject import subject
@@ -62,7 +63,7 @@ def make_plan(
         file, config = models[model_id]
         plan, left = job.plan(model_id, file, config, left, whole, tuple(plans))
         plans[model_id] = plan
-    notes = (*profile.notes, *_degraded(profile, engine), *_board_notes(board, wishes, plans), *memory.notes)
+    notes = (*profile.notes, *_degraded(profile, engine, wishes), *_board_notes(board, wishes, plans), *memory.notes)
     return Plan(board, engine, {model_id: plans[model_id] for model_id in models}, notes)
 
 
@@ -91,10 +92,11 @@ class _Job:
         subjects = [subject(one) for one in files]
         warnings: tuple[str, ...] = ()
         place = left
-        rungs = climb(wishes, subjects, config.role, place)
+        role = role_of(file.meta, config.role)
+        rungs = climb(wishes, subjects, role, place)
         if others and not any(rung.fits for rung in rungs):
             place = whole
-            rungs = climb(wishes, subjects, config.role, place)
+            rungs = climb(wishes, subjects, role, place)
             warnings = (f"fits only while {' and '.join(others)} sleep: they take turns",)
         chosen = next((index for index, rung in enumerate(rungs) if rung.fits), None)
         if chosen is None:
@@ -133,7 +135,7 @@ class _Job:
             budget=rung.budget,
             argv=line.args,
             env=environment(place.engine, self.facts, gpus=gpus, managed_memory=wishes.managed_memory),
-            reasons=reasons(rung.settings, wishes, rung.subject, wanted, place, origins),
+            reasons=reasons(rung.settings, wishes, config.role, rung.subject, wanted, place, origins),
             model=None if file is wanted else file,
             warnings=line.dropped,
         )
@@ -142,15 +144,21 @@ class _Job:
 def place(
     board: Board, memory: MemorySnapshot, profile: Profile, engine: Engine, corrections: Mapping[str, Correction]
 ) -> tuple[Wishes, Situation]:
-    """The wishes that this engine can serve, and where. Raises EngineMissingError."""
+    """The wishes that this engine can serve, and where. Raises EngineMissingError; UnavailableError without a GPU."""
     wishes = _usable(profile, board, engine)
     found = situation(board, memory, engine, wishes.reserve, corrections)
+    if wishes.backend == "cuda" and wishes.offload == "full" and not found.gpus:
+        if wishes.fallback != "cpu":
+            raise _no_gpu(profile, board)
+        wishes = replace(wishes, offload="none")
     return wishes, _one_gpu(found) if wishes.split_mode == "none" else found
 
 
 def _usable(profile: Profile, board: Board, engine: Engine) -> Wishes:
     """The wishes, without the GPU where the profile allows that. Raises EngineMissingError (never a silent CPU)."""
     wishes = profile.wishes
+    if wishes.backend == "cpu":
+        return replace(wishes, offload="none")
     if wishes.backend != "cuda" or engine.cuda:
         return wishes
     if wishes.fallback == "cpu":
@@ -163,10 +171,19 @@ def _usable(profile: Profile, board: Board, engine: Engine) -> Wishes:
     )
 
 
-def _degraded(profile: Profile, engine: Engine) -> tuple[str, ...]:
-    if profile.wishes.backend == "cuda" and not engine.cuda:
-        return (f"profile {profile.name} wants the GPU; engine {engine.id} has no CUDA, so the CPU serves",)
-    return ()
+def _no_gpu(profile: Profile, board: Board) -> UnavailableError:
+    why = board.refused or ("its free memory is unknown" if any(gpu.uuid for gpu in board.gpus) else "there is none")
+    return UnavailableError(
+        f"profile {profile.name} wants a GPU of {board.module}: {why}",
+        "`edgellm doctor` says more; serve from the CPU with -p cpu",
+    )
+
+
+def _degraded(profile: Profile, engine: Engine, wishes: Wishes) -> tuple[str, ...]:
+    if profile.wishes.backend != "cuda" or wishes.offload == profile.wishes.offload:
+        return ()
+    why = "no GPU can be used" if engine.cuda else f"engine {engine.id} has no CUDA"
+    return (f"profile {profile.name} wants the GPU; {why}, so the CPU serves",)
 
 
 def _board_notes(board: Board, wishes: Wishes, plans: Mapping[str, ModelPlan]) -> tuple[str, ...]:

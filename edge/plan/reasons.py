@@ -16,9 +16,15 @@ _PLAIN_KV = ("f32", "f16", "bf16")
 
 
 def reasons(
-    chosen: Settings, wishes: Wishes, subject: Subject, wanted: ModelFile, place: Situation, origins: Mapping[str, str]
+    chosen: Settings,
+    wishes: Wishes,
+    role: str,
+    subject: Subject,
+    wanted: ModelFile,
+    place: Situation,
+    origins: Mapping[str, str],
 ) -> tuple[Reason, ...]:
-    """In the order of the printed plan. `origins` names, by key, the layer that a wish came from."""
+    """In the order of the printed plan. `origins` names, by key, the layer that a wish came from; `role` was wished."""
 
     def reason(subject: str, value: object, because: str, key: str | None = None) -> Reason:
         return Reason(subject, str(value), because, origins.get(key, "default") if key else "planner")
@@ -48,6 +54,8 @@ def reasons(
             None if dropped else "cache_ram",
         ),
     ]
+    if chosen.role != role:
+        found.append(reason("role", chosen.role, "the file pools its output: it cannot chat"))
     if chosen.ctx_checkpoints:
         each = format_bytes(checkpoint_bytes(subject.memory, chosen))
         why = f"snapshots of {each} that let a prompt be reused; the engine would keep 32"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from edge.errors import DoesNotFitError
 from edge.plan.offer import Offer
 from edge.plan.refusal import does_not_fit
+from edge.plan.role import role_of
 from edge.plan.rungs import Rung, climb
 from edge.plan.situation import Situation
 from edge.plan.subject import Subject
@@ -74,14 +75,16 @@ def pick(
 ) -> tuple[tuple[Offer, Subject] | None, Rung | None]:
     """The quantization of one model. → what fits, or None; and the smallest way to run that was looked at.
 
-    `strict`: also fast enough, and leaving room to the rest of the machine.
+    Only models that chat. `strict`: with a chat template, fast enough, and leaving room to the rest of the machine.
     """
     last: Rung | None = None
     for offer in quant_order(group, wishes):
         if offer.bytes > _room(wishes, place) or (strict and not _comfortable(offer, wishes, place)):
             continue
         subject = load(offer)
-        if subject is None:
+        if subject is None or role_of(subject.file.meta, "chat") != "chat":
+            continue
+        if strict and not subject.file.meta.chat_template:
             continue
         rungs = climb(wishes, [subject], "chat", place)
         last = rungs[-1]
@@ -179,7 +182,7 @@ def _better(
 
 
 def _because(offer: Offer, group: Sequence[Offer], wishes: Wishes) -> str:
-    where = "the best that is here and fits" if offer.path else "the best of the catalogue that fits, not here yet"
+    where = "the best that is here and fits" if offer.path else "the best of the catalogue that fits"
     there = any(plain(one.quant) == plain(wishes.quant) for one in group)
     if plain(offer.quant) == plain(wishes.quant):
         return f"{where}, in the wanted {wishes.quant}"

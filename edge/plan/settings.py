@@ -7,6 +7,7 @@ from dataclasses import replace
 from edge.plan.kv import checkpoint_bytes
 from edge.plan.ladder import Step
 from edge.plan.plan import Settings
+from edge.plan.role import in_one_batch
 from edge.plan.situation import Situation
 from edge.plan.subject import Subject
 from edge.profile.profile import Wishes
@@ -19,6 +20,7 @@ _MOST_CHECKPOINTS = 32  # llama-server's own default
 def settings(wishes: Wishes, step: Step, subject: Subject, role: str, place: Situation) -> Settings:
     """Everything that the engine is told; offload is full where there is a GPU and the wish says so."""
     file = subject.file
+    rows = _pooled_rows(wishes, step, subject)
     offloaded = wishes.offload == "full" and bool(place.gpus)
     several = offloaded and place.discrete and wishes.split_mode != "none" and len(place.gpus) > 1
     chosen = Settings(
@@ -32,8 +34,8 @@ def settings(wishes: Wishes, step: Step, subject: Subject, role: str, place: Sit
         load_mode="mmap",
         n_threads=wishes.n_threads or max(1, place.board.cpu.physical_cores),
         cache_ram_bytes=wishes.cache_ram if role == "chat" and step.prompt_cache else 0,
-        n_batch=min(wishes.n_batch, step.n_ctx),
-        n_ubatch=min(wishes.n_ubatch, wishes.n_batch, step.n_ctx),
+        n_batch=min(wishes.n_batch, step.n_ctx) if role == "chat" else rows,
+        n_ubatch=min(wishes.n_ubatch, wishes.n_batch, step.n_ctx) if role == "chat" else rows,
         devices=tuple(f"CUDA{i}" for i in range(len(place.gpus) if several else 1)) if offloaded else (),
         split_mode=(wishes.split_mode if several else "none") if offloaded and place.discrete else None,
         tensor_split=_tensor_split(wishes, place) if several else (),
@@ -42,6 +44,12 @@ def settings(wishes: Wishes, step: Step, subject: Subject, role: str, place: Sit
     )
     chosen = replace(chosen, load_mode=load_mode(wishes, chosen, file.meta.n_layer))
     return _with_checkpoints(chosen, subject) if role == "chat" and subject.memory.needs_checkpoints else chosen
+
+
+def _pooled_rows(wishes: Wishes, step: Step, subject: Subject) -> int:
+    """An embedding's whole input goes into one batch, which a longer input would be refused for."""
+    slot = step.n_ctx // step.n_parallel
+    return slot if in_one_batch(subject.file.meta) else min(wishes.n_ubatch, slot)
 
 
 def load_mode(wishes: Wishes, chosen: Settings, n_layer: int) -> str:

@@ -33,7 +33,9 @@ SETTINGS: dict[str, Field] = {
     "n_threads": Field("integer", "CPU threads; 0 is one a physical core", minimum=0, maximum=1024),
     "n_batch": Field("integer", "logical batch", minimum=32, maximum=1 << 16),
     "n_ubatch": Field("integer", "physical batch", minimum=32, maximum=1 << 16),
-    "cache_ram": Field("size", "cap of the engine's prompt cache in host memory; 0 is off", minimum=0),
+    "cache_ram": Field(
+        "size", "cap of the engine's prompt cache and context checkpoints in host memory; 0 is off", minimum=0
+    ),
     "split_mode": Field("text", "how several GPUs share a model", ("none", "layer", "row")),
     "tensor_split": Field("numbers", "share of each GPU; empty is by free memory", minimum=0),
     "managed_memory": Field("boolean", "CUDA managed memory (works around NvMap refusals of L4T 36.4.7)"),

@@ -16,7 +16,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Type
 
 _SHORT_CONV = 3  # LFM2's convolution kernel
-_KNOWN = ("llama", "deci", "lfm2", "qwen3", "qwen3moe", "gemma3")
+_KNOWN = ("bert", "llama", "deci", "lfm2", "qwen3", "qwen3moe", "gemma3")
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Shape:
     ctx: int = 8192
     window: int = 0
     tied: bool = False
+    pooling: gguf.PoolingType | None = None
     type: Type = Type.F16
 
     def kv_heads_of(self, layer: int) -> int:
@@ -56,6 +57,12 @@ def write(path: Path, shape: Shape, vocab: Path) -> Path:
     writer.add_layer_norm_rms_eps(1e-5)
     if shape.window:
         writer.add_sliding_window(shape.window)
+    if shape.pooling:
+        writer.add_pooling_type(shape.pooling)
+    if shape.arch == "bert":
+        writer.add_causal_attention(False)
+        writer.add_layer_norm_eps(1e-5)
+        writer.add_token_type_count(2)
     if shape.arch == "lfm2":
         writer.add_shortconv_l_cache(_SHORT_CONV)
     if shape.experts[0]:
@@ -100,12 +107,33 @@ def _tokenizer(vocab: Path) -> list[tuple[str, Any, Any, Any]]:
 
 def _tensors(shape: Shape, n_vocab: int) -> list[tuple[str, tuple[int, ...]]]:
     """Names and (rows, columns) in llama.cpp's names."""
+    if shape.arch == "bert":
+        return _encoder(shape, n_vocab)
     tensors: list[tuple[str, tuple[int, ...]]] = [("token_embd.weight", (n_vocab, shape.embd))]
     for layer in range(shape.layers):
         tensors += [(f"blk.{layer}.{name}", dims) for name, dims in _layer(shape, layer)]
     tensors.append(("token_embd_norm.weight" if shape.arch == "lfm2" else "output_norm.weight", (shape.embd,)))
     if not shape.tied:
         tensors.append(("output.weight", (n_vocab, shape.embd)))
+    return tensors
+
+
+def _encoder(shape: Shape, n_vocab: int) -> list[tuple[str, tuple[int, ...]]]:
+    width = shape.embd
+    tensors: list[tuple[str, tuple[int, ...]]] = [
+        ("token_embd.weight", (n_vocab, width)),
+        ("token_types.weight", (2, width)),
+        ("position_embd.weight", (shape.ctx, width)),
+        ("token_embd_norm.weight", (width,)),
+        ("token_embd_norm.bias", (width,)),
+    ]
+    for layer in range(shape.layers):
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            tensors += [(f"blk.{layer}.{name}.weight", (width, width)), (f"blk.{layer}.{name}.bias", (width,))]
+        tensors += [(f"blk.{layer}.ffn_up.weight", (shape.ff, width)), (f"blk.{layer}.ffn_up.bias", (shape.ff,))]
+        tensors += [(f"blk.{layer}.ffn_down.weight", (width, shape.ff)), (f"blk.{layer}.ffn_down.bias", (width,))]
+        for name in ("attn_output_norm", "layer_output_norm"):
+            tensors += [(f"blk.{layer}.{name}.weight", (width,)), (f"blk.{layer}.{name}.bias", (width,))]
     return tensors
 
 

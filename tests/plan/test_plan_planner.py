@@ -12,7 +12,7 @@ from edge.board.memory import MemorySnapshot, snapshot
 from edge.board.probe import probe
 from edge.config.values import ModelConfig
 from edge.engine.engine import Engine
-from edge.errors import DoesNotFitError, EngineMissingError, ModelMissingError
+from edge.errors import DoesNotFitError, EngineMissingError, ModelMissingError, UnavailableError
 from edge.folders import folders
 from edge.model.file import ModelFile
 from edge.plan.calibration import Correction
@@ -318,6 +318,44 @@ def test_what_past_starts_taught_is_applied_and_shown() -> None:
     before, after = (chosen(found).budget["unified"].compute_bytes for found in (plain, taught))
     assert after == pytest.approx(1.5 * before, abs=2)
     assert taught.models["chat"].measured == last
+
+
+def test_a_file_that_pools_its_output_is_served_as_what_it_is() -> None:
+    """Without its switch the engine would answer 501; its whole input has to fit one batch."""
+    pooled = shapes.meta(layers=4, embd=512, heads=4, ctx=8192, extra={"pooling_type": 1})
+    rung = chosen(plan(shapes.cpu_board(), models=one(shapes.model("E", pooled)), wishes=profile(offload="none")))
+    assert why(rung, "role") == ("embedding", "the file pools its output: it cannot chat", "planner")
+    assert rung.settings.n_batch == rung.settings.n_ubatch == 8192
+    last = replace(pooled, extra={**pooled.extra, "llama.pooling_type": 3})
+    rung = chosen(plan(shapes.cpu_board(), models=one(shapes.model("L", last)), wishes=profile(offload="none")))
+    assert rung.settings.n_batch == rung.settings.n_ubatch == 512
+    ranks = replace(pooled, extra={**pooled.extra, "llama.pooling_type": 4})
+    rung = chosen(plan(shapes.cpu_board(), models=one(shapes.model("R", ranks)), wishes=profile(offload="none")))
+    assert "--reranking" in rung.argv
+
+
+def test_a_profile_that_wants_a_gpu_never_serves_from_the_cpu_in_silence() -> None:
+    """No GPU, one whose memory nobody tells, one that is refused: an error unless the profile says cpu."""
+    cuda = shapes.engine(cuda=True)
+    unknown = shapes.gpu_board(24)
+    cases = [
+        (shapes.cpu_board(), shapes.memory(shapes.cpu_board()), "there is none"),
+        (unknown, MemorySnapshot({"host": 64 * GIB}, {"host": 60 * GIB}), "its free memory is unknown"),
+        (replace(shapes.jetson(4), refused="too old"), shapes.memory(shapes.jetson(4)), "too old"),
+    ]
+    for board, memory, said in cases:
+        with pytest.raises(UnavailableError, match=said):
+            plan(board, engine=cuda, memory=memory, wishes=profile(backend="cuda"))
+        allowed = profile(backend="cuda", fallback="cpu")
+        found = plan(board, engine=cuda, memory=memory, wishes=allowed, models=one(shapes.model("Tiny", TINY)))
+        assert chosen(found).settings.n_gpu_layers == 0
+        assert any("no GPU can be used, so the CPU serves" in note for note in found.notes)
+
+
+def test_a_profile_that_wants_the_cpu_leaves_the_gpu_alone() -> None:
+    rung = chosen(plan(shapes.gpu_board(24), wishes=profile(backend="cpu")))
+    assert rung.settings.n_gpu_layers == 0
+    assert rung.env["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_an_embedding_model_gets_no_prompt_cache_and_its_switch() -> None:

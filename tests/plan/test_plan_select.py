@@ -90,7 +90,7 @@ def test_quality_takes_what_there_is_room_for(rows: tuple[CatalogueRow, ...], tm
 
 def test_the_choice_says_why(rows: tuple[CatalogueRow, ...], tmp_path: Path) -> None:
     notes = " ".join(choose("orin-nano-8-desktop", rows, tmp_path)[0].notes)
-    assert "Qwen3.5-4B:Q4_K_M is the best of the catalogue that fits, not here yet" in notes
+    assert "Qwen3.5-4B:Q4_K_M is the best of the catalogue that fits" in notes
     assert "Q4_K_M, because Q5_K_M does not fit" in notes
     assert "memory bandwidth allows about 22 tokens/s" in notes
 
@@ -135,6 +135,20 @@ def test_a_slow_or_tight_model_that_is_here_is_still_served() -> None:
     it = subject(shapes.model())
     only = Offer("Slow", "Q5_K_M", it.file.bytes, "/m/slow.gguf")
     assert select([only], Wishes(), where, lambda _: it).offer is only
+
+
+def test_a_model_that_cannot_chat_is_not_chosen() -> None:
+    board = shapes.jetson(15.3)
+    where = situation(board, shapes.memory(board), shapes.engine(cuda=True), "1GiB", {})
+    files = {
+        "Embedder": shapes.meta(extra={"pooling_type": 3}),
+        "Base": replace(shapes.meta(layers=24), chat_template=False),
+        "Chat": shapes.meta(layers=8),
+    }
+    loaded = {name: subject(shapes.model(name, header)) for name, header in files.items()}
+    here = [Offer(name, "Q5_K_M", it.file.bytes, f"/m/{name}.gguf") for name, it in loaded.items()]
+    assert select(here, Wishes(), where, lambda offer: loaded[offer.name]).offer.name == "Chat"
+    assert select(here[:2], Wishes(), where, lambda offer: loaded[offer.name]).offer.name == "Base"
 
 
 def test_nothing_small_enough_is_said() -> None:

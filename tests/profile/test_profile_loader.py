@@ -12,7 +12,7 @@ from edge.board.named import board_by_id, board_ids
 from edge.cli import main
 from edge.errors import ConfigError
 from edge.folders import Folders, folders
-from edge.profile.loader import load_profile, profile_names
+from edge.profile.loader import check_file, load_profile, profile_names
 from edge.profile.resolve import choose, resolve_tier
 from edge.profile.schema import schema
 from edge.resources import data_dir, load_toml
@@ -139,6 +139,13 @@ def test_shipped_profiles_follow_the_schema(path: Path) -> None:
 def test_the_schema_refuses_what_the_loader_refuses(bad: dict[str, object]) -> None:
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(bad, schema())
+
+
+def test_the_example_of_the_page_is_a_good_profile(places: Folders, tmp_path: Path) -> None:
+    text = (data_dir("profiles") / "README.md").read_text(encoding="utf-8")
+    path = tmp_path / "robot.toml"
+    path.write_text(text.split("```toml\n")[1].split("```")[0], encoding="utf-8")
+    assert check_file(path, places).wishes.n_ctx == 8192
 
 
 def test_commands(places: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
