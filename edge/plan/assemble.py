@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -44,7 +43,7 @@ def assemble(
     wishes, where = place(board, memory, profile, engine, corrections)
     store = Store(folders.models, [Path(folder).expanduser() for folder in config.store.dirs])
     chosen = Chooser(store, where).choose(config, wishes)
-    facts = EnvFacts(str(folders.cache), str(folders.cache), wsl, tempfile.gettempdir())
+    facts = EnvFacts(str(folders.cache), str(folders.cache), wsl)
     plan = make_plan(board, memory, profile, engine, chosen.models, facts, Extras(chosen.smaller, corrections))
     fetch = (f"{offer.id} is not here yet: edgellm model pull {offer.id}" for offer in chosen.absent.values())
     return Assembled(replace(plan, notes=(*plan.notes, *chosen.notes, *fetch)), chosen)

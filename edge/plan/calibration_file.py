@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from edge.engine.files import write_atomically
 from edge.folders import Folders
 from edge.plan.calibration import Correction, learn
 from edge.plan.plan import LaunchPlan, Measured
@@ -27,6 +26,8 @@ def load(path: Path, engine_id: str) -> dict[str, Correction]:
 
 def record(path: Path, engine_id: str, arch: str, plan: LaunchPlan, measured: Measured) -> Correction:
     """Learns from one start and keeps it. Raises OSError when the file cannot be written."""
+    from edge.engine.files import write_atomically  # late: only reading is on the path of a start
+
     engines = _read(path)
     engine = engines.setdefault(engine_id, {})
     new = learn(_correction(engine.get(arch, {})), plan, measured)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge.config.models import id_of
 from edge.config.values import Config, ModelConfig
 from edge.errors import ModelMissingError
-from edge.model import catalogue
-from edge.model.catalogue import CatalogueRow
 from edge.model.file import ModelFile
 from edge.model.store import Entry, Store
 from edge.plan.offer import Offer
@@ -19,6 +17,9 @@ from edge.plan.select import bits, pick, plain, quant_order, select, smaller_qua
 from edge.plan.situation import Situation
 from edge.profile.profile import Wishes
 from edge.units import format_bytes
+
+if TYPE_CHECKING:
+    from edge.model.catalogue import CatalogueRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,8 @@ class Chooser:
         self, name: str, quant: str, model: ModelConfig, wishes: Wishes
     ) -> tuple[ModelFile, tuple[ModelFile, ...], Offer | None]:
         """Not here: as the catalogue expects it, else whatever the store says about the reference."""
+        from edge.model import catalogue  # late: a start with a model that is here does without it
+
         row = catalogue.find(name, tuple(self._rows) if self._rows is not None else None)
         if row is None:
             return self._store.resolve(model.ref), (), None

@@ -20,7 +20,6 @@ class EnvFacts:
     home: str
     cache: str  # edgellm's cache folder
     wsl: bool = False
-    tmp: str | None = None
 
 
 def environment(
@@ -34,8 +33,6 @@ def environment(
         "XDG_CACHE_HOME": facts.cache,
         "LLAMA_CACHE": f"{facts.cache}/llama.cpp",
     }
-    if facts.tmp:
-        env["TMPDIR"] = facts.tmp
     if engine.progress_protocol:
         env["LLAMA_SERVER_ROUTER_PORT"] = "1"  # any value: progress lines on stdout
     libraries = [path for path in (engine.library_path, "/usr/lib/wsl/lib" if facts.wsl else None) if path]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from edge.model.catalogue import CatalogueQuant, CatalogueRow
 from edge.model.file import ModelFile
 from edge.model.meta import ModelMeta, Tensor
+
+if TYPE_CHECKING:
+    from edge.model.catalogue import CatalogueQuant, CatalogueRow
 
 UNRANKED = 1 << 20
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edge.errors import BadDataError, ConfigError
-from edge.model import catalogue
-from edge.model.catalogue import CatalogueQuant, CatalogueRow
 from edge.model.file import ModelFile
 from edge.model.open import open_model
 from edge.model.store import Entry
 from edge.plan.offer import UNRANKED, Offer, expected_file
 from edge.plan.subject import Subject, subject
 from edge.resources import data_dir, load_toml
+
+if TYPE_CHECKING:
+    from edge.model.catalogue import CatalogueQuant, CatalogueRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ def offers(entries: Iterable[Entry], ranks: dict[str, Rank], rows: Sequence[Cata
     present = {(offer.name.lower(), offer.quant) for offer in here}
     there = [
         _ranked(Offer(row.name, quant.quant, quant.bytes, None, quant.source), ranks)
-        for row in (catalogue.load() if rows is None else rows)
+        for row in _rows(rows)
         if row.role == "chat" and row.name.lower() in ranks
         for quant in row.quants
         if (row.name.lower(), quant.quant) not in present
@@ -72,7 +74,7 @@ def loader(
 
 def absent(offer: Offer, models_dir: Path, rows: Sequence[CatalogueRow] | None = None) -> ModelFile:
     """What the catalogue expects of a file that is not here."""
-    row, quant = _row_of(offer, catalogue.load() if rows is None else rows)
+    row, quant = _row_of(offer, _rows(rows))
     return expected_file(row, quant, str(models_dir))
 
 
@@ -80,6 +82,15 @@ def of_name(entries: Iterable[Entry], name: str, ranks: dict[str, Rank]) -> list
     """The files of one model that are here."""
     same = (entry for entry in entries if entry.name.lower() == name.lower() and entry.verdict is None)
     return [_ranked(Offer(entry.name, entry.quant, entry.bytes, str(entry.path)), ranks) for entry in same]
+
+
+def _rows(rows: Sequence[CatalogueRow] | None) -> Sequence[CatalogueRow]:
+    """The shipped catalogue where none is given. Imported late: a start with a named model does without it."""
+    if rows is not None:
+        return rows
+    from edge.model.catalogue import load
+
+    return load()
 
 
 def _ranked(offer: Offer, ranks: dict[str, Rank]) -> Offer:

@@ -31,7 +31,7 @@ FULL = Settings(
     devices=("CUDA0",),
 )
 MODEL = shapes.model()
-FACTS = EnvFacts("/home/e", "/cache", tmp="/tmp")
+FACTS = EnvFacts("/home/e", "/cache")
 ERAS = ("load-mode", "both", "flash-value", "flash-bare")
 
 
@@ -161,7 +161,6 @@ def test_the_environment_is_built_never_inherited(monkeypatch: pytest.MonkeyPatc
         "LC_ALL": "C",
         "XDG_CACHE_HOME": "/cache",
         "LLAMA_CACHE": "/cache/llama.cpp",
-        "TMPDIR": "/tmp",
         "LLAMA_SERVER_ROUTER_PORT": "1",
     }
 
