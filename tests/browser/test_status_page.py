@@ -1,0 +1,272 @@
+"""The status page in a real browser. EDGELLM_PICTURES=DIR keeps the screenshots, to be looked at."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.gateway import keyring, keys
+from edge.gateway.settings import GatewayConfig
+from edge.status import Degraded, Gate, ModelStatus, State
+from tests.browser.chromium import Tab, chromium, installed
+from tests.fakes.upstream.engine import Line, Received
+from tests.gateway.conftest import Rig, Rigs, rig, sockets
+
+__all__ = ["rig", "sockets"]  # fixtures
+pytestmark = [pytest.mark.full, pytest.mark.skipif(installed() is None, reason="no chromium: apt-get install chromium")]
+
+# Every text against what is behind it, by WCAG's formula. Returns what is below 4.5 : 1.
+CONTRAST = """
+(() => {
+  const parse = (text) => (text.match(/[0-9.]+/g) || [0, 0, 0, 0]).map(Number);
+  const channel = (v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+  const behind = (node) => {
+    for (; node; node = node.parentElement) {
+      const colour = parse(getComputedStyle(node).backgroundColor);
+      if (colour.length < 4 || colour[3] > 0) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const bad = [];
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let text; (text = walk.nextNode());) {
+    const node = text.parentElement;
+    if (!text.data.trim() || !node.checkVisibility() || ["SCRIPT", "STYLE"].includes(node.tagName)) continue;
+    const [a, b] = [light(parse(getComputedStyle(node).color)), light(behind(node))].sort((x, y) => y - x);
+    const ratio = (a + 0.05) / (b + 0.05);
+    if (ratio < 4.5) bad.push([text.data.trim(), ratio]);
+  }
+  return bad;
+})()
+"""
+
+
+def gates(opened: int) -> dict[str, Gate]:
+    names = ["driver", "context", "backend", "weights", "kv_cache", "warm"]
+    evidence = [
+        "1 device",
+        "Orin, compute capability 8.7",
+        "29 of 29 layers on the GPU",
+        "4.6 GiB read",
+        "512 MiB",
+        "one token",
+    ]
+    took = [0.004, 0.41, 0.02, 6.2, 0.3, 0.9]
+    found: dict[str, Gate] = {}
+    since = 1000.0
+    for number, name in enumerate(names):
+        since += took[number]
+        if number < opened:
+            found[name] = Gate(True, since, took[number], evidence[number])
+        else:
+            found[name] = Gate(blocked_by=names[number - 1] if number > opened else None)
+    return found
+
+
+class Sensors:
+    """Ten minutes of a board that warms up."""
+
+    def summary(self) -> dict[str, Any]:
+        return {"source": "sysfs", "age_s": 0.4, "thermal": "PASSIVE"}
+
+    def document(self) -> dict[str, Any]:
+        rows = [[1000.0 + t, 9 + 6 * math.sin(t / 60), 48 + t / 40, 0.9, 6_000_000_000] for t in range(0, 600, 5)]
+        return {
+            "schema": 1,
+            **self.summary(),
+            "gpus": [{"name": "gpu", "load_ratio": 0.93}],
+            "memory": {"available_bytes": 1_700_000_000},
+            "throttled": ["soft-temp"],
+            "notes": [],
+            "history": {"columns": ["at", "power_w", "temp_c", "gpu_load_ratio", "memory_used_bytes"], "seconds": rows},
+        }
+
+
+async def answer(line: Line, request: Received) -> None:
+    await line.stream()
+    for word in ("A capacitor", " stores", " electric charge."):
+        await line.chunk(f"data: {json.dumps({'choices': [{'delta': {'content': word}}]})}\n\n".encode())
+        await asyncio.sleep(0.02)
+    await line.chunk(
+        b'data: {"choices":[],"usage":{"prompt_tokens":12,"completion_tokens":5},'
+        b'"timings":{"predicted_n":5,"predicted_per_second":41.3}}\n\n'
+    )
+    await line.chunk(b"data: [DONE]\n\n")
+    await line.end()
+
+
+async def shoot(tab: Tab, name: str) -> None:
+    """Light, dark and on a phone; nothing is cut off and everything can be read in each."""
+    folder = os.environ.get("EDGELLM_PICTURES")
+    for look, width, dark in (
+        ("light", 1100, False),
+        ("dark", 1100, True),
+        ("phone", 320, False),
+        ("phone-dark", 390, True),
+    ):
+        await tab.look(width=width, dark=dark)
+        await tab.until(f"innerWidth === {width}")
+        assert await tab.run("document.documentElement.scrollWidth") <= width, (
+            f"{name} is wider than a screen of {width}"
+        )
+        assert await tab.run(CONTRAST) == [], f"{name}, {look}"
+        if folder:
+            keep(Path(folder) / f"{name}-{look}.png", await tab.picture())
+    await tab.look(width=1100)
+
+
+def keep(path: Path, picture: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(picture)
+
+
+def url(here: Rig) -> str:
+    return f"http://127.0.0.1:{here.port}/"
+
+
+async def test_an_installer_sees_the_gates_open_and_the_model_become_ready(rig: Rigs) -> None:
+    here = await rig(answer, loading=True)
+    here.model.state = ModelStatus("chat", State.LOADING, gates=gates(3), progress=0.63)
+    async with chromium() as tab:
+        await tab.open(url(here))
+        await tab.until("document.querySelectorAll('tbody tr').length === 6")
+        assert await tab.run("document.querySelector('progress').value") == pytest.approx(0.63)
+        text = await tab.run("document.body.innerText")
+        assert "63 % of the weights" in text and "29 of 29 layers" in text and "waits for weights" in text
+        await tab.look(width=320)
+        assert sum(node["role"] == "rowheader" for node in await tab.tree()) == 6, "a table on a phone, too"
+        await tab.look(width=1100)
+        told = await tab.tree()
+        assert {"role": "progressbar", "name": "Weights"} in told
+        assert any(node["role"] == "rowheader" and "weights : under way" in node["name"] for node in told)
+        await shoot(tab, "loading")
+        here.model.state = replace(here.model.state, gates=gates(6), progress=1.0)
+        await here.model.ready(str(here.engine.path))
+        await tab.until("document.querySelector('#overall').textContent === 'everything is ready'")
+        await tab.until("document.querySelectorAll('rect.span').length === 6")
+        assert await tab.run("document.querySelector('progress')") is None
+        assert tab.complaints == [error for error in tab.complaints if "503" in error], (
+            "only the probes' 503 while loading"
+        )
+        assert all(asked.startswith(url(here)) for asked in tab.asked), "the page loads nothing from elsewhere"
+
+
+async def test_a_chat_by_keyboard_alone(rig: Rigs) -> None:
+    here = await rig(answer, telemetry=Sensors())
+    here.model.state = replace(here.model.state, gates=gates(6))
+    async with chromium() as tab:
+        await tab.open(url(here))
+        await tab.until("document.querySelector('#overall').textContent === 'everything is ready'")
+        await tab.press("Tab")
+        assert await tab.run("document.activeElement.className") == "skip"
+        await tab.press("Enter")
+        await tab.press("Tab")
+        for _ in range(12):
+            if await tab.run("document.activeElement.id") == "question":
+                break
+            await tab.press("Tab")
+        await tab.write("What is a capacitor?")
+        await tab.press("Enter")
+        await tab.until("document.querySelector('#log').innerText.includes('A capacitor stores electric charge.')")
+        await tab.until("document.querySelector('#log').getAttribute('aria-busy') === 'false'")
+        assert not await tab.run("document.querySelector('#key-form').checkVisibility()"), "no key is needed here"
+        assert "41.3 tokens/s" in await tab.run("document.querySelector('#speed').textContent")
+        assert await tab.run("document.activeElement.id") == "question"
+        await tab.until("document.querySelectorAll('polyline').length === 2")
+        await tab.until("document.querySelector('#activity').innerText.includes('41.3')")
+        told = await tab.tree()
+        images = [node["name"] for node in told if node["role"] in ("image", "img", "graphics-document")]
+        assert any(name.startswith("Temperature: 62") for name in images) and any(
+            name.startswith("Power: ") for name in images
+        )
+        for node in told:
+            if node["role"] in ("button", "textbox", "combobox", "link", "log", "progressbar"):
+                assert node["name"], f"a {node['role']} without a name"
+        await shoot(tab, "ready")
+        assert json.loads(here.engine.requests[0].body)["messages"] == [
+            {"role": "user", "content": "What is a capacitor?"}
+        ]
+        assert tab.complaints == []
+
+
+async def test_a_failure_says_what_to_do(rig: Rigs) -> None:
+    here = await rig(answer, loading=True)
+    here.model.state = ModelStatus("chat", State.LOADING, gates=gates(3))
+    await here.model.fail("out_of_memory", "edgellm plan shows a smaller context that fits")
+    async with chromium() as tab:
+        await tab.open(url(here))
+        await tab.until("document.body.innerText.includes('edgellm plan shows')")
+        assert "/secret" not in await tab.run("document.body.innerText")
+        await tab.run("document.querySelector('#question').focus()")
+        await tab.write("Hello")
+        await tab.press("Enter")
+        await tab.until("!document.querySelector('#trouble').hidden")
+        assert "out_of_memory" in await tab.run("document.querySelector('#trouble').textContent")
+        await shoot(tab, "failed")
+
+
+async def test_a_degraded_model_is_no_secret(rig: Rigs) -> None:
+    here = await rig(answer, telemetry=Sensors())
+    less = (
+        Degraded("n_ctx", "8192", "4096", "memory was taken meanwhile"),
+        Degraded("speed", "41 tokens/s", "12 tokens/s", "heat"),
+    )
+    here.model.state = replace(here.model.state, gates=gates(6), degraded=less, rung=1, restarts=2)
+    async with chromium() as tab:
+        await tab.open(url(here))
+        await tab.until("document.body.innerText.includes('n_ctx: 4096 instead of 8192')")
+        assert "restarted 2 times" in await tab.run("document.body.innerText")
+        await shoot(tab, "degraded")
+
+
+async def test_a_key_is_asked_for_and_kept_for_this_tab_only(rig: Rigs, tmp_path: Path) -> None:
+    secret = keys.new_secret()
+    keyring.write(tmp_path / "keys.toml", [keys.make("tab", secret, admin=False, created="", others=())])
+    here = await rig(answer, config=GatewayConfig(keys_file=tmp_path / "keys.toml"))
+    async with chromium() as tab:
+        await tab.open(url(here))
+        await tab.until("document.querySelector('#key-form').checkVisibility()")
+        await shoot(tab, "key")
+        await tab.run("document.querySelector('#key').focus()")
+        await tab.write(secret)
+        await tab.press("Enter")
+        await tab.until("!document.querySelector('#key-form').checkVisibility()")
+        await tab.until("document.querySelector('#activity').innerText.includes('answered')")
+        await tab.run("document.querySelector('#question').focus()")
+        await tab.write("Hello")
+        await tab.press("Enter")
+        await tab.until("document.querySelector('#log').innerText.includes('electric charge')")
+        assert secret not in await tab.run(
+            "document.documentElement.outerHTML + document.cookie + JSON.stringify(localStorage)"
+        )
+
+
+async def test_a_long_answer_can_be_stopped_and_the_slot_is_free(rig: Rigs) -> None:
+    async def endless(line: Line, request: Received) -> None:
+        await line.stream()
+        while not line.gone.is_set():
+            await line.chunk(b'data: {"choices":[{"delta":{"content":"on and "}}]}\n\n')
+            await asyncio.sleep(0.01)
+
+    here = await rig(endless)
+    async with chromium() as tab:
+        await tab.open(url(here))
+        await tab.run("document.querySelector('#question').focus()")
+        await tab.write("Never stop")
+        await tab.press("Enter")
+        await tab.until("document.querySelector('#log').innerText.includes('on and on and')")
+        await tab.run("document.querySelector('#stop').click()")
+        await tab.until("!document.querySelector('#send').disabled")
+        for _ in range(400):
+            if here.model.open == 0:
+                break
+            await asyncio.sleep(0.05)
+        assert here.model.open == 0
