@@ -17,6 +17,7 @@ from edge.control import Actions, Control
 from edge.folders import system_folders
 from edge.gateway.health import healthz
 from edge.gateway.server import serve
+from edge.governing import Governing, telemetry_of
 from edge.handover import Launch
 from edge.prepare import Prepared, prepare_present
 from edge.recorder import Recorder
@@ -30,6 +31,7 @@ from edge.supervisor.failed import FailedUpstream
 from edge.supervisor.patterns import Patterns
 from edge.supervisor.state import LIVE, Machine
 from edge.supervisor.supervisor import Supervisor, Terms
+from edge.telemetry.telemetry import Telemetry
 from edge.terms import gateway_config, policy
 from edge.upstream import Upstream
 
@@ -44,7 +46,8 @@ def run(launch: Launch) -> int:
 class App:
     """Everything that runs, and how it ends."""
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, telemetry: Telemetry | None = None) -> None:
+        """`telemetry` stands in for that of the board that was found."""
         self.launch = launch
         self.console = console_for(os.environ, as_json=launch.json)
         self.urls = [listen.url(each) for each in launch.sockets]
@@ -52,6 +55,7 @@ class App:
         self.upstreams: dict[str, Upstream] = {}
         self.herald = Herald(launch.notifier, lambda: [each.status() for each in self.upstreams.values()])
         self.vigil: awaited.Vigil | None = None
+        self.governing = Governing(telemetry or telemetry_of(launch))
         self.logs: dict[str, ChildLog] = {}
         self.recorder: Recorder | None = None
         self._stops = 0
@@ -77,7 +81,7 @@ class App:
         launch = self.launch
         patterns = Patterns(load_toml(data_dir("build") / "llama-server.toml"))
         terms = Terms(policy=policy(launch.config), strict=launch.config.strict)
-        recorder = self.recorder = Recorder(launch.folders, prepared.plan.engine.id)
+        recorder = self.recorder = Recorder(launch.folders, prepared.plan.engine.id, self.governing.samples)
         for model_id, model in prepared.plan.models.items():
             log = ChildLog(launch.folders.instance_run / "log", launch.folders.model_socket(model_id).stem)
             self.logs[model_id] = log
@@ -92,7 +96,8 @@ class App:
                 expected_ready_s=recorder.last_ready_s(model_id),
             )
             supervisor.began_s = launch.began_s
-            self.supervisors[model_id] = self.upstreams[model_id] = supervisor
+            self.supervisors[model_id] = supervisor
+            self.upstreams[model_id] = self.governing.govern(supervisor)
         self.herald.watch(self.supervisors.values())
 
     # --- running -----------------------------------------------------------------------------------------------------
@@ -104,7 +109,7 @@ class App:
             loop.add_signal_handler(number, self._asked_to_stop)
         owners = self._start()
         gateway = await serve(self._gateway(), launch.sockets)
-        herald = asyncio.create_task(self.herald.run())
+        herald, senses = asyncio.create_task(self.herald.run()), asyncio.create_task(self.governing.telemetry.run())
         launch.notifier.ready("listening")
         as_service = launch.folders.run == system_folders().run
         control = Control(launch.folders.control_socket, self._actions(), for_group=as_service)
@@ -121,7 +126,7 @@ class App:
         await self._wind_down()
         await gateway.cleanup()
         await control.close()
-        await _end([*owners, herald])
+        await _end([*owners, herald, senses])
         for log in self.logs.values():
             log.close()
         launch.lock.release()
@@ -133,7 +138,9 @@ class App:
 
         config = gateway_config(self.launch.config, self.launch.folders)
         on_fault = fault if self.launch.inherited else None
-        return front(self.upstreams, config, alive=lambda: self.herald.alive, on_fault=on_fault)
+        app = front(self.upstreams, config, alive=lambda: self.herald.alive, on_fault=on_fault)
+        self.governing.attach(app)
+        return app
 
     def _start(self) -> list[asyncio.Task[None]]:
         """Each supervisor's owner task; what the launcher spawned is adopted."""
@@ -210,6 +217,7 @@ class App:
     def _changed(self, supervisor: Supervisor, before: Machine, after: Machine) -> None:
         if after.state is before.state:
             return
+        self.governing.became(supervisor.model_id, after)
         self.console.state(supervisor.status())
         if after.state is State.READY:
             self._record_start(supervisor, "ready")
@@ -239,13 +247,18 @@ class App:
 
     def _actions(self) -> Actions:
         return Actions(
-            status=self.status, logs=self._log_lines, stop=self.stop, restart=self._restart, reload=self._reload
+            status=self.status,
+            logs=self._log_lines,
+            stop=self.stop,
+            restart=self._restart,
+            reload=self._reload,
+            telemetry=lambda: self.governing.telemetry.document(history=False),
         )
 
     def status(self) -> dict[str, Any]:
         """/healthz with what only the owner may see: evidence, pids, folders."""
         statuses = [upstream.status() for upstream in self.upstreams.values()]
-        document = healthz(statuses, None, time.time() - time.monotonic())
+        document = healthz(statuses, self.governing.telemetry.summary(), time.time() - time.monotonic())
         for status in statuses:
             model = document["models"][status.id]
             model["pid"] = status.pid

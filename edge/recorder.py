@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edge.coldstart import journal
@@ -15,13 +15,16 @@ from edge.status import Failure, State
 from edge.supervisor.state import Machine
 from edge.supervisor.supervisor import Supervisor
 
+Samples = Callable[[str, float], Sequence[Sequence[float | int | None]]]  # of a model's start, since an instant
+
 
 class Recorder:
     """`first`: what only the launcher knows of a model's first start: when the process began, its spans, its CPU."""
 
-    def __init__(self, folders: Folders, engine: str) -> None:
+    def __init__(self, folders: Folders, engine: str, samples: Samples = lambda model, zero_s: ()) -> None:
         self._folders = folders
         self._engine = engine
+        self._samples = samples
         self._boot_id = journal.boot_id()
         self._resident: dict[str, float | None] = {}
         self._past = journal.read(folders.starts)
@@ -64,6 +67,7 @@ class Recorder:
             weights_bytes=weights_bytes,
             spawn_cpu_s=spawn_cpu_s,
             outcome=outcome,
+            samples=self._samples(supervisor.model_id, began_s),
         )
         journal.append(self._folders.starts, record)
 

@@ -75,6 +75,7 @@ def start_record(
     weights_bytes: int,
     spawn_cpu_s: float | None,
     outcome: str,
+    samples: Sequence[Sequence[float | int | None]] = (),
 ) -> dict[str, Any]:
     """One line of starts.jsonl. Times are rounded to 0.1 ms; nothing here was measured better."""
     zero = instants.process_s
@@ -98,7 +99,7 @@ def start_record(
         "ready_s": since(instants.ready_s),
         "first_token_s": since(instants.first_token_s),
         "limit": {"bytes": weights_bytes, "rate": None, "fixed_s": None, "total_s": None},
-        "samples": [],
+        "samples": list(samples),
         "outcome": outcome,
     }
 

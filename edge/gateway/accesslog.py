@@ -26,6 +26,7 @@ class Entry:
     tokens_per_s: float | None = None
     retried: bool = False
     prompt: str | None = None
+    joules: float | None = None  # estimated
 
 
 def as_json(entry: Entry) -> str:
@@ -50,6 +51,8 @@ def as_text(entry: Entry) -> str:
         parts.append(f"first={entry.first_token_s:.3f}s")
     if entry.tokens_per_s is not None:
         parts.append(f"{entry.tokens_per_s:.1f} tok/s")
+    if entry.joules is not None:
+        parts.append(f"~{entry.joules:.1f} J")
     if entry.retried:
         parts.append("retried")
     if entry.prompt is not None:

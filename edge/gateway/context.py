@@ -19,6 +19,7 @@ from edge.gateway.pool import Pools
 from edge.gateway.settings import GatewayConfig
 from edge.gateway.stats import Stats
 from edge.status import Failure, ModelStatus
+from edge.telemetry.energy import EnergyMeter
 from edge.upstream import Upstream
 
 
@@ -59,6 +60,7 @@ class Context:
     stats: Stats = field(default_factory=Stats)
     metrics: Metrics = field(default_factory=Metrics)
     pools: Pools = field(default_factory=Pools)
+    energy: EnergyMeter | None = None
 
     def statuses(self) -> list[ModelStatus]:
         return [upstream.status() for upstream in self.upstreams.values()]

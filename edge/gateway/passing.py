@@ -10,6 +10,7 @@ from aiohttp import web
 from edge.gateway import accesslog, answers
 from edge.gateway.body import Body
 from edge.gateway.context import Context
+from edge.gateway.energy import measured
 from edge.gateway.health import degraded_header
 from edge.gateway.heartbeat import Heartbeat
 from edge.gateway.intake import turn
@@ -58,7 +59,8 @@ async def _take_turn(
         exchange.extra = _honest(context, upstream, exchange.extra)
         stats.in_flight += 1
         try:
-            return await forward(context.pools, exchange, endpoint)
+            with measured(context.energy if found.slot else None, exchange.visit, upstream.model_id):
+                return await forward(context.pools, exchange, endpoint)
         finally:
             stats.in_flight -= 1
 

@@ -58,6 +58,7 @@ class Tally:
     first_s: float | None = None
     last_s: float | None = None
     size_bytes: int = 0
+    chunks: int = 0
     _tail: bytes = b""
 
     def chunk(self, data: bytes, now_s: float) -> None:
@@ -67,6 +68,7 @@ class Tally:
             self.between_s.observe(now_s - self.last_s)
         self.last_s = now_s
         self.size_bytes += len(data)
+        self.chunks += 1
         self._tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self._tail + data)[-TAIL_BYTES:]
 
     @property

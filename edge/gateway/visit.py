@@ -29,6 +29,7 @@ class Visit:
     streamed: bool = False
     retried: bool = False
     prompt: str | None = None
+    joules: float | None = None  # estimated; None where too few samples fell inside
 
     def record(self, stats: Stats, now_s: float, log: AccessLog) -> None:
         stats.requests[self.route, str(self.code), self.model or ""] += 1
@@ -72,4 +73,5 @@ class Visit:
             tally.per_s(),
             self.retried,
             self.prompt,
+            self.joules,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -28,17 +28,22 @@ class Point:
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """One request. `tokens` may grow while it runs (0: unknown); `end_s` None while it is open."""
+    """One request. `tokens` once it ended, `so_far` counts them while it runs (0: unknown); `end_s` None while open."""
 
     start_s: float
     model: str
     tokens: int = 0
     end_s: float | None = None
+    so_far: Callable[[], int] | None = None
+
+    def count(self) -> int:
+        return self.so_far() if self.end_s is None and self.so_far is not None else self.tokens
 
     def rate(self, now: float) -> float | None:
         """Tokens per second so far; None where no token is known."""
         length = (now if self.end_s is None else self.end_s) - self.start_s
-        return self.tokens / length if self.tokens and length > 0 else None
+        tokens = self.count()
+        return tokens / length if tokens and length > 0 else None
 
     def covers(self, start_s: float, end_s: float) -> bool:
         return self.start_s <= start_s and (self.end_s is None or end_s <= self.end_s)
@@ -117,9 +122,9 @@ class EnergyMeter:
             self._account(last.at_s, at_s, unix_s)
         self._forget(at_s)
 
-    def begin(self, start_s: float, model: str = "") -> Work:
-        """A request starts. Hand the result to `request` at its end; count tokens in `.tokens` meanwhile."""
-        work = Work(start_s, model)
+    def begin(self, start_s: float, model: str = "", so_far: Callable[[], int] | None = None) -> Work:
+        """A request starts. Hand the result to `request` at its end; `so_far` counts its tokens meanwhile."""
+        work = Work(start_s, model, so_far=so_far)
         self._work.append(work)
         return work
 
@@ -148,7 +153,7 @@ class EnergyMeter:
     def tokens(self, model: str | None = None) -> int:
         """Finished requests' tokens and those of open ones so far; of all models without a name."""
         done = sum(use.tokens for name, use in self.by_model.items() if model in (None, name))
-        return done + sum(work.tokens for work in self._work if work.end_s is None and model in (None, work.model))
+        return done + sum(work.count() for work in self._work if work.end_s is None and model in (None, work.model))
 
     def tokens_per_joule(self, model: str) -> float | None:
         """None until tokens and joules are known."""

@@ -1,0 +1,64 @@
+"""Telemetry in a running application: who follows the governor, and what a start's record gets of power and heat."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from aiohttp import web
+
+from edge.board.probe import probe
+from edge.gateway.handler import CONTEXT
+from edge.handover import Launch
+from edge.supervisor.governed import Governed
+from edge.supervisor.state import RISING, Machine
+from edge.supervisor.supervisor import Supervisor
+from edge.telemetry import metrics
+from edge.telemetry.sampler import TracePoint
+from edge.telemetry.telemetry import Telemetry
+
+
+def telemetry_of(launch: Launch) -> Telemetry:
+    """As configured, for the board that was found."""
+    prepared = launch.prepared
+    board, config = (prepared.board, prepared.config) if prepared is not None else (probe(), launch.config)
+    return Telemetry.of(board, config.telemetry, config.thermal, launch.folders.models)
+
+
+class Governing:
+    """One application's telemetry and what hangs on it."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self.telemetry = telemetry
+        self._open: dict[str, ExitStack] = {}  # traces of models that are starting
+        self._points: dict[str, list[TracePoint]] = {}
+
+    def govern(self, supervisor: Supervisor) -> Governed:
+        """The supervisor as the gateway shall see it."""
+        governed = Governed(supervisor, supervisor.stop, supervisor.start)
+        self.telemetry.on_limit(governed.apply)
+        governed.apply(self.telemetry.decision.limit)
+        return governed
+
+    def attach(self, app: web.Application) -> None:
+        """Documents, metrics, energy and admission of the gateway."""
+        context = app[CONTEXT]
+        context.telemetry, context.energy = self.telemetry, self.telemetry.energy
+        metrics.register(context.metrics, self.telemetry)
+        self.telemetry.on_limit(lambda limit: context.admission.govern(limit.fraction, limit.hold_new))
+
+    def became(self, model_id: str, machine: Machine) -> None:
+        """While a model starts, ten samples a second are kept for its record."""
+        if machine.state in RISING and model_id not in self._open:
+            stack = self._open[model_id] = ExitStack()
+            self._points[model_id] = stack.enter_context(self.telemetry.trace())
+        elif machine.state not in RISING and model_id in self._open:
+            self._open.pop(model_id).close()
+
+    def samples(self, model_id: str, zero_s: float) -> list[list[float | int | None]]:
+        """What was kept of the start that just ended: [[seconds since `zero_s`, W, bytes, °C]]."""
+        points = self._points.pop(model_id, [])
+        return [[round(at - zero_s, 3), *(_rounded(value) for value in rest)] for at, *rest in points]
+
+
+def _rounded(value: float | int | None) -> float | int | None:
+    return round(value, 2) if isinstance(value, float) else value
