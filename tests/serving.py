@@ -57,17 +57,22 @@ def eventually(what: Callable[[], Any], because: str | Callable[[], str], patien
 
 
 class Up:
-    """`edgellm up` with its own state folder and port. Use as a context manager."""
+    """`edgellm up` with its own state folder and port. Use as a context manager. `program`: another way to start it."""
 
     def __init__(
-        self, state: Path, *arguments: str, port: int | None = None, env: dict[str, str] | None = None
+        self,
+        state: Path,
+        *arguments: str,
+        port: int | None = None,
+        env: dict[str, str] | None = None,
+        program: Sequence[str] = ("-m", "edge", "up"),
     ) -> None:
         self.state = state
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = state / "up.log"
         state.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "edge", "up", "--state-dir", str(state), "--json"]
+        command = [sys.executable, *program, "--state-dir", str(state), "--json"]
         # ggml's threads spin at their barriers: two of them on two busy cores wait for each other for seconds.
         command += ["--set", "n_threads=1"]
         with self.log.open("wb") as out:

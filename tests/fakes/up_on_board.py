@@ -1,0 +1,38 @@
+"""`edgellm up` whose sensors are a fake board's: up_on_board.py ROOT SECONDS [--act] [options of up].
+
+SECONDS is the governor's dwell time, so that tests need not wait for boards to cool. All else is the product's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from edge import app, launch
+from edge.board.probe import probe
+from edge.config.values import TelemetryConfig, ThermalConfig
+from edge.handover import Launch
+from edge.telemetry.jtop import JtopSource
+from edge.telemetry.telemetry import Telemetry, limits_of
+
+
+def main(root: Path, dwell_s: float, act: bool, arguments: list[str]) -> int:
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+
+    def run(prepared: Launch) -> int:
+        limits = replace(limits_of(ThermalConfig(act=act)), dwell_s=dwell_s)
+        jtop = JtopSource(pauses_s=(0.2, 1.0))
+        settings = TelemetryConfig(interval_s=1.0 if dwell_s >= 1 else 0.1)
+        telemetry = Telemetry.of(probe(root), settings, root=root, limits=limits, jtop=jtop)
+        return asyncio.run(app.App(prepared, telemetry).run())
+
+    app.run = run
+    return launch.up(arguments)
+
+
+if __name__ == "__main__":
+    given = sys.argv[3:]
+    sys.exit(main(Path(sys.argv[1]), float(sys.argv[2]), "--act" in given, [word for word in given if word != "--act"]))
