@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+from collections.abc import Callable
 from pathlib import Path
 
 from edge.errors import ModelMissingError
@@ -18,8 +19,17 @@ from edge.model.receipt import InstalledFile, Receipt, now_utc
 _FICLONE = 0x40049409  # ioctl: share the blocks of another file (btrfs, xfs)
 
 
-def import_model(path: Path, models_dir: Path, *, name: str | None = None, progress: Report | None = None) -> ModelFile:
+def import_model(
+    path: Path,
+    models_dir: Path,
+    *,
+    name: str | None = None,
+    progress: Report | None = None,
+    link: Callable[[Path], bool] = lambda _: False,
+) -> ModelFile:
     """Copies the model at `path`, all shards and its projector, into `models_dir`.
+
+    `link`: which files may be hard-linked instead; the one file then has two names.
 
     Raises BadModelError with the verdict before anything is copied, ModelMissingError, DoesNotFitError.
     """
@@ -33,15 +43,19 @@ def import_model(path: Path, models_dir: Path, *, name: str | None = None, progr
             total = sum(source.stat().st_size for source in sources)
             need_space(work.folder, total)
             meter = Meter("copy", sources[0].name, total, progress)
-            files = tuple(_take(source, work.payload / source.name, meter) for source in sources)
+            files = tuple(_take(source, work.payload / source.name, meter, link(source)) for source in sources)
             meter.end()
             open_model(work.payload / sources[0].name)
             work.install(Receipt(f"file://{path.absolute()}", files, None, now_utc(), name=public))
     return open_model(work.final / sources[0].name)
 
 
-def _take(source: Path, target: Path, meter: Meter) -> InstalledFile:
+def _take(source: Path, target: Path, meter: Meter, link: bool) -> InstalledFile:
     meter.what = source.name
+    if link:
+        with contextlib.suppress(OSError):  # another disk
+            target.hardlink_to(source.resolve())
+            return InstalledFile(source.name, target.stat().st_size, sha256_file(target, meter))
     with source.open("rb") as reader, target.open("wb") as writer:
         with contextlib.suppress(OSError):
             fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())

@@ -1,0 +1,70 @@
+"""`edgellm service uninstall`: the units go; models, engines and configuration stay unless `--purge`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from edge.folders import system_folders
+from edge.service import layout, program, systemctl, wish
+from edge.service.disk import user_exists
+from edge.service.installer import COMMAND
+from edge.service.request import ETC
+from edge.service.step import Step
+from edge.service.wish import PREFIX
+
+
+def steps(*, purge: bool, root: Path = Path("/")) -> list[Step]:
+    """In order. What is not there is done."""
+    return [*_stop(root), *_files(root), *(_purge(root) if purge else [])]
+
+
+def kept(root: Path = Path("/")) -> list[str]:
+    """What a removal without --purge leaves, for the one line that says so."""
+    system = system_folders()
+    places = [root / str(path).lstrip("/") for path in (system.data, system.cache, Path("/") / ETC, PREFIX)]
+    return [str(path) for path in places if path.exists()]
+
+
+def _stop(root: Path) -> Iterator[Step]:
+    units = [unit for unit in layout.UNITS if (root / layout.UNIT_DIR / unit).exists()]
+    enabled = [unit for unit in units if systemctl.enabled(unit)]
+    running = [unit for unit in units if systemctl.active(unit)] if systemctl.booted() else []
+    # The sockets first: a client would start the service again.
+    running.sort(key=lambda unit: not unit.endswith(".socket"))
+    stop = partial(systemctl.run, ["systemctl", "stop", *running])
+    yield Step(f"stop {', '.join(running)}" if running else "stop it", stop, done=not running)
+    disable = partial(systemctl.run, ["systemctl", "disable", *enabled])
+    yield Step(f"disable {', '.join(enabled)}" if enabled else "disable it", disable, done=not enabled)
+
+
+def _files(root: Path) -> Iterator[Step]:
+    for path in layout.all_paths():
+        full = root / path
+        if full.exists():
+            yield Step(f"remove {full}", partial(_unlink, full))
+    if systemctl.booted():
+        yield Step("tell systemd", partial(systemctl.run, ["systemctl", "daemon-reload"]))
+
+
+def _unlink(path: Path) -> None:
+    path.unlink()
+    if path.parent.name.endswith(".d") and path.parent.parent.name == "system" and not any(path.parent.iterdir()):
+        path.parent.rmdir()
+
+
+def _purge(root: Path) -> Iterator[Step]:
+    system = system_folders()
+    for folder in (system.data, system.cache, Path("/") / ETC, Path("/var/lib/edgellm-power")):
+        full = root / str(folder).lstrip("/")
+        if full.exists():
+            yield Step(f"delete {full}", partial(shutil.rmtree, full))
+    if program.stamp() is not None:
+        yield Step(f"delete {PREFIX}", partial(shutil.rmtree, PREFIX))
+        if COMMAND.is_symlink() and COMMAND.readlink() == PREFIX / "bin/edgellm":
+            yield Step(f"remove {COMMAND}", COMMAND.unlink)
+    for user in (wish.USER, "edgellm-jtop"):
+        if user_exists(user):
+            yield Step(f"remove user {user}", partial(systemctl.run, ["userdel", user]))
