@@ -28,9 +28,11 @@ from edge.service.herald import MORE_S, Herald
 from edge.service.reporter import console_for
 from edge.status import Failure, State
 from edge.supervisor.failed import FailedUpstream
+from edge.supervisor.hooks import Hooks
 from edge.supervisor.patterns import Patterns
 from edge.supervisor.state import LIVE, Machine
-from edge.supervisor.supervisor import Supervisor, Terms
+from edge.supervisor.supervisor import Supervisor
+from edge.supervisor.terms import Terms
 from edge.telemetry.telemetry import Telemetry
 from edge.terms import gateway_config, policy
 from edge.upstream import Upstream
@@ -91,8 +93,7 @@ class App:
                 launch.folders.model_socket(model_id),
                 patterns,
                 terms,
-                on_change=self._changed,
-                on_line=log.add,
+                Hooks(on_change=self._changed, on_line=log.add),
                 expected_ready_s=recorder.last_ready_s(model_id),
             )
             supervisor.began_s = launch.began_s

@@ -22,6 +22,9 @@ def board_and_memory(
         return named, assumed(named, available_bytes)
     place = root or Path("/")
     if not (place / "proc").is_dir():
-        raise UsageError(f"{place} is no copy of a machine: it has no proc folder", "a copy holds its proc, sys, etc, dev and var folders")
+        raise UsageError(
+            f"{place} is no copy of a machine: it has no proc folder",
+            "a copy holds its proc, sys, etc, dev and var folders",
+        )
     found = probe(place)
     return found, snapshot(place, found, available_bytes)

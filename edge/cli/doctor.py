@@ -58,7 +58,10 @@ def _examine(
     from edge.errors import UsageError
 
     if not (root_dir / "proc").is_dir():
-        raise UsageError(f"{root_dir} is no copy of a machine: it has no proc folder", "a copy holds its proc, sys, etc, dev and var folders")
+        raise UsageError(
+            f"{root_dir} is no copy of a machine: it has no proc folder",
+            "a copy holds its proc, sys, etc, dev and var folders",
+        )
     places = everything.examined(os.environ, state_dir)
     facts = everything.read(root_dir, places, os.environ, flags, measure=measure)
     fixed: tuple[str, ...] = ()

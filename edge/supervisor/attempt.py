@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edge.plan.plan import LaunchPlan
+from edge.supervisor import native
 from edge.supervisor.gates import Gates
 from edge.supervisor.patterns import Mark, Patterns, Signature, parse_line
 from edge.supervisor.truth import Facts
@@ -16,6 +17,19 @@ from edge.units import format_bytes
 
 PROTOCOL = "cmd_child_to_router:state:"
 KEPT_LINES = 400
+CPU_ONLY_HINT = (
+    "the engine put every layer on the CPU: was it built with CUDA (`edgellm engine show`), and does the driver "
+    "answer (`edgellm doctor`)?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """The GPU is not used. `permanent`: another start would see the same."""
+
+    kind: str
+    hint: str
+    permanent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,34 +37,59 @@ class Sighting:
     """What a line told the lifecycle: `loading`, `ready` (to be confirmed by /health), `no_device`."""
 
     what: str
-    signature: Signature | None = None
+    missing: Missing | None = None
 
 
 class Attempt:
-    """Feed it lines; read gates, facts, progress and marks. Times are monotonic seconds."""
+    """Feed it lines; read gates, facts, progress and marks. Times are monotonic seconds.
 
-    def __init__(self, plan: LaunchPlan, patterns: Patterns, spawned_at_s: float, weights_bytes: int) -> None:
+    `weights_bytes` of the model; `driver`: evidence that the GPU's device nodes open, where it was looked at;
+    `capability` of the GPU ("8.7").
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        patterns: Patterns,
+        spawned_at_s: float,
+        weights_bytes: int,
+        *,
+        driver: str | None = None,
+        capability: str | None = None,
+    ) -> None:
         self.plan = plan
-        self.plan_bytes = weights_bytes
-        self.gates = Gates(spawned_at_s)
+        self.weights_bytes = weights_bytes
+        self.gates = Gates(spawned_at_s, wanted=plan.settings.devices if plan.settings.n_gpu_layers > 0 else ())
         self.facts = Facts()
         self.progress: float | None = None
         self.marks: dict[str, float] = {}  # first time each mark was seen
         self.tail: deque[str] = deque(maxlen=KEPT_LINES)
-        self.lines = 0
+        self.lines = 0  # that are signs of life
         self._patterns = patterns
+        self._capability = capability
         self._clock_offset_s: float | None = None
         self._rising = True
-        if plan.settings.n_gpu_layers <= 0:
+        self._told_progress = False
+        self._weights_on: dict[str, str] = {}  # MiB by device
+        self._kv_on: dict[str, str] = {}
+        if not self.wants_gpu:
             self.gates = self.gates.open("driver", spawned_at_s, "no GPU wanted")
+        elif driver is not None:
+            self.gates = self.gates.open("driver", spawned_at_s, driver)
 
     @property
     def wants_gpu(self) -> bool:
         return self.plan.settings.n_gpu_layers > 0
 
+    @property
+    def served(self) -> bool:
+        return not self._rising
+
     def stderr(self, raw: str, now_s: float) -> Sequence[Sighting]:
         """One log line. Lines of the chat template and the like carry no prefix and mean nothing."""
         self.tail.append(raw)
+        if self._patterns.noise(raw):
+            return ()
         self.lines += 1
         if not self._rising:
             return ()
@@ -64,10 +103,8 @@ class Attempt:
         for gate in self._patterns.gates(line.text):
             self._gate(gate, at_s)
         for fact in self._patterns.facts(line.text):
-            self._fact(fact, at_s)
-        if self.wants_gpu:
-            seen += self._device_trouble(line.text)
-        return seen
+            seen += self._fact(fact, at_s)
+        return seen + self._device_trouble(line.text) if self.wants_gpu else seen
 
     def stdout(self, raw: str, now_s: float) -> Sequence[Sighting]:
         """The progress protocol of llama-server's router mode; anything else is an ordinary log line."""
@@ -78,23 +115,43 @@ class Attempt:
             state, payload = message["state"], message.get("payload") or {}
         except (ValueError, KeyError, TypeError):
             return self.stderr(raw, now_s)
+        self.lines += 1
         if state == "ready":
             return [Sighting("ready")]
         if state == "loading":
             value = payload.get("value")
             if isinstance(value, (int, float)):
+                self._told_progress = True
                 self.progress = max(self.progress or 0.0, min(1.0, float(value)))
             return [Sighting("loading")]
         return ()
 
-    def answered(self, now_s: float) -> None:
-        """/health said 200: what no line spoke of is proved by it."""
+    def bytes_read(self, count: int) -> None:
+        """Of /proc/PID/io, for engines that print no progress: at least this share of the weights has been read."""
+        if self._rising and not self._told_progress and self.progress != 1.0 and self.weights_bytes > 0:
+            self.progress = max(self.progress or 0.0, min(0.99, count / self.weights_bytes))
+
+    def answered(self, now_s: float, rss_bytes: int | None = None) -> None:
+        """/health said 200: what no line spoke of is proved by it, but for the GPU: that needs evidence of its own."""
+        if self.wants_gpu and not self.facts.devices and self.facts.offloaded is None:
+            self._silent_gpu(now_s, rss_bytes)
         self.gates = self.gates.open_up_to("kv_cache", now_s, "the engine reports ready (no log line said so)")
         self.progress = 1.0
 
     def warmed(self, now_s: float, evidence: str) -> None:
         self.gates = self.gates.open("warm", now_s, evidence)
         self._rising = False
+
+    def _silent_gpu(self, now_s: float, rss_bytes: int | None) -> None:
+        """A build that prints no device: weights that are not in host memory must be somewhere else."""
+        if rss_bytes is not None and rss_bytes < self.weights_bytes // 2:
+            size, all_of = format_bytes(rss_bytes), format_bytes(self.weights_bytes)
+            evidence = f"{size} of host memory hold {all_of} of weights: they are on the GPU (no log line said so)"
+            self.facts = replace(self.facts, proved_by=evidence)
+            self.gates = self.gates.open_up_to("backend", now_s, evidence)
+            return
+        for name in ("context", "backend"):
+            self.gates = self.gates.refuse(name, "no line and no probe shows the GPU in use")
 
     def _engine_time(self, engine_s: float | None, now_s: float) -> float:
         """We may read lines late (imports). The smallest delay seen ties the engine's clock to ours: what was stamped
@@ -124,45 +181,73 @@ class Attempt:
     def _gate(self, gate: Mark, at_s: float) -> None:
         if gate.name == "weights":
             self.progress = 1.0
-            self.gates = self.gates.open("weights", at_s, f"{format_bytes(self.plan_bytes)} read")
+            self.gates = self.gates.open("weights", at_s, f"{format_bytes(self.weights_bytes)} read")
+            for device, mib in self._weights_on.items():
+                self.gates = self.gates.open("weights", at_s, f"{mib} MiB", device)
         elif size := gate.groups.get("mib"):
             cells = gate.groups.get("cells")
             self.gates = self.gates.open("kv_cache", at_s, f"{size} MiB" + (f", {cells} cells" if cells else ""))
+            for device, mib in self._kv_on.items():
+                self.gates = self.gates.open("kv_cache", at_s, f"{mib} MiB", device)
         else:
             self.gates = self.gates.open("kv_cache", at_s, "allocated")
 
-    def _fact(self, fact: Mark, at_s: float) -> None:
-        groups = fact.groups
+    def _fact(self, fact: Mark, at_s: float) -> list[Sighting]:
+        groups, facts = fact.groups, self.facts
         match fact.name:
             case "cpu" if not self.wants_gpu:
                 self.gates = self.gates.open("context", at_s, f"CPU: {groups['name']}")
+            case "answers" if self.wants_gpu:
+                self.gates = self.gates.open("driver", at_s, f"{groups['name']} answers")
             case "device" if self.wants_gpu:
-                device = groups["device"]
-                if device not in self.facts.devices:
-                    self.facts = replace(self.facts, devices=(*self.facts.devices, device))
-                name = groups.get("name", device)
-                self.gates = self.gates.open("driver", at_s, f"{device} answers", device)
-                self.gates = self.gates.open("context", at_s, f"{device}: {name}", device)
-            case "offload":
-                on_gpu, layers = int(groups["offloaded"]), int(groups["layers"])
-                self.facts = replace(self.facts, offloaded=(on_gpu, layers))
-                self._offloaded(on_gpu, layers, at_s)
+                self._device(groups["device"], groups.get("name", groups["device"]), at_s)
+            case "archs":
+                archs = tuple(int(arch) // 10 for arch in groups["archs"].split(","))
+                self.facts = replace(facts, archs=archs)
+            case "offload" if self.wants_gpu:
+                return self._offload(int(groups["offloaded"]), int(groups["layers"]), at_s)
+            case "weights_on":  # the buffers; their bytes are read after this line
+                self._weights_on[groups["device"]] = groups["mib"]
+            case "kv_on":
+                self._kv_on[groups["device"]] = groups["mib"]
             case "load_mode":
-                self.facts = replace(self.facts, load_mode=groups["load_mode"])
+                self.facts = replace(facts, load_mode=groups["load_mode"])
+            case "kv":
+                self.facts = replace(facts, kv_mib=(facts.kv_mib or 0.0) + float(groups["mib"].replace(",", ".")))
+        return []
 
-    def _offloaded(self, on_gpu: int, layers: int, at_s: float) -> None:
-        if not self.wants_gpu:
-            return
+    def _device(self, device: str, name: str, at_s: float) -> None:
+        if device not in self.facts.devices:
+            self.facts = replace(self.facts, devices=(*self.facts.devices, device))
+        self.gates = self.gates.open("driver", at_s, f"{device} answers")
+        self.gates = self.gates.open("context", at_s, f"{device}: {name}", device)
+
+    def _offload(self, on_gpu: int, layers: int, at_s: float) -> list[Sighting]:
+        self.facts = replace(self.facts, offloaded=(on_gpu, layers))
         evidence = f"{on_gpu}/{layers} layers on the GPU"
-        if on_gpu >= min(layers, self.plan.settings.n_gpu_layers):
-            self.gates = self.gates.open("backend", at_s, evidence)
-        else:
+        if on_gpu == 0:
             self.gates = self.gates.refuse("backend", evidence)
+            because = self.facts.cpu_because or evidence
+            self.facts = replace(self.facts, cpu_because=because)
+            return [Sighting("no_device", Missing("cpu_only", CPU_ONLY_HINT))]
+        if on_gpu < min(layers, self.plan.settings.n_gpu_layers):
+            self.gates = self.gates.refuse("backend", evidence)
+            return []
+        code = native.describe(self.facts.archs, self._capability)
+        # Layers are there, so a context is: the oldest builds print no line for it.
+        self.gates = self.gates.open_up_to("context", at_s, evidence)
+        self.gates = self.gates.open("backend", at_s, f"{evidence}, {code}" if code else evidence)
+        return []
 
     def _device_trouble(self, text: str) -> list[Sighting]:
         signature = self._patterns.cause(text)
-        if signature is None or not signature.serves:
+        if signature is None or not signature.device:
             return []
         self.facts = replace(self.facts, cpu_because=signature.kind)
         self.gates = self.gates.refuse("context", signature.kind)
-        return [Sighting("no_device", signature)]
+        # Where the process ends by itself, its exit is diagnosed; here it would go on without the GPU.
+        return [_missing(signature)] if signature.serves else []
+
+
+def _missing(signature: Signature) -> Sighting:
+    return Sighting("no_device", Missing(signature.kind, signature.hint, signature.permanent))

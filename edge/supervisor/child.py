@@ -14,23 +14,15 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from edge.errors import UnavailableError
 from edge.supervisor.exit import ExitStatus
+from edge.supervisor.hygiene import Hygiene
 
 PR_SET_PDEATHSIG = 1
 PIPE_BYTES = 1 << 20  # a whole start's log fits, so the child never waits for us while we import
 OOM_SCORE_ADJ = 500  # the kernel shall take the engine before us
-
-
-@dataclass(frozen=True, slots=True)
-class Hygiene:
-    """How gently a child runs beside the rest of the machine; from the profile."""
-
-    nice: int = 0
-    cpus: tuple[int, ...] = ()
 
 
 class Child:

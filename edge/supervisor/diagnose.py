@@ -12,6 +12,24 @@ from edge.supervisor.patterns import Patterns, Signature
 from edge.supervisor.policy import Fault
 
 TAIL_LINES = 12  # what a person reads before scrolling
+# An engine that served for days has old complaints in its log; what it died of is near the end (a backtrace is long).
+SERVING_LINES = 80
+# SIGKILL comes from outside: only what was said right before it can be its reason.
+KILLED_LINES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """All that is known of one end. `log`: the kept tail, oldest first.
+
+    `oom_killed`: the kernel's word; `asked`: we sent the signal ourselves; `served`: it had been READY.
+    """
+
+    exit: ExitStatus
+    log: Sequence[str] = ()
+    oom_killed: bool = False
+    asked: bool = False
+    served: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +38,24 @@ class Diagnosis:
     failure: Failure
 
 
-def diagnose(exit: ExitStatus, log: Sequence[str], patterns: Patterns, *, oom_killed: bool, asked: bool) -> Diagnosis:
-    """`log`: the kept tail, oldest first; `oom_killed`: the kernel's word; `asked`: we sent the signal ourselves."""
-    evidence = "\n".join([str(exit), *log[-TAIL_LINES:]])
-    if oom_killed:
+def diagnose(death: Death, patterns: Patterns) -> Diagnosis:
+    exit = death.exit
+    evidence = "\n".join([str(exit), *(death.log[-TAIL_LINES:] or ["it printed nothing"])])
+    killed = exit.signal == signal.SIGKILL
+    if death.oom_killed and killed:
         hint = "the kernel killed it for memory: use a smaller context, quantization or model, or free memory"
         return Diagnosis(Fault.OOM, Failure("out_of_memory", evidence, hint))
-    if signature := _cause(log, patterns):
+    if signature := _cause(_last_words(death, killed), patterns):
         return Diagnosis(_fault(signature), Failure(signature.kind, evidence, signature.hint))
     if exit.signal is not None:
-        return _by_signal(signal.Signals(exit.signal), evidence, asked)
+        return _by_signal(exit.signal, evidence, death.asked)
     return _by_code(exit.code or 0, evidence)
+
+
+def _last_words(death: Death, killed: bool) -> Sequence[str]:
+    if killed:
+        return death.log[-KILLED_LINES:]
+    return death.log[-SERVING_LINES:] if death.served else death.log
 
 
 def _cause(log: Sequence[str], patterns: Patterns) -> Signature | None:
@@ -47,21 +72,30 @@ def _fault(signature: Signature) -> Fault:
         return Fault.NVMAP
     if signature.oom:
         return Fault.OOM
+    if signature.device:
+        return Fault.DEVICE
     return Fault.PERMANENT if signature.permanent else Fault.CRASH
 
 
-def _by_signal(number: signal.Signals, evidence: str, asked: bool) -> Diagnosis:
-    if number is signal.SIGKILL and not asked:
+def _by_signal(number: int, evidence: str, asked: bool) -> Diagnosis:
+    if asked:
+        return Diagnosis(Fault.CRASH, Failure("hung", evidence, "it did not answer and was ended"))
+    if number == signal.SIGKILL:
         hint = "probably the kernel, for memory (see `journalctl -k | grep -i oom`), or somebody's kill -9"
         return Diagnosis(Fault.KILLED, Failure("killed", evidence, hint))
-    if number is signal.SIGILL:
+    if number == signal.SIGILL:
         hint = "the engine uses instructions this processor lacks: build it here (`edgellm build`)"
         return Diagnosis(Fault.PERMANENT, Failure("wrong_cpu", evidence, hint))
-    kind = "hung" if asked else f"signal_{number.name.removeprefix('SIG').lower()}"
-    hint = (
-        "it did not answer and was ended" if asked else "it crashed; it is started again. See `edgellm logs --engine`"
-    )
-    return Diagnosis(Fault.CRASH, Failure(kind, evidence, hint))
+    hint = "it crashed; it is started again. See `edgellm logs --engine`"
+    return Diagnosis(Fault.CRASH, Failure(signal_kind(number), evidence, hint))
+
+
+def signal_kind(number: int) -> str:
+    """`signal_segv`; real-time signals have no name."""
+    try:
+        return f"signal_{signal.Signals(number).name.removeprefix('SIG').lower()}"
+    except ValueError:
+        return f"signal_{number}"
 
 
 def _by_code(code: int, evidence: str) -> Diagnosis:

@@ -15,6 +15,8 @@ class ExitStatus:
     lived_s: float
 
     def __str__(self) -> str:
-        if self.signal is not None:
-            return f"signal {signals.Signals(self.signal).name} after {self.lived_s:.1f} s"
-        return f"exit code {self.code} after {self.lived_s:.1f} s"
+        if self.signal is None:
+            return f"exit code {self.code} after {self.lived_s:.1f} s"
+        known = self.signal in {number.value for number in signals.Signals}
+        name = signals.Signals(self.signal).name if known else str(self.signal)
+        return f"signal {name} after {self.lived_s:.1f} s"

@@ -16,9 +16,13 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """`began_s` is the child's spawn (monotonic). A refused gate carries evidence but is not ready."""
+    """`began_s` is the child's spawn (monotonic). A refused gate carries evidence but is not ready.
+
+    `wanted`: devices that the plan uses: the context is there when all of them have one.
+    """
 
     began_s: float
+    wanted: tuple[str, ...] = ()
     openings: dict[str, Opening] = field(default_factory=dict)
     refusals: dict[str, str] = field(default_factory=dict)
 
@@ -58,12 +62,19 @@ class Gates:
         previous_s, blocker = self.began_s, None
         for name in GATES:
             opening = self.openings.get(name)
-            if opening is None:
-                result[name] = Gate(evidence=self.refusals.get(name), blocked_by=blocker)
+            devices = self._devices(name, opening) if opening else {}
+            if opening is None or not all(device.ready for device in devices.values()):
+                evidence = self.refusals.get(name) if opening is None else opening.evidence
+                result[name] = Gate(evidence=evidence, blocked_by=blocker, devices=devices)
                 blocker = blocker or name
                 continue
-            devices = {device: Gate(True, opening.at_s, None, evidence) for device, evidence in opening.devices.items()}
             took_s = max(0.0, opening.at_s - previous_s)
             result[name] = Gate(True, opening.at_s, took_s, opening.evidence, None, devices)
             previous_s = max(previous_s, opening.at_s)
         return result
+
+    def _devices(self, gate: str, opening: Opening) -> dict[str, Gate]:
+        """Those seen; for the context also those that are wanted and were not seen."""
+        seen = {name: Gate(True, opening.at_s, None, evidence) for name, evidence in opening.devices.items()}
+        missing = {name: Gate() for name in self.wanted if seen and name not in seen and gate == "context"}
+        return seen | missing

@@ -5,52 +5,90 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 
-def oom_kills(pid: int, proc: Path = Path("/proc"), cgroup_root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """How often the kernel has killed for memory in the process's cgroup: v2 memory.events, v1 memory.oom_control."""
+class OomWitness:
+    """Made when a child is spawned: a zombie no longer says which cgroup it was in, and counters are compared."""
+
+    def __init__(
+        self,
+        pid: int,
+        spawned_at_s: float,
+        *,
+        proc: Path = Path("/proc"),
+        cgroup_root: Path = Path("/sys/fs/cgroup"),
+        kmsg: Path = Path("/dev/kmsg"),
+    ) -> None:
+        self._pid = pid
+        self._spawned_at_s = spawned_at_s
+        self._kmsg = kmsg
+        self._counters = {
+            path: count for path in _counters(pid, proc, cgroup_root) if (count := _read(path)) is not None
+        }
+
+    def killed(self) -> bool:
+        """Since the spawn: its cgroup has killed for memory, or the kernel log names the pid."""
+        grown = any((_read(path) or 0) > before for path, before in self._counters.items())
+        return grown or named_in_kernel_log(self._pid, self._spawned_at_s, self._kmsg)
+
+
+def _counters(pid: int, proc: Path, root: Path) -> Iterator[Path]:
+    """v2 memory.events, v1 memory.oom_control. In a container the path is often its own root."""
     try:
         lines = (proc / str(pid) / "cgroup").read_text().splitlines()
     except OSError:
-        return None
+        return
     for line in lines:
         _, controllers, path = line.split(":", 2)
         relative = path.lstrip("/")
         if not controllers:
-            count = _counter(cgroup_root / relative / "memory.events", "oom_kill")
+            yield root / relative / "memory.events"
+            yield root / "unified" / relative / "memory.events"
         elif "memory" in controllers.split(","):
-            count = _counter(cgroup_root / "memory" / relative / "memory.oom_control", "oom_kill")
-        else:
-            continue
-        if count is not None:
-            return count
+            yield root / "memory" / relative / "memory.oom_control"
+
+
+def _read(path: Path) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        for line in path.read_text().splitlines():
+            key, _, value = line.partition(" ")
+            if key == "oom_kill":
+                return int(value)
     return None
 
 
-def kernel_log_names(pid: int, kmsg: Path = Path("/dev/kmsg")) -> bool:
-    """Whether the kernel log says that it killed this pid for memory. False where it cannot be read."""
-    pattern = re.compile(rb"(?:Out of memory|Memory cgroup out of memory): Killed process %d \(" % pid)
+def named_in_kernel_log(pid: int, since_s: float, kmsg: Path = Path("/dev/kmsg")) -> bool:
+    """Whether the kernel says that it killed this pid since then (monotonic): pids come again. False if unreadable."""
+    pattern = re.compile(rb"Kill(?:ed)? process %d[ ,(]" % pid)
+    return any(at_s >= since_s - 1.0 and pattern.search(text) for at_s, text in _records(kmsg))
+
+
+def _records(kmsg: Path) -> Iterator[tuple[float, bytes]]:
+    """`priority,sequence,microseconds,flags;text`; each read(2) gives one record."""
     try:
         descriptor = os.open(kmsg, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
-        return False
+        return
     try:
-        with contextlib.suppress(OSError):  # EAGAIN is the end of the log
-            while record := os.read(descriptor, 8192):
-                if pattern.search(record):
-                    return True
+        while True:
+            try:
+                record = os.read(descriptor, 8192)
+            except BrokenPipeError:  # overwritten while we read: the next is newer
+                continue
+            except OSError:  # EAGAIN is the end of the log
+                return
+            if not record:
+                return
+            yield from _parsed(record)
     finally:
         os.close(descriptor)
-    return False
 
 
-def _counter(path: Path, name: str) -> int | None:
-    try:
-        for line in path.read_text().splitlines():
-            key, _, value = line.partition(" ")
-            if key == name:
-                return int(value)
-    except (OSError, ValueError):
-        return None
-    return None
+def _parsed(record: bytes) -> Iterator[tuple[float, bytes]]:
+    for line in record.splitlines():
+        head, _, text = line.partition(b";")
+        fields = head.split(b",")
+        if text and len(fields) >= 3 and fields[2].isdigit():
+            yield int(fields[2]) / 1e6, text

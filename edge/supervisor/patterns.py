@@ -38,7 +38,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A known cause. `serves`: the engine goes on without what was wanted (CPU instead of GPU)."""
+    """A known cause. `serves`: the engine goes on all the same; `device`: without the GPU that was wanted."""
 
     id: str
     pattern: re.Pattern[str]
@@ -46,7 +46,8 @@ class Signature:
     hint: str
     permanent: bool
     oom: bool
-    serves: bool
+    serves: bool = False
+    device: bool = False
 
 
 class Patterns:
@@ -55,7 +56,8 @@ class Patterns:
     def __init__(self, table: Mapping[str, Any]) -> None:
         self._gates = {name: _compiled(table["gates"][name]) for name in ("weights", "kv_cache")}
         self._marks = {name: _compiled(patterns) for name, patterns in table["marks"].items()}
-        self._facts = {name: re.compile(pattern) for name, pattern in table["facts"].items()}
+        self._facts = {name: _compiled(patterns) for name, patterns in table["facts"].items()}
+        self._noise = _compiled(table.get("noise", {}).get("requests", []))
         self.signatures = tuple(_signature(row) for row in table["signatures"])
 
     def gates(self, text: str) -> Iterator[Mark]:
@@ -66,28 +68,26 @@ class Patterns:
         return _matches(self._marks, text)
 
     def facts(self, text: str) -> Iterator[Mark]:
-        for name, pattern in self._facts.items():
-            if match := pattern.search(text):
-                yield Mark(name, _groups(match))
+        return _matches(self._facts, text)
+
+    def noise(self, text: str) -> bool:
+        """A line that our own probes make the engine print."""
+        return any(pattern.search(text) for pattern in self._noise)
 
     def cause(self, text: str) -> Signature | None:
         return next((signature for signature in self.signatures if signature.pattern.search(text)), None)
 
 
-def _compiled(patterns: list[str]) -> list[re.Pattern[str]]:
-    return [re.compile(pattern) for pattern in patterns]
+def _compiled(patterns: str | list[str]) -> list[re.Pattern[str]]:
+    return [re.compile(pattern) for pattern in ([patterns] if isinstance(patterns, str) else patterns)]
 
 
 def _matches(table: Mapping[str, list[re.Pattern[str]]], text: str) -> Iterator[Mark]:
     for name, patterns in table.items():
         for pattern in patterns:
             if match := pattern.search(text):
-                yield Mark(name, _groups(match))
+                yield Mark(name, {key: value for key, value in match.groupdict().items() if value is not None})
                 break
-
-
-def _groups(match: re.Match[str]) -> dict[str, str]:
-    return {name: value for name, value in match.groupdict().items() if value is not None}
 
 
 def _signature(row: Mapping[str, Any]) -> Signature:
@@ -99,4 +99,5 @@ def _signature(row: Mapping[str, Any]) -> Signature:
         permanent=row["permanent"],
         oom=row["oom"],
         serves=row.get("serves", False),
+        device=row.get("device", False),
     )

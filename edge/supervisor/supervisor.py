@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edge.errors import UnavailableError
-from edge.plan.plan import LaunchPlan, ModelPlan
+from edge.errors import EdgeError
+from edge.plan.plan import LaunchPlan, ModelPlan, Reason
 from edge.status import Failure, ModelStatus, State
 from edge.supervisor.attempt import Attempt
-from edge.supervisor.child import Child, Hygiene, spawn
+from edge.supervisor.child import Child, spawn
+from edge.supervisor.differences import before_start
 from edge.supervisor.events import (
+    DeviceMissing,
     Drained,
     Effect,
     Event,
@@ -31,23 +33,18 @@ from edge.supervisor.events import (
     Tick,
     WarmUp,
 )
+from edge.supervisor.hooks import Hooks, cpu_rung
 from edge.supervisor.patterns import Patterns
-from edge.supervisor.policy import Fault, Policy
+from edge.supervisor.policy import Fault
 from edge.supervisor.state import ENDING, Machine, Then, step
-from edge.supervisor.watch import Traffic, Watch
-from edge.upstream import Endpoint
+from edge.supervisor.terms import Terms
+from edge.supervisor.traffic import Traffic
+from edge.supervisor.watch import Watch
+from edge.upstream import Endpoint, Progress
 
 SETTLED = {State.READY, State.FAILED, State.STOPPED}
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What holds for every child of this model."""
-
-    policy: Policy = field(default_factory=Policy)
-    hygiene: Hygiene = field(default_factory=Hygiene)
-    strict: bool = False
-    api_key: str | None = None
+# Of all children of this process: a pooled connection to one must never be taken for another's.
+_generations = itertools.count(1)
 
 
 class Supervisor:
@@ -59,14 +56,13 @@ class Supervisor:
         socket_path: Path,
         patterns: Patterns,
         terms: Terms | None = None,
+        hooks: Hooks | None = None,
         *,
-        on_change: Callable[[Supervisor, Machine, Machine], None] = lambda *_: None,
-        on_line: Callable[[str], None] = lambda _: None,
         expected_ready_s: float | None = None,
     ) -> None:
         self.model = model
-        chosen = model.ladder.chosen
-        self.machine = Machine(rungs=len(model.ladder.plans), home=chosen, rung=chosen)
+        self.terms = terms or Terms()
+        self.hooks = hooks or Hooks()
         self.generation = 0
         self.restarts = 0
         self.turns = 0  # of the owner's loop, for whoever checks that it turns
@@ -74,14 +70,16 @@ class Supervisor:
         self.began_s: float | None = None  # of the start in progress; set by whoever asked for it
         self._socket_path = socket_path
         self._patterns = patterns
-        self._terms = terms or Terms()
-        self._on_change = on_change
-        self._on_line = on_line
         self._expected_ready_s = expected_ready_s
+        self._plans = list(model.ladder.plans)
+        self._policy = replace(self.terms.policy, cpu_rung=cpu_rung(self._plans, self.hooks.cpu is not None))
+        chosen = model.ladder.chosen
+        self.machine = Machine(rungs=len(self._plans), home=chosen, rung=chosen)
         self._events: asyncio.Queue[tuple[int | None, Event]] = asyncio.Queue()
-        self._traffic = Traffic()
+        self._traffic = Traffic(on_idle=self._idle)
         self._changed = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
+        self._missing: Failure | None = None  # why the GPU is not used
 
     # --- for everybody -----------------------------------------------------------------------------------------------
 
@@ -110,6 +108,15 @@ class Supervisor:
             await self._changed.wait()
         return self.machine.state
 
+    @property
+    def plan(self) -> LaunchPlan:
+        """What the child runs by, or the next one will."""
+        return self.watch.attempt.plan if self.watch and self.machine.alive else self._planned(self.machine.rung, False)
+
+    @property
+    def on_cpu_instead(self) -> bool:
+        return self.machine.rung == self._policy.cpu_rung != self.machine.home
+
     # --- Upstream ----------------------------------------------------------------------------------------------------
 
     @property
@@ -122,18 +129,19 @@ class Supervisor:
 
     @property
     def slots(self) -> int:
-        return self._plan.settings.n_parallel
+        return self.plan.settings.n_parallel
 
     @property
     def card(self) -> dict[str, Any]:
-        meta = self.model.model.meta
+        file, settings = self.plan.model or self.model.model, self.plan.settings
+        meta = file.meta
         return {
             "n_vocab": meta.n_vocab,
-            "n_ctx": self._plan.settings.n_ctx // max(1, self._plan.settings.n_parallel),
+            "n_ctx": settings.n_ctx // max(1, settings.n_parallel),
             "n_ctx_train": meta.n_ctx_train,
             "n_embd": meta.n_embd,
             "size": meta.tensor_bytes,
-            "ftype": self.model.model.quant,
+            "ftype": file.quant,
         }
 
     def status(self) -> ModelStatus:
@@ -153,7 +161,7 @@ class Supervisor:
     def endpoint(self) -> Endpoint | None:
         if self.machine.state is not State.READY:
             return None
-        return Endpoint(str(self._socket_path), self.generation, self._terms.api_key)
+        return Endpoint(str(self._socket_path), self.generation, self.terms.api_key)
 
     async def ensure_ready(self) -> ModelStatus:
         while True:
@@ -170,16 +178,8 @@ class Supervisor:
             return self._expected_ready_s
         return max(0.0, self._expected_ready_s - (time.monotonic() - self.began_s))
 
-    @contextmanager
-    def request(self) -> Iterator[_Open]:
-        self._traffic.open += 1
-        self._traffic.moved_s = time.monotonic()
-        try:
-            yield _Open(self._traffic)
-        finally:
-            self._traffic.open -= 1
-            if self._traffic.open == 0 and self.machine.state is State.DRAINING:
-                self.post(Drained())
+    def request(self) -> AbstractContextManager[Progress]:
+        return self._traffic.request()
 
     def broken(self, generation: int) -> None:
         """The exit is seen by its pidfd at once; there is nothing to hurry."""
@@ -188,10 +188,10 @@ class Supervisor:
 
     def adopt(self, child: Child) -> None:
         """Takes the child that the launcher spawned before there was a loop. Call before `run()`."""
-        machine, effects = step(self.machine, Start(), time.monotonic(), self._terms.policy)
+        machine, effects = step(self.machine, Start(), time.monotonic(), self._policy)
         assert effects == (Spawn(machine.rung),)
         self._become(machine)
-        self._attend(child, self._plan)
+        self._attend(child, self._planned(machine.rung, False))
 
     async def run(self) -> None:
         """Never returns; cancel it once `settled(STOPPED, FAILED)`."""
@@ -201,13 +201,12 @@ class Supervisor:
                 self.turns += 1
                 if generation is not None and generation != self.generation:
                     continue  # about a child that is buried
-                before = self.machine
-                machine, effects = step(before, event, time.monotonic(), self._terms.policy)
+                machine, effects = step(self.machine, event, time.monotonic(), self._policy)
+                self._note(event)
                 self._become(machine)
                 for effect in effects:
                     self._do(effect)
-                if machine.state is State.DRAINING and self._traffic.open == 0:
-                    self.post(Drained())
+                self._idle()
         finally:
             await self._close_watch()
 
@@ -219,12 +218,21 @@ class Supervisor:
             return await asyncio.wait_for(self._events.get(), max(0.0, deadline - time.monotonic()))
         return None, Tick()
 
+    def _note(self, event: Event) -> None:
+        """Remembers why the GPU is not used: the machine forgets a failure once something serves."""
+        if isinstance(event, DeviceMissing) or (isinstance(event, Exited) and event.fault is Fault.DEVICE):
+            self._missing = event.failure
+
+    def _idle(self) -> None:
+        if self.machine.state is State.DRAINING and self._traffic.open == 0:
+            self.post(Drained())
+
     def _become(self, machine: Machine) -> None:
         before, self.machine = self.machine, machine
         if machine != before:
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
-            self._on_change(self, before, machine)
+            self.hooks.on_change(self, before, machine)
 
     def _do(self, effect: Effect) -> None:
         match effect:
@@ -243,36 +251,53 @@ class Supervisor:
             self.watch.child.send(number)
 
     def _spawn(self, effect: Spawn) -> None:
-        plan = self._plan
         self.restarts += 1
         self.began_s = time.monotonic()
         try:
-            child = spawn(plan.argv, plan.env, self._socket_path, self._terms.hygiene)
-        except UnavailableError as error:
-            failure = Failure("spawn_failed", str(error), error.hint or "see `edgellm doctor`")
+            plan = self._planned(effect.rung, effect.plain)
+            child = spawn(plan.argv, plan.env, self._socket_path, self.terms.hygiene)
+        except EdgeError as error:
+            failure = Failure(_kind(error), str(error), error.hint or "see `edgellm doctor`")
             self.post(Exited(Fault.PERMANENT, failure))
             return
         self._attend(child, plan)
 
+    def _planned(self, rung: int, plain: bool) -> LaunchPlan:
+        """Raises EdgeError when there is no plan for the CPU."""
+        if rung >= len(self._plans):
+            assert self.hooks.cpu is not None
+            because = Reason("rung", "CPU", "the GPU is not there")
+            cpu = self.hooks.cpu()
+            self._plans.append(replace(cpu, rung=rung, reasons=(*cpu.reasons, because)))
+        plan = self._plans[rung]
+        return self.hooks.plain(plan) if plain else plan
+
     def _attend(self, child: Child, plan: LaunchPlan) -> None:
-        self.generation += 1
-        generation = self.generation
+        self.generation = generation = next(_generations)
         if self.watch is not None:
             task = asyncio.create_task(self.watch.close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
+        meta, policy = (plan.model or self.model.model).meta, self._policy
+        attempt = Attempt(
+            plan,
+            self._patterns,
+            child.spawned_at_s,
+            meta.tensor_bytes,
+            driver=self.hooks.driver() if plan.settings.n_gpu_layers > 0 else None,
+            capability=self.terms.capability,
+        )
         self.watch = Watch(
             child,
-            Attempt(plan, self._patterns, child.spawned_at_s, self.model.model.meta.tensor_bytes),
-            self._terms.policy,
+            attempt,
             self._patterns,
+            self.terms,
             post=lambda event: self._events.put_nowait((generation, event)),
-            on_line=self._on_line,
+            on_line=self.hooks.on_line,
             traffic=self._traffic,
-            role=plan.settings.role,
-            chat_template=self.model.model.meta.chat_template,
-            strict=self._terms.strict,
-            api_key=self._terms.api_key,
+            chat_template=meta.chat_template,
+            before=before_start(self.terms, self.machine, self._missing if self.on_cpu_instead else None),
+            wedge_s=policy.wedge_again_s if self.machine.wedges else policy.wedge_s,
         )
         self.watch.start()
 
@@ -284,16 +309,6 @@ class Supervisor:
         await asyncio.gather(*self._closing, return_exceptions=True)
         self._socket_path.unlink(missing_ok=True)
 
-    @property
-    def _plan(self) -> LaunchPlan:
-        return self.model.ladder.plans[self.machine.rung]
 
-
-class _Open:
-    """One open request."""
-
-    def __init__(self, traffic: Traffic) -> None:
-        self._traffic = traffic
-
-    def moved(self) -> None:
-        self._traffic.moved_s = time.monotonic()
+def _kind(error: EdgeError) -> str:
+    return "spawn_failed" if error.kind == "unavailable" else error.kind

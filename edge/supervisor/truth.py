@@ -8,6 +8,9 @@ from typing import Any
 
 from edge.plan.plan import LaunchPlan
 from edge.status import Degraded
+from edge.units import MIB
+
+KV_LEAST = 0.9  # cells are padded and types rounded: a tenth is no difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +19,15 @@ class Facts:
 
     offloaded: tuple[int, int] | None = None  # n of m layers on the GPU
     devices: tuple[str, ...] = ()
+    archs: tuple[int, ...] = ()  # of the engine's machine code, as in sm_87
     load_mode: str | None = None
+    kv_mib: float | None = None  # all KV caches together
     cpu_because: str | None = None  # a line that explains why the GPU is not used
+    proved_by: str | None = None  # what shows the GPU in use where no line does
 
 
 def differences(plan: LaunchPlan, facts: Facts, props: Mapping[str, Any] | None) -> tuple[Degraded, ...]:
-    found = [*_rung(plan), *_offload(plan, facts)]
+    found = [*_rung(plan), *_offload(plan, facts), *_devices(plan, facts), *_kv(plan, facts)]
     if props is not None:
         found += _props(plan, props)
     return tuple(found)
@@ -44,9 +50,26 @@ def _offload(plan: LaunchPlan, facts: Facts) -> list[Degraded]:
             return []
         because = facts.cpu_because or "the engine put the rest on the CPU"
         return [Degraded("n_gpu_layers", str(min(wanted, layers)), f"{on_gpu}/{layers}", because)]
-    if facts.devices:
-        return []  # an old build that does not print the offload line, but lists the device
+    if facts.devices or facts.proved_by:
+        return []  # a build that does not print the offload line
     return [Degraded("device", "GPU", "CPU", facts.cpu_because or "the engine lists no GPU")]
+
+
+def _devices(plan: LaunchPlan, facts: Facts) -> list[Degraded]:
+    """One of several GPUs is missing, and the others took its share."""
+    wanted = plan.settings.devices if plan.settings.n_gpu_layers > 0 else ()
+    missing = [device for device in wanted if device not in facts.devices]
+    if not facts.devices or not missing:
+        return []
+    return [Degraded("devices", ", ".join(wanted), ", ".join(facts.devices), f"{', '.join(missing)} is not there")]
+
+
+def _kv(plan: LaunchPlan, facts: Facts) -> list[Degraded]:
+    """A smaller cache than planned is a smaller context or a coarser type, whatever else was said."""
+    planned_mib = sum(domain.kv_bytes for domain in plan.budget.values()) / MIB
+    if facts.kv_mib is None or facts.kv_mib >= planned_mib * KV_LEAST:
+        return []
+    return [Degraded("kv_cache", f"{planned_mib:.0f} MiB", f"{facts.kv_mib:.0f} MiB", "the engine made it smaller")]
 
 
 def _props(plan: LaunchPlan, props: Mapping[str, Any]) -> list[Degraded]:

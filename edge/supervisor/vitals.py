@@ -11,17 +11,19 @@ _TICKS_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """Any change of `movement` is progress. Memory in bytes, CPU in seconds."""
+    """Memory in bytes, CPU in seconds."""
 
     cpu_s: float
-    read_bytes: int  # through read(2) and from disk, whichever moved
+    called_bytes: int  # through read(2): what the page cache holds too
+    disk_bytes: int  # from storage: what a mapping reads too
     rss_anon_bytes: int
     swap_bytes: int
     rss_bytes: int
 
     @property
-    def movement(self) -> tuple[float, int]:
-        return (round(self.cpu_s, 1), self.read_bytes)
+    def read_bytes(self) -> int:
+        """Of a file that is read once, by whichever way it is read."""
+        return max(self.called_bytes, self.disk_bytes)
 
 
 def read_vitals(pid: int, proc: Path = Path("/proc")) -> Vitals | None:
@@ -34,7 +36,8 @@ def read_vitals(pid: int, proc: Path = Path("/proc")) -> Vitals | None:
         return None
     return Vitals(
         cpu_s=(int(stat[11]) + int(stat[12])) / _TICKS_S,
-        read_bytes=io.get("rchar", 0) + io.get("read_bytes", 0),
+        called_bytes=io.get("rchar", 0),
+        disk_bytes=io.get("read_bytes", 0),
         rss_anon_bytes=status.get("RssAnon", 0) * 1024,
         swap_bytes=status.get("VmSwap", 0) * 1024,
         rss_bytes=status.get("VmRSS", 0) * 1024,

@@ -7,75 +7,75 @@ import random
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
-
 from edge.status import Degraded, Failure
-from edge.supervisor import warmup
 from edge.supervisor.attempt import Attempt, Sighting
 from edge.supervisor.child import Child
-from edge.supervisor.diagnose import diagnose
+from edge.supervisor.diagnose import Death, diagnose
 from edge.supervisor.events import DeviceMissing, EngineLoading, EngineReady, Event, Exited, Hung, Refused, Warmed
 from edge.supervisor.exitwatch import gone
 from edge.supervisor.lines import read_lines
-from edge.supervisor.oom import kernel_log_names, oom_kills
+from edge.supervisor.memorywatch import grown
+from edge.supervisor.movement import Stillness, stalled, wedged
+from edge.supervisor.oom import OomWitness
 from edge.supervisor.patterns import Patterns
-from edge.supervisor.policy import Policy
 from edge.supervisor.probe import Probe
+from edge.supervisor.terms import Terms
+from edge.supervisor.traffic import Traffic
 from edge.supervisor.truth import differences
 from edge.supervisor.vitals import read_vitals
+from edge.supervisor.warming import ConnectionLost, Warming
 
 HEALTH_POLL_S = 0.1  # until the engine says "ready" itself; then it is asked at once
-LOOK_S = 1.0  # how often movement is judged: a sixtieth of the shortest limit
+HEALTH_POLL_MOST_S = 1.0  # our questions must not look like its work
+LOOK_S = 1.0  # how often movement is judged while something is waited for: a sixtieth of the shortest limit
+IDLE_LOOK_S = 10.0  # how often memory is looked at while nobody asks
 PIPES_END_S = 0.2  # a dead child's last lines are in the pipe already
-
-
-@dataclass
-class Traffic:
-    """Requests that are open on the child now, and when the last byte of an answer moved (monotonic seconds)."""
-
-    open: int = 0
-    moved_s: float = 0.0
+DEATH_S = 10.0  # from a broken connection to the end of a process that writes a core
 
 
 class Watch:
-    """One child. `post` takes the machine's events; `on_line` sees each log line."""
+    """One child. `post` takes the machine's events; `on_line` sees each log line; `before` are known differences."""
 
     def __init__(
         self,
         child: Child,
         attempt: Attempt,
-        policy: Policy,
         patterns: Patterns,
+        terms: Terms,
         *,
         post: Callable[[Event], None],
         on_line: Callable[[str], None],
         traffic: Traffic,
-        role: str,
         chat_template: bool,
-        strict: bool,
-        api_key: str | None = None,
+        before: Sequence[Degraded] = (),
+        wedge_s: float | None = None,
     ) -> None:
         self.child = child
         self.attempt = attempt
-        self.degraded: tuple[Degraded, ...] = ()
         self.engine_ready_s: float | None = None
         self.first_token_s: float | None = None
         self.asked = False  # we sent a signal ourselves
-        self._policy = policy
         self._patterns = patterns
+        self._terms = terms
         self._post = post
         self._on_line = on_line
         self._traffic = traffic
-        self._role = role
-        self._chat_template = chat_template
-        self._strict = strict
-        self._probe = Probe(child.socket_path, api_key)
+        self._before = tuple(before)
+        self._differences: tuple[Degraded, ...] = ()
+        self._memory: tuple[Degraded, ...] = ()
+        self._wedge_s = terms.policy.wedge_s if wedge_s is None else wedge_s
+        self._probe = Probe(child.socket_path, terms.api_key)
+        self.warming = Warming(self._probe, attempt.plan.settings, chat_template, terms)
         self._says_ready = asyncio.Event()
-        self._oom_kills = oom_kills(child.pid)
+        self._buried = asyncio.Event()
+        self._witness = OomWitness(child.pid, child.spawned_at_s)
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def degraded(self) -> tuple[Degraded, ...]:
+        return (*self._before, *self._differences, *self._memory, *self.warming.slow)
 
     def start(self) -> None:
         for work in (self._bury(), self._ask_health(), self._watch_movement()):
@@ -111,12 +111,10 @@ class Watch:
                 self._post(EngineLoading())
             elif sighting.what == "ready":
                 self._says_ready.set()
-            elif sighting.what == "no_device" and sighting.signature is not None:
-                signature = sighting.signature
-                self._post(DeviceMissing(Failure(signature.kind, self._last_line(), signature.hint)))
-
-    def _last_line(self) -> str:
-        return self.attempt.tail[-1] if self.attempt.tail else ""
+            elif sighting.missing is not None:
+                missing = sighting.missing
+                failure = Failure(missing.kind, self.attempt.tail[-1], missing.hint)
+                self._post(DeviceMissing(failure, missing.permanent))
 
     def _stderr(self, raw: str) -> None:
         self._on_line(raw)
@@ -138,92 +136,80 @@ class Watch:
         finally:
             errors.close()
             outputs.close()
-        killed = self._killed_for_memory()
+        # A kill that we sent ourselves is no evidence of anything.
+        oom_killed = not self.asked and self._witness.killed()
         status = self.child.poll()
         while status is None:  # the pidfd is readable a moment before the zombie can be reaped
             await asyncio.sleep(0.001)
             status = self.child.poll()
-        told = diagnose(status, list(self.attempt.tail), self._patterns, oom_killed=killed, asked=self.asked)
+        death = Death(status, list(self.attempt.tail), oom_killed, self.asked, self.attempt.served)
+        told = diagnose(death, self._patterns)
+        self._buried.set()
         self._post(Exited(told.fault, told.failure, random.random()))
-
-    def _killed_for_memory(self) -> bool:
-        """Read while the zombie still has its cgroup; a kill that we sent ourselves is no evidence."""
-        if self.asked:
-            return False
-        now = oom_kills(self.child.pid)
-        if now is not None and self._oom_kills is not None and now > self._oom_kills:
-            return True
-        return kernel_log_names(self.child.pid)
 
     # --- its readiness -----------------------------------------------------------------------------------------------
 
     async def _ask_health(self) -> None:
-        while True:
-            if await self._probe.health() == 200:
-                break
+        pause_s = HEALTH_POLL_S
+        while await self._probe.health() != 200:
             if self._says_ready.is_set():  # said, not yet true: the two are milliseconds apart
                 await asyncio.sleep(0.002)
                 continue
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._says_ready.wait(), HEALTH_POLL_S)
+                await asyncio.wait_for(self._says_ready.wait(), pause_s)
+            pause_s = min(pause_s * 1.05, HEALTH_POLL_MOST_S)
         self.engine_ready_s = time.monotonic()
-        self.attempt.answered(self.engine_ready_s)
+        vitals = read_vitals(self.child.pid)
+        self.attempt.answered(self.engine_ready_s, vitals.rss_bytes if vitals else None)
         self._post(EngineReady())
 
     async def _warm(self) -> None:
         props = await self._probe.get("/props")
-        self.degraded = differences(self.attempt.plan, self.attempt.facts, props)
-        if self.degraded and self._strict:
-            first = self.degraded[0]
-            what = f"{first.subject}: wanted {first.wanted}, got {first.got} ({first.because})"
-            self._post(Refused(Failure("degraded", what, "strict = true refuses to serve this; see `edgellm plan`")))
+        self._differences = differences(self.attempt.plan, self.attempt.facts, props)
+        if self._terms.strict and self.degraded:
+            self._post(Refused(_strict(self.degraded[0])))
             return
-        failure = await self._first_completion()
+        try:
+            failure = await self.warming.first()
+        except ConnectionLost as lost:
+            # It died in its first decode: the exit tells why. Only one that lives on is told of here.
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._buried.wait(), DEATH_S)
+                return
+            failure = Failure("warm_up_failed", f"the connection broke: {lost}", "see `edgellm logs --engine`")
         if failure is not None:
             self._post(Hung(failure))
             return
         self.first_token_s = time.monotonic()
         self.attempt.warmed(self.first_token_s, "a completion came back")
         self._post(Warmed())
-
-    async def _first_completion(self) -> Failure | None:
-        refusal = "no answer"
-        for request in warmup.first(self._role, self._chat_template):
-            status = 503
-            while status == 503:  # /health is green a moment before completions are (FC-31)
-                try:
-                    status, answer = await self._probe.post(request.path, request.body)
-                except (aiohttp.ClientError, OSError):
-                    return None if self.child.poll() else Failure("warm_up_failed", "the connection broke", "see logs")
-                if warmup.answered(request, status, answer):
-                    return None
-                if status == 503:
-                    await asyncio.sleep(0.02)
-            refusal = f"{request.path} answered {status}"
-        hint = "the engine is up but cannot complete a prompt: see `edgellm logs --engine`"
-        return Failure("warm_up_failed", refusal, hint)
+        await self.warming.idle(self._traffic)
 
     # --- its movement ------------------------------------------------------------------------------------------------
 
     async def _watch_movement(self) -> None:
         """Rising: any line, byte or CPU time. Serving: only while a request is open; idle is no hang."""
-        moved_s, last = time.monotonic(), None
+        stillness = Stillness(time.monotonic())
         while True:
-            await asyncio.sleep(LOOK_S)
-            vitals = read_vitals(self.child.pid)
-            now, seen = time.monotonic(), (vitals.movement if vitals else None, self.attempt.lines)
             serving = self.first_token_s is not None
-            if seen != last or (serving and self._traffic.open == 0):
-                moved_s, last = now, seen
-            quiet_s = now - max(moved_s, self._traffic.moved_s if serving else 0.0)
-            if quiet_s >= (self._policy.wedge_s if serving else self._policy.stall_s):
-                self._post(Hung(_hung(serving, quiet_s)))
+            if serving and not self._traffic.open:
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._traffic.opened.wait(), IDLE_LOOK_S)
+            else:
+                await asyncio.sleep(LOOK_S)
+            vitals, now = read_vitals(self.child.pid), time.monotonic()
+            idle = serving and not self._traffic.open
+            quiet_s = stillness.look(now, vitals, self.attempt.lines, excused=idle)
+            if serving:
+                self._memory = grown(self.attempt.plan, vitals)
+                quiet_s = min(quiet_s, now - self._traffic.moved_s)
+            elif vitals is not None:
+                self.attempt.bytes_read(vitals.read_bytes)
+            if quiet_s >= (self._wedge_s if serving else self._terms.policy.stall_s):
+                self._post(Hung(wedged(quiet_s) if serving else stalled(quiet_s)))
                 return
 
 
-def _hung(serving: bool, quiet_s: float) -> Failure:
-    if serving:
-        what = f"a request waits and nothing moved for {quiet_s:.0f} s: no token, no CPU time, no log line"
-        return Failure("wedged", what, "it is restarted; if it happens again, update the engine or the driver")
-    what = f"no log line, byte or CPU time for {quiet_s:.0f} s while loading"
-    return Failure("stalled", what, "is the disk answering? see `dmesg` and `edgellm doctor`")
+def _strict(first: Degraded) -> Failure:
+    what = f"{first.subject}: wanted {first.wanted}, got {first.got} ({first.because})"
+    return Failure("degraded", what, "strict = true refuses to serve this; see `edgellm plan`")

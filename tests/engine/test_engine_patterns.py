@@ -53,6 +53,7 @@ LINES = {
     "exec-format": ["cannot execute binary file: Exec format error"],
     "illegal-instruction": ["Illegal instruction (core dumped)"],  # B-50
     "invalid-argument": ["error: invalid argument: --no-mmap", "error: unknown argument: --mlock"],  # FC-28
+    "invalid-device": ['error while handling argument "--device": invalid device: CUDA0'],
     "argument-value": ['error while handling argument "--flash-attn": error: unknown value'],  # FC-29
     "environment-value": ['error while handling environment variable "LLAMA_ARG_THREADS": stoi'],
     "argument-removed": ["the argument has been removed. use --spec-draft-n-max"],
@@ -164,7 +165,7 @@ def test_an_innocent_start_matches_no_signature() -> None:
 
 def test_kinds_and_hints_are_whole() -> None:
     for signature in _TABLE["signatures"]:
-        assert set(signature) <= {"id", "pattern", "kind", "hint", "permanent", "oom", "serves"}
+        assert set(signature) <= {"id", "pattern", "kind", "hint", "permanent", "oom", "serves", "device"}
         assert re.fullmatch(r"[a-z_]+", signature["kind"])
         assert len(signature["hint"]) > 10 and not signature["hint"].endswith(".")
         assert not (signature["permanent"] and signature["oom"]), "less memory may cure an OOM"
@@ -205,6 +206,6 @@ def test_gate_evidence_is_named() -> None:
     match = re.search(_TABLE["gates"]["backend"][0], "load_tensors: offloaded 20/33 layers to GPU")
     assert match is not None
     assert match.groupdict() == {"offloaded": "20", "layers": "33"}
-    device = re.search(_TABLE["facts"]["device"], "  - CUDA0   : NVIDIA GH200 (Grace) (97871 MiB, 96000 MiB free)")
+    device = re.search(_TABLE["facts"]["device"][0], "  - CUDA0   : NVIDIA GH200 (Grace) (97871 MiB, 96000 MiB free)")
     assert device is not None
     assert device["name"] == "NVIDIA GH200 (Grace)"

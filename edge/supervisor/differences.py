@@ -1,0 +1,21 @@
+"""Differences from the plan that are known when a child is spawned. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edge.status import Degraded, Failure
+from edge.supervisor.state import Machine
+from edge.supervisor.terms import Terms
+
+
+def before_start(terms: Terms, machine: Machine, missing: Failure | None) -> tuple[Degraded, ...]:
+    """`missing`: why the GPU is not used although the plan wanted it."""
+    return (*terms.known, *_of(machine, missing))
+
+
+def _of(machine: Machine, missing: Failure | None) -> Iterator[Degraded]:
+    if missing is not None:
+        yield Degraded("device", "GPU", "CPU", f"{missing.kind}: {missing.hint}")
+    if machine.plain:
+        yield Degraded("accelerations", "on", "off", "it crashed twice in a row while starting with them")

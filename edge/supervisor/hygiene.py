@@ -1,0 +1,13 @@
+"""How gently an engine runs beside the rest of the machine. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Hygiene:
+    """`cpus` empty: all that we may use ourselves."""
+
+    nice: int = 0
+    cpus: tuple[int, ...] = ()

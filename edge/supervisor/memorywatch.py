@@ -1,0 +1,28 @@
+"""Does an engine take more memory than was planned? Pure."""
+
+from __future__ import annotations
+
+from edge.plan.plan import LaunchPlan
+from edge.status import Degraded
+from edge.supervisor.vitals import Vitals
+from edge.units import MIB, format_bytes
+
+GROWN_RATIO = 1.25  # the plan is an estimate
+GROWN_BYTES = 256 * MIB
+SWAPPED_BYTES = 64 * MIB  # less is pages of the start that nobody needs again
+
+
+def grown(plan: LaunchPlan, vitals: Vitals | None) -> tuple[Degraded, ...]:
+    """Anonymous memory and swap of the process; what the GPU of a Jetson holds is not counted by the kernel (FC-20)."""
+    domain = plan.budget.get("unified") or plan.budget.get("host")
+    if vitals is None or domain is None:
+        return ()
+    found: list[Degraded] = []
+    planned, taken = domain.required_bytes, vitals.rss_anon_bytes + vitals.swap_bytes
+    if taken > planned * GROWN_RATIO + GROWN_BYTES:
+        because = "the engine grew past its plan: prompt cache, checkpoints or a leak"
+        found.append(Degraded("memory", format_bytes(planned), format_bytes(taken), because))
+    if vitals.swap_bytes > SWAPPED_BYTES:
+        got = format_bytes(vitals.swap_bytes)
+        found.append(Degraded("swap", "none", got, "memory is short, and the engine slow: end other programs"))
+    return tuple(found)

@@ -1,0 +1,30 @@
+"""What holds for every child of one model. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from edge.status import Degraded
+from edge.supervisor.hygiene import Hygiene
+from edge.supervisor.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What this model should reach here. `source`: where that is known from."""
+
+    tokens_s: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    policy: Policy = field(default_factory=Policy)
+    hygiene: Hygiene = field(default_factory=Hygiene)
+    strict: bool = False
+    api_key: str | None = None
+    capability: str | None = None  # of the GPU: "8.7"
+    system_prompt: str = ""
+    warmup_tokens: tuple[int, ...] = ()  # prompt lengths that are tried while idle
+    pace: Pace | None = None
+    known: tuple[Degraded, ...] = ()  # differences that are there before the start
