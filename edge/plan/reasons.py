@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from edge.model.file import ModelFile
 from edge.plan.kv import checkpoint_bytes
@@ -54,6 +54,14 @@ def reasons(
             None if dropped else "cache_ram",
         ),
     ]
+    return (*found, *_special(chosen, wishes, role, subject, place, reason))
+
+
+def _special(
+    chosen: Settings, wishes: Wishes, role: str, subject: Subject, place: Situation, reason: Callable[..., Reason]
+) -> list[Reason]:
+    """What only some models or machines have."""
+    found: list[Reason] = []
     if chosen.role != role:
         found.append(reason("role", chosen.role, "the file pools its output: it cannot chat"))
     if chosen.ctx_checkpoints:
@@ -64,7 +72,7 @@ def reasons(
         split = ", ".join(f"{share:g}" for share in chosen.tensor_split)
         given = len(wishes.tensor_split) == len(place.gpus)
         found.append(reason("tensor_split", split, "as wished" if given else "free memory of each GPU, in GiB"))
-    return tuple(found)
+    return found
 
 
 def _model(file: ModelFile, wanted: ModelFile) -> Reason:
