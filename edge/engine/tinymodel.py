@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ _ALIGNMENT = 32
 _U32, _F32, _BOOL, _STRING, _ARRAY, _I32 = 4, 6, 7, 8, 9, 5
 _TYPE_F32, _TYPE_Q8_0 = 0, 8
 _BLOCK = 32  # values in one Q8_0 block: a half-float scale and 32 signed bytes
+_PATTERN_BLOCKS = 30_011  # a prime, so that rows differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +33,25 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
+    """`pattern` is repeated to `size` bytes."""
+
     name: str
     shape: tuple[int, ...]  # GGUF's order: row length first
     type: int
-    data: bytes
+    pattern: bytes
+    size: int
 
 
 def write_tiny_model(path: Path, shape: Shape = Shape(), *, seed: int = 1) -> Path:
-    """Writes the same bytes for the same arguments. Raises OSError."""
-    path.write_bytes(tiny_model(shape, seed=seed))
+    """Writes the same bytes for the same arguments, without holding them all. Raises OSError."""
+    with path.open("wb") as file:
+        for piece in tiny_model(shape, seed=seed):
+            file.write(piece)
     return path
 
 
-def tiny_model(shape: Shape = Shape(), *, seed: int = 1) -> bytes:
+def tiny_model(shape: Shape = Shape(), *, seed: int = 1) -> Iterator[bytes]:
+    """The file in pieces. A larger shape makes a larger model; its matrices then repeat a pattern."""
     tokens, scores, types = _vocabulary()
     tensors = _tensors(shape, len(tokens), random.Random(seed))
     metadata: list[tuple[str, int, Any]] = [
@@ -70,7 +77,9 @@ def tiny_model(shape: Shape = Shape(), *, seed: int = 1) -> bytes:
         ("tokenizer.ggml.unknown_token_id", _U32, 0),
         ("tokenizer.ggml.add_bos_token", _BOOL, True),
     ]
-    return _file(metadata, tensors)
+    yield _header(metadata, tensors)
+    for tensor in tensors:
+        yield from _data(tensor)
 
 
 def _vocabulary() -> tuple[list[str], list[float], list[int]]:
@@ -93,11 +102,11 @@ def _tensors(shape: Shape, n_vocab: int, chance: random.Random) -> list[_Tensor]
     def matrix(name: str, row: int, rows: int) -> _Tensor:
         blocks = row * rows // _BLOCK
         scale = struct.pack("<e", 1.0 / 127 / row**0.5)
-        data = b"".join(scale + chance.randbytes(_BLOCK) for _ in range(blocks))
-        return _Tensor(name, (row, rows), _TYPE_Q8_0, data)
+        pattern = b"".join(scale + chance.randbytes(_BLOCK) for _ in range(min(blocks, _PATTERN_BLOCKS)))
+        return _Tensor(name, (row, rows), _TYPE_Q8_0, pattern, blocks * (_BLOCK + 2))
 
     def ones(name: str) -> _Tensor:
-        return _Tensor(name, (embd,), _TYPE_F32, struct.pack(f"<{embd}f", *([1.0] * embd)))
+        return _Tensor(name, (embd,), _TYPE_F32, struct.pack("<f", 1.0), 4 * embd)
 
     found = [matrix("token_embd.weight", embd, n_vocab), ones("output_norm.weight")]
     found.append(matrix("output.weight", embd, n_vocab))
@@ -111,7 +120,7 @@ def _tensors(shape: Shape, n_vocab: int, chance: random.Random) -> list[_Tensor]
     return found
 
 
-def _file(metadata: list[tuple[str, int, Any]], tensors: list[_Tensor]) -> bytes:
+def _header(metadata: list[tuple[str, int, Any]], tensors: list[_Tensor]) -> bytes:
     out = bytearray(struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(metadata)))
     for key, kind, value in metadata:
         out += _string(key) + struct.pack("<I", kind) + _value(kind, value)
@@ -119,11 +128,15 @@ def _file(metadata: list[tuple[str, int, Any]], tensors: list[_Tensor]) -> bytes
     for tensor in tensors:
         out += _string(tensor.name) + struct.pack("<I", len(tensor.shape))
         out += struct.pack(f"<{len(tensor.shape)}Q", *tensor.shape) + struct.pack("<IQ", tensor.type, offset)
-        offset += _padded(len(tensor.data))
-    out += bytes(_padded(len(out)) - len(out))
-    for tensor in tensors:
-        out += tensor.data + bytes(_padded(len(tensor.data)) - len(tensor.data))
-    return bytes(out)
+        offset += _padded(tensor.size)
+    return bytes(out) + bytes(_padded(len(out)) - len(out))
+
+
+def _data(tensor: _Tensor) -> Iterator[bytes]:
+    whole, rest = divmod(tensor.size, len(tensor.pattern))
+    for _ in range(whole):
+        yield tensor.pattern
+    yield tensor.pattern[:rest] + bytes(_padded(tensor.size) - tensor.size)
 
 
 def _padded(size: int) -> int:
