@@ -1,8 +1,10 @@
-"""A file that grows by appended chunks while its SHA-256 is computed beside, on a thread (hashing frees the GIL)."""
+"""A file that grows by appended chunks. Writing and hashing happen on a thread of their own (both free the GIL), so
+that the one who receives only receives."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import queue
 import threading
 from pathlib import Path
@@ -10,11 +12,16 @@ from types import TracebackType
 
 from edge.model.disk import CHUNK_BYTES
 
-_QUEUED = 64  # chunks of some 64 KiB: bounds memory when the disk is faster than the hash
+_BATCH_BYTES = 512 * 1024  # what is handed over at once
+_BATCH_CHUNKS = 512  # the kernel takes 1024 pieces in one write
+_QUEUED = 4  # batches: bounds memory when the network is faster than disk and hash
 
 
 class Sink:
-    """Use as a context manager. `digest` of what is in the file, also of what was there before (`keep` bytes)."""
+    """Use as a context manager. `keep` bytes of what the file holds already are kept and hashed first.
+
+    `size` counts what was given; it is on disk when the context has ended without an error.
+    """
 
     def __init__(self, path: Path, keep: int) -> None:
         self._hash = hashlib.sha256()
@@ -24,8 +31,11 @@ class Sink:
             while chunk := self._file.read(CHUNK_BYTES):
                 self._hash.update(chunk)
         self.size = keep
-        self._queue: queue.Queue[bytes | None] = queue.Queue(_QUEUED)
-        self._thread = threading.Thread(target=self._work, name="sha256", daemon=True)
+        self._batch: list[bytes] = []
+        self._held = 0
+        self._failed: OSError | None = None
+        self._queue: queue.Queue[list[bytes] | None] = queue.Queue(_QUEUED)
+        self._thread = threading.Thread(target=self._work, name="sink", daemon=True)
 
     def __enter__(self) -> Sink:
         self._thread.start()
@@ -34,21 +44,44 @@ class Sink:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._queue.put(self._batch)
         self._queue.put(None)
         self._thread.join()
         self._file.close()
+        if self._failed and error is None:
+            raise self._failed
 
     def write(self, chunk: bytes) -> None:
-        view = memoryview(chunk)
-        while view:
-            view = view[self._file.write(view) :]
+        """Raises OSError of an earlier write: the disk is full."""
+        self._batch.append(chunk)
+        self._held += len(chunk)
         self.size += len(chunk)
-        self._queue.put(chunk)
+        if self._held >= _BATCH_BYTES or len(self._batch) >= _BATCH_CHUNKS:
+            if self._failed:
+                raise self._failed
+            self._queue.put(self._batch)
+            self._batch, self._held = [], 0
 
     def digest(self) -> str:
         """Hex. Only after the context has ended."""
         return self._hash.hexdigest()
 
     def _work(self) -> None:
-        while (chunk := self._queue.get()) is not None:
-            self._hash.update(chunk)
+        while (batch := self._queue.get()) is not None:
+            if self._failed is None and batch:
+                self._take(batch)
+
+    def _take(self, batch: list[bytes]) -> None:
+        try:
+            written = os.writev(self._file.fileno(), batch)
+            for chunk in batch:
+                self._hash.update(chunk)
+                if written < len(chunk):  # a full disk takes part of it; the next write says why
+                    self._rest(memoryview(chunk)[max(0, written) :])
+                written -= len(chunk)
+        except OSError as error:
+            self._failed = error
+
+    def _rest(self, view: memoryview) -> None:
+        while view:
+            view = view[self._file.write(view) :]
