@@ -6,7 +6,6 @@ import pytest
 
 from edge.gateway.accesslog import as_json, as_text
 from edge.gateway.energy import measured
-from edge.gateway.stats import Stats
 from edge.gateway.tally import Tally
 from edge.gateway.visit import Visit
 from edge.telemetry.energy import EnergyMeter
@@ -33,9 +32,6 @@ async def test_the_estimate_is_left_in_the_visit_and_in_the_log() -> None:
     assert meter.open() == 0
     assert meter.by_model["chat"].tokens == 12
     assert one.joules is not None and one.joules > 1000 * 0.008
-    lines: list[str] = []
-    for render in (as_text, as_json):
-        one.record(Stats(), one.began_s + 1.0, lambda entry, r=render: lines.append(r(entry)) or "")
     entry = one._entry(one.began_s + 1.0)
     assert f"~{one.joules:.1f} J" in as_text(entry)
     assert '"joules": ' in as_json(entry)

@@ -86,17 +86,12 @@ async def test_open_it_is_the_model_itself() -> None:
         progress.moved()
 
 
-async def test_held_requests_wait_and_go_when_it_is_cooler() -> None:
+async def test_holding_is_the_gateway_s_matter() -> None:
+    """What needs no slot (/props, /tokenize) still finds its engine."""
     seen = governed(Model())
     seen.apply(HOLD)
-    assert seen.endpoint() is None
-    assert seen.expected_ready_in_s() == RETRY_S
-    waiting = asyncio.create_task(seen.ensure_ready())
-    await settle()
-    assert not waiting.done()
-    seen.apply(AdmissionLimit(0.5))
-    assert (await waiting).state is State.READY
     assert seen.endpoint() is not None
+    assert (await seen.ensure_ready()).state is State.READY
 
 
 async def test_heat_that_comes_while_one_waits_for_the_load_is_waited_out_too() -> None:
@@ -104,18 +99,19 @@ async def test_heat_that_comes_while_one_waits_for_the_load_is_waited_out_too() 
     seen = governed(model)
     waiting = asyncio.create_task(seen.ensure_ready())
     await settle()
-    seen.apply(HOLD)
-    model.become(State.READY)
+    seen.apply(DRAIN)
     await settle()
+    assert model.calls == ["stop"]
     assert not waiting.done()
     seen.apply(OPEN)
+    model.become(State.READY)
     assert (await waiting).state is State.READY
 
 
 async def test_a_failed_model_keeps_nobody_waiting() -> None:
     model = Model(State.LOADING)
     seen = governed(model)
-    seen.apply(HOLD)
+    seen.apply(DRAIN)
     model.become(State.FAILED)
     assert (await seen.ensure_ready()).state is State.FAILED
 
@@ -128,6 +124,8 @@ async def test_draining_stops_once_and_starts_once() -> None:
     waiting = asyncio.create_task(seen.ensure_ready())
     await settle()
     assert model.calls == ["stop"]
+    assert seen.endpoint() is None
+    assert seen.expected_ready_in_s() == RETRY_S
     assert not waiting.done()
     seen.apply(AdmissionLimit(0.5))
     seen.apply(OPEN)
@@ -144,13 +142,6 @@ async def test_an_engine_that_did_not_run_is_not_started_by_cooling(state: State
     seen.apply(DRAIN)
     seen.apply(OPEN)
     assert model.calls == []
-
-
-@pytest.mark.parametrize(("slots", "fraction", "at_once"), [(4, 0.5, 2), (3, 0.5, 1), (1, 0.5, 1), (4, 1.0, 4)])
-async def test_half_of_the_slots_but_one_at_least(slots: int, fraction: float, at_once: int) -> None:
-    seen = governed(Model(slots=slots))
-    seen.apply(AdmissionLimit(fraction))
-    assert seen.at_once == at_once
 
 
 async def test_who_leaves_while_waiting_leaves_nothing_behind() -> None:
