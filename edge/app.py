@@ -57,7 +57,7 @@ class App:
         self.upstreams: dict[str, Upstream] = {}
         self.herald = Herald(launch.notifier, lambda: [each.status() for each in self.upstreams.values()])
         self.vigil: awaited.Vigil | None = None
-        self.governing = Governing(telemetry or telemetry_of(launch))
+        self.governing = Governing(telemetry or telemetry_of(launch), self.console)
         self.logs: dict[str, ChildLog] = {}
         self.recorder: Recorder | None = None
         self._stops = 0
@@ -259,7 +259,7 @@ class App:
     def status(self) -> dict[str, Any]:
         """/healthz with what only the owner may see: evidence, pids, folders."""
         statuses = [upstream.status() for upstream in self.upstreams.values()]
-        document = healthz(statuses, self.governing.telemetry.summary(), time.time() - time.monotonic())
+        document = healthz(statuses, self.governing.telemetry.status(), time.time() - time.monotonic())
         for status in statuses:
             model = document["models"][status.id]
             model["pid"] = status.pid

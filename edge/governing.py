@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack
 
 from aiohttp import web
 
 from edge.board.probe import probe
+from edge.console import Console
 from edge.gateway.handler import CONTEXT
 from edge.handover import Launch
 from edge.supervisor.governed import Governed
@@ -25,10 +27,14 @@ def telemetry_of(launch: Launch) -> Telemetry:
 
 
 class Governing:
-    """One application's telemetry and what hangs on it."""
+    """One application's telemetry and what hangs on it. Its news, one line per change, are said on the console."""
 
-    def __init__(self, telemetry: Telemetry) -> None:
+    def __init__(self, telemetry: Telemetry, console: Console) -> None:
         self.telemetry = telemetry
+        news = logging.getLogger("edge.telemetry")
+        news.setLevel(logging.INFO)
+        # The journal takes Python's log by itself; a terminal's console has to be told.
+        news.handlers = [] if logging.getLogger().handlers else [_Say(console)]
         self._open: dict[str, ExitStack] = {}  # traces of models that are starting
         self._points: dict[str, list[TracePoint]] = {}
 
@@ -58,6 +64,16 @@ class Governing:
         """What was kept of the start that just ended: [[seconds since `zero_s`, W, bytes, °C]]."""
         points = self._points.pop(model_id, [])
         return [[round(at - zero_s, 3), *(_rounded(value) for value in rest)] for at, *rest in points]
+
+
+class _Say(logging.Handler):
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say = self._console.warn if record.levelno >= logging.WARNING else self._console.say
+        say(record.getMessage())
 
 
 def _rounded(value: float | int | None) -> float | int | None:

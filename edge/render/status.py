@@ -15,6 +15,9 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
         f"edgellm {document['version']}: {document['status']}, up {format_seconds(document['uptime_s'])}",
         f"  {urls} · profile {document['profile']} · engine {document['engine']}",
     ]
+    heat = _heat(document.get("telemetry"))
+    if heat:
+        lines.append(f"  {heat}")
     for model_id, model in document["models"].items():
         lines += ["", *_model(model_id, model)]
     return lines
@@ -37,6 +40,15 @@ def _model(model_id: str, model: Mapping[str, Any]) -> list[str]:
         lines += [f"    | {line}" for line in failure.get("evidence", "").splitlines()]
         lines.append(f"    hint: {failure['hint']}")
     return lines
+
+
+def _heat(telemetry: Mapping[str, Any] | None) -> str:
+    """`12.3 W (VDD_IN) · 61 °C · NOMINAL`; nothing where nothing is measured."""
+    if not telemetry or (telemetry.get("power_w") is None and telemetry.get("temp_c") is None):
+        return ""
+    power = [f"{telemetry['power_w']:.1f} W ({telemetry['rail']})"] if telemetry.get("power_w") is not None else []
+    heat = [f"{telemetry['temp_c']:.0f} °C"] if telemetry.get("temp_c") is not None else []
+    return " · ".join([*power, *heat, f"thermal {telemetry['thermal']}"])
 
 
 def _gate(name: str, gate: Mapping[str, Any]) -> str:

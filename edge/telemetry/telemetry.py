@@ -32,6 +32,8 @@ from edge.telemetry.sysfs import SysfsSource
 
 log = logging.getLogger("edge.telemetry")
 
+JTOP_SHARE = Path("/run/edgellm-jtop/share.sock")  # edgellm-jtop.service
+
 
 class Telemetry:
     """Lives on one event loop."""
@@ -64,7 +66,7 @@ class Telemetry:
         thor = board.soc is not None and "thor" in board.soc.lower()
         if nvml.installed() and root == Path("/") and (thor or (board.gpus and board.soc is None)):
             sources.append(nvml.NvmlSource(integrated=board.unified_memory))
-        guest = jtop or (JtopSource() if settings.jtop == "auto" and board.soc is not None else None)
+        guest = jtop or (JtopSource(share=JTOP_SHARE) if settings.jtop == "auto" and board.soc is not None else None)
         sampler = Sampler(sources, guest, interval_s=settings.interval_s, clock=clock)
         return cls(sampler, Governor(limits or limits_of(thermal)))
 
@@ -92,6 +94,13 @@ class Telemetry:
         latest = self.latest
         age_s = None if latest is None else round(latest.age_s(self.sampler.clock()), 2)
         return {"source": latest.source if latest else "none", "age_s": age_s, "thermal": self.decision.level.name}
+
+    def status(self) -> dict[str, Any]:
+        """The summary with the two figures that people ask for first."""
+        latest = self.latest
+        power = latest.power if latest else None
+        figures = {"power_w": power.power_w if power else None, "rail": power.rail if power else None}
+        return {**self.summary(), **figures, "temp_c": latest.temp_c if latest else None}
 
     def document(self, *, history: bool = True) -> dict[str, Any]:
         """/telemetry. Asking counts as watching: jtop is read every second for a while."""

@@ -6,7 +6,6 @@ SECONDS is the governor's dwell time, so that tests need not wait for boards to 
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +19,6 @@ from edge.telemetry.telemetry import Telemetry, limits_of
 
 
 def main(root: Path, dwell_s: float, act: bool, arguments: list[str]) -> int:
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-
     def run(prepared: Launch) -> int:
         limits = replace(limits_of(ThermalConfig(act=act)), dwell_s=dwell_s)
         jtop = JtopSource(pauses_s=(0.2, 1.0))

@@ -8,6 +8,7 @@ import pytest
 from edge.telemetry.sysfs import REPROBE_S, SysfsSource
 from tests.fakes.fake_jetson.files import put
 from tests.fakes.fake_jetson.tree import FakeBoard
+from tests.trees.trees import NAMES, tree
 
 BOARDS = ["agx-orin-64", "orin-nano-8", "agx-thor"]
 
@@ -183,3 +184,22 @@ def test_x86_placeholder_trips_are_no_limits(tmp_path: Path) -> None:
     for node, value in rows.items():
         put(zone / node, value)
     assert [(z.temp_c, z.passive_c) for z in SysfsSource(tmp_path).read(0.0).zones] == [(61.0, None)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_board_tree_can_be_read(name: str) -> None:
+    """Trees of real machines: whatever is missing is absent, nothing is invented."""
+    sample = SysfsSource(tree(name)).read(0.0)
+    assert sample.memory is not None
+    assert all(zone.temp_c is None or -40 < zone.temp_c < 130 for zone in sample.zones)
+    assert all(0 <= rail.power_w < 200 for rail in sample.rails)
+    assert bool(sample.power) <= bool(sample.rails)
+
+
+def test_an_orin_nano_s_own_files() -> None:
+    """As its owner published them: VDD_IN of 4984 mV and 1856 mA, and a GPU zone that is off."""
+    sample = SysfsSource(tree("orin-nano-8")).read(0.0)
+    assert sample.power is not None
+    assert (sample.power.rail, round(sample.power.power_w, 3)) == ("VDD_IN", 9.250)
+    assert sample.temp_c == 63.781
+    assert {"oc1", "oc3"} <= set(sample.overcurrent)

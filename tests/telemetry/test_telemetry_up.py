@@ -15,7 +15,7 @@ import pytest
 
 from tests.fakes.fake_jetson.service import JtopService
 from tests.fakes.fake_jetson.tree import FakeBoard
-from tests.serving import PATIENCE_S, ROOT, Up, alive, eventually
+from tests.serving import PATIENCE_S, ROOT, Up, alive, edgellm, eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -102,8 +102,11 @@ def test_heating_to_104_and_back_with_act_on_the_real_engine(board: FakeBoard, s
         assert up.chat().status_code == 200
         text = httpx.get(f"{up.url}/metrics", timeout=10).text
         document = httpx.get(f"{up.url}/telemetry", timeout=10).json()
-        levels = re.findall(r"^thermal: ([A-Z]+): ", up.output, re.MULTILINE)
+        said = edgellm("status", "--state-dir", str(short_dir)).stdout
+        news = [event["text"] for event in up.events() if event["event"] == "note"]
+        levels = [match[1] for text in news if (match := re.match(r"thermal: ([A-Z]+): ", text))]
     assert levels == ["PASSIVE", "HOT", "CRITICAL", "HOT", "PASSIVE", "NOMINAL"]
+    assert "20.0 W (sum of rails) · 50 °C · thermal NOMINAL" in said
     assert 'edgellm_power_watts{rail="sum of rails"} 20.0' in text
     assert document["energy"]["models"]["chat"]["tokens_per_joule"] > 0
     first = json.loads((short_dir / "state/main/starts.jsonl").read_text().splitlines()[0])
