@@ -34,7 +34,7 @@ def show_steps_json(steps: Sequence[Step]) -> None:
 
 
 def show_doing(step: Step) -> None:
-    Console(stderr=True).print(Text(f"  {step.what} ...", style="dim"))
+    Console(stderr=True).print(Text(f"  {step.what} ...", style="dim"), soft_wrap=True)
 
 
 def show_differences(differences: Iterable[Difference]) -> None:

@@ -62,4 +62,20 @@ def text(document: dict[str, Any], made_from: Path | None) -> str:
 
     came = f", from {made_from}" if made_from else ""
     head = f"# Written by `edgellm service install`{came}. It is yours: change it, then `systemctl restart edgellm`.\n"
-    return head + tomli_w.dumps(document)
+    rest = {key: value for key, value in document.items() if key != "model"}
+    models = "".join(f"\n[[model]]\n{_model(model)}" for model in document.get("model", []))
+    return head + tomli_w.dumps(rest) + models
+
+
+def _model(values: dict[str, Any]) -> str:
+    """Tables of one model on one line, so that a person can write another [[model]] below."""
+    import tomli_w
+
+    lines = []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            inside = ", ".join(tomli_w.dumps({name: each}).strip() for name, each in value.items())
+            lines.append(f"{key} = {{ {inside} }}\n")
+        else:
+            lines.append(tomli_w.dumps({key: value}))
+    return "".join(lines)

@@ -40,6 +40,8 @@ class Contents:
         engine, source, target = found.engine, found.data.engines, self.system.engines
         if engine.kind == "embedded":
             check = partial(program.must_have_embedded, self.wish.python)
+            if program.is_running(self.wish.python):
+                check()
             return Step(
                 f"use the embedded engine {engine.version} (CPU)", check, done=program.is_running(self.wish.python)
             )

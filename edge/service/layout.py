@@ -66,6 +66,6 @@ def power_text(mode: str) -> str:
         "schema = 1\n"
         f'mode = "{mode}"      # by its name in /etc/nvpmodel.conf\n'
         "# restore = true     # what was set before comes back when the unit stops\n"
-        "# jetson_clocks = true\n"
+        "# clocks = true       # jetson_clocks\n"
         "# persistence = true # discrete GPUs: keep the driver loaded\n"
     )

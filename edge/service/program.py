@@ -12,7 +12,7 @@ from pathlib import Path
 import edge
 from edge import __version__
 from edge.engine.embedded_engine import find_embedded
-from edge.errors import EngineMissingError, UnavailableError
+from edge.errors import EdgeError, EngineMissingError, UnavailableError
 from edge.service.closure import pieces, put
 from edge.service.obstacle import writable_by_others
 from edge.service.systemctl import run
@@ -43,7 +43,8 @@ def unsafe(python: Path, package: Path) -> str | None:
 
 def here() -> tuple[Path, Path]:
     """The running interpreter (of its venv) and the package it imports."""
-    return Path(sys.executable), Path(edge.__file__).parent
+    python = Path(sys.executable).with_name("python")  # a script may have called it python3
+    return python if python.exists() else Path(sys.executable), Path(edge.__file__).parent
 
 
 def needed(prefix: Path = PREFIX, wheels: Path | None = None) -> Source | None:
@@ -143,11 +144,17 @@ def _command(fresh: Path, prefix: Path) -> None:
 
 def is_running(python: str) -> bool:
     """The service's Python is this one, so that what was found here is there."""
-    return python == sys.executable
+    return Path(python) == here()[0]
 
 
 def must_have_embedded(python: str) -> None:
-    """Raises EngineMissingError when the service's Python lacks the embedded engine."""
+    """Raises EngineMissingError when the service's Python cannot load the embedded engine."""
     if find_embedded(python) is None:
         hint = "`pip install 'edgellm[embedded]'` there, or build an engine"
         raise EngineMissingError(f"{python} has no embedded engine", hint)
+    try:
+        run([python, "-I", "-c", "import xllamacpp"])
+    except EdgeError as error:
+        why = str(error).rpartition("failed: ")[2]
+        hint = "on Debian and Ubuntu: `apt-get install libgomp1`" if "libgomp" in why else "reinstall it there"
+        raise EngineMissingError(f"the embedded engine does not load: {why}", hint) from error

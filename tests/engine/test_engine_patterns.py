@@ -46,6 +46,9 @@ LINES = {
     "library-missing": [  # B-49, FC-10
         "llama-server: error while loading shared libraries: libllama-common.so.0: cannot open shared object file"
     ],
+    "embedded-library-missing": [
+        "ImportError: libgomp.so.1: cannot open shared object file: No such file or directory",
+    ],
     "glibc-too-old": [
         "llama-server: /lib/aarch64-linux-gnu/libc.so.6: version `GLIBC_2.38' not found (required by llama-server)",
         "libstdc++.so.6: version `GLIBCXX_3.4.30' not found",
