@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 
+from edge.supervisor.child import Child
+from edge.supervisor.exit import ExitStatus
+
 FALLBACK_POLL_S = 0.05
 
 
@@ -25,6 +28,14 @@ async def gone(pid: int) -> None:
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
+
+
+async def reaped(child: Child) -> ExitStatus:
+    """Once it has ended. A pidfd is readable a moment before the zombie can be reaped."""
+    await gone(child.pid)
+    while (status := child.poll()) is None:
+        await asyncio.sleep(0.001)
+    return status
 
 
 def _ended(pid: int) -> bool:

@@ -28,6 +28,7 @@ class Policy:
     device_attempts: int = 3  # the driver of a cold board came up within three tries in every report (FC-74)
     device_wait_s: float = 60  # Tegra device nodes appear within seconds of boot; a minute is generous
     stall_s: float = 60  # no log line, byte or CPU time: nothing that loads is this quiet
+    look_s: float = 1.0  # how often movement is judged while something is waited for: a sixtieth of the limits
     wedge_s: float = 60  # a prompt that is being worked on burns CPU or GPU submit time
     wedge_again_s: float = 30  # once seen, believed sooner
     drain_s: float = 30  # a long answer may finish; a plug that is pulled will not wait longer

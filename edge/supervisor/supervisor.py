@@ -33,6 +33,7 @@ from edge.supervisor.events import (
     Tick,
     WarmUp,
 )
+from edge.supervisor.exitwatch import reaped
 from edge.supervisor.hooks import Hooks, cpu_rung
 from edge.supervisor.patterns import Patterns
 from edge.supervisor.policy import Fault
@@ -64,7 +65,7 @@ class Supervisor:
         self.terms = terms or Terms()
         self.hooks = hooks or Hooks()
         self.generation = 0
-        self.restarts = 0
+        self.spawns = 0
         self.turns = 0  # of the owner's loop, for whoever checks that it turns
         self.watch: Watch | None = None
         self.began_s: float | None = None  # of the start in progress; set by whoever asked for it
@@ -112,6 +113,10 @@ class Supervisor:
     def plan(self) -> LaunchPlan:
         """What the child runs by, or the next one will."""
         return self.watch.attempt.plan if self.watch and self.machine.alive else self._planned(self.machine.rung, False)
+
+    @property
+    def restarts(self) -> int:
+        return max(0, self.spawns - 1)
 
     @property
     def on_cpu_instead(self) -> bool:
@@ -191,6 +196,7 @@ class Supervisor:
         machine, effects = step(self.machine, Start(), time.monotonic(), self._policy)
         assert effects == (Spawn(machine.rung),)
         self._become(machine)
+        self.spawns += 1
         self._attend(child, self._planned(machine.rung, False))
 
     async def run(self) -> None:
@@ -251,7 +257,7 @@ class Supervisor:
             self.watch.child.send(number)
 
     def _spawn(self, effect: Spawn) -> None:
-        self.restarts += 1
+        self.spawns += 1
         self.began_s = time.monotonic()
         try:
             plan = self._planned(effect.rung, effect.plain)
@@ -302,9 +308,10 @@ class Supervisor:
         self.watch.start()
 
     async def _close_watch(self) -> None:
-        if self.machine.alive and self.watch is not None:
-            self.watch.child.send(signal.SIGKILL)
         if self.watch is not None:
+            if self.machine.alive:
+                self.watch.child.send(signal.SIGKILL)
+                await reaped(self.watch.child)
             await self.watch.close()
         await asyncio.gather(*self._closing, return_exceptions=True)
         self._socket_path.unlink(missing_ok=True)

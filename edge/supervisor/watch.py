@@ -14,7 +14,7 @@ from edge.supervisor.attempt import Attempt, Sighting
 from edge.supervisor.child import Child
 from edge.supervisor.diagnose import Death, diagnose
 from edge.supervisor.events import DeviceMissing, EngineLoading, EngineReady, Event, Exited, Hung, Refused, Warmed
-from edge.supervisor.exitwatch import gone
+from edge.supervisor.exitwatch import gone, reaped
 from edge.supervisor.lines import read_lines
 from edge.supervisor.memorywatch import grown
 from edge.supervisor.movement import Stillness, stalled, wedged
@@ -28,8 +28,8 @@ from edge.supervisor.vitals import read_vitals
 from edge.supervisor.warming import ConnectionLost, Warming
 
 HEALTH_POLL_S = 0.1  # until the engine says "ready" itself; then it is asked at once
-HEALTH_POLL_MOST_S = 1.0  # our questions must not look like its work
-LOOK_S = 1.0  # how often movement is judged while something is waited for: a sixtieth of the shortest limit
+HEALTH_POLL_MOST_S = 0.5  # our questions must not look like its work
+HEALTH_POLL_GROWTH = 1.15
 IDLE_LOOK_S = 10.0  # how often memory is looked at while nobody asks
 PIPES_END_S = 0.2  # a dead child's last lines are in the pipe already
 DEATH_S = 10.0  # from a broken connection to the end of a process that writes a core
@@ -138,10 +138,7 @@ class Watch:
             outputs.close()
         # A kill that we sent ourselves is no evidence of anything.
         oom_killed = not self.asked and self._witness.killed()
-        status = self.child.poll()
-        while status is None:  # the pidfd is readable a moment before the zombie can be reaped
-            await asyncio.sleep(0.001)
-            status = self.child.poll()
+        status = await reaped(self.child)
         death = Death(status, list(self.attempt.tail), oom_killed, self.asked, self.attempt.served)
         told = diagnose(death, self._patterns)
         self._buried.set()
@@ -157,7 +154,7 @@ class Watch:
                 continue
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._says_ready.wait(), pause_s)
-            pause_s = min(pause_s * 1.05, HEALTH_POLL_MOST_S)
+            pause_s = min(pause_s * HEALTH_POLL_GROWTH, HEALTH_POLL_MOST_S)
         self.engine_ready_s = time.monotonic()
         vitals = read_vitals(self.child.pid)
         self.attempt.answered(self.engine_ready_s, vitals.rss_bytes if vitals else None)
@@ -196,7 +193,7 @@ class Watch:
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._traffic.opened.wait(), IDLE_LOOK_S)
             else:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(self._terms.policy.look_s)
             vitals, now = read_vitals(self.child.pid), time.monotonic()
             idle = serving and not self._traffic.open
             quiet_s = stillness.look(now, vitals, self.attempt.lines, excused=idle)

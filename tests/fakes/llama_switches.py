@@ -1,0 +1,175 @@
+"""What the fake llama-server can be told to do, and how a test makes one.
+
+`write_fake(folder, **switches)` makes an executable that edgellm takes for a llama-server; `argv(folder, **switches)`
+is the same for a plan made by hand. The folder keeps `starts` (one pid a line) and `requests.jsonl`. Standard library
+only: the fake's own process imports it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+SERVER = Path(__file__).with_name("llama_server.py")
+# What edgellm looks for in the bytes of a binary.
+PROGRESS_MARK = "cmd_child_to_router:state"
+CUDA_MARK = "ggml_cuda_init"
+
+
+@dataclass
+class Death:
+    """When and how it ends. `at`: line | loading | ready | request; `request` and `chunk` count from 1."""
+
+    at: str = "loading"
+    lines: list[str] = field(default_factory=list)
+    code: int | None = None
+    signal: int | None = None
+    request: int = 1
+    chunk: int = 0  # of a stream; 0 is before the answer
+
+
+@dataclass
+class Switches:
+    """One start. `first` overrides the first `first_starts` starts."""
+
+    help_era: str = "load-mode"  # load-mode | both | flash-value | flash-bare
+    log_era: str = "new"  # new | 2025 | 2023 | silent
+    protocol: bool = True
+    load_s: float = 0.02
+    steps: int = 4  # of progress while it loads
+    stall_at: float | None = None  # stands still there for ever, 0…1
+    line_pause_s: float = 0.0
+    health_never: bool = False  # 503 for ever
+    completions_after_s: float = 0.0  # they answer 503 so long after /health is 200
+    models_at_once: bool = False  # /v1/models is 200 while it loads
+    ignore_term: bool = False
+    wedge_after: int | None = None  # completions that are answered; the next hang, everything else goes on
+    gpu: dict[str, str] = field(default_factory=dict)
+    list_devices: bool = True
+    offloaded: int | None = None
+    layers: int = 29
+    stray: list[str] = field(default_factory=list)  # lines before the load
+    props_n_ctx: int | None = None
+    props_slots: int | None = None
+    kv_mib: float = 56.0
+    tokens_s: float = 100.0
+    refuse_chat: bool = False  # 500 for the chat template
+    chatter: bool = False  # prints a request line, as builds before 2026 do
+    death: Death | None = None
+    first_starts: int = 0
+    first: dict[str, Any] = field(default_factory=dict)
+
+
+HELP = """usage: llama-server [options]
+
+-h,    --help, --usage                  print usage and exit
+--version                               show version and build info
+--list-devices                          print list of available devices and exit
+-m,    --model FNAME                    model path
+-a,    --alias STRING                   set alias for model name
+--host HOST                             ip address to listen, or bind to an UNIX socket
+--port PORT                             port to listen
+-c,    --ctx-size N                     size of the prompt context
+-np,   --parallel N                     number of server slots
+-b,    --batch-size N                   logical maximum batch size
+-ub,   --ubatch-size N                  physical maximum batch size
+-ngl,  --gpu-layers, --n-gpu-layers N   number of layers to store in VRAM
+-dev,  --device <dev1,dev2,..>          comma-separated list of devices to use for offloading
+-t,    --threads N                      number of CPU threads
+-tb,   --threads-batch N                number of threads during batch
+-ctk,  --cache-type-k TYPE              KV cache data type for K
+-ctv,  --cache-type-v TYPE              KV cache data type for V
+-lv,   --verbosity, --log-verbosity N   Set the verbosity threshold
+--log-prefix                            Enable prefix in log messages
+--log-timestamps                        Enable timestamps in log messages
+--no-warmup                             skip warming up the model with an empty run
+--metrics                               enable prometheus compatible metrics endpoint
+--slots                                 enable slots monitoring endpoint
+--props                                 enable changing global properties via POST /props
+--jinja                                 use jinja template for chat
+"""
+ERAS = {
+    "load-mode": ["-lm,   --load-mode MODE                 model loading mode (default: auto)"],
+    "both": [
+        "-lm,   --load-mode MODE                 model loading mode (default: auto)",
+        "--no-mmap                               do not memory-map model",
+    ],
+    "flash-value": ["--no-mmap                               do not memory-map model"],
+    "flash-bare": ["--no-mmap                               do not memory-map model"],
+}
+FLASH = "-fa,   --flash-attn [on|off|auto]       set Flash Attention use"
+FLASH_BARE = "-fa,   --flash-attn                     enable Flash Attention (default: disabled)"
+NEW = [
+    "-fit,  --fit [on|off]                   whether to adjust unset arguments to fit in device memory",
+    "-cram, --cache-ram N                    set the maximum cache size in MiB",
+    "--log-colors [on|off|auto]              Set colored logging",
+    "--offline                               Offline mode: forces use of cache",
+    "--no-ui                                 disable the web interface",
+]
+
+
+def help_text(era: str) -> str:
+    flash = FLASH_BARE if era == "flash-bare" else FLASH
+    return HELP + "\n".join([*ERAS[era], flash, *(NEW if era in ("load-mode", "both") else [])]) + "\n"
+
+
+# --- for tests -------------------------------------------------------------------------------------------------------
+
+
+def argv(folder: Path, **switches: Any) -> tuple[str, ...]:
+    """The command of a plan made by hand; `{socket}` is the supervisor's."""
+    return (sys.executable, "-S", "-E", str(SERVER), str(_write(folder, switches)), "--host", "{socket}")
+
+
+def write_fake(folder: Path, **switches: Any) -> Path:
+    """An executable that `edgellm --engine PATH` takes for a llama-server of the given era."""
+    path = folder / "llama-server"
+    settings = _write(folder, switches)
+    marks = [PROGRESS_MARK] if switches.get("protocol", True) else []
+    marks += [CUDA_MARK] if switches.get("gpu") or switches.get("cuda") else []
+    path.write_text(
+        f"#!{sys.executable} -S\n# {' '.join(marks)}\nimport runpy, sys\n"
+        f"sys.argv[1:1] = [{str(settings)!r}]\nrunpy.run_path({str(SERVER)!r}, run_name='__main__')\n"
+    )
+    path.chmod(0o755)
+    return path
+
+
+def _write(folder: Path, switches: dict[str, Any]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    known = {name: value for name, value in switches.items() if name != "cuda"}
+    path = folder / "switches.json"
+    path.write_text(json.dumps(asdict(Switches(**known))))
+    return path
+
+
+def change(folder: Path, **switches: Any) -> None:
+    """From the next start on."""
+    path = folder / "switches.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {k: _plain(v) for k, v in switches.items()}))
+
+
+def _plain(value: Any) -> Any:
+    return asdict(value) if isinstance(value, Death) else value
+
+
+def starts(folder: Path) -> list[int]:
+    """The pids of all starts."""
+    path = folder / "starts"
+    return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+
+def requests(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "requests.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def read_switches(path: Path, number: int) -> Switches:
+    raw = json.loads(path.read_text())
+    if number <= raw["first_starts"]:
+        raw |= raw["first"]
+    death = raw.pop("death")
+    return replace(Switches(**raw), death=Death(**death) if death else None)

@@ -1,0 +1,310 @@
+"""One supervisor and a real process: up, down, and everything that can go wrong between."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from edge.status import State
+from edge.supervisor.terms import Terms
+from edge.supervisor.vitals import read_vitals
+from tests.fakes.llama_switches import Death
+from tests.supervisor.rig import FAST, rigged, settings
+
+STRICT = Terms(policy=FAST, strict=True)
+
+
+async def test_up_with_six_gates_and_down(short_dir: Path) -> None:
+    async with rigged(short_dir) as rig:
+        await rig.ready()
+        status = rig.supervisor.status()
+        assert rig.states[:4] == ["STARTING", "LOADING", "WARMING", "READY"]
+        assert [name for name, gate in status.gates.items() if gate.ready] == list(status.gates)
+        assert status.gates["context"].evidence == "CPU: Some Processor"
+        assert status.gates["kv_cache"].evidence == "56.00 MiB, 2048 cells"
+        assert (status.degraded, status.failure, status.restarts) == ((), None, 0)
+        rig.supervisor.stop()
+        await rig.settle(State.STOPPED)
+        assert rig.states[4:] == ["DRAINING", "STOPPING", "STOPPED"]
+
+
+@pytest.mark.parametrize("era", ["new", "2025", "2023"])
+async def test_gates_open_by_the_lines_of_every_era(short_dir: Path, era: str) -> None:
+    async with rigged(short_dir, log_era=era) as rig:
+        await rig.ready()
+        gates = rig.supervisor.status().gates
+        assert all(gate.ready for gate in gates.values())
+        kv = gates["kv_cache"].evidence
+        assert kv is not None and kv.startswith(("56.00 MiB", "allocated"))
+
+
+async def test_a_silent_engine_is_probed_and_the_gates_say_so(short_dir: Path) -> None:
+    async with rigged(short_dir, log_era="silent", protocol=False) as rig:
+        await rig.ready()
+        gates = rig.supervisor.status().gates
+        assert all(gate.ready for gate in gates.values())
+        assert gates["kv_cache"].evidence == "the engine reports ready (no log line said so)"
+
+
+async def test_the_first_request_is_one_token(short_dir: Path) -> None:
+    """Who waits is released after one token; everything else comes while idle."""
+    async with rigged(short_dir) as rig:
+        await rig.ready()
+        (first,) = rig.requests()
+        assert (first["path"], first["body"]["max_tokens"]) == ("/v1/chat/completions", 1)
+
+
+async def test_a_template_that_does_not_parse_is_no_reason_not_to_serve(short_dir: Path) -> None:
+    async with rigged(short_dir, refuse_chat=True) as rig:
+        await rig.ready()
+        assert [request["path"] for request in rig.requests()][:2] == ["/v1/chat/completions", "/completion"]
+
+
+async def test_completions_that_answer_503_are_asked_again(short_dir: Path) -> None:
+    async with rigged(short_dir, completions_after_s=3600.0) as rig:
+        await rig.until(lambda: len(rig.requests()) >= 3)
+        assert rig.supervisor.machine.state is State.WARMING, "503 is asked again, not taken for a failure (FC-31)"
+
+
+async def test_fc31_models_answers_and_health_is_green_before_completions_are(short_dir: Path) -> None:
+    async with rigged(short_dir, models_at_once=True, completions_after_s=0.4) as rig:
+        await rig.ready()
+        watch = rig.supervisor.watch
+        assert watch is not None and watch.engine_ready_s is not None and watch.first_token_s is not None
+        assert watch.first_token_s - watch.engine_ready_s >= 0.4
+        assert "READY" not in rig.states[: rig.states.index("WARMING") + 1]
+
+
+async def test_fc35_an_exit_without_a_word_tells_code_and_time(short_dir: Path) -> None:
+    async with rigged(short_dir, death=Death("line", ["main: one line"], code=1), first_starts=0) as rig:
+        await rig.until(lambda: len(rig.pids) >= 2)
+        failure = rig.supervisor.machine.failure
+        assert failure is not None and failure.kind == "exited"
+        assert failure.evidence.splitlines()[0].startswith("exit code 1 after ")
+        assert failure.evidence.splitlines()[-1] == "main: one line"
+
+
+async def test_fc35_exit_0_before_readiness_is_a_failure(short_dir: Path) -> None:
+    async with rigged(short_dir, log_era="silent", death=Death("loading", code=0)) as rig:
+        await rig.until(lambda: len(rig.pids) >= 2)
+        failure = rig.supervisor.machine.failure
+        assert failure is not None and failure.kind == "exited"
+        assert "exit code 0" in failure.evidence and "it printed nothing" in failure.evidence
+
+
+async def test_fc26_ready_late_is_ready_and_a_slow_load_that_moves_is_not_ended(short_dir: Path) -> None:
+    """The limit for standing still is far shorter than the load."""
+    hasty = Terms(policy=replace(FAST, stall_s=1.0))
+    async with rigged(short_dir, terms=hasty, load_s=3.0, steps=30) as rig:
+        await rig.ready()
+        assert rig.supervisor.restarts == 0
+
+
+async def test_fc26_a_load_that_stands_still_is_ended_and_the_next_may_succeed(short_dir: Path) -> None:
+    hasty = Terms(policy=replace(FAST, stall_s=0.6))
+    async with rigged(short_dir, terms=hasty, first_starts=1, first={"stall_at": 0.5}) as rig:
+        await rig.ready()
+        assert (rig.supervisor.restarts, rig.kinds) == (1, ["stalled"])
+
+
+async def test_503_for_ever_is_a_stall_although_we_keep_asking(short_dir: Path) -> None:
+    """Our own polls cost the engine CPU time and make it print lines; that is no movement."""
+    hasty = Terms(policy=replace(FAST, stall_s=1.5))
+    async with rigged(short_dir, terms=hasty, chatter=True, first_starts=1, first={"health_never": True}) as rig:
+        await rig.ready()
+        assert (rig.supervisor.restarts, rig.kinds) == (1, ["stalled"])
+
+
+async def test_fc37_a_wedged_engine_that_ignores_sigterm_is_replaced(short_dir: Path) -> None:
+    """/health stays green, the completion never comes, no CPU time: only SIGKILL helps."""
+    hasty = Terms(policy=replace(FAST, wedge_s=0.6, term_s=0.3))
+    async with rigged(
+        short_dir, terms=hasty, first_starts=1, first={"wedge_after": 1, "ignore_term": True}, wedge_after=None
+    ) as rig:
+        await rig.ready()
+        first = rig.pids[0]
+        with pytest.raises(aiohttp.ClientError):
+            await rig.complete()  # ended with the engine: an error, no dead socket
+        await rig.ready()
+        assert rig.kinds == ["wedged"] and rig.pids[-1] != first
+        assert rig.supervisor.machine.wedges == 1
+        assert (await rig.complete())[0] == 200
+
+
+async def test_an_idle_engine_is_not_wedged_and_a_busy_one_neither(short_dir: Path) -> None:
+    hasty = Terms(policy=replace(FAST, wedge_s=0.8))
+    async with rigged(short_dir, terms=hasty) as rig:
+        await rig.ready()
+        await asyncio.sleep(1.2)  # nobody asks: nothing has to move
+        with rig.supervisor.request() as progress:  # tokens come, slowly
+            for _ in range(10):
+                await asyncio.sleep(0.15)
+                progress.moved()
+        assert (rig.supervisor.restarts, rig.states[-1]) == (0, "READY")
+
+
+async def test_fc40_an_abort_in_mid_answer_is_recovered_from(short_dir: Path) -> None:
+    death = Death("request", ["CUDA error: an illegal memory access was encountered"], None, signal.SIGABRT, 3, 3)
+    async with rigged(short_dir, first_starts=1, first={"death": death.__dict__}) as rig:
+        await rig.ready()
+        with pytest.raises(aiohttp.ClientError):
+            for _ in range(5):  # the idle set may have been the first of them
+                await rig.complete(stream=True, n_predict=8)
+        await rig.until(lambda: rig.supervisor.restarts == 1)
+        await rig.ready()
+        assert rig.kinds == ["gpu_fault"]
+
+
+async def test_kill_9_while_serving_keeps_the_rung(short_dir: Path) -> None:
+    async with rigged(short_dir, rungs=2) as rig:
+        for number in range(3):
+            await rig.ready()
+            os.kill(rig.pids[-1], signal.SIGKILL)
+            await rig.until(lambda expected=number + 1: rig.supervisor.restarts == expected)
+        await rig.ready()
+        assert rig.supervisor.status().rung == 0 and rig.kinds == ["killed"]
+
+
+async def test_fc16_an_nvmap_refusal_is_its_own_kind_and_takes_the_next_rung(short_dir: Path) -> None:
+    lines = [
+        "NvMapMemAllocInternalTagged: 1074810371 error 12",
+        "allocating 1203.00 MiB on device 0: cudaMalloc failed: out of memory",
+        "llama_model_load: error loading model: unable to allocate CUDA0 buffer",
+    ]
+    death = Death("loading", lines, code=1)
+    async with rigged(short_dir, rungs=3, first_starts=2, first={"death": death.__dict__}) as rig:
+        await rig.ready()
+        status = rig.supervisor.status()
+        assert (status.rung, rig.kinds) == (2, ["nvmap_refused"])
+        assert [item.subject for item in status.degraded] == ["rung"]
+
+
+async def test_fc16_nvmap_refusals_are_bounded(short_dir: Path) -> None:
+    death = Death("loading", ["NvMapMemHandleAlloc: error 0"], code=1)
+    async with rigged(short_dir, death=death) as rig:
+        assert await rig.settle(State.FAILED, State.READY) is State.FAILED
+        failure = rig.supervisor.status().failure
+        assert failure is not None and failure.kind == "nvmap_refused" and "36.4.7" in failure.hint
+        assert len(rig.pids) == 4, "once, and after each of three pauses"
+
+
+async def test_fc25_memory_that_comes_free_during_a_pause_is_used(short_dir: Path) -> None:
+    lines = ["llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache"]
+    death = Death("loading", lines, code=1)
+    async with rigged(short_dir, first_starts=2, first={"death": death.__dict__}) as rig:
+        await rig.ready()
+        assert rig.kinds == ["out_of_memory"] and rig.states.count("BACKOFF") == 2
+
+
+async def test_fc25_at_most_three_growing_pauses_then_failed_with_advice(short_dir: Path) -> None:
+    death = Death("loading", ["std::bad_alloc"], code=1)
+    async with rigged(short_dir, death=death) as rig:
+        assert await rig.settle(State.FAILED, State.READY) is State.FAILED
+        deadlines = [m for m in rig.machines if m.state is State.BACKOFF]
+        assert [m.allocation_failures for m in deadlines] == [1, 2, 3]
+        rig.change(death=None)
+        rig.supervisor.start()
+        await rig.ready()  # the failed state can be left (FC-26)
+
+
+async def test_fc28_an_unknown_flag_fails_at_once_and_stays_so(short_dir: Path) -> None:
+    death = Death("line", ["error: invalid argument: --no-mmap"], code=1)
+    async with rigged(short_dir, death=death) as rig:
+        assert await rig.settle(State.FAILED, State.READY) is State.FAILED
+        assert len(rig.pids) == 1
+        assert rig.supervisor.status().failure is not None
+
+
+async def test_a_binary_that_is_not_there_fails_at_once(short_dir: Path) -> None:
+    async with rigged(short_dir, argv=("/nowhere/llama-server", "--host", "{socket}")) as rig:
+        assert await rig.settle(State.FAILED, State.READY) is State.FAILED
+        failure = rig.supervisor.status().failure
+        assert failure is not None and failure.kind == "spawn_failed"
+
+
+async def test_the_same_crash_twice_is_tried_once_without_accelerations(short_dir: Path) -> None:
+    death = Death("loading", ["GGML_ASSERT(something) failed"], signal=signal.SIGABRT)
+    async with rigged(short_dir, first_starts=2, first={"death": death.__dict__}) as rig:
+        await rig.ready()
+        assert rig.supervisor.machine.plain
+        assert [item.subject for item in rig.supervisor.status().degraded] == ["accelerations"]
+
+
+async def test_a_death_in_the_first_decode_is_no_readiness(short_dir: Path) -> None:
+    """A-02, B-22, B-38: everything loads, the first completion kills it."""
+    death = Death("request", ["CUDA error: no kernel image is available for execution on the device"], code=1)
+    async with rigged(short_dir, death=death) as rig:
+        assert await rig.settle(State.FAILED, State.READY) is State.FAILED
+        assert "READY" not in rig.states
+        failure = rig.supervisor.status().failure
+        assert failure is not None and failure.kind == "wrong_architecture"
+
+
+async def test_stop_while_it_loads_and_143_is_no_crash(short_dir: Path) -> None:
+    async with rigged(short_dir, load_s=30.0) as rig:
+        await rig.settle(State.LOADING)
+        rig.supervisor.stop()
+        await rig.settle(State.STOPPED)
+        assert rig.supervisor.machine.crashes == 0 and not rig.kinds
+
+
+async def test_stop_waits_for_an_open_request_and_starts_no_new_one(short_dir: Path) -> None:
+    async with rigged(short_dir) as rig:
+        await rig.ready()
+        with rig.supervisor.request():
+            rig.supervisor.stop()
+            await rig.settle(State.DRAINING)
+            assert rig.supervisor.endpoint() is None
+            assert rig.child_lives
+        await rig.settle(State.STOPPED)
+
+
+async def test_asleep_until_somebody_asks(short_dir: Path) -> None:
+    async with rigged(short_dir) as rig:
+        await rig.ready()
+        rig.supervisor.sleep()
+        await rig.settle(State.SLEEPING)
+        assert read_vitals(rig.pids[-1]) is None, "the memory is given back"
+        status = await asyncio.wait_for(rig.supervisor.ensure_ready(), 30)
+        assert status.state is State.READY and len(rig.pids) == 2
+
+
+async def test_who_waits_is_answered_when_it_fails(short_dir: Path) -> None:
+    async with rigged(short_dir, load_s=0.5, death=Death("ready", ["invalid magic characters"], code=1)) as rig:
+        waiters = [asyncio.create_task(rig.supervisor.ensure_ready()) for _ in range(5)]
+        statuses = await asyncio.wait_for(asyncio.gather(*waiters), 30)
+        assert {status.state for status in statuses} == {State.FAILED}
+        assert {status.failure.kind for status in statuses if status.failure} == {"bad_model"}
+
+
+async def test_exit_to_spawn_takes_no_time_of_ours(short_dir: Path) -> None:
+    """The figure is measured by tests/bench; here only that nothing waits for a poll."""
+    async with rigged(short_dir) as rig:
+        await rig.ready()
+        killed_s = time.monotonic()
+        os.kill(rig.pids[-1], signal.SIGKILL)
+        await rig.until(lambda: rig.supervisor.restarts == 1)
+        assert rig.supervisor.watch is not None
+        assert rig.supervisor.watch.child.spawned_at_s - killed_s < 1.0
+
+
+@pytest.mark.parametrize(("switches", "subject"), [({"props_n_ctx": 512}, "n_ctx"), ({"props_slots": 4}, "n_parallel")])
+async def test_fc23_what_the_engine_shrank_is_degraded(short_dir: Path, switches: dict[str, int], subject: str) -> None:
+    async with rigged(short_dir, **switches) as rig:
+        await rig.ready()
+        assert [item.subject for item in rig.supervisor.status().degraded] == [subject]
+
+
+async def test_strict_refuses_to_serve_what_is_degraded(short_dir: Path) -> None:
+    async with rigged(short_dir, terms=STRICT, chosen=settings(n_ctx=4096), props_n_ctx=2048) as rig:
+        assert await rig.settle(State.FAILED, State.READY) is State.FAILED
+        failure = rig.supervisor.status().failure
+        assert failure is not None and failure.kind == "degraded" and "n_ctx" in failure.evidence
+        assert "READY" not in rig.states
