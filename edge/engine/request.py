@@ -34,11 +34,12 @@ class Request:
 
     @property
     def source_dir(self) -> Path:
-        return self.folders.cache / "src"
+        # Real paths: cmake and ccache remember them, and a symlink that moves would make all of it new.
+        return self.folders.cache.resolve() / "src"
 
     @property
     def build_root(self) -> Path:
-        return self.folders.cache / "build"
+        return self.folders.cache.resolve() / "build"
 
     @property
     def tools_dir(self) -> Path:

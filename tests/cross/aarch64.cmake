@@ -1,0 +1,18 @@
+# gcc of Debian's crossbuild-essential-arm64 for the aarch64 of a Jetson. With CUDA_CROSS_ROOT in the environment also
+# nvcc for the server (sbsa) libraries found there.
+set(CMAKE_SYSTEM_NAME Linux)
+set(CMAKE_SYSTEM_PROCESSOR aarch64)
+set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)
+set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)
+set(CMAKE_ASM_COMPILER aarch64-linux-gnu-gcc)
+set(CMAKE_FIND_ROOT_PATH /usr/aarch64-linux-gnu)
+set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
+set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
+set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)
+if(DEFINED ENV{CUDA_CROSS_ROOT})
+    set(CMAKE_CUDA_COMPILER $ENV{CUDA_CROSS_ROOT}/bin/nvcc)
+    set(CMAKE_CUDA_HOST_COMPILER aarch64-linux-gnu-g++)
+    set(CMAKE_CUDA_FLAGS_INIT "-target-dir sbsa-linux")
+    set(CUDAToolkit_ROOT $ENV{CUDA_CROSS_ROOT})
+    list(APPEND CMAKE_FIND_ROOT_PATH $ENV{CUDA_CROSS_ROOT}/targets/sbsa-linux $ENV{CUDA_CROSS_ROOT})
+endif()
