@@ -27,7 +27,7 @@ def open_model(path: Path) -> ModelFile:
     wrong = not_a_model(whole)
     if wrong:
         raise VerdictError(wrong, found.path.name)
-    paired = projector.beside(found.path)
+    paired, mmproj_bytes = projector.usable(projector.beside(found.path))
     quant, doubt = label(found, whole)
     notes = (arch.note(whole.arch), doubt, paired.note)
     return ModelFile(
@@ -39,7 +39,7 @@ def open_model(path: Path) -> ModelFile:
         fingerprint=fingerprint(found.shards),
         meta=whole,
         mmproj=str(paired.path) if paired.path else None,
-        mmproj_bytes=projector.check(paired.path) if paired.path else 0,
+        mmproj_bytes=mmproj_bytes,
         notes=tuple(note for note in notes if note),
     )
 

@@ -25,7 +25,11 @@ class Pairing:
 def beside(model: Path) -> Pairing:
     """`pair` over the files of a model's folder, each told by its header."""
     projectors, models = [], {public_name(str(model))}
-    for path in sorted(model.parent.iterdir()):
+    try:
+        siblings = sorted(model.parent.iterdir())
+    except OSError:  # a folder that may be entered but not listed
+        return Pairing()
+    for path in siblings:
         if path.name.lower().endswith(".gguf") and path != model:
             if peek_kind(path) == "mmproj":
                 projectors.append(path)
@@ -66,6 +70,16 @@ def stem(path: Path) -> str:
 
 def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def usable(paired: Pairing) -> tuple[Pairing, int]:
+    """The pairing and the bytes of its projector; a broken projector is a note, for the model can serve without."""
+    if paired.path is None:
+        return paired, 0
+    try:
+        return paired, check(paired.path)
+    except (BadModelError, OSError) as error:
+        return Pairing(None, f"its projector is not used: {error}"), 0
 
 
 def check(path: Path) -> int:

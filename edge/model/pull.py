@@ -83,7 +83,9 @@ def pull(
 def wanted_of(ref: str, quant: str | None = None, room_bytes: int | None = None) -> Wanted:
     """A catalogue name (`NAME[:QUANT]`) or a source. Raises UsageError that says what the catalogue has."""
     if source.is_source(ref):
-        return Wanted(source.parse(ref))
+        parsed = source.parse(ref)
+        known = catalogue.by_source(str(parsed))
+        return Wanted(parsed, *known) if known else Wanted(parsed)
     name, _, label = ref.partition(":")
     row = catalogue.find(name)
     if row is None:
@@ -118,7 +120,7 @@ def _pull_hub(wanted: Wanted, what: source.HubSource, models_dir: Path, options:
     projector = row.mmproj.path if row and row.mmproj else "*" if options.with_projector else None
     quant = None if row else options.quant
     chosen = plan(what, quant, options.room_bytes, projector, endpoint=options.endpoint, sleep=options.sleep)
-    remotes = _pinned(chosen.remotes, wanted.entry)
+    remotes = _pinned(what, chosen.remotes, wanted.entry)
     if options.report and not row:
         options.report(Progress("choose", remotes[0].path, 0, chosen.choice.option.bytes, note=chosen.choice.because))
     name = row.name if row else chosen.choice.option.name
@@ -164,7 +166,7 @@ def _shards(what: source.UrlSource) -> tuple[Remote, ...]:
     return tuple(remotes)
 
 
-def _pinned(remotes: tuple[Remote, ...], entry: CatalogueQuant | None) -> tuple[Remote, ...]:
+def _pinned(what: source.HubSource, remotes: tuple[Remote, ...], entry: CatalogueQuant | None) -> tuple[Remote, ...]:
     """The hub's hashes held against the catalogue's. Files are re-uploaded under old names: that must be seen."""
     if entry is None:
         return remotes
@@ -175,7 +177,7 @@ def _pinned(remotes: tuple[Remote, ...], entry: CatalogueQuant | None) -> tuple[
         if sha256 and remote.sha256 and sha256 != remote.sha256:
             raise BadDataError(
                 f"{remote.shown} is not the file the catalogue knows: it was replaced on the hub",
-                f"to take what is there now, pull it by its source: edgellm model pull {remote.shown}",
+                f"to take what is there now all the same: edgellm model pull hf://{what.repo}:{entry.quant}",
             )
         pinned.append(replace(remote, sha256=remote.sha256 or sha256))
     return tuple(pinned)

@@ -13,10 +13,11 @@ from pathlib import Path
 from edge.errors import ModelMissingError
 from edge.model import hubcache, receipt, source, splitset
 from edge.model.file import ModelFile
+from edge.model.header import peek_kind
 from edge.model.open import open_model
 from edge.model.quant import PREFERENCE, UNKNOWN, canonical, label_from_name
 from edge.model.scan import Found, scan
-from edge.model.verdict import Verdict, VerdictError
+from edge.model.verdict import Verdict, VerdictError, of_kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,8 @@ class Store:
 
     def entry(self, found: Found) -> Entry:
         verdict = found.wrong or (splitset.missing_shards(found.missing) if found.missing else None)
+        if verdict is None and "mmproj" in found.path.name.lower() and peek_kind(found.path) == "mmproj":
+            verdict = of_kind("mmproj")
         path = str(found.path)
         note = receipt.read(found.path.parent)
         origin = (note.source, note.revision) if note else hubcache.origin(found.path) or (None, None)
@@ -101,6 +104,7 @@ class Store:
         same = [entry for entry in entries if entry.name.lower() == name.lower()]
         wanted = canonical(quant)
         found = [entry for entry in same if not quant or wanted in (entry.quant, entry.quant.removeprefix("UD-"))]
+        found = found or [entry for entry in same if _quant_by_header(entry) == wanted]
         if not found:
             raise missing(ref, same or entries)
         return found
@@ -143,6 +147,14 @@ def missing(ref: str, entries: Sequence[Entry]) -> ModelMissingError:
     near = difflib.get_close_matches(ref, ids, 3, 0.5)
     table = "\n".join(f"  {name}" for name in list(dict.fromkeys([*near, *ids]))[:12])
     return ModelMissingError(f"no model {ref!r} here; there is", f"name one of these, or: {pull}", table=table)
+
+
+def _quant_by_header(entry: Entry) -> str | None:
+    """For a file whose name tells no quant, or another one than its tensors."""
+    try:
+        return open_model(entry.path).quant
+    except VerdictError:
+        return None
 
 
 def _rank(quant: str) -> int:

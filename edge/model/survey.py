@@ -151,10 +151,30 @@ def _paired(judged: Iterable[tuple[Entry, Summary | None, Verdict | None]]) -> l
         else:
             models[entry.path.parent].add(entry.name)
     lines = []
+    winners = _winners(judged)
     for entry, summary, verdict in judged:
         pairing = projector.Pairing()
         if verdict is None:
             pairing = projector.pair(entry.path, projectors[entry.path.parent], models[entry.path.parent])
         notes = (summary.notes if summary else ()) + ((pairing.note,) if pairing.note else ())
+        first = winners.get(_id(entry, summary)) if summary and verdict is None else None
+        if first not in (None, entry.path):
+            notes += (f"its id means {first}; name this one by its path: {entry.path}",)
         lines.append(Line(entry, summary, verdict, pairing.path, notes))
     return lines
+
+
+def _winners(judged: Iterable[tuple[Entry, Summary | None, Verdict | None]]) -> dict[str, Path]:
+    """Two files may have one id. It means the one whose name says so too, then the one that comes first."""
+    found: dict[str, tuple[bool, Path]] = {}
+    for entry, summary, verdict in judged:
+        if verdict is None and summary is not None:
+            by_header_only = entry.quant != summary.quant
+            name = _id(entry, summary)
+            if name not in found or by_header_only < found[name][0]:
+                found[name] = (by_header_only, entry.path)
+    return {name: path for name, (_, path) in found.items()}
+
+
+def _id(entry: Entry, summary: Summary) -> str:
+    return f"{entry.name}:{summary.quant}".lower()

@@ -118,7 +118,9 @@ HEALTHY_KINDS = frozenset(_KINDS)
 
 def not_a_model(meta: ModelMeta) -> Verdict | None:
     """A healthy GGUF that is something else than a language model. Unknown architectures are left to the engine."""
-    if meta.kind == "model":
-        return None
-    sentence, hint = _KINDS.get(meta.kind, (f"is of type {meta.kind!r}, not a model", "give the model itself"))
-    return Verdict(meta.kind, sentence, hint)
+    return None if meta.kind == "model" else of_kind(meta.kind)
+
+
+def of_kind(kind: str) -> Verdict:
+    sentence, hint = _KINDS.get(kind, (f"is of type {kind!r}, not a model", "give the model itself"))
+    return Verdict(kind, sentence, hint)

@@ -83,6 +83,23 @@ def test_an_empty_store_says_how_to_begin(edge: Edge) -> None:
     assert "edgellm model pull SmolLM2-135M-Instruct" in out
 
 
+def test_list_shows_what_is_not_complete(edge: Edge, models: Path, tmp_path: Path) -> None:
+    """FC-59: our own partial downloads are told from models, and how to go on."""
+    from edge.model.partial import Resumable
+    from edge.model.pull import pull
+    from tests.fakes.hub import Fault
+
+    Gguf("llama").model(n_layer=9).save(tmp_path / "h" / "owner" / "repo" / "Slow-Q5_K_M.gguf")
+    with Hub(tmp_path / "h") as hub:
+        hub.faults += [Fault("cut", 300_000)] + [Fault("503")] * 5
+        with pytest.raises(Resumable):
+            pull(f"{hub.url}/files/owner/repo/Slow-Q5_K_M.gguf?key=s3cret", models, sleep=lambda seconds: None)
+    out = edge("list")[1]
+    assert "Slow-Q5_K_M.gguf" in out and "the same pull goes on from there" in out and "s3cret" not in out
+    (pending,) = json.loads(edge("list", "--json")[1])["pending"]
+    assert pending["kind"] == "pull" and pending["bytes"] >= 300_000 and not pending["active"]
+
+
 def test_catalogue(edge: Edge) -> None:
     assert "Qwen3.5-4B" in edge("list", "--catalogue")[1]
     rows = json.loads(edge("list", "--catalogue", "--json")[1])["catalogue"]

@@ -61,7 +61,7 @@ def test_fc61_two_models_and_three_projectors(tmp_path: Path) -> None:
 
 def test_fc61_a_nameless_projector_of_a_lone_model(tmp_path: Path) -> None:
     path = model(tmp_path / "x-Q5_K_M.gguf")
-    model(tmp_path / "x-Q4_K_M.gguf")  # the same model again
+    Gguf("llama").model(type="Q4_K", file_type=15).save(tmp_path / "x-Q4_K_M.gguf")  # the same model again
     proj(tmp_path / "mmproj-F16.gguf")
     assert chosen(path) == "mmproj-F16.gguf"
     model(tmp_path / "other-Q4_K_M.gguf")
@@ -80,6 +80,22 @@ def test_fc61_two_precisions_are_a_choice(tmp_path: Path) -> None:
     proj(tmp_path / "mmproj-x-F16.gguf")
     proj(tmp_path / "mmproj-x-Q8_0.gguf")
     assert chosen(path) is None
+
+
+def test_fc61_a_broken_projector_does_not_stop_its_model(tmp_path: Path) -> None:
+    """The model serves without it, and says so."""
+    path, eyes = model(tmp_path / "x-Q5_K_M.gguf"), proj(tmp_path / "mmproj-x.gguf")
+    eyes.write_bytes(eyes.read_bytes()[:-5000])
+    opened = open_model(path)
+    assert opened.mmproj is None and opened.mmproj_bytes == 0
+    assert any("truncated" in note for note in opened.notes)
+
+
+def test_fc52_a_projector_is_no_entry_to_choose(tmp_path: Path) -> None:
+    """FC-52: who lists by names alone does not take it for a model either."""
+    model(tmp_path / "x-Q5_K_M.gguf")
+    proj(tmp_path / "mmproj-x-F16.gguf")
+    assert [entry.id for entry in Store(tmp_path).list() if entry.verdict is None] == ["x:Q5_K_M"]
 
 
 def test_fc61_the_projector_is_in_the_sum_and_a_named_one_is_checked(tmp_path: Path) -> None:

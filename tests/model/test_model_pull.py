@@ -501,8 +501,13 @@ def test_the_catalogue_knows_when_a_file_was_replaced(
         )
 
     write("0" * 64)
-    with pytest.raises(BadDataError, match="replaced"):
-        fetch(hub, models, "Gamma-Nice")
+    for ref in ("Gamma-Nice", "hf://acme/Gamma-GGUF/Gamma-Q8_0.gguf"):
+        with pytest.raises(BadDataError, match="replaced") as caught:
+            fetch(hub, models, ref)
+        assert "hf://acme/Gamma-GGUF:Q8_0" in (caught.value.hint or "")
+    assert fetch(hub, models, "hf://acme/Gamma-GGUF:Q8_0").name == "Gamma"
     write(hashlib.sha256(source_bytes(hub, "acme/Gamma-GGUF/Gamma-Q8_0.gguf")).hexdigest())
+    shutil.rmtree(models)
     assert fetch(hub, models, "gamma-nice:q8_0").name == "Gamma-Nice"
+    assert fetch(hub, models, "hf://acme/Gamma-GGUF/Gamma-Q8_0.gguf").name == "Gamma-Nice"
     assert Store(models).resolve("Gamma-Nice").quant == "Q8_0"

@@ -119,6 +119,25 @@ def test_relative_paths_become_absolute(models: Path, monkeypatch: pytest.Monkey
     assert Store(models).resolve("Alpha-Q8_0.gguf").path == str(models / "Alpha-Q8_0.gguf")
 
 
+def test_a_quant_that_only_the_header_knows(tmp_path: Path) -> None:
+    """What the list calls a model must be what resolves."""
+    Gguf("llama").model(type="Q4_K", file_type=15).save(tmp_path / "plain.gguf")
+    Gguf("llama").model(type="Q8_0", file_type=7).save(tmp_path / "liar-Q4_K_M.gguf")
+    store = Store(tmp_path)
+    for line in survey(store):
+        assert f"{store.resolve(line.id).name}:{store.resolve(line.id).quant}" == line.id
+    assert {line.id for line in survey(store)} == {"plain:Q4_K_M", "liar:Q8_0"}
+
+
+def test_two_files_of_one_id_are_told_apart(models: Path, tmp_path: Path) -> None:
+    other = Gguf("llama").model(n_layer=1).save(tmp_path / "other" / "Alpha-Q5_K_M.gguf")
+    store = Store(models, [tmp_path / "other"])
+    lines = [line for line in survey(store) if line.id == "Alpha:Q5_K_M"]
+    (shadowed,) = [line for line in lines if line.notes]
+    assert shadowed.entry.path == other and str(models) in shadowed.notes[0]
+    assert store.resolve("Alpha:Q5_K_M").path == str(models / "Alpha-Q5_K_M.gguf")
+
+
 def test_own_folder_wins_over_extra_ones(models: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     Gguf("llama").model(n_layer=1).save(other / "Alpha-Q5_K_M.gguf")
