@@ -6,7 +6,7 @@ The wish is /etc/edgellm/power.toml, written by the installer when a profile ask
 
     schema = 1
     mode = "MAXN_SUPER"      nvpmodel's mode by name; its numbers differ by module and image
-    clocks = true            jetson_clocks
+    jetson_clocks = true     clocks locked at their highest
     persistence = true       of discrete GPUs
     restore = true           put back on stop what was changed
 
@@ -36,13 +36,13 @@ _STATUS, _CONF = Path("/var/lib/nvpmodel/status"), Path("/etc/nvpmodel.conf")
 VERIFY_S = 10.0
 _COMMAND_S = 60.0
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
-_KEYS = {"schema": int, "mode": str, "clocks": bool, "persistence": bool, "restore": bool}
+_KEYS = {"schema": int, "mode": str, "jetson_clocks": bool, "persistence": bool, "restore": bool}
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
     mode: str = ""
-    clocks: bool = False
+    jetson_clocks: bool = False
     persistence: bool = False
     restore: bool = False
 
@@ -71,7 +71,7 @@ def apply(wish: Wish, state: Path = STATE, verify_s: float = VERIFY_S) -> list[s
         if wish.mode and (mode is None or mode.name != wish.mode):
             before.setdefault("mode", mode.name if mode else None)
             done.append(f"power mode {set_mode(wish.mode, verify_s).name} (was {mode.name if mode else 'unknown'})")
-        if wish.clocks and not locked():
+        if wish.jetson_clocks and not locked():
             _run("jetson_clocks", "--store", str(state / "clocks"))
             before["clocks"] = True
             _run("jetson_clocks")

@@ -35,6 +35,7 @@ def main(seconds: float) -> None:
                 eventually(lambda: jtop_state(up)["state"] == "ok", "jtop answers")
                 time.sleep(15)  # nobody watches any more: jtop every 5 s
                 idle(up, seconds)
+                latency(up, "/healthz while jtop answers", 200)
                 service.freeze()
                 time.sleep(2)
                 latency(up, "/healthz while jtop is frozen", 200)
@@ -65,8 +66,10 @@ def idle(up: Up, seconds: float) -> None:
         time.sleep(1)
     took = time.monotonic() - began
     for name, process in parts.items():
-        used, memory = cpu_s(process) - before[name], process.memory_info()
-        print(f"{name}: {used / took:.2%} of a core over {took:.0f} s, RSS {memory.rss / 2**20:.0f} MiB")
+        used = cpu_s(process) - before[name]
+        rows = dict(line.split(":") for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+        total, own = (int(rows[key].split()[0]) / 1024 for key in ("VmRSS", "RssAnon"))
+        print(f"{name}: {used / took:.2%} of a core over {took:.0f} s, RSS {total:.0f} MiB, anonymous {own:.0f} MiB")
     print(f"oldest sample on /healthz: {max(ages):.2f} s (< 2)")
 
 

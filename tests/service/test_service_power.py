@@ -62,7 +62,7 @@ def test_fc43_the_mode_is_set_by_name_and_put_back(inside, board: FakeBoard) -> 
 
 
 def test_clocks_are_locked_and_restored(inside, board: FakeBoard) -> None:  # type: ignore[no-untyped-def]
-    wish = 'schema = 1\nmode = "MODE_50W"\nclocks = true\nrestore = true\n'
+    wish = 'schema = 1\nmode = "MODE_50W"\njetson_clocks = true\nrestore = true\n'
     assert inside("apply", wish).stdout == "power mode MODE_50W (was MODE_30W)\nclocks locked\n"
     assert SysfsSource(board.root).read(0.0).jetson_clocks is True
     assert inside("apply").stdout == "nothing to change\n"  # and what was before is still known
@@ -93,7 +93,7 @@ def test_a_refusal_in_silence_is_noticed(inside, board: FakeBoard) -> None:  # t
     assert "nvpmodel did not take MAXN" in done.stderr
 
 
-@pytest.mark.parametrize("text", ["mode = 0", "command = 'x'", "clocks = 1", "schema = 2", "mode =", None])
+@pytest.mark.parametrize("text", ["mode = 0", "command = 'x'", "jetson_clocks = 1", "schema = 2", "mode =", None])
 def test_a_wish_that_is_not_understood_changes_nothing(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "power.toml"
     if text is not None:

@@ -88,7 +88,7 @@ async def test_document_summary_and_their_age(board: FakeBoard) -> None:
         document = json.loads(json.dumps(telemetry.document()))
         summary = telemetry.summary()
     assert summary["source"] == "sysfs"
-    assert summary["age_s"] < 2.0
+    assert summary["age_s"] < 60.0
     assert document["schema"] == 1
     assert document["power"]["rail"] == "sum of rails"
     assert document["power"]["power_w"] == pytest.approx(30.0, rel=0.01)

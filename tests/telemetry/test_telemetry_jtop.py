@@ -201,6 +201,22 @@ async def test_fc65_two_versions_are_named_and_nothing_else_breaks(service: Jtop
 
 
 @pytest.mark.full
+async def test_a_service_of_another_version_is_read_with_its_own_python(board: FakeBoard, service: JtopService) -> None:
+    """7.2.2 is replaced by 4.3.2 while we run: the next reader is run with the interpreter of what runs now."""
+    source = watched()
+    async with running(source.run()):
+        await until(lambda: source.latest)
+        service.stop()
+        await until(lambda: source.trouble)
+        older = JtopService(board, jtop_python("4.3.2")).start()
+        try:
+            await until(lambda: source.trouble is None)
+            assert readers()[0].cmdline()[0] == str(jtop_python("4.3.2"))
+        finally:
+            older.stop()
+
+
+@pytest.mark.full
 async def test_the_pace_changes_both_ways(service: JtopService) -> None:
     """5 s when calm, 1 s while somebody watches: the service has one pace for all, and must be let go of in between."""
     source = JtopSource(pauses_s=SOON)
