@@ -54,9 +54,11 @@ def main() -> int:
     except RuntimeError as error:
         print(f"E srv  load_model: failed to load model: {error}", file=sys.stderr)
         return 1
-    wait_for_sigterm(options.socket)
-    del server  # stops it: joins its threads, frees the model
-    return 0
+    serve_until_sigterm(server, options.socket)
+    # Not `del server`: with the progress protocol on, its destructor joins a thread that reads stdin, which stays open
+    # as long as our parent lives. Open requests have ended by now; the kernel takes the memory back.
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def die_with_parent() -> None:
@@ -77,8 +79,11 @@ def leave_when_stdin_ends() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def wait_for_sigterm(path: str) -> None:
-    """Takes SIGTERM over from llama.cpp's own handler, which would stop the server but not this process."""
+def serve_until_sigterm(_server: Any, path: str) -> None:
+    """The server's threads serve as long as it is referred to.
+
+    Takes SIGTERM over from llama.cpp's own handler, which would stop the server but not this process.
+    """
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     signal.signal(signal.SIGINT, lambda *_: stopped.set())
