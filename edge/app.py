@@ -220,6 +220,7 @@ class App:
             return
         self.governing.became(supervisor.model_id, after)
         self.console.state(supervisor.status())
+        self.herald.tell()
         if after.state is State.READY:
             self._record_start(supervisor, "ready")
             began_s = supervisor.began_s or self.launch.began_s
