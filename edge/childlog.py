@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from contextlib import suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+from edge.ring import Ring
+
 FILE_BYTES = 4 << 20
-RING_LINES = 2000
 
 
 class _Quiet(RotatingFileHandler):
@@ -23,7 +23,7 @@ class ChildLog:
     """One model's log. A file that cannot be written costs the file, not the start."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self.ring: deque[str] = deque(maxlen=RING_LINES)
+        self.ring = Ring()
         self.path = folder / f"{name}.log"
         self._handler: _Quiet | None = None
         with suppress(OSError):
@@ -31,7 +31,7 @@ class ChildLog:
             self._handler = _Quiet(self.path, maxBytes=FILE_BYTES, backupCount=1, encoding="utf-8")
 
     def add(self, line: str) -> None:
-        self.ring.append(line)
+        self.ring.add(line)
         if self._handler is not None:
             self._handler.emit(logging.LogRecord("engine", logging.INFO, "", 0, line, None, None))
 

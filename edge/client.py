@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,13 @@ class Client:
     def telemetry(self) -> dict[str, Any]:
         return self._ask("GET", "/telemetry")
 
-    def logs(self, model: str | None = None) -> list[str]:
-        lines: list[str] = self._ask("GET", "/logs", {"model": model} if model else {})["lines"]
-        return lines
+    def logs(
+        self, *, engine: bool, model: str | None = None, since: Mapping[str, int] | None = None
+    ) -> tuple[list[str], dict[str, int]]:
+        """Lines that came since, and what to pass as `since` the next time."""
+        query = {"engine": "1" if engine else "0", "since": json.dumps(dict(since or {}))}
+        answer = self._ask("GET", "/logs", query | ({"model": model} if model else {}))
+        return answer["lines"], answer["next"]
 
     def stop(self, *, now: bool = False) -> None:
         self._ask("POST", "/stop", {"now": "1"} if now else {})
@@ -52,18 +57,23 @@ class Client:
         return restarted
 
     def reload(self) -> dict[str, Any]:
-        return self._ask("POST", "/reload")
+        """Waits until the new plan serves or was given up. Raises EdgeError when it cannot even be planned."""
+        return self._ask("POST", "/reload", timeout_s=None)
 
-    def _ask(self, method: str, path: str, query: dict[str, str] | None = None) -> dict[str, Any]:
+    def _ask(
+        self, method: str, path: str, query: dict[str, str] | None = None, timeout_s: float | None = TIMEOUT_S
+    ) -> dict[str, Any]:
         try:
-            response = self._http.request(method, path, params=query)
+            response = self._http.request(method, path, params=query, timeout=timeout_s)
         except (httpx.TransportError, OSError) as error:
             raise not_running(self.folders) from error
         answer: dict[str, Any] = response.json()
         if response.status_code == 403:
             raise UnavailableError(answer["error"]["message"], "run it as that user, or with sudo")
         if response.status_code >= 400:
-            raise EdgeError(answer.get("error", {}).get("message", f"answered {response.status_code}"))
+            told = answer.get("error", {})
+            message = told.get("message", f"answered {response.status_code}")
+            raise _kind(told.get("kind"))(message, told.get("hint"), table=told.get("table"))
         return answer
 
 
@@ -71,3 +81,14 @@ def not_running(places: Folders) -> NotRunningError:
     return NotRunningError(
         f"no edgellm is running in {places.instance_run}", "start one: `edgellm up`, or name it with --state-dir"
     )
+
+
+def _kind(name: str | None) -> type[EdgeError]:
+    """The branch of the error tree with this kind, so that the exit code is the one of the fault."""
+    todo: list[type[EdgeError]] = [EdgeError]
+    while todo:
+        branch = todo.pop()
+        if branch.kind == name:
+            return branch
+        todo += branch.__subclasses__()
+    return EdgeError

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, TextIO
 
 from edge import __version__
 from edge.plan.plan import ModelPlan, Plan
+from edge.ring import Ring
 from edge.status import Failure, Gate, ModelStatus
 from edge.units import format_bytes, format_seconds
 
@@ -21,6 +23,7 @@ class Console:
         self._json = as_json
         self._live = not as_json and self._out.isatty()
         self._open_line = False
+        self.ring = Ring()  # for `edgellm logs`
 
     def planned(self, plan: Plan, profile: str, urls: list[str]) -> None:
         if self._json:
@@ -43,7 +46,9 @@ class Console:
 
     def ready(self, status: ModelStatus, took_s: float, urls: list[str]) -> None:
         if self._json:
-            self._event("ready", model=status.id, took_s=round(took_s, 3), gates=_gates(status.gates))
+            degraded = [asdict(item) for item in status.degraded]
+            gates = _gates(status.gates)
+            self._event("ready", model=status.id, took_s=round(took_s, 3), gates=gates, degraded=degraded)
             return
         self._line(f"{status.id} is ready after {format_seconds(took_s)}")
         for line in gate_lines(status.gates):
@@ -68,7 +73,7 @@ class Console:
         self._line(f"  hint: {failure.hint}")
 
     def waits(self, model_id: str, failure: Failure, patience_s: float) -> None:
-        self.say(f"{model_id} waits up to {patience_s:g} s for its file: {failure.evidence.splitlines()[-1]}")
+        self.say(f"{model_id} waits up to {patience_s:g} s: {failure.evidence.splitlines()[-1]}")
 
     def warn(self, text: str) -> None:
         self.say(text)
@@ -83,11 +88,14 @@ class Console:
         if self._open_line:
             self._out.write("\r\x1b[2K")
             self._open_line = False
-        self._out.write(text + "\n")
-        self._out.flush()
+        self._write(text)
 
     def _event(self, event: str, **values: Any) -> None:
-        self._out.write(json.dumps({"schema": 1, "event": event, **values}) + "\n")
+        self._write(json.dumps({"schema": 1, "event": event, **values}))
+
+    def _write(self, line: str) -> None:
+        self.ring.add(line)
+        self._out.write(line + "\n")
         self._out.flush()
 
 

@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
+import grp
+import json
 import os
 import socket
 import struct
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
+from edge.errors import EdgeError
+
+GROUP = "edgellm"  # of the service; its members may look
 _PEERCRED = struct.Struct("3i")  # pid, uid, gid
+
+
+@dataclass(frozen=True, slots=True)
+class LogQuestion:
+    """`engine` false: edgellm's own lines. `since`: by stream, how many lines the reader has seen."""
+
+    engine: bool = False
+    model: str | None = None
+    since: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Actions:
     """What the application lets the socket do. `status` returns the whole document, evidence included.
 
+    `logs`: `lines`, and `next`: what to pass as `since` the next time. `reload` may raise EdgeError.
     `telemetry`: /telemetry without its history, for who asks every second and keeps his own.
     """
 
     status: Callable[[], dict[str, Any]]
-    logs: Callable[[str | None], list[str]]
+    logs: Callable[[LogQuestion], dict[str, Any]]
     stop: Callable[[bool], None]
     restart: Callable[[str | None], list[str]]
     reload: Callable[[], Awaitable[dict[str, Any]]]
@@ -37,6 +53,7 @@ class Control:
         self._path = path
         self._actions = actions
         self._mask = 0o117 if for_group else 0o177
+        self._group = _group(GROUP) if for_group else None
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
@@ -56,6 +73,8 @@ class Control:
             listener.bind(str(self._path))
         finally:
             os.umask(mask)
+        if self._group is not None and os.geteuid() == 0:
+            os.chown(self._path, -1, self._group)
         await web.SockSite(self._runner, listener).start()
 
     async def close(self) -> None:
@@ -70,8 +89,9 @@ class Control:
         return web.json_response(self._actions.telemetry())
 
     async def _logs(self, request: web.Request) -> web.Response:
-        lines = self._actions.logs(request.query.get("model"))
-        return web.json_response({"schema": 1, "lines": lines})
+        query = request.query
+        question = LogQuestion(query.get("engine") == "1", query.get("model"), _numbers(query.get("since", "{}")))
+        return web.json_response({"schema": 1, **self._actions.logs(question)})
 
     async def _stop(self, request: web.Request) -> web.Response:
         self._actions.stop(request.query.get("now") == "1")
@@ -82,7 +102,25 @@ class Control:
         return web.json_response({"schema": 1, "restarting": restarted}, status=202 if restarted else 404)
 
     async def _reload(self, _: web.Request) -> web.Response:
-        return web.json_response(await self._actions.reload())
+        try:
+            return web.json_response(await self._actions.reload())
+        except EdgeError as error:
+            told = {"message": str(error), "kind": error.kind, "hint": error.hint, "table": error.table}
+            return web.json_response({"schema": 1, "error": told}, status=422)
+
+
+def _numbers(text: str) -> dict[str, int]:
+    with contextlib.suppress(ValueError):
+        raw = json.loads(text)
+        if isinstance(raw, dict):
+            return {str(name): value for name, value in raw.items() if isinstance(value, int)}
+    return {}
+
+
+def _group(name: str) -> int | None:
+    with contextlib.suppress(KeyError):
+        return grp.getgrnam(name).gr_gid
+    return None
 
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]

@@ -13,6 +13,7 @@ from edge.cli.options import Json, StateDir
 from edge.errors import EdgeError, NotRunningError, TimedOutError
 
 POLL_S = 0.1
+FOLLOW_S = 0.3
 
 
 def register(root: typer.Typer) -> None:
@@ -20,7 +21,8 @@ def register(root: typer.Typer) -> None:
     root.command(epilog="Example: edgellm wait --timeout 120 && curl http://127.0.0.1:8080/v1/models")(wait)
     root.command(epilog="Example: edgellm stop")(stop)
     root.command(epilog="Example: edgellm restart")(restart)
-    root.command(epilog="Example: edgellm logs -f")(logs)
+    root.command(epilog="Example: edgellm reload")(reload)
+    root.command(epilog="Example: edgellm logs -f --engine")(logs)
 
 
 def status(
@@ -69,11 +71,19 @@ def stop(
     state_dir: StateDir = None,
     now: Annotated[bool, typer.Option("--now", help="do not let open requests finish")] = False,
 ) -> None:
-    """Stop a running edgellm: open requests may finish, then the engine is ended."""
+    """Stop a running edgellm: open requests may finish, then the engine is ended.
+
+    A service is stopped with its socket, which would start it again.
+    """
     from edge.instance import held
+    from edge.service import unit
 
     client = _client(state_dir)
-    client.stop(now=now)
+    service = client.status().get("service")
+    if service:
+        unit.stop(unit.Unit.of(service))
+    else:
+        client.stop(now=now)
     while held(client.folders.lock):
         time.sleep(POLL_S)
 
@@ -84,34 +94,37 @@ def restart(state_dir: StateDir = None, model: Annotated[str | None, typer.Argum
         typer.echo(f"restarting {name}")
 
 
+def reload(state_dir: StateDir = None, as_json: Json = False) -> None:
+    """Read the configuration again. It is planned first: one that cannot be planned changes nothing.
+
+    A model that changed is started beside the old one if both fit, else after it; if it does not come up, the old one
+    goes on. Addresses, keys and the gateway's limits need a restart.
+    """
+    from edge.render.status import reload_lines
+
+    document = _client(state_dir).reload()
+    typer.echo(json.dumps(document, indent=2) if as_json else "\n".join(reload_lines(document)))
+    if document["failures"]:
+        first = next(iter(document["failures"]))
+        raise EdgeError(f"{first} could not be changed and goes on as it was", document["failures"][first]["hint"])
+
+
 def logs(
     state_dir: StateDir = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="go on until Ctrl-C")] = False,
-    engine: Annotated[bool, typer.Option("--engine", help="the engine's own lines (the default by hand)")] = True,
+    engine: Annotated[bool, typer.Option("--engine", help="the engine's own lines")] = False,
     model: Annotated[str | None, typer.Option("--model", "-m", help="one model's engine")] = None,
 ) -> None:
-    """Print the engine's last lines."""
+    """Print the last lines of edgellm, or of its engine."""
     client = _client(state_dir)
-    seen: list[str] = []
+    since: dict[str, int] = {}
     while True:
-        lines = client.logs(model)
-        for line in fresh(seen, lines):
+        lines, since = client.logs(engine=engine or model is not None, model=model, since=since)
+        for line in lines:
             typer.echo(line)
-        seen = lines
         if not follow:
             return
-        time.sleep(0.5)
-
-
-def fresh(seen: list[str], now: list[str]) -> list[str]:
-    """What came since: both are tails of the same stream."""
-    if not seen:
-        return now
-    last = seen[-50:]
-    for begin in range(len(now) - len(last), -1, -1):
-        if now[begin : begin + len(last)] == last:
-            return now[begin + len(last) :]
-    return now
+        time.sleep(FOLLOW_S)
 
 
 def _client(state_dir: Any) -> Any:

@@ -23,6 +23,26 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def reload_lines(document: Mapping[str, Any]) -> list[str]:
+    """What became of each model."""
+    said = {
+        "kept": "goes on as it is",
+        "added": "is started",
+        "removed": "is gone",
+        "beside": "changed, without a pause",
+        "after": "changed; requests waited for it",
+        "back": "could not be changed and goes on as it was",
+    }
+    lines = []
+    for model_id, how in document["models"].items():
+        lines.append(f"{model_id}: {said.get(how, how)}")
+        failure = document["failures"].get(model_id)
+        if failure:
+            lines += [f"  {failure['kind']}", *(f"  | {line}" for line in failure["evidence"].splitlines())]
+            lines.append(f"  hint: {failure['hint']}")
+    return lines or ["nothing is served"]
+
+
 def _model(model_id: str, model: Mapping[str, Any]) -> list[str]:
     pid = f" · pid {model['pid']}" if model.get("pid") else ""
     restarts = f" · {model['restarts']} restarts" if model.get("restarts") else ""

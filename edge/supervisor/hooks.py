@@ -18,11 +18,12 @@ class Hooks:
     """None of them may block for long: they run on the loop.
 
     `plain` renders a rung without optional accelerations. `cpu` makes the plan for when the GPU stays away (None:
-    refuse). `driver` looks at the GPU's device nodes: evidence, or None.
+    refuse). `driver` looks at the GPU's device nodes: evidence, or None. `on_speed`: tokens/s, measured while idle.
     """
 
     on_change: Callable[[Supervisor, Machine, Machine], None] = lambda *_: None
     on_line: Callable[[str], None] = lambda _: None
+    on_speed: Callable[[Supervisor, float], None] = lambda *_: None
     plain: Callable[[LaunchPlan], LaunchPlan] = lambda plan: plan
     cpu: Callable[[], LaunchPlan] | None = None
     driver: Callable[[], str | None] = lambda: None

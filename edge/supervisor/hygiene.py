@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edge.profile.profile import Wishes
+
 
 @dataclass(frozen=True, slots=True)
 class Hygiene:
@@ -11,3 +13,7 @@ class Hygiene:
 
     nice: int = 0
     cpus: tuple[int, ...] = ()
+
+
+def hygiene(wishes: Wishes) -> Hygiene:
+    return Hygiene(wishes.nice, wishes.cpus)

@@ -304,6 +304,7 @@ class Supervisor:
             chat_template=meta.chat_template,
             before=before_start(self.terms, self.machine, self._missing if self.on_cpu_instead else None),
             wedge_s=policy.wedge_again_s if self.machine.wedges else policy.wedge_s,
+            on_speed=lambda tokens_s: self.hooks.on_speed(self, tokens_s),
         )
         self.watch.start()
 

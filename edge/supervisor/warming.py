@@ -18,6 +18,7 @@ from edge.supervisor.traffic import Traffic
 AGAIN_S = (0.02, 0.5)  # a 503 of a completion, first and at most: seen for milliseconds, but also for ever
 IDLE_BEFORE_S = 0.5  # whoever waited for READY asks now
 IDLE_SET_S = 3.0
+SECOND_LOOK_S = 10.0  # what was slow may only have been disturbed
 PACE_RATIO = 0.25  # below a quarter of what the board can do something is wrong, not only slow
 
 
@@ -57,8 +58,17 @@ class Warming:
         return Failure("warm_up_failed", refusal, hint)
 
     async def idle(self, traffic: Traffic) -> None:
-        """Runs the idle set: at most IDLE_SET_S in all, and a request of anybody ends it at once."""
+        """Runs the idle set; measures once more where that was slow."""
         await asyncio.sleep(IDLE_BEFORE_S)
+        await self._idle_set(traffic)
+        if self.slow:
+            await asyncio.sleep(SECOND_LOOK_S)
+            speed = next(warmup.idle(self._settings, (), ""))
+            if not traffic.open and (answer := await self._while_idle(speed, IDLE_SET_S, traffic)) is not None:
+                self._judge(warmup.timing(answer, "predicted_per_second"))
+
+    async def _idle_set(self, traffic: Traffic) -> None:
+        """At most IDLE_SET_S in all, and a request of anybody ends it at once."""
         end_s = time.monotonic() + IDLE_SET_S
         requests = warmup.idle(self._settings, self._terms.warmup_tokens, self._terms.system_prompt)
         for request in requests:
@@ -109,8 +119,8 @@ class Warming:
     def _judge(self, tokens_s: float | None) -> None:
         if tokens_s is None:
             return
-        self.tokens_s = tokens_s
-        self.slow = too_slow(tokens_s, self._terms.pace)
+        self.tokens_s = max(tokens_s, self.tokens_s or 0.0)
+        self.slow = too_slow(self.tokens_s, self._terms.pace)
 
 
 def too_slow(tokens_s: float, pace: Pace | None) -> tuple[Degraded, ...]:

@@ -51,6 +51,7 @@ class Watch:
         chat_template: bool,
         before: Sequence[Degraded] = (),
         wedge_s: float | None = None,
+        on_speed: Callable[[float], None] = lambda _: None,
     ) -> None:
         self.child = child
         self.attempt = attempt
@@ -62,6 +63,7 @@ class Watch:
         self._post = post
         self._on_line = on_line
         self._traffic = traffic
+        self._on_speed = on_speed
         self._before = tuple(before)
         self._differences: tuple[Degraded, ...] = ()
         self._memory: tuple[Degraded, ...] = ()
@@ -181,6 +183,8 @@ class Watch:
         self.attempt.warmed(self.first_token_s, "a completion came back")
         self._post(Warmed())
         await self.warming.idle(self._traffic)
+        if self.warming.tokens_s is not None:
+            self._on_speed(self.warming.tokens_s)
 
     # --- its movement ------------------------------------------------------------------------------------------------
 

@@ -1,15 +1,6 @@
 from __future__ import annotations
 
-from edge.cli.running import fresh
 from edge.render.status import status_lines
-
-
-def test_following_a_ring_prints_each_line_once() -> None:
-    first = [f"line {n}" for n in range(100)]
-    assert fresh([], first) == first
-    assert fresh(first, first) == []
-    assert fresh(first, [*first[30:], "new", "newer"]) == ["new", "newer"]
-    assert fresh(first, ["all", "other"]) == ["all", "other"], "the ring turned over completely"
 
 
 def test_status_names_the_closed_gate_and_the_failure() -> None:

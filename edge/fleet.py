@@ -1,0 +1,140 @@
+"""The models of one running edgellm: a supervisor with its task and its log for each, made from a plan."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edge.childlog import ChildLog
+from edge.folders import Folders
+from edge.lastgood import LastGood, key
+from edge.plan.plan import LaunchPlan, ModelPlan
+from edge.prepare import Prepared, prepare_present, without_gpu
+from edge.resources import data_dir, load_toml
+from edge.status import State
+from edge.supervisor import devices
+from edge.supervisor.child import Child
+from edge.supervisor.hooks import Hooks
+from edge.supervisor.patterns import Patterns
+from edge.supervisor.plain import plain
+from edge.supervisor.slot import Slot
+from edge.supervisor.state import Machine
+from edge.supervisor.supervisor import Supervisor
+from edge.terms import terms_of
+
+Changed = Callable[[Supervisor, Machine, Machine], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """One supervisor and the task that runs it."""
+
+    supervisor: Supervisor
+    owner: asyncio.Task[None]
+
+
+class Fleet:
+    """`slots` by model id. `broke` is set when an owner task ends by itself: a bug, and no reason to go on."""
+
+    def __init__(self, folders: Folders, on_change: Changed, last_good: LastGood) -> None:
+        self.slots: dict[str, Slot] = {}
+        self.logs: dict[str, ChildLog] = {}
+        self.broke = asyncio.Event()
+        self._folders = folders
+        self._on_change = on_change
+        self._last_good = last_good
+        self._patterns = Patterns(load_toml(data_dir("build") / "llama-server.toml"))
+        self._crews: dict[int, Crew] = {}
+        self._socket_number = 0
+
+    def supervisors(self) -> list[Supervisor]:
+        return [slot.supervisor for slot in self.slots.values()]
+
+    def add(self, prepared: Prepared, model: ModelPlan, expected_ready_s: float | None = None) -> Slot:
+        """A model that was not here. `run` and `start` it."""
+        slot = self.slots[model.id] = Slot(self.make(prepared, model, expected_ready_s))
+        return slot
+
+    def make(self, prepared: Prepared, model: ModelPlan, expected_ready_s: float | None = None) -> Supervisor:
+        """Not started yet. A model that is here already gets a socket of its own beside it."""
+        engine = prepared.plan.engine
+        may_use_cpu = prepared.profile.wishes.fallback == "cpu"
+        good = key(model.model.fingerprint, engine.id, model.ladder.chosen)
+
+        def on_speed(supervisor: Supervisor, tokens_s: float) -> None:
+            if not supervisor.status().degraded:
+                self._last_good.keep(model.id, good, tokens_s)
+
+        hooks = Hooks(
+            on_change=self._on_change,
+            on_line=self._log(model.id).add,
+            on_speed=on_speed,
+            plain=lambda plan: plain(plan, engine, model.model, model.id),
+            cpu=(lambda: self._on_cpu(prepared, model.id)) if may_use_cpu else None,
+            driver=lambda: _driver(prepared),
+        )
+        terms = terms_of(prepared, model, self._last_good.tokens_s(model.id, good))
+        socket_path = self._socket(model.id)
+        return Supervisor(model, socket_path, self._patterns, terms, hooks, expected_ready_s=expected_ready_s)
+
+    def run(self, supervisor: Supervisor, child: Child | None = None) -> None:
+        """Gives it a task. `child`: what the launcher spawned for it."""
+        if child is not None:
+            supervisor.adopt(child)
+        owner = asyncio.create_task(supervisor.run())
+        self._crews[id(supervisor)] = Crew(supervisor, owner)
+        owner.add_done_callback(self._ended)
+
+    async def dismiss(self, supervisor: Supervisor) -> None:
+        """It is at rest, or shall be ended now."""
+        crew = self._crews.pop(id(supervisor), None)
+        if crew is not None:
+            crew.owner.cancel()
+            await asyncio.gather(crew.owner, return_exceptions=True)
+
+    async def stop(self, *, now: bool) -> None:
+        """Drain, TERM, KILL by the machines' own deadlines."""
+        crews = list(self._crews.values())
+        for crew in crews:
+            crew.supervisor.stop(now=now)
+        await asyncio.gather(*(crew.supervisor.settled(State.STOPPED, State.FAILED) for crew in crews))
+
+    def kill(self) -> None:
+        for crew in self._crews.values():
+            crew.supervisor.stop(now=True)
+
+    async def close(self) -> None:
+        for crew in list(self._crews.values()):
+            await self.dismiss(crew.supervisor)
+        for log in self.logs.values():
+            log.close()
+
+    def _ended(self, owner: asyncio.Task[None]) -> None:
+        if not owner.cancelled():
+            self.broke.set()
+
+    def _log(self, model_id: str) -> ChildLog:
+        if model_id not in self.logs:
+            name = self._folders.model_socket(model_id).stem
+            self.logs[model_id] = ChildLog(self._folders.instance_run / "log", name)
+        return self.logs[model_id]
+
+    def _socket(self, model_id: str) -> Path:
+        first = self._folders.model_socket(model_id)
+        if model_id not in self.slots:
+            return first
+        self._socket_number += 1
+        return first.with_name(f"{first.stem[:28]}~{self._socket_number}.sock")
+
+    def _on_cpu(self, prepared: Prepared, model_id: str) -> LaunchPlan:
+        """Raises EdgeError."""
+        instead = prepare_present(without_gpu(prepared.config), self._folders)
+        ladder = instead.plan.models[model_id].ladder
+        return replace(ladder.plans[ladder.chosen], model=instead.plan.models[model_id].model)
+
+
+def _driver(prepared: Prepared) -> str | None:
+    found = devices.look(prepared.board)
+    return found.evidence if found.ready else None

@@ -1,0 +1,182 @@
+"""A new configuration in a running edgellm: planned first, applied model by model, and a bad one changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edge.board.memory import snapshot
+from edge.fleet import Fleet
+from edge.plan.plan import LaunchPlan, MemoryBudget, ModelPlan
+from edge.prepare import Place, Prepared
+from edge.status import Failure, State
+from edge.supervisor.slot import Slot
+from edge.supervisor.supervisor import Supervisor
+from edge.supervisor.turnover import Turned, after, beside
+from edge.supervisor.vitals import read_vitals
+from edge.terms import terms_of
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Model ids. `kept` go on as they are."""
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+
+
+@dataclass
+class Outcome:
+    """What became of each model: added | removed | kept | beside | after | back, and why where it went back."""
+
+    models: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, Failure] = field(default_factory=dict)
+
+    def note(self, model_id: str, turned: Turned) -> None:
+        self.models[model_id] = turned.how
+        if turned.failure is not None:
+            self.failures[model_id] = turned.failure
+
+    @property
+    def document(self) -> dict[str, Any]:
+        failures = {
+            name: {"kind": failure.kind, "hint": failure.hint, "evidence": failure.evidence}
+            for name, failure in self.failures.items()
+        }
+        return {"schema": 1, "models": self.models, "failures": failures}
+
+
+def compare(running: Mapping[str, Supervisor], new: Prepared) -> Changes:
+    """A model goes on as it is when the new plan would run it the same way, or only less well."""
+    models = new.plan.models
+    both = [name for name in running if name in models]
+    same = {name: _same(running[name], new, models[name]) for name in both}
+    return Changes(
+        added=tuple(name for name in models if name not in running),
+        removed=tuple(name for name in running if name not in models),
+        changed=tuple(name for name in both if not same[name]),
+        kept=tuple(name for name in both if same[name]),
+    )
+
+
+def _same(old: Supervisor, new: Prepared, model: ModelPlan) -> bool:
+    """The rung that runs is one that the new plan would come to, at or above the one it chose."""
+    if old.machine.state is State.FAILED or old.on_cpu_instead or old.machine.plain:
+        return False  # a reload is a good moment to try again
+    terms = terms_of(new, model, None)
+    if (old.terms.hygiene, old.terms.strict, old.model.aliases) != (terms.hygiene, terms.strict, model.aliases):
+        return False
+    if old.model.model.fingerprint != model.model.fingerprint:
+        return False
+    ways = [_way(plan) for plan in model.ladder.plans[: model.ladder.chosen + 1]]
+    return _way(old.plan) in ways
+
+
+def _way(plan: LaunchPlan) -> tuple[Any, ...]:
+    return (plan.argv, tuple(sorted(plan.env.items())))
+
+
+def held_bytes(supervisors: list[Supervisor]) -> dict[str, int]:
+    """What our engines hold now and would give back, by domain: a new plan may count it as free."""
+    held: dict[str, int] = {}
+    for supervisor in supervisors:
+        watch = supervisor.watch
+        if watch is None or not supervisor.machine.alive:
+            continue
+        vitals = read_vitals(watch.child.pid)
+        for domain, budget in supervisor.plan.budget.items():
+            # What is mapped is page cache and counts as available already.
+            mapped = budget.weights_bytes if supervisor.plan.settings.load_mode == "mmap" else 0
+            size = max(0, budget.required_bytes - mapped - budget.prompt_cache_bytes)
+            if domain == "host" and vitals is not None:
+                size = vitals.rss_anon_bytes
+            held[domain] = held.get(domain, 0) + size
+    return held
+
+
+def fits_beside(needed: MemoryBudget, available_bytes: Mapping[str, int]) -> bool:
+    """`available_bytes` while the old one still runs."""
+    return all(
+        budget.required_bytes + budget.reserve_bytes <= available_bytes.get(domain, 0)
+        for domain, budget in needed.items()
+    )
+
+
+class Reload:
+    """Applies a plan to a fleet. One at a time."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._lock = asyncio.Lock()
+
+    async def apply(
+        self,
+        prepare: Callable[[Place], Prepared],
+        open_slot: Callable[[Slot], None],
+        close_slot: Callable[[str], None],
+        adopt: Callable[[Prepared], None],
+    ) -> Outcome:
+        """`prepare` may raise EdgeError: then nothing has changed. `open_slot` and `close_slot` make a model known
+        to the gateway and forget it. `adopt` is told the plan that holds from now on."""
+        async with self._lock:
+            fleet = self._fleet
+            place = Place(held_bytes=held_bytes(fleet.supervisors()))
+            prepared = await asyncio.to_thread(prepare, place)
+            changes = compare({name: slot.supervisor for name, slot in fleet.slots.items()}, prepared)
+            outcome = Outcome(dict.fromkeys(changes.kept, "kept"))
+            for name in changes.removed:
+                await self._remove(name, close_slot)
+                outcome.models[name] = "removed"
+            adopt(prepared)
+            for name in changes.changed:
+                outcome.note(name, await self._change(prepared, prepared.plan.models[name]))
+            for name in changes.added:
+                outcome.note(name, await self._add(prepared, prepared.plan.models[name], open_slot))
+            return outcome
+
+    async def _remove(self, name: str, close_slot: Callable[[str], None]) -> None:
+        supervisor = self._fleet.slots[name].supervisor
+        close_slot(name)
+        supervisor.stop()
+        await supervisor.settled(State.STOPPED, State.FAILED)
+        del self._fleet.slots[name]
+        await self._fleet.dismiss(supervisor)
+
+    async def _add(self, prepared: Prepared, model: ModelPlan, open_slot: Callable[[Slot], None]) -> Turned:
+        slot = self._fleet.add(prepared, model)
+        self._fleet.run(slot.supervisor)
+        slot.start()
+        open_slot(slot)
+        return Turned("added")
+
+    async def _change(self, prepared: Prepared, model: ModelPlan) -> Turned:
+        fleet = self._fleet
+        slot = fleet.slots[model.id]
+        old, new = slot.supervisor, fleet.make(prepared, model)
+        fleet.run(new)
+        needed = model.ladder.plans[model.ladder.chosen].budget
+        serves = old.machine.state is State.READY
+        if serves and fits_beside(needed, await self._available(prepared)):
+            turned = await beside(slot, new)
+        else:
+            turned = await after(slot, new, self._room(prepared, needed))
+        gone = old if slot.supervisor is new else new
+        if gone.machine.state not in (State.STOPPED, State.FAILED):
+            gone.stop(now=True)
+            await gone.settled(State.STOPPED, State.FAILED)
+        await fleet.dismiss(gone)
+        return turned
+
+    def _room(self, prepared: Prepared, needed: MemoryBudget) -> Callable[[], Awaitable[bool]]:
+        async def room() -> bool:
+            return fits_beside(needed, await self._available(prepared))
+
+        return room
+
+    async def _available(self, prepared: Prepared) -> dict[str, int]:
+        memory = await asyncio.to_thread(snapshot, Place().root, prepared.board)
+        return memory.available_bytes

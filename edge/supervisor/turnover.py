@@ -1,0 +1,66 @@
+"""One supervisor takes another's place: beside it where both fit, after it where not. What fails changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from edge.status import Failure, State
+from edge.supervisor.slot import Slot
+from edge.supervisor.supervisor import Supervisor
+
+ROOM_S = 5.0  # a driver gives a dead process's memory back within a second
+ROOM_LOOK_S = 0.1
+UP = (State.READY, State.FAILED, State.STOPPED)
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """`how`: beside | after | back. `failure`: why the new one does not serve."""
+
+    how: str
+    failure: Failure | None = None
+
+
+async def beside(slot: Slot, new: Supervisor) -> Turned:
+    """The old one serves until the new one is READY."""
+    new.start()
+    if await new.settled(*UP) is not State.READY:
+        return Turned("back", new.machine.failure)
+    old, slot.supervisor = slot.supervisor, new
+    await _ended(old)
+    return Turned("beside")
+
+
+async def after(slot: Slot, new: Supervisor, room: Callable[[], Awaitable[bool]]) -> Turned:
+    """Open requests finish on the old one, new ones wait for the new one. If that fails, the old one serves again."""
+    old = slot.supervisor
+    served = old.machine.state is not State.FAILED
+    with slot.turning():
+        await _ended(old)
+        await _until(room)
+        slot.supervisor = new
+        new.start()
+        if await new.settled(*UP) is State.READY:
+            return Turned("after")
+        failure = new.machine.failure
+        if not served:  # there is nothing to go back to: who asks shall hear of the newer fault
+            return Turned("after", failure)
+        slot.supervisor = old
+        old.start()
+        await old.settled(*UP)
+        return Turned("back", failure)
+
+
+async def _ended(supervisor: Supervisor) -> None:
+    supervisor.stop()
+    await supervisor.settled(State.STOPPED, State.FAILED)
+
+
+async def _until(room: Callable[[], Awaitable[bool]]) -> None:
+    """Waits for the memory to come back; the new engine's own refusal is the last word."""
+    end_s = time.monotonic() + ROOM_S
+    while not await room() and time.monotonic() < end_s:
+        await asyncio.sleep(ROOM_LOOK_S)
