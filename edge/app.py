@@ -6,35 +6,37 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
 from edge import __version__, listen
-from edge.childlog import ChildLog
-from edge.control import Actions, Control
+from edge.config import load
+from edge.control import Actions, Control, LogQuestion
+from edge.errors import EdgeError
+from edge.fleet import Fleet
 from edge.folders import system_folders
 from edge.gateway.health import healthz
 from edge.gateway.server import serve
 from edge.governing import Governing, telemetry_of
 from edge.handover import Launch
-from edge.prepare import Prepared, prepare_present
+from edge.lastgood import LastGood
+from edge.prepare import Place, Prepared, engine_gives_way, prepare_present
 from edge.recorder import Recorder
-from edge.resources import data_dir, load_toml
-from edge.service import awaited, keeping
+from edge.reload import Reload
+from edge.service import awaited, keeping, unit
 from edge.service.front import front
 from edge.service.herald import MORE_S, Herald
 from edge.service.reporter import console_for
 from edge.status import Failure, State
 from edge.supervisor.failed import FailedUpstream
-from edge.supervisor.hooks import Hooks
-from edge.supervisor.patterns import Patterns
+from edge.supervisor.slot import Slot
 from edge.supervisor.state import LIVE, Machine
 from edge.supervisor.supervisor import Supervisor
-from edge.supervisor.terms import Terms
 from edge.telemetry.telemetry import Telemetry
-from edge.terms import gateway_config, policy
+from edge.terms import gateway_config
 from edge.upstream import Upstream
 
 PROGRESS_LOOK_S = 0.2
@@ -53,13 +55,16 @@ class App:
         self.launch = launch
         self.console = console_for(os.environ, as_json=launch.json)
         self.urls = [listen.url(each) for each in launch.sockets]
-        self.supervisors: dict[str, Supervisor] = {}
+        self.fleet = Fleet(launch.folders, self._changed, LastGood(launch.folders))
         self.upstreams: dict[str, Upstream] = {}
         self.herald = Herald(launch.notifier, lambda: [each.status() for each in self.upstreams.values()])
         self.vigil: awaited.Vigil | None = None
         self.governing = Governing(telemetry or telemetry_of(launch), self.console)
-        self.logs: dict[str, ChildLog] = {}
+        self.reloading = Reload(self.fleet)
         self.recorder: Recorder | None = None
+        self._unit = unit.own()
+        self._arrival: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._stops = 0
         self._stop = asyncio.Event()
         self._build()
@@ -77,29 +82,29 @@ class App:
             else:
                 self.upstreams["model"] = FailedUpstream("model", awaited.failure_of(error))
             return
-        self._supervise(launch.prepared)
+        self._take(launch.prepared)
+        for model_id, model in launch.prepared.plan.models.items():
+            self._open(self.fleet.add(launch.prepared, model, self._expected_s(model_id)))
 
-    def _supervise(self, prepared: Prepared) -> None:
+    def _take(self, prepared: Prepared) -> None:
+        """This plan holds from now on."""
         launch = self.launch
-        patterns = Patterns(load_toml(data_dir("build") / "llama-server.toml"))
-        terms = Terms(policy=policy(launch.config), strict=launch.config.strict)
-        recorder = self.recorder = Recorder(launch.folders, prepared.plan.engine.id, self.governing.samples)
+        launch.prepared, launch.config, launch.failure = prepared, prepared.config, None
+        self.recorder = Recorder(launch.folders, prepared.plan.engine.id, self.governing.samples)
         for model_id, model in prepared.plan.models.items():
-            log = ChildLog(launch.folders.instance_run / "log", launch.folders.model_socket(model_id).stem)
-            self.logs[model_id] = log
-            recorder.look_at_cache(model_id, Path(model.model.path))
-            supervisor = Supervisor(
-                model,
-                launch.folders.model_socket(model_id),
-                patterns,
-                terms,
-                Hooks(on_change=self._changed, on_line=log.add),
-                expected_ready_s=recorder.last_ready_s(model_id),
-            )
-            supervisor.began_s = launch.began_s
-            self.supervisors[model_id] = supervisor
-            self.upstreams[model_id] = self.governing.govern(supervisor)
-        self.herald.watch(self.supervisors.values())
+            self.recorder.look_at_cache(model_id, Path(model.model.path))
+
+    def _open(self, slot: Slot) -> None:
+        """Makes a model known to the gateway."""
+        slot.supervisor.began_s = self.launch.began_s
+        self.upstreams[slot.model_id] = self.governing.govern(slot)
+        self.herald.watch(self.fleet.supervisors())
+
+    def _close(self, model_id: str) -> None:
+        self.upstreams.pop(model_id, None)
+
+    def _expected_s(self, model_id: str) -> float | None:
+        return self.recorder.last_ready_s(model_id) if self.recorder is not None else None
 
     # --- running -----------------------------------------------------------------------------------------------------
 
@@ -108,7 +113,9 @@ class App:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_stop)
-        owners = self._start()
+        loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+        for model_id, slot in self.fleet.slots.items():
+            self.fleet.run(slot.supervisor, launch.children.get(model_id))
         gateway = await serve(self._gateway(), launch.sockets)
         herald, senses = asyncio.create_task(self.herald.run()), asyncio.create_task(self.governing.telemetry.run())
         launch.notifier.ready("listening")
@@ -120,16 +127,16 @@ class App:
         self._tell_troubles()
         show = asyncio.create_task(self._show_progress())
         stopped = asyncio.create_task(self._stop.wait())
-        arrival = asyncio.create_task(self._arrive(owners))
-        await asyncio.wait([stopped, *owners], return_when=asyncio.FIRST_COMPLETED)
-        await _end([show, arrival])
+        broke = asyncio.create_task(self.fleet.broke.wait())
+        self._arrival = asyncio.create_task(self._arrive())
+        await asyncio.wait([stopped, broke], return_when=asyncio.FIRST_COMPLETED)
+        await _end([show, self._arrival, broke, stopped, *self._tasks])
         failed = any(upstream.status().state is State.FAILED for upstream in self.upstreams.values())
         await self._wind_down()
         await gateway.cleanup()
         await control.close()
-        await _end([*owners, herald, senses])
-        for log in self.logs.values():
-            log.close()
+        await _end([herald, senses])
+        await self.fleet.close()
         launch.lock.release()
         return 1 if failed else 0
 
@@ -143,17 +150,6 @@ class App:
         self.governing.attach(app)
         return app
 
-    def _start(self) -> list[asyncio.Task[None]]:
-        """Each supervisor's owner task; what the launcher spawned is adopted."""
-        owners = []
-        for model_id, supervisor in self.supervisors.items():
-            if model_id in self.launch.children:
-                supervisor.adopt(self.launch.children[model_id])
-            else:
-                supervisor.start()
-            owners.append(asyncio.create_task(supervisor.run()))
-        return owners
-
     def _tell_troubles(self) -> None:
         for model_id, upstream in self.upstreams.items():
             failure = upstream.status().failure
@@ -165,7 +161,7 @@ class App:
         if forgotten is not None:
             self.console.warn(forgotten)
 
-    async def _arrive(self, owners: list[asyncio.Task[None]]) -> None:
+    async def _arrive(self) -> None:
         """What could not be planned at start is planned as soon as it can be, and served from then on."""
         if self.vigil is None:
             return
@@ -175,24 +171,32 @@ class App:
             for model_id in vigil.stand_ins:
                 self.console.failed(model_id, failure, gives_up=True)
 
-        launch.prepared = await vigil.until(lambda: prepare_present(launch.config, launch.folders), gave_up)
-        launch.failure, launch.began_s, launch.spans = None, time.monotonic(), []
-        self._supervise(launch.prepared)
-        for model_id, stand_in in vigil.stand_ins.items():
-            if model_id not in self.supervisors:
-                del self.upstreams[model_id]
-            stand_in.become(self.supervisors.get(model_id) or next(iter(self.supervisors.values())))
-        self.console.planned(launch.prepared.plan, launch.prepared.profile.name, self.urls)
-        for task in self._start():
-            owners.append(task)
-            task.add_done_callback(lambda _: self._stop.set())
+        def prepare(waited_s: float) -> Prepared:
+            return prepare_present(launch.config, launch.folders, Place(waited_s=waited_s))
+
+        prepared = await vigil.until(prepare, gave_up)
+        launch.began_s, launch.spans = time.monotonic(), []
+        self._take(prepared)
+        for model_id, model in prepared.plan.models.items():
+            slot = self.fleet.add(prepared, model, self._expected_s(model_id))
+            self._open(slot)
+            self.fleet.run(slot.supervisor)
+            slot.start()
+        self._relieve()
+        self.console.planned(prepared.plan, prepared.profile.name, self.urls)
+
+    def _relieve(self) -> None:
+        """Who stood in for models that could not be planned gives way to them, and whoever waits with him."""
+        for model_id in [name for name in self.upstreams if name not in self.fleet.slots]:
+            self._close(model_id)
+        for model_id, stand_in in self.vigil.stand_ins.items() if self.vigil else ():
+            stand_in.become(self.upstreams.get(model_id) or next(iter(self.upstreams.values())))
+        self.vigil = None
 
     async def _wind_down(self) -> None:
         """Drain, TERM, KILL by the machine's own deadlines; a second signal makes it KILL now."""
         self.launch.notifier.stopping("stopping: open requests may finish", more_s=MORE_S)
-        for supervisor in self.supervisors.values():
-            supervisor.stop(now=self._stops > 1)
-        await asyncio.gather(*(s.settled(State.STOPPED, State.FAILED) for s in self.supervisors.values()))
+        await self.fleet.stop(now=self._stops > 1)
 
     def _asked_to_stop(self) -> None:
         self.stop(now=self._stops > 0)
@@ -201,8 +205,7 @@ class App:
         self._stops += 1
         self._stop.set()
         if now:
-            for supervisor in self.supervisors.values():
-                supervisor.stop(now=True)
+            self.fleet.kill()
         elif self._stops == 1:
             self.console.say("stopping: open requests may finish (again to stop at once)")
 
@@ -244,6 +247,12 @@ class App:
             self._record_start(supervisor, f"failed: {failure.kind}")
         if self.recorder is not None:
             self.recorder.crash(supervisor, before, failure)
+        prepared = self.launch.prepared
+        if prepared is not None and not prepared.config.engine and prepared.given_way is None:
+            given_way = engine_gives_way(self.launch.folders)
+            if given_way is not None:
+                self.console.warn(f"{given_way.because}: {given_way.engine} serves instead")
+                self._spare(self._reload())
 
     # --- the control socket ------------------------------------------------------------------------------------------
 
@@ -273,23 +282,61 @@ class App:
             "uptime_s": round(time.monotonic() - self.launch.began_s, 1),
             "profile": prepared.profile.name if prepared else None,
             "engine": prepared.plan.engine.id if prepared else None,
+            "service": self._unit.document() if self._unit and self.launch.inherited else None,
             "folders": {"state": str(self.launch.folders.instance_state), "run": str(self.launch.folders.instance_run)},
         }
 
-    def _log_lines(self, model_id: str | None) -> list[str]:
-        return [line for name, log in self.logs.items() if model_id in (None, name) for line in log.ring]
+    def _log_lines(self, asked: LogQuestion) -> dict[str, Any]:
+        rings = {"": self.console.ring}
+        if asked.engine:
+            rings = {name: log.ring for name, log in self.fleet.logs.items() if asked.model in (None, name)}
+        lines = [line for name, ring in rings.items() for line in ring.since(asked.since.get(name, 0))]
+        return {"lines": lines, "next": {name: ring.count for name, ring in rings.items()}}
 
     def _restart(self, model_id: str | None) -> list[str]:
-        chosen = [s for name, s in self.supervisors.items() if model_id in (None, name)]
+        chosen = [s for s in self.fleet.supervisors() if model_id in (None, s.model_id)]
         for supervisor in chosen:
             supervisor.restart()
         return [supervisor.model_id for supervisor in chosen]
 
+    # --- a new configuration -----------------------------------------------------------------------------------------
+
+    def _hang_up(self) -> None:
+        self._spare(self._reload())
+
     async def _reload(self) -> dict[str, Any]:
-        return {"schema": 1, "changed": []}
+        """Plans first. What cannot be planned changes nothing: raises EdgeError."""
+        launch = self.launch
+
+        def prepare(place: Place) -> Prepared:
+            return prepare_present(load(launch.folders, launch.given, os.environ), launch.folders, place)
+
+        outcome = await self.reloading.apply(prepare, self._open, self._close, self._take)
+        if self._arrival is not None:
+            self._arrival.cancel()
+        self._relieve()
+        self.herald.watch(self.fleet.supervisors())
+        told = ", ".join(f"{name}: {how}" for name, how in outcome.models.items())
+        self.console.say(f"reloaded: {told}")
+        for model_id, failure in outcome.failures.items():
+            self.console.failed(model_id, failure, gives_up=True)
+        return outcome.document
+
+    def _spare(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Something that nobody waits for: what it raises is said."""
+
+        async def told() -> None:
+            try:
+                await work
+            except EdgeError as error:
+                self.console.failed("reload", awaited.failure_of(error), gives_up=False)
+
+        task = asyncio.create_task(told())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
-async def _end(tasks: list[asyncio.Task[None]]) -> None:
+async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

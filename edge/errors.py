@@ -13,6 +13,7 @@ EdgeError                    1   failed
 ├── BugError                70   our fault
 ├── TemporaryError          75   may work later
 │   ├── DoesNotFitError     75   memory or disk is too small now
+│   ├── DeviceMissingError  75   the GPU does not answer (yet)
 │   └── TimedOutError       75
 └── ConfigError             78   a profile or edgellm.toml is wrong
 """
@@ -91,6 +92,18 @@ class TemporaryError(EdgeError):
 
 class DoesNotFitError(TemporaryError):
     kind = "does_not_fit"
+
+
+class DeviceMissingError(TemporaryError):
+    """`patience_s`: for how long the device may only be late."""
+
+    kind = "device_missing"
+
+    def __init__(
+        self, message: str, hint: str | None = None, *, table: str | None = None, patience_s: float = 0.0
+    ) -> None:
+        super().__init__(message, hint, table=table)
+        self.patience_s = patience_s
 
 
 class TimedOutError(TemporaryError):

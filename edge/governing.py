@@ -12,8 +12,8 @@ from edge.console import Console
 from edge.gateway.handler import CONTEXT
 from edge.handover import Launch
 from edge.supervisor.governed import Governed
+from edge.supervisor.slot import Slot
 from edge.supervisor.state import RISING, Machine
-from edge.supervisor.supervisor import Supervisor
 from edge.telemetry import metrics
 from edge.telemetry.sampler import TracePoint
 from edge.telemetry.telemetry import Telemetry
@@ -38,9 +38,9 @@ class Governing:
         self._open: dict[str, ExitStack] = {}  # traces of models that are starting
         self._points: dict[str, list[TracePoint]] = {}
 
-    def govern(self, supervisor: Supervisor) -> Governed:
-        """The supervisor as the gateway shall see it."""
-        governed = Governed(supervisor, supervisor.stop, supervisor.start)
+    def govern(self, slot: Slot) -> Governed:
+        """A model as the gateway shall see it."""
+        governed = Governed(slot, slot.stop, slot.start)
         self.telemetry.on_limit(governed.apply)
         governed.apply(self.telemetry.decision.limit)
         return governed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from socket import socket
 
@@ -32,3 +33,4 @@ class Launch:
     spans: list[Span] = field(default_factory=list)
     spawn_cpu_s: float | None = None
     notifier: Notifier = field(default_factory=Notifier)
+    given: Mapping[str, object] = field(default_factory=dict)  # flags of the command line, for a reload

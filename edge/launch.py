@@ -17,14 +17,16 @@ from edge import consent, listen
 from edge.coldstart.journal import process_began_s
 from edge.coldstart.timeline import Span
 from edge.config import Config, load
-from edge.errors import BugError, EdgeError, EngineMissingError, UnavailableError
+from edge.errors import BugError, DeviceMissingError, EdgeError, EngineMissingError, UnavailableError
 from edge.folders import Folders, folders
 from edge.handover import Launch
 from edge.instance import acquire
 from edge.options import read
 from edge.plan.chosen import fetch_first
-from edge.prepare import Prepared, prepare
+from edge.prepare import Prepared, prepare, wishes_of
 from edge.supervisor.child import spawn
+from edge.supervisor.devices import WAIT_S
+from edge.supervisor.hygiene import hygiene
 from edge.supervisor.notify import Notifier
 
 Options = Mapping[str, Any]
@@ -98,7 +100,9 @@ def _take_sockets(options: Options, began_s: float, clock: _Clock) -> Launch:
     lock.tell([listen.url(each) for each in sockets])
     clock.lap("configure")
     as_json = bool(options["json"])
-    return Launch(places, config, lock, sockets, inherited, began_s, as_json, failure=failure, notifier=notifier)
+    launch = Launch(places, config, lock, sockets, inherited, began_s, as_json, failure=failure, notifier=notifier)
+    launch.given = given(options)
+    return launch
 
 
 def _configure(options: Options, places: Folders, *, inherited: bool) -> tuple[Config, EdgeError | None]:
@@ -117,7 +121,8 @@ def _plan(launch: Launch, options: Options, clock: _Clock) -> None:
     try:
         launch.prepared = _prepared(launch, options)
     except EdgeError as error:
-        if not launch.inherited:
+        late = isinstance(error, DeviceMissingError) and error.patience_s >= WAIT_S  # soon after boot: by hand too
+        if not (launch.inherited or late):
             raise
         launch.failure = error
     except Exception as error:
@@ -155,7 +160,8 @@ def _spawn(launch: Launch, clock: _Clock) -> None:
     for model_id, model in launch.prepared.plan.models.items():
         plan = model.ladder.plans[model.ladder.chosen]
         try:
-            launch.children[model_id] = spawn(plan.argv, plan.env, launch.folders.model_socket(model_id))
+            gentle = hygiene(wishes_of(launch.prepared, model_id))
+            launch.children[model_id] = spawn(plan.argv, plan.env, launch.folders.model_socket(model_id), gentle)
         except UnavailableError:
             if not launch.inherited:
                 raise

@@ -7,7 +7,13 @@ from pathlib import Path
 from edge.config import Config
 from edge.folders import Folders
 from edge.gateway.settings import GatewayConfig
+from edge.plan.plan import LaunchPlan, ModelPlan
+from edge.prepare import Prepared, wants_gpu, wishes_of
+from edge.status import Degraded
+from edge.supervisor.hygiene import hygiene
+from edge.supervisor.pace import pace
 from edge.supervisor.policy import Policy
+from edge.supervisor.terms import Terms
 
 
 def policy(config: Config) -> Policy:
@@ -30,3 +36,31 @@ def gateway_config(config: Config, folders: Folders) -> GatewayConfig:
         strict=config.strict,
         insecure=config.insecure,
     )
+
+
+def terms_of(prepared: Prepared, model: ModelPlan, last_good_tokens_s: float | None = None) -> Terms:
+    """What holds for every child of this model."""
+    wishes, plan = wishes_of(prepared, model.id), model.ladder.plans[model.ladder.chosen]
+    return Terms(
+        policy=policy(prepared.config),
+        hygiene=hygiene(wishes),
+        strict=prepared.config.strict,
+        capability=prepared.board.compute_capability,
+        system_prompt=wishes.system_prompt,
+        warmup_tokens=wishes.warmup_tokens,
+        pace=pace(prepared.board, (plan.model or model.model).meta, plan, last_good_tokens_s),
+        known=(*without_device(prepared, plan), *other_engine(prepared)),
+    )
+
+
+def without_device(prepared: Prepared, plan: LaunchPlan) -> tuple[Degraded, ...]:
+    """The profile wants the GPU, allows the CPU, and the CPU it is."""
+    if not wants_gpu(prepared.profile) or plan.settings.n_gpu_layers > 0:
+        return ()
+    because = prepared.board.refused or "no GPU can be used with this engine"
+    return (Degraded("device", "GPU", "CPU", because),)
+
+
+def other_engine(prepared: Prepared) -> tuple[Degraded, ...]:
+    given_way = prepared.given_way
+    return (Degraded("engine", given_way.instead_of, given_way.engine, given_way.because),) if given_way else ()

@@ -38,6 +38,9 @@ class Wishes:
     recipe: str = ""  # of `edgellm build`
     min_tokens_s: float = 8.0  # a model that the board's memory would make slower is not chosen by itself
     warmup_tokens: tuple[int, ...] = (1, 128)  # prompt lengths that are warmed while idle
+    system_prompt: str = ""  # computed while idle, so that the first user does not wait for it
+    nice: int = 0  # of the engine's process
+    cpus: tuple[int, ...] = ()  # the engine's processors; empty: all
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,9 @@ SETTINGS: dict[str, Field] = {
     "recipe": Field("text", "recipe of `edgellm build`"),
     "min_tokens_s": Field("number", "slower models are not chosen when none is named", minimum=0),
     "warmup_tokens": Field("integers", "prompt lengths warmed while idle", minimum=1, maximum=1 << 16),
+    "system_prompt": Field("text", "computed while idle, so that the first user does not wait for it"),
+    "nice": Field("integer", "how far the engine stands back for other programs", minimum=0, maximum=19),
+    "cpus": Field("integers", "processors the engine may use; empty is all", minimum=0, maximum=4095),
 }
 
 # Tables that a profile may hold and edgellm.toml overrides.

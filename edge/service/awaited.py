@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from edge.config import Config
-from edge.errors import BadModelError, BugError, ConfigError, EdgeError, ModelMissingError, UsageError
+from edge.errors import (
+    BadModelError,
+    BugError,
+    ConfigError,
+    DeviceMissingError,
+    EdgeError,
+    ModelMissingError,
+    UsageError,
+)
 from edge.prepare import Prepared
 from edge.service.obstacle import Obstacle, Who, find
 from edge.status import Failure, ModelStatus, State
@@ -95,7 +103,8 @@ class Vigil:
     def __init__(self, config: Config, error: EdgeError, *, patience_s: float = PATIENCE_S) -> None:
         found = obstacle(config, Who.me()) if isinstance(error, (ModelMissingError, BadModelError)) else None
         late = found is not None and found.kind in ("missing", "empty")
-        self.patience_s = patience_s if late else 0.0
+        late_s = error.patience_s if isinstance(error, DeviceMissingError) else 0.0
+        self.patience_s = patience_s if late else late_s
         self.failure = explain(error, found)
         self.stand_ins = stand_ins(config, self.failure)
         if not self.patience_s:
@@ -107,18 +116,21 @@ class Vigil:
 
     async def until(
         self,
-        prepare: Callable[[], Prepared],
+        prepare: Callable[[float], Prepared],
         on_failure: Callable[[Failure], None],
         *,
         look_s: float = LOOK_S,
         look_later_s: float = LOOK_LATER_S,
     ) -> Prepared:
-        """`on_failure` is called once when patience is over, and again when the reason changes."""
+        """`prepare` is told for how long we have waited.
+
+        `on_failure` is called once when patience is over, and again when the reason changes.
+        """
         began_s, told = time.monotonic(), None if self.patience_s else self.failure
         while True:
             await asyncio.sleep(look_s if told is None else look_later_s)
             try:
-                return await asyncio.to_thread(prepare)
+                return await asyncio.to_thread(prepare, time.monotonic() - began_s)
             except EdgeError as error:
                 failure = self.failure if told is None and _same(error, self.failure) else failure_of(error)
                 over = told is not None or time.monotonic() - began_s >= self.patience_s

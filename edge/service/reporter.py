@@ -29,14 +29,18 @@ class Reporter(Console):
         super().__init__()
         self._journal = journal
 
+    def _send(self, text: str, priority: int, **fields: str | None) -> None:
+        self.ring.add(text)
+        self._journal.send(text, priority, **fields)
+
     def planned(self, plan: Plan, profile: str, urls: list[str]) -> None:
         for model in plan.models.values():
             text = f"{describe(model)}; profile {profile}, engine {plan.engine.id}, {', '.join(urls)}"
-            self._journal.send(text, NOTICE, EDGELLM_MODEL=model.id, EDGELLM_EVENT="planned")
+            self._send(text, NOTICE, EDGELLM_MODEL=model.id, EDGELLM_EVENT="planned")
 
     def state(self, status: ModelStatus) -> None:
         text, state = f"{status.id}: {status.state.value}", status.state.value
-        self._journal.send(text, INFO, EDGELLM_MODEL=status.id, EDGELLM_EVENT="state", EDGELLM_STATE=state)
+        self._send(text, INFO, EDGELLM_MODEL=status.id, EDGELLM_EVENT="state", EDGELLM_STATE=state)
 
     def progress(self, status: ModelStatus) -> None:
         """systemctl status shows it."""
@@ -44,16 +48,16 @@ class Reporter(Console):
     def ready(self, status: ModelStatus, took_s: float, urls: list[str]) -> None:
         text = f"{status.id} is ready after {format_seconds(took_s)}"
         gates = "\n".join(gate_lines(status.gates))
-        self._journal.send(text, NOTICE, EDGELLM_MODEL=status.id, EDGELLM_EVENT="ready", EDGELLM_GATES=gates)
+        self._send(text, NOTICE, EDGELLM_MODEL=status.id, EDGELLM_EVENT="ready", EDGELLM_GATES=gates)
         for item in status.degraded:
             text = f"{status.id} is degraded: {item.subject}: {item.got} instead of {item.wanted} ({item.because})"
-            self._journal.send(text, WARNING, EDGELLM_MODEL=status.id, EDGELLM_EVENT="degraded")
+            self._send(text, WARNING, EDGELLM_MODEL=status.id, EDGELLM_EVENT="degraded")
 
     def failed(self, model_id: str, failure: Failure, *, gives_up: bool) -> None:
         what = "failed" if gives_up else "died and is started again"
         evidence = failure.evidence.strip().splitlines()
         last = f" ({evidence[-1].strip()})" if evidence else ""
-        self._journal.send(
+        self._send(
             f"{model_id} {what}: {failure.kind}{last}; next: {failure.hint}",
             ERROR if gives_up else WARNING,
             EDGELLM_MODEL=model_id,
@@ -64,11 +68,11 @@ class Reporter(Console):
         )
 
     def waits(self, model_id: str, failure: Failure, patience_s: float) -> None:
-        text = f"{model_id} waits up to {patience_s:g} s for its file: {failure.evidence.splitlines()[-1]}"
-        self._journal.send(text, WARNING, EDGELLM_MODEL=model_id, EDGELLM_EVENT="waits", EDGELLM_KIND=failure.kind)
+        text = f"{model_id} waits up to {patience_s:g} s: {failure.evidence.splitlines()[-1]}"
+        self._send(text, WARNING, EDGELLM_MODEL=model_id, EDGELLM_EVENT="waits", EDGELLM_KIND=failure.kind)
 
     def say(self, text: str) -> None:
-        self._journal.send(text, INFO)
+        self._send(text, INFO)
 
     def warn(self, text: str) -> None:
-        self._journal.send(text, WARNING)
+        self._send(text, WARNING)
