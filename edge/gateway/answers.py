@@ -58,7 +58,7 @@ def _readyz(context: Context, route: Route, admin: bool) -> web.Response:
 
 
 def _readyz_one(context: Context, route: Route, admin: bool) -> web.Response:
-    name = _tail(route)
+    name = tail(route)
     upstream = context.by_name(name)
     if upstream is None:
         raise Refused(unknown_model(context, name))
@@ -97,18 +97,6 @@ def _health(context: Context, route: Route, admin: bool) -> web.Response:
         return fault_response(at_fault(context.fault))
     broken = next((status for status in statuses if status.state is State.FAILED), None)
     return fault_response(failed(broken)) if broken else document(openai.LOADING, 503)
-
-
-def _models(context: Context, route: Route, admin: bool) -> web.Response:
-    return document(openai.models_document(context.listed(), context.started))
-
-
-def _model(context: Context, route: Route, admin: bool) -> web.Response:
-    name = _tail(route)
-    found = next((model for model in context.listed() if name == model.id or name in model.aliases), None)
-    if found is None:
-        raise Refused(unknown_model(context, name))
-    return document(openai.model_document(found, context.started))
 
 
 def _telemetry(context: Context, route: Route, admin: bool) -> web.Response:
@@ -168,7 +156,7 @@ def at_fault(failure: Failure) -> Fault:
     return Fault(503, failure.kind, f"edgellm cannot serve: {failure.kind}", failure.hint, evidence=failure.evidence)
 
 
-def _tail(route: Route) -> str:
+def tail(route: Route) -> str:
     """The last part of the path: a model's name, decoded."""
     path = route.target.split("?", 1)[0]
     prefix = route.name[: -len("{id}")]
@@ -182,9 +170,6 @@ _ANSWERS: dict[str, Answer] = {
     "/healthz": _healthz,
     "/health": _health,
     "/v1/health": _health,
-    "/v1/models": _models,
-    "/models": _models,
-    "/v1/models/{id}": _model,
     "/telemetry": _telemetry,
     "/metrics": _metrics,
     "/": _page,

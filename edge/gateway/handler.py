@@ -8,12 +8,12 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from edge.gateway import answers, keys
+from edge.gateway import answers, keys, listing
 from edge.gateway.context import Context
 from edge.gateway.openai import Fault
 from edge.gateway.passing import pass_on
 from edge.gateway.refused import Refused
-from edge.gateway.routes import Kind, Route, route
+from edge.gateway.routes import LISTS, Kind, Route, route
 from edge.gateway.visit import Visit
 
 log = logging.getLogger("edge.gateway")
@@ -115,7 +115,10 @@ async def _dispatch(
     if found.kind is Kind.BAD:
         raise Refused(Fault(400, "bad_path", "this is not a path", None))
     if found.kind is Kind.OURS:
-        response = answers.answer(context, request.method, found, _base(request), visit.admin)
+        if found.name in LISTS:
+            response = await listing.answer(context, found)
+        else:
+            response = answers.answer(context, request.method, found, _base(request), visit.admin)
         response.headers.extend(extra)
         return response
     if context.fault is not None:

@@ -37,12 +37,12 @@ OURS = frozenset(
         "/healthz",
         "/metrics",
         "/telemetry",
-        "/v1/models",
-        "/models",
         "/health",
         "/v1/health",
     }
 )
+# Ours to read; changing them is the engine's business (in its router mode).
+LISTS = frozenset({"/v1/models", "/models", "/v1/models/{id}"})
 # The engine's tools run shell commands and its proxy fetches any URL: neither is for a network.
 REFUSED = frozenset({"/tools", "/cors-proxy"})
 ADMIN = frozenset({"/props", "/lora-adapters"})
@@ -76,6 +76,7 @@ NAMED = frozenset(
 # Answered by the engine's HTTP threads alone. A POST that is not known here counts as work.
 _LIGHT = frozenset({"/tokenize", "/detokenize", "/apply-template", "/props", "/lora-adapters"})
 _LIGHT_ENDS = ("/count_tokens", "/input_tokens", "/control", "/lookup")
+_LOOKS = frozenset({"GET", "HEAD"})
 _CHANGES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _UPSTREAM = "/upstream/"
 
@@ -88,11 +89,12 @@ def route(method: str, raw_target: str) -> Route:
         return Route(Kind.BAD, "bad")
     if path.startswith(_UPSTREAM):
         return _by_id(method, target)
-    if path in OURS:
+    if path in OURS or (path in LISTS and method in _LOOKS):
         return Route(Kind.OURS, path, target)
-    for family in ("/readyz/", "/v1/models/"):
-        if path.startswith(family):
-            return Route(Kind.OURS, family + "{id}", target)
+    if path.startswith("/readyz/"):
+        return Route(Kind.OURS, "/readyz/{id}", target)
+    if path.startswith("/v1/models/") and method in _LOOKS:
+        return Route(Kind.OURS, "/v1/models/{id}", target)
     if path.startswith(("/api/", "/v1/api/")) or path in {"/api", "/v1/api"}:
         return Route(Kind.OURS, "/api", target)
     return _engine(method, path, target, None)

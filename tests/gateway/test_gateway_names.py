@@ -7,7 +7,7 @@ import json
 import pytest
 
 from edge.gateway.settings import GatewayConfig
-from tests.fakes.upstream.engine import FakeEngine
+from tests.fakes.upstream.engine import FakeEngine, Line, Received
 from tests.fakes.upstream.model import FakeModel
 from tests.gateway.conftest import Rigs
 
@@ -99,6 +99,36 @@ async def test_no_model_at_all_is_said(rig: Rigs) -> None:
     here = await rig(models={})
     answer = await here.once(b"GET /props HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert (answer.status, json.loads(answer.body)["error"]["kind"]) == (503, "no_model")
+
+
+async def test_a_ready_engine_describes_itself_and_a_loading_one_is_described_from_its_plan(rig: Rigs) -> None:
+    own = {"object": "list", "models": [{"name": "chat", "capabilities": ["completion", "multimodal"]}],
+           "data": [{"id": "chat", "meta": {"n_ctx": 4096}}]}  # fmt: skip
+
+    async def script(line: Line, request: Received) -> None:
+        await line.json(own)
+
+    here = await rig(script, loading=True)
+    get = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    assert json.loads((await here.once(get)).body)["data"][0]["meta"] == here.model.card
+    await here.model.ready(str(here.engine.path))
+    assert json.loads((await here.once(get)).body) == own
+    one = await here.once(b"GET /v1/models/chat HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert json.loads(one.body) == own["data"][0]
+    other = FakeModel("other")
+    here.context.upstreams["other"] = other  # type: ignore[index]
+    both = json.loads((await here.once(get)).body)
+    assert [entry["id"] for entry in both["data"]] == ["chat", "other"]
+    assert [entry["name"] for entry in both["models"]] == ["chat", "other"]
+
+
+async def test_a_list_does_not_wait_for_an_engine_that_says_nothing(rig: Rigs) -> None:
+    async def script(line: Line, request: Received) -> None:
+        await line.until_gone()
+
+    here = await rig(script)
+    answer = await here.once(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert json.loads(answer.body)["data"][0]["id"] == "chat"
 
 
 @pytest.mark.parametrize("prefix", ["", "/v1"])

@@ -16,6 +16,8 @@ from edge.gateway.routes import Kind, plain_path, route
         ("GET", "/healthz?verbose", Kind.OURS, "/healthz"),
         ("GET", "/readyz/chat", Kind.OURS, "/readyz/{id}"),
         ("GET", "/v1/models/a%2Fb", Kind.OURS, "/v1/models/{id}"),
+        ("POST", "/models", Kind.HELD, "other"),
+        ("POST", "/models/load", Kind.HELD, "other"),
         ("GET", "/v1/api/tags", Kind.OURS, "/api"),
         ("GET", "/api", Kind.OURS, "/api"),
         ("POST", "/v1/chat/completions", Kind.HELD, "/v1/chat/completions"),

@@ -1,0 +1,107 @@
+"""Clients from their registries, in environments of their own, against the real engine through the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edge.gateway import keyring, keys
+from edge.gateway.settings import GatewayConfig
+from tests.fakes.upstream.model import FakeModel
+from tests.fakes.upstream.real import real_engine
+from tests.gateway.conftest import Rigs, rig, sockets
+
+__all__ = ["rig", "sockets"]  # fixtures
+pytestmark = [pytest.mark.full, pytest.mark.e2e]
+HERE = Path(__file__).parent
+EXPECTED = {"openai": 23, "anthropic": 8, "langchain": 7, "llm": 4, "ollama": 4, "litellm": 9, "node": 11}
+MEAN_POOLING = 1
+
+
+@pytest.fixture(scope="module")
+def engines(smollm2: Path) -> Iterator[dict[str, Path]]:
+    with tempfile.TemporaryDirectory(prefix="gw-") as folder:
+        chat, embedding = Path(folder, "chat.sock"), Path(folder, "emb.sock")
+        template = (HERE / "tools.jinja").read_text()
+        with (
+            real_engine(smollm2, chat, model_alias=["chat"], n_ctx=8192, use_jinja=True, chat_template=template),
+            real_engine(smollm2, embedding, model_alias=["emb"], embedding=True, pooling_type=MEAN_POOLING),
+        ):
+            yield {"chat": chat, "emb": embedding}
+
+
+@pytest.fixture(scope="module")
+def programs(test_cache: Path) -> dict[str, Path]:
+    """The interpreters that have the clients, made once and kept."""
+    common = environment(test_cache, HERE / "requirements.txt")
+    apart = environment(test_cache, HERE / "requirements-litellm.txt")
+    return {name: apart if name == "litellm" else common for name in EXPECTED if name != "node"}
+
+
+def environment(cache: Path, requirements: Path) -> Path:
+    folder = cache / f"clients-{requirements.stem}-{sys.version_info[0]}.{sys.version_info[1]}"
+    stamp, python = folder / "requirements.txt", folder / "bin" / "python"
+    if not stamp.exists() or stamp.read_text() != requirements.read_text():
+        venv.create(folder, with_pip=True, clear=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", "-r", requirements], check=True)
+        shutil.copy(requirements, stamp)
+    return python
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> str:
+    made = keys.new_secret()
+    keyring.write(tmp_path / "keys.toml", [keys.make("clients", made, admin=False, created="", others=())])
+    return made
+
+
+async def run(rig: Rigs, engines: dict[str, Path], folder: Path, secret: str, command: list[str | Path]) -> list[str]:
+    """The names of the checks that passed. Fails with all that did not."""
+    models = {name: FakeModel(name, str(path)) for name, path in engines.items()}
+    models["chat"].slots = 2
+    here = await rig(models=models, config=GatewayConfig(keys_file=folder / "keys.toml"))
+    environment = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
+    environment |= {"BASE": f"http://127.0.0.1:{here.port}", "KEY": secret, "PYTHONPATH": str(HERE)}
+    child = await asyncio.create_subprocess_exec(
+        *command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    out, complaints = await asyncio.wait_for(child.communicate(), 400)
+    done = [json.loads(line) for line in out.decode().splitlines() if line.startswith("{")]
+    failed = [f"{each['check']}: {each['seen']}" for each in done if not each["ok"]]
+    assert failed == [], complaints.decode()[-2000:]
+    assert child.returncode == 0, complaints.decode()[-2000:]
+    assert secret not in out.decode()
+    return [each["check"] for each in done]
+
+
+@pytest.mark.parametrize("client", [name for name in EXPECTED if name != "node"])
+async def test_a_client_does_all_that_it_does_with_the_bare_engine(
+    rig: Rigs, engines: dict[str, Path], programs: dict[str, Path], tmp_path: Path, secret: str, client: str
+) -> None:
+    passed = await run(rig, engines, tmp_path, secret, [programs[client], HERE / f"{client}_client.py"])
+    assert len(passed) == EXPECTED[client]
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="no npm: apt-get install nodejs npm")
+async def test_the_node_clients(
+    rig: Rigs, engines: dict[str, Path], test_cache: Path, tmp_path: Path, secret: str
+) -> None:
+    folder = test_cache / "clients-node"
+    folder.mkdir(exist_ok=True)
+    for name in ("package.json", "node_client.mjs"):
+        shutil.copy(HERE / name, folder / name)
+    await asyncio.to_thread(
+        subprocess.run, ["npm", "install", "--no-audit", "--no-fund", "--silent"], cwd=folder, check=True
+    )
+    passed = await run(rig, engines, tmp_path, secret, ["node", folder / "node_client.mjs"])
+    assert len(passed) == EXPECTED["node"]
