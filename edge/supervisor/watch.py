@@ -27,6 +27,7 @@ from edge.supervisor.truth import differences
 from edge.supervisor.vitals import read_vitals
 from edge.supervisor.warming import ConnectionLost, Warming
 
+SAID_POLL_S = 0.002  # the engine said "ready" itself
 HEALTH_POLL_S = 0.1  # until the engine says "ready" itself; then it is asked at once
 HEALTH_POLL_MOST_S = 0.5  # our questions must not look like its work
 HEALTH_POLL_GROWTH = 1.15
@@ -149,10 +150,11 @@ class Watch:
     # --- its readiness -----------------------------------------------------------------------------------------------
 
     async def _ask_health(self) -> None:
-        pause_s = HEALTH_POLL_S
+        pause_s, soon_s = HEALTH_POLL_S, SAID_POLL_S
         while await self._probe.health() != 200:
-            if self._says_ready.is_set():  # said, not yet true: the two are milliseconds apart
-                await asyncio.sleep(0.002)
+            if self._says_ready.is_set():  # said, not yet true: milliseconds apart, unless it never comes true
+                await asyncio.sleep(soon_s)
+                soon_s = min(soon_s * HEALTH_POLL_GROWTH, HEALTH_POLL_MOST_S)
                 continue
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._says_ready.wait(), pause_s)
