@@ -13,7 +13,6 @@ from typing import Any
 from edge.engine.embedded_engine import find_embedded
 from edge.engine.engine import Engine
 from edge.engine.fallback import Fallback, fallback, rules, starts_from_records
-from edge.engine.inspect import inspect
 from edge.engine.installed import ids, is_id, load, read_selection
 from edge.errors import EngineMissingError, UsageError
 from edge.folders import Folders
@@ -83,6 +82,8 @@ def _wanted(folders: Folders, wanted: str, python: str) -> Engine:
         return load(folders.engines, wanted)
     path = Path(wanted).expanduser()
     if os.sep in wanted or path.is_file():
+        from edge.engine.inspect import inspect  # late: only for somebody else's binary
+
         server = path / "llama-server" if path.is_dir() else path
         return inspect(server, folders.cache / "inspect")
     known = ", ".join(ids(folders.engines)) or "none is built yet"

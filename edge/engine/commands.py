@@ -63,6 +63,10 @@ def overrides(inputs: Inputs) -> tuple[Option, ...]:
         if inputs.recipe.option("CMAKE_CUDA_ARCHITECTURES") is None:
             arch = ";".join(f"{a}-real" for a in inputs.arch)
             found.append(Option("CMAKE_CUDA_ARCHITECTURES", arch, "STRING", "this machine's GPU, and no other (FC-02)"))
+        # Plain text: these are paths of the board, which may not be this machine.
+        root = inputs.toolkit.nvcc.rsplit("/", 2)[0]
+        why = "the engine finds the toolkit's libraries with nothing in its environment (FC-10)"
+        found.append(Option("CMAKE_BUILD_RPATH", f"{root}/lib64;{root}/lib", "STRING", why))
     if inputs.host_compiler is not None and inputs.toolkit is not None:
         found.append(
             Option("CMAKE_CUDA_HOST_COMPILER", inputs.host_compiler.path, "FILEPATH", "one that this nvcc takes")

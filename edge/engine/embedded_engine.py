@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,6 +40,8 @@ def _package_here() -> Path | None:
 
 
 def _package_of(python: str) -> Path | None:
+    import subprocess  # late: on the way of a start the interpreter is our own
+
     try:
         result = subprocess.run(
             [python, "-I", "-c", _ASK],

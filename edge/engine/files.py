@@ -1,26 +1,17 @@
-"""Files that are whole or not there."""
+"""Engine files are readable by everybody, and a rename of them survives a power cut."""
 
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
+
+from edge.files import write_atomic
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Temporary file beside it, fsync, rename, fsync of the folder. Raises OSError."""
+    """Makes the folder, writes whole or not at all, syncs the folder. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), 0o644)
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_atomic(path, text, 0o644)
     sync_folder(path.parent)
 
 

@@ -25,6 +25,12 @@ _ASK_TIMEOUT_S = 20.0
 # The first CUDA contact took 17 s on one board.
 _DEVICES_TIMEOUT_S = 90.0
 _MISSING_LIBRARY = "error while loading shared libraries"
+_DRIVER_FOLDERS = (
+    "usr/local/nvidia/lib64",
+    "usr/lib/wsl/lib",
+    "usr/lib/aarch64-linux-gnu/nvidia",
+    "usr/lib/aarch64-linux-gnu/tegra",
+)
 _ENVIRONMENT = {
     "LC_ALL": "C",
     "PATH": "/usr/bin:/bin",
@@ -59,7 +65,7 @@ def inspect(
     file = cache_dir / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.json" if cache_dir else None
     answers = _cached(file, key)
     if answers is None:
-        answers = _ask(path, {} if bare else _ENVIRONMENT)
+        answers = _ask(path, {} if bare else _ENVIRONMENT, root)
         # A CUDA engine that saw no device is asked again next time: the driver may only have been late.
         if file is not None and (answers["devices"] or not answers["cuda"]):
             with contextlib.suppress(OSError):
@@ -86,7 +92,7 @@ def _cached(file: Path | None, key: dict[str, Any]) -> dict[str, Any] | None:
         return None
 
 
-def _ask(path: Path, environment: dict[str, str]) -> dict[str, Any]:
+def _ask(path: Path, environment: dict[str, str], root: Path) -> dict[str, Any]:
     library_path, version_text = _first_answer(path, environment)
     version = parse_version(version_text)
     help_text = run_probe(path, ["--help"], library_path, environment=environment).stdout
@@ -94,23 +100,41 @@ def _ask(path: Path, environment: dict[str, str]) -> dict[str, Any]:
     if "--model" not in flags or "--host" not in flags:
         raise EngineBrokenError(f"{path} is not a llama-server: its --help names neither --model nor --host")
     found = traits(path)
-    listed = ""
+    devices: tuple[Device, ...] = ()
     if "--list-devices" in flags:
-        result = run_probe(
-            path, ["--list-devices"], library_path, timeout_s=_DEVICES_TIMEOUT_S, environment=environment
-        )
-        listed = result.stdout + result.stderr
+        devices = _devices(path, library_path, environment)
+    if found.cuda and "--list-devices" in flags and not devices:
+        devices, library_path = _with_the_drivers_folder(path, library_path, environment, root)
     return {
         "version": version.number if version else None,
         "commit": version.commit if version else None,
         "flags": {name: [flag.spelling, flag.arity, list(flag.values)] for name, flag in flags.items()},
-        "devices": [[d.id, d.name, d.total_bytes, d.free_bytes] for d in parse_devices(listed)],
+        "devices": [[d.id, d.name, d.total_bytes, d.free_bytes] for d in devices],
         "cuda": found.cuda,
         "no_vmm": found.no_vmm,
         "built_for": list(found.built_for),
         "progress_protocol": found.progress_protocol,
         "library_path": library_path,
     }
+
+
+def _devices(path: Path, library_path: str | None, environment: dict[str, str]) -> tuple[Device, ...]:
+    done = run_probe(path, ["--list-devices"], library_path, timeout_s=_DEVICES_TIMEOUT_S, environment=environment)
+    return parse_devices(done.stdout + done.stderr)
+
+
+def _with_the_drivers_folder(
+    path: Path, library_path: str | None, environment: dict[str, str], root: Path
+) -> tuple[tuple[Device, ...], str | None]:
+    """A container's libcuda often lies where only LD_LIBRARY_PATH points, and a service has none: remember it."""
+    for folder in _DRIVER_FOLDERS:
+        if not (root / folder / "libcuda.so.1").exists():
+            continue
+        wider = ":".join(filter(None, (library_path, str(root / folder))))
+        devices = _devices(path, wider, environment)
+        if devices:
+            return devices, wider
+    return (), library_path
 
 
 def _first_answer(path: Path, environment: dict[str, str]) -> tuple[str | None, str]:

@@ -45,11 +45,10 @@ def survey(
 
 
 def find_toolkits(environment: Mapping[str, str], root: Path, run: Run) -> tuple[Toolkit, ...]:
-    """Every nvcc: PATH, CUDA_HOME, /usr/local/cuda, /usr/local/cuda-*. nvcc is not on the PATH of a service (FC-01)."""
+    """Every nvcc: PATH, CUDA_HOME, CUDACXX, /usr/local/cuda, /usr/local/cuda-*. A service's PATH has none (FC-01)."""
     folders = [Path(entry) for entry in environment.get("PATH", "").split(":") if entry]
-    folders += [
-        Path(environment[name]) / "bin" for name in ("CUDACXX_ROOT", "CUDA_HOME", "CUDA_PATH") if name in environment
-    ]
+    folders += [Path(environment[name]) / "bin" for name in ("CUDA_HOME", "CUDA_PATH") if environment.get(name)]
+    folders += [Path(environment["CUDACXX"]).parent] if environment.get("CUDACXX") else []
     local = root / "usr/local"
     folders += [local / "cuda/bin", *sorted((entry / "bin" for entry in local.glob("cuda-*")), reverse=True)]
     folders += [root / "usr/lib/nvidia-cuda-toolkit/bin", root / "opt/cuda/bin"]

@@ -45,6 +45,7 @@ def test_the_whole_line() -> None:
         " -DLLAMA_BUILD_COMMIT=0c1e57098 -DLLAMA_BUILD_NUMBER=0"
         " -DCMAKE_C_COMPILER=/usr/bin/cc -DCMAKE_CXX_COMPILER=/usr/bin/c++ -DCMAKE_MAKE_PROGRAM=/usr/bin/ninja"
         " -DCMAKE_CUDA_COMPILER=/usr/local/cuda-13.0/bin/nvcc -DCMAKE_CUDA_ARCHITECTURES=90-real"
+        " -DCMAKE_BUILD_RPATH=/usr/local/cuda-13.0/lib64;/usr/local/cuda-13.0/lib"
         " -DCMAKE_CUDA_HOST_COMPILER=/usr/bin/g++-12"
     )
     assert made.build == (

@@ -88,6 +88,18 @@ def test_fc74_a_cuda_engine_that_saw_no_gpu_is_asked_again(tmp_path: Path, quiet
     assert engine.cuda
 
 
+def test_fc41_a_driver_that_only_ld_library_path_points_to(tmp_path: Path, quiet: Path) -> None:
+    """Images of NVIDIA's older container runtime: a child with an environment of its own would fall back to the CPU."""
+    folder = quiet / "usr/local/nvidia/lib64"
+    server = write_server(tmp_path / "llama-server", cuda=True, devices=["CUDA0: A (1 MiB)"], driver_folder=str(folder))
+    assert inspect(server, None, root=quiet).devices == ()
+    folder.mkdir(parents=True)
+    (folder / "libcuda.so.1").touch()
+    engine = inspect(server, None, root=quiet)
+    assert [device.id for device in engine.devices] == ["CUDA0"]
+    assert engine.library_path == str(folder)
+
+
 def test_a_changed_set_of_gpus_is_asked_again(tmp_path: Path, quiet: Path) -> None:
     trace, cache = tmp_path / "trace", tmp_path / "cache"
     server = write_server(tmp_path / "llama-server", cuda=True, trace=str(trace), devices=["CUDA0: A (1 MiB)"])

@@ -76,6 +76,8 @@ if "--help" in arguments:
     sys.exit(0)
 if "--list-devices" in arguments:
     sys.stderr.write(B["devices_stderr"])
+    if B["driver_folder"] and B["driver_folder"] not in os.environ.get("LD_LIBRARY_PATH", "").split(":"):
+        B["devices"] = []
     sys.stdout.write("Available devices:\\n" + "".join("  " + line + "\\n" for line in B["devices"]))
     sys.exit(0)
 for argument in arguments:
@@ -132,6 +134,7 @@ def write_server(path: Path, **behaviour: Any) -> Path:
         "help": ERAS[era],
         "devices": [],
         "devices_stderr": "",
+        "driver_folder": "",  # without it in LD_LIBRARY_PATH no device is seen
         "needs_library": False,
         "dies": "",
         "log": "load_tensors: offloaded 3/3 layers to GPU",
