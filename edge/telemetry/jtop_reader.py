@@ -26,7 +26,8 @@ from typing import Any
 SCHEMA = 1
 START_DEADLINE_S = 10.0  # connecting: start() of the client waits without limit when the service is frozen
 SLOWEST_S = 10.0
-QUIET_S = 3.5
+QUIET_S = 4.0
+TRIES = 3  # to have one's own pace, before somebody else's is taken
 LATE_FACTOR = 3.0  # a sample later than this many intervals is late (jtop's own measure)
 FEWEST_LATE_S = 5.0
 OFFLINE_C = -256.0
@@ -175,15 +176,21 @@ class Reader:
 
     def _run(self) -> None:
         try:
-            wish_s, pace_s = self.wish_s, self.wish_s
+            wish_s, pace_s, tries = self.wish_s, self.wish_s, 1
             while True:
-                pace_s = self._samples(wish_s, pace_s)
+                found_s = self._samples(wish_s, pace_s, picky=tries > 0)
                 if self.wish_s != wish_s:
-                    if self.wish_s < wish_s:
-                        self._connect(self.wish_s).close()  # three of the last wish: make that a short one
                     wish_s = pace_s = self.wish_s
-                    self._alive(2 * QUIET_S)
-                    time.sleep(QUIET_S)
+                    tries = TRIES
+                elif tries > 0:
+                    tries -= 1
+                else:
+                    pace_s = found_s
+                    continue
+                if wish_s < found_s:
+                    self._connect(wish_s).close()  # it waits for three of the last wish: make that a short one
+                self._alive(2 * QUIET_S)
+                time.sleep(QUIET_S)
         except BaseException as error:  # whatever a client raises, raw socket errors among it, this process is over
             self.ended = {"kind": kind_of(error), "message": " ".join(str(error).split()) or type(error).__name__}
         self.done.set()
@@ -199,12 +206,14 @@ class Reader:
         client.start()
         return client
 
-    def _samples(self, wish_s: float, pace_s: float) -> float:
-        """One connection, until another interval is wished for or the service turns out slower: the service's pace."""
+    def _samples(self, wish_s: float, pace_s: float, picky: bool) -> float:
+        """One connection, until another interval is wished for or the service's own does not suit: the service's."""
         client = self._connect(pace_s)
         try:
             said_s = float("-inf")
-            while self.wish_s == wish_s and client.interval <= 2 * pace_s:
+            theirs_s = float(client.interval)
+            suits = theirs_s <= 2 * pace_s and not (picky and theirs_s < wish_s / 2)
+            while suits and self.wish_s == wish_s:
                 self._alive(max(FEWEST_LATE_S, LATE_FACTOR * pace_s))
                 if not client.ok():
                     raise EOFError("the service stopped sending")
@@ -213,7 +222,7 @@ class Reader:
                     said_s = now
                     head = {"schema": SCHEMA, "event": "sample", "at_s": now, "interval_s": max(wish_s, pace_s)}
                     say({**head, **describe(client)})
-            return float(client.interval)
+            return theirs_s
         finally:
             client.close()
 
