@@ -226,6 +226,8 @@ class App:
         self.herald.tell()
         if after.state is State.READY:
             self._record_start(supervisor, "ready")
+            if self.recorder is not None:
+                self.recorder.calibrate(supervisor)
             began_s = supervisor.began_s or self.launch.began_s
             self.console.ready(supervisor.status(), time.monotonic() - began_s, self.urls)
         died = before.state in LIVE and after.state in (State.STARTING, State.BACKOFF, State.FAILED)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from edge.coldstart import journal
 from edge.coldstart.residency import resident_ratio
 from edge.coldstart.timeline import Instants, Span, spans, start_record
 from edge.folders import Folders
+from edge.plan.calibration import measure
+from edge.plan.calibration_file import calibration_path, record
 from edge.status import Failure, State
 from edge.supervisor.state import Machine
 from edge.supervisor.supervisor import Supervisor
+from edge.supervisor.vitals import read_vitals
 
 Samples = Callable[[str, float], Sequence[Sequence[float | int | None]]]  # of a model's start, since an instant
 
@@ -35,9 +39,9 @@ class Recorder:
 
     def last_ready_s(self, model_id: str) -> float | None:
         """What the last start of this model took."""
-        for record in reversed(self._past):
-            if record.get("model") == model_id and isinstance(record.get("ready_s"), (int, float)):
-                return float(record["ready_s"])
+        for row in reversed(self._past):
+            if row.get("model") == model_id and isinstance(row.get("ready_s"), (int, float)):
+                return float(row["ready_s"])
         return None
 
     def start(
@@ -55,7 +59,7 @@ class Recorder:
             first_token_s=watch.first_token_s,
         )
         weights_bytes = supervisor.model.model.meta.tensor_bytes
-        record = start_record(
+        row = start_record(
             start_id=uuid.uuid4().hex,
             boot_id=self._boot_id,
             model=supervisor.model_id,
@@ -69,10 +73,23 @@ class Recorder:
             outcome=outcome,
             samples=self._samples(supervisor.model_id, began_s),
         )
-        journal.append(self._folders.starts, record)
+        journal.append(self._folders.starts, row)
+
+    def calibrate(self, supervisor: Supervisor) -> None:
+        """What this engine really took for this architecture; the next plan is corrected by it."""
+        watch = supervisor.watch
+        if watch is None:
+            return
+        plan, vitals = watch.attempt.plan, read_vitals(watch.child.pid)
+        file = plan.model or supervisor.model.model
+        what = f"{file.name} {file.quant}, {plan.settings.n_ctx} tokens"
+        measured = measure(what, list(watch.attempt.tail), vitals.rss_bytes if vitals else None)
+        if measured.weights_bytes:  # an old build whose lines say nothing teaches nothing
+            with suppress(OSError):
+                record(calibration_path(self._folders), self._engine, file.meta.arch, plan, measured)
 
     def crash(self, supervisor: Supervisor, before: Machine, failure: Failure) -> None:
-        record = {
+        row = {
             "schema": 1,
             "at": time.time(),
             "boot_id": self._boot_id,
@@ -83,4 +100,4 @@ class Recorder:
             "hint": failure.hint,
             "evidence": failure.evidence,
         }
-        journal.append(self._folders.crashes, record)
+        journal.append(self._folders.crashes, row)

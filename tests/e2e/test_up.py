@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import socket
 from collections.abc import Iterator
@@ -103,7 +105,7 @@ def test_a_killed_engine_is_back_for_the_next_request(smollm2: Path, tmp_path: P
         running.wait_for("ok")
         former = running.child_pid()
         eventually(lambda: running.chat().status_code == 200, "it serves before the kill")
-        signal_engine(former, signal.SIGKILL)
+        os.kill(former, signal.SIGKILL)
         eventually(lambda: not alive(former), "the engine is dead")
         answer = running.chat()
         assert answer.status_code == 200, answer.text
@@ -148,7 +150,9 @@ def test_ctrl_c_in_the_middle_of_a_start_leaves_nothing(smollm2: Path, tmp_path:
             assert list((tmp_path / "run").rglob("*.sock")) == []
 
 
-def signal_engine(pid: int, number: signal.Signals) -> None:
-    import os
-
-    os.kill(pid, number)
+def test_what_the_engine_took_corrects_the_next_plan(up: Up) -> None:
+    engines = json.loads((up.state / "data" / "calibration.json").read_text())["engines"]
+    (engine,) = engines.values()
+    last = engine["llama"]["last"]
+    assert last["weights_bytes"] == pytest.approx(96_576_768, rel=0.05)
+    assert last["kv_bytes"] == 2048 * 23_040 and last["rss_bytes"] > 100_000_000
