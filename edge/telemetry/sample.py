@@ -135,13 +135,15 @@ def merge(parts: Iterable[Sample]) -> Sample | None:
     """One sample from several, best source first: each field comes from the first part that has it.
 
     Zones are joined by name (a zone file that reads wins over another source's sentinel), GPUs by UUID, so that jtop
-    can add what sysfs could not read. `source` is the first part that knows power or temperature, else the
-    last one.
+    can add what sysfs could not read. `source` is the first part that knows power, else temperature, else
+    the last one.
     """
     ordered = list(parts)
     if not ordered:
         return None
-    main = next((p for p in ordered if p.power or p.temp_c is not None), ordered[-1])
+    main = next((p for p in ordered if p.power), None) or next(
+        (p for p in ordered if p.temp_c is not None), ordered[-1]
+    )
     merged = replace(
         ordered[0],
         source=main.source,

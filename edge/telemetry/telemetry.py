@@ -42,6 +42,7 @@ class Telemetry:
         self.sampler = sampler
         self.governor = governor
         self.decision = Decision(Level.NOMINAL, AdmissionLimit(), "nothing measured yet")
+        self.missing: dict[str, tuple[str, str]] = {}  # sources that this board should have: (because, hint)
         self._listeners: list[Callable[[AdmissionLimit], None]] = []
         self._history: dict[str, Any] | None = None
         self._throttled: tuple[str, ...] = ()
@@ -64,11 +65,15 @@ class Telemetry:
         settings, thermal = settings or TelemetryConfig(), thermal or ThermalConfig()
         sources: list[Source] = [SysfsSource(root), HostSource(disk)]
         thor = board.soc is not None and "thor" in board.soc.lower()
-        if nvml.installed() and root == Path("/") and (thor or (board.gpus and board.soc is None)):
+        asked = root == Path("/") and (thor or (bool(board.gpus) and board.soc is None))
+        if asked and nvml.installed():
             sources.append(nvml.NvmlSource(integrated=board.unified_memory))
         guest = jtop or (JtopSource(share=JTOP_SHARE) if settings.jtop == "auto" and board.soc is not None else None)
         sampler = Sampler(sources, guest, interval_s=settings.interval_s, clock=clock)
-        return cls(sampler, Governor(limits or limits_of(thermal)))
+        telemetry = cls(sampler, Governor(limits or limits_of(thermal)))
+        if asked and not nvml.installed():
+            telemetry.missing["nvml"] = ("nvidia-ml-py is not installed", "pip install 'edgellm[nvml]'")
+        return telemetry
 
     @property
     def energy(self) -> EnergyMeter:
@@ -124,7 +129,10 @@ class Telemetry:
         return document
 
     def _sources(self, now: float) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = {
+            name: {"state": "unavailable", "age_s": None, "because": because, "hint": hint}
+            for name, (because, hint) in self.missing.items()
+        }
         for reader in self.sampler.readers:
             state = "failed" if reader.error else "ok" if reader.fresh(now) else "silent"
             found[reader.name] = {

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from edge.board.board import Gpu
 from edge.board.probe import probe
 from edge.config.values import TelemetryConfig, ThermalConfig
 from edge.supervisor.thermal import AdmissionLimit
-from edge.telemetry import metrics
+from edge.telemetry import metrics, nvml
 from edge.telemetry.document import notes
 from edge.telemetry.energy import EnergyMeter
 from edge.telemetry.sample import GpuState, Power, Sample
@@ -191,6 +193,14 @@ def test_fc44_the_start_says_which_mode_and_clocks_are_active_now(board: FakeBoa
     assert probe(board.root).power_mode.name == "MAXN"
     board.set_power_mode(1)
     assert probe(board.root).power_mode.name == "MODE_15W"
+
+
+def test_a_gpu_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "installed", lambda: False)
+    board = replace(probe(tree("rtx-4090")), gpus=(Gpu("NVIDIA GeForce RTX 4090", "GPU-1"),))
+    sources = Telemetry.of(board).document()["sources"]
+    assert sources["nvml"]["state"] == "unavailable"
+    assert sources["nvml"]["hint"] == "pip install 'edgellm[nvml]'"
 
 
 def test_thermal_settings_become_limits() -> None:
