@@ -162,7 +162,9 @@ class Telemetry:
         throttled = sample.throttled if sample else self._throttled
         if throttled != self._throttled:
             self._throttled = throttled
-            log.info("throttled by the board itself: %s", ", ".join(throttled) or "no longer")
+            rate = self.sampler.history.rate()
+            speed = f", {rate:.1f} tokens/s" if rate else ""
+            log.warning("throttled by the board itself: %s%s", ", ".join(throttled) or "no longer", speed)
 
     def _what(self) -> str:
         limit = self.decision.limit

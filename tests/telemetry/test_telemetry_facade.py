@@ -187,6 +187,27 @@ def test_fc64_the_release_file_names_jetpack_not_jtop(board: FakeBoard) -> None:
     assert not {"jetpack", "l4t", "board"} & set(Sample.__dataclass_fields__)
 
 
+async def test_fc44_throttling_is_told_with_the_tokens_per_second(
+    board: FakeBoard, caplog: pytest.LogCaptureFixture
+) -> None:
+    """FC-44: once when it begins and once when it ends, apart from the levels."""
+    clock = Clock()
+    telemetry = telemetry_of(board, clock=clock)
+    work = telemetry.energy.begin(clock.now, "chat")
+    for state in (0, 0, 1, 1, 0, 0):
+        board.set_cooling("gpu-throttle-alert", state)
+        clock.now += 1.0
+        work.tokens += 20
+        await telemetry.sampler._full()
+    told = [record.message for record in caplog.records]
+    assert told == [
+        "throttled by the board itself: gpu-throttle-alert, 20.0 tokens/s",
+        "throttled by the board itself: no longer, 20.0 tokens/s",
+    ]
+    for reader in telemetry.sampler.readers:
+        reader.close()
+
+
 def test_fc44_the_start_says_which_mode_and_clocks_are_active_now(board: FakeBoard) -> None:
     """FC-44: read at each start; tokens per joule stay beside the throttling in one document."""
     board.set_power_mode(0)
