@@ -27,9 +27,9 @@ from edge.supervisor.truth import differences
 from edge.supervisor.vitals import read_vitals
 from edge.supervisor.warming import ConnectionLost, Warming
 
-SAID_POLL_S = 0.002  # the engine said "ready" itself
 HEALTH_POLL_S = 0.1  # until the engine says "ready" itself; then it is asked at once
-HEALTH_POLL_MOST_S = 0.5  # our questions must not look like its work
+SAID_POLL_S = 0.002  # said, not yet true: the two are milliseconds apart
+HEALTH_POLL_MOST_S = 1.0  # our questions must not look like its work
 HEALTH_POLL_GROWTH = 1.15
 IDLE_LOOK_S = 10.0  # how often memory is looked at while nobody asks
 PIPES_END_S = 0.2  # a dead child's last lines are in the pipe already
@@ -150,14 +150,15 @@ class Watch:
     # --- its readiness -----------------------------------------------------------------------------------------------
 
     async def _ask_health(self) -> None:
-        pause_s, soon_s = HEALTH_POLL_S, SAID_POLL_S
+        pause_s, said = HEALTH_POLL_S, False
         while await self._probe.health() != 200:
-            if self._says_ready.is_set():  # said, not yet true: milliseconds apart, unless it never comes true
-                await asyncio.sleep(soon_s)
-                soon_s = min(soon_s * HEALTH_POLL_GROWTH, HEALTH_POLL_MOST_S)
-                continue
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._says_ready.wait(), pause_s)
+            if not said and self._says_ready.is_set():
+                said, pause_s = True, SAID_POLL_S
+            if said:
+                await asyncio.sleep(pause_s)
+            else:
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._says_ready.wait(), pause_s)
             pause_s = min(pause_s * HEALTH_POLL_GROWTH, HEALTH_POLL_MOST_S)
         self.engine_ready_s = time.monotonic()
         vitals = read_vitals(self.child.pid)

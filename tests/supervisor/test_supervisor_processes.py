@@ -116,7 +116,7 @@ async def test_fc26_a_load_that_stands_still_is_ended_and_the_next_may_succeed(s
 
 async def test_503_for_ever_is_a_stall_although_we_keep_asking(short_dir: Path) -> None:
     """Our own polls cost the engine CPU time and make it print lines; that is no movement."""
-    hasty = Terms(policy=replace(FAST, stall_s=1.5))
+    hasty = Terms(policy=replace(FAST, stall_s=4.0))
     async with rigged(short_dir, terms=hasty, chatter=True, first_starts=1, first={"health_never": True}) as rig:
         await rig.ready()
         assert (rig.supervisor.restarts, rig.kinds) == (1, ["stalled"])
