@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Debian packages of `make test-full`: compilers for the real build, a system to boot, a browser, node for its client.
+# As root they are installed; else the one line to run is printed.
+set -euo pipefail
+missing=()
+need() { # COMMAND PACKAGE
+    command -v "$1" >/dev/null || missing+=("$2")
+}
+need cmake cmake
+need ninja ninja-build
+need g++ g++
+need ccache ccache
+need systemd-nspawn systemd-container
+need debootstrap debootstrap
+need chromium chromium
+need npm npm
+need node nodejs
+[ ${#missing[@]} -gt 0 ] || exit 0
+if [ "$(id -u)" != 0 ]; then
+    echo "make test-full needs: sudo apt-get install ${missing[*]}" >&2
+    exit 69
+fi
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq
+apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
