@@ -155,11 +155,11 @@ def _environment(library_path: str | None) -> Mapping[str, str]:
 
 
 def _words(lines: deque[str], code: int) -> str:
-    """The line that names the fault, else the last one, and how the tool ended."""
+    """The lines that name the fault, else the last one, and how the tool ended."""
     said = [line.strip()[:300] for line in lines if line.strip()]
     named = [line for line in said if re.search(r"fail|error|disabled|unable|cannot|exception", line, re.IGNORECASE)]
     ended = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return f"{(named or said or [''])[-1]} ({ended})".strip()
+    return f"{'; '.join(named[-2:] or said[-1:])} ({ended})".strip()
 
 
 def _verify_and_install(work: Job, target: Path, model: ModelFile, label: str, progress: Report | None) -> None:

@@ -126,8 +126,9 @@ def test_size_of_each_tensor_type_as_their_reader_counts_it(tmp_path: Path, kind
 def test_vocabulary_files_of_the_llama_cpp_tree(llama_cpp_tree: Path) -> None:
     """The tree's own vocab-only files: another writer's, with every tokenizer there is."""
     files = sorted((llama_cpp_tree / "models").glob("ggml-vocab-*.gguf"))
-    assert files
+    assert len(files) > 10
     for path in files:
         meta = read_header(path)
-        agree(meta, path)
-        assert meta.kind == "vocab"
+        assert meta.kind == "vocab" and meta.n_vocab and meta.tokenizer
+        if meta.file_bytes < 2_000_000:  # the package takes a minute for the large ones
+            agree(meta, path)
