@@ -17,14 +17,14 @@ def board(request: pytest.FixtureRequest) -> Iterator[FakeBoard]:
 
 @pytest.fixture(scope="session")
 def jtop_lock() -> Iterator[None]:
-    reason = why_not()
-    if reason is None:
-        with only_one():
+    with only_one():  # another run on this machine is waited for, not taken for a board's own service
+        reason = why_not()
+        if reason is None:
             yield
-    elif os.environ.get("CI"):
-        pytest.fail(reason)
-    else:
-        pytest.skip(reason)
+        elif os.environ.get("CI"):
+            pytest.fail(reason)
+        else:
+            pytest.skip(reason)
 
 
 @pytest.fixture
