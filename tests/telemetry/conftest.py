@@ -15,7 +15,7 @@ def board(request: pytest.FixtureRequest) -> Iterator[FakeBoard]:
         yield fake
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def jtop_lock() -> Iterator[None]:
     with only_one():  # another run on this machine is waited for, not taken for a board's own service
         reason = why_not()
