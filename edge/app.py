@@ -90,7 +90,7 @@ class App:
         """This plan holds from now on."""
         launch = self.launch
         launch.prepared, launch.config, launch.failure = prepared, prepared.config, None
-        self.recorder = Recorder(launch.folders, prepared.plan.engine.id, self.governing.samples)
+        self.recorder = Recorder(launch.folders, prepared.plan.engine.id, self.governing.samples, self.console.warn)
         for model_id, model in prepared.plan.models.items():
             self.recorder.look_at_cache(model_id, Path(model.model.path))
 

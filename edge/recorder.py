@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from edge.coldstart import journal
 from edge.coldstart.residency import resident_ratio
@@ -25,10 +26,18 @@ Samples = Callable[[str, float], Sequence[Sequence[float | int | None]]]  # of a
 class Recorder:
     """`first`: what only the launcher knows of a model's first start: when the process began, its spans, its CPU."""
 
-    def __init__(self, folders: Folders, engine: str, samples: Samples = lambda model, zero_s: ()) -> None:
+    def __init__(
+        self,
+        folders: Folders,
+        engine: str,
+        samples: Samples = lambda model, zero_s: (),
+        on_lost: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._folders = folders
         self._engine = engine
         self._samples = samples
+        self._on_lost = on_lost
+        self._lost = False
         self._boot_id = journal.boot_id()
         self._resident: dict[str, float | None] = {}
         self._past = journal.read(folders.starts)
@@ -73,7 +82,7 @@ class Recorder:
             outcome=outcome,
             samples=self._samples(supervisor.model_id, began_s),
         )
-        journal.append(self._folders.starts, row)
+        self._append(self._folders.starts, row)
 
     def calibrate(self, supervisor: Supervisor) -> None:
         """What this engine really took for this architecture; the next plan is corrected by it."""
@@ -100,4 +109,10 @@ class Recorder:
             "hint": failure.hint,
             "evidence": failure.evidence,
         }
-        journal.append(self._folders.crashes, row)
+        self._append(self._folders.crashes, row)
+
+    def _append(self, path: Path, record: dict[str, Any]) -> None:
+        """A full or read-only disk is said once; it stops nothing."""
+        if not journal.append(path, record) and not self._lost:
+            self._lost = True
+            self._on_lost(f"{path} cannot be written (is the disk full or read-only?): starts and crashes are not kept")

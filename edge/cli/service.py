@@ -79,16 +79,18 @@ def install(
 
 def diff(json: Json = False) -> None:
     """Compare the installed units with what `install` would write now. Exit code 1 when they differ."""
+    from dataclasses import replace
+
     from edge.folders import system_folders
     from edge.render import service as show
     from edge.service import wish
     from edge.service.differ import differences
-    from edge.service.request import RECORD
+    from edge.service.request import GPU_GROUPS, RECORD, existing
 
     asked = wish.read(system_folders().data / RECORD)
     if asked is None:
         raise EdgeError("edgellm is not installed as a service here", "sudo edgellm service install")
-    found = differences(asked)
+    found = differences(replace(asked, groups=existing(GPU_GROUPS), jtop=bool(existing(("jtop",)))))
     (show.show_differences_json if json else show.show_differences)(found)
     if any(one.kind != "yours" for one in found):
         raise typer.Exit(1)

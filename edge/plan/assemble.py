@@ -10,7 +10,7 @@ from edge.board.memory import MemorySnapshot
 from edge.config.values import Config
 from edge.engine.engine import Engine
 from edge.folders import Folders
-from edge.model.store import Store
+from edge.model.store import standard
 from edge.plan.calibration_file import calibration_path
 from edge.plan.calibration_file import load as load_corrections
 from edge.plan.chosen import Chooser, Chosen
@@ -41,7 +41,7 @@ def assemble(
     """Raises UnavailableError and its kinds, BadModelError, DoesNotFitError, UsageError, ConfigError."""
     corrections = load_corrections(calibration_path(folders), engine.id)
     wishes, where = place(board, memory, profile, engine, corrections)
-    store = Store(folders.models, [Path(folder).expanduser() for folder in config.store.dirs])
+    store = standard(folders.models, [Path(folder).expanduser() for folder in config.store.dirs], os.environ)
     chosen = Chooser(store, where).choose(config, wishes)
     facts = EnvFacts(str(folders.cache), str(folders.cache), wsl)
     plan = make_plan(board, memory, profile, engine, chosen.models, facts, Extras(chosen.smaller, corrections))

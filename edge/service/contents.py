@@ -8,15 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from edge.errors import ConfigError
 from edge.folders import system_folders
 from edge.model.file import ModelFile
 from edge.service import bring, program
 from edge.service.config_file import NAME, Served, base, merged, text
 from edge.service.disk import belongs_to, give, put
+from edge.service.obstacle import find, future
 from edge.service.offline import Bundle
 from edge.service.request import ETC, Request
 from edge.service.step import Step, nothing
 from edge.service.takeover import Takeover, inside, look
+from edge.service.unitfile import HOMES, within
 from edge.service.wish import Wish
 
 
@@ -56,6 +59,7 @@ class Contents:
         owners = frozenset({0, self.request.caller_uid})
         for file in {file.path: file for files in found.models.values() for file in files}.values():
             if self._stays(file):
+                self._must_reach(file)
                 yield Step(f"use {file.path} where it lies", nothing, done=True)
                 continue
             take = partial(bring.model, file, self.system.models, owners)
@@ -64,6 +68,16 @@ class Contents:
 
     def _stays(self, file: ModelFile) -> bool:
         return any(inside(file.path, Path(folder)) for folder in self.wish.model_dirs)
+
+    def _must_reach(self, file: ModelFile) -> None:
+        """Raises ConfigError naming the folder that would stop the service's user (FC-79)."""
+        who = future(self.wish.run_as, self.wish.groups)
+        for path in map(Path, file.shards):
+            obstacle = find(path, who)
+            # What lies in a home is bound into the service's view by root: the folders above it do not count.
+            bound = [Path(folder) for folder in self.wish.model_dirs if within(folder, HOMES)]
+            if obstacle is not None and not any(obstacle.path in folder.parents for folder in bound):
+                raise ConfigError(obstacle.sentence, obstacle.hint)
 
     def _configuration(self, found: Takeover) -> Step:
         target = self.request.root / ETC / NAME

@@ -37,6 +37,14 @@ class Who:
         return cls(name, entry.pw_uid, frozenset({*os.getgrouplist(name, entry.pw_gid), *extra}))
 
 
+def future(name: str, extra_groups: tuple[str, ...] = ()) -> Who:
+    """A user as he will be; one that does not exist yet owns nothing and is in the extra groups only."""
+    try:
+        return Who.named(name, extra_groups)
+    except ConfigError:
+        return Who(name, -1, frozenset(grp.getgrnam(group).gr_gid for group in extra_groups))
+
+
 @dataclass(frozen=True, slots=True)
 class Obstacle:
     """`path` is the first part of the way that stops; `kind`: missing | empty | closed | unreadable."""

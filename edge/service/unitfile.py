@@ -66,7 +66,8 @@ def _endpoint(address: str) -> str:
 
 
 def _service(wish: Wish) -> Sections:
-    unit = [f"RequiresMountsFor={quoted(folder)}" for folder in wish.model_dirs]
+    mounts = [unit for folder in wish.model_dirs for unit in mount_units(folder)]
+    unit = [f"{key}={' '.join(dict.fromkeys(mounts))}" for key in ("Wants", "After") if mounts]
     lines = [*_command(wish, "-X faulthandler -m edge up"), *_user(wish)]
     if wish.groups:
         lines.append(f"SupplementaryGroups={' '.join(wish.groups)}")
@@ -74,6 +75,28 @@ def _service(wish: Wish) -> Sections:
     if at_home:  # bound by root, so that closed folders above it do not matter; absent is no reason to fail
         lines += ["ProtectHome=tmpfs", *(f'BindReadOnlyPaths="-{quoted(folder)[1:]}' for folder in at_home)]
     return {"Unit": unit, "Service": lines}
+
+
+def mount_units(folder: str) -> list[str]:
+    """Every mount that `folder` may lie on: `/mnt/models` → mnt.mount, mnt-models.mount.
+
+    Wanted and waited for, never required: a start that fails for want of a disk is tried again by every client behind
+    the socket, 600 times a second (measured). What is not there after the mounts is the supervisor's to say.
+    """
+    path = PurePosixPath(folder)
+    return [f"{escaped(str(part))}.mount" for part in (*reversed(path.parents), path) if str(part) != "/"]
+
+
+def escaped(path: str) -> str:
+    """As `systemd-escape --path` does: slashes become dashes, everything unusual `\\xNN`."""
+    parts = [part for part in path.split("/") if part]
+    words = ["".join(c if c.isascii() and (c.isalnum() or c in ":_.") else _hex(c) for c in part) for part in parts]
+    text = "-".join(words)
+    return f"\\x2e{text[1:]}" if text.startswith(".") else text
+
+
+def _hex(character: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))
 
 
 def _command(wish: Wish, rest: str, key: str = "ExecStart") -> list[str]:

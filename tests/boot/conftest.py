@@ -1,4 +1,4 @@
-"""Boards with edgellm installed. BOOT_SUITES names the systems (default: bookworm); `make boot-test`: all three."""
+"""Boards with edgellm installed. BOOT_SUITES names the systems (default bookworm); `make boot-test` takes all three."""
 
 from __future__ import annotations
 

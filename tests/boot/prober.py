@@ -55,7 +55,7 @@ class Watch:
                     self.refused.append(began)
             except OSError:
                 pass  # the network is not up yet
-            time.sleep(0.02)
+            time.sleep(0.1)  # a gateway bounds open connections: a flood of ours would crowd out the chat
 
     def chat(self) -> None:
         while not self.over:

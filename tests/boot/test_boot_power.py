@@ -36,7 +36,7 @@ def test_after_power_on_the_model_answers_and_nobody_is_refused(new_board: Calla
     with new_board() as board:
         board.power_on(wait=False)
         client = Client(board)
-        _began, ended, status = client.first_chat()
+        _, ended, status = client.first_chat()
         seen = client.end()
         assert status == 200
         assert seen["refused"] == []
