@@ -35,6 +35,9 @@ class Client:
             transport=httpx.HTTPTransport(uds=str(places.control_socket)), base_url="http://edgellm", timeout=TIMEOUT_S
         )
 
+    def close(self) -> None:
+        self._http.close()
+
     def status(self) -> dict[str, Any]:
         return self._ask("GET", "/status")
 

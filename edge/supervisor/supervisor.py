@@ -43,7 +43,7 @@ from edge.supervisor.traffic import Traffic
 from edge.supervisor.watch import Watch
 from edge.upstream import Endpoint, Progress
 
-SETTLED = {State.READY, State.FAILED, State.STOPPED}
+SETTLED = (State.READY, State.FAILED, State.STOPPED)
 # Of all children of this process: a pooled connection to one must never be taken for another's.
 _generations = itertools.count(1)
 
@@ -108,6 +108,14 @@ class Supervisor:
         while self.machine.state not in states:
             await self._changed.wait()
         return self.machine.state
+
+    async def risen(self) -> State:
+        """Starts it from rest and waits until that has an end: READY, FAILED, or STOPPED by somebody else."""
+        before = self.machine
+        self.start()
+        while self.machine is before:
+            await self._changed.wait()
+        return await self.settled(*SETTLED)
 
     @property
     def plan(self) -> LaunchPlan:

@@ -13,7 +13,6 @@ from edge.supervisor.supervisor import Supervisor
 
 ROOM_S = 5.0  # a driver gives a dead process's memory back within a second
 ROOM_LOOK_S = 0.1
-UP = (State.READY, State.FAILED, State.STOPPED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +25,7 @@ class Turned:
 
 async def beside(slot: Slot, new: Supervisor) -> Turned:
     """The old one serves until the new one is READY."""
-    new.start()
-    if await new.settled(*UP) is not State.READY:
+    if await new.risen() is not State.READY:
         return Turned("back", new.machine.failure)
     old, slot.supervisor = slot.supervisor, new
     await _ended(old)
@@ -42,15 +40,13 @@ async def after(slot: Slot, new: Supervisor, room: Callable[[], Awaitable[bool]]
         await _ended(old)
         await _until(room)
         slot.supervisor = new
-        new.start()
-        if await new.settled(*UP) is State.READY:
+        if await new.risen() is State.READY:
             return Turned("after")
         failure = new.machine.failure
         if not served:  # there is nothing to go back to: who asks shall hear of the newer fault
             return Turned("after", failure)
         slot.supervisor = old
-        old.start()
-        await old.settled(*UP)
+        await old.risen()
         return Turned("back", failure)
 
 

@@ -30,6 +30,7 @@ class Engine:
         self.ready_s: float | None = None
         self.completions = 0
         self.lock = threading.Lock()
+        self.held = b"x" * (switches.hold_mib << 20)
         self.clock = engine_log.Clock()
         self.start = engine_log.Start(
             era=switches.log_era,

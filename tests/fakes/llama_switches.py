@@ -57,6 +57,7 @@ class Switches:
     kv_mib: float = 56.0
     tokens_s: float = 100.0
     refuse_chat: bool = False  # 500 for the chat template
+    hold_mib: int = 0  # of memory, really taken
     chatter: bool = False  # prints a request line, as builds before 2026 do
     death: Death | None = None
     first_starts: int = 0

@@ -1,0 +1,83 @@
+"""`edgellm up` over the fake llama-server, configured by a file that the test may change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from edge.client import Client
+from edge.folders import folders
+from tests.fakes import llama_switches
+from tests.serving import Up, edgellm, eventually
+
+
+class Served(Up):
+    """`fake` is the fake engine's folder, `config` the file that a reload reads."""
+
+    fake: Path
+    config: Path
+
+    def cli(self, *arguments: str, rc: int = 0) -> str:
+        done = edgellm(arguments[0], "--state-dir", str(self.state), *arguments[1:])
+        assert done.returncode == rc, done.stdout + done.stderr + self.output
+        return done.stdout + done.stderr
+
+    def configure(self, *models: str, top: str = "") -> None:
+        """`models`: the body of each [[model]]."""
+        self.config.write_text(config_text(*models, top=top))
+
+    @cached_property
+    def client(self) -> Client:
+        """The control socket without a process for each question."""
+        return Client(folders({}, self.state))
+
+    def __exit__(self, *error: object) -> None:
+        self.client.close()
+        super().__exit__(*error)
+
+    def status(self) -> dict[str, Any]:
+        return self.client.status()
+
+    def reload(self) -> dict[str, Any]:
+        """Raises EdgeError when the configuration cannot be planned."""
+        return self.client.reload()
+
+    def model(self, name: str = "chat") -> dict[str, Any]:
+        found: dict[str, Any] = self.status()["models"][name]
+        return found
+
+    def ready(self, name: str = "chat") -> dict[str, Any]:
+        def there() -> dict[str, Any] | None:
+            if not self.healthz():
+                return None
+            found = self.status()["models"].get(name, {})
+            return found if found.get("state") == "READY" else None
+
+        found: dict[str, Any] = eventually(there, lambda: f"{name} is not ready: {self.output}")
+        return found
+
+    @property
+    def pids(self) -> list[int]:
+        return llama_switches.starts(self.fake)
+
+
+def config_text(*models: str, top: str = "") -> str:
+    return f'schema = 1\nprofile = "cpu"\n{top}\n' + "".join(f"[[model]]\n{body}\n" for body in models)
+
+
+@contextmanager
+def served(folder: Path, *models: str, top: str = "", ready: bool = True, **switches: Any) -> Iterator[Served]:
+    state, fake = folder / "s", folder / "fake"
+    config = state / "config" / "edgellm.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text(config_text(*models, top=top))
+    fake.mkdir()
+    binary = llama_switches.write_fake(fake, **switches)
+    with Served(state, "--engine", str(binary)) as running:
+        running.fake, running.config = fake, config
+        if ready:
+            running.wait_for("ok", "degraded")
+        yield running
