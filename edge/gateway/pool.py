@@ -7,13 +7,15 @@ from contextlib import contextmanager
 
 import aiohttp
 
+from edge.units import KIB
 from edge.upstream import Endpoint
 
 # llama-server closes idle connections after 5 s or 100 requests; a pool that waits as long loses the race now and then.
 KEEP_S = 3.0
 # Connections kept beyond one for each slot. The other two of the engine's threads are for its owner's probes.
 SPARE = 2
-HEADER_BYTES = 64 * 1024
+READ_BYTES = 64 * KIB  # what may wait for a client that reads slowly
+HEADER_BYTES = 64 * KIB
 _AUTO = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
 
@@ -28,6 +30,7 @@ class _Pool:
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=_AUTO,
             auto_decompress=False,
+            read_bufsize=READ_BYTES,
             max_line_size=HEADER_BYTES,
             max_field_size=HEADER_BYTES,
         )

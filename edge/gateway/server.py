@@ -15,14 +15,18 @@ from edge.gateway.access import is_loopback
 from edge.gateway.context import Context
 from edge.gateway.handler import CONTEXT
 from edge.gateway.settings import GatewayConfig
+from edge.units import KIB
+
+# What may wait between a client and an engine that reads slowly.
+READ_BYTES = 64 * KIB
 
 
 class _NoNoise(logging.Filter):
-    """Bytes that are no HTTP are the client's mistake: it gets its 400, the log gets no traceback for each."""
+    """No traceback for what clients do: bytes that are no HTTP get their 400, who leaves while we write is counted."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        return not isinstance(error, HttpProcessingError)
+        return not isinstance(error, (HttpProcessingError, ConnectionError))
 
 
 _http_log = logging.getLogger("edge.gateway.http")
@@ -109,6 +113,7 @@ def _runner(app: web.Application, config: GatewayConfig, drain_s: float) -> web.
         auto_decompress=False,  # bytes pass as they are
         access_log=None,
         logger=_http_log,
+        read_bufsize=READ_BYTES,
         keepalive_timeout=config.limits.idle_s,
         max_line_size=config.limits.header_field_bytes,
         max_field_size=config.limits.header_field_bytes,

@@ -100,6 +100,24 @@ async def test_fc38_in_mid_upload(rig: Rigs, how: str) -> None:
     await _gone(here)
 
 
+async def test_clients_that_leave_while_we_write_leave_no_traceback(
+    rig: Rigs, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def flood(line: Line, request: Received) -> None:
+        await line.stream()
+        while not line.gone.is_set():
+            await line.chunk(b"data: " + b"x" * 5000 + b"\n\n")
+
+    here = await rig(flood)
+    for _ in range(20):
+        client = await _ask(here)
+        await client.head()
+        client.reset()
+    await until(lambda: here.context.stats.model("chat").gone == 20)
+    await until(lambda: len(here.context.connections) == 0)
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+
+
 async def test_the_slot_is_free_for_the_next_at_once(rig: Rigs) -> None:
     here = await rig(_endless)
     here.model.slots = 1

@@ -284,9 +284,10 @@ int main(int argc, char **argv) {
     if (argc != 3) return 64;
     signal(SIGPIPE, SIG_IGN);
     poller = epoll_create1(EPOLL_CLOEXEC);
-    struct sockaddr_in tcp = {AF_INET, htons(atoi(argv[1])), {htonl(INADDR_LOOPBACK)}};
+    struct sockaddr_in tcp = {.sin_family = AF_INET, .sin_port = htons(atoi(argv[1]))};
+    tcp.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     listen_on(&listeners[0], socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), (struct sockaddr *)&tcp, sizeof tcp);
-    struct sockaddr_un path = {AF_UNIX};
+    struct sockaddr_un path = {.sun_family = AF_UNIX};
     strncpy(path.sun_path, argv[2], sizeof path.sun_path - 1);
     unlink(argv[2]);
     listen_on(&listeners[1], socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0), (struct sockaddr *)&path, sizeof path);
