@@ -1,0 +1,75 @@
+"""The gateway inside `edgellm up`, on the real engine and the real model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.fakes.upstream.real import get
+from tests.serving import Up, edgellm
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def up(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    stray = {"LLAMA_ARG_TOOLS": "all", "LLAMA_ARG_UI_MCP_PROXY": "1", "LLAMA_ARG_CORS_ORIGINS": "*"}
+    state = tmp_path_factory.mktemp("up")
+    with Up(state, "-p", "cpu", "-m", f"demo={smollm2}", "--set", "n_ctx=2048", env=stray) as running:
+        running.wait_for("ok")
+        yield running
+
+
+@pytest.mark.parametrize("path", ["/tools", "/cors-proxy?url=http://127.0.0.1:1/", "/%74ools", "/upstream/demo/tools"])
+def test_a_stray_variable_of_the_caller_opens_no_tools(up: Up, path: str) -> None:
+    for method in ("GET", "POST"):
+        assert httpx.request(method, up.url + path).status_code == 403
+
+
+def test_not_even_the_engine_behind_it_has_them(up: Up) -> None:
+    (socket,) = [path for path in Path(up.status()["folders"]["run"]).glob("*.sock") if path.name != "control.sock"]
+    status, body = get(socket, "/tools")
+    assert status in (401, 403), body
+
+
+def test_metrics_tell_the_state_and_the_gates(up: Up) -> None:
+    assert up.chat().status_code == 200
+    text = httpx.get(f"{up.url}/metrics").text
+    samples = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert samples["edgellm_model_state", "READY", "demo"] == 1
+    assert samples["edgellm_gate_open", "demo", "warm"] == 1
+    assert samples["edgellm_tokens_total", "completion", "demo"] >= 1
+
+
+def test_chat_from_the_command_line_finds_the_running_server(up: Up) -> None:
+    done = edgellm("chat", "Say hello.", "--max-tokens", "8", "--json", "--state-dir", str(up.state))
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["text"] and document["usage"]["completion_tokens"] <= 8
+
+
+def test_a_key_that_is_made_while_it_runs_is_asked_for_at_once(up: Up) -> None:
+    made = edgellm("key", "add", "laptop", "--state-dir", str(up.state))
+    assert made.returncode == 0, made.stderr
+    key = made.stdout.strip()
+    try:
+        assert up.chat().status_code == 401
+        headers = {"Authorization": f"Bearer {key}"}
+        assert httpx.get(f"{up.url}/v1/models", headers=headers).status_code == 200
+        assert httpx.get(f"{up.url}/healthz").status_code == 200
+        asked = ["chat", "Hi", "--max-tokens", "2", "--state-dir", str(up.state)]
+        assert edgellm(*asked).returncode == 69
+        assert edgellm(*asked, env={"EDGELLM_API_KEY": key}).returncode == 0
+    finally:
+        assert edgellm("key", "revoke", "laptop", "--state-dir", str(up.state)).returncode == 0
+    assert up.chat().status_code == 200
+    assert key not in up.output
