@@ -60,6 +60,7 @@ class Tally:
     size_bytes: int = 0
     chunks: int = 0
     _tail: bytes = b""
+    _tokens: Tokens | None = None
 
     def chunk(self, data: bytes, now_s: float) -> None:
         if self.last_s is None:
@@ -69,6 +70,7 @@ class Tally:
         self.last_s = now_s
         self.size_bytes += len(data)
         self.chunks += 1
+        self._tokens = None
         self._tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self._tail + data)[-TAIL_BYTES:]
 
     @property
@@ -76,7 +78,9 @@ class Tally:
         return None if self.first_s is None else self.first_s - self.began_s
 
     def tokens(self) -> Tokens:
-        return tokens(self._tail)
+        if self._tokens is None:
+            self._tokens = tokens(self._tail)
+        return self._tokens
 
     def per_s(self) -> float | None:
         """The engine's figure, or what was seen here."""
