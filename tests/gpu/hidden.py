@@ -1,0 +1,71 @@
+"""The GPU is hidden: refused or degraded as the profile says, never silently the CPU. python -m tests.gpu.hidden
+
+ENGINE and MODEL as tests/gpu/run.sh sets them. Three ways a GPU can be missing: hidden from edgellm and the profile
+refuses; hidden and the profile allows the CPU; there for the plan, but not for the engine that was started (FC-74).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.serving import Up, edgellm, eventually, free_port
+
+HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
+SMALL = ("--set", "n_ctx=2048", "--set", "n_ctx_min=512")
+
+
+def refused(engine: str, model: str, state: Path) -> str:
+    arguments = ("-p", "cuda", "-m", model, "--engine", engine, "--state-dir", str(state))
+    done = edgellm("up", *arguments, "--listen", f"127.0.0.1:{free_port()}", env=HIDDEN)
+    assert done.returncode != 0 and "hint:" in done.stderr, (done.returncode, done.stdout, done.stderr)
+    return f"exit {done.returncode}: {done.stderr.splitlines()[0]}"
+
+
+def degraded(engine: str, model: str, state: Path) -> str:
+    options = ("-p", "cuda", "-m", f"m={model}", "--engine", engine, "--set", "fallback=cpu", *SMALL)
+    with Up(state, *options, env=HIDDEN) as up:
+        document = up.wait_for("ok", "degraded")
+        assert document["status"] == "degraded", document
+        return json.dumps(document["models"]["m"]["degraded"])
+
+
+def silent(engine: str, model: str, state: Path) -> str:
+    """An engine that answers every question with the GPU and then serves without it."""
+    state.mkdir()
+    liar = state / "llama-server"
+    liar.write_text(
+        f'#!/bin/sh\ncase "$*" in *--model*|*" -m "*) export CUDA_VISIBLE_DEVICES= ;; esac\nexec {engine} "$@"\n'
+    )
+    liar.chmod(0o755)
+    with Up(state, "-p", "cuda", "-m", f"m={model}", "--engine", str(liar), *SMALL) as up:
+
+        def given_up() -> object:
+            document = up.healthz()
+            assert document.get("status") != "ok", document
+            return document.get("status") == "failed" and document["models"]["m"]["failure"]
+
+        failure = eventually(given_up, lambda: f"it gives up; {up.healthz()} {up.output}", patience_s=120)
+        return json.dumps(failure)
+
+
+def main() -> int:
+    engine, model = os.environ["ENGINE"], os.environ["MODEL"]
+    failed = 0
+    with tempfile.TemporaryDirectory(prefix="e-") as folder:
+        cases: tuple[Callable[[str, str, Path], str], ...] = (refused, degraded, silent)
+        for case in cases:
+            try:
+                print(f"hidden GPU, {case.__name__}: {case(engine, model, Path(folder) / case.__name__)}", flush=True)
+            except AssertionError as error:
+                failed += 1
+                print(f"hidden GPU, {case.__name__}: NOT AS EXPECTED: {error}", flush=True)
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
