@@ -64,8 +64,12 @@ def _bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
-            hint = f"`ss -ltnp 'sport = :{port}'` names its owner; or choose another: --listen {host}:{port + 1}"
-            raise AddressInUseError(f"{host}:{port} is taken by another program", hint) from error
+            from edge.portowner import owner
+
+            who = owner(port)
+            look = "" if who else f"`sudo ss -ltnp 'sport = :{port}'` names it; "
+            hint = f"{look}end it, or choose another address: --listen {host}:{port + 1}"
+            raise AddressInUseError(f"{host}:{port} is taken by {who or 'another program'}", hint) from error
         raise UnavailableError(f"cannot listen on {host}:{port}: {error.strerror}", None) from error
     return listener
 

@@ -75,7 +75,8 @@ def served(folder: Path, *models: str, top: str = "", ready: bool = True, **swit
     config.parent.mkdir(parents=True)
     config.write_text(config_text(*models, top=top))
     fake.mkdir()
-    binary = llama_switches.write_fake(fake, **switches)
+    # As large as any plan here asks for: a smaller one would be a difference from the plan.
+    binary = llama_switches.write_fake(fake, **{"kv_mib": 400.0, **switches})
     with Served(state, "--engine", str(binary)) as running:
         running.fake, running.config = fake, config
         if ready:

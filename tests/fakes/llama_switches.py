@@ -21,7 +21,10 @@ CUDA_MARK = "ggml_cuda_init"
 
 @dataclass
 class Death:
-    """When and how it ends. `at`: line | loading | ready | request; `request` and `chunk` count from 1."""
+    """When and how it ends. `at`: line | loading | ready | request.
+
+    `request` and `chunk` count from 1; with a chunk, the first stream from that request on is meant.
+    """
 
     at: str = "loading"
     lines: list[str] = field(default_factory=list)
