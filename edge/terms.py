@@ -35,6 +35,12 @@ def gateway_config(config: Config, folders: Folders) -> GatewayConfig:
         unknown_model=section.unknown_model,
         strict=config.strict,
         insecure=config.insecure,
+        queue_requests=section.queue,
+        tls_cert=Path(section.tls_cert) if section.tls_cert else None,
+        tls_key=Path(section.tls_key) if section.tls_key else None,
+        access_log=None if section.access_log == "off" else folders.instance_run / "log" / "access.log",
+        log_json=section.access_log == "json",
+        log_prompts=section.log_prompts,
     )
 
 

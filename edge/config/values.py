@@ -51,6 +51,11 @@ class GatewayConfig:
     hosts: tuple[str, ...] = ()
     max_body_bytes: int = 64 * MIB
     unknown_model: str = "only"  # "only" | "strict"
+    queue: int = 8  # requests in line for a slot, per model
+    tls_cert: str = ""
+    tls_key: str = ""
+    access_log: str = "text"  # "text" | "json" | "off"
+    log_prompts: bool = False
     hold: HoldConfig = HoldConfig()
 
 

@@ -73,3 +73,12 @@ def test_a_key_that_is_made_while_it_runs_is_asked_for_at_once(up: Up) -> None:
         assert edgellm("key", "revoke", "laptop", "--state-dir", str(up.state)).returncode == 0
     assert up.chat().status_code == 200
     assert key not in up.output
+
+
+def test_the_access_log_is_in_the_run_folder(up: Up) -> None:
+    assert up.chat("a secret question").status_code == 200
+    path = Path(up.status()["folders"]["run"]) / "log" / "access.log"
+    text = path.read_text()
+    assert "POST /v1/chat/completions 200 ok" in text and "model=demo tokens=" in text
+    assert "secret question" not in text
+    assert path.stat().st_mode & 0o077 == 0
