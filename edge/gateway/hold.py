@@ -39,8 +39,9 @@ class WaitingRoom:
         if not closed.done():
             closed.set_result(None)
 
-    def seat(self, upstream: Upstream, body: Body, seconds: float) -> Seat:
-        return Seat(self, upstream, body, seconds)
+    def seat(self, upstream: Upstream, body: Body, until_s: float) -> Seat:
+        """`until_s`: on the loop's clock."""
+        return Seat(self, upstream, body, until_s)
 
     def take(self, upstream: Upstream) -> None:
         """Raises Refused."""
@@ -85,11 +86,11 @@ class Seat:
     The body is read meanwhile: a connection that nobody reads from does not show that its client left.
     """
 
-    def __init__(self, room: WaitingRoom, upstream: Upstream, body: Body, seconds: float) -> None:
+    def __init__(self, room: WaitingRoom, upstream: Upstream, body: Body, until_s: float) -> None:
         self._room = room
         self._upstream = upstream
         self._body = body
-        self._deadline = asyncio.get_running_loop().time() + seconds
+        self._deadline_s = until_s
         self._kept = room.kept()
         self._reading: asyncio.Future[None] | None = None
 
@@ -145,13 +146,13 @@ class Seat:
             waits: set[asyncio.Future[Any]] = {until, closed}
             if not self._reading.done():
                 waits.add(self._reading)
-            left_s = self._deadline - loop.time()
+            left_s = self._deadline_s - loop.time()
             await asyncio.wait(waits, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED)
             if self._reading.done():
                 self._reading.result()  # too large, too slow: said now, not after the wait
             if closed.done():
                 raise Refused(Fault(503, "stopping", "edgellm is stopping", None, DEFAULT_RETRY_S))
-            if not until.done() and loop.time() >= self._deadline:
+            if not until.done() and loop.time() >= self._deadline_s:
                 raise Refused(late())
 
     async def body_read(self) -> None:

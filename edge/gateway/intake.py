@@ -15,7 +15,7 @@ from edge.upstream import Endpoint, Upstream
 
 @asynccontextmanager
 async def turn(
-    room: WaitingRoom, admission: Admission, upstream: Upstream, body: Body, *, seconds: float, slot: bool
+    room: WaitingRoom, admission: Admission, upstream: Upstream, body: Body, *, until_s: float, slot: bool
 ) -> AsyncIterator[Endpoint]:
     """An endpoint to send to now. `slot`: the request makes the model work, so it needs a slot. Raises Refused."""
     endpoint = upstream.endpoint()
@@ -30,7 +30,7 @@ async def turn(
             status = upstream.status()
             if status.state is State.FAILED:
                 raise Refused(failed(status))
-            with room.seat(upstream, body, seconds) as seat:
+            with room.seat(upstream, body, until_s) as seat:
                 early = endpoint is None
                 endpoint = await _ready(upstream, seat)
                 if slot:

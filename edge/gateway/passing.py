@@ -39,7 +39,8 @@ async def pass_on(
         visit.prompt = accesslog.prompt(body.data)
     stats = context.stats.model(upstream.model_id)
     visit.tally = Tally(visit.began_s, stats.between_tokens_s)
-    exchange = Exchange(request, upstream, found.target, body, visit, visit.tally, extra)
+    wait_until_s = visit.began_s + _patience_s(request, context.config.hold_seconds)
+    exchange = Exchange(request, upstream, found.target, body, visit, visit.tally, wait_until_s, extra)
     if request.headers.get("Edgellm-Heartbeat") == "1" and _would_wait(context, upstream, found):
         return await _with_heartbeat(context, exchange, found)
     return await _take_turn(context, exchange, found, None)
@@ -49,10 +50,9 @@ async def _take_turn(
     context: Context, exchange: Exchange, found: Route, beating: AsyncExitStack | None
 ) -> web.StreamResponse:
     upstream = exchange.upstream
-    seconds = _patience_s(exchange.request, context.config.hold_seconds)
     stats = context.stats.model(upstream.model_id)
     async with turn(
-        context.room, context.admission, upstream, exchange.body, seconds=seconds, slot=found.slot
+        context.room, context.admission, upstream, exchange.body, until_s=exchange.wait_until_s, slot=found.slot
     ) as endpoint:
         if beating is not None:
             await beating.aclose()

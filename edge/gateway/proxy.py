@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import aiohttp
 from aiohttp import web
@@ -50,6 +50,7 @@ class Exchange:
     body: Body
     visit: Visit
     tally: Tally
+    wait_until_s: float  # on the loop's clock: the client's patience, and ours
     extra: Mapping[str, str] = field(default_factory=dict)  # headers of ours for the answer
     opened: web.StreamResponse | None = None  # an event stream that the client listens to already
     generation: int | None = None  # of the child that answers
@@ -71,21 +72,30 @@ async def forward(pools: Pools, exchange: Exchange, endpoint: Endpoint) -> web.S
                     raise Refused(_died(upstream, str(died))) from died
                 exchange.visit.retried = True
                 tries += 1
-                died_unsent = died.unsent
-            endpoint = await _next_endpoint(upstream, endpoint.generation if died_unsent else None)
+                refused_by = endpoint.generation if died.unsent else None
+                why = str(died)
+            endpoint = await _next_endpoint(exchange, refused_by, why)
 
 
-async def _next_endpoint(upstream: Upstream, refused_by: int | None) -> Endpoint:
+async def _next_endpoint(exchange: Exchange, refused_by: int | None, why: str) -> Endpoint:
     """The restarted child, or the same one where only a connection ended. `refused_by`: it took no connection."""
-    status = await upstream.ensure_ready()
-    endpoint = upstream.endpoint()
-    if endpoint is not None and endpoint.generation == refused_by:
+    upstream = exchange.upstream
+    if refused_by is not None and _generation(upstream) == refused_by:
         await asyncio.sleep(_CONNECT_PAUSE_S)  # its owner has yet to see what we saw
-        status = await upstream.ensure_ready()
-        endpoint = upstream.endpoint()
+    left_s = exchange.wait_until_s - asyncio.get_running_loop().time()
+    try:
+        status = await asyncio.wait_for(upstream.ensure_ready(), max(0.0, left_s))
+    except (asyncio.TimeoutError, TimeoutError):
+        raise Refused(_died(upstream, why)) from None
+    endpoint = upstream.endpoint()
     if endpoint is None:
-        raise Refused(failed(status))
+        raise Refused(replace(failed(status), status=502))
     return endpoint
+
+
+def _generation(upstream: Upstream) -> int | None:
+    endpoint = upstream.endpoint()
+    return None if endpoint is None else endpoint.generation
 
 
 def _died(upstream: Upstream, why: str) -> Fault:

@@ -48,6 +48,25 @@ async def test_a_request_is_sent_once_more_to_the_restarted_child(rig: Rigs) -> 
     assert here.context.stats.model("chat").retries == 1
 
 
+@pytest.mark.parametrize("end", ["failed", "late"])
+async def test_a_child_that_does_not_come_back_is_a_502(rig: Rigs, end: str) -> None:
+    async def die(line: Line, request: Received) -> None:
+        await here.model.lost()
+        line.cut()
+
+    here = await rig(die)
+    client = await here.connect()
+    patience = () if end == "failed" else ("Edgellm-Max-Wait: 0.2",)
+    await client.request("POST", "/v1/chat/completions", b"body", *patience)
+    await until(lambda: here.model.waiting == 1)
+    if end == "failed":
+        await here.model.fail("bad_model", "pull it again")
+    answer = await client.answer()
+    kind = json.loads(answer.body)["error"]["kind"]
+    assert (answer.status, kind) == (502, "bad_model" if end == "failed" else "upstream_died")
+    assert here.context.admission.active("chat") == 0
+
+
 async def test_it_is_sent_once_more_and_not_twice(rig: Rigs) -> None:
     here = await rig(Dies(2))
     answer = await here.once(POST)

@@ -1,0 +1,76 @@
+"""llama.cpp's own server tests, bare and through the gateway: see README.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from edge.resources import load_toml
+from tests.suite import compare
+from tests.suite.prepare import HERE, prepare
+from tests.suite.run import run
+
+LLAMA_SERVER = os.environ.get("EDGELLM_LLAMA_SERVER") or shutil.which("llama-server")
+
+
+@pytest.mark.full
+@pytest.mark.e2e
+@pytest.mark.skipif(LLAMA_SERVER is None, reason="no llama-server: set EDGELLM_LLAMA_SERVER")
+def test_nothing_differs_that_was_not_reviewed(test_cache: Path, smollm2: Path) -> None:
+    layout = prepare(test_cache, smollm2)
+    out = test_cache / "llama-suite" / "out"
+    result = run(layout, Path(str(LLAMA_SERVER)), out, HERE / "required.txt", None)
+    assert result.surprises == []
+    assert result.bare_passed == result.required, "the bare server fails its own tests: nothing is proven"
+    assert result.cancel_with_smollm2 == "pass"
+
+
+def row(test: str, body: str) -> str:
+    exchange = {"method": "POST", "path": "/completion", "status": 200, "headers": {}, "body": body}
+    return json.dumps({"test": test, "rows": [exchange, {"method": "GET", "path": "/health"}]})
+
+
+def test_a_difference_is_found_and_a_reviewed_one_is_named() -> None:
+    bare = compare.trace("\n".join([row("a::x", "same"), row("a::y", "one"), row("b::z", "one")]))
+    ours = compare.trace("\n".join([row("a::x", "same"), row("a::y", "two"), row("b::z", "two")]))
+    differs = compare.different(bare, ours)
+    assert set(differs) == {"a::y", "b::z"}
+    passed = dict.fromkeys(("a::x", "a::y", "b::z", "c::w"), "pass")
+    known = [compare.Reviewed("meant", ("b::",)), compare.Reviewed("no longer", ("d::",))]
+    surprises, met = compare.judge(passed, passed | {"c::w": "fail"}, differs, known)
+    assert [each.split(":\n")[0].split("\n")[0] for each in surprises] == [
+        "a::y: says something else",
+        "c::w: fails",
+        "reviewed, but no longer so: no longer",
+    ]
+    assert met == {"meant": 1}
+
+
+def test_a_test_that_fails_bare_proves_nothing_about_us() -> None:
+    surprises, _ = compare.judge({"a::x": "fail"}, {"a::x": "fail"}, {}, [])
+    assert surprises == []
+
+
+def test_outcomes_are_read_from_junit() -> None:
+    junit = """<testsuites><testsuite>
+      <testcase classname="unit.test_a" name="x[1]"/>
+      <testcase classname="unit.test_a" name="y"><failure message="no"/></testcase>
+      <testcase classname="unit.test_a" name="z"><skipped/></testcase></testsuite></testsuites>"""
+    assert compare.outcomes(junit) == {
+        "unit/test_a.py::x[1]": "pass",
+        "unit/test_a.py::y": "fail",
+        "unit/test_a.py::z": "skip",
+    }
+
+
+def test_every_reviewed_difference_has_a_reason_and_is_about_a_required_test() -> None:
+    required = (HERE / "required.txt").read_text().splitlines()
+    assert len(required) == 327
+    for each in compare.reviewed(load_toml(HERE / "reviewed.toml")):
+        assert len(each.why) > 20
+        for start in each.tests:
+            assert any(test.startswith(start) for test in required), start
