@@ -18,6 +18,9 @@ from edge.gateway.refused import Refused
 from edge.gateway.routes import Route, plain_path
 from edge.status import Failure, ModelStatus, State
 
+# Not the versions of Python and of the HTTP library.
+SERVER = {"Server": "edgellm"}
+
 Answer = Callable[[Context, Route, bool], web.Response]
 
 # Probes carry no keys, and a page cannot ask for one before it is there.
@@ -37,7 +40,8 @@ def answer(context: Context, method: str, route: Route, base: str, admin: bool) 
 def document(value: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
     # A client's bytes that are no UTF-8 come as lone surrogates; they must not come back as an error of ours.
     body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-    return web.Response(status=status, body=body, content_type="application/json", charset="utf-8", headers=headers)
+    named = {**SERVER, **(headers or {})}
+    return web.Response(status=status, body=body, content_type="application/json", charset="utf-8", headers=named)
 
 
 def fault_response(fault: Fault, admin: bool = False) -> web.Response:
@@ -124,11 +128,11 @@ def _activity(context: Context) -> dict[str, Any]:
 
 
 def _metrics(context: Context, route: Route, admin: bool) -> web.Response:
-    return web.Response(body=context.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})
+    return web.Response(body=context.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE, **SERVER})
 
 
 def _page(context: Context, route: Route, admin: bool) -> web.Response:
-    headers = {"Content-Type": "text/html; charset=utf-8", **context.page.headers()}
+    headers = {"Content-Type": "text/html; charset=utf-8", **SERVER, **context.page.headers()}
     return web.Response(body=context.page.body, headers=headers)
 
 

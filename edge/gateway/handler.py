@@ -52,7 +52,7 @@ async def _answer(context: Context, request: web.Request, visit: Visit) -> web.S
     try:
         _check_page(context, request, origin)
         if request.method == "OPTIONS" and origin is not None and "Access-Control-Request-Method" in headers:
-            return web.Response(status=204, headers=context.door.preflight(origin, headers))
+            return web.Response(status=204, headers={**answers.SERVER, **context.door.preflight(origin, headers)})
         key = _check_key(context, headers, found)
         visit.key = key.name if key else None
         visit.admin = key is not None and key.admin

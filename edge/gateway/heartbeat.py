@@ -27,7 +27,7 @@ class Heartbeat:
         self._status = status
         self._interval_s = interval_s
         self._task: asyncio.Task[None] | None = None
-        kind = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        kind = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "Server": "edgellm"}
         self.response = web.StreamResponse(headers={**kind, **headers})
 
     async def __aenter__(self) -> web.StreamResponse:

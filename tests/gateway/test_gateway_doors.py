@@ -204,6 +204,16 @@ async def test_a_fault_of_the_configuration_is_an_answer_and_not_an_exit(rig: Ri
     assert (await here.once(ask("GET", "/livez"))).status == 200
 
 
+async def test_answers_of_ours_do_not_name_versions(rig: Rigs) -> None:
+    here = await rig(loading=True, config=GatewayConfig(cors_origins=("https://a.example",)))
+    preflight = ask("OPTIONS", "/v1/x", "Origin: https://a.example", "Access-Control-Request-Method: POST")
+    for request in (
+        *(ask("GET", target) for target in ("/", "/healthz", "/metrics", "/tools", "/v1/models")),
+        preflight,
+    ):
+        assert (await here.once(request)).header("server") == "edgellm"
+
+
 async def test_livez_is_about_the_supervisor_too(rig: Rigs) -> None:
     here = await rig(alive=lambda: False)
     assert (await here.once(ask("GET", "/livez"))).status == 503

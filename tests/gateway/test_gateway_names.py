@@ -53,7 +53,7 @@ async def test_fc85_strict_answers_to_its_id_and_aliases_and_lists_them_otherwis
 
 
 async def test_fc85_one_id_everywhere_and_no_path_of_the_machine(rig: Rigs) -> None:
-    here = await rig()
+    here = await rig(loading=True)
     documents = [(await here.once(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())).body for path in
                  ("/v1/models", "/models", "/v1/models/chat", "/api/tags", "/healthz", "/readyz")]  # fmt: skip
     assert [json.loads(documents[0])["data"][0]["id"], json.loads(documents[2])["id"]] == ["chat", "chat"]

@@ -28,7 +28,7 @@ _RUN = [
         (r"(url=http://127.0.0.1:)\d+", r"\1P"),
         (r"pytest-of-\w+/pytest-\d+", "TMP"),
         (r"<__media_\w+__>", "<__media__>"),
-        (r"/llama-cache-\w+/", "/llama-cache/"),
+        (r'/[^"\\\s]*/llama-cache/', "/llama-cache/"),
     ]
 ]
 

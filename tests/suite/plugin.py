@@ -95,6 +95,14 @@ def pytest_configure(config: Any) -> None:
     requests.sessions.Session.send = send  # type: ignore[method-assign]
 
 
+def pytest_collection_finish(session: Any) -> None:
+    """SKIP_LOAD_ALL: one test needs one model; the suite would start a server with each of its presets first."""
+    if os.environ.get("SKIP_LOAD_ALL"):
+        import utils
+
+        utils.ServerPreset.load_all = staticmethod(lambda: None)
+
+
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     wanted = set(Path(os.environ["ONLY"]).read_text().splitlines())
     missing = wanted - {item.nodeid for item in items}
