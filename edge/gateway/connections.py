@@ -87,6 +87,8 @@ class Connection(asyncio.Protocol):
         self.busy = False
         self.since_s = 0.0
         self._first_byte_s: float | None = None
+        self._unsent_bytes = 0
+        self._unsent_since_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -129,12 +131,20 @@ class Connection(asyncio.Protocol):
         self._first_byte_s = None
 
     def overdue(self, now_s: float, limits: Limits) -> bool:
-        """A request that was begun must come; a new connection must begin one; an old one may rest a while."""
+        """A request that was begun must come, and its answer be taken; between requests a connection may rest a while."""
         if self.busy:
-            return False
+            return self._stalled(now_s, limits.stall_s)
         if self._first_byte_s is not None:
             return now_s - self._first_byte_s > limits.header_s
         return now_s - self.since_s > limits.idle_s
+
+    def _stalled(self, now_s: float, stall_s: float) -> bool:
+        """The same bytes wait to be sent, look after look."""
+        unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        if unsent == 0 or unsent != self._unsent_bytes:
+            self._unsent_bytes, self._unsent_since_s = unsent, now_s
+            return False
+        return now_s - self._unsent_since_s > stall_s
 
 
 def _too_many() -> bytes:

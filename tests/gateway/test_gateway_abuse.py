@@ -11,6 +11,7 @@ import pytest
 from edge.gateway.connections import Connection, Connections
 from edge.gateway.settings import GatewayConfig, Limits
 from edge.units import MIB
+from tests.fakes.upstream.engine import Line, Received
 from tests.gateway.conftest import Rigs
 from tests.gateway.raw import until
 
@@ -62,6 +63,26 @@ def test_a_connection_may_rest_but_not_dawdle() -> None:
     assert not connection.overdue(119.0, limits) and connection.overdue(121.0, limits)
     connection.busy = True
     assert not connection.overdue(10_000.0, limits)
+
+
+async def test_a_client_that_takes_nothing_of_its_answer_gives_its_slot_back(rig: Rigs) -> None:
+    async def flood(line: Line, request: Received) -> None:
+        if request.target.endswith("fast"):
+            await line.json({})
+            return
+        await line.stream()
+        while not line.gone.is_set():
+            await line.chunk(b"x" * 60_000)
+
+    here = await rig(flood, config=GatewayConfig(limits=Limits(stall_s=0.5)))
+    here.model.slots = 1
+    client = await here.connect()
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    await client.request("POST", "/v1/chat/completions", b"{}")
+    await until(lambda: here.context.admission.active("chat") == 1)
+    assert (await here.once(OK.replace(b"completions", b"completions?fast"))).status == 200
+    await until(lambda: here.engine.open <= 1)
+    assert here.context.stats.model("chat").gone == 1
 
 
 async def test_fc92_a_body_of_200_megabytes_is_refused_by_its_length(rig: Rigs) -> None:
