@@ -98,7 +98,11 @@ LINES = {
         "failed to allocate compute pp buffers",
     ],  # B-03
     "cuda-oom": ["CUDA error: out of memory"],  # B-10 without its second line, B-45
-    "host-oom": ["terminate called after throwing an instance of 'std::bad_alloc'"],
+    "host-oom": [
+        "terminate called after throwing an instance of 'std::bad_alloc'",
+        "E ggml_aligned_malloc: insufficient memory (attempted to allocate  12.50 MB)",  # seen under ulimit -v
+    ],
+    "no-threads": ["  what():  Resource temporarily unavailable"],  # seen under ulimit -v
     "mlock": ["warning: failed to mlock 104857600-byte buffer (after previously locking 0 bytes)"],
     "kernel-oom-cgroup": ["Memory cgroup out of memory: Killed process 815 (llama-server) total-vm:2097152kB"],  # B-26
     "kernel-oom": [  # B-27, B-53
