@@ -131,7 +131,7 @@ class Connection(asyncio.Protocol):
         self._first_byte_s = None
 
     def overdue(self, now_s: float, limits: Limits) -> bool:
-        """A request that was begun must come, and its answer be taken; between requests a connection may rest a while."""
+        """A request that was begun must come, its answer be taken; between requests a connection may rest a while."""
         if self.busy:
             return self._stalled(now_s, limits.stall_s)
         if self._first_byte_s is not None:
