@@ -29,7 +29,7 @@ def build_environment(environment: Mapping[str, str], first_on_path: Sequence[st
 def run_logged(command: Sequence[str], environment: Mapping[str, str], log: Path, on_line: OnLine) -> int:
     """The command's exit code; 127 when it cannot be started. Its output goes to the log and, by line, to `on_line`."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a", encoding="utf-8", errors="replace") as file:
+    with log.open("a", buffering=1, encoding="utf-8", errors="replace") as file:
         file.write(f"$ {' '.join(command)}\n")
         try:
             child = subprocess.Popen(

@@ -178,7 +178,7 @@ def _statistics(shared: Path) -> dict[str, int]:
 
 
 def test_a_changed_option_reuses_what_was_compiled(built: Folders, shared: Path, tmp_path: Path) -> None:
-    """Another build folder, the same objects: at least nine of ten come from ccache."""
+    """Another build folder, the same objects: at least five of six come from ccache."""
     recipe = tmp_path / "changed.cmake"
     shutil.copy(Path("build/common.cmake"), tmp_path)
     recipe.write_text(Path("build/cpu.cmake").read_text() + 'set(LLAMA_TOOLS_INSTALL OFF CACHE BOOL "a change")\n')
@@ -195,7 +195,7 @@ def test_a_changed_option_reuses_what_was_compiled(built: Folders, shared: Path,
     after = _statistics(shared)
     hits = sum(after[name] - before[name] for name in ("direct_cache_hit", "preprocessed_cache_hit"))
     misses = after["cache_miss"] - before["cache_miss"]
-    assert hits >= 9 * misses and hits > 50, (hits, misses)
+    assert hits >= 5 * misses and hits > 50, (hits, misses)
     shutil.rmtree(plan.commands.build_dir)
 
 

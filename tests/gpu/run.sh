@@ -63,7 +63,8 @@ say "serve"
 port=${GPU_PORT:-18099}
 URL=http://127.0.0.1:$port
 export URL
-edgellm up -p "$profile" -m "$MODEL_ID=$MODEL" --listen "127.0.0.1:$port" --state-dir "$STATE" >"$RESULTS/up.log" 2>&1 &
+# Not through the function: $! would be the shell's own copy, and its end would leave the server behind.
+"$PYTHON" -m edge up -p "$profile" -m "$MODEL_ID=$MODEL" --listen "127.0.0.1:$port" --state-dir "$STATE" >"$RESULTS/up.log" 2>&1 &
 up=$!
 stop() {
     kill -TERM "$up" 2>/dev/null || true
