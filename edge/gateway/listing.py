@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
+from yarl import URL
 
 from edge.gateway import answers, headers, openai
 from edge.gateway.context import Context
@@ -32,14 +33,14 @@ async def answer(context: Context, route: Route) -> web.Response:
     name = answers.tail(route)
     upstream = context.by_name(name)
     if upstream is not None:
-        data = _lists(await _ask(context, upstream), context, upstream)[1]
+        data = _lists(await _ask(context, upstream, "/v1/models"), context, upstream)[1]
         return answers.document(next((entry for entry in data if entry.get("id") == upstream.model_id), data[0]))
     raise Refused(answers.unknown_model(context, name))
 
 
 async def _all(context: Context, route: Route) -> web.Response:
     upstreams = list(context.upstreams.values())
-    said = await asyncio.gather(*(_ask(context, upstream) for upstream in upstreams))
+    said = await asyncio.gather(*(_ask(context, upstream, route.target) for upstream in upstreams))
     if len(said) == 1 and said[0] is not None:
         return said[0]
     models: list[Any] = []
@@ -63,7 +64,7 @@ def _lists(said: web.Response | None, context: Context, upstream: Upstream) -> t
     return planned["models"], planned["data"]
 
 
-async def _ask(context: Context, upstream: Upstream) -> web.Response | None:
+async def _ask(context: Context, upstream: Upstream, target: str) -> web.Response | None:
     """The engine's own answer; None where there is none in time."""
     endpoint = upstream.endpoint()
     if endpoint is None:
@@ -72,7 +73,7 @@ async def _ask(context: Context, upstream: Upstream) -> web.Response | None:
     timeout = aiohttp.ClientTimeout(total=_PATIENCE_S)
     try:
         with context.pools.session(upstream.model_id, endpoint, upstream.slots) as (session, _):
-            async with session.get("http://engine/v1/models", headers=key, timeout=timeout) as answer:
+            async with session.get(URL("http://engine" + target, encoded=True), headers=key, timeout=timeout) as answer:
                 body = await answer.read()
                 passed = CIMultiDict(headers.to_client(answer.headers.items()))
                 return web.Response(body=body, headers=passed) if answer.status == 200 else None

@@ -210,7 +210,7 @@ def leftovers(bench: Bench, count: int) -> Iterator[Row]:
     share = after["gone"] / count
     yield Row(f"clients of {count} that left early", 100 * share, "%")
     for name in ("connections", "tasks", "descriptors", "active", "open"):
-        yield Row(f"{name} left behind", after[name] - min(before[name], after[name]) if after[name] else 0, "", 0)
+        yield Row(f"{name} left behind", max(0, after[name] - before[name]), "", 0)
     yield Row("anonymous memory after all of it", bench.anonymous_mib(), "MiB", 40.0)
 
 
