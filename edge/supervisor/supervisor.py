@@ -42,6 +42,7 @@ from edge.supervisor.terms import Terms
 from edge.supervisor.traffic import Traffic
 from edge.supervisor.watch import Watch
 from edge.upstream import Endpoint, Progress
+from edge.waits import Late, within
 
 SETTLED = (State.READY, State.FAILED, State.STOPPED)
 # Of all children of this process: a pooled connection to one must never be taken for another's.
@@ -228,8 +229,8 @@ class Supervisor:
         deadline = self.machine.deadline
         if deadline is None:
             return await self._events.get()
-        with suppress(asyncio.TimeoutError):
-            return await asyncio.wait_for(self._events.get(), max(0.0, deadline - time.monotonic()))
+        with suppress(Late):
+            return await within(self._events.get(), deadline - time.monotonic())
         return None, Tick()
 
     def _note(self, event: Event) -> None:

@@ -26,6 +26,7 @@ from edge.supervisor.traffic import Traffic
 from edge.supervisor.truth import differences
 from edge.supervisor.vitals import read_vitals
 from edge.supervisor.warming import ConnectionLost, Warming
+from edge.waits import Late, happens, within
 
 HEALTH_POLL_S = 0.1  # until the engine says "ready" itself; then it is asked at once
 SAID_POLL_S = 0.002  # said, not yet true: the two are milliseconds apart
@@ -133,9 +134,8 @@ class Watch:
         outputs, output_lines = await read_lines(self.child.stdout, self._stdout)
         try:
             await gone(self.child.pid)
-            with suppress(asyncio.TimeoutError):
-                ends = asyncio.gather(error_lines.ended.wait(), output_lines.ended.wait())
-                await asyncio.wait_for(ends, PIPES_END_S)
+            with suppress(Late):
+                await within(asyncio.gather(error_lines.ended.wait(), output_lines.ended.wait()), PIPES_END_S)
         finally:
             errors.close()
             outputs.close()
@@ -157,8 +157,7 @@ class Watch:
             if said:
                 await asyncio.sleep(pause_s)
             else:
-                with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._says_ready.wait(), pause_s)
+                await happens(self._says_ready, pause_s)
             pause_s = min(pause_s * HEALTH_POLL_GROWTH, HEALTH_POLL_MOST_S)
         self.engine_ready_s = time.monotonic()
         vitals = read_vitals(self.child.pid)
@@ -175,8 +174,7 @@ class Watch:
             failure = await self.warming.first()
         except ConnectionLost as lost:
             # It died in its first decode: the exit tells why. Only one that lives on is told of here.
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._buried.wait(), DEATH_S)
+            if await happens(self._buried, DEATH_S):
                 return
             failure = Failure("warm_up_failed", f"the connection broke: {lost}", "see `edgellm logs --engine`")
         if failure is not None:
@@ -197,8 +195,7 @@ class Watch:
         while True:
             serving = self.first_token_s is not None
             if serving and not self._traffic.open:
-                with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._traffic.opened.wait(), IDLE_LOOK_S)
+                await happens(self._traffic.opened, IDLE_LOOK_S)
             else:
                 await asyncio.sleep(self._terms.policy.look_s)
             vitals, now = read_vitals(self.child.pid), time.monotonic()

@@ -13,6 +13,7 @@ from edge.telemetry.history import History, Moment
 from edge.telemetry.jtop import CALM_S, WATCHED_S, JtopSource
 from edge.telemetry.sample import Sample, merge
 from edge.telemetry.source import Clock, Reader, Source
+from edge.waits import happens
 
 log = logging.getLogger("edge.telemetry")
 
@@ -104,8 +105,8 @@ class Sampler:
                 if due - self.clock() > QUICK_S / 2:
                     await self._quick()
                 continue
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._hurry.wait(), left)
+            await happens(self._hurry, left)
+            self._hurry.clear()  # a trace that was opened and closed again must not make this spin
 
     async def _ask(self, *, quick: bool) -> Sample | None:
         asked_s = self.clock()
