@@ -33,7 +33,7 @@ from edge.service.reporter import console_for
 from edge.status import Failure, State
 from edge.supervisor.failed import FailedUpstream
 from edge.supervisor.slot import Slot
-from edge.supervisor.state import LIVE, Machine
+from edge.supervisor.state import Machine, died
 from edge.supervisor.supervisor import Supervisor
 from edge.telemetry.telemetry import Telemetry
 from edge.terms import gateway_config
@@ -230,8 +230,7 @@ class App:
                 self.recorder.calibrate(supervisor)
             began_s = supervisor.began_s or self.launch.began_s
             self.console.ready(supervisor.status(), time.monotonic() - began_s, self.urls)
-        died = before.state in LIVE and after.state in (State.STARTING, State.BACKOFF, State.FAILED)
-        if died and after.failure is not None:
+        if died(before, after) and after.failure is not None:
             self._record_crash(supervisor, before, after.failure)
             self.console.failed(supervisor.model_id, after.failure, gives_up=after.state is State.FAILED)
 
@@ -245,7 +244,7 @@ class App:
             recorder.start(supervisor, outcome, supervisor.began_s or time.monotonic(), (), None)
 
     def _record_crash(self, supervisor: Supervisor, before: Machine, failure: Failure) -> None:
-        if before.state is not State.READY:
+        if before.ready_since is None:
             self._record_start(supervisor, f"failed: {failure.kind}")
         if self.recorder is not None:
             self.recorder.crash(supervisor, before, failure)

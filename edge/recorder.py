@@ -103,7 +103,7 @@ class Recorder:
             "at": time.time(),
             "boot_id": self._boot_id,
             "model": supervisor.model_id,
-            "state": State(before.state).value,
+            "state": State.READY.value if before.ready_since is not None else before.state.value,
             "rung": before.rung,
             "kind": failure.kind,
             "hint": failure.hint,

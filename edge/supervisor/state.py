@@ -53,6 +53,7 @@ class Then(Enum):
 
 # A start that somebody asks for takes the place of these; the others start anyway.
 _NO_START = {Then.STOP, Then.SLEEP, Then.FAIL}
+_FAULTS = {Then.RETRY, Then.NO_DEVICE, Then.FAIL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,12 @@ class Machine:
     start_crash: str | None = None  # kind of the last crash while starting
     plain_tried: bool = False
     failure: Failure | None = None
+
+
+def died(before: Machine, after: Machine) -> bool:
+    """A child is gone that should have stayed: it crashed, or had to be ended."""
+    faulty = before.state in LIVE or (before.state in ENDING and before.then in _FAULTS)
+    return faulty and after.failure is not None and after.state in {State.STARTING, State.BACKOFF, State.FAILED}
 
 
 Step = tuple[Machine, tuple[Effect, ...]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.client import Client
+from edge.engine.readout import parse_help
 from edge.folders import folders
 from tests.fakes import llama_switches
 from tests.serving import Up, edgellm, eventually
@@ -62,6 +64,26 @@ class Served(Up):
     @property
     def pids(self) -> list[int]:
         return llama_switches.starts(self.fake)
+
+
+def install(data: Path, engine_id: str, **switches: Any) -> Path:
+    """An engine in `data`, as a build would leave it; → the fake's folder."""
+    folder = data / "engines" / engine_id
+    (folder / "bin").mkdir(parents=True)
+    server = llama_switches.write_fake(folder / "bin", **{"kv_mib": 400.0, **switches})
+    flags = parse_help(llama_switches.help_text("load-mode"))
+    document = {
+        "schema": 1,
+        "id": engine_id,
+        "kind": "llama-server",
+        "source": {"version": "0.5.0-fake", "commit": "0a1b2c3d4"},
+        "target": {"cuda_arch": [], "no_vmm": None},
+        "files": {"bin/llama-server": {"sha256": "", "bytes": server.stat().st_size}},
+        "flags": {name: {"arity": flag.arity, "spelling": flag.spelling} for name, flag in flags.items()},
+        "proof": {"devices": []},
+    }
+    (folder / "engine.json").write_text(json.dumps(document))
+    return folder / "bin"
 
 
 def config_text(*models: str, top: str = "") -> str:
