@@ -59,7 +59,7 @@ def fallback_now(folders: Folders) -> Fallback | None:
         lines = folders.starts.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
-    judged_by = rules(load_toml(data_dir("build") / "llama-server.toml")["rollback"])
+    judged_by = rules(load_toml(data_dir("build") / "llama-server.toml"))
     return fallback(selected.current, selected.previous, starts_from_records(_records(lines)), judged_by)
 
 

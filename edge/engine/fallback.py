@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 STARTS_BEFORE_ROLLBACK = 3
-OOM_KINDS = frozenset({"out_of_memory", "killed_by_oom", "killed", "nvmap_refused"})
+# What the supervisor calls a SIGKILL that nobody owned up to.
+_KILLED = frozenset({"killed"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,11 @@ class Fallback:
     because: str
 
 
-def rules(table: Mapping[str, Any], oom_kinds: Iterable[str] = ()) -> Rules:
-    """`oom_kinds`: kinds of the signatures that mean memory; they never speak against an engine."""
-    return Rules(frozenset(table["at_once"]), frozenset(table["innocent"]) | OOM_KINDS | frozenset(oom_kinds))
+def rules(table: Mapping[str, Any]) -> Rules:
+    """From build/llama-server.toml. Whatever its signatures call a lack of memory never speaks against an engine."""
+    memory = frozenset(signature["kind"] for signature in table["signatures"] if signature["oom"])
+    judged = table["rollback"]
+    return Rules(frozenset(judged["at_once"]), frozenset(judged["innocent"]) | memory | _KILLED)
 
 
 def starts_from_records(records: Iterable[Mapping[str, Any]]) -> list[Start]:

@@ -9,7 +9,7 @@ from edge.engine.fallback import Start, fallback, rules, starts_from_records
 from edge.resources import data_dir, load_toml
 
 TABLE = load_toml(data_dir("build") / "llama-server.toml")
-RULES = rules(TABLE["rollback"])
+RULES = rules(TABLE)
 GOOD = Start("old", ready=True)
 DEAD = Start("new", ready=False)
 
