@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -112,8 +113,12 @@ class Fleet:
             log.close()
 
     def _ended(self, owner: asyncio.Task[None]) -> None:
-        if not owner.cancelled():
-            self.broke.set()
+        if owner.cancelled():
+            return
+        error = owner.exception()
+        if error is not None:
+            traceback.print_exception(error)  # a bug: said in full, and the end
+        self.broke.set()
 
     def _log(self, model_id: str) -> ChildLog:
         if model_id not in self.logs:

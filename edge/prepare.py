@@ -88,7 +88,7 @@ def engine_gives_way(folders: Folders) -> Fallback | None:
     if all(start.engine != selection.current or start.ready for start in starts):
         return None  # the ordinary case needs no rules
     table = load_toml(data_dir("build") / "llama-server.toml")
-    return fallback(selection.current, selection.previous, starts, rules(table["rollback"]))
+    return fallback(selection.current, selection.previous, starts, rules(table))
 
 
 def wants_gpu(profile: Profile) -> bool:
