@@ -12,17 +12,18 @@ from typing import Any
 
 from aiohttp import web
 
-from edge import __version__, listen
+from edge import listen
+from edge.comeback import come_back
 from edge.config import load
 from edge.control import Actions, Control, LogQuestion
 from edge.errors import EdgeError
 from edge.fleet import Fleet
 from edge.folders import system_folders
-from edge.gateway.health import healthz
 from edge.gateway.server import serve
 from edge.governing import Governing, telemetry_of
 from edge.handover import Launch
 from edge.lastgood import LastGood
+from edge.overview import log_lines, overview
 from edge.prepare import Place, Prepared, engine_gives_way, prepare_present
 from edge.recorder import Recorder
 from edge.reload import Reload
@@ -127,10 +128,11 @@ class App:
         self._tell_troubles()
         show = asyncio.create_task(self._show_progress())
         stopped = asyncio.create_task(self._stop.wait())
+        back = asyncio.create_task(come_back(lambda: launch.prepared, self.fleet, self._plan_again))
         broke = asyncio.create_task(self.fleet.broke.wait())
         self._arrival = asyncio.create_task(self._arrive())
         await asyncio.wait([stopped, broke], return_when=asyncio.FIRST_COMPLETED)
-        await _end([show, self._arrival, broke, stopped, *self._tasks])
+        await _end([show, self._arrival, back, broke, stopped, *self._tasks])
         failed = any(upstream.status().state is State.FAILED for upstream in self.upstreams.values())
         await self._wind_down()
         await gateway.cleanup()
@@ -268,31 +270,11 @@ class App:
         )
 
     def status(self) -> dict[str, Any]:
-        """/healthz with what only the owner may see: evidence, pids, folders."""
         statuses = [upstream.status() for upstream in self.upstreams.values()]
-        document = healthz(statuses, self.governing.telemetry.status(), time.time() - time.monotonic())
-        for status in statuses:
-            model = document["models"][status.id]
-            model["pid"] = status.pid
-            if status.failure is not None:
-                model["failure"]["evidence"] = status.failure.evidence
-        prepared = self.launch.prepared
-        return document | {
-            "version": __version__,
-            "urls": self.urls,
-            "uptime_s": round(time.monotonic() - self.launch.began_s, 1),
-            "profile": prepared.profile.name if prepared else None,
-            "engine": prepared.plan.engine.id if prepared else None,
-            "service": self._unit.document() if self._unit and self.launch.inherited else None,
-            "folders": {"state": str(self.launch.folders.instance_state), "run": str(self.launch.folders.instance_run)},
-        }
+        return overview(self.launch, statuses, self.governing.telemetry.status(), self.urls, self._unit)
 
     def _log_lines(self, asked: LogQuestion) -> dict[str, Any]:
-        rings = {"": self.console.ring}
-        if asked.engine:
-            rings = {name: log.ring for name, log in self.fleet.logs.items() if asked.model in (None, name)}
-        lines = [line for name, ring in rings.items() for line in ring.since(asked.since.get(name, 0))]
-        return {"lines": lines, "next": {name: ring.count for name, ring in rings.items()}}
+        return log_lines(asked, self.console.ring, {name: log.ring for name, log in self.fleet.logs.items()})
 
     def _restart(self, model_id: str | None) -> list[str]:
         chosen = [s for s in self.fleet.supervisors() if model_id in (None, s.model_id)]
@@ -303,6 +285,9 @@ class App:
     # --- a new configuration -----------------------------------------------------------------------------------------
 
     def _hang_up(self) -> None:
+        self._spare(self._reload())
+
+    async def _plan_again(self) -> None:
         self._spare(self._reload())
 
     async def _reload(self) -> dict[str, Any]:

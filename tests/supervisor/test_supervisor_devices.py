@@ -1,0 +1,117 @@
+"""Device nodes of every kind of board, on copied trees; who may open them; and for how long one waits (FC-74)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from edge.board.board import Board, Cpu, Gpu
+from edge.board.probe import probe
+from edge.board.visible import visible
+from edge.supervisor import devices
+from tests.trees.trees import copy, write
+
+CPU = Cpu("x", 4, 4)
+DISCRETE = Board("x86_64", "box", None, "9.0", 1 << 35, False, CPU, (Gpu("H", "GPU-1"),))
+
+
+@pytest.mark.parametrize(
+    "name", ["orin-nano-8", "agx-orin-64", "agx-orin-64-jp5", "xavier-nx", "thor", "rtx-4090", "wsl2"]
+)
+def test_fc74_a_board_is_ready_when_its_nodes_open(name: str, tmp_path: Path) -> None:
+    root = copy(name, tmp_path)
+    board = probe(root)
+    for node in ("nvmap", "nvhost-ctrl-gpu", "nvgpu/igpu0/ctrl", "nvidia0", "nvidiactl", "dxg"):
+        (root / "dev" / node).unlink(missing_ok=True)
+    found = devices.look(board, root)
+    assert not found.ready and found.sentence.endswith("is not there") and found.hint
+    needed = {
+        "wsl2": ["dxg"],
+        "rtx-4090": ["nvidiactl", "nvidia0"],
+        "thor": ["nvidia0"],
+    }.get(name, ["nvmap", "nvhost-ctrl-gpu"])
+    for node in needed:
+        assert not devices.look(board, root).ready
+        write(root, f"dev/{node}", "")
+    assert devices.look(board, root).ready
+
+
+def test_the_newer_name_of_the_same_gpu(tmp_path: Path) -> None:
+    root = copy("orin-nano-8", tmp_path)
+    (root / "dev/nvhost-ctrl-gpu").unlink(missing_ok=True)
+    write(root, "dev/nvmap", "")
+    write(root, "dev/nvgpu/igpu0/ctrl", "")
+    assert devices.look(probe(root), root).evidence == "/dev/nvgpu/igpu0/ctrl opens"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
+def test_a_node_that_this_user_may_not_open_is_named_with_its_cure(short_dir: Path) -> None:
+    root = copy("orin-nano-8", short_dir)
+    short_dir.chmod(0o755)
+    for node in ("nvmap", "nvhost-ctrl-gpu"):
+        write(root, f"dev/{node}", "").chmod(0o440)
+    board = probe(root)
+    child = os.fork()
+    if child == 0:
+        os.setgroups([])
+        os.setresgid(65534, 65534, 65534)
+        os.setresuid(65534, 65534, 65534)
+        found = devices.look(board, root)
+        os._exit(0 if not found.ready and "may not open" in found.sentence and "video" in found.hint else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_patience_is_for_the_time_after_boot(tmp_path: Path) -> None:
+    write(tmp_path, "proc/uptime", "12.50 20.00\n")
+    assert devices.patience_s(tmp_path) == devices.WAIT_S
+    write(tmp_path, "proc/uptime", "90000.00 20.00\n")
+    assert devices.patience_s(tmp_path) == devices.WAIT_LATER_S
+    assert devices.patience_s(tmp_path / "nowhere") == devices.WAIT_S
+
+
+def test_a_discrete_gpu_on_the_bus_without_a_driver_is_late_soon_after_boot_only(tmp_path: Path) -> None:
+    board = Board("x86_64", "box", None, None, 1 << 35, False, CPU)
+    write(tmp_path, "proc/uptime", "12.50 20.00\n")
+    assert not devices.late(board, tmp_path)
+    write(tmp_path, "sys/bus/pci/devices/0000:01:00.0/vendor", "0x10de\n")
+    write(tmp_path, "sys/bus/pci/devices/0000:01:00.0/class", "0x030200\n")
+    assert devices.late(board, tmp_path)
+    assert not devices.late(DISCRETE, tmp_path), "its driver answers"
+    write(tmp_path, "proc/uptime", "90000.00 20.00\n")
+    assert not devices.late(board, tmp_path)
+
+
+def two() -> Board:
+    gpus = (
+        Gpu("B", "GPU-bbb", 1, "0000:02:00.0", compute_capability="9.0"),
+        Gpu("A", "GPU-aaa", 0, "0000:01:00.0", compute_capability="9.0"),
+    )
+    return Board("x86_64", "box", None, "9.0", 1 << 35, False, CPU, gpus)
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        (None, ["B", "A"]),
+        ("0", ["A"]),
+        ("1,0", ["B", "A"]),
+        ("GPU-b", ["B"]),
+        ("0,7,1", ["A"]),
+        ("GPU-", []),
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+    ],
+)
+def test_cuda_visible_devices_of_who_started_us(value: str | None, names: list[str]) -> None:
+    """In PCI order, whole or cut UUIDs; what is no GPU ends the list, as in CUDA."""
+    found = visible(two(), value)
+    assert [gpu.name for gpu in found.gpus] == names
+    assert (found.refused is not None) == (not names)
+
+
+def test_a_board_without_gpus_has_none_to_hide() -> None:
+    board = Board("x86_64", "box", None, None, 1 << 35, False, CPU)
+    assert visible(board, "") == board
