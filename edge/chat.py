@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,17 +98,19 @@ def ask(
     headers = {"Edgellm-Heartbeat": "1"} | ({"Authorization": f"Bearer {key}"} if key else {})
     answer = Answer()
     endpoint = url.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
-    timeout = httpx.Timeout(SILENCE_S, connect=5.0)
+    # No proxy between us and a box nearby.
+    client = httpx.Client(timeout=httpx.Timeout(SILENCE_S, connect=5.0), trust_env=False, verify=_trust(endpoint))
     try:
-        with httpx.stream(
-            "POST", endpoint, json=question.document(), headers=headers, timeout=timeout, trust_env=False
-        ) as response:
+        with client, client.stream("POST", endpoint, json=question.document(), headers=headers) as response:
             if response.status_code != 200:
                 response.read()
                 raise _refused(response.status_code, _error(response.text))
             for line in response.iter_lines():
                 _take(line, answer, piece, waiting)
     except httpx.ConnectError as error:
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            hint = "export SSL_CERT_FILE=… names a certificate to trust"
+            raise UnavailableError(f"the certificate of {url} is not trusted here", hint) from error
         raise NotRunningError(f"nothing answers at {url}", "start it: `edgellm up`") from error
     except httpx.TimeoutException as error:
         raise TimedOutError(
@@ -118,6 +121,11 @@ def ask(
     except httpx.TransportError as error:
         raise EdgeError("the answer broke off", "`edgellm logs` shows the engine's last lines") from error
     return answer
+
+
+def _trust(endpoint: str) -> ssl.SSLContext | bool:
+    """The machine's own certificates and SSL_CERT_FILE; nothing to load for plain HTTP."""
+    return ssl.create_default_context() if endpoint.startswith("https:") else False
 
 
 def _take(line: str, answer: Answer, piece: Callable[[str], None], waiting: Callable[[str], None]) -> None:

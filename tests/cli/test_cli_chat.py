@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
+import trustme
 
 from edge.chat import reachable
 from edge.cli import main
@@ -84,7 +86,7 @@ async def test_failures_have_a_sentence_a_hint_and_a_code(rig: Rigs, capsys: pyt
 
 async def test_a_key_comes_from_the_environment(
     rig: Rigs,
-    tmp_path,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,  # type: ignore[no-untyped-def]
 ) -> None:
@@ -97,7 +99,26 @@ async def test_a_key_comes_from_the_environment(
     assert await chat(here, "Hello") == 0
 
 
-def test_without_a_running_server_it_says_so(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+async def test_a_certificate_that_signed_itself_is_trusted_by_name(
+    rig: Rigs,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "both.pem"))
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    here = await rig(story, config=GatewayConfig(tls_cert=tmp_path / "both.pem", tls_key=tmp_path / "both.pem"))
+    ask = ["chat", "--url", f"https://127.0.0.1:{here.port}", "Hello"]
+    assert await asyncio.to_thread(main, ask) != 0
+    assert "certificate" in capsys.readouterr().err
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    assert await asyncio.to_thread(main, ask) == 0
+    assert "capacitor" in capsys.readouterr().out
+
+
+def test_without_a_running_server_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", "Hello", "--state-dir", str(tmp_path)]) == 69
     assert "edgellm up" in capsys.readouterr().err
 
