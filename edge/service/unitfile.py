@@ -17,12 +17,15 @@ TEMPORARY = ("/tmp", "/var/tmp")
 Sections = dict[str, list[str]]
 
 
-def quoted(text: str, *, command: bool = False) -> str:
-    """One word of a unit file, whatever is in it: spaces, quotes, `%`, and in a command `$`. Raises UsageError."""
+def quoted(text: str) -> str:
+    """One word of a unit file, whatever is in it: spaces, quotes, `%`. Raises UsageError.
+
+    `$` stays: systemd replaces no variables in paths, nor in the first word of a command.
+    """
     if any(ord(character) < 32 or ord(character) == 127 for character in text):
         raise UsageError(f"a path with control characters cannot stand in a unit: {text!r}", "rename it")
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
-    return f'"{escaped.replace("$", "$$") if command else escaped}"'
+    return f'"{escaped}"'
 
 
 def drop_ins(wish: Wish) -> dict[str, str]:
@@ -102,7 +105,7 @@ def _hex(character: str) -> str:
 def _command(wish: Wish, rest: str, key: str = "ExecStart") -> list[str]:
     if wish.python == PYTHON:
         return []
-    return [f"{key}=", f"{key}={quoted(wish.python, command=True)} -I {rest}"]
+    return [f"{key}=", f"{key}={quoted(wish.python)} -I {rest}"]
 
 
 def _user(wish: Wish) -> list[str]:

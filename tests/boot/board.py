@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.boot.client import Client, once
 from tests.boot.image import Suite
 
 PATIENCE_S = 120.0  # for what takes a few seconds when nothing else runs
@@ -29,6 +31,7 @@ class Disk:
         self.work = Path(tempfile.mkdtemp(prefix="edgeboot-", dir="/tmp"))
         for name in ("upper", "scratch", "root"):
             (self.work / name).mkdir()
+        (self.work / "owner").write_text(str(os.getpid()))
         self.root = self.work / "root"
         self.upper = self.work / "upper"
         self.mount()
@@ -79,6 +82,7 @@ class Board:
         self.leader: int | None = None
         self.started_s = 0.0  # monotonic: when systemd began
         self._nspawn: subprocess.Popen[bytes] | None = None
+        self._clients: list[Client] = []
         self._console = disk.work / "console"
         self._cgroup = f"edgeboot-{os.getpid()}-{disk.work.name[-8:]}"
         self._trees = [
@@ -95,6 +99,8 @@ class Board:
             print(self.console()[-3000:])
             if self.leader is not None and self.alive():
                 print(self.journal(UNIT)[-6000:])
+        for client in self._clients:
+            client.close()
         self.cut_power()
         self._inbox.close()
 
@@ -191,6 +197,7 @@ class Board:
             for line in message.splitlines():
                 if line.startswith("X_NSPAWN_LEADER_PID="):
                     self.leader = int(line.partition("=")[2])
+                    (self.disk.work / "leader").write_text(f"{self.leader} {ticks(self.leader)}")
                     self.started_s = _started_s(self.leader)
             if key in message:
                 return
@@ -235,27 +242,9 @@ class Board:
     def console(self) -> str:
         return self._console.read_text(errors="replace") if self._console.exists() else ""
 
-    def prober(self, *arguments: str) -> subprocess.Popen[str]:
-        """tests/boot/prober.py in the board's network, with this machine's Python."""
-        import sys
-
-        script = Path(__file__).with_name("prober.py")
-        return subprocess.Popen(
-            ["nsenter", "-t", str(self.leader), "-n", sys.executable, "-I", str(script), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
     def request(self, method: str, path: str, body: str | None = None, timeout: float = PATIENCE_S) -> tuple[int, Any]:
         """One HTTP exchange. → status and JSON (or text)."""
-        import json
-
-        arguments = [method, path, str(timeout), *([body] if body is not None else [])]
-        asker = self.prober("once", *arguments)
-        out, _ = asker.communicate(timeout=timeout + 30)
-        answer = json.loads(out)
+        answer = once(self.leader, method, path, body, timeout)
         assert "error" not in answer, answer
         with contextlib.suppress(ValueError):
             return answer["status"], json.loads(answer["body"])
@@ -263,6 +252,11 @@ class Board:
 
     def chat(self, timeout: float = PATIENCE_S) -> tuple[int, Any]:
         return self.request("POST", "/v1/chat/completions", CHAT, timeout)
+
+    def client(self) -> Client:
+        """Connects and chats from now on."""
+        self._clients.append(Client(self.leader))
+        return self._clients[-1]
 
     def until(self, what: Callable[[], Any], because: str, patience_s: float = PATIENCE_S) -> Any:
         deadline = time.monotonic() + patience_s
@@ -276,8 +270,27 @@ class Board:
 CHAT = '{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}'
 
 
+def sweep() -> None:
+    """Ends what a test run that was killed left behind: its boards, mounts and folders."""
+    for work in Path("/tmp").glob("edgeboot-*"):
+        with contextlib.suppress(OSError, ValueError):
+            if Path(f"/proc/{int((work / 'owner').read_text())}").exists():
+                continue
+        with contextlib.suppress(OSError, ValueError):
+            leader, began = map(int, (work / "leader").read_text().split())
+            if ticks(leader) == began:
+                os.kill(leader, signal.SIGKILL)
+                time.sleep(1)
+        subprocess.run(["umount", "-l", str(work / "root")], stderr=subprocess.DEVNULL, check=False)
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def ticks(pid: int) -> int:
+    """Start time since boot, in ticks of 10 ms; with the pid it names one process for good."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
 def _started_s(pid: int) -> float:
-    """When a process began, on the monotonic clock (in ticks of 10 ms)."""
-    ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    since_boot_s = ticks / os.sysconf("SC_CLK_TCK")
+    """When a process began, on the monotonic clock."""
+    since_boot_s = ticks(pid) / os.sysconf("SC_CLK_TCK")
     return since_boot_s - time.clock_gettime(time.CLOCK_BOOTTIME) + time.monotonic()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.boot import image
-from tests.boot.board import Board, Disk
+from tests.boot.board import Board, Disk, sweep
 from tests.boot.image import SUITES, Suite
 
 NAMES = os.environ.get("BOOT_SUITES", "bookworm").split()
@@ -28,6 +28,7 @@ def can_boot() -> None:
         pytest.fail(f"no system can be booted here: {reason}")
     if reason is not None:
         pytest.skip(f"no system can be booted here: {reason}")
+    sweep()
 
 
 @pytest.fixture(scope="session")

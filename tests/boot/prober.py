@@ -3,8 +3,8 @@
     prober.py once METHOD PATH TIMEOUT [BODY]   one exchange
     prober.py watch [PORT]                      until stdin ends: connects again and again, and chats without a pause
 
-`watch` prints when the first connection was accepted (monotonic seconds), how many were refused after that, and each
-chat as [began, ended, status or error].
+`watch` prints when the first connection was accepted (monotonic seconds), how many were refused before and after, and
+each chat as [began, ended, status or error].
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Watch:
         self.over = False
         self.accepted_s: float | None = None
         self.refused: list[float] = []
+        self.refused_before = 0
         self.chats: list[list[Any]] = []
 
     def connect(self) -> None:
@@ -53,9 +54,12 @@ class Watch:
             except ConnectionRefusedError:
                 if self.accepted_s is not None:
                     self.refused.append(began)
+                else:
+                    self.refused_before += 1
             except OSError:
                 pass  # the network is not up yet
-            time.sleep(0.1)  # a gateway bounds open connections: a flood of ours would crowd out the chat
+            # A gateway bounds open connections: a flood of ours would crowd out the chat.
+            time.sleep(0.1 if self.accepted_s else 0.02)
 
     def chat(self) -> None:
         while not self.over:
@@ -65,7 +69,8 @@ class Watch:
             began = time.monotonic()
             answer = exchange("POST", "/v1/chat/completions", 120, CHAT, self.port)
             self.chats.append([began, time.monotonic(), answer.get("status") or answer["error"]])
-            if len(self.chats) == 1 or self.chats[-1][2] != 200:
+            good = sum(chat[2] == 200 for chat in self.chats)
+            if good <= 1 or self.chats[-1][2] != 200:
                 print(json.dumps({"chat": self.chats[-1]}), flush=True)
             time.sleep(0.02 if self.chats[-1][2] == 200 else 0.1)
 
@@ -78,7 +83,8 @@ def watch(port: int) -> None:
     sys.stdin.read()
     one.over = True
     threads[0].join(15)
-    print(json.dumps({"accepted_s": one.accepted_s, "refused": one.refused, "chats": one.chats}), flush=True)
+    refused = {"refused": one.refused, "refused_before": one.refused_before}
+    print(json.dumps({"accepted_s": one.accepted_s, **refused, "chats": one.chats}), flush=True)
 
 
 if __name__ == "__main__":

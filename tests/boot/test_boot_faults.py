@@ -72,7 +72,7 @@ def test_a_permanent_fault_is_answered_and_not_restarted(
     with new_board() as board:
         fault(board)
         board.power_on()
-        client = board.prober("watch")
+        client = board.client()
         status, body = board.chat()
         assert status == 503
         assert body["error"]["kind"] == kind
@@ -80,8 +80,7 @@ def test_a_permanent_fault_is_answered_and_not_restarted(
         pid = board.main_pid()
         for _ in range(20):
             assert board.chat()[0] == 503
-        out, _ = client.communicate("", timeout=150)
-        seen = json.loads(out.splitlines()[-1])
+        seen = client.end()
         assert {chat[2] for chat in seen["chats"]} == {503}
         assert seen["refused"] == []
         assert board.main_pid() == pid
@@ -101,10 +100,9 @@ def test_models_on_a_mount_that_systemd_knows_and_that_is_late(new_board: NewBoa
         move_models(board, "/disk", "/mnt/models")
         mount(board, "/bin/sleep 10")
         board.power_on(wait=False)
-        client = board.prober("watch")
-        assert client.stdout is not None
-        began, ended, status = json.loads(client.stdout.readline())["chat"]
-        client.communicate("", timeout=150)
+        client = board.client()
+        began, ended, status = client.chat()
+        client.end()
         assert status == 200
         mounted_s = int(board.show("ActiveEnterTimestampMonotonic", "mnt-models.mount")) / 1e6
         assert began < mounted_s < ended
@@ -117,15 +115,14 @@ def test_models_on_a_mount_that_nobody_told_systemd_about(new_board: NewBoard) -
     with new_board() as board:
         move_models(board, "/disk", "/mnt/models")
         board.power_on()
-        client = board.prober("watch")
+        client = board.client()
         waits = board.until(lambda: entries(board, "EDGELLM_EVENT=waits"), "the line that says so")
         assert "/mnt/models" in waits[0]["MESSAGE"]
         assert board.run("ls", "-A", "/mnt/models") == ""
         assert board.request("GET", "/healthz")[1]["status"] == "starting"
         board.run("mount", "--bind", "/disk", "/mnt/models")
-        assert client.stdout is not None
-        assert json.loads(client.stdout.readline())["chat"][2] == 200
-        client.communicate("", timeout=150)
+        assert client.chat()[2] == 200
+        client.end()
         assert board.show("NRestarts") == "0"
         assert entries(board, "-p", "err", "SYSLOG_IDENTIFIER=edgellm") == []
 

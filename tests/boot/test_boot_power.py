@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -15,28 +14,11 @@ from tests.boot.conftest import EDGELLM, Product
 pytestmark = pytest.mark.full
 
 
-class Client:
-    """Connects and chats without a pause; `end()` tells how that went."""
-
-    def __init__(self, board: Board) -> None:
-        self._prober = board.prober("watch")
-
-    def first_chat(self) -> list[Any]:
-        assert self._prober.stdout is not None
-        chat: list[Any] = json.loads(self._prober.stdout.readline())["chat"]
-        return chat
-
-    def end(self) -> dict[str, Any]:
-        out, _ = self._prober.communicate("", timeout=180)
-        result: dict[str, Any] = json.loads(out.splitlines()[-1])
-        return result
-
-
 def test_after_power_on_the_model_answers_and_nobody_is_refused(new_board: Callable[..., Board]) -> None:
     with new_board() as board:
         board.power_on(wait=False)
-        client = Client(board)
-        _, ended, status = client.first_chat()
+        client = board.client()
+        _, ended, status = client.chat()
         seen = client.end()
         assert status == 200
         assert seen["refused"] == []
@@ -50,8 +32,8 @@ def test_after_power_on_the_model_answers_and_nobody_is_refused(new_board: Calla
 def test_killed_hung_and_rebooted_it_answers_again(new_board: Callable[..., Board]) -> None:
     with new_board() as board:
         board.power_on()
-        client = Client(board)
-        assert client.first_chat()[2] == 200
+        client = board.client()
+        assert client.chat()[2] == 200
 
         killed = board.kill("KILL")
         board.until(lambda: board.main_pid() not in (0, killed), "a new process after kill -9")
