@@ -101,9 +101,9 @@ class Admission:
         try:
             await wait(waiter, lambda: _busy(upstream, line))
         except BaseException:
-            if waiter.done():
+            if waiter.done() and not waiter.cancelled():
                 line.release()  # its turn came in the same moment
-            else:
+            elif waiter in line.waiters:
                 line.waiters.remove(waiter)
             raise
         return Turn(line)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from edge.gateway.admission import Admission
+from edge.gateway.admission import Admission, Turn
 from edge.gateway.refused import Refused
 from edge.gateway.settings import GatewayConfig
 from edge.status import State
@@ -163,3 +166,71 @@ async def test_the_line_follows_the_model_to_its_next_child(rig: Rigs) -> None:
     await here.model.ready(str(here.engine.path))
     gate.go.release()
     assert (await second.answer()).status == 200
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("enter"), st.booleans()),
+        st.tuples(st.just("leave"), st.integers(0, 20)),
+        st.tuples(st.just("cancel"), st.integers(0, 20)),
+        st.tuples(st.just("govern"), st.sampled_from([0.0, 0.34, 0.5, 1.0])),
+        st.tuples(st.just("hold"), st.booleans()),
+        st.tuples(st.just("slots"), st.integers(1, 5)),
+        st.tuples(st.just("turn"), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(STEPS)
+def test_no_history_strands_a_waiter_or_lets_too_many_in(steps: list[tuple[str, Any]]) -> None:
+    asyncio.run(_history(steps))
+
+
+async def _history(steps: list[tuple[str, Any]]) -> None:
+    admission, model = Admission(3), FakeModel()
+    model.slots = 2
+    asked: list[asyncio.Task[Turn]] = []
+    inside: list[Turn] = []
+    fraction, held = 1.0, False
+
+    def collect() -> None:
+        for task in [each for each in asked if each.done()]:
+            asked.remove(task)
+            if not task.cancelled() and task.exception() is None:
+                inside.append(task.result())
+
+    for what, value in steps:
+        before = len(inside)
+        if what == "enter":
+            asked.append(asyncio.ensure_future(admission.enter(model, _wait, patient=value)))
+        elif what == "leave" and inside:
+            inside.pop(value % len(inside)).leave()
+        elif what == "cancel" and asked:
+            asked[value % len(asked)].cancel()
+        elif what == "govern":
+            fraction = value
+            admission.govern(fraction, held)
+        elif what == "hold":
+            held = value
+            admission.govern(fraction, held)
+        elif what == "slots":
+            model.slots = value
+        if what in ("turn", "slots"):
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        collect()
+        limit = max(1, int(model.slots * fraction))
+        assert len(inside) <= max(limit, before), "more than there are slots, and not because there were fewer since"
+    held = False
+    admission.govern(1.0)
+    while inside or asked:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        collect()
+        assert inside or not asked, "somebody waits though nobody is served"
+        for turn in inside:
+            turn.leave()
+        inside.clear()
+    assert (admission.active("chat"), admission.queued("chat")) == (0, 0)
