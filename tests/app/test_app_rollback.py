@@ -61,10 +61,12 @@ def test_it_gives_way_and_stays_away(served_once: Path, death: Death, at_least: 
         assert found["degraded"]["engine"]["wanted"] == "new-cpu-2"
         assert up.chat().status_code == 200
         assert "serves instead" in up.output
-        assert len(starts(new)) == at_least
+        # The change is made beside the back-off: one more try may have begun meanwhile.
+        tried = len(starts(new))
+        assert at_least <= tried <= at_least + 1
     with Served(served_once) as again:
         assert engine_of(again)["engine"] == "old-cpu-1"
-        assert len(starts(new)) == at_least, "it is not tried again"
+        assert len(starts(new)) == tried, "it is not tried again"
 
 
 def test_memory_is_no_reason(served_once: Path) -> None:
