@@ -23,6 +23,7 @@ class Probe:
         try:
             timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
             async with self._session.get("http://engine/health", timeout=timeout) as response:
+                await response.read()  # a half-read answer would break the connection, and the engine would log that
                 return response.status
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError):
             return None

@@ -193,6 +193,11 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     allow_reuse_address = True
     request_queue_size = 64
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that leaves is no line of the log: llama-server prints none either."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
 
 class UnixServer(Server):
     address_family = socket.AF_UNIX
