@@ -37,7 +37,9 @@ def test_typers_command_has_the_same_options() -> None:
     hints = typing.get_type_hints(up.up, include_extras=True)
     shown = {}
     for name in inspect.signature(up.up).parameters:
-        kind, option = typing.get_args(hints[name])
+        # Python 3.10 wraps a parameter that defaults to None in one more Optional.
+        candidates = (hints[name], *typing.get_args(hints[name]))
+        kind, option = typing.get_args(next(each for each in candidates if hasattr(each, "__metadata__")))
         names = {option.default, *option.param_decls}  # typer keeps the first name apart
         shown[name] = (names, kind is bool, "list" in str(kind), option.metavar)
     table = {o.dest: ({o.name, o.short} - {None}, o.metavar is None, o.many, o.metavar) for o in UP}
