@@ -116,7 +116,10 @@ class App:
             loop.add_signal_handler(number, self._asked_to_stop)
         loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         for model_id, slot in self.fleet.slots.items():
-            self.fleet.run(slot.supervisor, launch.children.get(model_id))
+            child = launch.children.get(model_id)
+            self.fleet.run(slot.supervisor, child)
+            if child is None:  # behind a socket a spawn that failed is tried once more, and then explained
+                slot.start()
         gateway = await serve(self._gateway(), launch.sockets)
         herald, senses = asyncio.create_task(self.herald.run()), asyncio.create_task(self.governing.telemetry.run())
         launch.notifier.ready("listening")
