@@ -23,7 +23,7 @@ Wait = Callable[["asyncio.Future[None]", Callable[[], Fault]], Awaitable[None]]
 class _Line:
     """One model's queue. `fraction` of its slots may be busy; with `held` nobody goes ahead."""
 
-    slots: int = 1
+    upstream: Upstream | None = None  # asked for its slots each time: a restarted engine may have fewer
     active: int = 0
     fraction: float = 1.0
     held: bool = False
@@ -32,7 +32,8 @@ class _Line:
 
     @property
     def limit(self) -> int:
-        return max(1, int(self.slots * self.fraction))
+        slots = 1 if self.upstream is None else self.upstream.slots
+        return max(1, int(slots * self.fraction))
 
     @property
     def full(self) -> bool:
@@ -116,7 +117,7 @@ class Admission:
 
     def _current(self, upstream: Upstream) -> _Line:
         line = self._line(upstream.model_id)
-        line.slots = upstream.slots
+        line.upstream = upstream
         line.advance()
         return line
 

@@ -99,6 +99,20 @@ async def test_a_hot_board_lets_new_requests_wait_and_then_tells_them_why(rig: R
     assert (await client.answer()).status == 200
 
 
+async def test_a_restarted_engine_with_fewer_slots_lets_fewer_in_from_the_line() -> None:
+    admission, model = Admission(8), FakeModel()
+    model.slots = 5
+    admission.govern(1.0, hold_new=True)
+    waiting = [asyncio.ensure_future(admission.enter(model, _wait, patient=True)) for _ in range(4)]
+    await asyncio.sleep(0)
+    model.slots = 1
+    admission.govern(1.0)
+    await asyncio.sleep(0)
+    assert admission.active("chat") == 1
+    for task in waiting:
+        (await asyncio.wait_for(task, 5)).leave()
+
+
 async def test_the_line_is_short_but_not_for_those_who_waited_before() -> None:
     admission, model = Admission(0), FakeModel()
     model.slots = 1
@@ -202,7 +216,7 @@ async def _history(steps: list[tuple[str, Any]]) -> None:
                 inside.append(task.result())
 
     for what, value in steps:
-        before = len(inside)
+        before = admission.active("chat")  # a turn that was given counts before its waiter runs
         if what == "enter":
             asked.append(asyncio.ensure_future(admission.enter(model, _wait, patient=value)))
         elif what == "leave" and inside:
@@ -222,7 +236,9 @@ async def _history(steps: list[tuple[str, Any]]) -> None:
         await asyncio.sleep(0)
         collect()
         limit = max(1, int(model.slots * fraction))
-        assert len(inside) <= max(limit, before), "more than there are slots, and not because there were fewer since"
+        assert len(inside) <= admission.active("chat") <= max(limit, before), (
+            "more than there are slots, and not because there were fewer since"
+        )
     held = False
     admission.govern(1.0)
     while inside or asked:
