@@ -19,7 +19,7 @@ OK = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 
 
 
 async def test_a_slowloris_of_200_sockets_is_dropped_and_others_are_served(rig: Rigs) -> None:
-    here = await rig(config=GatewayConfig(limits=Limits(header_s=0.5)))
+    here = await rig(config=GatewayConfig(limits=Limits(header_s=1.0)))
     slow = [await here.connect() for _ in range(200)]
     for number, client in enumerate(slow):
         await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nX-%d: " % number)
