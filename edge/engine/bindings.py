@@ -18,6 +18,8 @@ from edge.engine.request import BuildPlan, Request
 from edge.engine.unpack import verify
 from edge.errors import UnavailableError, UsageError
 
+_NOT_FOR_LIBRARIES = frozenset({"BUILD_SHARED_LIBS", "LLAMA_BUILD_SERVER", "CMAKE_MAKE_PROGRAM"})
+
 
 def build_bindings(request: Request, plan: BuildPlan, report: Report) -> Path:
     """→ the wheel. Its folder in the cache is named by the build's fingerprint. Raises EdgeError."""
@@ -34,6 +36,7 @@ def build_bindings(request: Request, plan: BuildPlan, report: Report) -> Path:
         lines: list[str] = []
         code = run_logged(_command(archive, wheels), _environment(request, plan), log, lines.append)
         if code != 0:
+            lines.append(f"pip ended with {code}")
             failure = diagnose(lines, plan.table["failures"])
             evidence = "\n".join(f"  {line}" for line in failure.evidence)
             raise BuildError(f"{failure.sentence} (log: {log})", failure.hint, table=evidence)
@@ -59,7 +62,6 @@ def _environment(request: Request, plan: BuildPlan) -> dict[str, str]:
 
 
 def cmake_args(inputs: Inputs) -> str:
-    """The recipe's options that concern the libraries. What makes one program of them would break the bindings."""
+    """The recipe's options, without what makes one program of everything: the bindings load libraries."""
     options = [*inputs.recipe.options, *overrides(inputs)]
-    kept = [o for o in options if o.name.startswith(("GGML_", "CMAKE_")) and o.name != "CMAKE_MAKE_PROGRAM"]
-    return shlex.join(f"-D{option.name}={option.value}" for option in kept)
+    return shlex.join(f"-D{option.name}={option.value}" for option in options if option.name not in _NOT_FOR_LIBRARIES)

@@ -1,6 +1,6 @@
 """The real source, the real compilers (only in `make test-full`).
 
-Sources, build folders and ccache stay in EDGELLM_TEST_CACHE (default ~/.cache/edgellm-tests): the first run compiles
+Sources, build folders and ccache stay in ENGINE_TEST_CACHE (default ~/.cache/edgellm-tests): the first run compiles
 for 6 to 12 minutes on two cores, later runs for seconds. Needs gcc, cmake, ninja, ccache and pip's index; sm_87 needs
 nvcc 13.0.
 """
@@ -43,7 +43,7 @@ _CUBLAS = "nvidia-cublas==13.0.2.14"
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    path = Path(os.environ.get("EDGELLM_TEST_CACHE") or "~/.cache/edgellm-tests").expanduser()
+    path = Path(os.environ.get("ENGINE_TEST_CACHE") or "~/.cache/edgellm-tests").expanduser()
     path.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -131,23 +131,20 @@ def test_up_serves_with_it_rather_than_with_the_embedded_engine(built: Folders, 
         "--state-dir",
         state,
     ]
-    up = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    said = tmp_path / "said"
+    with said.open("w") as out:
+        up = subprocess.Popen([*command, "--json"], stdout=out, stderr=subprocess.STDOUT)
     try:
-        assert (
-            subprocess.run([sys.executable, "-m", "edge", "wait", "--timeout", "120", "--state-dir", state]).returncode
-            == 0
-        )
+        wait = [sys.executable, "-m", "edge", "wait", "--timeout", "120", "--state-dir", state]
+        assert subprocess.run(wait).returncode == 0, said.read_text()
         socket = built.model_socket("tiny")
-        status, body = ask(
-            socket, "POST", "/completion", json.dumps({"prompt": "x", "n_predict": 4, "ignore_eos": True})
-        )
+        question = json.dumps({"prompt": "x", "n_predict": 4, "ignore_eos": True})
+        status, body = ask(socket, "POST", "/completion", question)
         assert status == 200 and json.loads(body)["tokens_predicted"] == 4
     finally:
         up.terminate()
-        assert up.stdout is not None
-        said = up.stdout.read()
         up.wait(60)
-    assert "0c1e57098-cpu-" in said, said
+    assert "0c1e57098-cpu-" in said.read_text()
     assert main(["engine", "rollback", "--state-dir", state]) == 0
     assert choose(built, None, needs_gpu=False).kind == "embedded"
     assert main(["engine", "rollback", "--state-dir", state]) == 0
