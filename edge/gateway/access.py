@@ -7,7 +7,7 @@ A page on another site can make a browser send requests here: under its own name
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -31,17 +31,18 @@ class Door:
             frozenset(host_name(host) for host in hosts), frozenset(each.rstrip("/").lower() for each in origins)
         )
 
-    def check_host(self, host: str | None, local_address: str | None) -> Fault | None:
+    def check_host(self, host: str | None, local_address: Callable[[], str | None]) -> Fault | None:
         """`local_address`: the address this connection came in at; None on a unix socket, where no browser is."""
-        if local_address is None or "*" in self.hosts:
-            return None
         if not host:
             return None  # HTTP/1.0; a browser always names the host
         name = host_name(host)
-        if name in _LOOPBACK_NAMES or name.endswith(".localhost") or name in self.hosts:
+        if name in _LOOPBACK_NAMES or name.endswith(".localhost") or name in self.hosts or "*" in self.hosts:
             return None
         address = _address(name)
-        if address is not None and (address.is_loopback or address == _address(local_address)):
+        if address is not None and address.is_loopback:
+            return None
+        local = local_address()
+        if local is None or (address is not None and address == _address(local)):
             return None
         hint = f'add it to hosts in [gateway] of edgellm.toml: hosts = ["{name[:100]}"]'
         return Fault(403, "host_not_allowed", f"this server does not go by the name {name[:100]!r}", hint)
@@ -82,6 +83,7 @@ class Door:
         return answer
 
 
+@lru_cache(maxsize=64)
 def host_name(host: str) -> str:
     """`[::1]:8080` → `::1`, `Box.local:80` → `box.local`. Brackets stay off, so that addresses can be compared."""
     host = host.strip().lower()

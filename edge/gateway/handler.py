@@ -80,7 +80,7 @@ def _refusal(request: web.Request, fault: Fault, extra: Mapping[str, str], admin
 def _check_page(context: Context, request: web.Request, origin: str | None) -> None:
     """Raises Refused for a browser that was sent here by somebody else's page."""
     host = request.headers.get("Host")
-    fault = context.door.check_host(host, _local_address(request))
+    fault = context.door.check_host(host, lambda: _local_address(request))
     if fault is None and origin is not None:
         scheme = "https" if request.secure else "http"
         if request.method != "OPTIONS":

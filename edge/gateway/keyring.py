@@ -72,7 +72,7 @@ class KeyRing:
         return not self._keys
 
     def find(self, secret: str | None) -> Key | None:
-        return None if secret is None else keys.find(self._keys, secret)
+        return None if secret is None or not self._keys else keys.find(self._keys, secret)
 
     def refresh(self) -> None:
         """One stat per request. A file that cannot be read any longer lets nobody in: it may have held revocations."""

@@ -30,10 +30,7 @@ async def pass_on(
     """Raises Refused."""
     body = Body(request, context.config)
     await body.read(context.config.limits.replay_bytes)
-    with context.room.kept() as kept:
-        if found.model is None and _must_know(context) and not body.complete:
-            await body.read(grow=kept.grow)  # clients may send `model` last
-        upstream = _choose(context, found, body, request.content_type)
+    upstream = await _choose(context, request, found, body)
     visit.model = upstream.model_id
     if context.config.log_prompts and body.complete:
         visit.prompt = accesslog.prompt(body.data)
@@ -79,20 +76,18 @@ async def _with_heartbeat(context: Context, exchange: Exchange, found: Route) ->
             return exchange.opened
 
 
-def _must_know(context: Context) -> bool:
-    return context.config.unknown_model == "strict" or context.only() is None
-
-
-def _choose(context: Context, found: Route, body: Body, content_type: str) -> Upstream:
+async def _choose(context: Context, request: web.Request, found: Route, body: Body) -> Upstream:
     """By /upstream/{id}, or by the name in the request where that matters. Raises Refused."""
     if found.model is not None:
         return _named(context, found.model)
     only = context.only()
-    if only is not None and not _must_know(context):
+    if only is not None and context.config.unknown_model != "strict":
         return only
     if not context.upstreams:
         raise Refused(Fault(503, "no_model", "no model is configured", "edgellm model list shows what could be", 5.0))
-    name = named_model(body.data, content_type, found.target)
+    with context.room.kept() as kept:
+        await body.read(grow=kept.grow)  # clients may send `model` last
+        name = named_model(body.data, request.content_type, found.target)
     if name is None and only is not None:
         return only
     return _named(context, name)

@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import aiohttp
 from aiohttp import web
@@ -132,6 +133,11 @@ def _is_whole(request: web.Request, answer: aiohttp.ClientResponse) -> bool:
     return length is not None and length <= WHOLE_BYTES and not bodiless
 
 
+@lru_cache(maxsize=256)
+def engine_url(target: str) -> URL:
+    return URL("http://engine" + target, encoded=True)
+
+
 async def _send(
     session: aiohttp.ClientSession, exchange: Exchange, endpoint: Endpoint, keep: bool
 ) -> aiohttp.ClientResponse:
@@ -142,7 +148,7 @@ async def _send(
     try:
         return await session.request(
             request.method,
-            URL("http://engine" + exchange.target, encoded=True),
+            engine_url(exchange.target),
             headers=CIMultiDict(passed),
             data=exchange.body.payload(),
             allow_redirects=False,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from urllib.parse import unquote_to_bytes
 
 
@@ -79,10 +81,22 @@ _LIGHT_ENDS = ("/count_tokens", "/input_tokens", "/control", "/lookup")
 _LOOKS = frozenset({"GET", "HEAD"})
 _CHANGES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _UPSTREAM = "/upstream/"
+_KEPT_CHARACTERS = 128
+_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
 def route(method: str, raw_target: str) -> Route:
     """`raw_target` as in the request line. Never raises."""
+    # The same few targets come again and again; long ones are not kept, since clients choose them.
+    return _kept(method, raw_target) if len(raw_target) <= _KEPT_CHARACTERS else _route(method, raw_target)
+
+
+@lru_cache(maxsize=256)
+def _kept(method: str, raw_target: str) -> Route:
+    return _route(method, raw_target)
+
+
+def _route(method: str, raw_target: str) -> Route:
     target = _origin_form(raw_target)
     path = plain_path(target)
     if path is None:
@@ -134,7 +148,7 @@ def plain_path(target: str) -> str | None:
         decoded.encode()
     except UnicodeError:
         return None
-    if any(ord(character) < 32 or character in "\\\x7f" for character in decoded):
+    if _FORBIDDEN.search(decoded):
         return None
     if "//" not in decoded and "/." not in decoded:
         return decoded

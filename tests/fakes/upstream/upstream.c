@@ -312,7 +312,7 @@ int main(int argc, char **argv) {
         for (connection *c = all, *after; c; c = after) {
             after = c->next;
             pump(c, at);
-            int idle = c->state == HEAD && !c->in_bytes && at - c->idle_since > IDLE_NS;
+            int idle = c->state == HEAD && !c->in_bytes && at > c->idle_since + IDLE_NS;
             if ((c->dead == 2 || idle) && !c->out_bytes) drop(c, 0);
             else if (c->dead == 1) drop(c, 1);
         }
