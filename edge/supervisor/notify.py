@@ -45,6 +45,11 @@ class Notifier:
     def alive(self) -> None:
         self._send("WATCHDOG=1")
 
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
     def _send(self, *lines: str) -> None:
         if self._socket is None:
             return

@@ -1,0 +1,54 @@
+"""edgellm.toml of a service: what was there stays, and a person can go on writing in it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from edge.errors import ConfigError
+from edge.service.config_file import Served, base, merged, text
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+BEFORE = {
+    "schema": 1,
+    "strict": True,
+    "gateway": {"hold": {"seconds": 30}},
+    "model": [{"id": "chat", "ref": "./m.gguf", "aliases": ["gpt"], "set": {"n_ctx": 4096, "kv_type_k": "q8_0"}}],
+}
+
+
+def test_the_rest_stays() -> None:
+    after = merged(BEFORE, [Served("chat", "M:Q4_0")], profile="orin", listen=(), dirs=("/mnt/models",))
+    assert after["profile"] == "orin"
+    assert after["store"] == {"dirs": ["/mnt/models"]}
+    assert after["model"] == [{**BEFORE["model"][0], "ref": "M:Q4_0"}]  # type: ignore[index]
+    assert after["gateway"] == BEFORE["gateway"]
+    assert "listen" not in after
+    assert BEFORE["model"][0]["ref"] == "./m.gguf"  # type: ignore[index]
+    again = merged(after, [Served("chat", "M:Q4_0")], profile=None, listen=(), dirs=("/mnt/models",))
+    assert again == after
+
+
+def test_it_can_be_read_and_written_on() -> None:
+    after = merged(BEFORE, [Served("chat", "M:Q4_0"), Served("embed", 'a "b" \\c')], profile=None, listen=(), dirs=())
+    written = text(after, Path("/home/ann/edgellm.toml"))
+    assert tomllib.loads(written) == after
+    assert "from /home/ann/edgellm.toml" in written.splitlines()[0]
+    added = tomllib.loads(written + '\n[[model]]\nid = "third"\nref = "x.gguf"\n')
+    assert [model["id"] for model in added["model"]] == ["chat", "embed", "third"]
+
+
+def test_the_first_that_is_there(tmp_path: Path) -> None:
+    second = tmp_path / "edgellm.toml"
+    second.write_text("schema = 1\n")
+    assert base([tmp_path / "none", second]) == ({"schema": 1}, second)
+    assert base([tmp_path / "none"]) == ({}, None)
+    second.write_text("schema = ")
+    with pytest.raises(ConfigError, match=r"edgellm\.toml"):
+        base([second])

@@ -1,0 +1,93 @@
+"""FC-79: the exact folder that blocks, judged as the kernel would for another user."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from edge.errors import ConfigError
+from edge.service.obstacle import Who, find, future, writable_by_others
+
+STRANGER = Who("edgellm", 987_654, frozenset({987_654}))
+
+
+@pytest.fixture
+def models(short_dir: Path) -> Path:
+    short_dir.chmod(0o755)
+    folder = short_dir / "a/b/models"
+    folder.mkdir(parents=True)
+    (folder / "m.gguf").write_bytes(b"GGUF")
+    (folder / "m.gguf").chmod(0o644)
+    return folder
+
+
+def test_fc_79_a_closed_parent_is_named_not_the_open_folder(models: Path) -> None:
+    closed = models.parent.parent
+    closed.chmod(0o700)
+    found = find(models / "m.gguf", STRANGER)
+    assert found is not None
+    assert (found.kind, found.path) == ("closed", closed)
+    assert f"{closed} does not let user edgellm through (mode 0700" in found.sentence
+    assert found.hint.startswith(f"chmod o+x {closed}")
+
+
+def test_fc_79_missing_empty_unreadable(models: Path) -> None:
+    assert find(models / "m.gguf", STRANGER) is None
+    assert find(models, STRANGER) is None
+    missing = find(models / "no/such/file", STRANGER)
+    assert missing is not None
+    assert (missing.kind, missing.path) == ("missing", models / "no")
+    (models / "m.gguf").chmod(0o600)
+    unreadable = find(models / "m.gguf", STRANGER)
+    assert unreadable is not None
+    assert unreadable.kind == "unreadable"
+    (models / "m.gguf").unlink()
+    empty = find(models, STRANGER)
+    assert empty is not None
+    assert empty.kind == "empty"
+    assert "is its disk mounted?" in empty.sentence
+
+
+def test_groups_and_owners_are_let_through(models: Path) -> None:
+    state = models.stat()
+    models.chmod(0o750)
+    assert find(models, STRANGER) is not None
+    assert find(models, Who("ann", 987_654, frozenset({state.st_gid}))) is None
+    models.chmod(0o070)  # the owner is judged by his own bits, though his group would do
+    assert find(models, Who("ann", state.st_uid, frozenset({state.st_gid}))) is not None or state.st_uid == 0
+
+
+def test_what_a_link_points_to_counts(models: Path, short_dir: Path) -> None:
+    link = short_dir / "link"
+    link.symlink_to(models)
+    assert find(link / "m.gguf", STRANGER) is None
+    models.parent.chmod(0o700)
+    found = find(link / "m.gguf", STRANGER)
+    assert found is not None
+    assert found.path == models.parent
+
+
+def test_who_will_be(models: Path) -> None:
+    assert future("nobody-here-of-that-name") == Who("nobody-here-of-that-name", -1, frozenset())
+    with pytest.raises(ConfigError):
+        Who.named("nobody-here-of-that-name")
+    assert Who.named("root").uid == 0
+
+
+def test_what_others_can_exchange(models: Path) -> None:
+    ours = frozenset({0, os.getuid()})
+    file = models / "m.gguf"
+    assert writable_by_others(file, ours) is None  # /tmp is sticky: others add to it, and exchange nothing
+    models.chmod(0o757)
+    assert writable_by_others(file, ours) == models
+    models.chmod(0o755)
+    file.chmod(0o646)
+    assert writable_by_others(file, ours) == file
+    file.chmod(0o644)
+    link = models / "link"
+    link.symlink_to(file)
+    assert writable_by_others(link, ours) is None
+    models.parent.chmod(0o777)
+    assert writable_by_others(link, ours) == models.parent

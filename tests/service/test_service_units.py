@@ -1,0 +1,124 @@
+"""The units as text: field cases of services that start wrong, and what systemd's own tools say."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from configparser import RawConfigParser
+from pathlib import Path
+
+import pytest
+
+from edge.resources import data_dir
+from edge.service.layout import UNITS, File, files
+from edge.service.wish import Wish
+
+SOURCE = data_dir("systemd")
+EVERYTHING = Wish(jtop=True, groups=("video", "render"), model_dirs=("/mnt/models",), power_mode="MAXN")
+
+
+def values(unit: str, section: str, key: str) -> list[str]:
+    """Every value of a key, in order; systemd adds them up."""
+    text, current, found = (SOURCE / unit).read_text(), "", []
+    for line in text.splitlines():
+        if line.startswith("["):
+            current = line.strip("[]")
+        elif current == section and line.partition("=")[0] == key:
+            found.append(line.partition("=")[2])
+    return found
+
+
+def test_fc_76_hardening_leaves_the_gpu_visible() -> None:
+    """FC-76: what hides /dev/nv* or forbids CUDA's compiler is not in the unit that runs the engine."""
+    for key in ("PrivateDevices", "DevicePolicy", "DeviceAllow", "ProtectClock", "MemoryDenyWriteExecute"):
+        assert values("edgellm.service", "Service", key) == []
+    assert values("edgellm.service", "Service", "ProtectSystem") == ["strict"]
+    assert values("edgellm.service", "Service", "NoNewPrivileges") == ["yes"]
+
+
+def test_fc_76_a_model_folder_at_home_is_not_hidden() -> None:
+    text = text_of(Wish(model_dirs=("/home/ann/my models",)), "edgellm.service.d/10-install.conf")
+    assert "ProtectHome=tmpfs\n" in text
+    assert 'BindReadOnlyPaths="-/home/ann/my models"\n' in text
+    assert "ProtectHome" not in text_of(EVERYTHING, "edgellm.service.d/10-install.conf")
+
+
+def test_fc_77_folders_are_given_and_nothing_is_taken_from_home() -> None:
+    """FC-77: writable folders by directives; the engine's HOME and caches are made of them (plan.environment)."""
+    assert values("edgellm.service", "Service", "CacheDirectory") == ["edgellm"]
+    assert values("edgellm.service", "Service", "StateDirectory") == ["edgellm/state edgellm/promptcache"]
+    assert values("edgellm.service", "Service", "RuntimeDirectory") == ["edgellm edgellm/main"]
+    assert values("edgellm.service", "Service", "PassEnvironment") == []
+
+
+def test_fc_79_mounts_are_waited_for_and_not_required() -> None:
+    text = text_of(EVERYTHING, "edgellm.service.d/10-install.conf")
+    assert "Wants=mnt.mount mnt-models.mount\nAfter=mnt.mount mnt-models.mount\n" in text
+    assert "Requires" not in text
+    assert values("edgellm.service", "Unit", "RequiresMountsFor") == ["/var/lib/edgellm"]
+
+
+def test_fc_79_no_line_stands_above_a_section() -> None:
+    """FC-79: a drop-in without a section header is ignored."""
+    for file in files(EVERYTHING):
+        if "systemd/system" in str(file.path):
+            lines = [line for line in file.text.splitlines() if line and not line.startswith("#")]
+            assert lines[0].startswith("["), file.path
+
+
+def test_fc_80_boots_offline_and_headless() -> None:
+    """FC-80: ordered after, and wanted by, only what every board reaches."""
+    never = {"graphical.target", "network-online.target", "jtop.service", "multi-user.target", "nvpmodel.service"}
+    for unit in ("edgellm.socket", "edgellm.service", "edgellm-jtop.service", "edgellm-ready.service"):
+        for key in ("After", "Requires", "Wants", "BindsTo"):
+            assert never.isdisjoint(" ".join(values(unit, "Unit", key)).split()), (unit, key)
+    assert values("edgellm.service", "Install", "WantedBy") == ["multi-user.target"]
+    assert values("edgellm.socket", "Install", "WantedBy") == ["sockets.target"]
+
+
+def test_fc_82_memory_may_be_locked() -> None:
+    """FC-82: no warning about the limit, should somebody ask for locking; nothing asks by itself."""
+    assert values("edgellm.service", "Service", "LimitMEMLOCK") == ["infinity"]
+
+
+def test_who_is_stopped_how() -> None:
+    assert values("edgellm.service", "Service", "Type") == ["notify"]
+    assert values("edgellm.service", "Service", "KillMode") == ["mixed"]
+    assert values("edgellm.service", "Service", "OOMPolicy") == ["continue"]
+    assert values("edgellm.service", "Unit", "StartLimitIntervalSec") == ["0"]
+
+
+def test_jtops_group_is_nowhere_but_in_its_reader() -> None:
+    for file in files(EVERYTHING):
+        if file.path.name != "edgellm-jtop.service":
+            assert "SupplementaryGroups=jtop" not in file.text
+    assert values("edgellm-jtop.service", "Service", "PrivateNetwork") == ["yes"]
+    assert UNITS.index("edgellm-jtop.service")
+    assert not [file for file in files(Wish()) if "jtop" in file.path.name]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_exposure() -> None:
+    command = ["systemd-analyze", "security", "--offline=true", "--no-pager"]
+    unknown = subprocess.run(
+        [*command, "--threshold=25", str(SOURCE / "edgellm.service")], capture_output=True, text=True
+    )
+    if "unrecognized option" in unknown.stderr:
+        pytest.skip("systemd-analyze security --offline needs systemd 250")
+    assert unknown.returncode == 0, unknown.stdout[-400:]
+    for unit in ("edgellm-ready.service", "edgellm-jtop.service"):
+        done = subprocess.run([*command, "--threshold=15", str(SOURCE / unit)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-400:]
+
+
+def test_every_unit_has_its_sections_and_a_description() -> None:
+    for unit in UNITS:
+        parser = RawConfigParser(strict=False)
+        parser.optionxform = str  # type: ignore[assignment,method-assign]
+        parser.read_string((SOURCE / unit).read_text())
+        assert parser["Unit"]["Description"]
+
+
+def text_of(wish: Wish, name: str) -> str:
+    found: list[File] = [file for file in files(wish) if file.path == Path("etc/systemd/system") / name]
+    return found[0].text
