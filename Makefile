@@ -8,10 +8,10 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 SHELL   := /bin/bash
 
-.PHONY: help setup up check test test-full dist clean
+.PHONY: help setup up check test test-full boot-test dist clean
 
 help:
-	@grep -E '^# make' Makefile | sed 's/^# //'; echo 'also: setup check test-full dist clean; PROFILE=orin, MODEL=REF'
+	@grep -E '^# make' Makefile | sed 's/^# //'; echo 'also: setup check test-full boot-test dist clean; PROFILE=orin, MODEL=REF'
 
 $(VENV)/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "edgellm needs Python 3.10 or newer: make PYTHON=python3.12"; exit 69; }
@@ -52,6 +52,10 @@ test: check
 test-full: test
 	tests/packages.sh
 	$(BIN)/python -m pytest -m full
+
+# Real systemds of three ages in systemd-nspawn; needs root, and fetches three small systems once.
+boot-test: setup
+	BOOT_SUITES="bookworm trixie bullseye" $(BIN)/python -m pytest -m full tests/boot
 
 dist: setup
 	$(BIN)/python -m build
