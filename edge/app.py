@@ -97,7 +97,6 @@ class App:
 
     def _open(self, slot: Slot) -> None:
         """Makes a model known to the gateway."""
-        slot.supervisor.began_s = self.launch.began_s
         self.upstreams[slot.model_id] = self.governing.govern(slot)
         self.herald.watch(self.fleet.supervisors())
 
@@ -117,9 +116,9 @@ class App:
         loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         for model_id, slot in self.fleet.slots.items():
             child = launch.children.get(model_id)
-            self.fleet.run(slot.supervisor, child)
+            self.fleet.run(slot.supervisor, child, launch.began_s)
             if child is None:  # behind a socket a spawn that failed is tried once more, and then explained
-                slot.start()
+                slot.begin()
         gateway = await serve(self._gateway(), launch.sockets)
         herald, senses = asyncio.create_task(self.herald.run()), asyncio.create_task(self.governing.telemetry.run())
         launch.notifier.ready("listening")
@@ -186,7 +185,7 @@ class App:
             slot = self.fleet.add(prepared, model, self._expected_s(model_id))
             self._open(slot)
             self.fleet.run(slot.supervisor)
-            slot.start()
+            slot.begin()
         self._relieve()
         self.console.planned(prepared.plan, prepared.profile.name, self.urls)
 
@@ -243,7 +242,7 @@ class App:
         launch, recorder = self.launch, self.recorder
         if recorder is None:
             return
-        if supervisor.restarts == 0:
+        if supervisor.launched and supervisor.restarts == 0:
             recorder.start(supervisor, outcome, launch.began_s, launch.spans, launch.spawn_cpu_s)
         else:
             recorder.start(supervisor, outcome, supervisor.began_s or time.monotonic(), (), None)

@@ -58,7 +58,9 @@ class Fleet:
         slot = self.slots[model.id] = Slot(self.make(prepared, model, expected_ready_s))
         return slot
 
-    def make(self, prepared: Prepared, model: ModelPlan, expected_ready_s: float | None = None) -> Supervisor:
+    def make(
+        self, prepared: Prepared, model: ModelPlan, expected_ready_s: float | None = None, *, asleep: bool = False
+    ) -> Supervisor:
         """Not started yet. A model that is here already gets a socket of its own beside it."""
         engine = prepared.plan.engine
         may_use_cpu = prepared.profile.wishes.fallback == "cpu"
@@ -78,12 +80,14 @@ class Fleet:
         )
         terms = terms_of(prepared, model, self._last_good.tokens_s(model.id, good))
         socket_path = self._socket(model.id)
-        return Supervisor(model, socket_path, self._patterns, terms, hooks, expected_ready_s=expected_ready_s)
+        return Supervisor(
+            model, socket_path, self._patterns, terms, hooks, expected_ready_s=expected_ready_s, asleep=asleep
+        )
 
-    def run(self, supervisor: Supervisor, child: Child | None = None) -> None:
-        """Gives it a task. `child`: what the launcher spawned for it."""
+    def run(self, supervisor: Supervisor, child: Child | None = None, began_s: float = 0.0) -> None:
+        """Gives it a task. `child`: what the launcher spawned for it; `began_s`: when the launcher began."""
         if child is not None:
-            supervisor.adopt(child)
+            supervisor.adopt(child, began_s)
         owner = asyncio.create_task(supervisor.run())
         self._crews[id(supervisor)] = Crew(supervisor, owner)
         owner.add_done_callback(self._ended)

@@ -23,7 +23,7 @@ from edge.handover import Launch
 from edge.instance import acquire
 from edge.options import read
 from edge.plan.chosen import fetch_first
-from edge.prepare import Prepared, prepare, wishes_of
+from edge.prepare import Prepared, config_of, prepare, wishes_of
 from edge.supervisor.child import spawn
 from edge.supervisor.devices import WAIT_S
 from edge.supervisor.hygiene import hygiene
@@ -158,6 +158,8 @@ def _spawn(launch: Launch, clock: _Clock) -> None:
     if launch.prepared is None:
         return
     for model_id, model in launch.prepared.plan.models.items():
+        if not config_of(launch.prepared, model_id).preload:
+            continue  # it sleeps until somebody asks
         plan = model.ladder.plans[model.ladder.chosen]
         try:
             gentle = hygiene(wishes_of(launch.prepared, model_id))

@@ -7,12 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from edge import __version__
+from edge.coldstart import journal
 from edge.control import LogQuestion
 from edge.gateway.health import healthz
 from edge.handover import Launch
 from edge.ring import Ring
 from edge.service.unit import Unit
 from edge.status import ModelStatus
+
+SHOWN_CRASHES = 5
 
 
 def overview(
@@ -38,8 +41,14 @@ def overview(
         "profile": prepared.profile.name if prepared else None,
         "engine": prepared.plan.engine.id if prepared else None,
         "service": unit.document() if unit and launch.inherited else None,
+        "crashes": [_shown(crash) for crash in journal.read(folders.crashes)[-SHOWN_CRASHES:]],
         "folders": {"state": str(folders.instance_state), "run": str(folders.instance_run)},
     }
+
+
+def _shown(crash: Mapping[str, Any]) -> dict[str, Any]:
+    """crashes.jsonl holds the last lines too."""
+    return {name: crash.get(name) for name in ("at", "model", "state", "rung", "kind", "hint")}
 
 
 def log_lines(asked: LogQuestion, own: Ring, engines: Mapping[str, Ring]) -> dict[str, Any]:

@@ -14,13 +14,13 @@ from edge.board.probe import probe
 from edge.board.visible import VARIABLE, visible
 from edge.coldstart import journal
 from edge.config import Config, settle
-from edge.config.values import Override
+from edge.config.values import ModelConfig, Override
 from edge.engine.choose import choose
 from edge.engine.fallback import Fallback, fallback, rules, starts_from_records
 from edge.engine.installed import read_selection
 from edge.errors import DeviceMissingError
 from edge.folders import Folders
-from edge.plan.assemble import assemble
+from edge.plan.assemble import Assembled, assemble
 from edge.plan.chosen import fetch_first
 from edge.plan.offer import Offer
 from edge.plan.plan import Plan
@@ -73,9 +73,20 @@ def prepare(config: Config, folders: Folders, place: Place | None = None) -> Pre
         profile=profile.wishes.recipe or profile.name,
         capability=board.compute_capability,
     )
-    board = _with_devices(board, profile, config, place)
-    memory = _counted(snapshot(place.root, board), place.held_bytes)
-    assembled = assemble(config, profile, board, memory, engine, folders, wsl=board.container == "wsl2")
+
+    def assembled_on(board: Board) -> Assembled:
+        memory = _counted(snapshot(place.root, board), place.held_bytes)
+        return assemble(config, profile, board, memory, engine, folders, wsl=board.container == "wsl2")
+
+    try:
+        board = _with_devices(board, profile, config, place)
+    except DeviceMissingError:
+        # Meanwhile everything else is looked at: what is wrong with it is said now, not after the wait, and the
+        # header is in memory when the device comes. A discrete GPU's plan needs the GPU.
+        if board.unified_memory:
+            assembled_on(board)
+        raise
+    assembled = assembled_on(board)
     return Prepared(config, board, profile, assembled.plan, assembled.chosen.absent, given_way)
 
 
@@ -95,9 +106,14 @@ def wants_gpu(profile: Profile) -> bool:
     return profile.wishes.backend == "cuda" and profile.wishes.offload == "full"
 
 
+def config_of(prepared: Prepared, model_id: str) -> ModelConfig:
+    """What the configuration says of this model; the defaults where it was chosen by itself."""
+    return next((model for model in prepared.config.models if model.id == model_id), ModelConfig(model_id, model_id))
+
+
 def wishes_of(prepared: Prepared, model_id: str) -> Wishes:
     """The profile's, with what `set` of this model says."""
-    own: dict[str, Any] = next((model.set for model in prepared.config.models if model.id == model_id), {})
+    own: dict[str, Any] = dict(config_of(prepared, model_id).set)
     return replace(prepared.profile.wishes, **own)
 
 

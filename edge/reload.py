@@ -14,7 +14,8 @@ from edge.prepare import Place, Prepared
 from edge.status import Failure, State
 from edge.supervisor.slot import Slot
 from edge.supervisor.supervisor import Supervisor
-from edge.supervisor.turnover import Turned, after, beside
+from edge.supervisor.terms import Terms
+from edge.supervisor.turnover import Turned, after, beside, quietly
 from edge.supervisor.vitals import read_vitals
 from edge.terms import terms_of
 
@@ -31,7 +32,7 @@ class Changes:
 
 @dataclass
 class Outcome:
-    """What became of each model: added | removed | kept | beside | after | back, and why where it went back."""
+    """What became of each model: added, removed, kept, beside, after, asleep, or back and why."""
 
     models: dict[str, str] = field(default_factory=dict)
     failures: dict[str, Failure] = field(default_factory=dict)
@@ -68,12 +69,17 @@ def _same(old: Supervisor, new: Prepared, model: ModelPlan) -> bool:
     if old.machine.state is State.FAILED or old.on_cpu_instead or old.machine.plain:
         return False  # a reload is a good moment to try again
     terms = terms_of(new, model, None)
-    if (old.terms.hygiene, old.terms.strict, old.model.aliases) != (terms.hygiene, terms.strict, model.aliases):
+    if _manners(old.terms, old.model) != _manners(terms, model):
         return False
     if old.model.model.fingerprint != model.model.fingerprint:
         return False
     ways = [_way(plan) for plan in model.ladder.plans[: model.ladder.chosen + 1]]
     return _way(old.plan) in ways
+
+
+def _manners(terms: Terms, model: ModelPlan) -> tuple[Any, ...]:
+    """What is decided when a supervisor is made, beside how its engine is started."""
+    return terms.hygiene, terms.strict, terms.ttl_s, terms.policy, model.aliases
 
 
 def _way(plan: LaunchPlan) -> tuple[Any, ...]:
@@ -149,18 +155,22 @@ class Reload:
     async def _add(self, prepared: Prepared, model: ModelPlan, open_slot: Callable[[Slot], None]) -> Turned:
         slot = self._fleet.add(prepared, model)
         self._fleet.run(slot.supervisor)
-        slot.start()
+        slot.begin()
         open_slot(slot)
         return Turned("added")
 
     async def _change(self, prepared: Prepared, model: ModelPlan) -> Turned:
         fleet = self._fleet
         slot = fleet.slots[model.id]
-        old, new = slot.supervisor, fleet.make(prepared, model)
+        old = slot.supervisor
+        asleep = old.machine.state is State.SLEEPING
+        new = fleet.make(prepared, model, asleep=asleep)
         fleet.run(new)
         needed = model.ladder.plans[model.ladder.chosen].budget
         serves = old.machine.state is State.READY
-        if serves and fits_beside(needed, await self._available(prepared)):
+        if asleep:
+            turned = await quietly(slot, new)
+        elif serves and fits_beside(needed, await self._available(prepared)):
             turned = await beside(slot, new)
         else:
             turned = await after(slot, new, self._room(prepared, needed))

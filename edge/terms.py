@@ -8,7 +8,7 @@ from edge.config import Config
 from edge.folders import Folders
 from edge.gateway.settings import GatewayConfig
 from edge.plan.plan import LaunchPlan, ModelPlan
-from edge.prepare import Prepared, wants_gpu, wishes_of
+from edge.prepare import Prepared, config_of, wants_gpu, wishes_of
 from edge.status import Degraded
 from edge.supervisor.hygiene import hygiene
 from edge.supervisor.pace import pace
@@ -17,8 +17,18 @@ from edge.supervisor.terms import Terms
 
 
 def policy(config: Config) -> Policy:
-    """[restart]."""
-    return Policy(stable_s=config.restart.stable_s, backoff_s=config.restart.backoff_s)
+    """[restart]: its keys are the policy's own names."""
+    section = config.restart
+    return Policy(
+        backoff_s=section.backoff_s,
+        stable_s=section.stable_s,
+        stall_s=section.stall_s,
+        wedge_s=section.wedge_s,
+        wedge_again_s=section.wedge_s / 2,  # once seen, believed sooner
+        drain_s=section.drain_s,
+        term_s=section.term_s,
+        device_attempts=section.device_attempts,
+    )
 
 
 def gateway_config(config: Config, folders: Folders) -> GatewayConfig:
@@ -47,6 +57,7 @@ def gateway_config(config: Config, folders: Folders) -> GatewayConfig:
 def terms_of(prepared: Prepared, model: ModelPlan, last_good_tokens_s: float | None = None) -> Terms:
     """What holds for every child of this model."""
     wishes, plan = wishes_of(prepared, model.id), model.ladder.plans[model.ladder.chosen]
+    config = config_of(prepared, model.id)
     return Terms(
         policy=policy(prepared.config),
         hygiene=hygiene(wishes),
@@ -54,6 +65,8 @@ def terms_of(prepared: Prepared, model: ModelPlan, last_good_tokens_s: float | N
         capability=prepared.board.compute_capability,
         system_prompt=wishes.system_prompt,
         warmup_tokens=wishes.warmup_tokens,
+        preload=config.preload,
+        ttl_s=config.ttl_s,
         pace=pace(prepared.board, (plan.model or model.model).meta, plan, last_good_tokens_s),
         known=(*without_device(prepared, plan), *other_engine(prepared)),
     )

@@ -63,6 +63,11 @@ class GatewayConfig:
 class RestartConfig:
     stable_s: float = 60.0
     backoff_s: tuple[float, ...] = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
+    stall_s: float = 60.0
+    wedge_s: float = 60.0
+    drain_s: float = 30.0
+    term_s: float = 10.0
+    device_attempts: int = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,11 @@ SETTINGS: dict[str, Field] = {
 SECTIONS: dict[str, Field] = {
     "restart.stable_s": Field("number", "seconds of READY after which a start counts as good", minimum=0),
     "restart.backoff_s": Field("numbers", "pauses before the next starts; the last repeats", minimum=0),
+    "restart.stall_s": Field("number", "a load that stands still for so long is ended and tried again", minimum=1),
+    "restart.wedge_s": Field("number", "an engine that leaves a request without a sign of life is ended", minimum=1),
+    "restart.drain_s": Field("number", "how long open requests may take when an engine shall go", minimum=0),
+    "restart.term_s": Field("number", "from SIGTERM to SIGKILL", minimum=0),
+    "restart.device_attempts": Field("integer", "more starts when the GPU does not come up", minimum=0, maximum=100),
     "telemetry.jtop": Field("text", "read jetson-stats when it is there", ("auto", "off")),
     "telemetry.interval_s": Field("number", "seconds between samples", minimum=0.1, maximum=60),
     "thermal.act": Field("boolean", "hold work back near the throttle point; false only observes"),

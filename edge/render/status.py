@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from edge.units import format_seconds
@@ -20,7 +21,15 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
         lines.append(f"  {heat}")
     for model_id, model in document["models"].items():
         lines += ["", *_model(model_id, model)]
+    crashes = document.get("crashes") or []
+    if crashes:
+        lines += ["", "last crashes:", *(f"  {_crash(crash)}" for crash in crashes)]
     return lines
+
+
+def _crash(crash: Mapping[str, Any]) -> str:
+    at = datetime.fromtimestamp(crash["at"] or 0).isoformat(sep=" ", timespec="seconds")
+    return f"{at}  {crash['model']} in {crash['state']} on rung {crash['rung']}: {crash['kind']}"
 
 
 def reload_lines(document: Mapping[str, Any]) -> list[str]:
@@ -31,6 +40,7 @@ def reload_lines(document: Mapping[str, Any]) -> list[str]:
         "removed": "is gone",
         "beside": "changed, without a pause",
         "after": "changed; requests waited for it",
+        "asleep": "changed, and sleeps on",
         "back": "could not be changed and goes on as it was",
     }
     lines = []

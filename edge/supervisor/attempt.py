@@ -131,27 +131,30 @@ class Attempt:
         if self._rising and not self._told_progress and self.progress != 1.0 and self.weights_bytes > 0:
             self.progress = max(self.progress or 0.0, min(0.99, count / self.weights_bytes))
 
-    def answered(self, now_s: float, rss_bytes: int | None = None) -> None:
+    def answered(self, now_s: float, rss_bytes: int | None = None) -> Sequence[Sighting]:
         """/health said 200: what no line spoke of is proved by it, but for the GPU: that needs evidence of its own."""
+        seen: list[Sighting] = []
         if self.wants_gpu and not self.facts.devices and self.facts.offloaded is None:
-            self._silent_gpu(now_s, rss_bytes)
+            seen += self._silent_gpu(now_s, rss_bytes)
         self.gates = self.gates.open_up_to("kv_cache", now_s, "the engine reports ready (no log line said so)")
         self.progress = 1.0
+        return seen
 
     def warmed(self, now_s: float, evidence: str) -> None:
         self.gates = self.gates.open("warm", now_s, evidence)
         self._rising = False
 
-    def _silent_gpu(self, now_s: float, rss_bytes: int | None) -> None:
+    def _silent_gpu(self, now_s: float, rss_bytes: int | None) -> list[Sighting]:
         """A build that prints no device: weights that are not in host memory must be somewhere else."""
         if rss_bytes is not None and rss_bytes < self.weights_bytes // 2:
             size, all_of = format_bytes(rss_bytes), format_bytes(self.weights_bytes)
             evidence = f"{size} of host memory hold {all_of} of weights: they are on the GPU (no log line said so)"
             self.facts = replace(self.facts, proved_by=evidence)
             self.gates = self.gates.open_up_to("backend", now_s, evidence)
-            return
+            return []
         for name in ("context", "backend"):
             self.gates = self.gates.refuse(name, "no line and no probe shows the GPU in use")
+        return [Sighting("no_device", Missing("cpu_only", CPU_ONLY_HINT))]
 
     def _engine_time(self, engine_s: float | None, now_s: float) -> float:
         """We may read lines late (imports). The smallest delay seen ties the engine's clock to ours: what was stamped
@@ -172,6 +175,7 @@ class Attempt:
         match mark.name:
             case "load" | "header":
                 if not self.wants_gpu:
+                    self.gates = self.gates.open("context", at_s, "CPU")  # older builds do not name it
                     self.gates = self.gates.open("backend", at_s, "CPU kernels, as planned")
                 return [Sighting("loading")]
             case "loaded":

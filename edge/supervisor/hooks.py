@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,11 +27,3 @@ class Hooks:
     plain: Callable[[LaunchPlan], LaunchPlan] = lambda plan: plan
     cpu: Callable[[], LaunchPlan] | None = None
     driver: Callable[[], str | None] = lambda: None
-
-
-def cpu_rung(plans: Sequence[LaunchPlan], can_plan: bool) -> int | None:
-    """Where the GPU is not used: on the ladder, or one above it that is planned when it is needed. None: nowhere."""
-    if plans[0].settings.n_gpu_layers <= 0:
-        return None
-    on_ladder = next((i for i, plan in enumerate(plans) if plan.settings.n_gpu_layers <= 0), None)
-    return on_ladder if on_ladder is not None else len(plans) if can_plan else None

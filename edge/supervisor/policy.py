@@ -33,6 +33,9 @@ class Policy:
     wedge_again_s: float = 30  # once seen, believed sooner
     drain_s: float = 30  # a long answer may finish; a plug that is pulled will not wait longer
     term_s: float = 10  # llama-server frees GPU memory in about a second
+    idle_before_s: float = 0.5  # whoever waited for READY asks now
+    idle_set_s: float = 3.0  # all idle warm-up together
+    second_look_s: float = 10.0  # what was slow may only have been disturbed
     cpu_rung: int | None = None  # where `fallback = "cpu"` leads when the GPU stays away
 
     def backoff(self, crashes: int, luck: float) -> float:

@@ -38,6 +38,9 @@ class Slot:
     def start(self) -> None:
         self.supervisor.start()
 
+    def begin(self) -> None:
+        self.supervisor.begin()
+
     # --- Upstream ----------------------------------------------------------------------------------------------------
 
     @property

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.errors import EdgeError
-from edge.plan.plan import LaunchPlan, ModelPlan, Reason
+from edge.plan.plan import LaunchPlan, ModelPlan
 from edge.status import Failure, ModelStatus, State
 from edge.supervisor.attempt import Attempt
 from edge.supervisor.child import Child, spawn
@@ -34,8 +34,9 @@ from edge.supervisor.events import (
     WarmUp,
 )
 from edge.supervisor.exitwatch import reaped
-from edge.supervisor.hooks import Hooks, cpu_rung
+from edge.supervisor.hooks import Hooks
 from edge.supervisor.patterns import Patterns
+from edge.supervisor.plans import Plans, card
 from edge.supervisor.policy import Fault
 from edge.supervisor.state import ENDING, Machine, Then, step
 from edge.supervisor.terms import Terms
@@ -61,6 +62,7 @@ class Supervisor:
         hooks: Hooks | None = None,
         *,
         expected_ready_s: float | None = None,
+        asleep: bool = False,
     ) -> None:
         self.model = model
         self.terms = terms or Terms()
@@ -69,14 +71,16 @@ class Supervisor:
         self.spawns = 0
         self.turns = 0  # of the owner's loop, for whoever checks that it turns
         self.watch: Watch | None = None
-        self.began_s: float | None = None  # of the start in progress; set by whoever asked for it
+        self.began_s: float | None = None  # of the start in progress
+        self.launched = False  # the first child came from the launcher
         self._socket_path = socket_path
         self._patterns = patterns
         self._expected_ready_s = expected_ready_s
-        self._plans = list(model.ladder.plans)
-        self._policy = replace(self.terms.policy, cpu_rung=cpu_rung(self._plans, self.hooks.cpu is not None))
+        self._plans = Plans(model, self.hooks)
+        self._policy = replace(self.terms.policy, cpu_rung=self._plans.cpu_rung)
         chosen = model.ladder.chosen
-        self.machine = Machine(rungs=len(self._plans), home=chosen, rung=chosen)
+        rest = State.SLEEPING if asleep or not self.terms.preload else State.STOPPED
+        self.machine = Machine(rungs=self._plans.count, home=chosen, state=rest, rung=chosen)
         self._events: asyncio.Queue[tuple[int | None, Event]] = asyncio.Queue()
         self._traffic = Traffic(on_idle=self._idle)
         self._changed = asyncio.Event()
@@ -101,6 +105,11 @@ class Supervisor:
         """Makes the owner's loop turn once, to see that it does."""
         self.post(Tick())
 
+    def begin(self) -> None:
+        """The first start, unless it shall sleep until somebody asks."""
+        if self.terms.preload:
+            self.start()
+
     def sleep(self) -> None:
         self.post(Sleep())
 
@@ -121,7 +130,7 @@ class Supervisor:
     @property
     def plan(self) -> LaunchPlan:
         """What the child runs by, or the next one will."""
-        return self.watch.attempt.plan if self.watch and self.machine.alive else self._planned(self.machine.rung, False)
+        return self.watch.attempt.plan if self.watch and self.machine.alive else self._plans.at(self.machine.rung)
 
     @property
     def restarts(self) -> int:
@@ -147,16 +156,7 @@ class Supervisor:
 
     @property
     def card(self) -> dict[str, Any]:
-        file, settings = self.plan.model or self.model.model, self.plan.settings
-        meta = file.meta
-        return {
-            "n_vocab": meta.n_vocab,
-            "n_ctx": settings.n_ctx // max(1, settings.n_parallel),
-            "n_ctx_train": meta.n_ctx_train,
-            "n_embd": meta.n_embd,
-            "size": meta.tensor_bytes,
-            "ftype": file.quant,
-        }
+        return card(self.model, self.plan)
 
     def status(self) -> ModelStatus:
         m, watch = self.machine, self.watch
@@ -200,13 +200,17 @@ class Supervisor:
 
     # --- the owner ---------------------------------------------------------------------------------------------------
 
-    def adopt(self, child: Child) -> None:
-        """Takes the child that the launcher spawned before there was a loop. Call before `run()`."""
+    def adopt(self, child: Child, began_s: float) -> None:
+        """Takes the child that the launcher spawned before there was a loop. Call before `run()`.
+
+        `began_s`: when the launcher's process began.
+        """
+        self.launched, self.began_s = True, began_s
         machine, effects = step(self.machine, Start(), time.monotonic(), self._policy)
         assert effects == (Spawn(machine.rung),)
         self._become(machine)
         self.spawns += 1
-        self._attend(child, self._planned(machine.rung, False))
+        self._attend(child, self._plans.at(machine.rung))
 
     async def run(self) -> None:
         """Never returns; cancel it once `settled(STOPPED, FAILED)`."""
@@ -269,23 +273,13 @@ class Supervisor:
         self.spawns += 1
         self.began_s = time.monotonic()
         try:
-            plan = self._planned(effect.rung, effect.plain)
+            plan = self._plans.at(effect.rung, plain=effect.plain)
             child = spawn(plan.argv, plan.env, self._socket_path, self.terms.hygiene)
         except EdgeError as error:
             failure = Failure(_kind(error), str(error), error.hint or "see `edgellm doctor`")
             self.post(Exited(Fault.PERMANENT, failure))
             return
         self._attend(child, plan)
-
-    def _planned(self, rung: int, plain: bool) -> LaunchPlan:
-        """Raises EdgeError when there is no plan for the CPU."""
-        if rung >= len(self._plans):
-            assert self.hooks.cpu is not None
-            because = Reason("rung", "CPU", "the GPU is not there")
-            cpu = self.hooks.cpu()
-            self._plans.append(replace(cpu, rung=rung, reasons=(*cpu.reasons, because)))
-        plan = self._plans[rung]
-        return self.hooks.plain(plan) if plain else plan
 
     def _attend(self, child: Child, plan: LaunchPlan) -> None:
         self.generation = generation = next(_generations)

@@ -27,4 +27,6 @@ class Terms:
     system_prompt: str = ""
     warmup_tokens: tuple[int, ...] = ()  # prompt lengths that are tried while idle
     pace: Pace | None = None
+    preload: bool = True  # False: it sleeps until somebody asks
+    ttl_s: float = 0.0  # idle seconds until it sleeps; 0 is never
     known: tuple[Degraded, ...] = ()  # differences that are there before the start

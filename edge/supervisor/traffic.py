@@ -29,6 +29,7 @@ class Traffic:
             yield self
         finally:
             self.open -= 1
+            self.moved()
             if self.open == 0:
                 self.opened.clear()
                 self._on_idle()

@@ -17,7 +17,7 @@ ROOM_LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Turned:
-    """`how`: beside | after | back. `failure`: why the new one does not serve."""
+    """`how`: beside | after | asleep | back. `failure`: why the new one does not serve."""
 
     how: str
     failure: Failure | None = None
@@ -48,6 +48,14 @@ async def after(slot: Slot, new: Supervisor, room: Callable[[], Awaitable[bool]]
         slot.supervisor = old
         await old.risen()
         return Turned("back", failure)
+
+
+async def quietly(slot: Slot, new: Supervisor) -> Turned:
+    """A sleeping model goes on sleeping."""
+    with slot.turning():
+        await _ended(slot.supervisor)
+        slot.supervisor = new
+    return Turned("asleep")
 
 
 async def _ended(supervisor: Supervisor) -> None:

@@ -16,9 +16,6 @@ from edge.supervisor.terms import Pace, Terms
 from edge.supervisor.traffic import Traffic
 
 AGAIN_S = (0.02, 0.5)  # a 503 of a completion, first and at most: seen for milliseconds, but also for ever
-IDLE_BEFORE_S = 0.5  # whoever waited for READY asks now
-IDLE_SET_S = 3.0
-SECOND_LOOK_S = 10.0  # what was slow may only have been disturbed
 PACE_RATIO = 0.25  # below a quarter of what the board can do something is wrong, not only slow
 
 
@@ -32,6 +29,7 @@ class Warming:
     def __init__(self, probe: Probe, settings: Settings, chat_template: bool, terms: Terms) -> None:
         self.tokens_s: float | None = None
         self.slow: tuple[Degraded, ...] = ()
+        self.busy = False  # something of ours is being asked while idle
         self.idle_done: tuple[str, ...] = ()  # what of the idle set was tried
         self._probe = probe
         self._settings = settings
@@ -58,18 +56,21 @@ class Warming:
         return Failure("warm_up_failed", refusal, hint)
 
     async def idle(self, traffic: Traffic) -> None:
-        """Runs the idle set; measures once more where that was slow."""
-        await asyncio.sleep(IDLE_BEFORE_S)
+        """Runs the idle set. What was slow is measured once more before it is said."""
+        policy = self._terms.policy
+        await asyncio.sleep(policy.idle_before_s)
         await self._idle_set(traffic)
-        if self.slow:
-            await asyncio.sleep(SECOND_LOOK_S)
-            speed = next(warmup.idle(self._settings, (), ""))
-            if not traffic.open and (answer := await self._while_idle(speed, IDLE_SET_S, traffic)) is not None:
-                self._judge(warmup.timing(answer, "predicted_per_second"))
+        if self.tokens_s is None or not too_slow(self.tokens_s, self._terms.pace):
+            return
+        await asyncio.sleep(policy.second_look_s)
+        speed = next(warmup.idle(self._settings, (), ""))
+        if not traffic.open and (answer := await self._while_idle(speed, policy.idle_set_s, traffic)) is not None:
+            self._measure(answer)
+        self.slow = too_slow(self.tokens_s, self._terms.pace)
 
     async def _idle_set(self, traffic: Traffic) -> None:
-        """At most IDLE_SET_S in all, and a request of anybody ends it at once."""
-        end_s = time.monotonic() + IDLE_SET_S
+        """At most `idle_set_s` in all, and a request of anybody ends it at once."""
+        end_s = time.monotonic() + self._terms.policy.idle_set_s
         requests = warmup.idle(self._settings, self._terms.warmup_tokens, self._terms.system_prompt)
         for request in requests:
             left_s = end_s - time.monotonic()
@@ -82,7 +83,7 @@ class Warming:
                 return
             self.idle_done = (*self.idle_done, request.name)
             if request.name == "speed":
-                self._judge(warmup.timing(answer, "predicted_per_second"))
+                self._measure(answer)
             self._learn(answer)
 
     async def _while_idle(self, request: warmup.Request, left_s: float, traffic: Traffic) -> Any | None:
@@ -91,6 +92,7 @@ class Warming:
         together = asyncio.ensure_future(asyncio.gather(*asked, return_exceptions=True))
         somebody = asyncio.ensure_future(traffic.opened.wait())
         waited: set[asyncio.Future[Any]] = {together, somebody}
+        self.busy = True
         try:
             await asyncio.wait(waited, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if not together.done():
@@ -103,6 +105,7 @@ class Warming:
             for each in (*asked, somebody):  # closes the connections, and with them the work
                 each.cancel()
             await asyncio.gather(*waited, return_exceptions=True)
+            self.busy = False
 
     async def _ask(self, request: warmup.Request) -> tuple[int, Any]:
         try:
@@ -116,11 +119,10 @@ class Warming:
         if per_second is not None:
             self._prompt_token_s = 1.0 / per_second
 
-    def _judge(self, tokens_s: float | None) -> None:
-        if tokens_s is None:
-            return
-        self.tokens_s = max(tokens_s, self.tokens_s or 0.0)
-        self.slow = too_slow(self.tokens_s, self._terms.pace)
+    def _measure(self, answer: Any) -> None:
+        tokens_s = warmup.timing(answer, "predicted_per_second")
+        if tokens_s is not None:
+            self.tokens_s = max(tokens_s, self.tokens_s or 0.0)
 
 
 def too_slow(tokens_s: float, pace: Pace | None) -> tuple[Degraded, ...]:

@@ -13,7 +13,17 @@ from edge.status import Degraded, Failure
 from edge.supervisor.attempt import Attempt, Sighting
 from edge.supervisor.child import Child
 from edge.supervisor.diagnose import Death, diagnose
-from edge.supervisor.events import DeviceMissing, EngineLoading, EngineReady, Event, Exited, Hung, Refused, Warmed
+from edge.supervisor.events import (
+    DeviceMissing,
+    EngineLoading,
+    EngineReady,
+    Event,
+    Exited,
+    Hung,
+    Refused,
+    Sleep,
+    Warmed,
+)
 from edge.supervisor.exitwatch import gone, reaped
 from edge.supervisor.lines import read_lines
 from edge.supervisor.memorywatch import grown
@@ -117,7 +127,7 @@ class Watch:
                 self._says_ready.set()
             elif sighting.missing is not None:
                 missing = sighting.missing
-                failure = Failure(missing.kind, self.attempt.tail[-1], missing.hint)
+                failure = Failure(missing.kind, self.attempt.tail[-1] if self.attempt.tail else "", missing.hint)
                 self._post(DeviceMissing(failure, missing.permanent))
 
     def _stderr(self, raw: str) -> None:
@@ -161,7 +171,7 @@ class Watch:
             pause_s = min(pause_s * HEALTH_POLL_GROWTH, HEALTH_POLL_MOST_S)
         self.engine_ready_s = time.monotonic()
         vitals = read_vitals(self.child.pid)
-        self.attempt.answered(self.engine_ready_s, vitals.rss_bytes if vitals else None)
+        self._saw(self.attempt.answered(self.engine_ready_s, vitals.rss_bytes if vitals else None))
         self._post(EngineReady())
 
     async def _warm(self) -> None:
@@ -195,7 +205,7 @@ class Watch:
         while True:
             serving = self.first_token_s is not None
             if serving and not self._traffic.open:
-                await happens(self._traffic.opened, IDLE_LOOK_S)
+                await happens(self._traffic.opened, self._idle_look_s())
             else:
                 await asyncio.sleep(self._terms.policy.look_s)
             vitals, now = read_vitals(self.child.pid), time.monotonic()
@@ -206,9 +216,20 @@ class Watch:
                 quiet_s = min(quiet_s, now - self._traffic.moved_s)
             elif vitals is not None:
                 self.attempt.bytes_read(vitals.read_bytes)
+            if idle and self._terms.ttl_s and self._idle_s(now) >= self._terms.ttl_s:
+                self._post(Sleep())
             if quiet_s >= (self._wedge_s if serving else self._terms.policy.stall_s):
                 self._post(Hung(wedged(quiet_s) if serving else stalled(quiet_s)))
                 return
+
+    def _idle_s(self, now: float) -> float:
+        return now - max(self._traffic.moved_s, self.first_token_s or now)
+
+    def _idle_look_s(self) -> float:
+        if not self._terms.ttl_s:
+            return IDLE_LOOK_S
+        left_s = self._terms.ttl_s - self._idle_s(time.monotonic())
+        return min(IDLE_LOOK_S, max(self._terms.policy.look_s, left_s))
 
 
 def _strict(first: Degraded) -> Failure:

@@ -211,6 +211,7 @@ def test_fc40_a_crash_is_in_the_history_and_the_stream_says_so(short_dir: Path, 
         crashes = [json.loads(line) for line in up.client.folders.crashes.read_text().splitlines()]
         assert {"kind": "gpu_fault", "state": "READY", "rung": 0}.items() <= crashes[-1].items()
         assert "SIGABRT" in crashes[-1]["evidence"]
+        assert "chat in READY on rung 0: gpu_fault" in up.cli("status"), "the history can be seen"
         assert up.chat().status_code == 200
 
 

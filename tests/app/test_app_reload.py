@@ -120,6 +120,24 @@ def test_a_failed_model_is_cured_by_a_reload(up: Served) -> None:
     assert up.chat().status_code == 200
 
 
+def test_a_sleeping_model_sleeps_on(up: Served, chat: str) -> None:
+    up.configure(f"{chat}\nttl_s = 1")
+    up.reload()
+    eventually(lambda: up.model()["state"] == "SLEEPING", lambda: up.output)
+    up.configure(f"{chat}\nttl_s = 60\nset = {{ n_ctx = 2048 }}")
+    assert up.reload()["models"] == {"chat": "asleep"}
+    assert up.model()["state"] == "SLEEPING"
+    assert up.chat().status_code == 200, "and wakes with the new plan"
+
+
+def test_a_model_that_is_not_preloaded_is_added_asleep(up: Served, chat: str, smollm2: Path) -> None:
+    up.configure(chat, f'id = "later"\nref = "{smollm2}"\npreload = false')
+    assert up.reload()["models"] == {"chat": "kept", "later": "added"}
+    assert up.model("later")["state"] == "SLEEPING" and up.model("later")["pid"] is None
+    assert up.healthz()["status"] == "ok"
+    assert up.chat(model="later").status_code == 200
+
+
 def crowded(up: Served, chat: str) -> str:
     """A change that needs more than is free beside the old engine, and less than is free after it."""
     meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())

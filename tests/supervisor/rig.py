@@ -165,6 +165,7 @@ async def rigged(
     hooks: Hooks | None = None,
     start: bool = True,
     argv: tuple[str, ...] | None = None,
+    model: ModelPlan | None = None,
     **switches: Any,
 ) -> AsyncIterator[Rig]:
     """Ends with nothing alive."""
@@ -175,7 +176,7 @@ async def rigged(
     hooks = replace(hooks or Hooks(), on_change=lambda _, __, after: machines.append(after), on_line=lines.append)
     socket_path = folder / "m.sock"
     supervisor = Supervisor(
-        model_plan(command, rungs, chosen, home), socket_path, PATTERNS, terms or Terms(policy=FAST), hooks
+        model or model_plan(command, rungs, chosen, home), socket_path, PATTERNS, terms or Terms(policy=FAST), hooks
     )
     owner = asyncio.create_task(supervisor.run())
     rig = Rig(supervisor, fake, owner, socket_path, machines, lines)

@@ -308,3 +308,21 @@ async def test_strict_refuses_to_serve_what_is_degraded(short_dir: Path) -> None
         failure = rig.supervisor.status().failure
         assert failure is not None and failure.kind == "degraded" and "n_ctx" in failure.evidence
         assert "READY" not in rig.states
+
+
+async def test_it_sleeps_after_its_idle_time_and_not_before(short_dir: Path) -> None:
+    async with rigged(short_dir, terms=Terms(policy=FAST, ttl_s=0.5)) as rig:
+        await rig.ready()
+        with rig.supervisor.request():
+            await asyncio.sleep(1.0)
+            assert rig.states[-1] == "READY", "somebody asks"
+        await rig.settle(State.SLEEPING)
+        assert "DRAINING" in rig.states and len(rig.pids) == 1
+
+
+async def test_a_model_that_is_not_preloaded_sleeps_until_somebody_asks(short_dir: Path) -> None:
+    async with rigged(short_dir, terms=Terms(policy=FAST, preload=False), start=False) as rig:
+        rig.supervisor.begin()
+        await asyncio.sleep(0.2)
+        assert (rig.supervisor.status().state, rig.pids) == (State.SLEEPING, [])
+        assert (await asyncio.wait_for(rig.supervisor.ensure_ready(), 30)).state is State.READY

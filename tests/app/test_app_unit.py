@@ -1,0 +1,95 @@
+"""Under systemd: which unit we are, and how a stop stays a stop although the socket listens on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.cli import running
+from edge.errors import EdgeError, UnavailableError
+from edge.service import unit
+from edge.service.unit import Unit, own
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "expected"),
+    [
+        ("0::/system.slice/edgellm.service\n", Unit("edgellm.service")),
+        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/edge.service\n", Unit("edge.service", user=True)),
+        (
+            "4:memory:/system.slice/edgellm.service\n1:name=systemd:/system.slice/edgellm.service\n",
+            Unit("edgellm.service"),
+        ),
+        ("0::/user.slice/user-1000.slice/session-3.scope\n", None),
+        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/app-gnome-x.scope\n", None),
+        ("0::/\n", None),
+        ("", None),
+    ],
+)
+def test_the_unit_is_the_one_that_our_control_group_belongs_to(
+    cgroup: str, expected: Unit | None, tmp_path: Path
+) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text(cgroup)
+    assert own(tmp_path) == expected
+
+
+def test_no_proc_is_no_unit(tmp_path: Path) -> None:
+    assert own(tmp_path) is None
+
+
+def test_a_unit_survives_the_control_socket() -> None:
+    for each in (Unit("edgellm.service"), Unit("mine.service", user=True)):
+        assert Unit.of(each.document()) == each
+    assert Unit("mine.service", user=True).stop_command == [
+        "systemctl",
+        "--user",
+        "stop",
+        "mine.socket",
+        "mine.service",
+    ]
+
+
+@pytest.fixture
+def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program of this name that writes down how it was called."""
+    program = tmp_path / "bin" / "systemctl"
+    program.parent.mkdir()
+    lines = ("#!/bin/sh", f'echo "$@" >> {tmp_path}/calls', f'exit "$(cat {tmp_path}/rc 2>/dev/null || echo 0)"')
+    program.write_text("\n".join(lines) + "\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    return tmp_path
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="as root")
+def test_stop_of_a_service_stops_its_socket_first(systemctl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Client:
+        class folders:
+            lock = systemctl / "no-lock"
+
+        def status(self) -> dict[str, Any]:
+            return {"service": Unit("edgellm.service").document()}
+
+        def stop(self, *, now: bool) -> None:
+            raise AssertionError("the socket would start it again")
+
+    monkeypatch.setattr(running, "_client", lambda _: Client())
+    running.stop(state_dir=None, now=False)
+    assert (systemctl / "calls").read_text() == "stop edgellm.socket edgellm.service\n"
+
+
+def test_a_systemctl_that_fails_is_told(systemctl: Path) -> None:
+    (systemctl / "rc").write_text("5")
+    with pytest.raises(EdgeError):
+        unit.stop(Unit("edgellm.service", user=True))
+
+
+def test_who_may_not_is_given_the_line_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(UnavailableError) as caught:
+        unit.stop(Unit("edgellm.service"))
+    assert caught.value.hint == "sudo systemctl stop edgellm.socket edgellm.service"

@@ -1,0 +1,122 @@
+"""Why it died: exit status, last words and the kernel's evidence → kind, fault and one next step."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from edge.supervisor.diagnose import Death, diagnose
+from edge.supervisor.exit import ExitStatus
+from edge.supervisor.oom import OomWitness, named_in_kernel_log
+from edge.supervisor.policy import Fault
+from tests.engine.test_engine_patterns import LINES
+from tests.supervisor.rig import PATTERNS
+
+
+def status(code: int | None = None, signal: int | None = None) -> ExitStatus:
+    return ExitStatus(code, signal, 3.25)
+
+
+@pytest.mark.parametrize("id", [row.id for row in PATTERNS.signatures if not row.serves])
+def test_every_signature_is_a_diagnosis(id: str) -> None:
+    """Each known cause of death, met by a line of its kind, with the fault that the machine decides by."""
+    row = next(each for each in PATTERNS.signatures if each.id == id)
+    for line in LINES[id]:
+        told = diagnose(Death(status(1), ["something before", line]), PATTERNS)
+        assert told.failure.kind == row.kind and told.failure.hint == row.hint
+        expected = Fault.PERMANENT if row.permanent else Fault.CRASH
+        if row.device:
+            expected = Fault.DEVICE
+        if row.oom:
+            expected = Fault.NVMAP if row.kind == "nvmap_refused" else Fault.OOM
+        assert told.fault is expected
+        assert line in told.failure.evidence and "exit code 1 after 3.2 s" in told.failure.evidence
+
+
+def test_there_are_enough_signatures() -> None:
+    assert len(PATTERNS.signatures) >= 30
+
+
+@pytest.mark.parametrize("id", [row.id for row in PATTERNS.signatures if row.serves])
+def test_what_only_explains_is_no_cause_of_death(id: str) -> None:
+    told = diagnose(Death(status(1), LINES[id]), PATTERNS)
+    assert told.failure.kind == "exited"
+
+
+@pytest.mark.parametrize(
+    ("death", "fault", "kind"),
+    [
+        (Death(status(signal=signal.SIGKILL), oom_killed=True), Fault.OOM, "out_of_memory"),
+        (Death(status(signal=signal.SIGKILL)), Fault.KILLED, "killed"),
+        (Death(status(signal=signal.SIGKILL), asked=True), Fault.CRASH, "hung"),
+        (Death(status(signal=signal.SIGSEGV)), Fault.CRASH, "signal_segv"),
+        (Death(status(signal=signal.SIGSEGV), oom_killed=True), Fault.CRASH, "signal_segv"),
+        (Death(status(signal=signal.SIGILL)), Fault.PERMANENT, "wrong_cpu"),
+        (Death(status(signal=63)), Fault.CRASH, "signal_63"),
+        (Death(status(127)), Fault.PERMANENT, "install_fault"),
+        (Death(status(0)), Fault.CRASH, "exited"),
+    ],
+)
+def test_without_a_known_line_exit_and_kernel_decide(death: Death, fault: Fault, kind: str) -> None:
+    told = diagnose(death, PATTERNS)
+    assert (told.fault, told.failure.kind) == (fault, kind)
+    assert told.failure.hint and "it printed nothing" in told.failure.evidence
+
+
+def test_an_old_complaint_is_not_what_a_server_died_of() -> None:
+    """It served for days after that line."""
+    log = ["std::bad_alloc", *["I srv  update_slots: all slots are idle"] * 100]
+    assert diagnose(Death(status(signal=signal.SIGABRT), log, served=True), PATTERNS).failure.kind == "signal_abrt"
+    assert diagnose(Death(status(signal=signal.SIGABRT), log), PATTERNS).failure.kind == "out_of_memory"
+    near = ["std::bad_alloc", *["another line"] * 20]
+    assert diagnose(Death(status(signal=signal.SIGKILL), near, served=True), PATTERNS).failure.kind == "killed"
+
+
+def test_evidence_is_the_exit_and_what_a_person_reads_before_scrolling() -> None:
+    told = diagnose(Death(status(3), [f"line {n}" for n in range(300)]), PATTERNS)
+    assert told.failure.evidence.splitlines() == ["exit code 3 after 3.2 s", *[f"line {n}" for n in range(288, 300)]]
+
+
+# --- the kernel's word -----------------------------------------------------------------------------------------------
+
+
+def test_the_counter_of_the_childs_own_cgroup_counts(tmp_path: Path) -> None:
+    """A zombie no longer says where it was: the witness has to remember."""
+    proc, root = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "7").mkdir(parents=True)
+    (root / "memory/a").mkdir(parents=True)
+    (root / "b").mkdir()
+    (proc / "7/cgroup").write_text("4:memory:/a\n0::/b\n")
+    (root / "memory/a/memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
+    (root / "b/memory.events").write_text("low 0\noom 1\noom_kill 1\n")
+    witness = OomWitness(7, 50.0, proc=proc, cgroup_root=root, kmsg=tmp_path / "none")
+    (proc / "7/cgroup").write_text("4:memory:/\n")
+    assert not witness.killed()
+    (root / "b/memory.events").write_text("low 0\noom 2\noom_kill 2\n")
+    assert witness.killed()
+
+
+def test_no_cgroup_and_no_kernel_log_are_no_evidence(tmp_path: Path) -> None:
+    assert not OomWitness(7, 50.0, proc=tmp_path, cgroup_root=tmp_path, kmsg=tmp_path / "none").killed()
+
+
+@pytest.mark.parametrize(
+    ("line", "since_s", "found"),
+    [
+        ("3,1,60000000,-;Out of memory: Killed process 815 (llama-server) total-vm:1kB", 50.0, True),
+        ("3,1,60000000,-;Memory cgroup out of memory: Killed process 815 (llama-server)", 50.0, True),
+        ("3,1,60000000,-;Out of memory: Kill process 815 (llama-server) score 900 or sacrifice child", 50.0, True),
+        ("3,1,60000000,-;Out of memory: Killed process 8150 (llama-server)", 50.0, False),
+        ("3,1,40000000,-;Out of memory: Killed process 815 (llama-server)", 50.0, False),
+        ("garbage", 50.0, False),
+    ],
+    ids=["global", "cgroup", "old kernels", "another pid", "the same pid, before", "garbage"],
+)
+def test_the_kernel_log_names_this_pid_since_it_was_spawned(
+    line: str, since_s: float, found: bool, tmp_path: Path
+) -> None:
+    kmsg = tmp_path / "kmsg"
+    kmsg.write_text(f"6,0,1,-;Linux version\n{line}\n SUBSYSTEM=x\n")
+    assert named_in_kernel_log(815, since_s, kmsg) == found

@@ -1,0 +1,75 @@
+"""Real engines that are asked for a GPU which they do not have: never silently ok (FC-41, FC-74)."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edge.engine.embedded_engine import find_embedded
+from edge.engine.engine import Engine
+from edge.engine.inspect import inspect
+from edge.model.file import ModelFile
+from edge.model.store import Store
+from edge.plan.argv import render
+from edge.plan.plan import Ladder, LaunchPlan, ModelPlan, Settings
+from edge.status import State
+from edge.supervisor.hooks import Hooks
+from tests.supervisor.rig import ENV, gpu_settings, launch_plan, rigged, settings
+
+CROSS = Path.home() / ".cache/edgellm-cross/cuda/llama-server.sh"
+WANTED = gpu_settings("CUDA0", n_ctx=512)
+CPU = settings(n_ctx=512)
+
+
+def plan(engine: Engine, file: ModelFile, chosen: Settings, rung: int = 0) -> LaunchPlan:
+    argv = render(chosen, engine, file, "chat").args
+    return replace(launch_plan(("x",), rung, chosen), argv=argv, env={**ENV, "HOME": "/nonexistent"})
+
+
+def model(engine: Engine, file: ModelFile) -> ModelPlan:
+    return ModelPlan("chat", (), file, Ladder((plan(engine, file, WANTED),), 0))
+
+
+@pytest.fixture
+def file(smollm2: Path) -> ModelFile:
+    return Store(smollm2.parent).resolve(str(smollm2))
+
+
+@pytest.mark.e2e
+async def test_the_embedded_engine_never_stands_in_for_cuda(short_dir: Path, file: ModelFile) -> None:
+    engine = find_embedded(sys.executable)
+    assert engine is not None
+    async with rigged(short_dir, model=model(engine, file)) as rig:
+        assert await rig.settle(State.FAILED, State.READY) is State.FAILED
+        status = rig.supervisor.status()
+        assert status.failure is not None and status.failure.kind == "cpu_only"
+        assert not status.gates["context"].ready and not status.gates["backend"].ready
+        assert "READY" not in rig.states and rig.supervisor.restarts == 3
+
+
+@pytest.mark.e2e
+async def test_it_serves_degraded_where_the_profile_allows_the_cpu(short_dir: Path, file: ModelFile) -> None:
+    engine = find_embedded(sys.executable)
+    assert engine is not None
+    hooks = Hooks(cpu=lambda: plan(engine, file, CPU))
+    async with rigged(short_dir, model=model(engine, file), hooks=hooks) as rig:
+        await rig.ready()
+        first = rig.supervisor.status().degraded[0]
+        assert (first.subject, first.got) == ("device", "CPU")
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not CROSS.exists(), reason="tests/cross/aarch64.sh cuda has not been run here")
+async def test_a_cuda_engine_of_a_jetson_without_a_driver_is_noticed(short_dir: Path, file: ModelFile) -> None:
+    """aarch64 and sm_87 under qemu: CUDA is compiled in, cannot be initialised, and the server goes on on the CPU."""
+    engine = inspect(CROSS, None)
+    hidden = replace(WANTED, devices=())  # --device CUDA0 would end it at once: here it shall get as far as it can
+    silent = ModelPlan("chat", (), file, Ladder((plan(engine, file, hidden),), 0))
+    async with rigged(short_dir, model=silent) as rig:
+        assert await rig.settle(State.FAILED, State.READY) is State.FAILED
+        status = rig.supervisor.status()
+        assert status.failure is not None and status.failure.kind in ("driver_too_old", "no_gpu", "cuda_init")
+        assert "READY" not in rig.states
