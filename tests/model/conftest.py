@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,15 +23,6 @@ def verdict_of() -> Callable[[Path], Verdict]:
         return caught.value.verdict
 
     return judge
-
-
-@pytest.fixture(scope="session")
-def llama_quantize() -> Path:
-    """llama.cpp's own tool: `EDGELLM_TEST_ENGINE` is the folder of an engine's programs (llama-server, …)."""
-    folder = os.environ.get("EDGELLM_TEST_ENGINE")
-    if not folder:
-        pytest.skip("EDGELLM_TEST_ENGINE does not name the folder of a built engine's programs")
-    return Path(folder) / "llama-quantize"
 
 
 @pytest.fixture(scope="session")

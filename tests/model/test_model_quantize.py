@@ -122,13 +122,13 @@ def test_the_tool_lies_beside_the_engine(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_the_real_tool_on_the_real_smollm2(smollm2: Path, llama_quantize: Path, tmp_path: Path) -> None:
+def test_the_real_tool_on_the_real_smollm2(smollm2: Path, built_programs: Path, tmp_path: Path) -> None:
     """SmolLM2's 576 columns: 180 of 272 tensors fall back, and the real mix is told."""
     with pytest.raises(UsageError, match="does not come back"):
-        quantize(open_model(smollm2), "F16", tmp_path / "models", llama_quantize)
-    whole = quantize(open_model(smollm2), "F16", tmp_path / "models", llama_quantize, force=True)
+        quantize(open_model(smollm2), "F16", tmp_path / "models", built_programs / "llama-quantize")
+    whole = quantize(open_model(smollm2), "F16", tmp_path / "models", built_programs / "llama-quantize", force=True)
     assert (whole.model.quant, whole.fallbacks) == ("F16", 0)
-    made = quantize(whole.model, "Q5_K_M", tmp_path / "models", llama_quantize)
+    made = quantize(whole.model, "Q5_K_M", tmp_path / "models", built_programs / "llama-quantize")
     assert made.fallbacks == 180
     assert abs(will_fall_back(whole.model.meta, "Q5_K_M") - 180) <= 1
     assert made.mix == {"F32": 61, "Q8_0": 15, "Q5_1": 166, "Q6_K": 14, "Q5_K": 16}
@@ -139,12 +139,12 @@ def test_the_real_tool_on_the_real_smollm2(smollm2: Path, llama_quantize: Path, 
 
 
 @pytest.mark.full
-def test_the_real_tool_refuses_and_leaves_nothing(smollm2: Path, llama_quantize: Path, tmp_path: Path) -> None:
+def test_the_real_tool_refuses_and_leaves_nothing(smollm2: Path, built_programs: Path, tmp_path: Path) -> None:
     """Without --allow-requantize it leaves a partial file and a non-zero exit: forced by hand here."""
     model = open_model(smollm2)
     lie = ModelFile(model.name, "F16", model.path, model.shards, model.bytes, model.fingerprint, _as_f16(model))
     with pytest.raises(EdgeError, match="requantizing from type q4_1 is disabled"):
-        quantize(lie, "Q5_K_M", tmp_path / "models", llama_quantize)
+        quantize(lie, "Q5_K_M", tmp_path / "models", built_programs / "llama-quantize")
     assert empty(tmp_path / "models")
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,16 +12,13 @@ from tests.suite import compare
 from tests.suite.prepare import HERE, prepare
 from tests.suite.run import run
 
-LLAMA_SERVER = os.environ.get("EDGELLM_LLAMA_SERVER") or shutil.which("llama-server")
-
 
 @pytest.mark.full
 @pytest.mark.e2e
-@pytest.mark.skipif(LLAMA_SERVER is None, reason="no llama-server: set EDGELLM_LLAMA_SERVER")
-def test_nothing_differs_that_was_not_reviewed(test_cache: Path, smollm2: Path) -> None:
+def test_nothing_differs_that_was_not_reviewed(test_cache: Path, smollm2: Path, built_programs: Path) -> None:
     layout = prepare(test_cache, smollm2)
     out = test_cache / "llama-suite" / "out"
-    result = run(layout, Path(str(LLAMA_SERVER)), out, HERE / "required.txt", None)
+    result = run(layout, built_programs / "llama-server", out, HERE / "required.txt", None)
     assert result.surprises == []
     assert result.bare_passed == result.required, "the bare server fails its own tests: nothing is proven"
     assert result.cancel_with_smollm2 == "pass"
