@@ -26,7 +26,7 @@ from edge.lastgood import LastGood
 from edge.overview import log_lines, overview
 from edge.prepare import Place, Prepared, engine_gives_way, prepare_present
 from edge.recorder import Recorder
-from edge.reload import Reload
+from edge.reload import Reload, after_restart
 from edge.service import awaited, keeping, unit
 from edge.service.front import front
 from edge.service.herald import MORE_S, Herald
@@ -62,6 +62,7 @@ class App:
         self.vigil: awaited.Vigil | None = None
         self.governing = Governing(telemetry or telemetry_of(launch), self.console)
         self.reloading = Reload(self.fleet)
+        self._started_with = launch.config
         self.recorder: Recorder | None = None
         self._unit = unit.own()
         self._arrival: asyncio.Task[None] | None = None
@@ -300,12 +301,15 @@ class App:
             return prepare_present(load(launch.folders, launch.given, os.environ), launch.folders, place)
 
         outcome = await self.reloading.apply(prepare, self._open, self._close, self._take)
+        outcome.after_restart = after_restart(self._started_with, launch.config)
         if self._arrival is not None:
             self._arrival.cancel()
         self._relieve()
         self.herald.watch(self.fleet.supervisors())
         told = ", ".join(f"{name}: {how}" for name, how in outcome.models.items())
         self.console.say(f"reloaded: {told}")
+        if outcome.after_restart:
+            self.console.warn(f"{', '.join(outcome.after_restart)}: changed, and read only when edgellm starts")
         for model_id, failure in outcome.failures.items():
             self.console.failed(model_id, failure, gives_up=True)
         return outcome.document

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from edge.board.memory import snapshot
+from edge.config import Config
 from edge.fleet import Fleet
 from edge.plan.plan import LaunchPlan, MemoryBudget, ModelPlan
 from edge.prepare import Place, Prepared
@@ -32,10 +33,12 @@ class Changes:
 
 @dataclass
 class Outcome:
-    """What became of each model: added, removed, kept, beside, after, asleep, or back and why."""
+    """What became of each model: added, removed, kept, beside, after, asleep, or back and why; and the settings that
+    have changed and are read only when edgellm starts."""
 
     models: dict[str, str] = field(default_factory=dict)
     failures: dict[str, Failure] = field(default_factory=dict)
+    after_restart: tuple[str, ...] = ()
 
     def note(self, model_id: str, turned: Turned) -> None:
         self.models[model_id] = turned.how
@@ -48,7 +51,17 @@ class Outcome:
             name: {"kind": failure.kind, "hint": failure.hint, "evidence": failure.evidence}
             for name, failure in self.failures.items()
         }
-        return {"schema": 1, "models": self.models, "failures": failures}
+        later = list(self.after_restart)
+        return {"schema": 1, "models": self.models, "failures": failures, "after_restart": later}
+
+
+def after_restart(started_with: Config, new: Config) -> tuple[str, ...]:
+    """Settings of the whole process that differ: sockets, the gateway and the sensors keep those they began with."""
+    whole = [name for name in ("listen", "insecure") if getattr(started_with, name) != getattr(new, name)]
+    for table in ("gateway", "telemetry", "thermal"):
+        old, now = getattr(started_with, table), getattr(new, table)
+        whole += [f"{table}.{key.name}" for key in fields(old) if getattr(old, key.name) != getattr(now, key.name)]
+    return tuple(whole)
 
 
 def compare(running: Mapping[str, Supervisor], new: Prepared) -> Changes:

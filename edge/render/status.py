@@ -50,6 +50,9 @@ def reload_lines(document: Mapping[str, Any]) -> list[str]:
         if failure:
             lines += [f"  {failure['kind']}", *(f"  | {line}" for line in failure["evidence"].splitlines())]
             lines.append(f"  hint: {failure['hint']}")
+    if document["after_restart"]:
+        later = ", ".join(document["after_restart"])
+        lines.append(f"{later}: changed, and read only when edgellm starts: stop it and start it again")
     return lines or ["nothing is served"]
 
 

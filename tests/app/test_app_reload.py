@@ -45,8 +45,16 @@ def smaller(chat: str, n_ctx: int = 2048) -> str:
 
 def test_nothing_changed_keeps_the_engine(up: Served) -> None:
     pid = up.model()["pid"]
-    assert up.reload() == {"schema": 1, "models": {"chat": "kept"}, "failures": {}}
+    assert up.reload() == {"schema": 1, "models": {"chat": "kept"}, "failures": {}, "after_restart": []}
     assert up.model()["pid"] == pid
+
+
+def test_what_is_read_only_at_start_is_named(up: Served, chat: str) -> None:
+    up.configure(chat, top='[gateway]\nqueue = 3\n[telemetry]\njtop = "off"')
+    said = up.cli("reload")
+    assert "chat: goes on as it is" in said
+    assert "gateway.queue, telemetry.jtop: changed, and read only when edgellm starts" in said
+    assert "gateway.queue, telemetry.jtop" in up.output
 
 
 def test_a_change_that_fits_beside_the_old_one_has_no_pause(up: Served, chat: str) -> None:
