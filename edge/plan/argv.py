@@ -76,7 +76,13 @@ def _placement(line: _Line, settings: Settings) -> None:
 
 
 def _logging(line: _Line) -> None:
-    line.add(("--verbosity", "-lv", "--log-verbosity"), "4")  # the stage lines that the gates read
+    names = ("--verbosity", "-lv", "--log-verbosity")
+    known = line.known(names)
+    levels = known[1].values if known else ()
+    if len(levels) > 1:
+        # The last level prints prompts and answers; the one before it every stage line that the gates read. Builds
+        # before December 2025 list no levels: their default prints the stages, anything above it the prompts.
+        line.add(names, levels[-2])
     line.switch(("--log-timestamps",))
     line.switch(("--log-prefix",))
     line.add(("--log-colors",), "off")

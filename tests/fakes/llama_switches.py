@@ -86,7 +86,6 @@ HELP = """usage: llama-server [options]
 -tb,   --threads-batch N                number of threads during batch
 -ctk,  --cache-type-k TYPE              KV cache data type for K
 -ctv,  --cache-type-v TYPE              KV cache data type for V
--lv,   --verbosity, --log-verbosity N   Set the verbosity threshold
 --log-prefix                            Enable prefix in log messages
 --log-timestamps                        Enable timestamps in log messages
 --no-warmup                             skip warming up the model with an empty run
@@ -104,6 +103,13 @@ ERAS = {
     "flash-value": ["--no-mmap                               do not memory-map model"],
     "flash-bare": ["--no-mmap                               do not memory-map model"],
 }
+VERBOSITY = "-lv,   --verbosity, --log-verbosity N   Set the verbosity threshold"
+LEVELS = {  # none at all before December 2025; "trace" since May 2026
+    "load-mode": ("generic output", "error", "warning", "info", "trace (more info)", "debug"),
+    "both": ("generic output", "error", "warning", "info", "trace (more info)", "debug"),
+    "flash-value": ("generic output", "error", "warning", "info", "debug"),
+    "flash-bare": (),
+}
 FLASH = "-fa,   --flash-attn [on|off|auto]       set Flash Attention use"
 FLASH_BARE = "-fa,   --flash-attn                     enable Flash Attention (default: disabled)"
 NEW = [
@@ -117,7 +123,9 @@ NEW = [
 
 def help_text(era: str) -> str:
     flash = FLASH_BARE if era == "flash-bare" else FLASH
-    return HELP + "\n".join([*ERAS[era], flash, *(NEW if era in ("load-mode", "both") else [])]) + "\n"
+    levels = [f"{'':40} - {number}: {name}" for number, name in enumerate(LEVELS[era])]
+    new = NEW if era in ("load-mode", "both") else []
+    return HELP + "\n".join([VERBOSITY, *levels, *ERAS[era], flash, *new]) + "\n"
 
 
 # --- for tests -------------------------------------------------------------------------------------------------------

@@ -66,10 +66,17 @@ def engine(*, cuda: bool = False, era: str = "load-mode", **flags: int) -> Engin
         version="1",
         commit="0c1e57098",
         era=era,
-        flags=FLAGS_BY_ERA[era],
+        flags=FLAGS_BY_ERA[era] | _verbosity(LEVELS[era]),
         cuda=cuda,
         built_for=(87,) if cuda else (),
     )
+
+
+LEVELS = {"load-mode": 6, "both": 6, "flash-value": 5, "flash-bare": 0}
+
+
+def _verbosity(levels: int) -> dict[str, Flag]:
+    return {name: Flag("--log-verbosity", 1, tuple(map(str, range(levels)))) for name in ("--verbosity", "-lv")}
 
 
 def _flags(*names: str, switches: str = "") -> dict[str, Flag]:
@@ -97,7 +104,6 @@ _OLD = (
     "-ts --tensor-split",
     "-t --threads",
     "-tb --threads-batch",
-    "-lv --verbosity --log-verbosity",
 )
 _NEW = (
     *_OLD,

@@ -106,6 +106,14 @@ def test_what_must_always_be_said() -> None:
     assert line.count(SOCKET) == 1
 
 
+@pytest.mark.parametrize(("era", "level"), [("load-mode", "4"), ("flash-value", "3"), ("flash-bare", None)])
+def test_the_log_shows_stages_and_never_prompts(era: str, level: str | None) -> None:
+    """The last level that --help lists prints what people said. Without levels the default has the stages."""
+    line = argv(FULL, shapes.engine(era=era), MODEL, "chat")
+    given = [value for name, value in pairs(line) if name in ("--verbosity", "-lv", "--log-verbosity")]
+    assert given == ([level] if level else [])
+
+
 def test_on_the_cpu_no_device_is_used() -> None:
     line = argv(replace(FULL, n_gpu_layers=0, devices=()), shapes.engine(), MODEL, "chat")
     assert pairs(line) >= {("--n-gpu-layers", "0"), ("--device", "none")}
