@@ -55,7 +55,7 @@ class App:
         """`telemetry` stands in for that of the board that was found."""
         self.launch = launch
         self.console = console_for(os.environ, as_json=launch.json)
-        self.urls = [listen.url(each) for each in launch.sockets]
+        self.urls = [listen.url(each, tls=bool(launch.config.gateway.tls_cert)) for each in launch.sockets]
         self.fleet = Fleet(launch.folders, self._changed, LastGood(launch.folders))
         self.upstreams: dict[str, Upstream] = {}
         self.herald = Herald(launch.notifier, lambda: [each.status() for each in self.upstreams.values()])

@@ -74,13 +74,13 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def url(listener: socket.socket) -> str:
-    """`http://127.0.0.1:8080`, or `unix:PATH`."""
+def url(listener: socket.socket, tls: bool) -> str:
+    """`http://127.0.0.1:8080`, with a certificate `https://…`, or `unix:PATH`."""
     name = listener.getsockname()
     if listener.family == socket.AF_UNIX:
         return f"unix:{name}"
     host = f"[{name[0]}]" if listener.family == socket.AF_INET6 else name[0]
-    return f"http://{host}:{name[1]}"
+    return f"{'https' if tls else 'http'}://{host}:{name[1]}"
 
 
 def is_loopback(listener: socket.socket) -> bool:

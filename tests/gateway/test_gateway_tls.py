@@ -14,6 +14,7 @@ from edge.gateway.settings import GatewayConfig
 from tests.fakes.upstream.engine import Line, Received
 from tests.gateway.conftest import Rigs
 from tests.gateway.raw import until
+from tests.serving import Up, edgellm
 
 
 @pytest.fixture
@@ -56,6 +57,25 @@ async def test_plain_http_on_a_tls_port_reaches_nobody(rig: Rigs, authority: tup
     with contextlib.suppress(ConnectionError):
         assert b"HTTP/1.1 200" not in await client.rest()
     assert here.engine.requests == []
+
+
+@pytest.mark.e2e
+def test_the_commands_know_that_it_is_https(
+    smollm2: Path, short_dir: Path, authority: tuple[trustme.CA, GatewayConfig]
+) -> None:
+    ca, files = authority
+    config = short_dir / "config/edgellm.toml"
+    config.parent.mkdir()
+    config.write_text(f'schema = 1\n[gateway]\ntls_cert = "{files.tls_cert}"\ntls_key = "{files.tls_key}"\n')
+    ca.cert_pem.write_to_path(str(short_dir / "ca.pem"))
+    ours = ("--state-dir", str(short_dir))
+    with Up(short_dir, "-p", "cpu", "-m", f"demo={smollm2}", "--set", "n_ctx=2048") as up:
+        assert edgellm("wait", "--timeout", "60", *ours).returncode == 0, up.output
+        assert up.status()["urls"] == [f"https://127.0.0.1:{up.port}"]
+        asked = ("chat", "Say hello.", "--max-tokens", "4", *ours)
+        assert "certificate" in edgellm(*asked).stderr
+        done = edgellm(*asked, env={"SSL_CERT_FILE": str(short_dir / "ca.pem")})
+        assert done.returncode == 0 and done.stdout.strip(), done.stderr
 
 
 def test_files_that_cannot_be_used_are_a_configuration_error(
