@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
-from pathlib import Path
+import shutil
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from edge.engine.builder import Report
 from edge.engine.commands import Inputs, overrides
@@ -15,10 +18,11 @@ from edge.engine.faults import BuildError
 from edge.engine.install import locked
 from edge.engine.preflight import Preflight
 from edge.engine.request import BuildPlan, Request
-from edge.engine.unpack import verify
+from edge.engine.unpack import unpack
 from edge.errors import UnavailableError, UsageError
 
 _NOT_FOR_LIBRARIES = frozenset({"BUILD_SHARED_LIBS", "LLAMA_BUILD_SERVER", "CMAKE_MAKE_PROGRAM"})
+_LEFT_OUT = ("vendor/llama.cpp/.git",)  # a file that names a folder of somebody else's
 
 
 def build_bindings(request: Request, plan: BuildPlan, report: Report) -> Path:
@@ -29,17 +33,22 @@ def build_bindings(request: Request, plan: BuildPlan, report: Report) -> Path:
     wheels = request.folders.cache / "wheels" / plan.commands.fingerprint
     with locked(request.folders.engines):
         archive = download(plan.pin.pypi, request.source_dir, report.say)
-        verify(archive, plan.pin.pypi["sha256"])
+        work = request.folders.cache.resolve() / "bindings"
+        shutil.rmtree(work, ignore_errors=True)
+        sources, build = work / "source", work / "build"
+        work.mkdir(parents=True)
+        unpack(archive, _whole(plan.pin.pypi), sources, _LEFT_OUT)
         report.say(f"building the {plan.pin.pypi['name']} wheel (about {plan.minutes} min)")
         log = wheels / "edgellm-build.log"
         log.unlink(missing_ok=True)
         lines: list[str] = []
-        code = run_logged(_command(archive, wheels), _environment(request, plan), log, lines.append)
+        code = run_logged(_command(sources, build, wheels), _environment(request, plan), log, lines.append)
         if code != 0:
             lines.append(f"pip ended with {code}")
             failure = diagnose(lines, plan.table["failures"])
             evidence = "\n".join(f"  {line}" for line in failure.evidence)
             raise BuildError(f"{failure.sentence} (log: {log})", failure.hint, table=evidence)
+        shutil.rmtree(work)
     return max(wheels.glob("*.whl"), key=lambda wheel: wheel.stat().st_mtime)
 
 
@@ -48,8 +57,15 @@ def _stop(preflight: Preflight) -> None:
         raise UnavailableError(finding.sentence, finding.hint)
 
 
-def _command(archive: Path, wheels: Path) -> list[str]:
-    return [*pip_command(), "wheel", "--no-deps", "--verbose", "--wheel-dir", str(wheels), str(archive)]
+def _whole(pypi: Mapping[str, Any]) -> dict[str, Any]:
+    """The pin's archive with the bindings around llama.cpp's tree."""
+    return {**pypi, "inside": PurePosixPath(pypi["inside"]).parts[0]}
+
+
+def _command(sources: Path, build: Path, wheels: Path) -> list[str]:
+    """In folders with fixed names, not in pip's own temporary ones: ccache knows a file by its path."""
+    options = ["--no-deps", "--verbose", f"--config-settings=build-dir={build}", "--wheel-dir", str(wheels)]
+    return [*pip_command(), "wheel", *options, str(sources)]
 
 
 def _environment(request: Request, plan: BuildPlan) -> dict[str, str]:
