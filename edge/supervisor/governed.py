@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from edge.status import ModelStatus, State
-from edge.supervisor.thermal import AdmissionLimit
+from edge.telemetry.governor import AdmissionLimit
 from edge.upstream import Endpoint, Progress, Upstream
 
 RETRY_S = 30.0  # boards cool slowly

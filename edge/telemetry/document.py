@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from edge.supervisor.thermal import Decision
 from edge.telemetry.energy import EnergyMeter
+from edge.telemetry.governor import Decision
 from edge.telemetry.history import History, Moment
 from edge.telemetry.sample import Sample
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
-from edge.supervisor.thermal import Level
+from edge.telemetry.governor import Level
 from edge.telemetry.sample import Sample
 from edge.telemetry.telemetry import Telemetry
 

@@ -19,10 +19,10 @@ from typing import Any
 
 from edge.board.board import Board
 from edge.config.values import TelemetryConfig, ThermalConfig
-from edge.supervisor.thermal import AdmissionLimit, Decision, Governor, Level, Limits
 from edge.telemetry import nvml
 from edge.telemetry.document import energy_document, governor_document, history_document, notes, sample_document
 from edge.telemetry.energy import EnergyMeter
+from edge.telemetry.governor import AdmissionLimit, Decision, Governor, Level, Limits
 from edge.telemetry.host import HostSource
 from edge.telemetry.jtop import JtopSource
 from edge.telemetry.sample import Sample

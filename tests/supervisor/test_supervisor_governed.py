@@ -8,7 +8,7 @@ import pytest
 
 from edge.status import Failure, ModelStatus, State
 from edge.supervisor.governed import RETRY_S, Governed
-from edge.supervisor.thermal import AdmissionLimit
+from edge.telemetry.governor import AdmissionLimit
 from edge.upstream import Endpoint, Progress
 
 HOLD = AdmissionLimit(0.5, hold_new=True)

@@ -14,10 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from edge.board.board import Gpu
 from edge.board.probe import probe
 from edge.config.values import TelemetryConfig, ThermalConfig
-from edge.supervisor.thermal import AdmissionLimit
 from edge.telemetry import metrics, nvml
 from edge.telemetry.document import notes
 from edge.telemetry.energy import EnergyMeter
+from edge.telemetry.governor import AdmissionLimit
 from edge.telemetry.sample import GpuState, Power, Sample
 from edge.telemetry.telemetry import Telemetry, limits_of
 from tests.fakes.fake_jetson.tree import FakeBoard

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.supervisor.thermal import AdmissionLimit, Decision, Governor, Level, Limits
+from edge.telemetry.governor import AdmissionLimit, Decision, Governor, Level, Limits
 from edge.telemetry.sample import Power, Sample, Zone
 
 N, P, H, C = Level.NOMINAL, Level.PASSIVE, Level.HOT, Level.CRITICAL
