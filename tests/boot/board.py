@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -90,6 +92,11 @@ class Board:
         ]
         self._inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._inbox.bind(str(disk.work / "notify"))
+        self._inbox.settimeout(0.5)
+        self._messages: queue.Queue[str] = queue.Queue()
+        self._over = threading.Event()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
 
     def __enter__(self) -> Board:
         return self
@@ -102,6 +109,8 @@ class Board:
         for client in self._clients:
             client.close()
         self.cut_power()
+        self._over.set()
+        self._listener.join()
         self._inbox.close()
 
     # --- power -------------------------------------------------------------------------------------------------------
@@ -109,6 +118,9 @@ class Board:
     def power_on(self, *, wait: bool = True) -> None:
         """Returns when systemd runs, or with `wait` when its first jobs are done."""
         self.leader = None
+        with contextlib.suppress(queue.Empty):  # what the boot before still said
+            while True:
+                self._messages.get_nowait()
         environment = {
             **os.environ,
             "NOTIFY_SOCKET": str(self.disk.work / "notify"),
@@ -185,13 +197,18 @@ class Board:
                 with contextlib.suppress(OSError):
                     Path(folder).rmdir()
 
+    def _listen(self) -> None:
+        """All the time: systemd 257 tells every step, and its PID 1 stands still once eleven of them lie unread."""
+        while not self._over.is_set():
+            with contextlib.suppress(TimeoutError):
+                self._messages.put(self._inbox.recv(8192).decode())
+
     def _wait_for(self, key: str) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
-            self._inbox.settimeout(1)
             try:
-                message = self._inbox.recv(8192).decode()
-            except TimeoutError:
+                message = self._messages.get(timeout=1)
+            except queue.Empty:
                 assert self.alive(), f"systemd-nspawn ended: {self.console()[-2000:]}"
                 continue
             for line in message.splitlines():
