@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,18 +56,16 @@ def late(board: Board, root: Path = Path("/")) -> bool:
     """A discrete GPU is on the bus and its driver does not answer yet, soon after boot."""
     if board.gpus or board.unified_memory or patience_s(root) < WAIT_S:
         return False
-    return any(_on_bus(root))
+    return on_bus(root)
 
 
-def _on_bus(root: Path) -> Iterator[bool]:
+def on_bus(root: Path = Path("/")) -> bool:
+    """An NVIDIA GPU is in this machine, whether or not anybody may use it."""
     try:
-        devices = sorted((root / "sys/bus/pci/devices").iterdir())
+        found = sorted((root / "sys/bus/pci/devices").iterdir())
     except OSError:
-        return
-    for device in devices:
-        vendor, kind = (_word(device / name) for name in ("vendor", "class"))
-        if vendor == _NVIDIA and kind.startswith(_DISPLAY_CLASS):
-            yield True
+        return False
+    return any(_word(d / "vendor") == _NVIDIA and _word(d / "class").startswith(_DISPLAY_CLASS) for d in found)
 
 
 def _word(path: Path) -> str:
