@@ -25,7 +25,9 @@ from edge.errors import (
     UsageError,
 )
 from edge.prepare import Prepared
+from edge.service import unit
 from edge.service.obstacle import Obstacle, Who, find
+from edge.service.unit import Unit
 from edge.status import Failure, ModelStatus, State
 from edge.upstream import Endpoint, Progress, Upstream
 
@@ -105,7 +107,7 @@ class Vigil:
         late = found is not None and found.kind in ("missing", "empty")
         late_s = error.patience_s if isinstance(error, DeviceMissingError) else 0.0
         self.patience_s = patience_s if late else late_s
-        self.failure = explain(error, found)
+        self.failure = explain(error, found) if found else hidden(error, unit.own())
         self.stand_ins = stand_ins(config, self.failure)
         if not self.patience_s:
             self.give_up(self.failure)
@@ -148,12 +150,19 @@ def failure_of(error: EdgeError) -> Failure:
     return Failure(error.kind, str(error), error.hint or "see `edgellm doctor`")
 
 
-def explain(error: EdgeError, found: Obstacle | None) -> Failure:
-    """The failure, with the folder that blocks where there is one."""
+def explain(error: EdgeError, found: Obstacle) -> Failure:
+    """The failure, with the folder that blocks."""
     failure = failure_of(error)
-    if found is None:
-        return failure
     return replace(failure, evidence=f"{failure.evidence}\n{found.sentence}", hint=found.hint)
+
+
+def hidden(error: EdgeError, own: Unit | None) -> Failure:
+    """The failure; of a GPU that is not there, with the drop-in of this service that hides it."""
+    failure = failure_of(error)
+    if not isinstance(error, DeviceMissingError) or own is None or not own.warnings:
+        return failure
+    hint = f"take it out (`systemctl edit {own.name}`), then: systemctl restart {own.name}"
+    return replace(failure, evidence="\n".join((failure.evidence, *own.warnings)), hint=hint)
 
 
 def obstacle(config: Config, who: Who) -> Obstacle | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ HIDES = {
     "DynamicUser": "takes the data folder away from its owner",
 }
 _TRUE = {"yes", "true", "on", "1"}
+_ALLOWS_GPU = re.compile(r"DeviceAllow\s*=\s*(/dev/(nv|dxg)|char-(nv|\*))")
 
 
 def differences(wish: Wish, root: Path = Path("/")) -> list[Difference]:
@@ -50,7 +52,9 @@ def yours(root: Path = Path("/")) -> Iterator[Difference]:
 def warnings(text: str) -> Iterator[str]:
     """What in a drop-in does harm or nothing. Pure."""
     section = False
-    for line in map(str.strip, text.splitlines()):
+    lines = [line.strip() for line in text.splitlines()]
+    named = any(_ALLOWS_GPU.match(line) for line in lines)
+    for line in lines:
         if line.startswith("["):
             section = True
         name, equals, value = (part.strip() for part in line.partition("="))
@@ -60,8 +64,10 @@ def warnings(text: str) -> Iterator[str]:
             yield f"{name}= stands above any [Section] and is ignored"
         elif name in HIDES and value.lower() in _TRUE:
             yield f"{name}={value} {HIDES[name]}"
-        elif name == "DevicePolicy" and value in ("closed", "strict"):
+        elif name == "DevicePolicy" and value in ("closed", "strict") and not named:
             yield f"DevicePolicy={value} hides the GPU's device nodes, unless DeviceAllow= names each of them"
+        elif name == "DeviceAllow" and value and not named:
+            yield f"DeviceAllow={value} closes every device that is not named, the GPU's too"
 
 
 def _compare(path: Path, wanted: str) -> Difference | None:

@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from edge.errors import EdgeError, UnavailableError
+from edge.service.hindrance import hindrances
 
 STOP_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """`user`: of a user's own service manager."""
+    """`user`: of a user's own service manager; `warnings`: what in its drop-ins keeps it from the machine's GPU."""
 
     name: str
     user: bool = False
+    warnings: tuple[str, ...] = ()
 
     @property
     def socket(self) -> str:
@@ -30,14 +32,14 @@ class Unit:
         return ["systemctl", *(["--user"] if self.user else []), "stop", self.socket, self.name]
 
     def document(self) -> dict[str, Any]:
-        return {"unit": self.name, "socket": self.socket, "user": self.user}
+        return {"unit": self.name, "socket": self.socket, "user": self.user, "warnings": [*self.warnings]}
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Unit:
-        return cls(str(document["unit"]), bool(document["user"]))
+        return cls(str(document["unit"]), bool(document["user"]), tuple(document.get("warnings", ())))
 
 
-def own(proc: Path = Path("/proc")) -> Unit | None:
+def own(proc: Path = Path("/proc"), root: Path = Path("/")) -> Unit | None:
     """By its control group: systemd keeps each service in one of its own."""
     try:
         lines = (proc / "self/cgroup").read_text().splitlines()
@@ -47,7 +49,8 @@ def own(proc: Path = Path("/proc")) -> Unit | None:
         parts = line.rpartition(":")[2].split("/")
         services = [part for part in parts if part.endswith(".service")]
         if services and services[-1] == parts[-1] and not services[-1].startswith("user@"):
-            return Unit(services[-1], user=any(part.startswith("user@") for part in services[:-1]))
+            user = any(part.startswith("user@") for part in services[:-1])
+            return Unit(services[-1], user, () if user else hindrances(services[-1], root))
     return None
 
 

@@ -46,6 +46,13 @@ def test_fc_76_drop_ins_that_hide_the_gpu() -> None:
     assert list(warnings("[Service]\nPrivateDevices=no\nDevicePolicy=auto\n")) == []
 
 
+def test_fc_76_one_allowed_device_closes_all_others() -> None:
+    assert "DeviceAllow=/dev/ttyUSB0 rw closes" in next(warnings("[Service]\nDeviceAllow=/dev/ttyUSB0 rw\n"))
+    gpu = "[Service]\nDevicePolicy=closed\nDeviceAllow=/dev/ttyUSB0 rw\nDeviceAllow=char-nvidia-uvm rw\n"
+    assert list(warnings(gpu)) == []
+    assert list(warnings("[Service]\nDeviceAllow=\n")) == []
+
+
 def test_fc_79_a_line_above_any_section() -> None:
     assert list(warnings("Environment=A=1\n[Service]\nNice=1\n")) == [
         "Environment= stands above any [Section] and is ignored"
