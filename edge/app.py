@@ -162,6 +162,8 @@ class App:
                 self.console.waits(model_id, failure, self.vigil.patience_s)
             elif failure is not None and self.launch.prepared is None:
                 self.console.failed(model_id, failure, gives_up=True)
+        for warning in self._unit.warnings if self._unit and self.launch.inherited else ():
+            self.console.warn(warning)
         forgotten = keeping.forgotten(self.launch.folders) if self.launch.inherited else None
         if forgotten is not None:
             self.console.warn(forgotten)

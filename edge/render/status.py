@@ -16,6 +16,7 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
         f"edgellm {document['version']}: {document['status']}, up {format_seconds(document['uptime_s'])}",
         f"  {urls} · profile {document['profile']} · engine {document['engine']}",
     ]
+    lines += [f"  warning: {warning}" for warning in (document.get("service") or {}).get("warnings", ())]
     heat = _heat(document.get("telemetry"))
     if heat:
         lines.append(f"  {heat}")

@@ -22,6 +22,7 @@ def test_status_names_the_closed_gate_and_the_failure() -> None:
         "urls": ["http://127.0.0.1:1"],
         "profile": "cpu",
         "engine": "e",
+        "service": {"unit": "edgellm.service", "warnings": ["x.conf: PrivateDevices=yes hides the GPU"]},
         "models": {"chat": model},
     }
     text = "\n".join(status_lines(document))
@@ -30,6 +31,7 @@ def test_status_names_the_closed_gate_and_the_failure() -> None:
         "2 restarts",
         "weights 42%",
         "waits for weights",
+        "warning: x.conf: PrivateDevices=yes",
         "out_of_memory",
         "| b",
         "memory)",
