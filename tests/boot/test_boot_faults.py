@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from edge.service.unitfile import drop_ins
 from edge.service.wish import Wish
-from tests.boot.board import UNIT, Board
+from tests.boot.board import Board
 from tests.boot.conftest import EDGELLM, Product
+from tests.boot.journal import entries
 
 pytestmark = pytest.mark.full
 
@@ -27,12 +26,6 @@ case "$1" in
 *) echo "error: invalid argument: $1" >&2; exit 1;;
 esac
 """
-
-
-def entries(board: Board, *filters: str) -> list[dict[str, Any]]:
-    """Journal entries of this boot, as journald has them."""
-    out = board.run("journalctl", "-u", UNIT, "-b", "-o", "json", *filters, check=False)
-    return [json.loads(line) for line in out.splitlines()]
 
 
 def faulty_config(board: Board) -> None:
