@@ -80,6 +80,20 @@ class Client:
         return answer
 
 
+def serving_engine(places: Folders) -> str | None:
+    """The id of the engine that the running edgellm of these folders uses; None when none runs."""
+    if not held(places.lock):
+        return None
+    client = Client(places)
+    try:
+        engine: str | None = client.status()["engine"]
+        return engine
+    except NotRunningError:
+        return None
+    finally:
+        client.close()
+
+
 def not_running(places: Folders) -> NotRunningError:
     return NotRunningError(
         f"no edgellm is running in {places.instance_run}", "start one: `edgellm up`, or name it with --state-dir"

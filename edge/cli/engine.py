@@ -64,11 +64,15 @@ def rollback(json: Json = False, state_dir: StateDir = None) -> None:
 def remove(engine: Id, json: Json = False, state_dir: StateDir = None) -> None:
     import os
 
+    from edge.client import serving_engine
     from edge.engine import install
+    from edge.errors import UsageError
     from edge.folders import folders
     from edge.render.engine import show_removed
 
     where = folders(os.environ, state_dir)
+    if serving_engine(where) == engine:
+        raise UsageError(f"the running edgellm uses {engine}", "start it again with another one, then remove this")
     with install.locked(where.engines):
         install.remove(where.engines, engine, where.cache / "build")
     show_removed(engine, json)

@@ -13,7 +13,7 @@ from typing import Any
 
 from edge.engine.faults import BuildError
 from edge.engine.install import commit, describe, locked, new_id, staging, use
-from edge.engine.installed import SCHEMA, SERVER, ids, load, manifest, read_selection
+from edge.engine.installed import SCHEMA, SERVER, ids, is_id, load, manifest, read_selection
 from edge.engine.proof import prove
 from edge.errors import BadDataError, EdgeError
 
@@ -108,7 +108,11 @@ def _unpack(file: Path, folder: Path) -> dict[str, Any]:
             expected = dict(document["files"])
             while (member := tar.next()) is not None:
                 _extract(file, tar, member, expected, folder)
-    except (tarfile.TarError, EOFError, OSError, KeyError, TypeError, ValueError) as error:
+    except OSError as error:
+        if error.errno is None:  # gzip's and lzma's own words for a damaged file
+            raise BadDataError(f"{file.name} cannot be read: {error}", "copy it again") from error
+        raise BadDataError(f"{file.name} cannot be unpacked: {error.strerror}", "is the disk full?") from error
+    except (tarfile.TarError, EOFError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadDataError(f"{file.name} cannot be read: {error}", "copy it again") from error
     if expected:
         raise BadDataError(f"{file.name} lacks {', '.join(sorted(expected))}", "copy it again")
@@ -122,6 +126,9 @@ def _manifest(file: Path, tar: tarfile.TarFile, member: tarfile.TarInfo) -> dict
         raise BadDataError(f"{file.name} has a schema this version does not read", "update edgellm")
     if SERVER not in document["files"] or not isinstance(document["target"], dict):
         raise BadDataError(f"{file.name} holds no {SERVER}")
+    names = (document["id"], document["recipe"]["name"], document["source"].get("commit") or "unknown")
+    if not all(isinstance(name, str) and is_id(name) for name in names):
+        raise BadDataError(f"{file.name} names its engine in a way that is no file name")
     return document
 
 

@@ -14,7 +14,7 @@ from edge.engine.commands import Inputs, overrides
 from edge.engine.compile import build_environment, run_logged
 from edge.engine.download import download, pip_command
 from edge.engine.failure import diagnose
-from edge.engine.faults import BuildError
+from edge.engine.faults import BuildError, full_disk_named
 from edge.engine.install import locked
 from edge.engine.preflight import Preflight
 from edge.engine.request import BuildPlan, Request
@@ -31,7 +31,7 @@ def build_bindings(request: Request, plan: BuildPlan, report: Report) -> Path:
         raise UsageError("the bindings are built from the pinned sdist", "leave --source out")
     _stop(plan.preflight)
     wheels = request.folders.cache / "wheels" / plan.commands.fingerprint
-    with locked(request.folders.engines):
+    with locked(request.folders.engines), full_disk_named():
         archive = download(plan.pin.pypi, request.source_dir, report.say)
         work = request.folders.cache.resolve() / "bindings"
         shutil.rmtree(work, ignore_errors=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 from edge.engine.commands import Commands, commands
 from edge.engine.compile import build_environment, count_cuda_steps, make, run_logged
 from edge.engine.failure import BuildFailure, diagnose
-from edge.engine.faults import BuildError
+from edge.engine.faults import BuildError, full_disk_named
 from edge.engine.install import commit, copy_programs, describe, locked, new_id, staging, use
 from edge.engine.installed import SERVER, read_selection
 from edge.engine.ninja import Progress
@@ -23,6 +24,7 @@ from edge.engine.source import fetch
 from edge.errors import BugError, DoesNotFitError, UnavailableError
 
 LOG = "edgellm-build.log"
+_KEPT_LINES = 20_000  # a failed step and what was printed beside it
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ def build(request: Request, plan: BuildPlan, report: Report) -> Result:
         raise BugError("a board that is not here cannot be built for")
     start_s = time.monotonic()
     engines = request.folders.engines
-    with locked(engines):
+    with locked(engines), full_disk_named():
         if plan.built is not None:
             before = read_selection(engines).current
             use(engines, plan.built)
@@ -51,7 +53,7 @@ def build(request: Request, plan: BuildPlan, report: Report) -> Result:
         made = commands(plan.inputs, str(request.build_root))
         plan = replace(plan, commands=made)
         log = Path(made.build_dir) / LOG
-        _compile(request, plan, log, report)
+        plan = replace(plan, commands=_compile(request, plan, log, report))
         report.say("proving the new engine")
         engine_id = _install(engines, plan, unknown, request.root)
     previous = read_selection(engines).previous
@@ -83,8 +85,11 @@ def _check_options(plan: BuildPlan, report: Report) -> tuple[str, ...]:
     return unknown
 
 
-def _compile(request: Request, plan: BuildPlan, log: Path, report: Report) -> None:
-    """Configure and make; half the jobs after an out-of-memory kill, the safe CPU once after a header mismatch."""
+def _compile(request: Request, plan: BuildPlan, log: Path, report: Report) -> Commands:
+    """Configure and make; half the jobs after an out-of-memory kill, the safe CPU once after a header mismatch.
+
+    → the commands that succeeded. Their fingerprint stays that of the plan: the same order makes the same engine.
+    """
     made, inputs = plan.commands, plan.inputs
     environment = build_environment(request.environment, [str(Path(inputs.ninja.path).parent)])
     log.unlink(missing_ok=True)
@@ -92,7 +97,7 @@ def _compile(request: Request, plan: BuildPlan, log: Path, report: Report) -> No
     while True:
         failure = _attempt(made, environment, log, report, plan.table)
         if failure is None:
-            return
+            return made
         if failure.retry == "half" and jobs > 1:
             jobs = max(1, jobs // 2)
             report.say(f"{failure.sentence}: going on with {jobs} at once")
@@ -108,18 +113,15 @@ def _compile(request: Request, plan: BuildPlan, log: Path, report: Report) -> No
 def _attempt(
     made: Commands, environment: Mapping[str, str], log: Path, report: Report, table: Mapping[str, Any]
 ) -> BuildFailure | None:
-    lines: list[str] = []
+    lines: deque[str] = deque(maxlen=_KEPT_LINES)
     report.say("configuring")
     code = run_logged(made.configure, environment, log, lines.append)
     if code == 0:
         report.say(f"compiling in {made.build_dir}")
         lines.clear()
-        start = log.stat().st_size
-        code = make(made.build, environment, log, count_cuda_steps(Path(made.build_dir)), report.progress)
-        with log.open("rb") as file:
-            file.seek(start)
-            lines = file.read().decode(errors="replace").splitlines()
-    return None if code == 0 else diagnose(lines, table["failures"])
+        steps = count_cuda_steps(Path(made.build_dir))
+        code = make(made.build, environment, log, steps, report.progress, lines.append)
+    return None if code == 0 else diagnose(list(lines), table["failures"])
 
 
 def _install(engines: Path, plan: BuildPlan, unknown: tuple[str, ...], root: Path) -> str:

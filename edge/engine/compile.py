@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from edge.engine.ninja import STATUS, Meter, Progress
@@ -27,10 +28,18 @@ def build_environment(environment: Mapping[str, str], first_on_path: Sequence[st
 
 
 def run_logged(command: Sequence[str], environment: Mapping[str, str], log: Path, on_line: OnLine) -> int:
-    """The command's exit code; 127 when it cannot be started. Its output goes to the log and, by line, to `on_line`."""
+    """The command's exit code; 127 when it cannot be started. Its output goes to the log and, by line, to `on_line`.
+
+    A log that cannot be written does not end the command: on a full disk the compiler's own words are what matters.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a", buffering=1, encoding="utf-8", errors="replace") as file:
-        file.write(f"$ {' '.join(command)}\n")
+    with log.open("ab", buffering=0) as file:
+
+        def write(text: str) -> None:
+            with suppress(OSError):
+                file.write(text.encode(errors="replace"))
+
+        write(f"$ {' '.join(command)}\n")
         try:
             child = subprocess.Popen(
                 list(command),
@@ -43,12 +52,12 @@ def run_logged(command: Sequence[str], environment: Mapping[str, str], log: Path
                 start_new_session=True,
             )
         except OSError as error:
-            file.write(f"{command[0]}: {error.strerror}\n")
+            write(f"{command[0]}: {error.strerror}\n")
             return 127
         try:
             assert child.stdout is not None
             for line in child.stdout:
-                file.write(line)
+                write(line)
                 on_line(line.rstrip("\n"))
             return child.wait()
         except BaseException:
@@ -102,12 +111,14 @@ def make(
     log: Path,
     cuda_steps: int,
     on_progress: Callable[[Progress], None],
+    on_line: OnLine,
 ) -> int:
     """Ninja's exit code."""
     meter = Meter(cuda_steps)
     start_s = time.monotonic()
 
     def read(line: str) -> None:
+        on_line(line)
         progress = meter.read(line, time.monotonic() - start_s)
         if progress is not None:
             on_progress(progress)

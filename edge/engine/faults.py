@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from edge.errors import BadDataError, EdgeError
 
 
@@ -15,3 +19,15 @@ class BuildError(EdgeError):
     """A build or its proof failed. What was installed before is untouched. Exit code 1."""
 
     kind = "build_failed"
+
+
+@contextmanager
+def full_disk_named() -> Iterator[None]:
+    """ENOSPC anywhere in the block is a BuildError that says so (FC-14)."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = f": {error.filename}" if error.filename else ""
+        raise BuildError(f"the disk is full{where}", "free some space; the engine in use is untouched") from error

@@ -21,6 +21,7 @@ from edge.errors import EngineMissingError
 from edge.resources import data_dir, load_toml
 
 _CACHE_SCHEMA = 2
+_NOBODY = 65534
 _ASK_TIMEOUT_S = 20.0
 # The first CUDA contact took 17 s on one board.
 _DEVICES_TIMEOUT_S = 90.0
@@ -187,14 +188,15 @@ def run_probe(
 
 
 def _identity(path: Path) -> tuple[int | None, int | None, list[int] | None]:
-    """Root runs no file that somebody else may write: such a file runs as its owner, without root's groups."""
+    """Root runs no file that somebody else may write: such a file runs as its owner, or as nobody."""
     if os.geteuid() != 0:
         return None, None, None
     stat = path.stat()
     parent = path.parent.stat()
     owner = stat.st_uid or parent.st_uid
-    if owner == 0:
+    if owner == 0 and not _open_to_others(stat) and not _open_to_others(parent):
         return None, None, None
+    owner = owner or _NOBODY
     import pwd  # only here: root with a user's file
 
     try:
@@ -202,6 +204,10 @@ def _identity(path: Path) -> tuple[int | None, int | None, list[int] | None]:
     except KeyError:
         return owner, stat.st_gid, []
     return owner, entry.pw_gid, os.getgrouplist(entry.pw_name, entry.pw_gid)
+
+
+def _open_to_others(stat: os.stat_result) -> bool:
+    return bool(stat.st_mode & 0o002 or (stat.st_mode & 0o020 and stat.st_gid != 0))
 
 
 def _engine(path: Path, answers: dict[str, Any], engine_id: str | None) -> Engine:

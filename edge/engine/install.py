@@ -20,7 +20,7 @@ from edge.engine.files import sync_folder, write_atomically
 from edge.engine.installed import SCHEMA, Selection, ids, is_id, load, manifest, read_selection, write_selection
 from edge.engine.proof import Proof
 from edge.engine.unpack import sha256_of
-from edge.errors import EdgeError, EngineMissingError, UnavailableError, UsageError
+from edge.errors import BadDataError, EdgeError, EngineMissingError, UnavailableError, UsageError
 
 
 @contextlib.contextmanager
@@ -118,6 +118,8 @@ def proof_document(proof: Proof) -> dict[str, Any]:
 def commit(engines: Path, folder: Path, document: Mapping[str, Any]) -> str:
     """Staging folder → engines/<id>, then selected. Only after everything is on the disk."""
     engine_id = str(document["id"])
+    if not is_id(engine_id):
+        raise BadDataError(f"{engine_id!r} is no name for an engine")
     write_atomically(folder / "engine.json", json.dumps(document, indent=2) + "\n")
     sync_folder(folder / "bin")
     folder.replace(engines / engine_id)

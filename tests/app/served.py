@@ -23,7 +23,7 @@ class Served(Up):
     config: Path
 
     def cli(self, *arguments: str, rc: int = 0) -> str:
-        done = edgellm(arguments[0], "--state-dir", str(self.state), *arguments[1:])
+        done = edgellm(*arguments, "--state-dir", str(self.state))
         assert done.returncode == rc, done.stdout + done.stderr + self.output
         return done.stdout + done.stderr
 

@@ -69,6 +69,16 @@ def test_it_gives_way_and_stays_away(served_once: Path, death: Death, at_least: 
         assert len(starts(new)) == tried, "it is not tried again"
 
 
+def test_the_engine_that_serves_is_not_removed(served_once: Path) -> None:
+    """A build has made another one current since: the running server starts its next child from the old one."""
+    with Served(served_once) as up:
+        up.wait_for("ok")
+        install(served_once / "data", "new-cpu-2")
+        write_selection(served_once / "data" / "engines", Selection("new-cpu-2", "old-cpu-1"))
+        assert "the running edgellm uses old-cpu-1" in up.cli("engine", "remove", "old-cpu-1", rc=64)
+    assert "removed" in up.cli("engine", "remove", "old-cpu-1")
+
+
 def test_memory_is_no_reason(served_once: Path) -> None:
     new = install(
         served_once / "data",

@@ -121,6 +121,11 @@ def _edit(**changes: Any) -> Callable[[list[tuple[tarfile.TarInfo, bytes]]], Non
         _edit(files={"bin/llama-server": {"sha256": "0" * 64, "bytes": 3}}),
         _edit(target={"machine": "riscv64", "cuda_arch": []}),
         _edit(target=None),
+        _edit(id="../../../escaped"),
+        _edit(id=["a"]),
+        _edit(recipe={"name": "../../escaped"}),
+        _edit(source={"commit": "../escaped"}),
+        _edit(source=None),
     ],
 )
 def test_a_spoiled_or_hostile_file_changes_nothing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -16,8 +17,8 @@ import pytest
 
 from edge.board.board import Board, Cpu
 from edge.engine.builder import Report, build
-from edge.engine.compile import session_members
-from edge.engine.faults import BuildError
+from edge.engine.compile import run_logged, session_members
+from edge.engine.faults import BuildError, full_disk_named
 from edge.engine.installed import Selection, ids, load, manifest, read_selection, write_selection
 from edge.engine.ninja import Progress
 from edge.engine.pin import SourceChoice
@@ -149,14 +150,14 @@ def test_with_one_job_a_killed_compiler_is_the_end(bench: Bench) -> None:
     assert len(bench.made) == 2
 
 
-def test_fc07_a_header_mismatch_is_tried_once_more_with_the_safe_cpu(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fc07_a_header_mismatch_is_tried_once_more_with_the_safe_cpu(bench: Bench, places: Folders) -> None:
     mismatch = {"code": 1, "output": "arm_neon.h:6: error: inlining failed: target specific option mismatch"}
     bench.outcomes(mismatch, {})
     plan = make_plan(bench.request)
     on_arm = replace(plan, inputs=replace(plan.inputs, machine="aarch64", isa=("asimddp", "fphp", "asimdhp")))
-    assert build(bench.request, on_arm, bench.report).new
+    result = build(bench.request, on_arm, bench.report)
+    options = manifest(places.engines, result.engine_id)["options"]
+    assert options["GGML_CPU_ARM_ARCH"] == "armv8-a", "what was built is what is written down"
     first, second = bench.configured
     assert "-DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod+fp16" in first and "-DGGML_NATIVE=OFF" in first
     assert "-DGGML_CPU_ARM_ARCH=armv8-a" in second
@@ -247,6 +248,21 @@ def test_fc14_a_disk_that_is_full_at_the_last_step(bench: Bench, places: Folders
         assert list(places.engines.glob(".new-*")) == []
     finally:
         subprocess.run(["umount", str(places.engines)], check=True)
+
+
+def test_fc14_a_disk_that_fills_up_while_it_compiles(bench: Bench, places: Folders, tmp_path: Path) -> None:
+    """The log lies on the disk that is full: the compiler's words are read all the same."""
+    lines: list[str] = []
+    said = ["sh", "-c", "echo 'fatal error: No space left on device'; exit 1"]
+    assert run_logged(said, {"PATH": "/usr/bin:/bin"}, Path("/dev/full"), lines.append) == 1
+    assert lines == ["fatal error: No space left on device"]
+    bench.outcomes({"code": 1, "output": lines[0]})
+    with pytest.raises(BuildError, match="disk is full"):
+        bench.build()
+    with pytest.raises(BuildError, match="disk is full: /x"), full_disk_named():
+        raise OSError(errno.ENOSPC, "No space left on device", "/x")
+    with pytest.raises(PermissionError), full_disk_named():
+        raise PermissionError(errno.EACCES, "no")
 
 
 def test_only_one_build_at_a_time(bench: Bench, places: Folders) -> None:

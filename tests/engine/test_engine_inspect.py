@@ -142,7 +142,10 @@ def test_what_is_no_server_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_root_runs_a_users_binary_as_that_user() -> None:
+@pytest.mark.parametrize(
+    ("owner", "mode"), [(65534, 0o755), (0, 0o777)], ids=["a user's", "root's, and anybody may write it"]
+)
+def test_root_runs_what_others_may_write_as_somebody_else(owner: int, mode: int) -> None:
     """In a folder that anybody may enter; a shell script, since the test's Python may lie in root's home."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         folder = Path(name)
@@ -152,8 +155,8 @@ def test_root_runs_a_users_binary_as_that_user() -> None:
         trace.chmod(0o666)
         server = folder / "llama-server"
         server.write_text(f"#!/bin/sh\nid -u >> {trace}\necho 'version: 1 (abcdef012)'\n")
-        server.chmod(0o755)
-        os.chown(server, 65534, 65534)
+        server.chmod(mode)
+        os.chown(server, owner, owner)
         with pytest.raises(EngineBrokenError, match="not a llama-server"):
             inspect(server, None)
         assert trace.read_text().split() == ["65534", "65534"]
