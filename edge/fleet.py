@@ -104,7 +104,7 @@ class Fleet:
         crews = list(self._crews.values())
         for crew in crews:
             crew.supervisor.stop(now=now)
-        await asyncio.gather(*(crew.supervisor.settled(State.STOPPED, State.FAILED) for crew in crews))
+        await asyncio.gather(*(_over(crew) for crew in crews))
 
     def kill(self) -> None:
         for crew in self._crews.values():
@@ -142,6 +142,13 @@ class Fleet:
         instead = prepare_present(without_gpu(prepared.config), self._folders)
         ladder = instead.plan.models[model_id].ladder
         return replace(ladder.plans[ladder.chosen], model=instead.plan.models[model_id].model)
+
+
+async def _over(crew: Crew) -> None:
+    """At rest, or without an owner: a task that broke brings nothing to rest any more."""
+    rest = asyncio.create_task(crew.supervisor.settled(State.STOPPED, State.FAILED))
+    await asyncio.wait([rest, crew.owner], return_when=asyncio.FIRST_COMPLETED)
+    rest.cancel()
 
 
 def _driver(prepared: Prepared) -> str | None:

@@ -26,7 +26,12 @@ class LastGood:
         return float(value) if kept.get("key") == key and isinstance(value, (int, float)) and value > 0 else None
 
     def keep(self, model_id: str, key: str, tokens_s: float) -> None:
-        """A disk that is full or read-only costs only the memory of it."""
+        """The fastest counts: from the last one a slow decline would lower its own bar, start by start.
+
+        A disk that is full or read-only costs only the memory of it.
+        """
+        if tokens_s <= (self.tokens_s(model_id, key) or 0.0):
+            return
         self._models[model_id] = {"key": key, "tokens_s": round(tokens_s, 2), "at": round(time.time())}
         document = {"schema": SCHEMA, "models": self._models}
         with contextlib.suppress(OSError):

@@ -108,6 +108,7 @@ class Recorder:
             "kind": failure.kind,
             "hint": failure.hint,
             "evidence": failure.evidence,
+            "argv": list(supervisor.plan.argv),
         }
         self._append(self._folders.crashes, row)
 

@@ -46,7 +46,10 @@ def diagnose(death: Death, patterns: Patterns) -> Diagnosis:
         hint = "the kernel killed it for memory: use a smaller context, quantization or model, or free memory"
         return Diagnosis(Fault.OOM, Failure("out_of_memory", evidence, hint))
     if signature := _cause(_last_words(death, killed), patterns):
-        return Diagnosis(_fault(signature), Failure(signature.kind, evidence, signature.hint))
+        fault = _fault(signature)
+        if death.served and fault is Fault.PERMANENT:
+            fault = Fault.CRASH  # it has served: what it was started with cannot be what makes every start fail
+        return Diagnosis(fault, Failure(signature.kind, evidence, signature.hint))
     if exit.signal is not None:
         return _by_signal(exit.signal, evidence, death.asked)
     return _by_code(exit.code or 0, evidence)
@@ -60,7 +63,8 @@ def _last_words(death: Death, killed: bool) -> Sequence[str]:
 
 def _cause(log: Sequence[str], patterns: Patterns) -> Signature | None:
     """Special before general: the table's order counts, not the line's. What `serves` only explains, never kills."""
-    text = "\n".join(log)
+    harmless = [signature.pattern for signature in patterns.signatures if signature.serves]
+    text = "\n".join(line for line in log if not any(pattern.search(line) for pattern in harmless))
     for signature in patterns.signatures:
         if not signature.serves and signature.pattern.search(text):
             return signature

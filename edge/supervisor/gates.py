@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from edge.status import GATES, Gate
 
+_IN_CHILD = GATES[1:]
+
 
 @dataclass(frozen=True, slots=True)
 class Opening:
@@ -56,8 +58,18 @@ class Gates:
                 gates = gates.open(name, at_s, evidence)
         return gates
 
-    def as_status(self) -> dict[str, Gate]:
-        """`took_s` counts from the gate before (they are a chain), `blocked_by` names the first closed one before."""
+    def as_status(self, *, alive: bool = True) -> dict[str, Gate]:
+        """`took_s` counts from the gate before (they are a chain), `blocked_by` names the first closed one before.
+
+        Without a living child only the driver's gate can be open; the evidence of the last start stays readable.
+        """
+        gates = self._as_status()
+        if alive:
+            return gates
+        shut = {n: replace(gate, ready=False, devices={}, blocked_by=_IN_CHILD[0]) for n, gate in gates.items()}
+        return {**shut, "driver": gates["driver"], _IN_CHILD[0]: replace(shut[_IN_CHILD[0]], blocked_by=None)}
+
+    def _as_status(self) -> dict[str, Gate]:
         result: dict[str, Gate] = {}
         previous_s, blocker = self.began_s, None
         for name in GATES:

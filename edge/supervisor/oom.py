@@ -27,9 +27,17 @@ class OomWitness:
         self._counters = {
             path: count for path in _counters(pid, proc, cgroup_root) if (count := _read(path)) is not None
         }
+        self._newer = self._counters
+
+    def alive(self) -> None:
+        """It lives: what the counters show by now was somebody else in the same cgroup. Call now and then.
+
+        The readings before the last ones count: a large process takes its time from the kernel's kill to its end.
+        """
+        self._counters, self._newer = self._newer, {path: _read(path) or 0 for path in self._newer}
 
     def killed(self) -> bool:
-        """Since the spawn: its cgroup has killed for memory, or the kernel log names the pid."""
+        """Lately its cgroup has killed for memory, or the kernel log names the pid."""
         grown = any((_read(path) or 0) > before for path, before in self._counters.items())
         return grown or named_in_kernel_log(self._pid, self._spawned_at_s, self._kmsg)
 

@@ -26,7 +26,6 @@ class Policy:
     stable_s: float = 60  # as long as the longest pause: a child that lived so long was no crash loop
     allocation_pauses_s: tuple[float, ...] = (5, 15, 45)  # other users need time to let go (FC-25)
     device_attempts: int = 3  # the driver of a cold board came up within three tries in every report (FC-74)
-    device_wait_s: float = 60  # Tegra device nodes appear within seconds of boot; a minute is generous
     stall_s: float = 60  # no log line, byte or CPU time: nothing that loads is this quiet
     look_s: float = 1.0  # how often movement is judged while something is waited for: a sixtieth of the limits
     wedge_s: float = 60  # a prompt that is being worked on burns CPU or GPU submit time

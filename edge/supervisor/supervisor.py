@@ -31,6 +31,7 @@ from edge.supervisor.events import (
     Stop,
     Terminate,
     Tick,
+    Warmed,
     WarmUp,
 )
 from edge.supervisor.exitwatch import reaped
@@ -138,7 +139,8 @@ class Supervisor:
 
     @property
     def on_cpu_instead(self) -> bool:
-        return self.machine.rung == self._policy.cpu_rung != self.machine.home
+        """For want of a GPU. Where memory drove it there, a GPU that answers is no way back."""
+        return self._missing is not None and self.machine.rung == self._policy.cpu_rung != self.machine.home
 
     # --- Upstream ----------------------------------------------------------------------------------------------------
 
@@ -165,8 +167,8 @@ class Supervisor:
             state=m.state,
             rung=m.rung,
             degraded=watch.degraded if watch else (),
-            gates=watch.attempt.gates.as_status() if watch else {},
-            progress=watch.attempt.progress if watch else None,
+            gates=watch.attempt.gates.as_status(alive=m.alive) if watch else {},
+            progress=watch.attempt.progress if watch and m.alive else None,
             failure=m.failure,
             restarts=self.restarts,
             pid=watch.child.pid if watch and m.alive else None,
@@ -241,6 +243,8 @@ class Supervisor:
         """Remembers why the GPU is not used: the machine forgets a failure once something serves."""
         if isinstance(event, DeviceMissing) or (isinstance(event, Exited) and event.fault is Fault.DEVICE):
             self._missing = event.failure
+        elif isinstance(event, Warmed) and self.machine.rung != self._policy.cpu_rung:
+            self._missing = None
 
     def _idle(self) -> None:
         if self.machine.state is State.DRAINING and self._traffic.open == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +15,8 @@ class Vitals:
     """Memory in bytes, CPU in seconds."""
 
     cpu_s: float
-    called_bytes: int  # through read(2): what the page cache holds too
-    disk_bytes: int  # from storage: what a mapping reads too
+    called_bytes: int  # through read(2): what the page cache holds too; 0 where io may not be read
+    disk_bytes: int  # from storage: what a mapping reads too; 0 where io may not be read
     rss_anon_bytes: int
     swap_bytes: int
     rss_bytes: int
@@ -31,9 +32,11 @@ def read_vitals(pid: int, proc: Path = Path("/proc")) -> Vitals | None:
     try:
         stat = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
         status = _fields((proc / str(pid) / "status").read_text())
-        io = _fields((proc / str(pid) / "io").read_text())
     except (OSError, ValueError):
         return None
+    io = {}
+    with suppress(OSError, ValueError):  # kernels and containers may keep it from us: CPU time and memory still tell
+        io = _fields((proc / str(pid) / "io").read_text())
     return Vitals(
         cpu_s=(int(stat[11]) + int(stat[12])) / _TICKS_S,
         called_bytes=io.get("rchar", 0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -149,9 +150,9 @@ class Watch:
         finally:
             errors.close()
             outputs.close()
-        # A kill that we sent ourselves is no evidence of anything.
-        oom_killed = not self.asked and self._witness.killed()
         status = await reaped(self.child)
+        # The kernel kills by SIGKILL only, and a kill that we sent ourselves is no evidence of anything.
+        oom_killed = status.signal == signal.SIGKILL and not self.asked and self._witness.killed()
         death = Death(status, list(self.attempt.tail), oom_killed, self.asked, self.attempt.served)
         told = diagnose(death, self._patterns)
         self._buried.set()
@@ -216,6 +217,8 @@ class Watch:
                 quiet_s = min(quiet_s, now - self._traffic.moved_s)
             elif vitals is not None:
                 self.attempt.bytes_read(vitals.read_bytes)
+            if idle and vitals is not None:
+                self._witness.alive()
             if idle and self._terms.ttl_s and self._idle_s(now) >= self._terms.ttl_s:
                 self._post(Sleep())
             if quiet_s >= (self._wedge_s if serving else self._terms.policy.stall_s):

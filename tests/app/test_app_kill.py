@@ -70,5 +70,6 @@ def test_a_long_prompt_is_busy_and_not_dead(short_dir: Path, smollm2: Path) -> N
         began = time.monotonic()
         answer = up.chat("word " * 1500, max_tokens=1)
         assert answer.status_code == 200
-        assert time.monotonic() - began > 1.5, "it was no long prompt"
+        if time.monotonic() - began < 1.5:
+            pytest.skip("this machine reads 1500 words within wedge_s: nothing is shown")
         assert up.status()["models"]["demo"]["restarts"] == 0

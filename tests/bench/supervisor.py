@@ -8,6 +8,8 @@ python -m tests.bench.supervisor [--rounds 100] [--idle 60] [--engine PATH]
     probe to READY         <= 30 ms
     first : fifth request  <= 1.2 once the idle set has run
     idle                   < 0.3 % of a core (telemetry off: one sample a minute), RssAnon <= 40 MB with the gateway
+
+Exit code 1 where one of them is missed.
 """
 
 from __future__ import annotations
@@ -19,10 +21,12 @@ import random
 import select
 import signal
 import statistics
+import sys
 import tempfile
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,7 +88,7 @@ class Load:
         return self.clear(answer)
 
     def clear(self, answer: httpx.Response) -> str:
-        told = answer.json().get("error", {})
+        told = error_of(answer)
         if answer.status_code in (502, 503) and answer.headers.get("Retry-After") and told.get("kind"):
             return f"{answer.status_code} {told['kind']}"
         self.unclear.append(f"{answer.status_code} {answer.headers} {answer.text[:300]}")
@@ -104,7 +108,16 @@ class Load:
                 return "stream cut, and told so"
             self.unclear.append(f"{error!r} after {text[-200:]!r}")
             return "broken"
-        return "answered" if "[DONE]" in text else "stream without an end"
+        if "[DONE]" in text:
+            return "answered"
+        self.unclear.append(f"a stream that ended as if it were whole: {text[-200:]!r}")
+        return "stream without an end"
+
+
+def error_of(answer: httpx.Response) -> dict[str, Any]:
+    with suppress(ValueError, AttributeError):
+        return dict(answer.json().get("error", {}))
+    return {}
 
 
 def killed(up: Up, rounds: int) -> dict[str, Any]:
@@ -227,15 +240,30 @@ def main() -> None:
         (state / "config" / "edgellm.toml").write_text(CONFIG)
         with Up(state, "-p", "cpu", "-m", f"demo={model}", "--set", "n_ctx=2048", *engine) as up:
             up.wait_for("ok", "degraded")
-            show("idle", idle(up, options.idle))
-            show("first and fifth request", first_and_fifth(up))
-            show("kill -9 under load (stable_s = 0, no pause)", killed(up, options.rounds))
-            show("probe to READY, ms", known_after_ms(up))
+            rest = show("idle", idle(up, options.idle))
+            first = show("first and fifth request", first_and_fifth(up))
+            kills = show("kill -9 under load (stable_s = 0, no pause)", killed(up, options.rounds))
+            known = show("probe to READY, ms", known_after_ms(up))
             show("after all that", idle(up, min(options.idle, 10)))
+    before, after = kills["descriptors"]
+    kept = {
+        "every request is answered or told": not kills["unclear"],
+        "one rung, no orphan, no zombie": (len(kills["rungs"]), kills["orphans"], kills["zombies"]) == (1, 0, 0),
+        "no descriptor is leaked": after <= before + 4,
+        "exit to spawn, p95 <= 50 ms": kills["exit_to_spawn_ms"]["p95"] <= 50,
+        "probe to READY, p95 <= 30 ms": known["p95"] <= 30,
+        "first request <= 1.2 of the fifth": first["first_to_fifth"] <= 1.2,
+        "idle < 0.3 % of a core": rest["cpu_percent"] < 0.3,
+        "RssAnon <= 40 MB": rest["rss_anon_mb"] <= 40,
+    }
+    for what, holds in kept.items():
+        print(f"{'kept' if holds else 'MISSED'}: {what}")
+    sys.exit(0 if all(kept.values()) else 1)
 
 
-def show(name: str, figures: dict[str, Any]) -> None:
+def show(name: str, figures: dict[str, Any]) -> dict[str, Any]:
     print(f"{name}: {json.dumps(figures)}", flush=True)
+    return figures
 
 
 if __name__ == "__main__":

@@ -98,12 +98,12 @@ LINES = {
         "failed to allocate compute pp buffers",
     ],  # B-03
     "cuda-oom": ["CUDA error: out of memory"],  # B-10 without its second line, B-45
+    "mlock": ["warning: failed to mlock 1048576-byte buffer (after locking 0 bytes): Cannot allocate memory"],
     "host-oom": [
         "terminate called after throwing an instance of 'std::bad_alloc'",
         "E ggml_aligned_malloc: insufficient memory (attempted to allocate  12.50 MB)",  # seen under ulimit -v
     ],
     "no-threads": ["  what():  Resource temporarily unavailable"],  # seen under ulimit -v
-    "mlock": ["warning: failed to mlock 104857600-byte buffer (after previously locking 0 bytes)"],
     "kernel-oom-cgroup": ["Memory cgroup out of memory: Killed process 815 (llama-server) total-vm:2097152kB"],  # B-26
     "kernel-oom": [  # B-27, B-53
         "Out of memory: Killed process 4711 (llama-server) total-vm:9437184kB, anon-rss:1208kB",

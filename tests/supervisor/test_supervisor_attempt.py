@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from edge.status import GATES
 from edge.supervisor.attempt import PROTOCOL, Attempt
+from edge.supervisor.gates import Gates
 from edge.units import MIB
 from tests.fakes import engine_log
 from tests.fakes.engine_log import Start
@@ -184,3 +185,15 @@ def test_any_text_is_survived(lines: list[str]) -> None:
     assert list(gates) == list(GATES)
     assert all((gate.took_s or 0.0) >= 0.0 for gate in gates.values())
     assert replace(seen.facts) == seen.facts
+
+
+def test_nothing_of_a_dead_engine_is_ready() -> None:
+    """What the last start saw stays readable; only the machine's own driver is still there."""
+    gates = Gates(1.0, ("CUDA0",))
+    for number, name in enumerate(GATES):
+        gates = gates.open(name, 1.0 + number, f"saw {name}", "CUDA0" if name == "context" else None)
+    assert all(gate.ready for gate in gates.as_status().values())
+    dead = gates.as_status(alive=False)
+    assert [name for name, gate in dead.items() if gate.ready] == ["driver"]
+    assert {name: gate.evidence for name, gate in dead.items()} == {name: f"saw {name}" for name in GATES}
+    assert [gate.blocked_by for gate in dead.values()] == [None, None, *["context"] * 4]

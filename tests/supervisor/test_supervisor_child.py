@@ -133,6 +133,16 @@ def test_vitals_are_the_processs_own(short_dir: Path, children: list[Child]) -> 
     assert read_vitals(2**22 + 1) is None
 
 
+def test_vitals_without_io_still_tell_memory_and_cpu_time(tmp_path: Path) -> None:
+    """/proc/PID/io is kept from us by hidepid, by some containers, by kernels without task accounting."""
+    here = tmp_path / "7"
+    here.mkdir()
+    (here / "stat").write_text(f"7 (llama-server) S {' '.join(['0'] * 10)} 300 200 {' '.join(['0'] * 30)}")
+    (here / "status").write_text("VmRSS: 9 kB\nRssAnon: 5 kB\nVmSwap: 0 kB\n")
+    seen = read_vitals(7, tmp_path)
+    assert seen is not None and (seen.rss_anon_bytes, seen.read_bytes) == (5 * 1024, 0) and seen.cpu_s > 0
+
+
 def test_a_log_that_fills_the_pipe_waits_for_nobody_while_we_import(short_dir: Path, children: list[Child]) -> None:
     """A whole start's log fits into the pipe: the child never blocks on us."""
     talk = (

@@ -74,6 +74,27 @@ def test_an_old_complaint_is_not_what_a_server_died_of() -> None:
     assert diagnose(Death(status(signal=signal.SIGKILL), near, served=True), PATTERNS).failure.kind == "killed"
 
 
+def test_what_served_does_not_fail_for_good_by_a_line_of_its_log() -> None:
+    """A client can make the engine print nearly anything."""
+    log = ["srv  operator(): got exception: chat template parsing error", "another line"]
+    for exit_status in (status(signal=signal.SIGSEGV), status(signal=signal.SIGKILL)):
+        told = diagnose(Death(exit_status, log, served=True), PATTERNS)
+        assert (told.fault, told.failure.kind) == (Fault.CRASH, "bad_model")
+        assert diagnose(Death(exit_status, log), PATTERNS).fault is Fault.PERMANENT
+
+
+def test_a_line_that_only_explains_does_not_match_another_cause_either() -> None:
+    """mlock's warning ends in the words of a full memory, and the engine goes on."""
+    assert diagnose(Death(status(signal=signal.SIGSEGV), LINES["mlock"]), PATTERNS).failure.kind == "signal_segv"
+    both = [*LINES["mlock"], "terminate called after throwing an instance of 'std::bad_alloc'"]
+    assert diagnose(Death(status(signal=signal.SIGABRT), both), PATTERNS).fault is Fault.OOM
+
+
+def test_fc25_full_memory_comes_with_advice() -> None:
+    for line in (*LINES["host-oom"], *LINES["cuda-oom"], *LINES["kv-oom"]):
+        assert "smaller n_ctx" in diagnose(Death(status(1), [line]), PATTERNS).failure.hint
+
+
 def test_evidence_is_the_exit_and_what_a_person_reads_before_scrolling() -> None:
     told = diagnose(Death(status(3), [f"line {n}" for n in range(300)]), PATTERNS)
     assert told.failure.evidence.splitlines() == ["exit code 3 after 3.2 s", *[f"line {n}" for n in range(288, 300)]]
@@ -96,6 +117,10 @@ def test_the_counter_of_the_childs_own_cgroup_counts(tmp_path: Path) -> None:
     assert not witness.killed()
     (root / "b/memory.events").write_text("low 0\noom 2\noom_kill 2\n")
     assert witness.killed()
+    witness.alive()
+    assert witness.killed(), "one that is dying may still look alive"
+    witness.alive()
+    assert not witness.killed(), "it lives on: the kernel has killed a neighbour"
 
 
 def test_no_cgroup_and_no_kernel_log_are_no_evidence(tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from edge.plan.plan import Ladder
 from edge.status import State
 from edge.supervisor.events import DeviceBack
 from edge.supervisor.hooks import Hooks
 from edge.supervisor.terms import Terms
 from tests.fakes.llama_switches import Death, argv
-from tests.supervisor.rig import FAST, gpu_settings, launch_plan, rigged, settings
+from tests.supervisor.rig import FAST, gpu_settings, launch_plan, model_plan, rigged, settings
 
 ORIN = {"CUDA0": "Orin"}
 NOT_YET = {
@@ -117,6 +118,18 @@ async def test_fc74_fallback_cpu_serves_degraded_and_comes_back(short_dir: Path)
         rig.supervisor.post(DeviceBack())
         await rig.until(lambda: rig.supervisor.machine.rung == 0 and rig.states[-1] == "READY")
         assert rig.supervisor.status().degraded == ()
+
+
+async def test_a_cpu_rung_reached_for_want_of_memory_is_no_missing_gpu(short_dir: Path) -> None:
+    """It would go back to the GPU, run out of memory again, and so on for ever."""
+    no_memory = {"death": Death("loading", ["CUDA error: out of memory"], code=1).__dict__}
+    command = argv(short_dir / "fake", gpu=ORIN, first_starts=1, first=no_memory)
+    rungs = (launch_plan(command, 0, gpu_settings()), launch_plan(command, 1, settings(n_ctx=1024)))
+    model = replace(model_plan(command, 1, None, 0), ladder=Ladder(rungs, 0))
+    async with rigged(short_dir, argv=command, model=model) as rig:
+        await rig.ready()
+        assert rig.supervisor.machine.rung == 1 and not rig.supervisor.on_cpu_instead
+        assert [item.subject for item in rig.supervisor.status().degraded][:1] == ["rung"]
 
 
 async def test_fc23_a_part_of_the_layers_is_degraded_and_serves(short_dir: Path) -> None:

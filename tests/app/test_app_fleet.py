@@ -1,0 +1,40 @@
+"""Models of one process together: how they end."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edge.fleet import Fleet
+from edge.folders import folders
+from edge.lastgood import LastGood
+from edge.status import State
+from edge.supervisor.slot import Slot
+from edge.supervisor.supervisor import Supervisor
+from tests.supervisor.rig import PATTERNS, model_plan
+
+PATIENCE_S = 20
+
+
+class Broken(Supervisor):
+    async def run(self) -> None:
+        raise RuntimeError("a bug")
+
+
+async def test_an_owner_that_breaks_is_told_and_holds_nobody_up(
+    short_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing brings its machine to rest any more: waiting for that would be for ever."""
+    places = folders({}, short_dir)
+    fleet = Fleet(places, lambda *_: None, LastGood(places))
+    broken = Broken(model_plan(("x",), 1, None, 0), short_dir / "m.sock", PATTERNS)
+    broken.machine = replace(broken.machine, state=State.READY, alive=True)
+    fleet.slots["chat"] = Slot(broken)
+    fleet.run(broken)
+    await asyncio.wait_for(fleet.broke.wait(), PATIENCE_S)
+    assert "a bug" in capsys.readouterr().err
+    await asyncio.wait_for(fleet.stop(now=True), PATIENCE_S)
+    await asyncio.wait_for(fleet.close(), PATIENCE_S)
