@@ -63,6 +63,7 @@ def terms_of(prepared: Prepared, model: ModelPlan, last_good_tokens_s: float | N
         hygiene=hygiene(wishes),
         strict=prepared.config.strict,
         capability=prepared.board.compute_capability,
+        l4t=prepared.board.l4t,
         system_prompt=wishes.system_prompt,
         warmup_tokens=wishes.warmup_tokens,
         preload=config.preload,

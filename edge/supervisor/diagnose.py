@@ -22,7 +22,8 @@ KILLED_LINES = 12
 class Death:
     """All that is known of one end. `log`: the kept tail, oldest first.
 
-    `oom_killed`: the kernel's word; `asked`: we sent the signal ourselves; `served`: it had been READY.
+    `oom_killed`: the kernel's word; `asked`: we sent the signal ourselves; `served`: it had been READY; `l4t`: the
+    release of a Jetson's system.
     """
 
     exit: ExitStatus
@@ -30,6 +31,7 @@ class Death:
     oom_killed: bool = False
     asked: bool = False
     served: bool = False
+    l4t: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,8 @@ def diagnose(death: Death, patterns: Patterns) -> Diagnosis:
         fault = _fault(signature)
         if death.served and fault is Fault.PERMANENT:
             fault = Fault.CRASH  # it has served: what it was started with cannot be what makes every start fail
-        return Diagnosis(fault, Failure(signature.kind, evidence, signature.hint))
+        here = f" (this board runs L4T {death.l4t})" if fault is Fault.NVMAP and death.l4t else ""
+        return Diagnosis(fault, Failure(signature.kind, evidence, signature.hint + here))
     if exit.signal is not None:
         return _by_signal(exit.signal, evidence, death.asked)
     return _by_code(exit.code or 0, evidence)

@@ -24,6 +24,7 @@ class Terms:
     strict: bool = False
     api_key: str | None = None
     capability: str | None = None  # of the GPU: "8.7"
+    l4t: str | None = None  # of a Jetson: "36.4.7"
     system_prompt: str = ""
     warmup_tokens: tuple[int, ...] = ()  # prompt lengths that are tried while idle
     pace: Pace | None = None

@@ -153,7 +153,8 @@ class Watch:
         status = await reaped(self.child)
         # The kernel kills by SIGKILL only, and a kill that we sent ourselves is no evidence of anything.
         oom_killed = status.signal == signal.SIGKILL and not self.asked and self._witness.killed()
-        death = Death(status, list(self.attempt.tail), oom_killed, self.asked, self.attempt.served)
+        told_by = (status, list(self.attempt.tail), oom_killed, self.asked, self.attempt.served)
+        death = Death(*told_by, self._terms.l4t)
         told = diagnose(death, self._patterns)
         self._buried.set()
         self._post(Exited(told.fault, told.failure, random.random()))
