@@ -27,7 +27,7 @@ class Facts:
 
 
 def differences(plan: LaunchPlan, facts: Facts, props: Mapping[str, Any] | None) -> tuple[Degraded, ...]:
-    found = [*_rung(plan), *_offload(plan, facts), *_devices(plan, facts), *_kv(plan, facts)]
+    found = [*_rung(plan), *_offload(plan, facts), *_devices(plan, facts), *_kv(plan, facts), *_load_mode(plan, facts)]
     if props is not None:
         found += _props(plan, props)
     return tuple(found)
@@ -70,6 +70,14 @@ def _kv(plan: LaunchPlan, facts: Facts) -> list[Degraded]:
     if facts.kv_mib is None or facts.kv_mib >= planned_mib * KV_LEAST:
         return []
     return [Degraded("kv_cache", f"{planned_mib:.0f} MiB", f"{facts.kv_mib:.0f} MiB", "the engine made it smaller")]
+
+
+def _load_mode(plan: LaunchPlan, facts: Facts) -> list[Degraded]:
+    """A mapping where memory of our own was planned: the kernel may drop pages and read them again in mid-answer."""
+    wanted = plan.settings.load_mode
+    if facts.load_mode is None or not facts.load_mode.startswith("mmap") or wanted.startswith("mmap"):
+        return []
+    return [Degraded("load_mode", wanted, facts.load_mode, "the engine maps the file all the same")]
 
 
 def _props(plan: LaunchPlan, props: Mapping[str, Any]) -> list[Degraded]:

@@ -49,10 +49,11 @@ def test_what_is_as_planned_has_no_differences() -> None:
             ("n_ctx", "2048 a slot", "512 a slot"),
         ),
         (Facts(kv_mib=28.0), PROPS, ("kv_cache", "56 MiB", "28 MiB")),
+        (Facts(load_mode="mmap"), PROPS, ("load_mode", "none", "mmap")),
     ],
 )
 def test_fc23_a_smaller_one_is_named(facts: Facts, props: dict[str, Any], expected: tuple[str, str, str]) -> None:
-    (found,) = differences(PLAN, facts, props)
+    (found,) = differences(launch_plan(("x",), 0, replace(PLAN.settings, load_mode="none")), facts, props)
     assert (found.subject, found.wanted, found.got) == expected and found.because
 
 
