@@ -55,7 +55,7 @@ test-full: test
 
 # Real systemds of three ages in systemd-nspawn; needs root, and fetches three small systems once.
 boot-test: setup
-	BOOT_SUITES="bookworm trixie bullseye" $(BIN)/python -m pytest -m full tests/boot
+	BOOT_SUITES="bookworm trixie bullseye vm" $(BIN)/python -m pytest -m full tests/boot
 
 dist: setup
 	$(BIN)/python -m build

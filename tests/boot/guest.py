@@ -54,6 +54,9 @@ def measure() -> None:
     while not any(chat[2] == 200 for chat in watch.chats):
         time.sleep(0.2)
     watch.over = True
+    failed = [f"{ended - began:.1f} s: {status}" for began, ended, status in watch.chats if status != 200]
+    if failed:
+        tell({"journal": said("journalctl", "-u", "edgellm", "-b", "-o", "short-monotonic")[-3000:]})
     token_s = next(chat[1] for chat in watch.chats if chat[2] == 200)
     began_s = stamp_s("UserspaceTimestampMonotonic")
     models = sorted(Path("/var/lib/edgellm/models").glob("*/*.gguf"))
@@ -66,7 +69,7 @@ def measure() -> None:
             "token_s": round(token_s - began_s, 2),
             "refused_before": watch.refused_before,
             "refused": len(watch.refused),
-            "failed": sum(chat[2] != 200 for chat in watch.chats),
+            "failed": failed,
             "restarts": int(said("systemctl", "show", "edgellm.service", "-p", "NRestarts", "--value")),
             "clock": int(time.time()),
             "machine": os.uname().machine,

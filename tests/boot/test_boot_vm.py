@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 
 from tests.boot import vm
+from tests.boot.conftest import VM
 from tests.boot.vmimage import MACHINES, missing
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.skipif(not VM, reason="minutes: `make boot-test` has it (BOOT_SUITES=vm)")]
 
 
 def test_after_a_power_cut_and_with_a_clock_in_1970_it_answers_again(
@@ -19,10 +19,7 @@ def test_after_a_power_cut_and_with_a_clock_in_1970_it_answers_again(
     """A board without a battery: the models are whole, nobody is refused, and the date does not matter."""
     machine = MACHINES["x86_64"]
     lacking = missing(machine)
-    if lacking and os.environ.get("CI"):
-        pytest.fail(f"no virtual machine here: {', '.join(lacking)} not installed")
-    if lacking:
-        pytest.skip(f"no virtual machine here: {', '.join(lacking)} not installed")
+    assert not lacking, f"needs: apt-get install {' '.join(lacking)}"
     records = vm.boots(machine)
     with capfd.disabled():
         for record in records:
