@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-import json
+import codecs
 import re
 from urllib.parse import parse_qs
 
+import msgspec
+
 from edge.gateway.openai import Fault
 from edge.gateway.refused import Refused
+from edge.units import KIB
 
 _FORM_FIELD = re.compile(rb'name="?model"?[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,1024})\r\n', re.IGNORECASE)
+_BLANKS = b" \t\r\n"
+_NAME_BYTES = 64 * KIB
+_PIECE_BYTES = 64 * KIB
+
+
+class _Named(msgspec.Struct, gc=False):
+    model: msgspec.Raw = msgspec.Raw(b"")
+
+
+_decoder = msgspec.json.Decoder(_Named)
 
 
 def named_model(body: bytes | None, content_type: str, target: str) -> str | None:
@@ -24,9 +37,39 @@ def named_model(body: bytes | None, content_type: str, target: str) -> str | Non
         field = _FORM_FIELD.search(body)
         return field[1].decode("utf-8", "replace") if field else None
     try:
-        document = json.loads(body)
+        raw = _raw_name(body.removeprefix(codecs.BOM_UTF8))
+        return _text(raw)
     except (ValueError, RecursionError) as error:
         message = "the request body is not JSON" if isinstance(error, ValueError) else "the body is nested too deeply"
         raise Refused(Fault(400, "bad_json", message, "send a JSON object in UTF-8", param="body")) from None
-    model = document.get("model") if isinstance(document, dict) else None
-    return model if isinstance(model, str) else None
+
+
+def _raw_name(body: bytes) -> bytes:
+    """The JSON of the object's `model`, the last one where there are several; empty where there is none.
+
+    The rest is looked through without making a single object of it. Raises ValueError, RecursionError.
+    """
+    _check_utf8(body)
+    if body.lstrip(_BLANKS)[:1] != b"{":
+        msgspec.json.decode(body, type=msgspec.Raw)
+        return b""
+    return bytes(_decoder.decode(body).model)
+
+
+def _text(raw: bytes) -> str | None:
+    if not raw.startswith(b'"'):
+        return None
+    if len(raw) > _NAME_BYTES:  # nobody's name; its beginning is enough to say so
+        return raw[1:_NAME_BYTES].decode("utf-8", "replace")
+    return msgspec.json.decode(raw, type=str)
+
+
+def _check_utf8(body: bytes) -> None:
+    """In pieces: as one text, a body may take four times its bytes. What is skipped, msgspec does not check."""
+    if body.isascii():
+        return
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    view = memoryview(body)
+    for start in range(0, len(body), _PIECE_BYTES):
+        decoder.decode(view[start : start + _PIECE_BYTES])
+    decoder.decode(b"", final=True)

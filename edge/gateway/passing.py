@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
@@ -21,7 +22,10 @@ from edge.gateway.refused import Refused
 from edge.gateway.routes import Route
 from edge.gateway.tally import Tally
 from edge.gateway.visit import Visit
+from edge.units import MIB
 from edge.upstream import Upstream
+
+_AT_ONCE_BYTES = 1 * MIB
 
 
 async def pass_on(
@@ -87,10 +91,18 @@ async def _choose(context: Context, request: web.Request, found: Route, body: Bo
         raise Refused(Fault(503, "no_model", "no model is configured", "edgellm model list shows what could be", 5.0))
     with context.room.kept() as kept:
         await body.read(grow=kept.grow)  # clients may send `model` last
-        name = named_model(body.data, request.content_type, found.target)
+        name = await _name(request, body, found.target)
     if name is None and only is not None:
         return only
     return _named(context, name)
+
+
+async def _name(request: web.Request, body: Body, target: str) -> str | None:
+    """In a thread where looking through the body takes so long that others would wait for it. Raises Refused."""
+    data = body.data
+    if data is None or len(data) <= _AT_ONCE_BYTES:
+        return named_model(data, request.content_type, target)
+    return await asyncio.to_thread(named_model, data, request.content_type, target)
 
 
 def _named(context: Context, name: str | None) -> Upstream:

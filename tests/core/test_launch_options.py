@@ -28,6 +28,7 @@ HEAVY = {
     "numpy",
     "psutil",
     "prometheus_client",
+    "msgspec",
     "pydantic",
     "xllamacpp",
 }

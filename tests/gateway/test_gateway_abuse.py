@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
+import tracemalloc
 
 import pytest
 
+from edge.gateway import passing
 from edge.gateway.connections import Connection, Connections
 from edge.gateway.settings import GatewayConfig, Limits
 from edge.units import MIB
 from tests.fakes.upstream.engine import Line, Received
-from tests.gateway.conftest import Rigs
-from tests.gateway.raw import until
+from tests.fakes.upstream.model import FakeModel
+from tests.gateway.conftest import Rig, Rigs
+from tests.gateway.raw import LIMIT_S, until
 
 OK = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -107,6 +111,53 @@ async def test_fc92_a_body_without_a_length_is_cut_at_the_limit(rig: Rigs) -> No
     assert (await client.answer()).status == 413
     await until(lambda: here.engine.open == 0)
     assert (await here.once(OK)).status == 200
+
+
+async def _two_models(rig: Rigs) -> Rig:
+    """The name in the body matters, so that the body is looked at."""
+    models = {"small": FakeModel("small"), "large": FakeModel("large")}
+    here = await rig(models=models)
+    await models["small"].ready(str(here.engine.path))
+    return here
+
+
+async def test_fc92_a_body_full_of_objects_costs_its_bytes_and_not_its_objects(rig: Rigs) -> None:
+    here = await _two_models(rig)
+    body = b'{"pad":[' + b"[]," * 2_600_000 + b'1],"model":"small"}'
+    client = await here.connect()
+    await client.request("POST", "/v1/chat/completions", b'{"model":"small"}')
+    await client.answer()
+    tracemalloc.start()
+    try:
+        await client.request("POST", "/v1/chat/completions", body)
+        assert json.loads((await client.answer()).body)["body_bytes"] == len(body)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # Our client's, ours and the fake engine's copies of it, some twice for a moment; its lists would be 170 MB more.
+    assert peak < 8 * len(body)
+
+
+async def test_fc92_others_are_served_while_a_large_body_is_looked_through(
+    rig: Rigs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = await _two_models(rig)
+    others_served, looking = threading.Event(), threading.Event()
+
+    def slow(body: bytes | None, content_type: str, target: str) -> str | None:
+        if body is not None and len(body) > MIB:
+            looking.set()
+            assert others_served.wait(LIMIT_S), "nobody else was served meanwhile"
+        return named_model(body, content_type, target)
+
+    named_model = passing.named_model
+    monkeypatch.setattr(passing, "named_model", slow)
+    client = await here.connect()
+    await client.request("POST", "/v1/chat/completions", b'{"pad":"' + b"x" * 2 * MIB + b'","model":"small"}')
+    await until(looking.is_set)
+    assert (await here.once(OK.replace(b" 2\r", b" 17\r").replace(b"{}", b'{"model":"small"}'))).status == 200
+    others_served.set()
+    assert (await client.answer()).status == 200
 
 
 async def test_fc92_a_slow_sender_is_told_so(rig: Rigs) -> None:

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from edge.gateway.names import named_model
+from edge.gateway.refused import Refused
 from edge.gateway.settings import GatewayConfig
 from tests.fakes.upstream.engine import FakeEngine, Line, Received
 from tests.fakes.upstream.model import FakeModel
@@ -60,6 +62,47 @@ async def test_fc85_one_id_everywhere_and_no_path_of_the_machine(rig: Rigs) -> N
     assert all(b"chat" in document and b".sock" not in document for document in documents)
     missing = await here.once(b"GET /v1/models/" + b"y" * 9000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert (missing.status, len(missing.body) < 1000) == (404, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (b'{"model": "a", "x": {"model": "trap"}}', "a"),
+        (b'{"model": "a", "model": "b"}', "b"),
+        (b'{"\\u006dodel": "\\ud83d\\ude00"}', "\N{GRINNING FACE}"),
+        (b'\xef\xbb\xbf {"model": "a"}', "a"),
+        ('{"x": "' + "\N{GRINNING FACE}" * 30_000 + '", "model": "é"}', "é"),
+        (b'{"model": 1}', None),
+        (b'{"model": null}', None),
+        (b'["model"]', None),
+        (b'"model"', None),
+        (b'{"model": "' + b"x" * 100_000 + b'"}', "x" * 65_535),
+    ],
+)
+def test_the_name_in_a_body(text: bytes | str, name: str | None) -> None:
+    body = text if isinstance(text, bytes) else text.encode()
+    assert named_model(body, "application/json", "/v1/chat/completions") == name
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"x": "\xff", "model": "a"}',
+        b'{"model": "\xff"}',
+        "é".encode() * 40_000 + b"\xc3",
+        b"{",
+        b"[1, 2",
+        b'{"x": 1,}',
+        b'{"model": "a"} x',
+        b'{"x": 01}',
+        b'{"x": "\n"}',
+        b'{"x": ' + b"[" * 100_000,
+    ],
+)
+def test_what_is_no_json_is_refused_wherever_it_is_wrong(body: bytes) -> None:
+    with pytest.raises(Refused) as refused:
+        named_model(body, "application/json", "/v1/chat/completions")
+    assert (refused.value.fault.status, refused.value.fault.kind) == (400, "bad_json")
 
 
 async def test_several_models_are_told_apart_by_name(rig: Rigs) -> None:

@@ -39,5 +39,5 @@ rm -rf "$into/src"
 "$python" -m pip download --quiet --only-binary=:all: --python-version "${GPU_PYTHON:-3.12}" --implementation cp \
     --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
     --platform manylinux_2_12_x86_64 --platform manylinux2010_x86_64 --platform manylinux1_x86_64 \
-    -d "$into/wheels" "aiohttp>=3.13.5" "typer>=0.12" "rich>=13" "httpx>=0.27" "psutil>=5.9" "prometheus-client>=0.20" "tomli-w>=1" "nvidia-ml-py>=12"
+    -d "$into/wheels" "aiohttp>=3.13.5" "typer>=0.12" "rich>=13" "httpx>=0.27" "psutil>=5.9" "prometheus-client>=0.20" "msgspec>=0.18.6" "tomli-w>=1" "nvidia-ml-py>=12"
 du -sh "$into/llama.cpp.tar.xz" "$into/wheels"
