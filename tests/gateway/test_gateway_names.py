@@ -105,6 +105,29 @@ def test_what_is_no_json_is_refused_wherever_it_is_wrong(body: bytes) -> None:
     assert (refused.value.fault.status, refused.value.fault.kind) == (400, "bad_json")
 
 
+PART = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
+FILE = b'--b\r\nContent-Disposition: form-data; name="file"; filename="model"\r\nContent-Type: audio/wav\r\n\r\n%s\r\n'
+
+
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        (PART % (b"model", b"whisper") + FILE % b"RIFF" + b"--b--", "whisper"),
+        (FILE % (b'\r\n\r\nname="model"\r\n\r\ntrap' * 1000) + PART % (b"model", b"last") + b"--b--", "last"),
+        (b"\r\n" + PART.replace(b'"', b"") % (b"MODEL", "é".encode()) + b"--b--", "é"),
+        (PART % (b"model", b"") + b"--b--", None),
+        (PART % (b"model_path", b"x") + b"--b--", None),
+        (FILE % b"RIFF" + b"--b--", None),
+        (PART % (b"x", b"y") * 200 + PART % (b"model", b"far too late") + b"--b--", None),
+        (b"--b", None),
+        (b"nothing", None),
+        (b"--b\r\n" + b'name="model"\r\n' * 300_000, None),  # once the square of its length
+    ],
+)
+def test_the_name_in_a_form(form: bytes, name: str | None) -> None:
+    assert named_model(form, "multipart/form-data", "/v1/audio/transcriptions") == name
+
+
 async def test_several_models_are_told_apart_by_name(rig: Rigs) -> None:
     models = {name: FakeModel(name) for name in ("small", "large/q8")}
     here = await rig(models=models)
