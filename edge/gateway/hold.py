@@ -39,9 +39,9 @@ class WaitingRoom:
         if not closed.done():
             closed.set_result(None)
 
-    def seat(self, upstream: Upstream, body: Body, until_s: float) -> Seat:
+    def seat(self, upstream: Upstream, body: Body, kept: Kept, until_s: float) -> Seat:
         """`until_s`: on the loop's clock."""
-        return Seat(self, upstream, body, until_s)
+        return Seat(self, upstream, body, kept, until_s)
 
     def take(self, upstream: Upstream) -> None:
         """Raises Refused."""
@@ -62,7 +62,7 @@ class WaitingRoom:
 
 
 class Kept:
-    """Bytes of one request that are kept in memory; `with` gives them back."""
+    """Bytes of one request's body that are kept in memory; `with` gives them back, after the answer has ended."""
 
     def __init__(self, room: WaitingRoom) -> None:
         self._room = room
@@ -74,6 +74,10 @@ class Kept:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._room.held_bytes -= self._bytes
 
+    def cover(self, body: Body) -> None:
+        """All that is kept of the body by now. Raises Refused."""
+        self.grow(max(0, body.kept_bytes - self._bytes))
+
     def grow(self, count: int) -> None:
         """Raises Refused."""
         self._room.keep(count)
@@ -81,23 +85,23 @@ class Kept:
 
 
 class Seat:
-    """One waiting request; `with` gives its place and its bytes back in whatever way it ends.
+    """One waiting request; `with` gives its place back in whatever way it ends. `kept` counts its bytes.
 
     The body is read meanwhile: a connection that nobody reads from does not show that its client left.
     """
 
-    def __init__(self, room: WaitingRoom, upstream: Upstream, body: Body, until_s: float) -> None:
+    def __init__(self, room: WaitingRoom, upstream: Upstream, body: Body, kept: Kept, until_s: float) -> None:
         self._room = room
         self._upstream = upstream
         self._body = body
         self._deadline_s = until_s
-        self._kept = room.kept()
+        self._kept = kept
         self._reading: asyncio.Future[None] | None = None
 
     def __enter__(self) -> Seat:
         self._room.take(self._upstream)
         try:
-            self._kept.grow(self._body.kept_bytes)
+            self._kept.cover(self._body)
         except Refused:
             self._room.seats -= 1
             raise
@@ -107,7 +111,6 @@ class Seat:
         if self._reading is not None:
             self._reading.cancel()
         self._room.seats -= 1
-        self._kept.__exit__(kind, error, at)
 
     async def endpoint(self) -> Endpoint:
         """Waits until the model is READY. Raises Refused; FAILED ends the wait at once."""

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from edge.gateway.admission import Admission, Turn
 from edge.gateway.body import Body
-from edge.gateway.hold import Seat, WaitingRoom, failed
+from edge.gateway.hold import Kept, Seat, WaitingRoom, failed
 from edge.gateway.refused import Refused
 from edge.status import State
 from edge.upstream import Endpoint, Upstream
@@ -15,9 +15,12 @@ from edge.upstream import Endpoint, Upstream
 
 @asynccontextmanager
 async def turn(
-    room: WaitingRoom, admission: Admission, upstream: Upstream, body: Body, *, until_s: float, slot: bool
+    room: WaitingRoom, admission: Admission, upstream: Upstream, body: Body, kept: Kept, *, until_s: float, slot: bool
 ) -> AsyncIterator[Endpoint]:
-    """An endpoint to send to now. `slot`: the request makes the model work, so it needs a slot. Raises Refused."""
+    """An endpoint to send to now. `slot`: the request makes the model work, so it needs a slot. Raises Refused.
+
+    `kept` outlives the turn: what was read of the body meanwhile is in memory until the answer has ended.
+    """
     endpoint = upstream.endpoint()
     taken: Turn | None = None
     if endpoint is not None:
@@ -30,7 +33,7 @@ async def turn(
             status = upstream.status()
             if status.state is State.FAILED:
                 raise Refused(failed(status))
-            with room.seat(upstream, body, until_s) as seat:
+            with room.seat(upstream, body, kept, until_s) as seat:
                 early = endpoint is None
                 endpoint = await _ready(upstream, seat)
                 if slot:

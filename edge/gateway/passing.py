@@ -14,6 +14,7 @@ from edge.gateway.context import Context
 from edge.gateway.energy import measured
 from edge.gateway.health import degraded_header
 from edge.gateway.heartbeat import Heartbeat
+from edge.gateway.hold import Kept
 from edge.gateway.intake import turn
 from edge.gateway.names import named_model
 from edge.gateway.openai import Fault, sse_error
@@ -34,17 +35,18 @@ async def pass_on(
     """Raises Refused."""
     body = Body(request, context.config)
     await body.read(context.config.limits.replay_bytes)
-    upstream = await _choose(context, request, found, body)
-    visit.model = upstream.model_id
-    if context.config.log_prompts and body.complete:
-        visit.prompt = accesslog.prompt(body.data)
-    stats = context.stats.model(upstream.model_id)
-    visit.tally = Tally(visit.began_s, stats.between_tokens_s)
-    wait_until_s = visit.began_s + _patience_s(request, context.config.hold_seconds)
-    exchange = Exchange(request, upstream, found.target, body, visit, visit.tally, wait_until_s, extra)
-    if request.headers.get("Edgellm-Heartbeat") == "1" and _would_wait(context, upstream, found):
-        return await _with_heartbeat(context, exchange, found)
-    return await _take_turn(context, exchange, found, None)
+    with context.room.kept() as kept:
+        upstream = await _choose(context, request, found, body, kept)
+        visit.model = upstream.model_id
+        if context.config.log_prompts and body.complete:
+            visit.prompt = accesslog.prompt(body.data)
+        stats = context.stats.model(upstream.model_id)
+        visit.tally = Tally(visit.began_s, stats.between_tokens_s)
+        wait_until_s = visit.began_s + _patience_s(request, context.config.hold_seconds)
+        exchange = Exchange(request, upstream, found.target, body, kept, visit, visit.tally, wait_until_s, extra)
+        if request.headers.get("Edgellm-Heartbeat") == "1" and _would_wait(context, upstream, found):
+            return await _with_heartbeat(context, exchange, found)
+        return await _take_turn(context, exchange, found, None)
 
 
 async def _take_turn(
@@ -53,7 +55,13 @@ async def _take_turn(
     upstream = exchange.upstream
     stats = context.stats.model(upstream.model_id)
     async with turn(
-        context.room, context.admission, upstream, exchange.body, until_s=exchange.wait_until_s, slot=found.slot
+        context.room,
+        context.admission,
+        upstream,
+        exchange.body,
+        exchange.kept,
+        until_s=exchange.wait_until_s,
+        slot=found.slot,
     ) as endpoint:
         if beating is not None:
             await beating.aclose()
@@ -80,7 +88,7 @@ async def _with_heartbeat(context: Context, exchange: Exchange, found: Route) ->
             return exchange.opened
 
 
-async def _choose(context: Context, request: web.Request, found: Route, body: Body) -> Upstream:
+async def _choose(context: Context, request: web.Request, found: Route, body: Body, kept: Kept) -> Upstream:
     """By /upstream/{id}, or by the name in the request where that matters. Raises Refused."""
     if found.model is not None:
         return _named(context, found.model)
@@ -89,9 +97,9 @@ async def _choose(context: Context, request: web.Request, found: Route, body: Bo
         return only
     if not context.upstreams:
         raise Refused(Fault(503, "no_model", "no model is configured", "edgellm model list shows what could be", 5.0))
-    with context.room.kept() as kept:
-        await body.read(grow=kept.grow)  # clients may send `model` last
-        name = await _name(request, body, found.target)
+    kept.cover(body)
+    await body.read(grow=kept.grow)  # clients may send `model` last
+    name = await _name(request, body, found.target)
     if name is None and only is not None:
         return only
     return _named(context, name)

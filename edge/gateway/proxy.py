@@ -16,7 +16,7 @@ from yarl import URL
 
 from edge.gateway import headers
 from edge.gateway.body import Body
-from edge.gateway.hold import failed, retry_in_s
+from edge.gateway.hold import Kept, failed, retry_in_s
 from edge.gateway.openai import Fault, sse_error
 from edge.gateway.pool import Pools
 from edge.gateway.refused import Refused
@@ -49,6 +49,7 @@ class Exchange:
     upstream: Upstream
     target: str
     body: Body
+    kept: Kept  # counts the body's bytes until the answer has ended
     visit: Visit
     tally: Tally
     wait_until_s: float  # on the loop's clock: the client's patience, and ours

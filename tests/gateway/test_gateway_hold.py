@@ -76,6 +76,39 @@ async def test_bodies_that_wait_are_bounded_together(rig: Rigs) -> None:
     assert json.loads((await first.answer()).body)["body_bytes"] == 700_000
 
 
+@pytest.mark.parametrize("why_kept", ["waited", "looked_at"])
+async def test_the_bytes_of_a_body_count_until_its_answer_has_ended(rig: Rigs, why_kept: str) -> None:
+    """They are in memory so long, and light routes have no slots that would bound how many there are."""
+    go = asyncio.Event()
+
+    async def slowly(line, request):  # type: ignore[no-untyped-def]
+        await line.stream()
+        await line.chunk(b"1")
+        await go.wait()
+        await line.end()
+
+    strict = "strict" if why_kept == "looked_at" else "only"
+    here = await rig(slowly, loading=True, config=GatewayConfig(hold_bytes=1_000_000, unknown_model=strict))
+    body = b'{"model": "chat", "content": "' + b"x" * 700_000 + b'"}'
+    clients = [await here.connect() for _ in range(2)]
+    if why_kept == "looked_at":
+        await here.model.ready(str(here.engine.path))
+    await clients[0].request("POST", "/tokenize", body)
+    if why_kept == "waited":
+        await until(lambda: here.model.waiting == 1)
+        await here.model.ready(str(here.engine.path))
+    await clients[0].head()
+    await clients[0].chunk()
+    assert here.context.room.held_bytes == len(body), "given back while the answer goes on"
+    if why_kept == "looked_at":
+        await clients[1].request("POST", "/tokenize", body)
+        answer = await clients[1].answer()
+        assert (answer.status, json.loads(answer.body)["error"]["kind"]) == (503, "waiting_room_full")
+    go.set()
+    assert await clients[0].chunks() == []
+    await until(lambda: here.context.room.held_bytes == 0)
+
+
 async def test_patience_is_the_clients_to_bound(rig: Rigs) -> None:
     here = await rig(loading=True)
     answer = await here.once(b"GET /props HTTP/1.1\r\nHost: localhost\r\nEdgellm-Max-Wait: 0.05\r\n\r\n")
