@@ -58,7 +58,7 @@ async def _answer(context: Context, request: web.Request, visit: Visit) -> web.S
         visit.admin = key is not None and key.admin
         return await _dispatch(context, request, found, visit, extra)
     except Refused as refused:
-        visit.outcome = "refused"
+        visit.refused()
         return _refusal(request, refused.fault, extra, visit.admin)
     except (asyncio.CancelledError, ConnectionError):
         raise

@@ -83,7 +83,7 @@ async def _with_heartbeat(context: Context, exchange: Exchange, found: Route) ->
             return await _take_turn(context, exchange, found, beating)
         except Refused as refused:
             await beating.aclose()
-            exchange.visit.outcome = "refused"
+            exchange.visit.refused()
             await exchange.opened.write(sse_error(exchange.target, refused.fault))
             return exchange.opened
 

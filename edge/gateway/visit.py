@@ -31,6 +31,11 @@ class Visit:
     prompt: str | None = None
     joules: float | None = None  # estimated; None where too few samples fell inside
 
+    def refused(self) -> None:
+        """It ends with an answer of ours. Where the engine's had begun, that it was cut is what counts."""
+        if self.outcome == "ok":
+            self.outcome = "refused"
+
     def record(self, stats: Stats, now_s: float, log: AccessLog) -> None:
         stats.requests[self.route, str(self.code), self.model or ""] += 1
         if self.model is not None:

@@ -109,6 +109,7 @@ async def test_an_answer_that_had_begun_is_not_asked_for_again(rig: Rigs) -> Non
     assert answer.status == 502
     assert len(here.engine.requests) == 1
     assert here.model.broke == [1]
+    assert here.context.stats.model("chat").cut == 1
 
 
 async def test_a_stream_that_breaks_ends_with_an_error_event_and_never_looks_complete(rig: Rigs) -> None:
