@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import aiohttp
@@ -15,9 +15,10 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from edge.gateway import headers
+from edge.gateway.again import Again, UpstreamDied, fault
 from edge.gateway.body import Body
-from edge.gateway.hold import Kept, failed, retry_in_s
-from edge.gateway.openai import Fault, sse_error
+from edge.gateway.hold import Kept
+from edge.gateway.openai import sse_error
 from edge.gateway.pool import Pools
 from edge.gateway.refused import Refused
 from edge.gateway.tally import Tally
@@ -28,17 +29,6 @@ from edge.upstream import Endpoint, Progress, Upstream
 WHOLE_BYTES = 256 * 1024
 _EVENTS = "text/event-stream"
 _BODILESS = frozenset({204, 304})
-_CONNECT_TRIES = 3
-_CONNECT_PAUSE_S = 0.05
-
-
-class UpstreamDied(Exception):
-    """The engine's connection ended, or never came to be, before the first byte of the answer."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(type(error).__name__)
-        # Nothing was sent: asking again cannot do the work twice.
-        self.unsent = isinstance(error, aiohttp.ClientConnectorError)
 
 
 @dataclass(slots=True)
@@ -59,61 +49,38 @@ class Exchange:
 
 
 async def forward(pools: Pools, exchange: Exchange, endpoint: Endpoint) -> web.StreamResponse:
-    """Sends the request to `endpoint`; once more if the engine died before it said anything. Raises Refused."""
+    """Sends the request to `endpoint`, and again where the engine died before it said anything. Raises Refused."""
     upstream = exchange.upstream
     loop = asyncio.get_running_loop()
+    again = Again(upstream, exchange.wait_until_s)
+    # A kept connection may be closed in this very moment; what cannot be sent twice does not take that chance.
+    fresh = not exchange.body.complete
     with upstream.request() as progress:
-        tries = 0
         while True:
             try:
-                return await _attempt(pools, exchange, endpoint, progress, loop)
+                return await _attempt(pools, exchange, endpoint, progress, loop, fresh)
             except UpstreamDied as died:
                 upstream.broken(endpoint.generation)
-                again = tries < _CONNECT_TRIES if died.unsent else not exchange.visit.retried
-                if not again or exchange.body.sent:
-                    raise Refused(_died(upstream, str(died))) from died
-                exchange.visit.retried = True
-                tries += 1
-                refused_by = endpoint.generation if died.unsent else None
-                why = str(died)
-            endpoint = await _next_endpoint(exchange, refused_by, why)
-
-
-async def _next_endpoint(exchange: Exchange, refused_by: int | None, why: str) -> Endpoint:
-    """The restarted child, or the same one where only a connection ended. `refused_by`: it took no connection."""
-    upstream = exchange.upstream
-    if refused_by is not None and _generation(upstream) == refused_by:
-        await asyncio.sleep(_CONNECT_PAUSE_S)  # its owner has yet to see what we saw
-    left_s = exchange.wait_until_s - asyncio.get_running_loop().time()
-    try:
-        status = await asyncio.wait_for(upstream.ensure_ready(), max(0.0, left_s))
-    except (asyncio.TimeoutError, TimeoutError):
-        raise Refused(_died(upstream, why)) from None
-    endpoint = upstream.endpoint()
-    if endpoint is None:
-        raise Refused(replace(failed(status), status=502))
-    return endpoint
-
-
-def _generation(upstream: Upstream) -> int | None:
-    endpoint = upstream.endpoint()
-    return None if endpoint is None else endpoint.generation
-
-
-def _died(upstream: Upstream, why: str) -> Fault:
-    failure = upstream.status().failure
-    kind = failure.kind if failure else "upstream_died"
-    hint = failure.hint if failure else "try again; edgellm logs --engine shows the engine's last lines"
-    message = f"the engine of model {upstream.model_id!r} ended the connection ({why})"
-    return Fault(502, kind, message, hint, retry_in_s(upstream))
+                if died.heard:
+                    exchange.visit.outcome = "cut"
+                if died.heard or exchange.body.sent:
+                    raise Refused(fault(upstream, str(died))) from died
+                exchange.visit.retried = fresh = True
+                lost = died
+            endpoint = await again.endpoint(endpoint, lost)
 
 
 async def _attempt(
-    pools: Pools, exchange: Exchange, endpoint: Endpoint, progress: Progress, loop: asyncio.AbstractEventLoop
+    pools: Pools,
+    exchange: Exchange,
+    endpoint: Endpoint,
+    progress: Progress,
+    loop: asyncio.AbstractEventLoop,
+    fresh: bool,
 ) -> web.StreamResponse:
     exchange.generation = endpoint.generation
     upstream = exchange.upstream
-    with pools.session(upstream.model_id, endpoint, upstream.slots) as (session, keep):
+    with pools.session(upstream.model_id, endpoint, upstream.slots, fresh=fresh) as (session, keep):
         answer = await _send(session, exchange, endpoint, keep)
         try:
             progress.moved()
@@ -168,7 +135,7 @@ async def _whole(
     except (aiohttp.ClientError, OSError) as error:
         # Bytes of the answer came: asking again could do the work twice.
         _report(exchange)
-        raise Refused(_died(exchange.upstream, type(error).__name__)) from error
+        raise Refused(fault(exchange.upstream, type(error).__name__)) from error
     if data:
         exchange.tally.chunk(data, loop.time())
     return web.Response(status=answer.status, reason=answer.reason, headers=_headers(exchange, answer), body=data)
@@ -228,7 +195,7 @@ async def _into(
     try:
         document = json.loads(await answer.read())
     except (aiohttp.ClientError, OSError, ValueError):
-        raise Refused(_died(exchange.upstream, f"status {answer.status}")) from None
+        raise Refused(fault(exchange.upstream, f"status {answer.status}")) from None
     await response.write(f"data: {json.dumps(document)}\n\n".encode())
     return response
 
@@ -238,7 +205,7 @@ async def _cut(response: web.StreamResponse, exchange: Exchange) -> None:
     _report(exchange)
     if response.content_type == _EVENTS:
         with contextlib.suppress(ConnectionError):
-            await response.write(sse_error(exchange.target, _died(exchange.upstream, "in mid-answer")))
+            await response.write(sse_error(exchange.target, fault(exchange.upstream, "in mid-answer")))
     transport = exchange.request.transport
     if transport is not None:
         transport.close()  # flushes, but never writes the terminating chunk

@@ -7,12 +7,15 @@ import json
 
 import pytest
 
+from edge.gateway import pool
+from edge.gateway.settings import Limits
 from edge.status import Failure
-from tests.fakes.upstream.engine import FakeEngine, Line, Received, answer_ok
-from tests.gateway.conftest import Rigs
+from tests.fakes.upstream.engine import FakeEngine, Line, Received, Script, answer_ok
+from tests.gateway.conftest import Rig, Rigs
 from tests.gateway.raw import until
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\nbody"
+IMPATIENT = POST.replace(b"Host", b"Edgellm-Max-Wait: 0.2\r\nHost")
 
 
 class Dies:
@@ -48,6 +51,67 @@ async def test_a_request_is_sent_once_more_to_the_restarted_child(rig: Rigs) -> 
     assert here.context.stats.model("chat").retries == 1
 
 
+async def test_a_child_that_is_dead_before_its_supervisor_knows_is_waited_for(rig: Rigs) -> None:
+    """Its socket refuses at once; that it is no longer READY may be seen seconds later."""
+
+    async def die(line: Line, request: Received) -> None:
+        await here.engine.stop()
+
+    here = await rig(die)
+    client = await here.connect()
+    await client.send(POST)
+    await until(lambda: len(here.model.broke) >= 6)
+    assert set(here.model.broke) == {1}
+    await here.model.lost()
+    await _next_child(here, "next.sock")
+    answer = await client.answer()
+    assert (answer.status, json.loads(answer.body)) == (200, {"ok": True, "body_bytes": 4})
+    assert here.context.stats.model("chat").retries == 1
+
+
+async def test_a_dying_child_that_still_takes_connections_costs_no_retry(rig: Rigs) -> None:
+    here = await rig(Dies(10))
+    client = await here.connect()
+    await client.send(POST)
+    await until(lambda: len(here.model.broke) == 2)
+    fresh = await _next_child(here, "next.sock")
+    assert (await client.answer()).status == 200
+    assert [len(here.engine.requests), len(fresh.requests)] == [2, 1]
+
+
+async def test_a_request_that_kills_engines_kills_two(rig: Rigs) -> None:
+    here = await rig(Dies(10))
+    client = await here.connect()
+    await client.send(POST)
+    await until(lambda: len(here.model.broke) == 2)
+    second = await _next_child(here, "second.sock", Dies(10))
+    assert (await client.answer()).status == 502
+    assert [len(here.engine.requests), len(second.requests)] == [2, 1]
+    assert here.model.broke == [1, 1, 2]
+
+
+async def _next_child(here: Rig, name: str, script: Script = answer_ok) -> FakeEngine:
+    child = FakeEngine(here.engine.path.with_name(name), script)
+    await child.start()
+    here.stack.push_async_callback(child.stop)
+    await here.model.ready(str(child.path))
+    return child
+
+
+@pytest.mark.parametrize("said", [b"H", b"HTTP/1.1 20", b"HTTP/1.1 200 OK\r\nContent-L", b"no such protocol\r\n\r\n"])
+async def test_half_a_head_is_a_byte_and_is_not_asked_for_again(rig: Rigs, said: bytes) -> None:
+    async def die(line: Line, request: Received) -> None:
+        await line.write(said)
+        line.writer.close()
+
+    here = await rig(die)
+    answer = await here.once(POST)
+    assert (answer.status, json.loads(answer.body)["error"]["kind"]) == (502, "upstream_died")
+    assert len(here.engine.requests) == 1
+    stats = here.context.stats.model("chat")
+    assert (stats.retries, stats.cut) == (0, 1)
+
+
 @pytest.mark.parametrize("end", ["failed", "late"])
 async def test_a_child_that_does_not_come_back_is_a_502(rig: Rigs, end: str) -> None:
     async def die(line: Line, request: Received) -> None:
@@ -68,8 +132,8 @@ async def test_a_child_that_does_not_come_back_is_a_502(rig: Rigs, end: str) -> 
 
 
 async def test_it_is_sent_once_more_and_not_twice(rig: Rigs) -> None:
-    here = await rig(Dies(2))
-    answer = await here.once(POST)
+    here = await rig(Dies(3))
+    answer = await here.once(IMPATIENT)
     error = json.loads(answer.body)["error"]
     assert (answer.status, error["src"], error["kind"]) == (502, "edgellm", "upstream_died")
     assert error["hint"]
@@ -81,7 +145,7 @@ async def test_the_502_says_why_when_that_is_known(rig: Rigs) -> None:
     here.model.state = type(here.model.state)(
         "chat", here.model.state.state, failure=Failure("out_of_memory", "/var/log: killed", "a smaller context")
     )
-    answer = await here.once(POST)
+    answer = await here.once(IMPATIENT)
     error = json.loads(answer.body)["error"]
     assert (error["kind"], error["hint"]) == ("out_of_memory", "a smaller context")
     assert b"/var/log" not in answer.body
@@ -164,6 +228,20 @@ async def test_fc91_a_closing_race_on_a_kept_connection_is_hidden(rig: Rigs) -> 
     assert [request.connection for request in here.engine.requests] == [0, 0, 1]
 
 
+async def test_fc91_a_body_that_cannot_be_sent_twice_goes_over_a_fresh_connection(rig: Rigs) -> None:
+    here = await rig()
+    large = b"POST /v1/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900000\r\n\r\n" + b"x" * 900_000
+    for data in (POST, large, POST, large):
+        assert (await here.once(data)).status == 200
+    assert [request.connection for request in here.engine.requests] == [0, 1, 0, 2]
+    await until(lambda: here.engine.open == 1)
+
+
+def test_fc91_a_kept_connection_is_given_up_before_the_engine_does() -> None:
+    assert 0 < pool.KEEP_S <= pool.ENGINE_KEEPS_S - 1
+    assert Limits().idle_s >= 90, "nor do we give up a client's before the client does"
+
+
 async def test_fc94_a_new_child_gets_new_connections_and_the_old_pool_is_gone(rig: Rigs) -> None:
     here = await rig()
     await asyncio.gather(*(here.once(POST) for _ in range(10)))
@@ -226,7 +304,7 @@ async def test_a_socket_that_is_not_there_yet_is_asked_again(rig: Rigs) -> None:
 async def test_a_socket_that_stays_away_is_a_502(rig: Rigs) -> None:
     here = await rig()
     await here.engine.stop()
-    assert (await here.once(POST)).status == 502
+    assert (await here.once(IMPATIENT)).status == 502
     assert here.context.admission.active("chat") == 0
 
 

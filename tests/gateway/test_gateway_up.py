@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -11,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fakes.upstream.real import get
-from tests.serving import Up, edgellm
+from tests.serving import Up, edgellm, eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -82,3 +86,20 @@ def test_the_access_log_is_in_the_run_folder(up: Up) -> None:
     assert "POST /v1/chat/completions 200 ok" in text and "model=demo tokens=" in text
     assert "secret question" not in text
     assert path.stat().st_mode & 0o077 == 0
+
+
+def test_requests_that_an_engine_dies_with_are_answered_by_the_next_one(up: Up) -> None:
+    """Non-streamed, so that no byte has gone out: the client sees a longer wait and nothing else."""
+    pid = up.child_pid()
+    with ThreadPoolExecutor(3) as clients:
+        asked = [clients.submit(up.chat, f"Count to {n}.", max_tokens=40, ignore_eos=True) for n in range(3)]
+        gateway = f"{up.url}/telemetry"
+        eventually(lambda: httpx.get(gateway).json()["gateway"]["demo"]["in_flight"], "no request is in flight")
+        os.kill(pid, signal.SIGKILL)
+        answers = [each.result() for each in asked]
+    assert [answer.status_code for answer in answers] == [200] * 3, [answer.text for answer in answers]
+    assert all(answer.json()["usage"]["completion_tokens"] == 40 for answer in answers)
+    assert up.child_pid() != pid
+    metrics = httpx.get(f"{up.url}/metrics").text
+    (retries,) = re.findall(r'edgellm_requests_retries_total\{model="demo"\} (\S+)', metrics)
+    assert float(retries) >= 1
