@@ -7,6 +7,7 @@ from typing import Any
 
 from edge.status import Failure, Gate, ModelStatus, State
 
+DEGRADED = "Edgellm-Degraded"  # the header that says what an answer's model lacks
 SERVING = frozenset({State.READY, State.SLEEPING})
 
 

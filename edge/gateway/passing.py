@@ -12,7 +12,7 @@ from edge.gateway import accesslog, answers
 from edge.gateway.body import Body
 from edge.gateway.context import Context
 from edge.gateway.energy import measured
-from edge.gateway.health import degraded_header
+from edge.gateway.health import DEGRADED, degraded_header
 from edge.gateway.heartbeat import Heartbeat
 from edge.gateway.hold import Kept
 from edge.gateway.intake import turn
@@ -66,6 +66,8 @@ async def _take_turn(
         if beating is not None:
             await beating.aclose()
         exchange.extra = _honest(context, upstream, exchange.extra)
+        if exchange.opened is not None:
+            await _add(exchange.opened, exchange.extra)
         stats.in_flight += 1
         try:
             with measured(context.energy if found.slot else None, exchange.visit, upstream.model_id):
@@ -75,7 +77,9 @@ async def _take_turn(
 
 
 async def _with_heartbeat(context: Context, exchange: Exchange, found: Route) -> web.StreamResponse:
-    heartbeat = Heartbeat(exchange.request, exchange.extra, exchange.upstream.status)
+    status = exchange.upstream.status()
+    known = {**exchange.extra, DEGRADED: degraded_header(status)} if status.degraded else exchange.extra
+    heartbeat = Heartbeat(exchange.request, known, exchange.upstream.status)
     async with AsyncExitStack() as beating:
         exchange.opened = await beating.enter_async_context(heartbeat)
         exchange.visit.code = 200
@@ -86,6 +90,13 @@ async def _with_heartbeat(context: Context, exchange: Exchange, found: Route) ->
             exchange.visit.refused()
             await exchange.opened.write(sse_error(exchange.target, refused.fault))
             return exchange.opened
+
+
+async def _add(opened: web.StreamResponse, extra: Mapping[str, str]) -> None:
+    """What the headers of a stream that is open did not say yet: as a comment, since every SSE parser skips it."""
+    said, now = opened.headers.get(DEGRADED), extra.get(DEGRADED)
+    if now != said:
+        await opened.write(f": degraded {now}\n\n".encode() if now else b": no longer degraded\n\n")
 
 
 async def _choose(context: Context, request: web.Request, found: Route, body: Body, kept: Kept) -> Upstream:
@@ -147,4 +158,4 @@ def _honest(context: Context, upstream: Upstream, extra: Mapping[str, str]) -> M
     less = degraded_header(status)
     if context.config.strict:
         raise Refused(Fault(503, "degraded", f"model {upstream.model_id!r} is degraded: {less}", "edgellm status"))
-    return {**extra, "Edgellm-Degraded": less}
+    return {**extra, DEGRADED: less}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
 from edge.gateway.settings import GatewayConfig
-from edge.status import State
+from edge.status import Degraded, State
 from tests.gateway.conftest import Rigs
 from tests.gateway.raw import until
 
@@ -175,6 +176,32 @@ async def test_a_stream_may_ask_for_a_heartbeat_while_it_waits(rig: Rigs) -> Non
     await here.model.ready(str(here.engine.path))
     assert await client.chunks() == [b"data: 1\n\n"]
     assert here.engine.requests[0].header("edgellm-heartbeat") is None
+
+
+@pytest.mark.parametrize("known", ["at_once", "later", "no_longer"])
+async def test_a_heartbeat_stream_says_that_its_model_is_degraded(rig: Rigs, known: str) -> None:
+    async def events(line, request):  # type: ignore[no-untyped-def]
+        await line.stream()
+        await line.chunk(b"data: 1\n\n")
+        await line.end()
+
+    less = (Degraded("n_ctx", "8192", "4096", "memory"),)
+    here = await rig(events, loading=True)
+    if known != "later":
+        here.model.state = replace(here.model.state, degraded=less)
+    client = await here.connect()
+    await client.request("POST", "/v1/chat/completions", b"{}", "Edgellm-Heartbeat: 1")
+    head = await client.head()
+    assert head.header("edgellm-degraded") == (None if known == "later" else "n_ctx: 4096 instead of 8192")
+    assert (await client.chunk()).startswith(b": waiting")
+    here.model.state = replace(here.model.state, degraded=() if known == "no_longer" else less)
+    await here.model.ready(str(here.engine.path))
+    comment = {
+        "at_once": [],
+        "later": [b": degraded n_ctx: 4096 instead of 8192\n\n"],
+        "no_longer": [b": no longer degraded\n\n"],
+    }
+    assert await client.chunks() == [*comment[known], b"data: 1\n\n"]
 
 
 async def test_a_heartbeat_ends_with_an_error_event_where_there_is_no_answer(rig: Rigs) -> None:
