@@ -21,6 +21,9 @@ from edge.units import KIB
 READ_BYTES = 64 * KIB
 
 
+log = logging.getLogger("edge.gateway")
+
+
 class _NoNoise(logging.Filter):
     """No traceback for what clients do: bytes that are no HTTP get their 400, who leaves while we write is counted."""
 
@@ -54,6 +57,7 @@ async def serve(app: web.Application, sockets: list[socket.socket], *, drain_s: 
     """
     context = app[CONTEXT]
     check_addresses(context, sockets)
+    _warn(context)
     tls = tls_context(context.config)
     runner = _runner(app, context.config, drain_s)
     await runner.setup()
@@ -79,6 +83,14 @@ def check_addresses(context: Context, sockets: list[socket.socket]) -> None:
         message = f"{public[0]} can be reached by other machines, and there is no key"
         raise ConfigError(message, "edgellm key add NAME makes one; --insecure serves everybody")
     context.keys.required = True
+
+
+def _warn(context: Context) -> None:
+    if "*" in context.door.origins and context.keys.empty and context.fault is None:
+        log.warning(
+            'gateway: cors_origins holds "*" and there is no key: every page that a browser here opens may use this '
+            "server; name the origins, or make a key with edgellm key add NAME"
+        )
 
 
 def _public_name(each: socket.socket) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,23 @@ async def test_fc86_a_preflight_carries_no_key_and_needs_none(rig: Rigs, keyed: 
         assert answer.all("access-control-allow-origin") == ["https://chat.example"]
     passed = await here.once(ask("POST", "/v1/chat/completions", page, "Authorization: Bearer " + SECRET))
     assert passed.all("access-control-allow-origin") == ["https://chat.example"]
+
+
+@pytest.mark.parametrize(
+    ("origins", "has_key", "warned"),
+    [(("*",), False, True), (("*",), True, False), (("https://chat.example",), False, False), ((), False, False)],
+)
+async def test_fc86_every_origin_without_a_key_is_a_warning(
+    rig: Rigs,
+    keyed: GatewayConfig,
+    caplog: pytest.LogCaptureFixture,
+    origins: tuple[str, ...],
+    has_key: bool,
+    warned: bool,
+) -> None:
+    await rig(config=replace(keyed, cors_origins=origins, keys_file=keyed.keys_file if has_key else None))
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [("cors_origins" in each, "edgellm key add" in each) for each in warnings] == [(True, True)] * warned
 
 
 async def test_a_page_elsewhere_gets_no_cors_headers_and_cannot_act(rig: Rigs) -> None:
