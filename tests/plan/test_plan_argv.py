@@ -83,6 +83,7 @@ def test_flash_attention_with_a_value_and_without() -> None:
 
 
 def test_what_must_always_be_said() -> None:
+    """FC-88: `--jinja` is among it, or tools are a 500. (What help does not list is left out: see above.)"""
     line = argv(FULL, shapes.engine(cuda=True), MODEL, "chat")
     assert pairs(line) >= {
         ("--model", MODEL.path),

@@ -138,6 +138,7 @@ def test_a_slow_or_tight_model_that_is_here_is_still_served() -> None:
 
 
 def test_a_model_that_cannot_chat_is_not_chosen() -> None:
+    """FC-88: nor is one without a chat template while there is another."""
     board = shapes.jetson(15.3)
     where = situation(board, shapes.memory(board), shapes.engine(cuda=True), "1GiB", {})
     files = {
