@@ -35,17 +35,18 @@ _RUN = [
 
 @dataclass(frozen=True, slots=True)
 class Reviewed:
-    """A difference that is meant. `tests` are the starts of test ids."""
+    """A difference that is meant. `tests` are the starts of test ids; `count`: how many differ so, exactly."""
 
     why: str
     tests: tuple[str, ...]
+    count: int
 
     def covers(self, test: str) -> bool:
         return any(test.startswith(start) for start in self.tests)
 
 
 def reviewed(table: dict[str, Any]) -> list[Reviewed]:
-    return [Reviewed(entry["why"], tuple(entry["tests"])) for entry in table["difference"]]
+    return [Reviewed(entry["why"], tuple(entry["tests"]), entry["count"]) for entry in table["difference"]]
 
 
 def outcomes(junit: str) -> dict[str, str]:
@@ -91,7 +92,7 @@ def different(bare: dict[str, list[str]], ours: dict[str, list[str]]) -> dict[st
 def judge(
     bare: dict[str, str], ours: dict[str, str], traces: dict[str, str], known: list[Reviewed]
 ) -> tuple[list[str], Counter[str]]:
-    """What nobody has reviewed, and how often each reviewed reason was met. A reason that is never met is reported."""
+    """What nobody has reviewed, and how often each reviewed reason was met. Another number of times is reported."""
     surprises = []
     met: Counter[str] = Counter()
     for test, outcome in bare.items():
@@ -103,5 +104,9 @@ def judge(
             met[reason] += 1
         else:
             surprises.append(f"{test}: {'fails' if failed else 'says something else'}\n    {traces.get(test, '')}")
-    surprises += [f"reviewed, but no longer so: {each.why}" for each in known if not met[each.why]]
+    surprises += [
+        f"reviewed for {each.count} tests, met by {met[each.why]}: {each.why}"
+        for each in known
+        if met[each.why] != each.count
+    ]
     return surprises, met
