@@ -99,7 +99,7 @@ def _check_key(context: Context, headers: Mapping[str, str], found: Route) -> ke
     """Who asks. Raises Refused where a key is needed and this is none."""
     ring = context.keys
     ring.refresh()
-    known = ring.find(keys.presented(headers))
+    known = next((key for secret in keys.presented(headers) if (key := ring.find(secret)) is not None), None)
     if found.kind is Kind.REFUSED:
         raise Refused(Fault(403, "refused", "edgellm never passes this route on", "start llama-server by hand for it"))
     if known is None and ring.needed and not (found.kind is Kind.OURS and found.name in answers.PUBLIC):

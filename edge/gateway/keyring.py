@@ -71,8 +71,8 @@ class KeyRing:
     def empty(self) -> bool:
         return not self._keys
 
-    def find(self, secret: str | None) -> Key | None:
-        return None if secret is None or not self._keys else keys.find(self._keys, secret)
+    def find(self, secret: str) -> Key | None:
+        return keys.find(self._keys, secret) if self._keys else None
 
     def refresh(self) -> None:
         """One stat per request. A file that cannot be read any longer lets nobody in: it may have held revocations."""

@@ -57,13 +57,15 @@ def find(keys: Iterable[Key], secret: str) -> Key | None:
     return found
 
 
-def presented(headers: Mapping[str, str]) -> str | None:
-    """The key of a request: `Authorization: Bearer …`, or `x-api-key`, as Anthropic's clients send it."""
-    value = headers.get("Authorization")
-    if not value:
-        return headers.get("x-api-key")
+def presented(headers: Mapping[str, str]) -> tuple[str, ...]:
+    """What may be the key of a request: of `Authorization: Bearer …`, and `x-api-key`, as Anthropic's clients send it.
+
+    Both: where a proxy adds an `Authorization` of its own, the key is in the other one.
+    """
+    value = headers.get("Authorization", "")
     scheme, _, rest = value.partition(" ")
-    return rest.strip() if scheme.lower() == "bearer" and rest else value
+    bearer = rest.strip() if scheme.lower() == "bearer" and rest else value
+    return tuple(each for each in (bearer, headers.get("x-api-key")) if each)
 
 
 def parse(document: Mapping[str, Any]) -> tuple[Key, ...]:

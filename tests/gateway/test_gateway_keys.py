@@ -51,15 +51,17 @@ def test_a_key_is_found_among_others() -> None:
 @pytest.mark.parametrize(
     ("headers", "expected"),
     [
-        ({"Authorization": "Bearer abc"}, "abc"),
-        ({"Authorization": "bearer  abc "}, "abc"),
-        ({"Authorization": "abc"}, "abc"),
-        ({"x-api-key": "abc"}, "abc"),
-        ({"Authorization": "Bearer abc", "x-api-key": "other"}, "abc"),
-        ({}, None),
+        ({"Authorization": "Bearer abc"}, ("abc",)),
+        ({"Authorization": "bearer  abc "}, ("abc",)),
+        ({"Authorization": "abc"}, ("abc",)),
+        ({"x-api-key": "abc"}, ("abc",)),
+        ({"Authorization": "Bearer abc", "x-api-key": "other"}, ("abc", "other")),
+        ({"Authorization": "Basic abc", "x-api-key": "other"}, ("Basic abc", "other")),
+        ({"Authorization": "", "x-api-key": ""}, ()),
+        ({}, ()),
     ],
 )
-def test_where_a_request_carries_its_key(headers: dict[str, str], expected: str | None) -> None:
+def test_where_a_request_carries_its_key(headers: dict[str, str], expected: tuple[str, ...]) -> None:
     assert keys.presented(headers) == expected
 
 
