@@ -146,6 +146,8 @@ async def _stream(
 ) -> web.StreamResponse:
     response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=_headers(exchange, answer))
     exchange.visit.streamed = answer.content_type == _EVENTS
+    if not exchange.visit.streamed:
+        exchange.tally.between_s = None  # pieces of a file are no tokens
     await response.prepare(exchange.request)
     exchange.visit.code = answer.status
     await _copy(response, exchange, answer, progress, loop)

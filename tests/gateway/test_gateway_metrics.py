@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -54,6 +55,32 @@ async def stream(line: Line, request: Received) -> None:
     await line.chunk(b'data: {"choices":[]}\n\n')
     await line.chunk(f"data: {json.dumps({'choices': [], **USAGE})}\n\n".encode())
     await line.end()
+
+
+@pytest.mark.parametrize(("kind", "pauses"), [("text/event-stream", 2), ("application/octet-stream", 0)])
+async def test_only_the_pauses_of_event_streams_are_times_between_tokens(rig: Rigs, kind: str, pauses: int) -> None:
+    second = asyncio.Event()
+
+    async def pieces(line: Line, request: Received) -> None:
+        await line.write(
+            f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nTransfer-Encoding: chunked\r\n\r\n".encode("ascii")
+        )
+        for _ in range(3):
+            second.clear()
+            await line.chunk(b"data: x\n\n")
+            await second.wait()
+        await line.end()
+
+    here = await rig(pieces)
+    client = await here.connect()
+    await client.send(POST)
+    await client.head()
+    for _ in range(3):
+        await client.chunk()
+        second.set()
+    assert await client.chunk() == b""
+    samples = await scrape(here)
+    assert samples[key("edgellm_time_between_tokens_seconds_count", model="chat")] == pauses
 
 
 async def test_requests_tokens_and_times_are_counted(rig: Rigs) -> None:
