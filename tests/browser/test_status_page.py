@@ -197,6 +197,14 @@ async def test_a_chat_by_keyboard_alone(rig: Rigs) -> None:
         assert tab.complaints == []
 
 
+async def test_a_page_asks_often_only_while_a_model_starts(rig: Rigs) -> None:
+    """It may be left open for weeks, on the board itself."""
+    here = await rig(answer)
+    async with chromium() as tab:
+        await tab.open(url(here))
+        assert await tab.run("['starting', 'ok', 'degraded', 'failed'].map(pause)") == [700, 3000, 3000, 3000]
+
+
 async def test_a_failure_says_what_to_do(rig: Rigs) -> None:
     here = await rig(answer, loading=True)
     here.model.state = ModelStatus("chat", State.LOADING, gates=gates(3))
