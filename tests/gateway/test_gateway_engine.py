@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from edge.gateway import pool
 from tests.fakes.upstream.model import FakeModel
 from tests.fakes.upstream.real import get, real_engine
 from tests.gateway.conftest import Rig, Rigs
-from tests.gateway.raw import Client, until
+from tests.gateway.raw import LIMIT_S, Client, until
 
 pytestmark = pytest.mark.e2e
 CHAT = "/v1/chat/completions"
@@ -141,6 +142,17 @@ async def test_thirty_clients_at_once_are_all_answered(here: Rig, engine: Path) 
     assert {status for status, _ in answers} == {200}
 
 
+async def test_fc91_a_kept_connection_is_given_up_before_the_engine_does(engine: Path) -> None:
+    """What the engine says itself: `Keep-Alive: timeout=5, max=100`."""
+    reader, writer = await asyncio.open_unix_connection(str(engine))
+    writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), LIMIT_S)
+    writer.close()
+    found = re.search(rb"(?i)keep-alive: timeout=(\d+)", head)
+    assert found is not None, head
+    assert pool.KEEP_S < pool.ENGINE_KEEPS_S == float(found[1])
+
+
 async def test_its_own_pages_are_under_upstream(here: Rig) -> None:
     status, metrics = await _through(here, "GET", "/upstream/chat/metrics")
     assert status == 200 and b"llamacpp:" in metrics
@@ -167,4 +179,6 @@ async def test_a_dead_engine_is_a_cut_stream_and_then_a_502(rig: Rigs, smollm2: 
                 text = await client.chunk()
         assert json.loads(text.partition(b"data: ")[2])["error"]["kind"] == "upstream_died"
         assert model.broke == [1]
-        assert (await _through(here, "POST", CHAT, question()))[0] == 502
+        client = await here.connect()
+        await client.request("POST", CHAT, question(), "Edgellm-Max-Wait: 0.2")
+        assert (await client.answer()).status == 502
