@@ -37,8 +37,9 @@ def exchange(method: str, path: str, timeout: float, body: str | None, port: int
 
 
 class Watch:
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, pause_s: float = 0.1) -> None:
         self.port = port
+        self.pause_s = pause_s  # between connections, once one was accepted
         self.over = False
         self.accepted_s: float | None = None
         self.refused: list[float] = []
@@ -59,7 +60,7 @@ class Watch:
             except OSError:
                 pass  # the network is not up yet
             # A gateway bounds open connections: a flood of ours would crowd out the chat.
-            time.sleep(0.1 if self.accepted_s else 0.02)
+            time.sleep(self.pause_s if self.accepted_s else 0.02)
 
     def chat(self) -> None:
         while not self.over:
