@@ -53,7 +53,8 @@ test-full: test
 	tests/packages.sh
 	$(BIN)/python -m pytest -m full
 
-# Real systemds of three ages in systemd-nspawn; needs root, and fetches three small systems once.
+# Real systemds of three ages in systemd-nspawn, and an emulated machine (qemu-system-x86, kmod, cpio); needs root, and
+# fetches four small systems once. For arm64: python -m tests.boot.vm
 boot-test: setup
 	BOOT_SUITES="bookworm trixie bullseye vm" $(BIN)/python -m pytest -m full tests/boot
 
