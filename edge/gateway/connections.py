@@ -14,6 +14,7 @@ from edge.gateway.openai import Fault
 from edge.gateway.settings import Limits
 
 _TICK_S = 1.0
+_TURNS = 4  # of the loop: to be read, to be parsed, for the request's task to begin
 
 
 class Connections:
@@ -58,8 +59,9 @@ class Connections:
             self._timer = None
 
     def _make_room(self) -> bool:
-        """Ends the connection that has been without a request for longest: a busy one is never ended."""
-        idle = [(each.since_s, transport) for transport, each in self._open.items() if not each.busy]
+        """Ends the connection that has been without a request for longest: never a busy one, nor one that could not
+        speak yet (behind a socket unit hundreds that waited are accepted in one turn of the loop)."""
+        idle = [(each.since_s, transport) for transport, each in self._open.items() if each.heard and not each.busy]
         if not idle:
             return False
         _, transport = min(idle, key=lambda pair: pair[0])
@@ -85,6 +87,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._refused = False
         self.busy = False
+        self.heard = False  # had its turn to say something
         self.since_s = 0.0
         self._first_byte_s: float | None = None
         self._unsent_bytes = 0
@@ -99,6 +102,13 @@ class Connection(asyncio.Protocol):
             self._transport.close()
             return
         self._inner.connection_made(transport)
+        self._turn(_TURNS)
+
+    def _turn(self, left: int) -> None:
+        if left:
+            asyncio.get_running_loop().call_soon(self._turn, left - 1)
+        else:
+            self.heard = True
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._transport is not None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import threading
 import tracemalloc
+from typing import cast
 
 import pytest
 
@@ -45,6 +47,31 @@ async def test_more_sockets_than_are_allowed_end_the_idle_ones_first(rig: Rigs) 
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await client.request("GET", "/livez")
             await client.head()
+
+
+async def test_who_waited_behind_the_socket_is_not_ended_for_those_who_came_later() -> None:
+    """systemd's socket holds them while we start; then all are accepted in one turn, before any can speak."""
+
+    class Echo(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.transport = cast(asyncio.Transport, transport)
+
+        def data_received(self, data: bytes) -> None:
+            self.transport.write(data)
+
+    loop = asyncio.get_running_loop()
+    connections = Connections(Limits(connections=3))
+    listener = socket.create_server(("127.0.0.1", 0), backlog=100)
+    waiting = socket.create_connection(listener.getsockname())
+    waiting.sendall(b"here")
+    waiting.setblocking(False)
+    for _ in range(20):
+        socket.create_connection(listener.getsockname()).close()
+    server = await loop.create_server(connections.protocol(Echo), sock=listener, backlog=100)
+    with waiting:
+        assert await asyncio.wait_for(loop.sock_recv(waiting, 10), 20) == b"here"
+    server.close()
+    await until(lambda: len(connections) == 0)
 
 
 async def test_a_connection_too_many_is_told_so_when_all_are_busy(rig: Rigs) -> None:
