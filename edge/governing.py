@@ -40,7 +40,7 @@ class Governing:
 
     def govern(self, slot: Slot) -> Governed:
         """A model as the gateway shall see it."""
-        governed = Governed(slot, slot.stop, slot.start)
+        governed = Governed(slot, slot.stop, slot.start, lambda: self.telemetry.decision.because)
         self.telemetry.on_limit(governed.apply)
         governed.apply(self.telemetry.decision.limit)
         return governed

@@ -16,7 +16,7 @@ from edge.gateway.metrics import CONTENT_TYPE
 from edge.gateway.openai import Fault
 from edge.gateway.refused import Refused
 from edge.gateway.routes import Route, plain_path
-from edge.status import Failure, ModelStatus, State
+from edge.status import Failure, State
 
 # Not the versions of Python and of the HTTP library.
 SERVER = {"Server": "edgellm"}
@@ -56,7 +56,7 @@ def _livez(context: Context, route: Route, admin: bool) -> web.Response:
 def _readyz(context: Context, route: Route, admin: bool) -> web.Response:
     strict = context.config.strict
     statuses = context.statuses()
-    ready = bool(statuses) and all(health.serves(status, strict) or _idle(status) for status in statuses)
+    ready = bool(statuses) and all(health.serves(status, strict) or health.rests(status) for status in statuses)
     models = {status.id: health.readyz(status, strict) for status in statuses}
     return document({"schema": 1, "ready": ready, "models": models}, *_probe(context, ready))
 
@@ -69,11 +69,6 @@ def _readyz_one(context: Context, route: Route, admin: bool) -> web.Response:
     status = upstream.status()
     ready = health.serves(status, context.config.strict)
     return document(health.readyz(status, context.config.strict), *_probe(context, ready))
-
-
-def _idle(status: ModelStatus) -> bool:
-    """Not loaded because nobody asked for it yet: that is no fault of the machine."""
-    return status.state is State.STOPPED and status.failure is None
 
 
 def _healthz(context: Context, route: Route, admin: bool) -> web.Response:

@@ -16,12 +16,17 @@ def serves(status: ModelStatus, strict: bool) -> bool:
     return status.state in SERVING and not (strict and status.degraded)
 
 
+def rests(status: ModelStatus) -> bool:
+    """Not loaded, and nothing is wrong: that is no fault of the machine. One that was stopped for heat is at fault."""
+    return status.state is State.STOPPED and status.failure is None
+
+
 def overall(statuses: Iterable[ModelStatus]) -> str:
     """starting | ok | degraded | failed: the worst of all models that is certain."""
     known = list(statuses)
     if any(status.state is State.FAILED for status in known):
         return "failed"
-    if not known or any(status.state not in SERVING and status.state is not State.STOPPED for status in known):
+    if not known or any(status.state not in SERVING and not rests(status) for status in known):
         return "starting"
     return "degraded" if any(status.degraded for status in known) else "ok"
 

@@ -8,28 +8,37 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
-from edge.status import ModelStatus, State
+from edge.status import Failure, ModelStatus, State
 from edge.telemetry.governor import AdmissionLimit
 from edge.upstream import Endpoint, Progress, Upstream
 
 RETRY_S = 30.0  # boards cool slowly
+TOO_HOT_HINT = "it is started again when the board is cool; a fan or a lower power mode keeps it so"
 _RUNS = frozenset({State.STARTING, State.LOADING, State.WARMING, State.READY, State.BACKOFF})
 
 
 class Governed:
     """An Upstream around another one. `stop` and `start` are those of the engine's supervisor.
 
-    While the engine is stopped for heat requests wait as for a load. It is stopped only if it ran, and only then
-    started again.
+    While the engine is stopped for heat requests wait as for a load, and its status says why. It is stopped only if it
+    ran, and only then started again. `because`: how warm the board is.
     """
 
-    def __init__(self, inner: Upstream, stop: Callable[[], None], start: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        inner: Upstream,
+        stop: Callable[[], None],
+        start: Callable[[], None],
+        because: Callable[[], str] = lambda: "",
+    ) -> None:
         self.limit = AdmissionLimit()
         self._inner = inner
         self._stop = stop
         self._start = start
+        self._because = because
         self._stopped = False
         self._changed = asyncio.Event()
 
@@ -62,7 +71,10 @@ class Governed:
         return self._inner.card
 
     def status(self) -> ModelStatus:
-        return self._inner.status()
+        status = self._inner.status()
+        if self._stopped and status.state is State.STOPPED:
+            return replace(status, failure=Failure("too_hot", self._because(), TOO_HOT_HINT))
+        return status
 
     def endpoint(self) -> Endpoint | None:
         return None if self.limit.drain else self._inner.endpoint()

@@ -54,6 +54,7 @@ def test_a_broken_stream_ends_with_an_error_in_its_own_dialect(target: str, firs
         ([READY, FAILED], "failed"),
         ([READY, ModelStatus("b", State.LOADING)], "starting"),
         ([READY, ModelStatus("b", State.STOPPED)], "ok"),
+        ([READY, ModelStatus("b", State.STOPPED, failure=Failure("too_hot", "", ""))], "starting"),
         ([ModelStatus("b", State.SLEEPING)], "ok"),
         ([], "starting"),
     ],

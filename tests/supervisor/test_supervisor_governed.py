@@ -65,7 +65,7 @@ def governed(model: Model) -> Governed:
         model.calls.append("start")
         model.become(State.LOADING)
 
-    return Governed(model, stop, start)
+    return Governed(model, stop, start, lambda: "tj 104 °C")
 
 
 async def settle() -> None:
@@ -106,6 +106,17 @@ async def test_heat_that_comes_while_one_waits_for_the_load_is_waited_out_too() 
     seen.apply(OPEN)
     model.become(State.READY)
     assert (await waiting).state is State.READY
+
+
+async def test_who_is_stopped_for_heat_says_so_until_it_is_started_again() -> None:
+    model = Model()
+    seen = governed(model)
+    seen.apply(DRAIN)
+    failure = seen.status().failure
+    assert failure is not None
+    assert (failure.kind, failure.evidence) == ("too_hot", "tj 104 °C")
+    seen.apply(OPEN)
+    assert seen.status().failure is None
 
 
 async def test_a_failed_model_keeps_nobody_waiting() -> None:

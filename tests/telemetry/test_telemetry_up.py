@@ -92,6 +92,12 @@ def test_heating_to_104_and_back_with_act_on_the_real_engine(board: FakeBoard, s
         heat(board, up, 104, "CRITICAL")  # the engine is stopped
         eventually(lambda: up.healthz()["models"]["chat"]["state"] == "STOPPED", lambda: str(up.healthz()))
         eventually(lambda: not alive(pid), "the engine's process is gone")
+        for probe in ("healthz", "readyz", "readyz/chat"):
+            answer = httpx.get(f"{up.url}/{probe}", timeout=10)
+            assert (answer.status_code, int(answer.headers["Retry-After"])) == (503, 30), answer.text
+        assert up.healthz()["status"] == "starting"
+        assert up.healthz()["models"]["chat"]["failure"]["kind"] == "too_hot"
+        assert re.search(r"too_hot\n +\| .* 104\.0 °C", edgellm("status", "--state-dir", str(short_dir)).stdout)
         heat(board, up, 97, "HOT")  # and not started again while it is merely hot
         assert up.healthz()["models"]["chat"]["state"] == "STOPPED"
         assert not patient.done()
