@@ -103,6 +103,7 @@ class App:
 
     def _close(self, model_id: str) -> None:
         self.upstreams.pop(model_id, None)
+        self.governing.forget(model_id)
 
     def _expected_s(self, model_id: str) -> float | None:
         return self.recorder.last_ready_s(model_id) if self.recorder is not None else None
@@ -203,6 +204,7 @@ class App:
     async def _wind_down(self) -> None:
         """Drain, TERM, KILL by the machine's own deadlines; a second signal makes it KILL now."""
         self.launch.notifier.stopping("stopping: open requests may finish", more_s=MORE_S)
+        self.governing.rest()
         await self.fleet.stop(now=self._stops > 1)
 
     def _asked_to_stop(self) -> None:
@@ -228,7 +230,7 @@ class App:
     def _changed(self, supervisor: Supervisor, before: Machine, after: Machine) -> None:
         if after.state is before.state:
             return
-        self.governing.became(supervisor.model_id, after)
+        self.governing.became(supervisor, after)
         self.console.state(supervisor.status())
         self.herald.tell()
         if after.state is State.READY:

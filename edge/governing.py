@@ -14,7 +14,9 @@ from edge.handover import Launch
 from edge.supervisor.governed import Governed
 from edge.supervisor.slot import Slot
 from edge.supervisor.state import RISING, Machine
+from edge.supervisor.supervisor import Supervisor
 from edge.telemetry import metrics
+from edge.telemetry.governor import AdmissionLimit
 from edge.telemetry.sampler import TracePoint
 from edge.telemetry.telemetry import Telemetry
 
@@ -35,15 +37,31 @@ class Governing:
         news.setLevel(logging.INFO)
         # The journal takes Python's log by itself; a terminal's console has to be told.
         news.handlers = [] if logging.getLogger().handlers else [_Say(console)]
+        self._models: dict[str, Governed] = {}
+        telemetry.on_limit(self._limit)
         self._open: dict[str, ExitStack] = {}  # traces of models that are starting
         self._points: dict[str, list[TracePoint]] = {}
 
     def govern(self, slot: Slot) -> Governed:
         """A model as the gateway shall see it."""
-        governed = Governed(slot, slot.stop, slot.start, lambda: self.telemetry.decision.because)
-        self.telemetry.on_limit(governed.apply)
+        governed = Governed(slot, slot.start, lambda: self.telemetry.decision.because)
+        self._models[slot.model_id] = governed
         governed.apply(self.telemetry.decision.limit)
         return governed
+
+    def forget(self, model_id: str) -> None:
+        """The model is no longer here."""
+        governed = self._models.pop(model_id, None)
+        if governed is not None:
+            governed.remove()
+
+    def rest(self) -> None:
+        """Everything is about to end: a board that cools down meanwhile starts nothing again."""
+        self._models.clear()
+
+    def _limit(self, limit: AdmissionLimit) -> None:
+        for governed in list(self._models.values()):
+            governed.apply(limit)
 
     def attach(self, app: web.Application) -> None:
         """Documents, metrics, energy and admission of the gateway."""
@@ -52,8 +70,12 @@ class Governing:
         metrics.register(context.metrics, self.telemetry)
         self.telemetry.on_limit(lambda limit: context.admission.govern(limit.fraction, limit.hold_new))
 
-    def became(self, model_id: str, machine: Machine) -> None:
-        """While a model starts, ten samples a second are kept for its record."""
+    def became(self, supervisor: Supervisor, machine: Machine) -> None:
+        """Heat stops it, whenever it starts. While it does, ten samples a second are kept for its record."""
+        model_id = supervisor.model_id
+        governed = self._models.get(model_id)
+        if governed is not None:
+            governed.became(supervisor, machine.state)
         if machine.state in RISING and model_id not in self._open:
             stack = self._open[model_id] = ExitStack()
             self._points[model_id] = stack.enter_context(self.telemetry.trace())

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from edge.status import Failure, ModelStatus, State
 from edge.telemetry.governor import AdmissionLimit
@@ -18,39 +18,66 @@ from edge.upstream import Endpoint, Progress, Upstream
 RETRY_S = 30.0  # boards cool slowly
 TOO_HOT_HINT = "it is started again when the board is cool; a fan or a lower power mode keeps it so"
 _RUNS = frozenset({State.STARTING, State.LOADING, State.WARMING, State.READY, State.BACKOFF})
+_REMOVED = Failure("removed", "the model is no longer configured", "GET /v1/models lists the models that are here")
+
+
+class Engine(Protocol):
+    """What can be stopped: a supervisor."""
+
+    def stop(self) -> None: ...
 
 
 class Governed:
-    """An Upstream around another one. `stop` and `start` are those of the engine's supervisor.
+    """An Upstream around another one.
 
     While the engine is stopped for heat requests wait as for a load, and its status says why. It is stopped only if it
-    ran, and only then started again. `because`: how warm the board is.
+    ran or is about to, and only then started again (`start`). `because`: how warm the board is.
     """
 
-    def __init__(
-        self,
-        inner: Upstream,
-        stop: Callable[[], None],
-        start: Callable[[], None],
-        because: Callable[[], str] = lambda: "",
-    ) -> None:
+    def __init__(self, inner: Upstream, start: Callable[[], None], because: Callable[[], str] = lambda: "") -> None:
         self.limit = AdmissionLimit()
         self._inner = inner
-        self._stop = stop
         self._start = start
         self._because = because
+        self._running: set[Engine] = set()
         self._stopped = False
+        self._removed = False
         self._changed = asyncio.Event()
 
     def apply(self, limit: AdmissionLimit) -> None:
         """On the event loop."""
         self.limit = limit
-        if limit.drain and not self._stopped and self._inner.status().state in _RUNS:
-            self._stopped = True
-            self._stop()
-        elif not limit.drain and self._stopped:
+        self._cool()
+        if not limit.drain and self._stopped:
             self._stopped = False
-            self._start()
+            if self._inner.status().state is not State.FAILED:
+                self._start()
+        self._wake()
+
+    def became(self, engine: Engine, state: State) -> None:
+        """Told of each change of each engine of this model, also of one that is not in its place yet.
+
+        What starts while it is too hot (after a crash, a restart, a reload) is stopped as what ran already.
+        """
+        if state in _RUNS:
+            self._running.add(engine)
+            self._cool()
+        else:
+            self._running.discard(engine)
+
+    def remove(self) -> None:
+        """The model is gone. Whoever waits for it is told."""
+        self._removed = True
+        self._wake()
+
+    def _cool(self) -> None:
+        if self.limit.drain and self._running:
+            self._stopped = True
+            running, self._running = self._running, set()
+            for engine in running:
+                engine.stop()
+
+    def _wake(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -72,6 +99,8 @@ class Governed:
 
     def status(self) -> ModelStatus:
         status = self._inner.status()
+        if self._removed:
+            return replace(status, state=State.FAILED, failure=_REMOVED)
         if self._stopped and status.state is State.STOPPED:
             return replace(status, failure=Failure("too_hot", self._because(), TOO_HOT_HINT))
         return status
@@ -82,8 +111,10 @@ class Governed:
     async def ensure_ready(self) -> ModelStatus:
         """Waits for the board to cool, then for the model. FAILED ends the wait at once."""
         while True:
-            while self.limit.drain and self._inner.status().state is not State.FAILED:
+            while self.limit.drain and self.status().state is not State.FAILED:
                 await self._changed.wait()
+            if self._removed:
+                return self.status()
             changed = asyncio.ensure_future(self._changed.wait())
             ready = asyncio.ensure_future(self._inner.ensure_ready())
             try:

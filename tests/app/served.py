@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -91,7 +91,15 @@ def config_text(*models: str, top: str = "") -> str:
 
 
 @contextmanager
-def served(folder: Path, *models: str, top: str = "", ready: bool = True, **switches: Any) -> Iterator[Served]:
+def served(
+    folder: Path,
+    *models: str,
+    top: str = "",
+    ready: bool = True,
+    program: Sequence[str] = ("-m", "edge", "up"),
+    **switches: Any,
+) -> Iterator[Served]:
+    """`program`: another way to start it."""
     state, fake = folder / "s", folder / "fake"
     config = state / "config" / "edgellm.toml"
     config.parent.mkdir(parents=True)
@@ -99,7 +107,7 @@ def served(folder: Path, *models: str, top: str = "", ready: bool = True, **swit
     fake.mkdir()
     # As large as any plan here asks for: a smaller one would be a difference from the plan.
     binary = llama_switches.write_fake(fake, **{"kv_mib": 400.0, **switches})
-    with Served(state, "--engine", str(binary)) as running:
+    with Served(state, "--engine", str(binary), program=program) as running:
         running.fake, running.config = fake, config
         if ready:
             running.wait_for("ok", "degraded")

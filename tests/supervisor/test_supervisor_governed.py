@@ -1,15 +1,25 @@
 """A model behind the governor: who waits, who is let through, and when the engine is stopped and started."""
 
 import asyncio
+import os
+import signal
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edge.status import Failure, ModelStatus, State
 from edge.supervisor.governed import RETRY_S, Governed
+from edge.supervisor.slot import Slot
+from edge.supervisor.state import Machine, Then
+from edge.supervisor.supervisor import Supervisor
+from edge.supervisor.terms import Terms
+from edge.supervisor.turnover import quietly
 from edge.telemetry.governor import AdmissionLimit
 from edge.upstream import Endpoint, Progress
+from tests.supervisor.rig import FAST, PATIENCE_S, PATTERNS, Rig, rigged
 
 HOLD = AdmissionLimit(0.5, hold_new=True)
 DRAIN = AdmissionLimit(0.5, hold_new=True, drain=True)
@@ -56,16 +66,25 @@ class Model:
         self.broke.append(generation)
 
 
-def governed(model: Model) -> Governed:
-    def stop() -> None:
-        model.calls.append("stop")
-        model.become(State.STOPPED)
+class Engine:
+    """What can be stopped."""
 
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def stop(self) -> None:
+        self.model.calls.append("stop")
+        self.model.become(State.STOPPED)
+
+
+def governed(model: Model) -> Governed:
     def start() -> None:
         model.calls.append("start")
         model.become(State.LOADING)
 
-    return Governed(model, stop, start, lambda: "tj 104 °C")
+    seen = Governed(model, start, lambda: "tj 104 °C")
+    seen.became(Engine(model), model.state)
+    return seen
 
 
 async def settle() -> None:
@@ -153,6 +172,127 @@ async def test_an_engine_that_did_not_run_is_not_started_by_cooling(state: State
     seen.apply(DRAIN)
     seen.apply(OPEN)
     assert model.calls == []
+
+
+async def test_one_that_shall_follow_is_stopped_too() -> None:
+    """A reload's new engine rises beside the one that serves."""
+    model = Model()
+    seen = governed(model)
+    new = Model(State.LOADING)
+    seen.became(Engine(new), State.LOADING)
+    seen.apply(DRAIN)
+    assert (model.calls, new.calls) == (["stop"], ["stop"])
+
+
+async def test_a_model_that_failed_meanwhile_is_not_started_by_cooling() -> None:
+    model = Model()
+    seen = governed(model)
+    seen.apply(DRAIN)
+    model.become(State.FAILED)
+    seen.apply(OPEN)
+    assert model.calls == ["stop"]
+
+
+async def test_who_waits_for_a_model_that_is_removed_is_told() -> None:
+    seen = governed(Model())
+    seen.apply(DRAIN)
+    waiting = asyncio.create_task(seen.ensure_ready())
+    await settle()
+    seen.remove()
+    status = await waiting
+    assert (status.state, status.failure and status.failure.kind) == (State.FAILED, "removed")
+
+
+def hot(rig: Rig) -> Governed:
+    """The rig's supervisor behind a governor that stays too hot until told otherwise."""
+    seen = Governed(Slot(rig.supervisor), rig.supervisor.start, lambda: "tj 104 °C")
+
+    def became(supervisor: Supervisor, before: Machine, after: Machine) -> None:
+        rig.machines.append(after)
+        if after.state is not before.state:
+            seen.became(supervisor, after.state)
+
+    rig.supervisor.hooks = replace(rig.supervisor.hooks, on_change=became)
+    return seen
+
+
+async def cools(rig: Rig, seen: Governed) -> None:
+    """Stopped and said to be, no child; then it serves."""
+    await rig.settle(State.STOPPED)
+    assert seen.status().pid is None
+    failure = seen.status().failure
+    assert failure is not None and failure.kind == "too_hot"
+    seen.apply(OPEN)
+    await rig.ready()
+    assert seen.status().failure is None
+
+
+async def test_a_restart_that_is_under_way_when_it_gets_too_hot(tmp_path: Path) -> None:
+    """DRAINING or STOPPING then, and on its way up again afterwards."""
+    async with rigged(tmp_path, start=False) as rig:
+        seen = hot(rig)
+        rig.supervisor.start()
+        await rig.ready()
+        rig.supervisor.restart()
+        await rig.settle(State.DRAINING, State.STOPPING)
+        seen.apply(DRAIN)
+        await cools(rig, seen)
+        assert rig.states.count("READY") == 2
+
+
+async def test_a_restart_while_it_is_too_hot(tmp_path: Path) -> None:
+    async with rigged(tmp_path, start=False) as rig:
+        seen = hot(rig)
+        rig.supervisor.start()
+        await rig.ready()
+        seen.apply(DRAIN)
+        await rig.settle(State.STOPPED)
+        rig.supervisor.restart()
+        await rig.until(lambda: rig.states.count("STARTING") == 2)
+        await cools(rig, seen)
+        assert rig.states.count("READY") == 2
+
+
+async def test_a_crash_when_it_gets_too_hot(tmp_path: Path) -> None:
+    """In BACKOFF nothing runs, and nothing shall when it is over."""
+    terms = Terms(policy=replace(FAST, backoff_s=(60,)))
+    async with rigged(tmp_path, start=False, terms=terms) as rig:
+        seen = hot(rig)
+        rig.supervisor.start()
+        await rig.ready()
+        os.kill(rig.pids[-1], signal.SIGKILL)
+        await rig.settle(State.BACKOFF)
+        seen.apply(DRAIN)
+        await cools(rig, seen)
+        assert rig.states.count("STARTING") == 2
+
+
+async def test_a_start_while_it_is_too_hot(tmp_path: Path) -> None:
+    """A model that was added, or arrived."""
+    async with rigged(tmp_path, start=False) as rig:
+        seen = hot(rig)
+        seen.apply(DRAIN)
+        rig.supervisor.start()
+        await rig.until(lambda: "STARTING" in rig.states)
+        await cools(rig, seen)
+
+
+async def test_who_makes_place_for_another_is_not_started_again(tmp_path: Path) -> None:
+    """Cool again, or restarted, while a reload waits for its end: the reload does not wait for ever."""
+    async with rigged(tmp_path) as rig:
+        await rig.ready()
+        slot = Slot(rig.supervisor)
+        new = Supervisor(rig.supervisor.model, tmp_path / "n.sock", PATTERNS, Terms(policy=FAST, preload=False))
+        owner = asyncio.create_task(new.run())
+        with rig.supervisor.request():  # it drains for as long as this is open
+            turning = asyncio.create_task(quietly(slot, new))
+            await rig.settle(State.DRAINING)
+            rig.supervisor.restart()
+            await settle()
+            assert rig.supervisor.machine.then is Then.HOME
+        await asyncio.wait_for(turning, PATIENCE_S)
+        assert rig.supervisor.machine.state is State.STOPPED
+        owner.cancel()
 
 
 async def test_who_leaves_while_waiting_leaves_nothing_behind() -> None:
