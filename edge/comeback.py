@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ from edge.supervisor import devices
 from edge.supervisor.events import DeviceBack
 from edge.terms import without_device
 
+log = logging.getLogger(__name__)
+
 PAUSES_S = (30.0, 60.0, 120.0, 300.0)  # a look starts the engine for a moment
 DEVICES_TIMEOUT_S = 90.0
 
@@ -33,7 +36,7 @@ async def come_back(
     pauses_s: Sequence[float] = PAUSES_S,
 ) -> None:
     """Until cancelled. A model that lost its GPU is restarted on it; one that was planned without is planned again."""
-    looks = 0
+    looks, said = 0, ""
     while True:
         await asyncio.sleep(pauses_s[min(looks, len(pauses_s) - 1)])
         current = prepared()
@@ -43,7 +46,15 @@ async def come_back(
             looks = 0
             continue
         looks += 1
-        if await asyncio.to_thread(answers or gpu_answers, current):
+        try:
+            back = await asyncio.to_thread(answers or gpu_answers, current)
+        except Exception as error:  # a look at a driver that is not well: the next one may go better
+            why = f"{type(error).__name__}: {error}"
+            if why != said:
+                log.warning("whether the GPU is back cannot be seen: %s", why)
+            said = why
+            continue
+        if back:
             for each in lost:
                 each.post(DeviceBack())
             if absent:

@@ -81,7 +81,10 @@ class JtopSource:
         pause_s = self._pauses_s[0]
         while True:
             began = self._clock()
-            found = await self._once()
+            try:
+                found = await self._once()
+            except Exception as error:  # no process or thread to be had: whatever it is, it must not end the task
+                found = trouble("failed", f"the reader could not be started: {error}")
             self._tell(found)
             if self._on_line is not None:
                 self._on_line(error_line(found))

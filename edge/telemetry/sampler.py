@@ -82,7 +82,10 @@ class Sampler:
             self._traces = [trace for trace in self._traces if trace is not points]
 
     async def run(self) -> None:
-        """Until cancelled. A full sample every interval, quick ones between while a trace is open."""
+        """Until cancelled. A full sample every interval, quick ones between while a trace is open.
+
+        May be run again after it failed: the readers and their threads go on until it is cancelled.
+        """
         guest = asyncio.create_task(self.jtop.run()) if self.jtop is not None else None
         due = self.clock()
         try:
@@ -90,9 +93,11 @@ class Sampler:
                 await self._full()
                 due = max(due + self._interval_s, self.clock())
                 await self._until(due)
-        finally:
+        except asyncio.CancelledError:
             for reader in self.readers:
                 reader.close()
+            raise
+        finally:
             if guest is not None:
                 guest.cancel()
                 await asyncio.gather(guest, return_exceptions=True)

@@ -10,6 +10,7 @@ with telemetry.trace() as points ten samples a second while a model starts
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -38,11 +39,13 @@ JTOP_SHARE = Path("/run/edgellm-jtop/share.sock")  # edgellm-jtop.service
 class Telemetry:
     """Lives on one event loop."""
 
-    def __init__(self, sampler: Sampler, governor: Governor) -> None:
+    def __init__(self, sampler: Sampler, governor: Governor, *, pauses_s: tuple[float, float] = (10.0, 300.0)) -> None:
+        """`pauses_s`: the first and the longest before it is tried again after a fault of ours."""
         self.sampler = sampler
         self.governor = governor
         self.decision = Decision(Level.NOMINAL, AdmissionLimit(), "nothing measured yet")
         self.missing: dict[str, tuple[str, str]] = {}  # sources that this board should have: (because, hint)
+        self._pauses_s = pauses_s
         self._listeners: list[Callable[[AdmissionLimit], None]] = []
         self._history: dict[str, Any] | None = None
         self._throttled: tuple[str, ...] = ()
@@ -84,8 +87,22 @@ class Telemetry:
         return self.sampler.latest
 
     async def run(self) -> None:
-        """Until cancelled. Nothing in here can stop a model; at worst there are no figures."""
-        await self.sampler.run()
+        """Until cancelled. Nothing in here can stop a model; at worst there are no figures.
+
+        A fault of ours is said, and everything is admitted as if nothing were measured until samples come again.
+        """
+        pause_s = self._pauses_s[0]
+        while True:
+            began_s = self.sampler.clock()
+            try:
+                await self.sampler.run()
+            except Exception as error:  # whatever it is: a level that nobody revises any more is worse than none
+                log.warning("telemetry failed, and is tried again: %s: %s", type(error).__name__, error)
+            self._decide(Decision(Level.NOMINAL, AdmissionLimit(), "nothing is measured: telemetry failed"))
+            if self.sampler.clock() - began_s > self._pauses_s[1]:
+                pause_s = self._pauses_s[0]
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, self._pauses_s[1])
 
     def trace(self) -> AbstractContextManager[list[TracePoint]]:
         return self.sampler.trace()
@@ -152,13 +169,12 @@ class Telemetry:
     def _judge(self, sample: Sample | None) -> None:
         """With each sample: the level, who follows it, and one line per change."""
         self._history = None
-        before, self.decision = self.decision, self.governor.decide(sample, self.sampler.clock())
-        if self.decision.changed:
-            told = log.warning if self.decision.level > before.level else log.info
-            told("thermal: %s: %s%s", self.decision.level.name, self.decision.because, self._what())
-        if self.decision.limit != before.limit:
-            for listener in self._listeners:
-                listener(self.decision.limit)
+        before = self.decision
+        decision = self.governor.decide(sample, self.sampler.clock())
+        if decision.changed:
+            told = log.warning if decision.level > before.level else log.info
+            told("thermal: %s: %s%s", decision.level.name, decision.because, _what(decision.limit))
+        self._decide(decision)
         throttled = sample.throttled if sample else self._throttled
         if throttled != self._throttled:
             self._throttled = throttled
@@ -166,13 +182,22 @@ class Telemetry:
             speed = f", {rate:.1f} tokens/s" if rate else ""
             log.warning("throttled by the board itself: %s%s", ", ".join(throttled) or "no longer", speed)
 
-    def _what(self) -> str:
-        limit = self.decision.limit
-        if limit.drain:
-            return "; the engine is stopped until it is cool"
-        if limit.hold_new:
-            return "; new requests wait"
-        return "; fewer requests at once" if limit.fraction < 1 else ""
+    def _decide(self, decision: Decision) -> None:
+        before, self.decision = self.decision, decision
+        if decision.limit != before.limit:
+            for listener in self._listeners:
+                try:
+                    listener(decision.limit)
+                except Exception as error:  # one who cannot follow must not keep the others from it
+                    log.warning("thermal: a follower failed: %s: %s", type(error).__name__, error)
+
+
+def _what(limit: AdmissionLimit) -> str:
+    if limit.drain:
+        return "; the engine is stopped until it is cool"
+    if limit.hold_new:
+        return "; new requests wait"
+    return "; fewer requests at once" if limit.fraction < 1 else ""
 
 
 def limits_of(thermal: ThermalConfig) -> Limits:

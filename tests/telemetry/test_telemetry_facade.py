@@ -17,7 +17,7 @@ from edge.config.values import TelemetryConfig, ThermalConfig
 from edge.telemetry import metrics, nvml
 from edge.telemetry.document import notes
 from edge.telemetry.energy import EnergyMeter
-from edge.telemetry.governor import AdmissionLimit
+from edge.telemetry.governor import AdmissionLimit, Decision
 from edge.telemetry.sample import GpuState, Power, Sample
 from edge.telemetry.telemetry import Telemetry, limits_of
 from tests.fakes.fake_jetson.tree import FakeBoard
@@ -78,6 +78,39 @@ async def test_heating_and_cooling_drive_each_level_once_and_limits_follow(
     assert "passive at 99.0 °C; fewer requests at once" in caplog.records[0].message
     for reader in telemetry.sampler.readers:
         reader.close()
+
+
+class Broken:
+    """A governor with a fault of its own."""
+
+    def decide(self, sample: Sample | None, now: float) -> Decision:
+        raise ZeroDivisionError("a bug")
+
+
+async def test_a_fault_of_ours_is_said_and_nothing_stays_as_it_was_for_ever(
+    board: FakeBoard, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A level that nobody revises any more would keep the engine stopped: everything is admitted until samples come."""
+    telemetry = telemetry_of(board, ThermalConfig(act=True))
+    telemetry._pauses_s = (0.01, 0.01)
+    limits: list[AdmissionLimit] = []
+
+    def failing(_: AdmissionLimit) -> None:
+        raise RuntimeError("who follows first cannot")
+
+    telemetry.on_limit(failing)
+    telemetry.on_limit(limits.append)
+    board.set_all_temps(104.0)
+    sound = telemetry.governor
+    async with running(telemetry.run()):
+        await until(lambda: limits and limits[-1].drain)
+        telemetry.governor = Broken()  # type: ignore[assignment]
+        await until(lambda: limits[-1] == AdmissionLimit())
+        assert telemetry.decision.because == "nothing is measured: telemetry failed"
+        await until(lambda: sum("ZeroDivisionError" in record.message for record in caplog.records) >= 2)
+        telemetry.governor = sound
+        await until(lambda: limits[-1].drain)
+    assert any("a follower failed: RuntimeError" in record.message for record in caplog.records)
 
 
 async def test_document_summary_and_their_age(board: FakeBoard) -> None:

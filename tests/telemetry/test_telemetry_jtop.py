@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -110,6 +111,31 @@ async def test_a_machine_without_jtop_is_silent(caplog: pytest.LogCaptureFixture
     assert source.trouble is not None
     assert source.trouble.kind == "no_socket"
     assert caplog.records == []
+
+
+def no_thread() -> Path:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("find", [None, no_thread], ids=["no process", "no thread"])
+async def test_a_reader_that_cannot_be_started_is_said_once_and_tried_again(
+    find: Callable[[], Path] | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, short_dir: Path
+) -> None:
+    """EACCES here, EAGAIN or ENOMEM on a full machine."""
+    path, python = short_dir / "jtop.sock", short_dir / "python"
+    python.write_text("not executable")
+    monkeypatch.setattr(jtop, "SOCKET", path)
+    if find is not None:
+        monkeypatch.setattr(interpreter, "find", find)
+    source = JtopSource(pauses_s=(0.01, 0.01), python=None if find else python)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        async with running(source.run()):
+            await until(lambda: source.restarts >= 3)
+    assert source.trouble is not None
+    assert source.trouble.kind == "failed"
+    (record,) = caplog.records
+    assert ("can't start new thread" if find else "Permission denied") in record.message
 
 
 async def test_the_reader_ends_when_its_stdin_does() -> None:
