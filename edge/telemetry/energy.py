@@ -12,7 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-GAP_S = 5.0
+from edge.telemetry.jtop_line import CALM_S
+
+# The slowest source that may be the only one with power is jtop; one late sample of it is no gap.
+GAP_S = 2 * CALM_S + 1.0
 KEEP_S = 900.0  # at least this much history, and more while an older request is open
 KEEP_POINTS = 7200
 KEEP_WORK = 2000  # requests remembered for sharing with a long one that they overlap

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edge.telemetry import interpreter
-from edge.telemetry.jtop_line import Trouble, error_line, interval_of, parse, trouble
+from edge.telemetry.jtop_line import CALM_S, Trouble, error_line, interval_of, parse, trouble
 from edge.telemetry.sample import Sample
 from edge.telemetry.source import Clock
 
@@ -27,8 +27,6 @@ log = logging.getLogger("edge.telemetry")
 
 SOCKET = Path("/run/jtop.sock")
 READER = Path(__file__).with_name("jtop_reader.py")
-CALM_S = 5.0
-WATCHED_S = 1.0
 _FIRST_LINE_S = 60.0  # the reader gives up by itself before that, and says why
 _GRACE_S = 5.0
 _HEALTHY_S = 60.0  # a reader that lived so long starts the pauses from the beginning

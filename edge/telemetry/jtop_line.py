@@ -12,6 +12,7 @@ from edge.telemetry.rails import SUM, SUM_NOTE
 from edge.telemetry.sample import Fan, GpuProcess, GpuState, Power, Rail, Sample, Zone, celsius
 
 SCHEMA = 1
+CALM_S, WATCHED_S = 5.0, 1.0  # between samples while nobody looks, and while somebody does
 _VERSIONS = re.compile(r"service: \[([^\]]+)\] and client: \[([^\]]+)\]")
 
 

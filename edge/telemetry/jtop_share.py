@@ -18,7 +18,8 @@ import socket
 import sys
 from pathlib import Path
 
-from edge.telemetry.jtop import CALM_S, WATCHED_S, JtopSource
+from edge.telemetry.jtop import JtopSource
+from edge.telemetry.jtop_line import CALM_S, WATCHED_S
 
 _MOST_BACKLOG_BYTES = 1 << 20
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from edge.telemetry.energy import EnergyMeter
 from edge.telemetry.history import History, Moment
-from edge.telemetry.jtop import CALM_S, WATCHED_S, JtopSource
+from edge.telemetry.jtop import JtopSource
+from edge.telemetry.jtop_line import CALM_S, WATCHED_S
 from edge.telemetry.sample import Sample, merge
 from edge.telemetry.source import Clock, Reader, Source
 from edge.waits import happens

@@ -43,6 +43,15 @@ def test_the_tail_after_the_last_sample_is_held_for_a_moment_only() -> None:
     assert fed([10.0] * 4).request(0.0, 3.0 + GAP_S + 1, 5) is None
 
 
+def test_power_from_jtop_alone_is_no_gap() -> None:
+    """Every five seconds and a little, one of them late: measured, not unknown."""
+    meter = EnergyMeter()
+    for at_s in (0.0, 5.02, 10.04, 15.06, 25.1):
+        meter.add(at_s, 10.0)
+    assert (meter.total_joules, meter.gap_s) == (pytest.approx(251.0), 0.0)
+    assert meter.request(0.0, 20.0, 5) == pytest.approx(200.0)
+
+
 def test_fc44_readings_that_stop_for_30_s_are_a_gap_not_a_guess() -> None:
     """FC-44: the request's figure is null, the total leaves the gap out and says how long it was."""
     meter = EnergyMeter()
