@@ -1,7 +1,9 @@
 """The real engine on a fake board: what requests see as it heats up, and jtop dying again and again under them."""
 
 import json
+import os
 import re
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -55,16 +57,21 @@ class Stream(threading.Thread):
 
     def run(self) -> None:
         messages = [{"role": "user", "content": "Count."}]
-        body = {"messages": messages, "max_tokens": 60, "stream": True, "ignore_eos": True}
+        body = {"messages": messages, "max_tokens": 200, "stream": True, "ignore_eos": True}
         url = f"{self.up.url}/v1/chat/completions"
         with httpx.stream("POST", url, json=body, timeout=PATIENCE_S) as answer:
             for line in answer.iter_lines():
                 self.text += line + "\n"
 
     @property
+    def ended(self) -> bool:
+        return not self.is_alive()
+
+    @property
     def whole(self) -> bool:
+        """All of its tokens, and the end that belongs to them."""
         self.join(PATIENCE_S)
-        return self.text.rstrip().endswith("data: [DONE]")
+        return '"finish_reason":"length"' in self.text and self.text.rstrip().endswith("data: [DONE]")
 
 
 def test_heating_to_104_and_back_with_act_on_the_real_engine(board: FakeBoard, short_dir: Path, smollm2: Path) -> None:
@@ -81,15 +88,18 @@ def test_heating_to_104_and_back_with_act_on_the_real_engine(board: FakeBoard, s
         assert max(seen) == 1
         assert [each.result().status_code for each in several] == [200] * 4
 
-        stream = Stream(up)
+        stream, pid = Stream(up), up.child_pid()
+        os.kill(pid, signal.SIGSTOP)  # it is in the middle of that answer until we say so
         heat(board, up, 97, "HOT")  # what runs goes on, what is new waits
         refused = httpx.post(f"{up.url}/v1/chat/completions", json={}, headers={"Edgellm-Max-Wait": "0.3"}, timeout=30)
         assert (refused.status_code, int(refused.headers["Retry-After"])) == (503, 30)
         patient: Future[httpx.Response] = pool.submit(up.chat)
-        assert stream.whole
 
-        pid = up.child_pid()
-        heat(board, up, 104, "CRITICAL")  # the engine is stopped
+        heat(board, up, 104, "CRITICAL")  # the engine finishes what it has, and is stopped
+        eventually(lambda: up.healthz()["models"]["chat"]["state"] == "DRAINING", lambda: str(up.healthz()))
+        assert not stream.ended
+        os.kill(pid, signal.SIGCONT)
+        assert stream.whole
         eventually(lambda: up.healthz()["models"]["chat"]["state"] == "STOPPED", lambda: str(up.healthz()))
         eventually(lambda: not alive(pid), "the engine's process is gone")
         for probe in ("healthz", "readyz", "readyz/chat"):
