@@ -26,10 +26,13 @@ class Console:
         self.ring = Ring()  # for `edgellm logs`
 
     def planned(self, plan: Plan, profile: str, urls: list[str]) -> None:
+        mode = plan.board.power_mode.name if plan.board.power_mode else None
         if self._json:
-            self._event("planned", profile=profile, engine=plan.engine.id, models=list(plan.models), urls=urls)
+            told = {"profile": profile, "engine": plan.engine.id, "power_mode": mode}
+            self._event("planned", **told, models=list(plan.models), urls=urls)
             return
-        self._line(f"edgellm {__version__} · {plan.board.module} · profile {profile} · engine {plan.engine.id}")
+        board = plan.board.module + (f" · power mode {mode}" if mode else "")
+        self._line(f"edgellm {__version__} · {board} · profile {profile} · engine {plan.engine.id}")
         for model in plan.models.values():
             self._line(f"  {describe(model)}")
         self._line(f"  listening on {', '.join(urls)} (requests wait until it is warm)")

@@ -26,6 +26,7 @@ from edge.telemetry.energy import EnergyMeter
 from edge.telemetry.governor import AdmissionLimit, Decision, Governor, Level, Limits
 from edge.telemetry.host import HostSource
 from edge.telemetry.jtop import JtopSource
+from edge.telemetry.news import News
 from edge.telemetry.sample import Sample
 from edge.telemetry.sampler import Sampler, TracePoint
 from edge.telemetry.source import Clock, Source
@@ -48,7 +49,7 @@ class Telemetry:
         self._pauses_s = pauses_s
         self._listeners: list[Callable[[AdmissionLimit], None]] = []
         self._history: dict[str, Any] | None = None
-        self._throttled: tuple[str, ...] = ()
+        self._news = News()
         sampler.on_sample(self._judge)
 
     @classmethod
@@ -175,12 +176,15 @@ class Telemetry:
             told = log.warning if decision.level > before.level else log.info
             told("thermal: %s: %s%s", decision.level.name, decision.because, _what(decision.limit))
         self._decide(decision)
-        throttled = sample.throttled if sample else self._throttled
-        if throttled != self._throttled:
-            self._throttled = throttled
-            rate = self.sampler.history.rate()
-            speed = f", {rate:.1f} tokens/s" if rate else ""
-            log.warning("throttled by the board itself: %s%s", ", ".join(throttled) or "no longer", speed)
+        if sample is not None:
+            self._tell(sample)
+
+    def _tell(self, sample: Sample) -> None:
+        mode = self._news.mode(sample)
+        if mode is not None:
+            log.info("%s", mode)
+        for line in self._news.warnings(sample, self.sampler.clock(), self.sampler.history.rate()):
+            log.warning("%s", line)
 
     def _decide(self, decision: Decision) -> None:
         before, self.decision = self.decision, decision

@@ -11,13 +11,14 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from edge.board.board import Gpu
+from edge.board.board import Gpu, PowerMode
 from edge.board.probe import probe
 from edge.config.values import TelemetryConfig, ThermalConfig
 from edge.telemetry import metrics, nvml
 from edge.telemetry.document import notes
 from edge.telemetry.energy import EnergyMeter
 from edge.telemetry.governor import AdmissionLimit, Decision
+from edge.telemetry.news import News
 from edge.telemetry.sample import GpuState, Power, Sample
 from edge.telemetry.telemetry import Telemetry, limits_of
 from tests.fakes.fake_jetson.tree import FakeBoard
@@ -75,7 +76,7 @@ async def test_heating_and_cooling_drive_each_level_once_and_limits_follow(
     ]
     levels = [record.message.split(": ")[1] for record in caplog.records if record.message.startswith("thermal: ")]
     assert levels == ["PASSIVE", "HOT", "CRITICAL", "HOT", "PASSIVE", "NOMINAL"]
-    assert "passive at 99.0 °C; fewer requests at once" in caplog.records[0].message
+    assert "passive at 99.0 °C; fewer requests at once" in caplog.records[1].message
     for reader in telemetry.sampler.readers:
         reader.close()
 
@@ -227,26 +228,57 @@ async def test_fc44_throttling_is_told_with_the_tokens_per_second(
     clock = Clock()
     telemetry = telemetry_of(board, clock=clock)
     work = telemetry.energy.begin(clock.now, "chat")
-    for state in (0, 0, 1, 1, 0, 0):
+    for state in (0, 0, 1, 0, 1, 0, 0, 0):
         board.set_cooling("gpu-throttle-alert", state)
-        clock.now += 1.0
-        work.tokens += 20
+        clock.now += 4.0
+        work.tokens += 80
         await telemetry.sampler._full()
     told = [record.message for record in caplog.records]
     assert told == [
         "throttled by the board itself: gpu-throttle-alert, 20.0 tokens/s",
         "throttled by the board itself: no longer, 20.0 tokens/s",
     ]
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
     for reader in telemetry.sampler.readers:
         reader.close()
 
 
-def test_fc44_the_start_says_which_mode_and_clocks_are_active_now(board: FakeBoard) -> None:
-    """FC-44: read at each start; tokens per joule stay beside the throttling in one document."""
-    board.set_power_mode(0)
-    assert probe(board.root).power_mode.name == "MAXN"
-    board.set_power_mode(1)
-    assert probe(board.root).power_mode.name == "MODE_15W"
+async def test_overcurrent_is_told_when_it_begins_and_when_it_ends(
+    board: FakeBoard, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A board that counts all the time is one line, not one a second."""
+    clock = Clock()
+    telemetry = telemetry_of(board, clock=clock)
+    for count in (700, 700, 701, 705, 720, 720, 721, 721, 721, 721, 721):
+        board.set_overcurrent(3, count)
+        clock.now += 20.0
+        await telemetry.sampler._full()
+    assert [record.message for record in caplog.records] == ["over-current: oc3", "over-current: no longer"]
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+    for reader in telemetry.sampler.readers:
+        reader.close()
+
+
+async def test_fc44_the_start_says_which_mode_and_clocks_are_active(
+    board: FakeBoard, caplog: pytest.LogCaptureFixture
+) -> None:
+    """FC-44: once, and again when somebody changed them; what is not known is left out."""
+    caplog.set_level(logging.INFO, "edge.telemetry")
+    clock = Clock()
+    telemetry = telemetry_of(board, clock=clock)
+    for number in (0, 0, 1, 1):
+        board.set_power_mode(number)
+        clock.now += 20.0
+        await telemetry.sampler._full()
+    clocks = "GPU at most 1300 MHz, memory controller 2133 MHz, clocks not locked"
+    assert [record.message for record in caplog.records] == [
+        f"power mode MAXN, {clocks}",
+        f"power mode MODE_15W, {clocks}",
+    ]
+    assert News().mode(Sample(0.0, "jtop", power_mode=PowerMode(2, "25W"))) == "power mode 25W"
+    assert News().mode(Sample(0.0, "host")) is None
+    for reader in telemetry.sampler.readers:
+        reader.close()
 
 
 def test_a_gpu_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
