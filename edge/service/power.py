@@ -19,7 +19,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,9 +78,9 @@ def apply(wish: Wish, state: Path = STATE, verify_s: float = VERIFY_S) -> list[s
             _verify(locked, verify_s, "jetson_clocks left the clocks as they were")
             done.append("clocks locked")
         if wish.persistence:
-            changed = _persistence(True)
-            before.setdefault("persistence", changed)
-            done += [f"persistence mode on for {uuid}" for uuid in changed]
+            for uuid in _persistence(True):
+                before["persistence"] = sorted({*before.get("persistence", []), uuid})
+                done.append(f"persistence mode on for {uuid}")
     finally:
         # Also after a failure half way: what was changed can be put back.
         (state / "before.json").write_text(json.dumps(before))
@@ -138,13 +138,12 @@ def _active() -> PowerMode | None:
     return power.active(_text(_STATUS), _text(_CONF))
 
 
-def _persistence(on: bool, only: list[str] | None = None) -> list[str]:
-    """UUIDs of the GPUs whose persistence mode was changed."""
+def _persistence(on: bool, only: list[str] | None = None) -> Iterator[str]:
+    """UUIDs of the GPUs whose persistence mode was changed, each as soon as it was: another may fail."""
     try:
         import pynvml as nvml
     except ImportError as error:
         raise UnavailableError("persistence mode needs nvidia-ml-py", "pip install 'edgellm[nvml]'") from error
-    changed = []
     try:
         nvml.nvmlInit()
         for index in range(nvml.nvmlDeviceGetCount()):
@@ -154,10 +153,9 @@ def _persistence(on: bool, only: list[str] | None = None) -> list[str]:
                 nvml.nvmlDeviceSetPersistenceMode(gpu, int(on))
                 if bool(nvml.nvmlDeviceGetPersistenceMode(gpu)) != on:
                     raise TemporaryError(f"{uuid} did not take persistence mode")
-                changed.append(uuid)
+                yield uuid
     except nvml.NVMLError as error:
         raise UnavailableError(f"NVML: {error}", "is the NVIDIA driver loaded?") from error
-    return changed
 
 
 def _verify(true: Callable[[], bool], within_s: float, otherwise: str, hint: str | None = None) -> None:

@@ -1,5 +1,6 @@
 """The privileged oneshot, run as a program inside a fake board: nothing unasked, by name, verified, put back."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from edge.telemetry.sysfs import SysfsSource
 from tests.fakes.fake_jetson.files import put
 from tests.fakes.fake_jetson.service import why_not
 from tests.fakes.fake_jetson.tree import HERE, FakeBoard, fake_board
+from tests.fakes.nvml.library import build
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -91,6 +93,82 @@ def test_a_refusal_in_silence_is_noticed(inside, board: FakeBoard) -> None:  # t
     done = inside("apply", 'schema = 1\nmode = "MAXN"\n')
     assert done.returncode == 75
     assert "nvpmodel did not take MAXN" in done.stderr
+
+
+class Gpus:
+    """The program on a machine with two GPUs, over a library that keeps their persistence mode in files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state = folder / "nvml"
+        self._folder = build(folder)
+        gpu = "H200 400000 60 0 0 150000000000 1755 0"
+        self.state.write_text(f"GPU-aaaa {gpu}\nGPU-bbbb {gpu}\n")
+
+    def mark(self, what: str, uuid: str) -> Path:
+        return self.state.with_name(f"{self.state.name}.{what}.{uuid}")
+
+    @property
+    def on(self) -> list[str]:
+        return [uuid for uuid in ("GPU-aaaa", "GPU-bbbb") if self.mark("on", uuid).exists()]
+
+    def run(self, verb: str, *, restore: bool = True) -> subprocess.CompletedProcess[str]:
+        wish = self._folder / "power.toml"
+        wish.write_text(f"schema = 1\npersistence = true\nrestore = {str(restore).lower()}\n")
+        code = f"""
+import sys; from pathlib import Path; from edge.service import power
+power.WISH = Path({str(wish)!r})
+sys.exit(power.main([{verb!r}], Path({str(self._folder / "before")!r})))
+"""
+        env = {**os.environ, "LD_LIBRARY_PATH": str(self._folder), "FAKE_NVML": str(self.state)}
+        env["PYTHONPATH"] = str(REPOSITORY)
+        return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+
+
+@pytest.fixture
+def gpus(tmp_path: Path) -> Gpus:
+    return Gpus(tmp_path)
+
+
+def test_persistence_mode_is_set_and_only_what_was_changed_is_put_back(gpus: Gpus) -> None:
+    gpus.mark("on", "GPU-aaaa").touch()  # by somebody else
+    done = gpus.run("apply")
+    assert (done.returncode, done.stdout) == (0, "persistence mode on for GPU-bbbb\n"), done.stderr
+    assert gpus.on == ["GPU-aaaa", "GPU-bbbb"]
+    assert gpus.run("apply").stdout == "nothing to change\n"
+    assert gpus.run("restore").stdout == "persistence mode off for GPU-bbbb\n"
+    assert gpus.on == ["GPU-aaaa"]
+    assert gpus.run("restore").stdout == "nothing to change\n"
+
+
+def test_persistence_mode_stays_where_nobody_asked_for_it_back(gpus: Gpus) -> None:
+    gpus.run("apply", restore=False)
+    assert gpus.run("restore", restore=False).stdout == "nothing to change\n"
+    assert gpus.on == ["GPU-aaaa", "GPU-bbbb"]
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "said"),
+    [("deaf", 75, "GPU-bbbb did not take persistence mode"), ("denied", 69, "NVML: ")],
+)
+def test_persistence_mode_that_is_not_taken_is_noticed(gpus: Gpus, what: str, code: int, said: str) -> None:
+    """And the GPU that took it is put back all the same."""
+    gpus.mark(what, "GPU-bbbb").touch()
+    done = gpus.run("apply")
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+    assert gpus.on == ["GPU-aaaa"]
+    assert gpus.run("restore").stdout == "persistence mode off for GPU-aaaa\n"
+    assert gpus.on == []
+
+
+def test_persistence_mode_that_a_reboot_took_away_is_set_and_put_back_again(gpus: Gpus) -> None:
+    """What is remembered grows: at the first start one GPU had it from somebody else."""
+    gpus.mark("on", "GPU-aaaa").touch()
+    gpus.run("apply")
+    for uuid in gpus.on:
+        gpus.mark("on", uuid).unlink()
+    assert gpus.run("apply").stdout == "persistence mode on for GPU-aaaa\npersistence mode on for GPU-bbbb\n"
+    gpus.run("restore")
+    assert gpus.on == []
 
 
 @pytest.mark.parametrize("text", ["mode = 0", "command = 'x'", "jetson_clocks = 1", "schema = 2", "mode =", None])

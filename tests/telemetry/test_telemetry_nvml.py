@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-SOURCE = Path(__file__).parent.parent / "fakes/nvml/nvml.c"
+from tests.fakes.nvml.library import build
+
 H200 = "GPU-aaaa NVIDIA-H200 412345 61 97 90000000000 150000000000 1755 0"
 SECOND = "GPU-bbbb NVIDIA-H200 300000 58 40 1000 150000000000 1980 4"
 
@@ -31,10 +32,7 @@ for number, state in enumerate(json.loads(sys.argv[2])):
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("nvml")
-    target = folder / "libnvidia-ml.so.1"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", target, SOURCE], check=True)
-    return folder
+    return build(tmp_path_factory.mktemp("nvml"))
 
 
 def read(library: Path, *states: str, **options: Any) -> list[dict[str, Any]]:

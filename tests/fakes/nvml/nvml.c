@@ -1,11 +1,14 @@
 /* NVML for nvidia-ml-py without a GPU. $FAKE_NVML names a file that is read again at each nvmlDeviceGetTemperature:
    one line a GPU: uuid name milliwatt celsius load% used total mhz reasons. A value of -1 is "not supported", and a
-   first line "lost" makes every question about a GPU fail with GPU_IS_LOST. gcc -shared -fPIC */
+   first line "lost" makes every question about a GPU fail with GPU_IS_LOST. Persistence mode is on where a file
+   $FAKE_NVML.on.UUID is; setting it does nothing where $FAKE_NVML.deaf.UUID is, and is refused where
+   $FAKE_NVML.denied.UUID is. gcc -shared -fPIC */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-enum { OK, NOT_SUPPORTED = 3, NOT_FOUND = 6, DRIVER_NOT_LOADED = 9, LOST = 15 };
+enum { OK, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, DRIVER_NOT_LOADED = 9, LOST = 15 };
 typedef struct { unsigned long long total, free, used; } memory_t;
 typedef struct { unsigned gpu, memory; } load_t;
 typedef struct { char uuid[64], name[64]; long milliwatt, celsius, load, used, total, mhz, reasons; } gpu_t;
@@ -27,6 +30,11 @@ static int look(void) {
   fclose(file);
   return OK;
 }
+static const char *mark(const char *what, const gpu_t *g) {
+  static char path[512];
+  snprintf(path, sizeof path, "%s.%s.%s", getenv("FAKE_NVML"), what, g->uuid);
+  return path;
+}
 #define ASK(value, out, type) \
   do { if (lost) return LOST; if ((value) < 0) return NOT_SUPPORTED; *(type *)(out) = (type)(value); return OK; } while (0)
 #define G ((gpu_t *)gpu)
@@ -41,6 +49,15 @@ int nvmlDeviceGetName(void *gpu, char *out, unsigned n) { snprintf(out, n, "%s",
 int nvmlDeviceGetTemperature(void *gpu, int sensor, unsigned *out) { (void)sensor; look(); ASK(G->celsius, out, unsigned); }
 int nvmlDeviceGetTemperatureThreshold(void *gpu, int kind, unsigned *out) {
   (void)gpu; if (kind > 1) return NOT_SUPPORTED; *out = kind == 0 ? 98 : 92; return OK;
+}
+int nvmlDeviceGetPersistenceMode(void *gpu, int *out) { *out = access(mark("on", G), F_OK) == 0; return OK; }
+int nvmlDeviceSetPersistenceMode(void *gpu, int on) {
+  if (access(mark("denied", G), F_OK) == 0) return NO_PERMISSION;
+  if (access(mark("deaf", G), F_OK) == 0) return OK;
+  if (!on) { unlink(mark("on", G)); return OK; }
+  FILE *file = fopen(mark("on", G), "w");
+  if (file) fclose(file);
+  return OK;
 }
 int nvmlDeviceGetPowerUsage(void *gpu, unsigned *out) { ASK(G->milliwatt, out, unsigned); }
 int nvmlDeviceGetClockInfo(void *gpu, int kind, unsigned *out) { (void)kind; ASK(G->mhz, out, unsigned); }
