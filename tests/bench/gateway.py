@@ -21,25 +21,14 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.bench.rows import Row, report
 
 SOURCES = Path(__file__).resolve().parents[1] / "fakes" / "upstream"
 TICK_US = 1e6 / os.sysconf("SC_CLK_TCK")
 HEAD = "POST /v1/chat/completions?{} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {}\r\n\r\n"
-
-
-@dataclass(frozen=True)
-class Row:
-    what: str
-    value: float
-    unit: str
-    limit: float | None = None
-
-    @property
-    def kept(self) -> bool:
-        return self.limit is None or self.value <= self.limit
 
 
 def free_port() -> int:
@@ -230,13 +219,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     rows = measure(arguments.rounds, arguments.requests)
-    if arguments.json:
-        print(json.dumps({"schema": 1, "rows": [vars(row) for row in rows]}, ensure_ascii=False))
-    else:
-        for row in rows:
-            limit = "" if row.limit is None else f"  (≤ {row.limit:g}{'' if row.kept else ': EXCEEDED'})"
-            print(f"{row.what:<68} {row.value:9.2f} {row.unit:<4}{limit}")
-    return 0 if all(row.kept for row in rows) else 1
+    return report(rows, as_json=arguments.json)
 
 
 if __name__ == "__main__":
