@@ -12,11 +12,12 @@ import pytest
 
 from edge.status import Failure, ModelStatus, State
 from edge.supervisor.governed import RETRY_S, Governed
+from edge.supervisor.hooks import Hooks
 from edge.supervisor.slot import Slot
 from edge.supervisor.state import Machine, Then
 from edge.supervisor.supervisor import Supervisor
 from edge.supervisor.terms import Terms
-from edge.supervisor.turnover import quietly
+from edge.supervisor.turnover import after, beside, quietly
 from edge.telemetry.governor import AdmissionLimit
 from edge.upstream import Endpoint, Progress
 from tests.supervisor.rig import FAST, PATIENCE_S, PATTERNS, Rig, rigged
@@ -293,6 +294,30 @@ async def test_who_makes_place_for_another_is_not_started_again(tmp_path: Path) 
         await asyncio.wait_for(turning, PATIENCE_S)
         assert rig.supervisor.machine.state is State.STOPPED
         owner.cancel()
+        await asyncio.gather(owner, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("turn", "how", "kind"), [("beside", "back", "stopped"), ("after", "after", None)])
+async def test_a_reload_whose_new_engine_is_stopped_for_heat(
+    tmp_path: Path, turn: str, how: str, kind: str | None
+) -> None:
+    """Beside the old one nothing has changed, and it is said why; after it the new one keeps the place."""
+    async with rigged(tmp_path) as rig:
+        await rig.ready()
+        slot = Slot(rig.supervisor)
+        hot = Hooks(on_change=lambda new, before, after: new.stop() if after.state is State.STARTING else None)
+        new = Supervisor(rig.supervisor.model, tmp_path / "n.sock", PATTERNS, Terms(policy=FAST), hot)
+        owner = asyncio.create_task(new.run())
+        turned = await asyncio.wait_for(beside(slot, new) if turn == "beside" else after(slot, new, room), PATIENCE_S)
+        assert (turned.how, turned.failure and turned.failure.kind) == (how, kind)
+        assert slot.supervisor is (rig.supervisor if turn == "beside" else new)
+        assert new.machine.state is State.STOPPED
+        owner.cancel()
+        await asyncio.gather(owner, return_exceptions=True)
+
+
+async def room() -> bool:
+    return True
 
 
 async def test_who_leaves_while_waiting_leaves_nothing_behind() -> None:
