@@ -90,6 +90,8 @@ def _one(status: ModelStatus) -> str:
         return f"weights {(status.progress or 0) * 100:.0f} %" if known else gate
     if status.state is State.FAILED and status.failure is not None:
         return f"failed: {status.failure.kind}; {status.failure.hint}"
+    if status.state is State.STOPPED and status.failure is not None:
+        return f"stopped: {status.failure.kind}"
     if status.state is State.BACKOFF and status.failure is not None:
         return f"starts again after {status.failure.kind}"
     word: str = status.state.value

@@ -108,4 +108,6 @@ def test_words() -> None:
     assert describe([ModelStatus("a", State.READY, degraded=worse)]) == "a: ready, degraded: n_ctx 4096 instead of 8192"
     assert describe([ModelStatus("a", State.FAILED, failure=failure)]) == "a: failed: bad_flag; remove it"
     assert describe([ModelStatus("a", State.BACKOFF, failure=failure)]) == "a: starts again after bad_flag"
+    assert describe([ModelStatus("a", State.STOPPED, failure=failure)]) == "a: stopped: bad_flag"
+    assert describe([ModelStatus("a", State.STOPPED)]) == "a: stopped"
     assert describe([ModelStatus("a", State.SLEEPING)]) == "a: sleeping"
