@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from edge.gateway.body import Body
 from edge.gateway.openai import Fault
@@ -15,6 +15,8 @@ from edge.units import format_bytes
 from edge.upstream import Endpoint, Upstream
 
 DEFAULT_RETRY_S = 5.0
+REST_LOOK_S = 0.2
+T = TypeVar("T")
 
 
 class WaitingRoom:
@@ -125,16 +127,21 @@ class Seat:
                     return endpoint
                 if status.state is State.FAILED:
                     raise Refused(failed(status))
+                if status.state is not State.READY:  # at rest, and not failed: nothing wakes whoever waits
+                    await self._until(asyncio.sleep(REST_LOOK_S))
         finally:
             waiting[model] -= 1
 
     async def _ready(self) -> ModelStatus:
-        ready = asyncio.ensure_future(self._upstream.ensure_ready())
+        return await self._until(self._upstream.ensure_ready())
+
+    async def _until(self, done: Coroutine[Any, Any, T]) -> T:
+        until = asyncio.ensure_future(done)
         try:
-            await self.wait(ready, lambda: not_yet(self._upstream))
-            return ready.result()
+            await self.wait(until, lambda: not_yet(self._upstream))
+            return until.result()
         finally:
-            ready.cancel()
+            until.cancel()
 
     async def wait(self, until: asyncio.Future[Any], late: Callable[[], Fault]) -> None:
         """Until `until` is done. Raises Refused when time is up (`late` says how), the body is bad or we stop.

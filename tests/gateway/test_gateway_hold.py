@@ -125,6 +125,15 @@ async def test_the_wait_ends_after_the_configured_time(rig: Rigs) -> None:
     assert (await here.once(b"GET /props HTTP/1.1\r\nHost: localhost\r\n\r\n")).status == 503
 
 
+async def test_a_model_at_rest_is_asked_now_and_then_until_patience_ends(rig: Rigs) -> None:
+    """Stopped by hand: it says so at once whenever it is asked, and asking without a pause would take a whole core."""
+    here = await rig(loading=True)
+    await here.model.lost(State.STOPPED)
+    answer = await here.once(b"GET /props HTTP/1.1\r\nHost: localhost\r\nEdgellm-Max-Wait: 0.5\r\n\r\n")
+    assert answer.status == 503
+    assert here.model.asked <= 4
+
+
 async def test_a_failed_model_answers_at_once_with_kind_and_hint_and_no_evidence(rig: Rigs) -> None:
     here = await rig(loading=True)
     waiting = await here.connect()

@@ -33,6 +33,7 @@ class FakeModel:
         self.state = ModelStatus(model_id, State.LOADING)
         self.place: Endpoint | None = None
         self.waiting = 0
+        self.asked = 0  # how often somebody wanted to know when it is ready
         self.open = 0
         self.broke: list[int] = []
         self.expected_s: float | None = None
@@ -72,9 +73,11 @@ class FakeModel:
 
     async def ensure_ready(self) -> ModelStatus:
         self.waiting += 1
+        self.asked += 1
+        settled = (State.READY, State.FAILED, State.STOPPED)
         try:
             async with self._change:
-                await self._change.wait_for(lambda: self.state.state in (State.READY, State.FAILED))
+                await self._change.wait_for(lambda: self.state.state in settled)
             return self.state
         finally:
             self.waiting -= 1
