@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable
 from typing import cast
 
@@ -14,7 +15,6 @@ from edge.gateway.openai import Fault
 from edge.gateway.settings import Limits
 
 _TICK_S = 1.0
-_TURNS = 4  # of the loop: to be read, to be parsed, for the request's task to begin
 
 
 class Connections:
@@ -59,12 +59,12 @@ class Connections:
             self._timer = None
 
     def _make_room(self) -> bool:
-        """Ends the connection that has been without a request for longest: never a busy one, nor one that could not
-        speak yet (behind a socket unit hundreds that waited are accepted in one turn of the loop)."""
-        idle = [(each.since_s, transport) for transport, each in self._open.items() if each.heard and not each.busy]
-        if not idle:
+        """Ends the connection that has been without a request for longest: never a busy one, nor one that may not have
+        been read yet (behind a socket unit hundreds that waited are accepted in one turn of the loop)."""
+        idle = [(each.since_s, transport) for transport, each in self._open.items() if not each.busy]
+        since_s, transport = min(idle, key=lambda pair: pair[0], default=(math.inf, None))
+        if transport is None or asyncio.get_running_loop().time() - since_s < self._limits.grace_s:
             return False
-        _, transport = min(idle, key=lambda pair: pair[0])
         self._open.pop(transport, None)
         cast(asyncio.Transport, transport).abort()
         return True
@@ -87,7 +87,6 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._refused = False
         self.busy = False
-        self.heard = False  # had its turn to say something
         self.since_s = 0.0
         self._first_byte_s: float | None = None
         self._unsent_bytes = 0
@@ -102,13 +101,6 @@ class Connection(asyncio.Protocol):
             self._transport.close()
             return
         self._inner.connection_made(transport)
-        self._turn(_TURNS)
-
-    def _turn(self, left: int) -> None:
-        if left:
-            asyncio.get_running_loop().call_soon(self._turn, left - 1)
-        else:
-            self.heard = True
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._transport is not None:

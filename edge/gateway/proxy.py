@@ -144,14 +144,35 @@ async def _whole(
 async def _stream(
     exchange: Exchange, answer: aiohttp.ClientResponse, progress: Progress, loop: asyncio.AbstractEventLoop
 ) -> web.StreamResponse:
-    response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=_headers(exchange, answer))
+    first = await _at_hand(answer)
+    made = _Together if first else web.StreamResponse
+    response = made(status=answer.status, reason=answer.reason, headers=_headers(exchange, answer))
     exchange.visit.streamed = answer.content_type == _EVENTS
     if not exchange.visit.streamed:
         exchange.tally.between_s = None  # pieces of a file are no tokens
     await response.prepare(exchange.request)
     exchange.visit.code = answer.status
+    if first:
+        progress.moved()
+        exchange.tally.chunk(first, loop.time())
+        await response.write(first)
     await _copy(response, exchange, answer, progress, loop)
     return response
+
+
+class _Together(web.StreamResponse):
+    """Its headers go out with its first bytes, in one packet."""
+
+    _send_headers_immediately = False
+
+
+async def _at_hand(answer: aiohttp.ClientResponse) -> bytes:
+    """What came of the body right behind the head: the engine says its head when it has something to say."""
+    await asyncio.sleep(0)
+    try:
+        return answer.content.read_nowait()
+    except (aiohttp.ClientError, OSError):
+        return b""  # and again to whoever reads on
 
 
 async def _copy(

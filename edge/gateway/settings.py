@@ -15,6 +15,7 @@ class Limits:
     connections: int = 512
     header_s: float = 20.0  # from the first byte of a request to its last header
     idle_s: float = 120.0  # between requests; longer than the 20–90 s of common client pools
+    grace_s: float = 1.0  # a connection so young may not have been read yet: it is not ended to make room
     stall_s: float = 60.0  # an answer of which the client takes not a byte; it holds a slot meanwhile
     body_idle_s: float = 30.0  # between two pieces of a body
     body_bytes_per_s: int = 500  # on average, once `body_idle_s` is over

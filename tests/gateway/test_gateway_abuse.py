@@ -37,7 +37,7 @@ async def test_a_slowloris_of_200_sockets_is_dropped_and_others_are_served(rig: 
 
 
 async def test_more_sockets_than_are_allowed_end_the_idle_ones_first(rig: Rigs) -> None:
-    here = await rig(config=GatewayConfig(limits=Limits(connections=20)))
+    here = await rig(config=GatewayConfig(limits=Limits(connections=20, grace_s=0)))
     idle = [await here.connect() for _ in range(60)]
     await until(lambda: len(here.context.connections) == 20)
     for _ in range(5):
