@@ -1,6 +1,6 @@
 # make up    serve the demo model on http://127.0.0.1:8080/v1 until Ctrl-C
 # make test  everything a checkout needs to test itself
-# make test-full  the same, and the real build, boot, browser, clients
+# make test-full  the same, and the real build, boot, browser, clients (the first time about an hour)
 PYTHON  ?= python3
 PROFILE ?= cpu
 DEMO    := SmolLM2-135M-Instruct
