@@ -158,11 +158,11 @@ class Reload:
             return outcome
 
     async def _remove(self, name: str, close_slot: Callable[[str], None]) -> None:
-        supervisor = self._fleet.slots[name].supervisor
+        # Out of the fleet first: a restart of everything in this moment would bring it up again, and never to rest.
+        supervisor = self._fleet.slots.pop(name).supervisor
         close_slot(name)
         supervisor.stop()
         await supervisor.settled(State.STOPPED, State.FAILED)
-        del self._fleet.slots[name]
         await self._fleet.dismiss(supervisor)
 
     async def _add(self, prepared: Prepared, model: ModelPlan, open_slot: Callable[[Slot], None]) -> Turned:
