@@ -90,14 +90,14 @@ class _Job:
         wishes = replace(self.wishes, **own)
         files = (file, *self.extras.alternatives.get(model_id, ()))
         subjects = [subject(one) for one in files]
-        warnings: tuple[str, ...] = ()
+        turns: tuple[str, ...] = ()
         place = left
         role = role_of(file.meta, config.role)
         rungs = climb(wishes, subjects, role, place)
         if others and not any(rung.fits for rung in rungs):
             place = whole
             rungs = climb(wishes, subjects, role, place)
-            warnings = (f"fits only while {' and '.join(others)} sleep: they take turns",)
+            turns = (f"fits only while {' and '.join(others)} sleep: they take turns",)
         chosen = next((index for index, rung in enumerate(rungs) if rung.fits), None)
         if chosen is None:
             raise does_not_fit(model_id, rungs[-1], wishes)
@@ -111,10 +111,10 @@ class _Job:
             config.aliases,
             file,
             Ladder(launches, chosen),
-            warnings + launches[chosen].warnings,
+            turns + _no_template(file, role) + launches[chosen].warnings,
             known.last if known else None,
         )
-        return plan, (left if warnings else place.less(rungs[chosen].budget))
+        return plan, (left if turns else place.less(rungs[chosen].budget))
 
     def _launch(
         self,
@@ -184,6 +184,13 @@ def _degraded(profile: Profile, engine: Engine, wishes: Wishes) -> tuple[str, ..
         return ()
     why = "no GPU can be used" if engine.cuda else f"engine {engine.id} has no CUDA"
     return (f"profile {profile.name} wants the GPU; {why}, so the CPU serves",)
+
+
+def _no_template(file: ModelFile, role: str) -> tuple[str, ...]:
+    """FC-88: the engine falls back to a template of its own choosing, and answers look odd."""
+    if role != "chat" or file.meta.chat_template:
+        return ()
+    return ("the file has no chat template: the engine takes a general one, and tools may not work",)
 
 
 def _board_notes(board: Board, wishes: Wishes, plans: Mapping[str, ModelPlan]) -> tuple[str, ...]:

@@ -176,6 +176,15 @@ def test_fc_22_the_context_is_always_given_and_never_above_the_trained_one() -> 
     assert why(rung, "n_ctx")[1] == "all that the model was trained for"
 
 
+def test_fc_88_a_file_without_a_chat_template_is_a_warning_only_where_it_shall_chat() -> None:
+    board = shapes.jetson(30)
+    base = shapes.model("Base", replace(SMALL, chat_template=False))
+    (warning,) = plan(board, models=one(base)).models["chat"].warnings
+    assert "no chat template" in warning
+    assert plan(board).models["chat"].warnings == ()
+    assert plan(board, models=one(base, role="embedding")).models["chat"].warnings == ()
+
+
 def test_a_smaller_plan_says_what_it_gave_up() -> None:
     board = shapes.jetson(7.4)
     found = plan(board, memory=shapes.memory(board, 4.6), wishes=profile(n_ctx=32768))
