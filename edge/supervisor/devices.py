@@ -40,7 +40,11 @@ def look(board: Board, root: Path = Path("/")) -> Look:
         memory = (_TEGRA_MEMORY,) if board.soc in ("Orin", "Xavier") else ()
         return _judge(root, _TEGRA, memory)
     cards = tuple(f"dev/{path.name}" for path in sorted(root.glob("dev/nvidia[0-9]*")))
-    return _judge(root, cards or ("dev/nvidia0",), (_CONTROL,))
+    found = _judge(root, cards or ("dev/nvidia0",), (_CONTROL,))
+    if not found.ready:
+        return found
+    listed = f"; the driver lists {', '.join(gpu.name for gpu in board.gpus)}" if board.gpus else ""
+    return Look(True, f"/{_CONTROL} opens{listed}")
 
 
 def patience_s(root: Path = Path("/")) -> float:
@@ -82,7 +86,7 @@ def _judge(root: Path, any_of: tuple[str, ...], all_of: tuple[str, ...]) -> Look
     closed = [name for name in (*any_of, *all_of) if faults[name] in (errno.EACCES, errno.EPERM)]
     lacking = [name for name in all_of if faults[name] is not None]
     if usable and not lacking:
-        return Look(True, f"/{usable[0]} opens")
+        return Look(True, f"/{usable[0]} {'may be opened' if _only_permitted(usable[0]) else 'opens'}")
     if closed:
         hint = "add this user to the groups video and render, then log in again; a service needs them in its unit"
         return Look(False, f"/{closed[0]} is closed", f"this user may not open /{closed[0]}", hint)
@@ -91,11 +95,15 @@ def _judge(root: Path, any_of: tuple[str, ...], all_of: tuple[str, ...]) -> Look
     return Look(False, f"/{missing} is missing", f"the GPU's device node /{missing} is not there", hint)
 
 
+def _only_permitted(name: str) -> bool:
+    """Opening it initialises a GPU without persistence, which takes seconds: its permissions must do."""
+    return name.startswith("dev/nvidia") and name != _CONTROL
+
+
 def _fault(root: Path, name: str) -> int | None:
     """errno of opening it; None when it opens."""
     path = root / name
-    if name.startswith("dev/nvidia") and name != _CONTROL:
-        # Opening it initialises a GPU without persistence, which takes seconds: its permissions must do.
+    if _only_permitted(name):
         if os.access(path, os.R_OK | os.W_OK):
             return None
         return errno.EACCES if path.exists() else errno.ENOENT

@@ -35,7 +35,14 @@ def test_fc74_a_board_is_ready_when_its_nodes_open(name: str, tmp_path: Path) ->
     for node in needed:
         assert not devices.look(board, root).ready
         write(root, f"dev/{node}", "")
-    assert devices.look(board, root).ready
+    found = devices.look(board, root)
+    assert found.ready
+    expected = {
+        "wsl2": "/dev/dxg opens",
+        "rtx-4090": "/dev/nvidiactl opens; the driver lists NVIDIA GeForce RTX 4090",
+        "thor": "/dev/nvidia0 may be opened",
+    }
+    assert found.evidence == expected.get(name, "/dev/nvhost-ctrl-gpu opens"), "what was not tried is not claimed"
 
 
 def test_the_newer_name_of_the_same_gpu(tmp_path: Path) -> None:
