@@ -40,6 +40,7 @@ class Wishes:
     warmup_tokens: tuple[int, ...] = (1, 128)  # prompt lengths that are warmed while idle
     system_prompt: str = ""  # computed while idle, so that the first user does not wait for it
     nice: int = 0  # of the engine's process
+    oom_score_adj: int = 500  # of the engine's process: the kernel shall take it before us
     cpus: tuple[int, ...] = ()  # the engine's processors; empty: all
 
 

@@ -46,6 +46,7 @@ SETTINGS: dict[str, Field] = {
     "warmup_tokens": Field("integers", "prompt lengths warmed while idle", minimum=1, maximum=1 << 16),
     "system_prompt": Field("text", "computed while idle, so that the first user does not wait for it"),
     "nice": Field("integer", "how far the engine stands back for other programs", minimum=0, maximum=19),
+    "oom_score_adj": Field("integer", "how readily the kernel ends the engine for memory", minimum=0, maximum=1000),
     "cpus": Field("integers", "processors the engine may use; empty is all", minimum=0, maximum=4095),
 }
 

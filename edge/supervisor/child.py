@@ -22,7 +22,6 @@ from edge.supervisor.hygiene import Hygiene
 
 PR_SET_PDEATHSIG = 1
 PIPE_BYTES = 1 << 20  # a whole start's log fits, so the child never waits for us while we import
-OOM_SCORE_ADJ = 500  # the kernel shall take the engine before us
 
 
 class Child:
@@ -95,7 +94,7 @@ def spawn(
         with contextlib.suppress(OSError):
             fcntl.fcntl(stream, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     with contextlib.suppress(OSError):
-        Path(f"/proc/{process.pid}/oom_score_adj").write_text(str(OOM_SCORE_ADJ))
+        Path(f"/proc/{process.pid}/oom_score_adj").write_text(str(gentle.oom_score_adj))
     return Child(process, socket_path, spawned_at_s)
 
 

@@ -12,8 +12,9 @@ class Hygiene:
     """`cpus` empty: all that we may use ourselves."""
 
     nice: int = 0
+    oom_score_adj: int = 500
     cpus: tuple[int, ...] = ()
 
 
 def hygiene(wishes: Wishes) -> Hygiene:
-    return Hygiene(wishes.nice, wishes.cpus)
+    return Hygiene(wishes.nice, wishes.oom_score_adj, wishes.cpus)

@@ -47,20 +47,24 @@ def told(child: Child) -> dict[str, object]:
 def test_it_inherits_nothing_but_what_it_is_given(short_dir: Path, children: list[Child]) -> None:
     with (short_dir / "secret").open("w") as secret:
         os.set_inheritable(secret.fileno(), True)
-        child = spawn((*PYTHON, TELL, "--host", "{socket}"), {"LC_ALL": "C"}, short_dir / "m.sock", Hygiene(3, (0,)))
+        child = spawn(
+            (*PYTHON, TELL, "--host", "{socket}"), {"LC_ALL": "C"}, short_dir / "m.sock", Hygiene(3, cpus=(0,))
+        )
         children.append(child)
         seen = told(child)
     assert seen["env"] == {"LC_ALL": "C"} and seen["argv"] == ["--host", str(short_dir / "m.sock")]
     # 0, 1, 2, and the folder that it is just listing.
     assert len(seen["fds"]) == 4 and max(seen["fds"]) == 3  # type: ignore[arg-type, call-overload]
-    assert (seen["nice"], seen["cpus"], seen["umask"]) == (3, [0], 0o077)
+    assert (seen["nice"], seen["cpus"], seen["umask"]) == (min(19, os.nice(0) + 3), [0], 0o077)
     assert (seen["cwd"], seen["sid"]) == ("/", True)
 
 
 def test_the_kernel_takes_it_before_us(short_dir: Path, children: list[Child]) -> None:
     children.append(spawn((*PYTHON, WAIT), {}, short_dir / "m.sock"))
     ours = int(Path("/proc/self/oom_score_adj").read_text())
-    assert int(Path(f"/proc/{children[0].pid}/oom_score_adj").read_text()) > ours
+    children.append(spawn((*PYTHON, WAIT), {}, short_dir / "n.sock", Hygiene(oom_score_adj=900)))
+    theirs = [int(Path(f"/proc/{child.pid}/oom_score_adj").read_text()) for child in children]
+    assert theirs == [500, 900] and ours < 500
 
 
 @pytest.mark.parametrize("argv", [("/nowhere/llama-server",), ("/",)])
