@@ -43,7 +43,8 @@ def edgellm(
 
 
 def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", **(extra or {})}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path, "NO_COLOR": "1", **(extra or {})}
 
 
 def eventually(what: Callable[[], Any], because: str | Callable[[], str], patience_s: float = PATIENCE_S) -> Any:
