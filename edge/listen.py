@@ -13,16 +13,24 @@ FIRST_INHERITED = 3  # SD_LISTEN_FDS_START
 BACKLOG = 1024  # connections that wait in the kernel until the gateway answers
 
 
+class Listener(socket.socket):
+    """asyncio listens once more, with the number of connections that it takes in one turn of its loop: the kernel's
+    queue keeps its length all the same."""
+
+    def listen(self, backlog: int = BACKLOG, /) -> None:
+        super().listen(max(backlog, BACKLOG))
+
+
 def inherited(env: MutableMapping[str, str]) -> list[socket.socket]:
     """Sockets by sd_listen_fds(3), taken once: the variables are removed, so that no child believes them."""
     pid, count = env.pop("LISTEN_PID", ""), env.pop("LISTEN_FDS", "")
     env.pop("LISTEN_FDNAMES", None)
     if pid != str(os.getpid()) or not count.isdigit():
         return []
-    sockets = []
+    sockets: list[socket.socket] = []
     for descriptor in range(FIRST_INHERITED, FIRST_INHERITED + int(count)):
         os.set_inheritable(descriptor, False)
-        sockets.append(socket.socket(fileno=descriptor))
+        sockets.append(Listener(fileno=descriptor))
     return sockets
 
 
@@ -54,7 +62,7 @@ def _bind(host: str, port: int) -> socket.socket:
         )[0]
     except OSError as error:
         raise ConfigError(f"cannot listen on {host}: {error.strerror}", "use an address of this machine") from error
-    listener = socket.socket(family, kind, protocol)
+    listener = Listener(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections in TIME_WAIT are no owner
         if family == socket.AF_INET6:

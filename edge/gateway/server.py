@@ -36,6 +36,11 @@ _http_log = logging.getLogger("edge.gateway.http")
 _http_log.addFilter(_NoNoise())
 
 
+# Connections taken in one turn of the loop. Behind a socket unit many may wait that were given up long ago: those are
+# seen to have ended, and leave, before the next are taken.
+AT_ONCE = 64
+
+
 class Serving:
     """A running gateway."""
 
@@ -68,9 +73,10 @@ async def serve(app: web.Application, sockets: list[socket.socket], *, drain_s: 
         each.setblocking(False)
         wrapped = tls if each.family != socket.AF_UNIX else None
         timeout_s = context.config.limits.header_s if wrapped else None
-        servers.append(
-            await loop.create_server(factory, sock=each, backlog=1024, ssl=wrapped, ssl_handshake_timeout=timeout_s)
+        server = await loop.create_server(
+            factory, sock=each, backlog=AT_ONCE, ssl=wrapped, ssl_handshake_timeout=timeout_s
         )
+        servers.append(server)
     return Serving(runner, servers)
 
 

@@ -12,8 +12,10 @@ from typing import cast
 
 import pytest
 
+from edge import listen
 from edge.gateway import passing
 from edge.gateway.connections import Connection, Connections
+from edge.gateway.server import AT_ONCE
 from edge.gateway.settings import GatewayConfig, Limits
 from edge.units import MIB
 from tests.fakes.upstream.engine import Line, Received
@@ -49,8 +51,8 @@ async def test_more_sockets_than_are_allowed_end_the_idle_ones_first(rig: Rigs) 
             await client.head()
 
 
-async def test_who_waited_behind_the_socket_is_not_ended_for_those_who_came_later() -> None:
-    """systemd's socket holds them while we start; then all are accepted in one turn, before any can speak."""
+async def test_who_waited_behind_the_socket_is_served_among_hundreds_who_gave_up() -> None:
+    """systemd's socket holds them all while we start, or hang: the first to come, and the last."""
 
     class Echo(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -59,19 +61,26 @@ async def test_who_waited_behind_the_socket_is_not_ended_for_those_who_came_late
         def data_received(self, data: bytes) -> None:
             self.transport.write(data)
 
+    def ask() -> socket.socket:
+        client = socket.create_connection(listener.getsockname())
+        client.sendall(b"here")
+        client.setblocking(False)
+        return client
+
     loop = asyncio.get_running_loop()
-    connections = Connections(Limits(connections=3))
-    listener = socket.create_server(("127.0.0.1", 0), backlog=100)
-    waiting = socket.create_connection(listener.getsockname())
-    waiting.sendall(b"here")
-    waiting.setblocking(False)
-    for _ in range(20):
+    connections = Connections(Limits(connections=200))
+    (listener,) = listen.bind(["127.0.0.1:0"])
+    first = ask()
+    for _ in range(500):
         socket.create_connection(listener.getsockname()).close()
-    server = await loop.create_server(connections.protocol(Echo), sock=listener, backlog=100)
-    with waiting:
-        assert await asyncio.wait_for(loop.sock_recv(waiting, 10), 20) == b"here"
+    last = ask()
+    server = await loop.create_server(connections.protocol(Echo), sock=listener, backlog=AT_ONCE)
+    for client in (first, last):
+        with client:
+            assert await asyncio.wait_for(loop.sock_recv(client, 10), 20) == b"here"
     server.close()
     await until(lambda: len(connections) == 0)
+    assert connections.refused == 0
 
 
 async def test_a_connection_too_many_is_told_so_when_all_are_busy(rig: Rigs) -> None:
