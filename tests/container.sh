@@ -11,7 +11,8 @@ port=${PORT:-18765}
 work=$(mktemp -d /tmp/edgellm-container.XXXXXX)
 container='' server=''
 finish() {
-    [ -z "$server" ] || { kill "$server" && wait "$server"; } 2>/dev/null || true
+    # Asked by its own command: a signal would end the shell that waits for it, and leave the server behind.
+    [ -z "$server" ] || { run "$container" -- edgellm stop && wait "$server"; } || true
     [ -z "$container" ] || buildah rm "$container" >/dev/null
     rm -rf "$work"
 }
