@@ -12,7 +12,6 @@ from typing import Any
 
 from aiohttp import web
 
-from edge import listen
 from edge.comeback import come_back
 from edge.config import load
 from edge.control import Actions, Control, LogQuestion
@@ -55,7 +54,7 @@ class App:
         """`telemetry` stands in for that of the board that was found."""
         self.launch = launch
         self.console = console_for(os.environ, as_json=launch.json)
-        self.urls = [listen.url(each, tls=bool(launch.config.gateway.tls_cert)) for each in launch.sockets]
+        self.urls = launch.urls  # a reload changes neither sockets nor certificate
         self.fleet = Fleet(launch.folders, self._changed, LastGood(launch.folders))
         self.upstreams: dict[str, Upstream] = {}
         self.herald = Herald(launch.notifier, lambda: [each.status() for each in self.upstreams.values()])

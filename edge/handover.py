@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from socket import socket
 
+from edge import listen
 from edge.coldstart.timeline import Span
 from edge.config import Config
 from edge.errors import EdgeError
@@ -34,3 +35,8 @@ class Launch:
     spawn_cpu_s: float | None = None
     notifier: Notifier = field(default_factory=Notifier)
     given: Mapping[str, object] = field(default_factory=dict)  # flags of the command line, for a reload
+
+    @property
+    def urls(self) -> list[str]:
+        """Of the sockets, by the configuration that holds now: `https://127.0.0.1:8080`, `unix:PATH`."""
+        return [listen.url(each, tls=bool(self.config.gateway.tls_cert)) for each in self.sockets]

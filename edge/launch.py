@@ -97,10 +97,10 @@ def _take_sockets(options: Options, began_s: float, clock: _Clock) -> Launch:
     inherited = bool(sockets)
     if not inherited:
         sockets = listen.bind(config.listen)
-    lock.tell([listen.url(each, tls=bool(config.gateway.tls_cert)) for each in sockets])
-    clock.lap("configure")
     as_json = bool(options["json"])
     launch = Launch(places, config, lock, sockets, inherited, began_s, as_json, failure=failure, notifier=notifier)
+    lock.tell(launch.urls)
+    clock.lap("configure")
     launch.given = given(options)
     return launch
 

@@ -15,10 +15,16 @@ from tests.serving import Up, children, eventually
 pytestmark = pytest.mark.e2e
 
 
+def configured(folder: Path, text: str) -> Path:
+    """A state folder with this edgellm.toml."""
+    config = folder / "s" / "config"
+    config.mkdir(parents=True)
+    (config / "edgellm.toml").write_text(text)
+    return folder / "s"
+
+
 def test_five_kills_under_load_lose_nothing(short_dir: Path, smollm2: Path) -> None:
-    state = short_dir / "s"
-    (state / "config").mkdir(parents=True)
-    (state / "config" / "edgellm.toml").write_text(CONFIG)
+    state = configured(short_dir, CONFIG)
     with Up(state, "-p", "cpu", "-m", f"demo={smollm2}", "--set", "n_ctx=2048") as up:
         up.wait_for("ok", "degraded")
         seen = killed(up, 5)
@@ -31,9 +37,7 @@ def test_five_kills_under_load_lose_nothing(short_dir: Path, smollm2: Path) -> N
 
 def test_fc37_an_engine_that_is_stopped_in_mid_answer_is_replaced(short_dir: Path, smollm2: Path) -> None:
     """SIGSTOP: it neither answers nor ends on SIGTERM; its connections stay open."""
-    state = short_dir / "s"
-    (state / "config").mkdir(parents=True)
-    (state / "config" / "edgellm.toml").write_text("schema = 1\n[restart]\nwedge_s = 2.0\nterm_s = 1.0\n")
+    state = configured(short_dir, "schema = 1\n[restart]\nwedge_s = 2.0\nterm_s = 1.0\n")
     with Up(state, "-p", "cpu", "-m", f"demo={smollm2}", "--set", "n_ctx=2048") as up:
         up.wait_for("ok")
         pid = up.child_pid()
@@ -48,9 +52,7 @@ def test_fc37_an_engine_that_is_stopped_in_mid_answer_is_replaced(short_dir: Pat
 
 
 def test_fc26_a_load_that_is_stopped_is_tried_again(short_dir: Path, smollm2: Path) -> None:
-    state = short_dir / "s"
-    (state / "config").mkdir(parents=True)
-    (state / "config" / "edgellm.toml").write_text("schema = 1\n[restart]\nstall_s = 2.0\nterm_s = 1.0\n")
+    state = configured(short_dir, "schema = 1\n[restart]\nstall_s = 2.0\nterm_s = 1.0\n")
     with Up(state, "-p", "cpu", "-m", f"demo={smollm2}", "--set", "n_ctx=2048") as up:
         (pid,) = eventually(lambda: children(up.process.pid), "an engine")
         os.kill(pid, signal.SIGSTOP)
@@ -62,9 +64,7 @@ def test_fc26_a_load_that_is_stopped_is_tried_again(short_dir: Path, smollm2: Pa
 
 def test_a_long_prompt_is_busy_and_not_dead(short_dir: Path, smollm2: Path) -> None:
     """Nothing of the answer comes for longer than wedge_s, and /health may not answer either; it works all the same."""
-    state = short_dir / "s"
-    (state / "config").mkdir(parents=True)
-    (state / "config" / "edgellm.toml").write_text("schema = 1\n[restart]\nwedge_s = 3.0\nterm_s = 1.0\n")
+    state = configured(short_dir, "schema = 1\n[restart]\nwedge_s = 3.0\nterm_s = 1.0\n")
     with Up(state, "-p", "cpu", "-m", f"demo={smollm2}", "--set", "n_ctx=8192") as up:
         up.wait_for("ok")
         began = time.monotonic()
