@@ -6,22 +6,24 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
+from edge.coldstart.timeline import Span
 from edge.comeback import come_back
-from edge.config import load
+from edge.config import Config, load
 from edge.control import Actions, Control, LogQuestion
 from edge.errors import EdgeError
 from edge.fleet import Fleet
-from edge.folders import system_folders
+from edge.folders import Folders, system_folders
 from edge.gateway.server import serve
 from edge.governing import Governing, telemetry_of
-from edge.handover import Launch
+from edge.instance import Lock
 from edge.lastgood import LastGood
+from edge.listen import Listeners
 from edge.overview import log_lines, overview
 from edge.prepare import Place, Prepared, engine_gives_way, prepare_present
 from edge.recorder import Recorder
@@ -31,7 +33,9 @@ from edge.service.front import front
 from edge.service.herald import MORE_S, Herald
 from edge.service.reporter import console_for
 from edge.status import Failure, State
+from edge.supervisor.child import Child
 from edge.supervisor.failed import FailedUpstream
+from edge.supervisor.notify import Notifier
 from edge.supervisor.slot import Slot
 from edge.supervisor.state import Machine, died
 from edge.supervisor.supervisor import Supervisor
@@ -42,26 +46,53 @@ from edge.upstream import Upstream
 PROGRESS_LOOK_S = 0.2
 
 
-def run(launch: Launch) -> int:
-    """Serves until stopped. 0 after an ordinary stop, 1 when a model had failed for good."""
+class LaunchTimes(NamedTuple):
+    """When the process began (monotonic), the launcher's spans since then, and its CPU time until the spawn."""
+
+    began_s: float
+    spans: Sequence[Span]
+    spawn_cpu_s: float | None
+
+
+class Launched(NamedTuple):
+    """A started process with open sockets and running engines. `plan` is the error to serve where none was made."""
+
+    folders: Folders
+    config: Config
+    plan: Prepared | EdgeError
+    lock: Lock
+    listeners: Listeners
+    notifier: Notifier
+    children: Mapping[str, Child]
+    flags: Mapping[str, object]  # of the command line, for a reload
+    as_json: bool
+    times: LaunchTimes
+
+
+def run(launch: Launched) -> int:
+    """Serve until stopped. Return 0 after an ordinary stop, 1 if a model is FAILED."""
     return asyncio.run(App(launch).run())
 
 
 class App:
     """Everything that runs, and how it ends."""
 
-    def __init__(self, launch: Launch, telemetry: Telemetry | None = None) -> None:
+    def __init__(self, launch: Launched, telemetry: Telemetry | None = None) -> None:
         """`telemetry` stands in for that of the board that was found."""
         self.launch = launch
-        self.console = console_for(os.environ, as_json=launch.json)
-        self.urls = launch.urls  # a reload changes neither sockets nor certificate
+        self.config = launch.config  # with `prepared`, replaced by each reload
+        self.prepared: Prepared | None = None
+        self.console = console_for(os.environ, as_json=launch.as_json)
+        self.urls = launch.listeners.urls(tls=bool(launch.config.gateway.tls_cert))  # no reload changes them
         self.fleet = Fleet(launch.folders, self._changed, LastGood(launch.folders))
         self.upstreams: dict[str, Upstream] = {}
         self.herald = Herald(launch.notifier, lambda: [each.status() for each in self.upstreams.values()])
         self.vigil: awaited.Vigil | None = None
-        self.governing = Governing(telemetry or telemetry_of(launch), self.console)
+        self.governing = Governing(
+            telemetry or telemetry_of(launch.plan, launch.config, launch.folders.models), self.console
+        )
         self.reloading = Reload(self.fleet)
-        self._started_with = launch.config
+        self._times = launch.times  # a late plan has a launch of its own
         self.recorder: Recorder | None = None
         self._unit = unit.own()
         self._arrival: asyncio.Task[None] | None = None
@@ -73,25 +104,24 @@ class App:
     # --- building ----------------------------------------------------------------------------------------------------
 
     def _build(self) -> None:
-        launch = self.launch
-        if launch.prepared is None:
-            error = launch.failure
-            assert error is not None
-            if awaited.may_come(error):
-                self.vigil = awaited.Vigil(launch.config, error)
+        plan = self.launch.plan
+        if isinstance(plan, EdgeError):
+            if awaited.may_come(plan):
+                self.vigil = awaited.Vigil(self.config, plan)
                 self.upstreams |= self.vigil.stand_ins
             else:
-                self.upstreams["model"] = FailedUpstream("model", awaited.failure_of(error))
+                self.upstreams["model"] = FailedUpstream("model", awaited.failure_of(plan))
             return
-        self._take(launch.prepared)
-        for model_id, model in launch.prepared.plan.models.items():
-            self._open(self.fleet.add(launch.prepared, model, self._expected_s(model_id)))
+        self._take(plan)
+        for model_id, model in plan.plan.models.items():
+            self._open(self.fleet.add(plan, model, self._expected_s(model_id)))
 
     def _take(self, prepared: Prepared) -> None:
         """This plan holds from now on."""
-        launch = self.launch
-        launch.prepared, launch.config, launch.failure = prepared, prepared.config, None
-        self.recorder = Recorder(launch.folders, prepared.plan.engine.id, self.governing.samples, self.console.warn)
+        self.prepared, self.config = prepared, prepared.config
+        self.recorder = Recorder(
+            self.launch.folders, prepared.plan.engine.id, self.governing.samples, self.console.warn
+        )
         for model_id, model in prepared.plan.models.items():
             self.recorder.look_at_cache(model_id, Path(model.model.path))
 
@@ -117,21 +147,21 @@ class App:
         loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         for model_id, slot in self.fleet.slots.items():
             child = launch.children.get(model_id)
-            self.fleet.run(slot.supervisor, child, launch.began_s)
+            self.fleet.run(slot.supervisor, child, self._times.began_s)
             if child is None:  # behind a socket a spawn that failed is tried once more, and then explained
                 slot.begin()
-        gateway = await serve(self._gateway(), launch.sockets)
+        gateway = await serve(self._gateway(), launch.listeners.sockets)
         herald, senses = asyncio.create_task(self.herald.run()), asyncio.create_task(self.governing.telemetry.run())
         launch.notifier.ready("listening")
         as_service = launch.folders.run == system_folders().run
         control = Control(launch.folders.control_socket, self._actions(), for_group=as_service)
         await control.start()
-        if launch.prepared is not None:
-            self.console.planned(launch.prepared.plan, launch.prepared.profile.name, self.urls)
+        if self.prepared is not None:
+            self.console.planned(self.prepared.plan, self.prepared.profile.name, self.urls)
         self._tell_troubles()
         show = asyncio.create_task(self._show_progress())
         stopped = asyncio.create_task(self._stop.wait())
-        back = asyncio.create_task(come_back(lambda: launch.prepared, self.fleet, self._plan_again))
+        back = asyncio.create_task(come_back(lambda: self.prepared, self.fleet, self._plan_again))
         broke = asyncio.create_task(self.fleet.broke.wait())
         self._arrival = asyncio.create_task(self._arrive())
         await asyncio.wait([stopped, broke], return_when=asyncio.FIRST_COMPLETED)
@@ -149,8 +179,8 @@ class App:
         def fault(failure: Failure) -> None:
             self.console.failed("gateway", failure, gives_up=True)
 
-        config = gateway_config(self.launch.config, self.launch.folders)
-        on_fault = fault if self.launch.inherited else None
+        config = gateway_config(self.config, self.launch.folders)
+        on_fault = fault if self.launch.listeners.inherited else None
         app = front(self.upstreams, config, alive=lambda: self.herald.alive, on_fault=on_fault)
         self.governing.attach(app)
         return app
@@ -160,11 +190,11 @@ class App:
             failure = upstream.status().failure
             if failure is not None and self.vigil is not None and self.vigil.patience_s:
                 self.console.waits(model_id, failure, self.vigil.patience_s)
-            elif failure is not None and self.launch.prepared is None:
+            elif failure is not None and self.prepared is None:
                 self.console.failed(model_id, failure, gives_up=True)
-        for warning in self._unit.warnings if self._unit and self.launch.inherited else ():
+        for warning in self._unit.warnings if self._unit and self.launch.listeners.inherited else ():
             self.console.warn(warning)
-        forgotten = keeping.forgotten(self.launch.folders) if self.launch.inherited else None
+        forgotten = keeping.forgotten(self.launch.folders) if self.launch.listeners.inherited else None
         if forgotten is not None:
             self.console.warn(forgotten)
 
@@ -179,10 +209,10 @@ class App:
                 self.console.failed(model_id, failure, gives_up=True)
 
         def prepare(waited_s: float) -> Prepared:
-            return prepare_present(launch.config, launch.folders, Place(waited_s=waited_s))
+            return prepare_present(self.config, launch.folders, Place(waited_s=waited_s))
 
         prepared = await vigil.until(prepare, gave_up)
-        launch.began_s, launch.spans = time.monotonic(), []
+        self._times = LaunchTimes(time.monotonic(), (), None)
         self._take(prepared)
         for model_id, model in prepared.plan.models.items():
             slot = self.fleet.add(prepared, model, self._expected_s(model_id))
@@ -236,18 +266,18 @@ class App:
             self._record_start(supervisor, "ready")
             if self.recorder is not None:
                 self.recorder.calibrate(supervisor)
-            began_s = supervisor.began_s or self.launch.began_s
+            began_s = supervisor.began_s or self._times.began_s
             self.console.ready(supervisor.status(), time.monotonic() - began_s, self.urls)
         if died(before, after) and after.failure is not None:
             self._record_crash(supervisor, before, after.failure)
             self.console.failed(supervisor.model_id, after.failure, gives_up=after.state is State.FAILED)
 
     def _record_start(self, supervisor: Supervisor, outcome: str) -> None:
-        launch, recorder = self.launch, self.recorder
+        times, recorder = self._times, self.recorder
         if recorder is None:
             return
         if supervisor.launched and supervisor.restarts == 0:
-            recorder.start(supervisor, outcome, launch.began_s, launch.spans, launch.spawn_cpu_s)
+            recorder.start(supervisor, outcome, *times)
         else:
             recorder.start(supervisor, outcome, supervisor.began_s or time.monotonic(), (), None)
 
@@ -256,7 +286,7 @@ class App:
             self._record_start(supervisor, f"failed: {failure.kind}")
         if self.recorder is not None:
             self.recorder.crash(supervisor, before, failure)
-        prepared = self.launch.prepared
+        prepared = self.prepared
         if prepared is not None and not prepared.config.engine and prepared.given_way is None:
             given_way = engine_gives_way(self.launch.folders)
             if given_way is not None:
@@ -277,7 +307,9 @@ class App:
 
     def status(self) -> dict[str, Any]:
         statuses = [upstream.status() for upstream in self.upstreams.values()]
-        return overview(self.launch, statuses, self.governing.telemetry.status(), self.urls, self._unit)
+        own = self._unit if self.launch.listeners.inherited else None
+        telemetry, began_s = self.governing.telemetry.status(), self._times.began_s
+        return overview(self.launch.folders, self.prepared, statuses, telemetry, self.urls, began_s, own)
 
     def _log_lines(self, asked: LogQuestion) -> dict[str, Any]:
         return log_lines(asked, self.console.ring, {name: log.ring for name, log in self.fleet.logs.items()})
@@ -301,10 +333,10 @@ class App:
         launch = self.launch
 
         def prepare(place: Place) -> Prepared:
-            return prepare_present(load(launch.folders, launch.given, os.environ), launch.folders, place)
+            return prepare_present(load(launch.folders, launch.flags, os.environ), launch.folders, place)
 
         outcome = await self.reloading.apply(prepare, self._open, self._close, self._take)
-        outcome.after_restart = after_restart(self._started_with, launch.config)
+        outcome.after_restart = after_restart(launch.config, self.config)
         if self._arrival is not None:
             self._arrival.cancel()
         self._relieve()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
+from pathlib import Path
 
 from aiohttp import web
 
 from edge.board.probe import probe
+from edge.config import Config
 from edge.console import Console
+from edge.errors import EdgeError
 from edge.gateway.handler import CONTEXT
-from edge.handover import Launch
+from edge.prepare import Prepared
 from edge.supervisor.governed import Governed
 from edge.supervisor.slot import Slot
 from edge.supervisor.state import RISING, Machine
@@ -21,11 +24,10 @@ from edge.telemetry.sampler import TracePoint
 from edge.telemetry.telemetry import Telemetry
 
 
-def telemetry_of(launch: Launch) -> Telemetry:
-    """As configured, for the board that was found."""
-    prepared = launch.prepared
-    board, config = (prepared.board, prepared.config) if prepared is not None else (probe(), launch.config)
-    return Telemetry.of(board, config.telemetry, config.thermal, launch.folders.models)
+def telemetry_of(plan: Prepared | EdgeError, config: Config, models: Path) -> Telemetry:
+    """Return the configured telemetry for the board of the plan, probed now where there is no plan."""
+    board = plan.board if isinstance(plan, Prepared) else probe()
+    return Telemetry.of(board, config.telemetry, config.thermal, models)
 
 
 class Governing:

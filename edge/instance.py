@@ -1,4 +1,4 @@
-"""One edgellm per run folder: a lock that the kernel releases whatever happens, and where to reach who holds it."""
+"""One edgellm per run folder: a lock that the kernel releases with the process, holding its pid and addresses."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from edge.folders import Folders
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds an instance: what its lock file says."""
+    """The process that holds a run folder, as written in its lock file."""
 
     pid: int
     urls: tuple[str, ...]
 
 
 class Lock:
-    """Held until the process ends. The file stays: removing it would race with the next holder."""
+    """A flock held until the process ends. The file stays: removing it would race with the next holder."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
-    def tell(self, urls: list[str]) -> None:
-        """Says where we serve, for the second `up` and for the CLI."""
+    def publish(self, urls: list[str]) -> None:
+        """Write the pid and the addresses, for a second `up` and for the CLI."""
         text = json.dumps({"schema": 1, "pid": os.getpid(), "urls": urls}).encode()
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, text, 0)
@@ -38,7 +38,7 @@ class Lock:
 
 
 def acquire(folders: Folders) -> Lock:
-    """Raises AlreadyRunningError (pid and URL) or UnavailableError (the folder cannot be used)."""
+    """Lock the run folder. Raises AlreadyRunningError (pid and URL) or UnavailableError (the folder is unusable)."""
     try:
         folders.instance_run.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(folders.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
@@ -54,12 +54,12 @@ def acquire(folders: Folders) -> Lock:
         hint = "`edgellm status` shows it, `edgellm stop` ends it; --state-dir DIR runs another beside it"
         raise AlreadyRunningError(f"edgellm is already running{where}", hint) from error
     lock = Lock(descriptor)
-    lock.tell([])
+    lock.publish([])
     return lock
 
 
 def read_holder(lock: Path) -> Holder | None:
-    """What the lock file says; only true while it is locked (`held`)."""
+    """Return the holder named in a lock file; it is current only while the file is locked (`held`)."""
     try:
         record: Any = json.loads(lock.read_bytes())
         return Holder(int(record["pid"]), tuple(record["urls"]))
@@ -68,7 +68,7 @@ def read_holder(lock: Path) -> Holder | None:
 
 
 def held(lock: Path) -> bool:
-    """Whether a live process holds the lock. Reading is enough: the group of a service may ask."""
+    """Return whether a live process holds the lock. Read access is enough, so a service's group can ask."""
     try:
         descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""`edgellm up`: the child first, the imports later. Standard library only until the engine is running.
+"""`edgellm up` until the engine runs: standard library only, the application's imports follow while the model loads.
 
 inherited sockets → configuration → lock → bind what is not inherited → plan → spawn → only then edge.app.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from signal import SIGKILL
-from typing import Any
+from typing import Any, NamedTuple
 
 from edge import consent, listen
 from edge.coldstart.journal import process_began_s
@@ -19,12 +19,11 @@ from edge.coldstart.timeline import Span
 from edge.config import Config, load
 from edge.errors import BugError, DeviceMissingError, EdgeError, EngineMissingError, UnavailableError
 from edge.folders import Folders, folders
-from edge.handover import Launch
-from edge.instance import acquire
-from edge.options import read
+from edge.instance import Lock, acquire
+from edge.options import given, parse
 from edge.plan.chosen import fetch_first
 from edge.prepare import Prepared, config_of, prepare, wishes_of
-from edge.supervisor.child import spawn
+from edge.supervisor.child import Child, spawn
 from edge.supervisor.devices import WAIT_S
 from edge.supervisor.hygiene import hygiene
 from edge.supervisor.notify import Notifier
@@ -32,81 +31,85 @@ from edge.supervisor.notify import Notifier
 Options = Mapping[str, Any]
 
 
+class Claimed(NamedTuple):
+    """A run folder that is locked and addresses that listen. `failure` stands in for a configuration."""
+
+    folders: Folders
+    config: Config
+    failure: EdgeError | None
+    lock: Lock
+    listeners: listen.Listeners
+
+
 def up(argv: list[str]) -> int:
-    """Runs until it is stopped. Returns the exit code; faults before the first spawn raise EdgeError."""
-    gc.disable()  # nothing of the launch is garbage; looking for some costs more than a tenth of it
-    began_s = process_began_s() or time.monotonic()
-    clock = _Clock(began_s)
+    """Run until stopped and return the exit code. Faults before the first spawn raise EdgeError."""
+    gc.disable()  # nothing of the launch is garbage, and looking for some costs more than a tenth of its CPU time
+    clock = _Clock(process_began_s() or time.monotonic())
     options = parse(argv)
-    launch = _take_sockets(options, began_s, clock)
-    try:
-        _plan(launch, options, clock)
-        _spawn(launch, clock)
-        launch.spans = clock.spans
-        from edge.app import run
-
-        gc.freeze()
-        gc.enable()
-        return run(launch)
-    except BaseException:
-        # Ctrl-C while importing, or a bug: nothing may stay behind.
-        for child in launch.children.values():
-            child.send(SIGKILL)
-            child.wait(5)
-            child.close()
-            child.socket_path.unlink(missing_ok=True)
-        raise
-
-
-def parse(argv: list[str]) -> Options:
-    """By `Option.dest`. Raises UsageError; --help exits."""
-    options = read(argv)
-    if options is None:
-        from edge.usage import explain
-
-        options = explain(argv)
-    return options
-
-
-def given(options: Options) -> Options:
-    """Only what was on the command line."""
-    return {name: value for name, value in options.items() if value not in (None, False, [])}
-
-
-class _Clock:
-    """Names the parts of the launch as they pass."""
-
-    def __init__(self, began_s: float) -> None:
-        self.spans: list[Span] = []
-        self._began_s = self._last_s = began_s
-
-    def lap(self, name: str) -> None:
-        now = time.monotonic()
-        self.spans.append(Span(name, None, self._last_s - self._began_s, now - self._began_s))
-        self._last_s = now
-
-
-def _take_sockets(options: Options, began_s: float, clock: _Clock) -> Launch:
     clock.lap("python")
     notifier = Notifier.take(os.environ)
     notifier.status("planning")
+    claimed = _claim(options)
+    clock.lap("configure")
+    plan = claimed.failure or _plan(claimed, options)
+    if claimed.failure is None:
+        clock.lap("plan")
+    children = _spawn(plan, claimed) if isinstance(plan, Prepared) else {}
+    try:
+        if isinstance(plan, Prepared):
+            clock.lap("spawn")
+        spawn_cpu_s = time.process_time() if children else None
+        from edge.app import Launched, LaunchTimes, run
+
+        gc.freeze()
+        gc.enable()
+        launched = Launched(
+            folders=claimed.folders,
+            config=claimed.config,
+            plan=plan,
+            lock=claimed.lock,
+            listeners=claimed.listeners,
+            notifier=notifier,
+            children=children,
+            flags=given(options),
+            as_json=bool(options["json"]),
+            times=LaunchTimes(clock.began_s, clock.spans, spawn_cpu_s),
+        )
+        return run(launched)
+    except BaseException:
+        _kill(children.values())  # Ctrl-C while importing, or a bug: no engine outlives its supervisor
+        raise
+
+
+class _Clock:
+    """Records the phases of the launch as spans that follow each other."""
+
+    def __init__(self, began_s: float) -> None:
+        self.spans: list[Span] = []
+        self.began_s = self._last_s = began_s
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self.spans.append(Span(name, None, self._last_s - self.began_s, now - self.began_s))
+        self._last_s = now
+
+
+def _claim(options: Options) -> Claimed:
     sockets = listen.inherited(os.environ)
-    places = folders(os.environ, Path(options["state_dir"]) if options["state_dir"] else None)
+    places = folders(os.environ, _state_dir(options))
     config, failure = _configure(options, places, inherited=bool(sockets))
     lock = acquire(places)
-    inherited = bool(sockets)
-    if not inherited:
-        sockets = listen.bind(config.listen)
-    as_json = bool(options["json"])
-    launch = Launch(places, config, lock, sockets, inherited, began_s, as_json, failure=failure, notifier=notifier)
-    lock.tell(launch.urls)
-    clock.lap("configure")
-    launch.given = given(options)
-    return launch
+    listeners = listen.Listeners(sockets or listen.bind(config.listen), inherited=bool(sockets))
+    lock.publish(listeners.urls(tls=bool(config.gateway.tls_cert)))
+    return Claimed(places, config, failure, lock, listeners)
+
+
+def _state_dir(options: Options) -> Path | None:
+    return Path(options["state_dir"]) if options["state_dir"] else None
 
 
 def _configure(options: Options, places: Folders, *, inherited: bool) -> tuple[Config, EdgeError | None]:
-    """Behind a socket unit a fault is answered, not exited with: each waiting client would start us again."""
+    """Behind a socket unit a fault is answered with 503: after an exit each waiting client would start us again."""
     try:
         return load(places, given(options), os.environ), None
     except EdgeError as error:
@@ -115,58 +118,66 @@ def _configure(options: Options, places: Folders, *, inherited: bool) -> tuple[C
         return Config(), error
 
 
-def _plan(launch: Launch, options: Options, clock: _Clock) -> None:
-    if launch.failure is not None:
-        return
+def _plan(claimed: Claimed, options: Options) -> Prepared | EdgeError:
+    """Return the plan, or the error to serve in its place. Raises EdgeError where `up` should exit."""
+    inherited = claimed.listeners.inherited
     try:
-        launch.prepared = _prepared(launch, options)
+        return _prepare(claimed, options)
     except EdgeError as error:
-        late = isinstance(error, DeviceMissingError) and error.patience_s >= WAIT_S  # soon after boot: by hand too
-        if not (launch.inherited or late):
+        # Soon after boot the driver may only be late, so that a start by hand waits too.
+        late = isinstance(error, DeviceMissingError) and error.patience_s >= WAIT_S
+        if not (inherited or late):
             raise
-        launch.failure = error
+        return error
     except Exception as error:
-        if not launch.inherited:
+        if not inherited:
             raise
         import traceback
 
         traceback.print_exc()  # a bug of ours is answered with 503 too: each waiting client would start us again
-        launch.failure = BugError(f"the plan could not be made: {error!r}", "please report this, with the journal")
-    clock.lap("plan")
+        return BugError(f"the plan could not be made: {error!r}", "please report this, with the journal")
 
 
-def _prepared(launch: Launch, options: Options) -> Prepared:
-    """With --yes, or a yes on the terminal, what is missing is built and fetched first."""
-    state_dir, yes = Path(options["state_dir"]) if options["state_dir"] else None, bool(options["yes"])
+def _prepare(claimed: Claimed, options: Options) -> Prepared:
+    """With --yes, or a yes on the terminal, build and fetch what is missing first."""
+    state_dir, yes = _state_dir(options), bool(options["yes"])
+    config, places, inherited = claimed.config, claimed.folders, claimed.listeners.inherited
     try:
-        prepared = prepare(launch.config, launch.folders)
+        prepared = prepare(config, places)
     except EngineMissingError as missing:
-        if missing.recipe is None or launch.inherited:
+        if missing.recipe is None or inherited:
             raise
         consent.build(missing, missing.recipe, state_dir, yes=yes)
-        prepared = prepare(launch.config, launch.folders)
+        prepared = prepare(config, places)
     if prepared.absent:
-        if launch.inherited:
+        if inherited:
             raise fetch_first(prepared.absent)
         consent.fetch(prepared.absent, state_dir, yes=yes)
-        prepared = prepare(launch.config, launch.folders)
+        prepared = prepare(config, places)
     return prepared
 
 
-def _spawn(launch: Launch, clock: _Clock) -> None:
-    """Starts every preloaded model's child; on one unified memory they load side by side."""
-    if launch.prepared is None:
-        return
-    for model_id, model in launch.prepared.plan.models.items():
-        if not config_of(launch.prepared, model_id).preload:
-            continue  # it sleeps until somebody asks
+def _spawn(prepared: Prepared, claimed: Claimed) -> dict[str, Child]:
+    """Start every preloaded model's engine; on one unified memory they load side by side."""
+    children: dict[str, Child] = {}
+    for model_id, model in prepared.plan.models.items():
+        if not config_of(prepared, model_id).preload:
+            continue  # its first request starts it
         plan = model.ladder.plans[model.ladder.chosen]
         try:
-            gentle = hygiene(wishes_of(launch.prepared, model_id))
-            launch.children[model_id] = spawn(plan.argv, plan.env, launch.folders.model_socket(model_id), gentle)
-        except UnavailableError:
-            if not launch.inherited:
+            limits = hygiene(wishes_of(prepared, model_id))
+            children[model_id] = spawn(plan.argv, plan.env, claimed.folders.model_socket(model_id), limits)
+        except BaseException as error:
+            # Behind a socket unit the supervisor tries once more and reports the reason.
+            if not (isinstance(error, UnavailableError) and claimed.listeners.inherited):
+                _kill(children.values())
                 raise
-            # Its supervisor tries once more and says why it has failed.
-    launch.spawn_cpu_s = time.process_time()
-    clock.lap("spawn")
+    return children
+
+
+def _kill(children: Iterable[Child]) -> None:
+    for child in children:
+        child.send(SIGKILL)
+        child.wait(5)
+        child.close()
+        child.socket_path.unlink(missing_ok=True)

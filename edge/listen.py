@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 from collections.abc import MutableMapping, Sequence
+from typing import NamedTuple
 
 from edge.errors import AddressInUseError, ConfigError, UnavailableError
 
@@ -19,6 +20,16 @@ class Listener(socket.socket):
 
     def listen(self, backlog: int = BACKLOG, /) -> None:
         super().listen(max(backlog, BACKLOG))
+
+
+class Listeners(NamedTuple):
+    """The public sockets of one start. `inherited`: a socket unit of systemd opened them."""
+
+    sockets: list[socket.socket]
+    inherited: bool
+
+    def urls(self, *, tls: bool) -> list[str]:
+        return [url(each, tls) for each in self.sockets]
 
 
 def inherited(env: MutableMapping[str, str]) -> list[socket.socket]:
@@ -89,11 +100,3 @@ def url(listener: socket.socket, tls: bool) -> str:
         return f"unix:{name}"
     host = f"[{name[0]}]" if listener.family == socket.AF_INET6 else name[0]
     return f"{'https' if tls else 'http'}://{host}:{name[1]}"
-
-
-def is_loopback(listener: socket.socket) -> bool:
-    if listener.family == socket.AF_UNIX:
-        return True
-    import ipaddress
-
-    return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback

@@ -1,13 +1,23 @@
-"""The options of `up`, once: the launcher parses by this table, typer's command is checked against it."""
+"""The options of `up` in one table: argparse parses by it in the launcher, typer shows it in help and completion."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import argparse
+from collections.abc import Mapping
+from typing import Any, NamedTuple, NoReturn
+
+from edge.errors import UsageError
+
+DESCRIPTION = "Plan, launch, warm and serve on one address until Ctrl-C or `edgellm stop`."
+EPILOG = """examples:
+  edgellm up                               serve what is configured, or the model in the store
+  edgellm up -p orin -m Qwen3.5-4B:Q5_K_M  a profile and a model
+  edgellm up -p cpu --set n_ctx=8192       one value of the plan
+"""
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """`metavar` None is a switch; `many` may be given several times."""
+class Option(NamedTuple):
+    """One option. `metavar` None is a switch; `many` may be given several times."""
 
     name: str
     help: str
@@ -18,6 +28,10 @@ class Option:
     @property
     def dest(self) -> str:
         return self.name.removeprefix("--").replace("-", "_")
+
+    @property
+    def names(self) -> list[str]:
+        return [self.name] if self.short is None else [self.short, self.name]
 
 
 UP = (
@@ -33,28 +47,30 @@ UP = (
 )
 
 
-def read(argv: list[str], table: tuple[Option, ...] = UP) -> dict[str, object] | None:
-    """The values by `dest`, for a command line that has nothing to explain. None: ask edge.usage, which can explain.
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, "see `edgellm up --help`")
 
-    argparse costs as much as planning does, and is needed only for help and for errors.
-    """
-    by_name = {name: option for option in table for name in (option.name, option.short) if name}
-    values: dict[str, object] = {o.dest: [] if o.many else None if o.metavar else False for o in table}
-    words = iter(argv)
-    for word in words:
-        name, equals, attached = word.partition("=")
-        option = by_name.get(name)
-        if option is None or (equals and not name.startswith("--")):
-            return None
-        value: str | None = attached if equals else None
+
+def parse(argv: list[str]) -> dict[str, Any]:
+    """Return the values by `Option.dest`. Raises UsageError; --help prints and exits."""
+    parser = _Parser(
+        prog="edgellm up",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    for option in UP:
         if option.metavar is None:
-            if equals:
-                return None
-            values[option.dest] = True
-            continue
-        value = value if equals else next(words, None)
-        if value is None or (not equals and value.startswith("-")):
-            return None
-        held = values[option.dest]
-        values[option.dest] = [*held, value] if isinstance(held, list) else value
-    return values
+            parser.add_argument(*option.names, action="store_true", help=option.help)
+        elif option.many:
+            parser.add_argument(*option.names, action="append", default=[], metavar=option.metavar, help=option.help)
+        else:
+            parser.add_argument(*option.names, metavar=option.metavar, help=option.help)
+    return vars(parser.parse_args(argv))
+
+
+def given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return only the options that were on the command line."""
+    return {name: value for name, value in options.items() if value not in (None, False, [])}

@@ -16,7 +16,7 @@ from tests.serving import ROOT
 def test_the_second_holder_is_told_who_is_first(tmp_path: Path) -> None:
     places = folders({}, tmp_path)
     lock = acquire(places)
-    lock.tell(["http://127.0.0.1:8080"])
+    lock.publish(["http://127.0.0.1:8080"])
     with pytest.raises(AlreadyRunningError, match=r"pid \d+.*http://127.0.0.1:8080"):
         acquire(places)
     assert held(places.lock)

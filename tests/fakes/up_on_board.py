@@ -13,18 +13,17 @@ from pathlib import Path
 from edge import app, launch
 from edge.board.probe import probe
 from edge.config.values import TelemetryConfig, ThermalConfig
-from edge.handover import Launch
 from edge.telemetry.jtop import JtopSource
 from edge.telemetry.telemetry import Telemetry, limits_of
 
 
 def main(root: Path, dwell_s: float, act: bool, arguments: list[str]) -> int:
-    def run(prepared: Launch) -> int:
+    def run(launched: app.Launched) -> int:
         limits = replace(limits_of(ThermalConfig(act=act)), dwell_s=dwell_s)
         jtop = JtopSource(pauses_s=(0.2, 1.0))
         settings = TelemetryConfig(interval_s=1.0 if dwell_s >= 1 else 0.1)
         telemetry = Telemetry.of(probe(root), settings, root=root, limits=limits, jtop=jtop)
-        return asyncio.run(app.App(prepared, telemetry).run())
+        return asyncio.run(app.App(launched, telemetry).run())
 
     app.run = run
     return launch.up(arguments)
