@@ -14,7 +14,11 @@ _LONGEST_SOCKET_NAME = 40
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """Paths only; nothing is created here. `instance` names one running edgellm."""
+    """Paths only; nothing is created here. `instance` names one running edgellm.
+
+    `shared_stores`: models are also looked for in the system service's folder and in the user's Hugging Face cache.
+    False for a folder named by --state-dir or EDGELLM_STATE_DIR, which has to hold everything that it serves.
+    """
 
     data: Path
     state: Path
@@ -22,6 +26,7 @@ class Folders:
     run: Path
     config: Path
     instance: str = "main"
+    shared_stores: bool = False
 
     @property
     def engines(self) -> Path:
@@ -77,7 +82,8 @@ def folders(env: Mapping[str, str], state_dir: Path | None = None, *, root_user:
 
 def system_folders() -> Folders:
     lib = Path("/var/lib/edgellm")
-    return Folders(lib, lib / "state", Path("/var/cache/edgellm"), Path("/run/edgellm"), Path("/etc/edgellm"))
+    cache, run, config = Path("/var/cache/edgellm"), Path("/run/edgellm"), Path("/etc/edgellm")
+    return Folders(lib, lib / "state", cache, run, config, shared_stores=True)
 
 
 def user_folders(env: Mapping[str, str]) -> Folders:
@@ -93,6 +99,7 @@ def user_folders(env: Mapping[str, str]) -> Folders:
         cache=xdg("XDG_CACHE_HOME", home / ".cache"),
         run=run or temporary() / f"edgellm-{os.getuid()}",
         config=xdg("XDG_CONFIG_HOME", home / ".config"),
+        shared_stores=True,
     )
 
 

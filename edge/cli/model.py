@@ -215,18 +215,14 @@ def _folders(state_dir: Path | None) -> Folders:
 
 
 def _store(state_dir: Path | None) -> Store:
-    """What can be read: our own folder, the configured ones, the system service's, and the hub cache."""
+    """Return the store that `plan` and `up` read too."""
     import os
 
     from edge.config import load
-    from edge.folders import system_folders
     from edge.model.store import standard
 
     folders = _folders(state_dir)
-    dirs = [Path(text) for text in load(folders, {}, os.environ).store.dirs]
-    if state_dir is None and folders.models != system_folders().models:
-        dirs.append(system_folders().models)
-    return standard(folders.models, dirs, os.environ)
+    return standard(folders, load(folders, {}, os.environ).store.dirs, os.environ)
 
 
 def _room_bytes(state_dir: Path | None) -> int:

@@ -7,12 +7,18 @@ from pathlib import Path
 
 
 def folder(env: Mapping[str, str]) -> Path | None:
-    """The cache that other programs fill (`llama-server -hf`, `hf download`). It need not exist."""
+    """Return the cache that other programs fill (`llama-server -hf`, `hf download`). It need not exist."""
+    named = named_folder(env)
+    base = env.get("XDG_CACHE_HOME") or (f"{env['HOME']}/.cache" if env.get("HOME") else None)
+    return named or (Path(base) / "huggingface" / "hub" if base else None)
+
+
+def named_folder(env: Mapping[str, str]) -> Path | None:
+    """Return the cache that a variable names; None where only the default place is left."""
     for variable, below in (("HF_HUB_CACHE", ""), ("HUGGINGFACE_HUB_CACHE", ""), ("HF_HOME", "hub")):
         if env.get(variable):
             return Path(env[variable]) / below
-    base = env.get("XDG_CACHE_HOME") or (f"{env['HOME']}/.cache" if env.get("HOME") else None)
-    return Path(base) / "huggingface" / "hub" if base else None
+    return None
 
 
 def origin(path: Path) -> tuple[str, str] | None:

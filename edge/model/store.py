@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge.errors import ModelMissingError
+from edge.folders import Folders, system_folders
 from edge.model import hubcache, receipt, source, splitset
 from edge.model.file import ModelFile
 from edge.model.header import peek_kind
@@ -130,10 +131,18 @@ class Store:
         raise error or ModelMissingError(f"no model {ref}", "edgellm model list")
 
 
-def standard(models_dir: Path, dirs: Sequence[Path], env: Mapping[str, str]) -> Store:
-    """The store of this machine: our folder, the configured ones and the Hugging Face cache of this user."""
-    cache = hubcache.folder(env)
-    return Store(models_dir, (*dirs, *((cache,) if cache else ())))
+def standard(folders: Folders, dirs: Iterable[str], env: Mapping[str, str]) -> Store:
+    """Return the store that `model`, `plan`, `up` and `doctor` read.
+
+    `dirs` is store.dirs of the configuration. The system service's models count where `folders` shares stores, and so
+    does the Hugging Face cache; an instance in a folder of its own sees a cache only where the environment names one.
+    """
+    extra = [Path(text).expanduser() for text in dirs]
+    system = system_folders()
+    if folders.shared_stores and folders.models != system.models:
+        extra.append(system.models)
+    cache = hubcache.folder(env) if folders.shared_stores else hubcache.named_folder(env)
+    return Store(folders.models, (*extra, *((cache,) if cache else ())))
 
 
 def missing(ref: str, entries: Sequence[Entry]) -> ModelMissingError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from edge.board.board import Board
 from edge.board.memory import MemorySnapshot
@@ -42,7 +41,7 @@ def assemble(
     """Raises UnavailableError and its kinds, BadModelError, DoesNotFitError, UsageError, ConfigError."""
     corrections = load_corrections(calibration_path(folders), engine.id)
     wishes, where = place(board, memory, profile, engine, corrections)
-    store = standard(folders.models, [Path(folder).expanduser() for folder in config.store.dirs], os.environ)
+    store = standard(folders, config.store.dirs, os.environ)
     chosen = Chooser(store, where).choose(config, wishes)
     facts = EnvFacts(str(folders.cache), str(folders.cache), wsl)
     plan = make_plan(board, memory, profile, engine, chosen.models, facts, Extras(chosen.smaller, corrections))

@@ -7,11 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from edge.errors import ModelMissingError, UsageError
+from edge.folders import folders, system_folders, user_folders
 from edge.model import hubcache, source
 from edge.model.open import fingerprint, open_model
 from edge.model.store import Store, standard
@@ -150,7 +152,7 @@ def test_own_folder_wins_over_extra_ones(models: Path, tmp_path: Path) -> None:
 def test_hub_cache_is_read_with_its_provenance(tmp_path: Path) -> None:
     """One file under two revisions is one model; hf:// finds it without a network."""
     cache = hub_cache(tmp_path / "hub", (REV, "f" * 40))
-    store = standard(tmp_path / "models", [], {"HF_HUB_CACHE": str(cache)})
+    store = standard(folders({}, tmp_path / "state"), [], {"HF_HUB_CACHE": str(cache)})
     entries = store.list()
     assert [entry.id for entry in entries] == ["Gamma:Q5_K_M"]
     assert entries[0].source == "hf://Acme/Gamma-GGUF/Gamma-Q5_K_M.gguf"
@@ -159,6 +161,31 @@ def test_hub_cache_is_read_with_its_provenance(tmp_path: Path) -> None:
     with pytest.raises(ModelMissingError, match="not here yet") as caught:
         store.resolve("hf://Acme/Gamma-GGUF:Q8_0")
     assert "edgellm model pull hf://Acme/Gamma-GGUF:Q8_0" in str(caught.value.hint)
+
+
+@pytest.fixture
+def three_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A user's models, the system service's and the user's hub cache, one model in each; the user's environment."""
+    system = replace(system_folders(), data=tmp_path / "system")
+    monkeypatch.setattr("edge.model.store.system_folders", lambda: system)
+    env = {"HOME": str(tmp_path / "home")}
+    Gguf("llama").model().save(user_folders(env).models / "Mine-Q5_K_M.gguf")
+    Gguf("llama").model().save(system.models / "System-Q5_K_M.gguf")
+    hub_cache(tmp_path / "home/.cache/huggingface/hub", (REV,))
+    return env
+
+
+def test_a_user_sees_the_services_models_and_the_hub_cache(three_stores: dict[str, str]) -> None:
+    store = standard(user_folders(three_stores), [], three_stores)
+    assert [entry.name for entry in store.list()] == ["Gamma", "Mine", "System"]
+
+
+def test_a_state_dir_is_the_only_store_unless_others_are_named(three_stores: dict[str, str], tmp_path: Path) -> None:
+    """`make test` beside an installed service: what the machine holds is not in a test's own instance."""
+    own = folders(three_stores, tmp_path / "state")
+    assert standard(own, [], three_stores).list() == []
+    Gguf("llama").model().save(tmp_path / "more" / "Named-Q5_K_M.gguf")
+    assert [entry.name for entry in standard(own, [str(tmp_path / "more")], three_stores).list()] == ["Named"]
 
 
 def test_where_the_hub_cache_is() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from edge.board.board import Board
@@ -15,7 +14,7 @@ from edge.engine.choose import choose
 from edge.engine.installed import manifest
 from edge.errors import EdgeError
 from edge.folders import Folders
-from edge.model.store import Store
+from edge.model.store import Store, standard
 from edge.profile.profile import Profile
 
 
@@ -34,7 +33,9 @@ def read(board: Board, folders: Folders, env: Mapping[str, str], flags: Mapping[
     )
     if not live:
         return replace(serving, engine_problem="engines are not looked for in a copied tree")
-    return _with_model(_with_engine(serving, config, profile, folders), config, folders)
+    return _with_model(
+        _with_engine(serving, config, profile, folders), config, standard(folders, config.store.dirs, env)
+    )
 
 
 def _with_engine(serving: Serving, config: Config, profile: Profile, folders: Folders) -> Serving:
@@ -56,9 +57,8 @@ def _built_with(folders: Folders, engine_id: str) -> str | None:
     return ".".join(version.split(".")[:2]) if isinstance(version, str) else None
 
 
-def _with_model(serving: Serving, config: Config, folders: Folders) -> Serving:
+def _with_model(serving: Serving, config: Config, store: Store) -> Serving:
     """The biggest: it has the longest cold start."""
-    store = Store(folders.models, [Path(folder).expanduser() for folder in config.store.dirs])
     serving = replace(serving, models=tuple(_wanted(store, model) for model in config.models))
     usable = [entry for entry in store.list() if entry.verdict is None]
     if not usable:
