@@ -12,6 +12,7 @@ from edge.errors import BadModelError
 
 if TYPE_CHECKING:
     from edge.folders import Folders
+    from edge.model.quant import QuantPreference
     from edge.model.store import Store
 
 Ref = Annotated[str, typer.Argument(metavar="REF", help="NAME[:QUANT], a path, or a source that was pulled")]
@@ -121,10 +122,18 @@ def pull(
     from edge.render import model_json
     from edge.render.progress import progress
 
-    room_bytes = None if quant else _room_bytes(state_dir)
+    room_bytes, preference = (None, None) if quant else _room(state_dir)
     models_dir = _folders(state_dir).models
     with progress(quiet=as_json) as report:
-        model = fetch(ref, models_dir, quant=quant, room_bytes=room_bytes, with_projector=projector, progress=report)
+        model = fetch(
+            ref,
+            models_dir,
+            quant=quant,
+            room_bytes=room_bytes,
+            preference=preference,
+            with_projector=projector,
+            progress=report,
+        )
     if as_json:
         typer.echo(model_json.dump(model=model_json.model(model)))
     else:
@@ -225,16 +234,19 @@ def _store(state_dir: Path | None) -> Store:
     return standard(folders, load(folders, {}, os.environ).store.dirs, os.environ)
 
 
-def _room_bytes(state_dir: Path | None) -> int:
-    """What weights may take on this board now."""
+def _room(state_dir: Path | None) -> tuple[int, QuantPreference]:
+    """What weights may take on this board now, and the quantization that its profile asks for."""
     import os
 
     from edge.board.memory import snapshot
     from edge.board.probe import probe
-    from edge.config import load
+    from edge.config import load, settle
     from edge.model.pick import room_bytes
+    from edge.model.quant import QuantPreference
 
-    root = Path("/")
-    memory = snapshot(root, probe(root))
-    reserve = load(_folders(state_dir), {}, os.environ).memory.reserve
-    return room_bytes(memory.total_bytes, memory.available_bytes, reserve)
+    folders = _folders(state_dir)
+    board = probe(Path("/"))
+    memory = snapshot(Path("/"), board)
+    preset = settle(load(folders, {}, os.environ), board, folders).wishes
+    free = room_bytes(memory.total_bytes, memory.available_bytes, preset.reserve)
+    return free, QuantPreference(preset.quant, preset.prefer)

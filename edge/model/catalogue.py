@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.errors import ConfigError, DoesNotFitError, UsageError
+from edge.model.quant import QuantPreference, matching, select
 from edge.resources import data_dir, load_toml
 from edge.units import format_bytes
 
@@ -87,20 +88,25 @@ def find(name: str, rows: tuple[CatalogueRow, ...] | None = None) -> CatalogueRo
     return next((row for row in (load() if rows is None else rows) if row.name.lower() == name.lower()), None)
 
 
-def choose(row: CatalogueRow, wanted: str | None = None, room_bytes: int | None = None) -> CatalogueQuant:
-    """`wanted`, or the first of the row's quants (they stand in order of preference) that fits `room_bytes`.
+def choose(
+    row: CatalogueRow,
+    wanted: str | None = None,
+    room_bytes: int | None = None,
+    preference: QuantPreference | None = None,
+) -> CatalogueQuant:
+    """Return the quantization that `wanted` names, else the preferred one that takes at most `room_bytes`.
 
     Raises UsageError that lists what the row has, DoesNotFitError.
     """
     there = ", ".join(f"{one.quant} ({format_bytes(one.bytes)})" for one in row.quants)
     if wanted:
-        chosen = row.quant(wanted) or row.quant(f"UD-{wanted}")
-        if chosen is None:
+        named = matching(row.quants, wanted)
+        if not named:
             raise UsageError(f"the catalogue has no {wanted} of {row.name}", f"it has {there}")
+        return named[0]
+    chosen = select(row.quants, preference, room_bytes)
+    if chosen is not None:
         return chosen
-    for one in row.quants:
-        if room_bytes is None or one.bytes <= room_bytes:
-            return one
     raise DoesNotFitError(
         f"no quant of {row.name} fits: {format_bytes(room_bytes or 0)} are free for weights, it has {there}",
         "take a smaller model: edgellm model list --catalogue",

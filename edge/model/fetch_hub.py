@@ -14,6 +14,7 @@ from typing import Any
 from edge.errors import EdgeError, UnavailableError
 from edge.model.partial import Resumable
 from edge.model.pick import Choice, RemoteFile, choose, options, projectors
+from edge.model.quant import QuantPreference
 from edge.model.resume import Remote
 from edge.model.source import HubSource
 
@@ -62,12 +63,13 @@ def plan(
     room_bytes: int | None = None,
     projector: str | None = None,
     *,
+    preference: QuantPreference | None = None,
     endpoint: str | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> HubPlan:
     """Chooses the files and where they come from. `projector` is a file name, or `*` for any one."""
     listing = list_repo(wanted, endpoint, sleep)
-    choice = _choice(wanted, listing, quant or wanted.quant, room_bytes)
+    choice = _choice(wanted, listing, quant or wanted.quant, room_bytes, preference)
     files = [*choice.option.files]
     if projector:
         files.append(_projector(listing, projector))
@@ -82,9 +84,15 @@ def plan(
     return HubPlan(first, listing.commit, choice, tuple(remotes))
 
 
-def _choice(wanted: HubSource, listing: Listing, quant: str | None, room_bytes: int | None) -> Choice:
+def _choice(
+    wanted: HubSource,
+    listing: Listing,
+    quant: str | None,
+    room_bytes: int | None,
+    preference: QuantPreference | None,
+) -> Choice:
     if wanted.file is None:
-        return choose(options(listing.files), wanted.repo, quant, room_bytes)
+        return choose(options(listing.files), wanted.repo, quant, room_bytes, preference)
     found = [option for option in options(listing.files) if any(file.path == wanted.file for file in option.files)]
     if not found:
         there = ", ".join(file.path for file in listing.files if file.path.lower().endswith(".gguf")) or "no GGUF file"

@@ -12,7 +12,7 @@ from edge.model import arch, projector, receipt, splitset
 from edge.model.file import ModelFile
 from edge.model.header import quant_of, read_header
 from edge.model.meta import ModelMeta
-from edge.model.quant import FILE_TYPES, UNKNOWN, base_types, label_from_name
+from edge.model.quant import FILE_TYPES, UNKNOWN, base_types, label_from_name, plain
 from edge.model.scan import Found, scan, size_of, unfinished
 from edge.model.verdict import Verdict, VerdictError, not_a_model
 
@@ -63,11 +63,10 @@ def read_found(found: Found) -> ModelMeta:
 def label(found: Found, meta: ModelMeta) -> tuple[str, str | None]:
     """The quant to show, and what is odd about it. The name's tag holds where the tensors bear it out."""
     told = label_from_name(str(found.path) if len(found.shards) > 1 else found.path.name)
-    plain = told.removeprefix("UD-")
-    if told == UNKNOWN or plain == meta.quant:
+    if told == UNKNOWN or plain(told) == meta.quant:
         return (meta.quant if told == UNKNOWN else told), None
     types = {tensor.type for tensor in meta.tensors}
-    if plain not in FILE_TYPES.values() and base_types(plain) & types:
+    if plain(told) not in FILE_TYPES.values() and base_types(told) & types:
         return told, None  # a tag of a publisher's own (Q4_K_XL, Q6_K_L) over the same types
     return meta.quant, f"its name says {told}, its tensors are {meta.quant}; memory is counted from the tensors"
 

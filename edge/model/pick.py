@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from edge.errors import DoesNotFitError, UnavailableError
-from edge.model.quant import PREFERENCE, UNKNOWN, canonical, label_from_name, public_name, shard_of
+from edge.model.quant import QuantPreference, label_from_name, matching, public_name, select, shard_of
 from edge.profile.reserve import reserve_bytes
 from edge.units import GIB, format_bytes
 
@@ -71,17 +71,23 @@ def projectors(files: Iterable[RemoteFile]) -> list[RemoteFile]:
     return [file for file in files if "mmproj" in file.path.lower() and file.path.lower().endswith(".gguf")]
 
 
-def choose(found: Sequence[Option], repo: str, wanted: str | None = None, room_bytes: int | None = None) -> Choice:
-    """`wanted` if it is there; else the best by preference that fits into `room_bytes` (what weights may take).
+def choose(
+    found: Sequence[Option],
+    repo: str,
+    wanted: str | None = None,
+    room_bytes: int | None = None,
+    preference: QuantPreference | None = None,
+) -> Choice:
+    """Return the option that `wanted` names, else the preferred one that takes at most `room_bytes`.
 
-    Raises UnavailableError that lists what there is, DoesNotFitError when even the smallest is too large.
+    Raises UnavailableError with a table of the options, DoesNotFitError when even the smallest is too large.
     """
     if not found:
         raise UnavailableError(f"{repo} holds no GGUF model", "look for a repository whose name ends in -GGUF")
     if wanted:
-        return _wanted(found, repo, canonical(wanted))
-    fitting = [option for option in found if room_bytes is None or option.bytes <= room_bytes]
-    if not fitting:
+        return _wanted(found, repo, wanted)
+    best = select(found, preference, room_bytes)
+    if best is None:
         least = found[0]
         raise DoesNotFitError(
             f"the smallest of {repo} is {least.quant} with {format_bytes(least.bytes)}, "
@@ -89,9 +95,8 @@ def choose(found: Sequence[Option], repo: str, wanted: str | None = None, room_b
             "take a smaller model: edgellm model list --catalogue",
             table=table(found),
         )
-    best = min(fitting, key=lambda option: (_rank(option.quant), -option.bytes))
     if room_bytes is None:
-        return Choice(best, f"{best.quant}: the first of our order of preference that is there")
+        return Choice(best, f"{best.quant}: the preferred one of this repository")
     room = f"{format_bytes(best.bytes)} of the {format_bytes(room_bytes)} that weights may take"
     return Choice(best, f"{best.quant}: the preferred one that fits, {room}")
 
@@ -113,16 +118,9 @@ def table(found: Sequence[Option]) -> str:
 
 
 def _wanted(found: Sequence[Option], repo: str, wanted: str) -> Choice:
-    same = [option for option in found if wanted in (option.quant, option.quant.removeprefix("UD-"))]
+    same = matching(found, wanted)
     if not same:
         raise UnavailableError(f"{repo} has no {wanted}; it has", "name one of these with --quant", table=table(found))
-    # The plain name before one with extra words, the exact tag before UD-.
-    best = min(same, key=lambda option: (option.quant != wanted, len(option.files[0].path)))
+    # Of equal labels the shortest file name: publishers add words for variants (`-imat`, `-MTP`).
+    best = min(same, key=lambda option: (option.quant != same[0].quant, len(option.files[0].path)))
     return Choice(best, f"{best.quant}: as asked")
-
-
-def _rank(quant: str) -> int:
-    plain = quant.removeprefix("UD-")
-    if plain in PREFERENCE:
-        return PREFERENCE.index(plain)
-    return len(PREFERENCE) + (plain == UNKNOWN)

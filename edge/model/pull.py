@@ -17,7 +17,7 @@ from edge.model.header import read_header
 from edge.model.open import open_model
 from edge.model.partial import Job, job
 from edge.model.progress import Progress, Report
-from edge.model.quant import public_name, shard_of
+from edge.model.quant import QuantPreference, public_name, shard_of
 from edge.model.receipt import InstalledFile, Receipt, now_utc
 from edge.model.resume import Remote
 
@@ -38,10 +38,11 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to fetch. `room_bytes` is what weights may take on this board; `python` runs pip."""
+    """How to fetch. `room_bytes`: for weights on this board; `preference`: the preset's; `python` runs pip."""
 
     quant: str | None = None
     room_bytes: int | None = None
+    preference: QuantPreference | None = None
     with_projector: bool = False
     report: Report | None = None
     python: str = sys.executable
@@ -56,6 +57,7 @@ def pull(
     *,
     quant: str | None = None,
     room_bytes: int | None = None,
+    preference: QuantPreference | None = None,
     with_projector: bool = False,
     progress: Report | None = None,
     python: str = sys.executable,
@@ -67,8 +69,8 @@ def pull(
 
     Raises Resumable or another TemporaryError (try again), BadDataError (a hash, or no model), UnavailableError.
     """
-    options = Options(quant, room_bytes, with_projector, progress, python, client, endpoint, sleep)
-    wanted = wanted_of(ref, quant, room_bytes)
+    options = Options(quant, room_bytes, preference, with_projector, progress, python, client, endpoint, sleep)
+    wanted = wanted_of(ref, quant, room_bytes, preference)
     if isinstance(wanted.source, source.FileSource):
         from edge.model.importer import import_model
 
@@ -80,7 +82,9 @@ def pull(
     return _pull_hub(wanted, wanted.source, models_dir, options)
 
 
-def wanted_of(ref: str, quant: str | None = None, room_bytes: int | None = None) -> Wanted:
+def wanted_of(
+    ref: str, quant: str | None = None, room_bytes: int | None = None, preference: QuantPreference | None = None
+) -> Wanted:
     """A catalogue name (`NAME[:QUANT]`) or a source. Raises UsageError that says what the catalogue has."""
     if source.is_source(ref):
         parsed = source.parse(ref)
@@ -91,7 +95,7 @@ def wanted_of(ref: str, quant: str | None = None, room_bytes: int | None = None)
     if row is None:
         hint = "see what it has: edgellm model list --catalogue; or give a source: hf://owner/repo:QUANT"
         raise UsageError(f"{name!r} is neither a source nor in the catalogue", hint)
-    chosen = catalogue.choose(row, quant or label or None, room_bytes)
+    chosen = catalogue.choose(row, quant or label or None, room_bytes, preference)
     return Wanted(source.parse(chosen.source), row, chosen)
 
 
@@ -119,7 +123,15 @@ def _pull_hub(wanted: Wanted, what: source.HubSource, models_dir: Path, options:
     row = wanted.row
     projector = row.mmproj.path if row and row.mmproj else "*" if options.with_projector else None
     quant = None if row else options.quant
-    chosen = plan(what, quant, options.room_bytes, projector, endpoint=options.endpoint, sleep=options.sleep)
+    chosen = plan(
+        what,
+        quant,
+        options.room_bytes,
+        projector,
+        preference=options.preference,
+        endpoint=options.endpoint,
+        sleep=options.sleep,
+    )
     remotes = _pinned(what, chosen.remotes, wanted.entry)
     if options.report and not row:
         options.report(Progress("choose", remotes[0].path, 0, chosen.choice.option.bytes, note=chosen.choice.because))

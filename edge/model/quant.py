@@ -1,9 +1,32 @@
-"""Quantization: ggml's tensor types and sizes, GGUF's file types, and the tags that people put into file names."""
+"""Quantization: ggml's tensor types, GGUF's file types, the tags in file names, and which of several to take."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+
+class Quantized(Protocol):
+    """One quantization of a model: a file, a catalogue row's entry, an option of a repository."""
+
+    @property
+    def quant(self) -> str: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+
+Q = TypeVar("Q", bound=Quantized)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantPreference:
+    """A preset's `quant` and `prefer` ("balanced" | "quality" | "speed")."""
+
+    quant: str = "Q5_K_M"
+    prefer: str = "balanced"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +126,11 @@ _GUESSED = 1024  # LLAMA_FTYPE_GUESSED, a flag on top of the number
 
 UNKNOWN = "unknown"
 
-# Which of several present quants of one model a bare name means: small loss first, then size.
-PREFERENCE = ("Q5_K_M", "Q4_K_M", "MXFP4", "Q6_K", "Q5_K_S", "Q8_0", "Q4_K_S", "IQ4_XS", "Q4_1", "Q4_0", "BF16", "F16")
+# Below four bits llama.cpp's own perplexity tables (tools/quantize/README.md) show a loss that a reader notices: such a
+# quantization comes after every larger one.
+_LEAST_BITS = 4
+# ggml's first block formats: at equal bits the K-quants lose less (same tables).
+_LEGACY = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1"})
 
 _TAG = re.compile(
     r"(?<![A-Za-z0-9])(?P<ud>UD[-_])?(?P<tag>"
@@ -115,18 +141,67 @@ _TAG = re.compile(
 _SHARD = re.compile(r"-(?P<no>\d{5})-of-(?P<count>\d{5})$")
 
 
+def order(candidates: Iterable[Q], wanted: QuantPreference | None = None) -> list[Q]:
+    """Sort the quantizations of one model, best first.
+
+    The wanted one, then smaller ones, then larger ones, then those under four bits and unknown ones. `quality` puts
+    the larger ones first, largest at the head; `speed` the smaller ones. Of equal ones the first given comes first.
+    """
+    wanted = wanted or QuantPreference()
+    limit = bits(wanted.quant)
+    ranked = sorted(candidates, key=lambda one: (-bits(one.quant), plain(one.quant) in _LEGACY, -one.bytes))
+    exact = [one for one in ranked if plain(one.quant) == plain(wanted.quant)]
+    others = [one for one in ranked if plain(one.quant) != plain(wanted.quant)]
+    larger = [one for one in others if bits(one.quant) > limit]
+    smaller = [one for one in others if _LEAST_BITS <= bits(one.quant) <= limit]
+    least = [one for one in others if bits(one.quant) < _LEAST_BITS and bits(one.quant) <= limit]
+    if wanted.prefer == "quality":
+        return [*larger, *exact, *smaller, *least]
+    if wanted.prefer == "speed":
+        return [*smaller, *exact, *larger[::-1], *least]
+    return [*exact, *smaller, *larger[::-1], *least]
+
+
+def select(candidates: Iterable[Q], wanted: QuantPreference | None = None, room_bytes: int | None = None) -> Q | None:
+    """Return the best quantization by `order` whose weights take at most `room_bytes`; None when there is none."""
+    return next((one for one in order(candidates, wanted) if room_bytes is None or one.bytes <= room_bytes), None)
+
+
+def matching(candidates: Iterable[Q], tag: str) -> list[Q]:
+    """Return the candidates that `tag` names: the exact label first, then the publisher's variant (`UD-`)."""
+    label = canonical(tag)
+    return sorted((one for one in candidates if is_named(one.quant, label)), key=lambda one: one.quant != label)
+
+
+def is_named(quant: str, tag: str) -> bool:
+    """Return whether a request for `tag` may be served with `quant`: Q4_K_M names UD-Q4_K_M too."""
+    label = canonical(tag)
+    return label in (canonical(quant), plain(quant))
+
+
+def plain(quant: str) -> str:
+    """Return the label without the publisher's prefix: `UD-Q4_K_M` -> `Q4_K_M`."""
+    return canonical(quant).removeprefix("UD-")
+
+
+def bits(quant: str) -> int:
+    """Return the number in a quantization's name: Q5_K_M is 5, MXFP4 4, F16 16; 0 when there is none."""
+    digits = "".join(c for c in plain(quant).split("_")[0] if c.isdigit())
+    return int(digits) if digits else 0
+
+
 def file_type_label(file_type: int | None) -> str:
     return FILE_TYPES.get(file_type & ~_GUESSED, UNKNOWN) if file_type is not None else UNKNOWN
 
 
 def base_types(label: str) -> frozenset[str]:
     """The tensor types that give a mix its name: Q5_K_M -> {Q5_K}. A label without them among its tensors is wrong."""
-    plain = label.removeprefix("UD-")
-    if plain in ("IQ3_XS", "IQ3_M"):
+    mix = plain(label)
+    if mix in ("IQ3_XS", "IQ3_M"):
         return frozenset({"IQ3_XXS", "IQ3_S"})
-    if plain == "IQ2_M":
+    if mix == "IQ2_M":
         return frozenset({"IQ2_S", "IQ2_XS"})
-    return frozenset({re.sub(r"_K_(?:S|M|L|XL|XXL)$", "_K", plain)})
+    return frozenset({re.sub(r"_K_(?:S|M|L|XL|XXL)$", "_K", mix)})
 
 
 def canonical(tag: str) -> str:

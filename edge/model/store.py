@@ -16,7 +16,7 @@ from edge.model import hubcache, receipt, source, splitset
 from edge.model.file import ModelFile
 from edge.model.header import peek_kind
 from edge.model.open import open_model
-from edge.model.quant import PREFERENCE, UNKNOWN, canonical, label_from_name
+from edge.model.quant import UNKNOWN, canonical, is_named, label_from_name, matching, order
 from edge.model.scan import Found, scan
 from edge.model.verdict import Verdict, VerdictError, of_kind
 
@@ -104,7 +104,7 @@ class Store:
         entries = self.list()
         same = [entry for entry in entries if entry.name.lower() == name.lower()]
         wanted = canonical(quant)
-        found = [entry for entry in same if not quant or wanted in (entry.quant, entry.quant.removeprefix("UD-"))]
+        found = matching(same, quant) if quant else same
         found = found or [entry for entry in same if _quant_by_header(entry) == wanted]
         if not found:
             raise missing(ref, same or entries)
@@ -121,7 +121,8 @@ class Store:
 
     def _best(self, entries: Iterable[Entry], ref: str) -> ModelFile:
         """The preferred quant among usable ones; the verdict of the first when none is usable."""
-        ranked = sorted(entries, key=lambda entry: (entry.verdict is not None, _rank(entry.quant), not entry.writable))
+        best = order(sorted(entries, key=lambda entry: not entry.writable))
+        ranked = sorted(best, key=lambda entry: entry.verdict is not None)
         error: VerdictError | None = None
         for entry in ranked:
             try:
@@ -166,11 +167,6 @@ def _quant_by_header(entry: Entry) -> str | None:
         return None
 
 
-def _rank(quant: str) -> int:
-    plain = quant.removeprefix("UD-")
-    return PREFERENCE.index(plain) if plain in PREFERENCE else len(PREFERENCE)
-
-
 def _comes_from(entry: Entry, wanted: source.Source) -> bool:
     if not isinstance(wanted, source.HubSource):
         return entry.source == str(wanted)
@@ -178,7 +174,7 @@ def _comes_from(entry: Entry, wanted: source.Source) -> bool:
     return (
         isinstance(installed, source.HubSource)
         and installed.repo.lower() == wanted.repo.lower()
-        and wanted.quant in (None, entry.quant, entry.quant.removeprefix("UD-"))
+        and (wanted.quant is None or is_named(entry.quant, wanted.quant))
         and wanted.file in (None, installed.file)
         and wanted.revision in (None, installed.revision, entry.revision)
     )

@@ -10,10 +10,11 @@ from edge.config.models import id_of
 from edge.config.values import Config, ModelConfig
 from edge.errors import ModelMissingError
 from edge.model.file import ModelFile
+from edge.model.quant import QuantPreference, bits, matching, order
 from edge.model.store import Entry, Store
 from edge.plan.offer import Offer
 from edge.plan.offers import Rank, absent, loader, of_name, offers, ranking
-from edge.plan.select import bits, pick, plain, quant_order, select, smaller_quants
+from edge.plan.select import pick, select, smaller_quants
 from edge.plan.situation import Situation
 from edge.profile.profile import Wishes
 from edge.units import format_bytes
@@ -87,9 +88,9 @@ class Chooser:
             return file, (), None
         ranks: dict[str, Rank] = {}
         group = of_name(self.entries, name, ranks)
-        exact = [offer for offer in group if plain(offer.quant) == plain(quant)] if quant else group
+        exact = matching(group, quant) if quant else group
         if exact:
-            first = quant_order(exact, wishes)[0]
+            first = order(exact, QuantPreference(wishes.quant, wishes.prefer))[0]
             found = None if quant or len(exact) == 1 else pick(exact, wishes, self._place, self._load)[0]
             offer = found[0] if found else first
             subject = self._load(offer)
@@ -109,7 +110,7 @@ class Chooser:
             return self._store.resolve(model.ref), (), None
         group = [Offer(row.name, each.quant, each.bytes, None, each.source) for each in row.quants]
         if quant:
-            group = [offer for offer in group if plain(offer.quant) == plain(quant)]
+            group = matching(group, quant)
             if not group:
                 there = ", ".join(each.quant for each in row.quants)
                 raise ModelMissingError(f"there is no {quant} of {row.name}", f"the catalogue has {there}")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from edge.errors import DoesNotFitError
+from edge.model.quant import QuantPreference, bits, order, plain
 from edge.plan.offer import Offer
 from edge.plan.refusal import does_not_fit
 from edge.plan.role import role_of
@@ -78,7 +79,7 @@ def pick(
     Only models that chat. `strict`: with a chat template, fast enough, and leaving room to the rest of the machine.
     """
     last: Rung | None = None
-    for offer in quant_order(group, wishes):
+    for offer in order(group, QuantPreference(wishes.quant, wishes.prefer)):
         if offer.bytes > _room(wishes, place) or (strict and not _comfortable(offer, wishes, place)):
             continue
         subject = load(offer)
@@ -94,21 +95,6 @@ def pick(
     return None, last
 
 
-def quant_order(group: Iterable[Offer], wishes: Wishes) -> list[Offer]:
-    """The wanted quantization, then smaller ones, then larger ones; larger ones first where quality is preferred."""
-    wanted = bits(wishes.quant)
-    ordered = sorted(group, key=lambda offer: -offer.bytes)
-    exact = [offer for offer in ordered if plain(offer.quant) == plain(wishes.quant)]
-    others = [offer for offer in ordered if offer not in exact]
-    smaller = [offer for offer in others if bits(offer.quant) <= wanted]
-    larger = [offer for offer in others if bits(offer.quant) > wanted]
-    if wishes.prefer == "quality":
-        return [*larger, *exact, *smaller]
-    if wishes.prefer == "speed":
-        return [*(offer for offer in smaller if bits(offer.quant) >= 4), *exact, *reversed(larger)]
-    return [*exact, *smaller, *reversed(larger)]
-
-
 def smaller_quants(chosen: Offer, group: Iterable[Offer], load: Load, most: int = 2) -> list[Subject]:
     """Files of the same model that are here and smaller, largest first."""
     files = sorted((o for o in group if o.path and o.bytes < chosen.bytes), key=lambda offer: -offer.bytes)
@@ -122,16 +108,6 @@ def tokens_s(offer: Offer, wishes: Wishes, place: Situation) -> float | None:
     if bandwidth is None and (wishes.offload == "none" or not place.gpus):
         bandwidth = _CPU_BYTES_S
     return None if bandwidth is None else _REACHED * bandwidth / max(1.0, offer.bytes * offer.active)
-
-
-def bits(quant: str) -> int:
-    """The number in a quantization's name: Q5_K_M is 5, MXFP4 4, F16 16; 0 when there is none."""
-    digits = "".join(c for c in plain(quant).split("_")[0] if c.isdigit())
-    return int(digits) if digits else 0
-
-
-def plain(quant: str) -> str:
-    return quant.upper().removeprefix("UD-")
 
 
 def _comfortable(offer: Offer, wishes: Wishes, place: Situation) -> bool:

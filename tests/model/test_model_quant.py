@@ -6,7 +6,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.model.quant import FILE_TYPES, UNKNOWN, canonical, file_type_label, label_from_name, public_name, shard_of
+from edge.model.catalogue import CatalogueQuant
+from edge.model.pick import Option, RemoteFile, choose
+from edge.model.quant import (
+    FILE_TYPES,
+    UNKNOWN,
+    QuantPreference,
+    canonical,
+    file_type_label,
+    label_from_name,
+    matching,
+    order,
+    public_name,
+    select,
+    shard_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -93,3 +107,45 @@ def test_any_name_gives_some_label_and_id(name: str) -> None:
     assert (label and label == label.upper()) or label == UNKNOWN
     public = public_name(name + ".gguf")
     assert public and ":" not in public and "/" not in public and not any(c.isspace() for c in public)
+
+
+def options_of(*sizes: tuple[str, int]) -> list[Option]:
+    return [Option(quant, (RemoteFile(f"m-{quant}.gguf", size),)) for quant, size in sizes]
+
+
+REPOSITORY = options_of(
+    *(("UD-Q2_K_XL", 20), ("Q4_0", 40), ("UD-Q4_K_XL", 44), ("Q4_K_M", 42), ("Q5_1", 56), ("Q6_K", 60), ("BF16", 160))
+)
+
+
+@pytest.mark.parametrize(
+    ("room", "quant"), [(None, "UD-Q4_K_XL"), (43, "Q4_K_M"), (41, "Q4_0"), (39, "UD-Q2_K_XL"), (19, None)]
+)
+def test_without_the_preferred_quantization_the_largest_smaller_one_that_fits_is_taken(
+    room: int | None, quant: str | None
+) -> None:
+    without_legacy = [one for one in REPOSITORY if one.quant != "Q5_1"]
+    found = select(without_legacy, QuantPreference(), room)
+    assert (found.quant if found else None) == quant
+
+
+def test_larger_quantizations_come_before_those_under_four_bits() -> None:
+    few = options_of(("Q2_K", 20), ("Q3_K_L", 30), ("Q6_K", 60), ("Q8_0", 80), ("unknown", 50))
+    assert [one.quant for one in order(few)] == ["Q6_K", "Q8_0", "Q3_K_L", "Q2_K", "unknown"]
+    assert [one.quant for one in order(few, QuantPreference(prefer="quality"))][:2] == ["Q8_0", "Q6_K"]
+
+
+def test_pull_and_up_choose_by_one_rule() -> None:
+    """`model pull` decides over a repository's files, `up` over files and catalogue rows: same sizes, same answer."""
+    rows = [CatalogueQuant(one.quant, (), one.bytes, True, "", "") for one in REPOSITORY]
+    for wanted in (QuantPreference(), QuantPreference("Q8_0"), QuantPreference("Q4_K_M", "quality")):
+        for room in (None, 170, 100, 58, 45, 41, 25):
+            pulled = choose(REPOSITORY, "owner/repo", None, room, wanted).option.quant
+            planned = select(rows, wanted, room)
+            assert planned is not None and planned.quant == pulled
+
+
+def test_a_tag_names_the_publishers_variant_after_the_exact_one() -> None:
+    both = options_of(("UD-Q4_K_M", 45), ("Q4_K_M", 42), ("Q4_K_S", 40))
+    assert [one.quant for one in matching(both, "q4_k_m")] == ["Q4_K_M", "UD-Q4_K_M"]
+    assert [one.quant for one in matching(both, "ud-q4_k_m")] == ["UD-Q4_K_M"]

@@ -18,13 +18,14 @@ from edge.errors import DoesNotFitError, ModelMissingError
 from edge.folders import folders
 from edge.model.catalogue import CatalogueRow
 from edge.model.catalogue import load as load_catalogue
+from edge.model.quant import QuantPreference, order
 from edge.model.store import Store
 from edge.plan.assumed import assumed_engine
 from edge.plan.chosen import Chooser, Chosen
 from edge.plan.offer import Offer
 from edge.plan.offers import ranking
 from edge.plan.planner import place
-from edge.plan.select import quant_order, select, tokens_s
+from edge.plan.select import select, tokens_s
 from edge.plan.situation import situation
 from edge.plan.subject import subject
 from edge.profile.profile import Wishes
@@ -101,10 +102,10 @@ def offer(quant: str, size: int, path: str | None = "/m") -> Offer:
 
 def test_order_of_quantizations() -> None:
     group = [offer(q, s) for q, s in (("Q8_0", 80), ("Q5_K_M", 50), ("Q4_K_M", 40), ("Q6_K", 60), ("Q2_K", 20))]
-    order = {p: [o.quant for o in quant_order(group, Wishes(prefer=p))] for p in ("balanced", "quality", "speed")}
-    assert order["balanced"] == ["Q5_K_M", "Q4_K_M", "Q2_K", "Q6_K", "Q8_0"]
-    assert order["quality"] == ["Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q2_K"]
-    assert order["speed"] == ["Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0"]
+    found = {p: [o.quant for o in order(group, QuantPreference(prefer=p))] for p in ("balanced", "quality", "speed")}
+    assert found["balanced"] == ["Q5_K_M", "Q4_K_M", "Q6_K", "Q8_0", "Q2_K"]
+    assert found["quality"] == ["Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q2_K"]
+    assert found["speed"] == ["Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "Q2_K"]
 
 
 def test_speed_follows_from_bandwidth_and_the_weights_a_token_reads() -> None:
