@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from edge.coldstart.timeline import Span
-from edge.comeback import come_back
+from edge.comeback import recover_gpu
 from edge.config import Config, load
 from edge.control import Actions, Control, LogQuestion
 from edge.errors import EdgeError
@@ -161,7 +161,7 @@ class App:
         self._tell_troubles()
         show = asyncio.create_task(self._show_progress())
         stopped = asyncio.create_task(self._stop.wait())
-        back = asyncio.create_task(come_back(lambda: self.prepared, self.fleet, self._plan_again))
+        back = asyncio.create_task(recover_gpu(lambda: self.prepared, self.fleet, self._plan_again))
         broke = asyncio.create_task(self.fleet.broke.wait())
         self._arrival = asyncio.create_task(self._arrive())
         await asyncio.wait([stopped, broke], return_when=asyncio.FIRST_COMPLETED)

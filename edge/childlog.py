@@ -1,4 +1,4 @@
-"""The engines' own lines: a ring in memory, and two files of 4 MiB in the run folder (tmpfs: no flash wear)."""
+"""The engines' log lines: a ring in memory, and two files of 4 MiB in the run folder (tmpfs, so no flash wear)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ FILE_BYTES = 4 << 20
 
 
 class _Quiet(RotatingFileHandler):
-    """Drops what a full disk refuses: a log line is worth no traceback."""
+    """A handler that drops lines that cannot be written, instead of printing a traceback for each."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Nothing to do."""
+        """Drop the record."""
 
 
 class ChildLog:
-    """One model's log. A file that cannot be written costs the file, not the start."""
+    """One model's log. Without a writable folder only the ring is kept."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.ring = Ring()

@@ -1,4 +1,4 @@
-"""Served by the CPU although the profile wants the GPU: looks for it again, ever more seldom, and goes back to it."""
+"""Return to the GPU after serving by the CPU in its place: retry at growing intervals, reload when it is usable."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from edge.terms import without_device
 
 log = logging.getLogger(__name__)
 
-PAUSES_S = (30.0, 60.0, 120.0, 300.0)  # a look starts the engine for a moment
-DEVICES_TIMEOUT_S = 90.0
+PAUSES_S = (30.0, 60.0, 120.0, 300.0)  # each look starts the engine for a moment, which costs seconds of CPU
+DEVICES_TIMEOUT_S = 90.0  # the first CUDA calls after a cold boot have taken that long (llama.cpp#27923)
 
 
-async def come_back(
+async def recover_gpu(
     prepared: Callable[[], Prepared | None],
     fleet: Fleet,
     plan_again: Callable[[], Awaitable[Any]],
@@ -35,24 +35,24 @@ async def come_back(
     answers: Callable[[Prepared], bool] | None = None,
     pauses_s: Sequence[float] = PAUSES_S,
 ) -> None:
-    """Until cancelled. A model that lost its GPU is restarted on it; one that was planned without is planned again."""
-    looks, said = 0, ""
+    """Run until cancelled: restart models that lost the GPU on it, and call `plan_again` if the plan is without it."""
+    looks, logged = 0, ""
     while True:
         await asyncio.sleep(pauses_s[min(looks, len(pauses_s) - 1)])
         current = prepared()
         lost = [each for each in fleet.supervisors() if each.on_cpu_instead and each.machine.state is State.READY]
-        absent = current is not None and planned_without(current)
+        absent = current is not None and planned_without_gpu(current)
         if current is None or not (lost or absent):
             looks = 0
             continue
         looks += 1
         try:
             back = await asyncio.to_thread(answers or gpu_answers, current)
-        except Exception as error:  # a look at a driver that is not well: the next one may go better
+        except Exception as error:  # a driver in trouble can fail in any way; the next look may succeed
             why = f"{type(error).__name__}: {error}"
-            if why != said:
-                log.warning("whether the GPU is back cannot be seen: %s", why)
-            said = why
+            if why != logged:
+                log.warning("cannot check whether the GPU is back: %s", why)
+            logged = why
             continue
         if back:
             for each in lost:
@@ -61,8 +61,8 @@ async def come_back(
                 await plan_again()
 
 
-def planned_without(prepared: Prepared) -> bool:
-    """The profile wants the GPU, this engine could use it, and the plan does without."""
+def planned_without_gpu(prepared: Prepared) -> bool:
+    """Return whether profile and engine would use the GPU, and the plan is for the CPU."""
     if not wants_gpu(prepared.profile) or not prepared.plan.engine.cuda:
         return False
     ladders = [model.ladder for model in prepared.plan.models.values()]
@@ -70,14 +70,14 @@ def planned_without(prepared: Prepared) -> bool:
 
 
 def gpu_answers(prepared: Prepared) -> bool:
-    """Its nodes open and the engine lists it. Blocking; a start of the engine."""
+    """Return whether the GPU's nodes open and the engine lists it. Blocking: starts the engine."""
     board, engine = visible(probe(), os.environ.get(VARIABLE)), prepared.plan.engine
     if board.refused is not None or not engine.cuda or not devices.look(board).ready:
         return False
     if not engine.has("--list-devices"):
         return True
     try:
-        told = run_probe(Path(engine.path), ["--list-devices"], engine.library_path, timeout_s=DEVICES_TIMEOUT_S)
+        listed = run_probe(Path(engine.path), ["--list-devices"], engine.library_path, timeout_s=DEVICES_TIMEOUT_S)
     except EdgeError:
         return False
-    return bool(parse_devices(told.stdout + told.stderr))
+    return bool(parse_devices(listed.stdout + listed.stderr))

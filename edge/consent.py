@@ -1,6 +1,6 @@
-"""What a start lacks, got with the user's word: `edgellm build` and `edgellm model pull`, run as commands of their own.
+"""Get what a start lacks, with the operator's consent, by running `edgellm build` and `edgellm model pull`.
 
-They show their own progress and import what they like; the process of `up` stays lean.
+As processes of their own they show their progress and import what they need; the process of `up` stays small.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edge.units import format_bytes
 
 
 def fetch(absent: dict[str, Offer], state_dir: Path | None, *, yes: bool) -> None:
-    """Pulls what the plan chose. Raises ModelMissingError without consent, EdgeError when a pull fails."""
+    """Pull the models that the plan chose. Raises ModelMissingError without consent, EdgeError if a pull fails."""
     wanted = ", ".join(f"{offer.id} ({format_bytes(offer.bytes)})" for offer in absent.values())
     if not (yes or _agrees(f"fetch {wanted}?")):
         raise fetch_first(absent)
@@ -27,7 +27,7 @@ def fetch(absent: dict[str, Offer], state_dir: Path | None, *, yes: bool) -> Non
 
 
 def build(missing: EngineMissingError, recipe: str, state_dir: Path | None, *, yes: bool) -> None:
-    """Builds the engine that the plan needs. Raises the given error without consent, EdgeError when it fails."""
+    """Build the engine that the plan needs. Raises `missing` without consent, EdgeError if the build fails."""
     if not (yes or _agrees(f"{missing}. Build it now? {missing.hint}")):
         raise missing
     print(f"{missing}: building it. {missing.hint}", flush=True)
@@ -35,15 +35,14 @@ def build(missing: EngineMissingError, recipe: str, state_dir: Path | None, *, y
 
 
 def _agrees(question: str) -> bool:
-    """Only a person at a terminal can agree."""
+    """Ask on the terminal; without one the answer is no."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return False
     return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 
 def _run(arguments: Sequence[str], state_dir: Path | None) -> None:
-    where = ["--state-dir", str(state_dir)] if state_dir else []
-    command = [sys.executable, "-m", "edge", *arguments, *where]
-    code = subprocess.run(command, check=False).returncode
+    place = ["--state-dir", str(state_dir)] if state_dir else []
+    code = subprocess.run([sys.executable, "-m", "edge", *arguments, *place], check=False).returncode
     if code:
-        raise EdgeError(f"`edgellm {' '.join(arguments)}` failed with exit code {code}", "its own message says why")
+        raise EdgeError(f"`edgellm {' '.join(arguments)}` failed with exit code {code}", "see the message above")

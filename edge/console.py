@@ -1,4 +1,4 @@
-"""What `up` says on its terminal: plain lines, or JSON lines with --json. rich is never imported here."""
+"""The output of `up` on its terminal: plain lines, or JSON lines with --json. rich would cost its imports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edge.units import format_bytes, format_seconds
 
 
 class Console:
-    """Writes to `out`. On a terminal, weights show a line that is overwritten."""
+    """Writes events to `out`; on a terminal, the progress of the weights is a line that is overwritten."""
 
     def __init__(self, out: TextIO | None = None, *, as_json: bool = False) -> None:
         self._out = out or sys.stdout
@@ -28,8 +28,8 @@ class Console:
     def planned(self, plan: Plan, profile: str, urls: list[str]) -> None:
         mode = plan.board.power_mode.name if plan.board.power_mode else None
         if self._json:
-            told = {"profile": profile, "engine": plan.engine.id, "power_mode": mode}
-            self._event("planned", **told, models=list(plan.models), urls=urls)
+            head = {"profile": profile, "engine": plan.engine.id, "power_mode": mode}
+            self._event("planned", **head, models=list(plan.models), urls=urls)
             return
         board = plan.board.module + (f" · power mode {mode}" if mode else "")
         self._line(f"edgellm {__version__} · {board} · profile {profile} · engine {plan.engine.id}")
@@ -69,7 +69,7 @@ class Console:
         if self._json:
             self._event("failed", model=model_id, kind=failure.kind, hint=failure.hint, gives_up=gives_up)
             return
-        what = "failed" if gives_up else "died and is started again"
+        what = "failed" if gives_up else "died and is restarted"
         self._line(f"{model_id} {what}: {failure.kind}")
         for line in failure.evidence.splitlines():
             self._line(f"  | {line}")
@@ -103,7 +103,7 @@ class Console:
 
 
 def describe(model: ModelPlan) -> str:
-    """`chat: SmolLM2-135M-Instruct Q4_1, 8192 tokens in 1 slot, needs 0.4 GiB of 20.1 GiB host`."""
+    """Format `chat: SmolLM2-135M-Instruct Q4_1, 8192 tokens in 1 slot, needs 0.4 GiB of 20.1 GiB host`."""
     plan = model.ladder.plans[model.ladder.chosen]
     settings = plan.settings
     slots = "1 slot" if settings.n_parallel == 1 else f"{settings.n_parallel} slots"
@@ -116,7 +116,7 @@ def describe(model: ModelPlan) -> str:
 
 
 def gate_lines(gates: Mapping[str, Gate]) -> list[str]:
-    """One line a gate: name, time, evidence."""
+    """Format each gate as one line: name, time, evidence."""
     lines = []
     for name, gate in gates.items():
         took = format_seconds(gate.took_s) if gate.took_s is not None else ""

@@ -1,4 +1,4 @@
-"""The control socket: HTTP on a unix socket in the run folder. Who may write is the kernel's word (SO_PEERCRED)."""
+"""The control socket: HTTP on a unix socket in the run folder; the kernel names its peers (SO_PEERCRED)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from aiohttp import web
 
 from edge.errors import EdgeError
 
-GROUP = "edgellm"  # of the service; its members may look
-_PEERCRED = struct.Struct("3i")  # pid, uid, gid
+GROUP = "edgellm"  # of the service; its members may read status and logs
+_PEERCRED = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
 
 
 @dataclass(frozen=True, slots=True)
 class LogQuestion:
-    """`engine` false: edgellm's own lines. `since`: by stream, how many lines the reader has seen."""
+    """A request for log lines: the engines' or edgellm's own. `since`: by stream, how many lines were seen."""
 
     engine: bool = False
     model: str | None = None
@@ -32,10 +32,10 @@ class LogQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """What the application lets the socket do. `status` returns the whole document, evidence included.
+    """The operations of the application. `status` returns the whole document, evidence included.
 
-    `logs`: `lines`, and `next`: what to pass as `since` the next time. `reload` may raise EdgeError.
-    `telemetry`: /telemetry without its history, for who asks every second and keeps his own.
+    `logs` returns `lines`, and `next`, the `since` of the next request. `reload` may raise EdgeError.
+    `telemetry` returns /telemetry without its history, for readers that poll every second.
     """
 
     status: Callable[[], dict[str, Any]]
@@ -43,11 +43,11 @@ class Actions:
     stop: Callable[[bool], None]
     restart: Callable[[str | None], list[str]]
     reload: Callable[[], Awaitable[dict[str, Any]]]
-    telemetry: Callable[[], dict[str, Any]] = lambda: {"schema": 1, "source": "none", "age_s": None}
+    telemetry: Callable[[], dict[str, Any]]
 
 
 class Control:
-    """Serves `Actions` until closed. `for_group`: the service's group may read; changes stay with owner and root."""
+    """A server of `Actions`. `for_group`: the service's group can read; changes are for the owner and root."""
 
     def __init__(self, path: Path, actions: Actions, *, for_group: bool = False) -> None:
         self._path = path
@@ -66,7 +66,7 @@ class Control:
         app.router.add_post("/reload", _for_owner(self._reload))
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1)
         await self._runner.setup()
-        self._path.unlink(missing_ok=True)  # of a former holder of our lock
+        self._path.unlink(missing_ok=True)  # left by an earlier holder of our lock
         listener = socket.socket(socket.AF_UNIX)
         mask = os.umask(self._mask)
         try:
@@ -105,8 +105,8 @@ class Control:
         try:
             return web.json_response(await self._actions.reload())
         except EdgeError as error:
-            told = {"message": str(error), "kind": error.kind, "hint": error.hint, "table": error.table}
-            return web.json_response({"schema": 1, "error": told}, status=422)
+            fault = {"message": str(error), "kind": error.kind, "hint": error.hint, "table": error.table}
+            return web.json_response({"schema": 1, "error": fault}, status=422)
 
 
 def _numbers(text: str) -> dict[str, int]:

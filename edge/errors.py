@@ -1,19 +1,19 @@
-"""Every error a user can meet. Each carries what to do next and the exit code of sysexits.h.
+"""The errors that reach an operator, each with its exit code (sysexits.h) and a hint.
 
 EdgeError                    1   failed
 ├── UsageError              64   the command line is wrong
-├── BadDataError            65   a file is not what it should be
+├── BadDataError            65   a file has the wrong content
 │   └── BadModelError       65   ... a GGUF file
-├── UnavailableError        69   not running, not reachable, not there
+├── UnavailableError        69   not running, not reachable, not found
 │   ├── NotRunningError     69   no edgellm answers in this run folder
 │   ├── AlreadyRunningError 69   another edgellm holds this run folder
-│   ├── AddressInUseError   69   somebody else listens there
+│   ├── AddressInUseError   69   another process listens on the address
 │   ├── EngineMissingError  69   no engine fits the plan
-│   └── ModelMissingError   69   no such model here
+│   └── ModelMissingError   69   no such model in the store
 ├── BugError                70   our fault
-├── TemporaryError          75   may work later
+├── TemporaryError          75   a later attempt may succeed
 │   ├── DoesNotFitError     75   memory or disk is too small now
-│   ├── DeviceMissingError  75   the GPU does not answer (yet)
+│   ├── DeviceMissingError  75   the GPU does not answer, or not yet
 │   └── TimedOutError       75
 └── ConfigError             78   a profile or edgellm.toml is wrong
 """
@@ -24,7 +24,7 @@ from typing import ClassVar
 
 
 class EdgeError(Exception):
-    """What went wrong (one sentence), and `hint`: one next step. `kind` is stable, for programs."""
+    """One sentence on the fault. `hint` is one next step, `table` details for a terminal; `kind` never changes."""
 
     exit_code: ClassVar[int] = 1
     kind: ClassVar[str] = "failed"
@@ -67,7 +67,7 @@ class AddressInUseError(UnavailableError):
 
 
 class EngineMissingError(UnavailableError):
-    """`recipe`: what `edgellm build -p` would build; None when building does not help."""
+    """`recipe` is the argument for `edgellm build -p`; None if a build would not help."""
 
     kind = "engine_missing"
 
@@ -95,7 +95,7 @@ class DoesNotFitError(TemporaryError):
 
 
 class DeviceMissingError(TemporaryError):
-    """`patience_s`: for how long the device may only be late."""
+    """`patience_s`: seconds after boot within which the driver may still bring the device up."""
 
     kind = "device_missing"
 

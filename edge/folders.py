@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-# sun_path holds 108 bytes with its final zero; the longest name we put under run/<instance>/ is a model's socket.
+# unix(7): sun_path holds 108 bytes with its final zero. The longest name under run/<instance>/ is a model's socket.
 SOCKET_PATH_MAX_BYTES = 107
-_LONGEST_SOCKET_NAME = 40
+_LONGEST_SOCKET_NAME = 40  # 24 bytes of the id, its hash, `~N` of a reload, `.sock`
 
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """Paths only; nothing is created here. `instance` names one running edgellm.
+    """The paths of one edgellm; nothing is created here. `instance` names the part of one running process.
 
     `shared_stores`: models are also looked for in the system service's folder and in the user's Hugging Face cache.
     False for a folder named by --state-dir or EDGELLM_STATE_DIR, which has to hold everything that it serves.
@@ -61,7 +61,7 @@ class Folders:
         return self.instance_state / "crashes.jsonl"
 
     def model_socket(self, model_id: str) -> Path:
-        """A child's private socket. The id is cut and hashed where it is long or not a plain file name."""
+        """Return the path of an engine's private socket; ids that are long or no plain file name are cut and hashed."""
         plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in model_id)
         if plain != model_id or len(plain.encode()) > 24:
             plain = f"{plain.encode()[:15].decode(errors='ignore')}-{_digest(model_id.encode(), 8)}"
@@ -69,24 +69,26 @@ class Folders:
 
 
 def folders(env: Mapping[str, str], state_dir: Path | None = None, *, root_user: bool | None = None) -> Folders:
-    """`--state-dir` > EDGELLM_STATE_DIR > the system's when root or its service, else the user's (XDG)."""
+    """Resolve `--state-dir` > EDGELLM_STATE_DIR > the system's folders for root and its service, else XDG's."""
     chosen = state_dir or (Path(env["EDGELLM_STATE_DIR"]) if env.get("EDGELLM_STATE_DIR") else None)
     if chosen is not None:
         return _under(chosen.absolute())
     if os.geteuid() == 0 if root_user is None else root_user:
         return system_folders()
-    if str(system_folders().run) in env.get("RUNTIME_DIRECTORY", "").split(":"):  # systemd made it for our unit
+    if str(system_folders().run) in env.get("RUNTIME_DIRECTORY", "").split(":"):  # RuntimeDirectory= of our unit
         return system_folders()
     return user_folders(env)
 
 
 def system_folders() -> Folders:
+    """Return the folders of the installed service (FHS)."""
     lib = Path("/var/lib/edgellm")
     cache, run, config = Path("/var/cache/edgellm"), Path("/run/edgellm"), Path("/etc/edgellm")
     return Folders(lib, lib / "state", cache, run, config, shared_stores=True)
 
 
 def user_folders(env: Mapping[str, str]) -> Folders:
+    """Return a user's folders by the XDG base directories; relative paths are ignored, as the standard asks."""
     home = Path(env.get("HOME") or "/nonexistent")
 
     def xdg(variable: str, default: Path) -> Path:
@@ -112,11 +114,11 @@ def _under(base: Path) -> Folders:
 
 
 def temporary() -> Path:
-    """TMPDIR or /tmp. The standard library's tempfile would try to write there; nothing is written here."""
+    """Return TMPDIR or /tmp. The standard library's tempfile would write a file there to try it."""
     return Path(os.environ.get("TMPDIR") or "/tmp")
 
 
 def _digest(data: bytes, length: int) -> str:
-    import hashlib  # loads OpenSSL: only names that do not fit pay for it
+    import hashlib  # loads OpenSSL, 3 ms: only for names that do not fit
 
     return hashlib.sha256(data).hexdigest()[:length]

@@ -1,4 +1,4 @@
-"""Telemetry in a running application: who follows the governor, and what a start's record gets of power and heat."""
+"""Telemetry in a running application: applies the governor's limits, and keeps samples for the records of starts."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def telemetry_of(plan: Prepared | EdgeError, config: Config, models: Path) -> Te
 
 
 class Governing:
-    """One application's telemetry and what hangs on it. Its news, one line per change, are said on the console."""
+    """The telemetry of one application and its consumers. Changes of limits appear on the console."""
 
     def __init__(self, telemetry: Telemetry, console: Console) -> None:
         self.telemetry = telemetry
         news = logging.getLogger("edge.telemetry")
         news.setLevel(logging.INFO)
-        # The journal takes Python's log by itself; a terminal's console has to be told.
-        news.handlers = [] if logging.getLogger().handlers else [_Say(console)]
+        # With the journal, Python's log has a handler already.
+        news.handlers = [] if logging.getLogger().handlers else [_ConsoleHandler(console)]
         self._models: dict[str, Governed] = {}
         telemetry.on_limit(self._limit)
         self._open: dict[str, ExitStack] = {}  # traces of models that are starting
@@ -66,7 +66,7 @@ class Governing:
             governed.apply(limit)
 
     def attach(self, app: web.Application) -> None:
-        """Documents, metrics, energy and admission of the gateway."""
+        """Connect telemetry to the gateway: documents, metrics, energy and admission."""
         context = app[CONTEXT]
         context.telemetry, context.energy = self.telemetry, self.telemetry.energy
         metrics.register(context.metrics, self.telemetry)
@@ -85,12 +85,12 @@ class Governing:
             self._open.pop(model_id).close()
 
     def samples(self, model_id: str, zero_s: float) -> list[list[float | int | None]]:
-        """What was kept of the start that just ended: [[seconds since `zero_s`, W, bytes, °C]]."""
+        """Return the samples of the start that just ended: [[seconds since `zero_s`, W, bytes, °C]]."""
         points = self._points.pop(model_id, [])
         return [[round(at - zero_s, 3), *(_rounded(value) for value in rest)] for at, *rest in points]
 
 
-class _Say(logging.Handler):
+class _ConsoleHandler(logging.Handler):
     def __init__(self, console: Console) -> None:
         super().__init__()
         self._console = console

@@ -1,4 +1,4 @@
-"""last_good.json in the state folder: how fast each model was when it last served as planned."""
+"""The speed baseline of each model, last_good.json in the state folder: tokens per second when it ran as planned."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ SCHEMA = 1
 
 
 class LastGood:
-    """By model id; a value counts for the same file, engine and rung only."""
+    """Tokens per second by model id, each valid for one file, engine and rung."""
 
     def __init__(self, folders: Folders) -> None:
         self._path = folders.instance_state / "last_good.json"
         self._models = self._read()
 
     def tokens_s(self, model_id: str, key: str) -> float | None:
+        """Return the baseline, or None for another file, engine or rung."""
         kept = self._models.get(model_id, {})
         value = kept.get("tokens_s")
         return float(value) if kept.get("key") == key and isinstance(value, (int, float)) and value > 0 else None
 
     def keep(self, model_id: str, key: str, tokens_s: float) -> None:
-        """The fastest counts: from the last one a slow decline would lower its own bar, start by start.
+        """Keep the highest speed, and write it if the disk allows.
 
-        A disk that is full or read-only costs only the memory of it.
+        With the last speed as the baseline, a slow decline would lower its own bar at every start.
         """
         if tokens_s <= (self.tokens_s(model_id, key) or 0.0):
             return
@@ -48,4 +49,5 @@ class LastGood:
 
 
 def key(fingerprint: str, engine: str, rung: int) -> str:
+    """Return the identity for which a baseline is valid."""
     return f"{fingerprint}/{engine}/{rung}"

@@ -1,4 +1,4 @@
-"""The public sockets: inherited from systemd, or bound here before anything else is done."""
+"""The public sockets: inherited from systemd, or bound before the plan is made, so that requests wait from then on."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import NamedTuple
 
 from edge.errors import AddressInUseError, ConfigError, UnavailableError
 
-FIRST_INHERITED = 3  # SD_LISTEN_FDS_START
-BACKLOG = 1024  # connections that wait in the kernel until the gateway answers
+FIRST_INHERITED = 3  # SD_LISTEN_FDS_START of sd-daemon.h
+BACKLOG = 1024  # connections that wait in the kernel until the gateway accepts; capped by net.core.somaxconn
 
 
 class Listener(socket.socket):
-    """asyncio listens once more, with the number of connections that it takes in one turn of its loop: the kernel's
-    queue keeps its length all the same."""
+    """A socket whose backlog cannot shrink.
+
+    asyncio calls listen() again with the number of connections that it accepts in one turn of its loop.
+    """
 
     def listen(self, backlog: int = BACKLOG, /) -> None:
         super().listen(max(backlog, BACKLOG))
@@ -33,7 +35,7 @@ class Listeners(NamedTuple):
 
 
 def inherited(env: MutableMapping[str, str]) -> list[socket.socket]:
-    """Sockets by sd_listen_fds(3), taken once: the variables are removed, so that no child believes them."""
+    """Return the sockets of sd_listen_fds(3) and unset its variables, so that children do not inherit them."""
     pid, count = env.pop("LISTEN_PID", ""), env.pop("LISTEN_FDS", "")
     env.pop("LISTEN_FDNAMES", None)
     if pid != str(os.getpid()) or not count.isdigit():
@@ -46,7 +48,7 @@ def inherited(env: MutableMapping[str, str]) -> list[socket.socket]:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """`127.0.0.1:8080`, `[::1]:8080`, `:8080` (loopback), `8080`. Raises ConfigError."""
+    """Split `127.0.0.1:8080`, `[::1]:8080`, `:8080` or `8080` (both loopback). Raises ConfigError."""
     host, _, port = text.rpartition(":")
     if not port.isdigit() or not 0 <= int(port) <= 65535:
         raise ConfigError(f"not an address: {text!r}", "write it like 127.0.0.1:8080 or [::1]:8080")
@@ -54,7 +56,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def bind(addresses: Sequence[str]) -> list[socket.socket]:
-    """Listening sockets. Raises AddressInUseError, ConfigError, UnavailableError; none stays open then."""
+    """Return listening sockets. Raises AddressInUseError, ConfigError, UnavailableError and leaves none open then."""
     sockets: list[socket.socket] = []
     try:
         for text in addresses:
@@ -75,7 +77,9 @@ def _bind(host: str, port: int) -> socket.socket:
         raise ConfigError(f"cannot listen on {host}: {error.strerror}", "use an address of this machine") from error
     listener = Listener(family, kind, protocol)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections in TIME_WAIT are no owner
+        listener.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # connections in TIME_WAIT do not block a restart
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind(address)
@@ -85,16 +89,16 @@ def _bind(host: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             from edge.portowner import owner
 
-            who = owner(port)
-            look = "" if who else f"`sudo ss -ltnp 'sport = :{port}'` names it; "
+            holder = owner(port)
+            look = "" if holder else f"`sudo ss -ltnp 'sport = :{port}'` names it; "
             hint = f"{look}end it, or choose another address: --listen {host}:{port + 1}"
-            raise AddressInUseError(f"{host}:{port} is taken by {who or 'another program'}", hint) from error
+            raise AddressInUseError(f"{host}:{port} is taken by {holder or 'another program'}", hint) from error
         raise UnavailableError(f"cannot listen on {host}:{port}: {error.strerror}", None) from error
     return listener
 
 
 def url(listener: socket.socket, tls: bool) -> str:
-    """`http://127.0.0.1:8080`, with a certificate `https://…`, or `unix:PATH`."""
+    """Return `http://127.0.0.1:8080`, `https://…` with a certificate, or `unix:PATH`."""
     name = listener.getsockname()
     if listener.family == socket.AF_UNIX:
         return f"unix:{name}"

@@ -1,4 +1,4 @@
-"""Writes what happened to the models of one instance: starts.jsonl and crashes.jsonl in its state folder."""
+"""The history of one instance, starts.jsonl and crashes.jsonl in its state folder, and the calibration of its plans."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from edge.supervisor.state import Machine
 from edge.supervisor.supervisor import Supervisor
 from edge.supervisor.vitals import read_vitals
 
-Samples = Callable[[str, float], Sequence[Sequence[float | int | None]]]  # of a model's start, since an instant
+Samples = Callable[[str, float], Sequence[Sequence[float | int | None]]]  # (model id, zero_s) → telemetry samples
 
 
 class Recorder:
-    """`first`: what only the launcher knows of a model's first start: when the process began, its spans, its CPU."""
+    """A writer of starts and crashes. `on_lost` receives one sentence when they cannot be written."""
 
     def __init__(
         self,
@@ -43,11 +43,11 @@ class Recorder:
         self._past = journal.read(folders.starts)
 
     def look_at_cache(self, model_id: str, path: Path) -> None:
-        """How much of the model is in memory before anybody read it."""
+        """Note how much of the model is in the page cache before its engine reads it."""
         self._resident[model_id] = resident_ratio(path)
 
     def last_ready_s(self, model_id: str) -> float | None:
-        """What the last start of this model took."""
+        """Return the seconds that the last start of this model took."""
         for row in reversed(self._past):
             if row.get("model") == model_id and isinstance(row.get("ready_s"), (int, float)):
                 return float(row["ready_s"])
@@ -56,7 +56,7 @@ class Recorder:
     def start(
         self, supervisor: Supervisor, outcome: str, began_s: float, launcher: Sequence[Span], spawn_cpu_s: float | None
     ) -> None:
-        """One start, ready or failed. `began_s`: monotonic, of our process or of the restart."""
+        """Record one start, ready or failed. `began_s`: monotonic start of our process, or of the restart."""
         watch = supervisor.watch
         if watch is None:
             return
@@ -85,15 +85,15 @@ class Recorder:
         self._append(self._folders.starts, row)
 
     def calibrate(self, supervisor: Supervisor) -> None:
-        """What this engine really took for this architecture; the next plan is corrected by it."""
+        """Store the memory that the engine allocated, by which the next plan of this architecture is corrected."""
         watch = supervisor.watch
         if watch is None:
             return
         plan, vitals = watch.attempt.plan, read_vitals(watch.child.pid)
         file = plan.model or supervisor.model.model
-        what = f"{file.name} {file.quant}, {plan.settings.n_ctx} tokens"
-        measured = measure(what, list(watch.attempt.tail), vitals.rss_bytes if vitals else None)
-        if measured.weights_bytes:  # an old build whose lines say nothing teaches nothing
+        subject = f"{file.name} {file.quant}, {plan.settings.n_ctx} tokens"
+        measured = measure(subject, list(watch.attempt.tail), vitals.rss_bytes if vitals else None)
+        if measured.weights_bytes:  # older builds do not log their buffers
             with suppress(OSError):
                 record(calibration_path(self._folders), self._engine, file.meta.arch, plan, measured)
 
@@ -113,7 +113,7 @@ class Recorder:
         self._append(self._folders.crashes, row)
 
     def _append(self, path: Path, record: dict[str, Any]) -> None:
-        """A full or read-only disk is said once; it stops nothing."""
+        """Append, or report once that the disk is full or read-only; a start goes on without its record."""
         if not journal.append(path, record) and not self._lost:
             self._lost = True
             self._on_lost(f"{path} cannot be written (is the disk full or read-only?): starts and crashes are not kept")

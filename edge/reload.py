@@ -1,4 +1,4 @@
-"""A new configuration in a running edgellm: planned first, applied model by model, and a bad one changes nothing."""
+"""Apply a new configuration to a running edgellm: plan first, then change model by model; a bad one changes nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from edge.terms import terms_of
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Model ids. `kept` go on as they are."""
+    """The model ids of a reload, by what happens to them."""
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -33,8 +33,10 @@ class Changes:
 
 @dataclass
 class Outcome:
-    """What became of each model: added, removed, kept, beside, after, asleep, or back and why; and the settings that
-    have changed and are read only when edgellm starts."""
+    """The result of a reload, by model: added, removed, kept, beside, after, asleep, or back and a failure.
+
+    `after_restart`: changed settings that are only read when edgellm starts.
+    """
 
     models: dict[str, str] = field(default_factory=dict)
     failures: dict[str, Failure] = field(default_factory=dict)
@@ -56,7 +58,7 @@ class Outcome:
 
 
 def after_restart(started_with: Config, new: Config) -> tuple[str, ...]:
-    """Settings of the whole process that differ: sockets, the gateway and the sensors keep those they began with."""
+    """Return the settings that differ and need a restart: those of the sockets, the gateway and the sensors."""
     whole = [name for name in ("listen", "insecure") if getattr(started_with, name) != getattr(new, name)]
     for table in ("gateway", "telemetry", "thermal"):
         old, now = getattr(started_with, table), getattr(new, table)
@@ -65,7 +67,7 @@ def after_restart(started_with: Config, new: Config) -> tuple[str, ...]:
 
 
 def compare(running: Mapping[str, Supervisor], new: Prepared) -> Changes:
-    """A model goes on as it is when the new plan would run it the same way, or only less well."""
+    """Compare the running models with a new plan; a model is kept if the plan would run it no better."""
     models = new.plan.models
     both = [name for name in running if name in models]
     same = {name: _same(running[name], new, models[name]) for name in both}
@@ -78,29 +80,29 @@ def compare(running: Mapping[str, Supervisor], new: Prepared) -> Changes:
 
 
 def _same(old: Supervisor, new: Prepared, model: ModelPlan) -> bool:
-    """The rung that runs is one that the new plan would come to, at or above the one it chose."""
+    """Return whether the running rung is the one that the new plan chose, or above it."""
     if old.machine.state is State.FAILED or old.on_cpu_instead or old.machine.plain:
-        return False  # a reload is a good moment to try again
+        return False  # a reload is a request for another attempt
     terms = terms_of(new, model, None)
-    if _manners(old.terms, old.model) != _manners(terms, model):
+    if _options(old.terms, old.model) != _options(terms, model):
         return False
     if old.model.model.fingerprint != model.model.fingerprint:
         return False
-    ways = [_way(plan) for plan in model.ladder.plans[: model.ladder.chosen + 1]]
-    return _way(old.plan) in ways
+    commands = [_command(plan) for plan in model.ladder.plans[: model.ladder.chosen + 1]]
+    return _command(old.plan) in commands
 
 
-def _manners(terms: Terms, model: ModelPlan) -> tuple[Any, ...]:
-    """What is decided when a supervisor is made, beside how its engine is started."""
+def _options(terms: Terms, model: ModelPlan) -> tuple[Any, ...]:
+    """Return the options that a supervisor is made with, argv and environment apart."""
     return terms.hygiene, terms.strict, terms.ttl_s, terms.policy, model.aliases
 
 
-def _way(plan: LaunchPlan) -> tuple[Any, ...]:
+def _command(plan: LaunchPlan) -> tuple[Any, ...]:
     return (plan.argv, tuple(sorted(plan.env.items())))
 
 
 def held_bytes(supervisors: list[Supervisor]) -> dict[str, int]:
-    """What our engines hold now and would give back, by domain: a new plan may count it as free."""
+    """Return the bytes that our engines would free by ending, by memory domain, for a plan that replaces them."""
     held: dict[str, int] = {}
     for supervisor in supervisors:
         watch = supervisor.watch
@@ -108,7 +110,7 @@ def held_bytes(supervisors: list[Supervisor]) -> dict[str, int]:
             continue
         vitals = read_vitals(watch.child.pid)
         for domain, budget in supervisor.plan.budget.items():
-            # What is mapped is page cache and counts as available already.
+            # MemAvailable counts mapped weights already: they are clean page cache.
             mapped = budget.weights_bytes if supervisor.plan.settings.load_mode == "mmap" else 0
             size = max(0, budget.required_bytes - mapped - budget.prompt_cache_bytes)
             if domain == "host" and vitals is not None:
@@ -118,7 +120,7 @@ def held_bytes(supervisors: list[Supervisor]) -> dict[str, int]:
 
 
 def fits_beside(needed: MemoryBudget, available_bytes: Mapping[str, int]) -> bool:
-    """`available_bytes` while the old one still runs."""
+    """Return whether a second engine fits into `available_bytes` while the first still runs."""
     return all(
         budget.required_bytes + budget.reserve_bytes <= available_bytes.get(domain, 0)
         for domain, budget in needed.items()
@@ -126,7 +128,7 @@ def fits_beside(needed: MemoryBudget, available_bytes: Mapping[str, int]) -> boo
 
 
 class Reload:
-    """Applies a plan to a fleet. One at a time."""
+    """Applies plans to a fleet, one at a time."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet

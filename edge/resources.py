@@ -15,13 +15,13 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def data_dir(name: str) -> Path:
-    """The folder `build`, `profiles` or `systemd`. A checkout is read live; a wheel carries `edge/_data/`."""
+    """Return the folder `build`, `profiles` or `systemd`: of the checkout, or in a wheel `edge/_data/`."""
     packed = _PACKAGE / "_data" / name
     return packed if packed.is_dir() else _PACKAGE.parent / name
 
 
 def load_toml(path: Path) -> dict[str, Any]:
-    """A TOML file as plain values. Raises OSError or ValueError (bad TOML, bad UTF-8)."""
+    """Read a TOML file into plain values. Raises OSError or ValueError (bad TOML, bad UTF-8)."""
     with path.open("rb") as file:
         values: dict[str, Any] = tomllib.load(file)
         return values

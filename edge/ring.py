@@ -1,4 +1,4 @@
-"""The last lines of a stream, for whoever asks later."""
+"""The last lines of a stream, kept for `edgellm logs` and for a crash record."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ RING_LINES = 2000
 
 
 class Ring:
-    """The last lines of a stream, each with a number, so that a reader can ask for what came since."""
+    """The last lines of a stream, numbered, so that a reader can ask for those it has not seen."""
 
     def __init__(self, most: int = RING_LINES) -> None:
-        self.count = 0  # of all lines ever
+        self.count = 0  # lines ever added
         self._lines: deque[str] = deque(maxlen=most)
 
     def add(self, line: str) -> None:
@@ -19,7 +19,7 @@ class Ring:
         self._lines.append(line)
 
     def since(self, number: int = 0) -> list[str]:
-        """Lines after the first `number`, as far as they are still kept. A number from another life is no number."""
+        """Return the lines after the first `number` that are still kept; all for a number of an earlier process."""
         if number > self.count:
             number = 0
         missing = self.count - number

@@ -1,4 +1,4 @@
-"""Sizes and times as people write and read them. Binary units are written with an i (GiB); GB is decimal."""
+"""Parse and format sizes and durations. Binary units carry an i (GiB, IEC 80000-13); GB is decimal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
 def parse_size(text: str) -> int:
-    """`"7.4GiB"` → bytes. Raises UsageError."""
+    """Convert `"7.4GiB"` to bytes. Raises UsageError."""
     match = _SIZE.fullmatch(text)
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
@@ -39,7 +39,7 @@ def parse_size(text: str) -> int:
 
 
 def format_bytes(count: int) -> str:
-    """Bytes as GiB, MiB or KiB with at most one decimal."""
+    """Format bytes in the largest binary unit, with one decimal."""
     size = float(count)
     if abs(size) < KIB:
         return f"{count} B"
@@ -51,7 +51,7 @@ def format_bytes(count: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """`0.012` → `12 ms`, `3.21` → `3.2 s`, `75` → `1 min 15 s`."""
+    """Format `0.012` as `12 ms`, `3.21` as `3.2 s`, `75` as `1 min 15 s`."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:

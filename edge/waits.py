@@ -1,5 +1,8 @@
-"""Waiting with a limit that loses no cancellation: before Python 3.12 asyncio.wait_for swallows one that comes in the
-same moment as what it waits for, and the task that was cancelled goes on for ever."""
+"""Wait with a time limit without losing a cancellation.
+
+Before Python 3.12 asyncio.wait_for swallows a cancellation that arrives together with the result (python/cpython#86296,
+fixed by #98518), and the cancelled task runs on.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ T = TypeVar("T")
 
 
 class Late(Exception):
-    """The time was over first."""
+    """The time limit passed first."""
 
 
 async def within(work: Awaitable[T], limit_s: float) -> T:
-    """The result; raises Late. What is late, and what is cancelled, is cancelled."""
+    """Return the result, or cancel the work and raise Late after `limit_s`."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait({task}, timeout=max(0.0, limit_s))
@@ -28,7 +31,7 @@ async def within(work: Awaitable[T], limit_s: float) -> T:
 
 
 async def happens(event: asyncio.Event, limit_s: float) -> bool:
-    """Whether it is set in time."""
+    """Wait for the event; return False after `limit_s`."""
     if event.is_set():
         return True
     try:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ class Application:
             stop=lambda now: self.calls.append(("stop", now)),
             restart=restart,
             reload=reload,
+            telemetry=lambda: {"schema": 1, "source": "none"},
         )
 
 
@@ -139,7 +141,7 @@ async def test_a_reload_that_works_is_passed_on(short_dir: Path) -> None:
     async def reload() -> dict[str, Any]:
         return {"schema": 1, "models": {"chat": "kept"}, "failures": {}}
 
-    served = Control(short_dir / "c.sock", Actions(actions.status, actions.logs, actions.stop, actions.restart, reload))
+    served = Control(short_dir / "c.sock", replace(actions, reload=reload))
     await served.start()
     connector = aiohttp.UnixConnector(path=str(short_dir / "c.sock"))
     async with (

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from edge.comeback import come_back
+from edge.comeback import recover_gpu
 from edge.config import load
 from edge.errors import DeviceMissingError
 from edge.fleet import Fleet
@@ -124,7 +124,7 @@ async def test_a_model_that_lost_its_gpu_is_restarted_on_it(
             return looks >= 3
 
         watching = asyncio.create_task(
-            come_back(lambda: prepared, ship(rig.supervisor), nothing, answers=answers, pauses_s=(0.05,))
+            recover_gpu(lambda: prepared, ship(rig.supervisor), nothing, answers=answers, pauses_s=(0.05,))
         )
         try:
             await rig.until(lambda: rig.supervisor.machine.rung == 0 and rig.states[-1] == "READY")
@@ -142,7 +142,7 @@ async def test_what_was_planned_without_the_gpu_is_planned_again(orin: Path, pla
 
     for current, expected in ((replace(prepared, profile=cpu_only(prepared)), False), (prepared, True)):
         watching = asyncio.create_task(
-            come_back(lambda now=current: now, ship(), plan_again, answers=lambda _: True, pauses_s=(0.01,))
+            recover_gpu(lambda now=current: now, ship(), plan_again, answers=lambda _: True, pauses_s=(0.01,))
         )
         await asyncio.sleep(0.2)
         watching.cancel()
