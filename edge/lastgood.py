@@ -7,8 +7,8 @@ import json
 import time
 from typing import Any
 
-from edge.files import write_atomic
 from edge.folders import Folders
+from edge.linux.files import write_atomic
 
 SCHEMA = 1
 

@@ -14,12 +14,12 @@ from signal import SIGKILL
 from typing import Any, NamedTuple
 
 from edge import consent, listen
-from edge.coldstart.journal import process_began_s
 from edge.coldstart.timeline import Span
 from edge.config import Config, load
 from edge.errors import BugError, DeviceMissingError, EdgeError, EngineMissingError, UnavailableError
 from edge.folders import Folders, folders
 from edge.instance import Lock, acquire
+from edge.linux.procfs import process_started_s
 from edge.options import given, parse
 from edge.plan.chosen import fetch_first
 from edge.prepare import Prepared, config_of, prepare, wishes_of
@@ -44,7 +44,7 @@ class Claimed(NamedTuple):
 def up(argv: list[str]) -> int:
     """Run until stopped and return the exit code. Faults before the first spawn raise EdgeError."""
     gc.disable()  # nothing of the launch is garbage, and looking for some costs more than a tenth of its CPU time
-    clock = _Clock(process_began_s() or time.monotonic())
+    clock = _Clock(process_started_s() or time.monotonic())
     options = parse(argv)
     clock.lap("python")
     notifier = Notifier.take(os.environ)

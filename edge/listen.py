@@ -87,9 +87,9 @@ def _bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
-            from edge.portowner import owner
+            from edge.linux.procfs import port_owner
 
-            holder = owner(port)
+            holder = port_owner(port)
             look = "" if holder else f"`sudo ss -ltnp 'sport = :{port}'` names it; "
             hint = f"{look}end it, or choose another address: --listen {host}:{port + 1}"
             raise AddressInUseError(f"{host}:{port} is taken by {holder or 'another program'}", hint) from error

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from edge.coldstart import journal
-from edge.coldstart.residency import resident_ratio
 from edge.coldstart.timeline import Instants, Span, spans, start_record
 from edge.folders import Folders
+from edge.linux.procfs import read_boot_id, read_usage, resident_ratio
 from edge.plan.calibration import measure
 from edge.plan.calibration_file import calibration_path, record
 from edge.status import Failure, State
 from edge.supervisor.state import Machine
 from edge.supervisor.supervisor import Supervisor
-from edge.supervisor.vitals import read_vitals
 
 Samples = Callable[[str, float], Sequence[Sequence[float | int | None]]]  # (model id, zero_s) → telemetry samples
 
@@ -38,7 +37,7 @@ class Recorder:
         self._samples = samples
         self._on_lost = on_lost
         self._lost = False
-        self._boot_id = journal.boot_id()
+        self._boot_id = read_boot_id() or "unknown"
         self._resident: dict[str, float | None] = {}
         self._past = journal.read(folders.starts)
 
@@ -89,7 +88,7 @@ class Recorder:
         watch = supervisor.watch
         if watch is None:
             return
-        plan, vitals = watch.attempt.plan, read_vitals(watch.child.pid)
+        plan, vitals = watch.attempt.plan, read_usage(watch.child.pid)
         file = plan.model or supervisor.model.model
         subject = f"{file.name} {file.quant}, {plan.settings.n_ctx} tokens"
         measured = measure(subject, list(watch.attempt.tail), vitals.rss_bytes if vitals else None)

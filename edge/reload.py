@@ -10,6 +10,7 @@ from typing import Any
 from edge.board.memory import snapshot
 from edge.config import Config
 from edge.fleet import Fleet
+from edge.linux.procfs import read_usage
 from edge.plan.plan import LaunchPlan, MemoryBudget, ModelPlan
 from edge.prepare import Place, Prepared
 from edge.status import Failure, State
@@ -17,7 +18,6 @@ from edge.supervisor.slot import Slot
 from edge.supervisor.supervisor import Supervisor
 from edge.supervisor.terms import Terms
 from edge.supervisor.turnover import Turned, after, beside, quietly
-from edge.supervisor.vitals import read_vitals
 from edge.terms import terms_of
 
 
@@ -108,7 +108,7 @@ def held_bytes(supervisors: list[Supervisor]) -> dict[str, int]:
         watch = supervisor.watch
         if watch is None or not supervisor.machine.alive:
             continue
-        vitals = read_vitals(watch.child.pid)
+        vitals = read_usage(watch.child.pid)
         for domain, budget in supervisor.plan.budget.items():
             # MemAvailable counts mapped weights already: they are clean page cache.
             mapped = budget.weights_bytes if supervisor.plan.settings.load_mode == "mmap" else 0

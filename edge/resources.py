@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from edge.linux.files import read_bounded
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -21,7 +23,9 @@ def data_dir(name: str) -> Path:
 
 
 def load_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file into plain values. Raises OSError or ValueError (bad TOML, bad UTF-8)."""
-    with path.open("rb") as file:
-        values: dict[str, Any] = tomllib.load(file)
-        return values
+    """Read a TOML file. Raises OSError, or ValueError for bad TOML, bad UTF-8, a file too large or nested too deep."""
+    try:
+        values: dict[str, Any] = tomllib.loads(read_bounded(path).decode())
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deep") from None
+    return values

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-from edge.files import write_atomic
+from edge.linux.files import write_atomic
 
 KEPT_LINES = 50
 
@@ -35,23 +34,3 @@ def read(path: Path) -> list[dict[str, Any]]:
                 if isinstance(record, dict):
                     records.append(record)
     return records
-
-
-def boot_id(proc: Path = Path("/proc")) -> str:
-    """The kernel's id of this boot; one per power-on."""
-    try:
-        return (proc / "sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return "unknown"
-
-
-def process_began_s(proc: Path = Path("/proc")) -> float | None:
-    """When this process began, on the monotonic clock. The kernel counts in ticks of 10 ms since boot."""
-    import time
-
-    try:
-        ticks = int((proc / "self/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return None
-    since_boot_s = ticks / os.sysconf("SC_CLK_TCK")
-    return since_boot_s - time.clock_gettime(time.CLOCK_BOOTTIME) + time.monotonic()

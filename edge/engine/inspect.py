@@ -15,9 +15,9 @@ from edge.engine.binary import traits
 from edge.engine.engine import Device, Engine, Flag
 from edge.engine.era import era_of
 from edge.engine.faults import EngineBrokenError
-from edge.engine.files import write_atomically
 from edge.engine.readout import parse_devices, parse_help, parse_version
 from edge.errors import EngineMissingError
+from edge.linux.files import write_shared
 from edge.resources import data_dir, load_toml
 
 _CACHE_SCHEMA = 2
@@ -70,7 +70,7 @@ def inspect(
         # A CUDA engine that saw no device is asked again next time: the driver may only have been late.
         if file is not None and (answers["devices"] or not answers["cuda"]):
             with contextlib.suppress(OSError):
-                write_atomically(file, json.dumps({"key": key, "answers": answers}))
+                write_shared(file, json.dumps({"key": key, "answers": answers}))
     return _engine(path, answers, engine_id)
 
 

@@ -16,11 +16,11 @@ from typing import Any
 
 from edge.engine.embedded_engine import find_embedded
 from edge.engine.faults import BuildError
-from edge.engine.files import sync_folder, write_atomically
 from edge.engine.installed import SCHEMA, Selection, ids, is_id, load, manifest, read_selection, write_selection
 from edge.engine.proof import Proof
 from edge.engine.unpack import sha256_of
 from edge.errors import BadDataError, EdgeError, EngineMissingError, UnavailableError, UsageError
+from edge.linux.files import sync_folder, write_shared
 
 
 @contextlib.contextmanager
@@ -120,7 +120,7 @@ def commit(engines: Path, folder: Path, document: Mapping[str, Any]) -> str:
     engine_id = str(document["id"])
     if not is_id(engine_id):
         raise BadDataError(f"{engine_id!r} is no name for an engine")
-    write_atomically(folder / "engine.json", json.dumps(document, indent=2) + "\n")
+    write_shared(folder / "engine.json", json.dumps(document, indent=2) + "\n")
     sync_folder(folder / "bin")
     folder.replace(engines / engine_id)
     sync_folder(engines)

@@ -10,8 +10,8 @@ from typing import Any
 from edge.engine.engine import Device, Engine, Flag
 from edge.engine.era import era_of
 from edge.engine.faults import EngineBrokenError
-from edge.engine.files import write_atomically
 from edge.errors import EngineMissingError
+from edge.linux.files import write_shared
 from edge.resources import data_dir, load_toml
 
 SCHEMA = 1
@@ -38,7 +38,7 @@ def read_selection(engines: Path) -> Selection:
 def write_selection(engines: Path, selection: Selection) -> None:
     """One rename. A running server keeps the engine it was started with."""
     document = {"schema": SCHEMA, "current": selection.current, "previous": selection.previous}
-    write_atomically(engines / "selected.json", json.dumps(document, indent=2) + "\n")
+    write_shared(engines / "selected.json", json.dumps(document, indent=2) + "\n")
 
 
 def _id(value: object) -> str | None:

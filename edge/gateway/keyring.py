@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from edge.errors import ConfigError
-from edge.files import write_atomic
 from edge.gateway import keys
 from edge.gateway.keys import Key
+from edge.linux.files import write_atomic
 from edge.resources import load_toml
 
 log = logging.getLogger("edge.gateway")

@@ -26,13 +26,13 @@ def load(path: Path, engine_id: str) -> dict[str, Correction]:
 
 def record(path: Path, engine_id: str, arch: str, plan: LaunchPlan, measured: Measured) -> Correction:
     """Learns from one start and keeps it. Raises OSError when the file cannot be written."""
-    from edge.engine.files import write_atomically  # late: only reading is on the path of a start
+    from edge.linux.files import write_shared  # late: only reading is on the path of a start
 
     engines = _read(path)
     engine = engines.setdefault(engine_id, {})
     new = learn(_correction(engine.get(arch, {})), plan, measured)
     engine[arch] = asdict(new)
-    write_atomically(path, json.dumps({"schema": SCHEMA, "engines": engines}, indent=1, sort_keys=True) + "\n")
+    write_shared(path, json.dumps({"schema": SCHEMA, "engines": engines}, indent=1, sort_keys=True) + "\n")
     return new
 
 

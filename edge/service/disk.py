@@ -6,7 +6,7 @@ import os
 import pwd
 from pathlib import Path
 
-from edge.files import write_atomic
+from edge.linux.files import write_atomic
 
 
 def put(path: Path, text: str, mode: int = 0o644) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from edge.files import write_atomic
+from edge.linux.files import write_atomic
 
 SCHEMA = 1
 USER = "edgellm"

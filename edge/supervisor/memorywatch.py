@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from edge.linux.procfs import ProcessUsage
 from edge.plan.plan import LaunchPlan
 from edge.status import Degraded
-from edge.supervisor.vitals import Vitals
 from edge.units import MIB, format_bytes
 
 GROWN_RATIO = 1.25  # the plan is an estimate
@@ -12,7 +12,7 @@ GROWN_BYTES = 256 * MIB
 SWAPPED_BYTES = 64 * MIB  # less is pages of the start that nobody needs again
 
 
-def grown(plan: LaunchPlan, vitals: Vitals | None) -> tuple[Degraded, ...]:
+def grown(plan: LaunchPlan, vitals: ProcessUsage | None) -> tuple[Degraded, ...]:
     """Anonymous memory and swap of the process; what the GPU of a Jetson holds is not counted by the kernel (FC-20)."""
     domain = plan.budget.get("unified") or plan.budget.get("host")
     if vitals is None or domain is None:

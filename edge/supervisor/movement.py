@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edge.linux.procfs import ProcessUsage
 from edge.status import Failure
-from edge.supervisor.vitals import Vitals
 
 # Of one core. Our own /health polls cost an engine less; work of any kind costs more.
 IDLE_CPU_RATIO = 0.03
@@ -24,7 +24,7 @@ class Stillness:
     _read: tuple[int, int] = (0, 0)
     _lines: int = 0
 
-    def look(self, now_s: float, vitals: Vitals | None, lines: int, *, excused: bool = False) -> float:
+    def look(self, now_s: float, vitals: ProcessUsage | None, lines: int, *, excused: bool = False) -> float:
         """→ quiet seconds. `excused`: nothing is waited for, so nothing has to move."""
         if excused or self._has_moved(now_s, vitals, lines):
             self.moved_s, self._lines = now_s, lines
@@ -32,7 +32,7 @@ class Stillness:
                 self._cpu_s, self._read = vitals.cpu_s, _read(vitals)
         return now_s - self.moved_s
 
-    def _has_moved(self, now_s: float, vitals: Vitals | None, lines: int) -> bool:
+    def _has_moved(self, now_s: float, vitals: ProcessUsage | None, lines: int) -> bool:
         if lines != self._lines:
             return True
         if vitals is None:
@@ -42,7 +42,7 @@ class Stillness:
         return vitals.cpu_s - self._cpu_s > max(CPU_STEP_S, IDLE_CPU_RATIO * (now_s - self.moved_s))
 
 
-def _read(vitals: Vitals) -> tuple[int, int]:
+def _read(vitals: ProcessUsage) -> tuple[int, int]:
     return vitals.called_bytes, vitals.disk_bytes
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
+from edge.linux.procfs import read_usage
 from edge.status import Degraded, Failure
 from edge.supervisor.attempt import Attempt, Sighting
 from edge.supervisor.child import Child
@@ -35,7 +36,6 @@ from edge.supervisor.probe import Probe
 from edge.supervisor.terms import Terms
 from edge.supervisor.traffic import Traffic
 from edge.supervisor.truth import differences
-from edge.supervisor.vitals import read_vitals
 from edge.supervisor.warming import ConnectionLost, Warming
 from edge.waits import Late, happens, within
 
@@ -172,7 +172,7 @@ class Watch:
                 await happens(self._says_ready, pause_s)
             pause_s = min(pause_s * HEALTH_POLL_GROWTH, HEALTH_POLL_MOST_S)
         self.engine_ready_s = time.monotonic()
-        vitals = read_vitals(self.child.pid)
+        vitals = read_usage(self.child.pid)
         self._saw(self.attempt.answered(self.engine_ready_s, vitals.rss_bytes if vitals else None))
         self._post(EngineReady())
 
@@ -210,7 +210,7 @@ class Watch:
                 await happens(self._traffic.opened, self._idle_look_s())
             else:
                 await asyncio.sleep(self._terms.policy.look_s)
-            vitals, now = read_vitals(self.child.pid), time.monotonic()
+            vitals, now = read_usage(self.child.pid), time.monotonic()
             idle = serving and not self._traffic.open
             quiet_s = stillness.look(now, vitals, self.attempt.lines, excused=idle)
             if serving:

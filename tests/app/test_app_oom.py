@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from edge.supervisor.vitals import read_vitals
+from edge.linux.procfs import read_usage
 from tests.app.memory_group import memory_group
 from tests.serving import Up, eventually
 
@@ -52,8 +52,8 @@ def test_the_kernel_kills_it_for_memory_and_the_next_rung_serves(short_dir: Path
             group.join(up.process.pid)
             os.kill(up.child_pid(), signal.SIGKILL)  # the next is a member
             ready_again(up, 1)
-            child = read_vitals(up.child_pid())
-            ours = read_vitals(up.process.pid)
+            child = read_usage(up.child_pid())
+            ours = read_usage(up.process.pid)
             assert child is not None and ours is not None
             os.kill(up.child_pid(), signal.SIGKILL)
             # Less than this rung needs, more than the next: f16 cells are half of q8_0's and more.

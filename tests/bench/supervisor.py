@@ -34,8 +34,8 @@ from typing import Any
 import httpx
 
 from edge.coldstart import journal
+from edge.linux.procfs import read_usage
 from edge.model.pull import pull
-from edge.supervisor.vitals import read_vitals
 from tests.conftest import CACHE
 from tests.serving import DEMO, Up, alive, children, eventually
 
@@ -213,9 +213,9 @@ def up_restart(up: Up) -> None:
 
 def idle(up: Up, seconds: float) -> dict[str, float]:
     time.sleep(8)  # the idle set is over
-    before, began = read_vitals(up.process.pid), time.monotonic()
+    before, began = read_usage(up.process.pid), time.monotonic()
     time.sleep(seconds)
-    after = read_vitals(up.process.pid)
+    after = read_usage(up.process.pid)
     assert before is not None and after is not None
     share = (after.cpu_s - before.cpu_s) / (time.monotonic() - began)
     return {

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 from pathlib import Path
 
-from edge.coldstart.journal import KEPT_LINES, append, boot_id, process_began_s, read
+from edge.coldstart.journal import KEPT_LINES, append, read
 
 
 def test_the_last_fifty_lines_are_kept(tmp_path: Path) -> None:
@@ -27,12 +25,3 @@ def test_a_disk_that_cannot_be_written_is_only_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert not append(tmp_path / "file" / "starts.jsonl", {})
     assert read(tmp_path / "none") == []
-
-
-def test_this_process_began_before_now_on_the_same_clock() -> None:
-    began = process_began_s()
-    assert began is not None and time.monotonic() - began > 0
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    assert abs((time.monotonic() - began) - age_s) < 0.5
-    assert len(boot_id()) == 36

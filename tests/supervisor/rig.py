@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 
+from edge.linux.procfs import read_usage
 from edge.model.file import ModelFile
 from edge.model.meta import ModelMeta
 from edge.plan.plan import DomainBudget, Ladder, LaunchPlan, ModelPlan, Settings
@@ -23,7 +24,6 @@ from edge.supervisor.policy import Policy
 from edge.supervisor.state import Machine
 from edge.supervisor.supervisor import Supervisor
 from edge.supervisor.terms import Terms
-from edge.supervisor.vitals import read_vitals
 from edge.units import MIB
 from tests.fakes import llama_switches
 
@@ -110,7 +110,7 @@ class Rig:
 
     @property
     def child_lives(self) -> bool:
-        vitals = read_vitals(self.pids[-1])
+        vitals = read_usage(self.pids[-1])
         return vitals is not None and vitals.rss_bytes > 0
 
     @property

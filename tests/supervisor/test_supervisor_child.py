@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from edge.errors import UnavailableError
+from edge.linux.procfs import read_usage
 from edge.supervisor.child import Child, spawn
 from edge.supervisor.hygiene import Hygiene
-from edge.supervisor.vitals import read_vitals
 from tests.serving import ROOT, alive, eventually
 
 PYTHON = (sys.executable, "-S", "-E", "-c")
@@ -126,25 +126,15 @@ def test_fc32_it_does_not_outlive_us(number: signal.Signals, short_dir: Path) ->
     eventually(lambda: not alive(child), "it dies with its parent", patience_s=5)
 
 
-def test_vitals_are_the_processs_own(short_dir: Path, children: list[Child]) -> None:
+def test_usage_is_of_the_child(short_dir: Path, children: list[Child]) -> None:
     work = "data = b'x' * (64 << 20); sum(range(3_000_000)); print(len(data), flush=True); import time; time.sleep(120)"
     child = spawn((*PYTHON, work), {}, short_dir / "m.sock")
     children.append(child)
     child.stdout.readline()
-    seen = read_vitals(child.pid)
+    seen = read_usage(child.pid)
     assert seen is not None
     assert seen.rss_anon_bytes > 64 << 20 and seen.cpu_s > 0 and seen.read_bytes > 0
-    assert read_vitals(2**22 + 1) is None
-
-
-def test_vitals_without_io_still_tell_memory_and_cpu_time(tmp_path: Path) -> None:
-    """/proc/PID/io is kept from us by hidepid, by some containers, by kernels without task accounting."""
-    here = tmp_path / "7"
-    here.mkdir()
-    (here / "stat").write_text(f"7 (llama-server) S {' '.join(['0'] * 10)} 300 200 {' '.join(['0'] * 30)}")
-    (here / "status").write_text("VmRSS: 9 kB\nRssAnon: 5 kB\nVmSwap: 0 kB\n")
-    seen = read_vitals(7, tmp_path)
-    assert seen is not None and (seen.rss_anon_bytes, seen.read_bytes) == (5 * 1024, 0) and seen.cpu_s > 0
+    assert read_usage(2**22 + 1) is None
 
 
 def test_a_log_that_fills_the_pipe_waits_for_nobody_while_we_import(short_dir: Path, children: list[Child]) -> None:

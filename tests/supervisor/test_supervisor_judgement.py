@@ -9,6 +9,7 @@ import pytest
 
 from edge.board.board import Board, Cpu
 from edge.engine.engine import Engine, Flag
+from edge.linux.procfs import ProcessUsage
 from edge.plan.plan import DomainBudget, Reason
 from edge.status import Failure
 from edge.supervisor import warmup
@@ -20,7 +21,6 @@ from edge.supervisor.plain import plain
 from edge.supervisor.state import Machine
 from edge.supervisor.terms import Pace, Terms
 from edge.supervisor.truth import Facts, differences
-from edge.supervisor.vitals import Vitals
 from edge.supervisor.warming import too_slow
 from edge.units import GIB, MIB
 from tests.supervisor.rig import FILE, META, gpu_settings, launch_plan, settings
@@ -92,11 +92,11 @@ def test_differences_that_are_known_before_the_start() -> None:
 # --- movement --------------------------------------------------------------------------------------------------------
 
 
-def vitals(cpu_s: float = 0.0, called: int = 0, disk: int = 0, anon: int = 0, swap: int = 0) -> Vitals:
-    return Vitals(cpu_s, called, disk, anon, swap, anon)
+def vitals(cpu_s: float = 0.0, called: int = 0, disk: int = 0, anon: int = 0, swap: int = 0) -> ProcessUsage:
+    return ProcessUsage(cpu_s, called, disk, anon, swap, anon)
 
 
-def quiet_after(looks: list[tuple[float, Vitals | None, int]]) -> float:
+def quiet_after(looks: list[tuple[float, ProcessUsage | None, int]]) -> float:
     stillness = Stillness(0.0)
     return [stillness.look(at, seen, lines) for at, seen, lines in looks][-1]
 
@@ -114,7 +114,7 @@ def quiet_after(looks: list[tuple[float, Vitals | None, int]]) -> float:
     ],
     ids=["nothing", "a line", "read(2)", "a page fault", "CPU time", "only our own polls", "gone from /proc"],
 )
-def test_what_counts_as_movement(looks: list[tuple[float, Vitals | None, int]], quiet_s: float) -> None:
+def test_what_counts_as_movement(looks: list[tuple[float, ProcessUsage | None, int]], quiet_s: float) -> None:
     assert quiet_after(looks) == quiet_s
 
 

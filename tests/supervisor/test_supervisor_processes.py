@@ -12,9 +12,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from edge.linux.procfs import read_usage
 from edge.status import State
 from edge.supervisor.terms import Terms
-from edge.supervisor.vitals import read_vitals
 from tests.fakes.llama_switches import Death
 from tests.supervisor.rig import FAST, rigged, settings
 
@@ -272,7 +272,7 @@ async def test_asleep_until_somebody_asks(short_dir: Path) -> None:
         await rig.ready()
         rig.supervisor.sleep()
         await rig.settle(State.SLEEPING)
-        assert read_vitals(rig.pids[-1]) is None, "the memory is given back"
+        assert read_usage(rig.pids[-1]) is None, "the memory is given back"
         status = await asyncio.wait_for(rig.supervisor.ensure_ready(), 30)
         assert status.state is State.READY and len(rig.pids) == 2
 

@@ -1,0 +1,117 @@
+"""Read, hash, lock and atomically replace small files."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+CHUNK_BYTES = 1 << 20
+# Our largest file, the device answers of one engine, is under 100 kB; a file far beyond that is not ours.
+READ_MAX_BYTES = 4 << 20
+
+
+def write_atomic(path: Path, text: str, mode: int = 0o600) -> None:
+    """Replace a file in one step: write beside it, sync, rename.
+
+    Raises OSError; the former file is then unchanged. The rename itself may be lost with the power: see `write_shared`.
+    """
+    import tempfile  # late: nothing is written on the way to the first child
+
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise
+
+
+def write_shared(path: Path, text: str) -> None:
+    """Replace a file that every user may read, create its folder, and make the rename durable. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, text, 0o644)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside the folder survive a power cut: POSIX syncs a directory entry only with its directory."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_bounded(path: Path, most_bytes: int = READ_MAX_BYTES) -> bytes:
+    """Read a regular file of at most `most_bytes`.
+
+    Raises OSError for anything that is not a regular file (a FIFO would block the caller without end, a device may
+    never end) and ValueError for a larger file.
+    """
+    # O_NONBLOCK lets the open of a FIFO without a writer return; it changes nothing for a regular file.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{path} is not a regular file")
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise ValueError(f"{path} is larger than {most_bytes} bytes")
+    return data
+
+
+def read_json(path: Path, most_bytes: int = READ_MAX_BYTES) -> Any:
+    """Read a JSON file of ours. Raises OSError, or ValueError for bad JSON, NaN, infinity and too deep nesting."""
+    try:
+        return json.loads(read_bounded(path, most_bytes), parse_constant=_not_finite, parse_float=_finite)
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deep") from None
+
+
+def _not_finite(text: str) -> float:
+    raise ValueError(f"{text} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    """Refuse 1e400, which float() turns into infinity and json.dumps would write as `Infinity`."""
+    value = float(text)
+    return value if math.isfinite(value) else _not_finite(text)
+
+
+def sha256_file(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
+    """Return the SHA-256 of a file in hex; `on_bytes` gets the size of each chunk read. Raises OSError."""
+    import hashlib  # late: loads OpenSSL, and a start hashes nothing
+
+    digest = hashlib.sha256()
+    buffer = bytearray(CHUNK_BYTES)
+    view = memoryview(buffer)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(view[:count])
+            if on_bytes:
+                on_bytes(count)
+    return digest.hexdigest()
+
+
+def try_lock(file: int | IO[Any], *, shared: bool = False) -> bool:
+    """Take the flock of an open file without waiting; return False when another process holds it.
+
+    The kernel releases the lock with the last descriptor, also after SIGKILL. Raises OSError when the file system
+    supports no locks (some NFS mounts).
+    """
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

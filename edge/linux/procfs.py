@@ -1,0 +1,216 @@
+"""Read processes, sockets and file residency from /proc and the kernel. Absent or forbidden is None."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+PROC = Path("/proc")
+WINDOWS = 64
+WINDOW_BYTES = 1 << 20
+_TICKS_S = os.sysconf("SC_CLK_TCK")
+_TCP_LISTEN = "0A"  # TCP_LISTEN of include/net/tcp_states.h, in hex
+
+
+class ProcessStat(NamedTuple):
+    """Fields of /proc/PID/stat, see proc_pid_stat(5)."""
+
+    state: str  # one letter: R, S, D, Z …
+    parent_pid: int
+    session: int
+    cpu_s: float  # user and system time
+    started_ticks: int  # since boot; with the pid it identifies one process, pids being reused
+
+
+class ProcessUsage(NamedTuple):
+    """Resource use of one process: memory in bytes, CPU time in seconds."""
+
+    cpu_s: float
+    called_bytes: int  # rchar: read(2) from any source, page cache included; 0 where io may not be read
+    disk_bytes: int  # read_bytes: from storage, through mappings too; 0 where io may not be read
+    rss_anon_bytes: int
+    swap_bytes: int
+    rss_bytes: int
+
+    @property
+    def read_bytes(self) -> int:
+        """Return the progress through a file that is read once, by read(2) or by a mapping."""
+        return max(self.called_bytes, self.disk_bytes)
+
+
+class ListeningSocket(NamedTuple):
+    """A listening TCP socket of this network namespace."""
+
+    address: str
+    port: int
+    inode: str
+
+
+class SocketOwner(NamedTuple):
+    """A process that holds a socket."""
+
+    pid: int
+    name: str
+
+
+def read_stat(pid: int | str, proc: Path = PROC) -> ProcessStat | None:
+    """Read the stat line of a process (`self` for this one); None when it is gone."""
+    try:
+        # The command name in parentheses may hold spaces and parentheses, so the fields are counted from its end.
+        fields = (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_S
+        return ProcessStat(fields[0], int(fields[1]), int(fields[3]), cpu_s, int(fields[19]))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def pids(proc: Path = PROC) -> Iterator[int]:
+    """Yield the ids of the processes that are visible here. Raises nothing: an unreadable /proc has none."""
+    with suppress(OSError):
+        for entry in proc.iterdir():
+            if entry.name.isdecimal():
+                yield int(entry.name)
+
+
+def process_started_s(proc: Path = PROC) -> float | None:
+    """Return when this process started, on the monotonic clock. The kernel counts in ticks of 10 ms since boot."""
+    import time  # late: keeps readers of this module free of a clock
+
+    stat = read_stat("self", proc)
+    if stat is None:
+        return None
+    # Start times count suspended time, as CLOCK_BOOTTIME does and CLOCK_MONOTONIC does not.
+    return stat.started_ticks / _TICKS_S - time.clock_gettime(time.CLOCK_BOOTTIME) + time.monotonic()
+
+
+def read_boot_id(proc: Path = PROC) -> str | None:
+    """Read the kernel's random id of this boot."""
+    try:
+        return (proc / "sys/kernel/random/boot_id").read_text().strip() or None
+    except OSError:
+        return None
+
+
+def read_usage(pid: int, proc: Path = PROC) -> ProcessUsage | None:
+    """Read CPU time, bytes read and memory of a process; None when it is gone or belongs to another user."""
+    stat = read_stat(pid, proc)
+    try:
+        status = _numbers((proc / str(pid) / "status").read_text())
+    except (OSError, ValueError):
+        return None
+    if stat is None:
+        return None
+    io: dict[str, int] = {}
+    with suppress(OSError, ValueError):  # closed in some containers; CPU time and memory are still useful
+        io = _numbers((proc / str(pid) / "io").read_text())
+    return ProcessUsage(
+        cpu_s=stat.cpu_s,
+        called_bytes=io.get("rchar", 0),
+        disk_bytes=io.get("read_bytes", 0),
+        rss_anon_bytes=status.get("RssAnon", 0) * 1024,
+        swap_bytes=status.get("VmSwap", 0) * 1024,
+        rss_bytes=status.get("VmRSS", 0) * 1024,
+    )
+
+
+def _numbers(text: str) -> dict[str, int]:
+    """Parse `Name:  123 kB` lines; units stay as they are."""
+    pairs = (line.split(":", 1) for line in text.splitlines() if ":" in line)
+    return {name: int(rest.split()[0]) for name, rest in pairs if rest.split() and rest.split()[0].isdigit()}
+
+
+def listening_sockets(proc: Path = PROC) -> Iterator[ListeningSocket]:
+    """Yield every listening TCP socket from /proc/net/tcp and tcp6."""
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for line in (proc / "net" / table).read_text(errors="replace").splitlines()[1:]:
+                fields = line.split()
+                if len(fields) > 9 and fields[3] == _TCP_LISTEN:
+                    address, _, port = fields[1].partition(":")
+                    yield ListeningSocket(_address(address), int(port, 16), fields[9])
+
+
+def socket_owner(inodes: set[str], proc: Path = PROC) -> SocketOwner | None:
+    """Find the process that holds one of these sockets; None when it belongs to another user or is gone."""
+    links = {f"socket:[{inode}]" for inode in inodes}
+    for pid in pids(proc) if links else ():
+        if _holds(proc / str(pid) / "fd", links):
+            with suppress(OSError):
+                return SocketOwner(pid, (proc / str(pid) / "comm").read_text(errors="replace").strip())
+    return None
+
+
+def port_owner(port: int, proc: Path = PROC) -> str | None:
+    """Describe the process that listens on a TCP port, as `python3 (pid 1234)`; None when it cannot be found."""
+    owner = socket_owner({socket.inode for socket in listening_sockets(proc) if socket.port == port}, proc)
+    return f"{owner.name} (pid {owner.pid})" if owner else None
+
+
+def lock_holders(path: Path, proc: Path = PROC) -> set[int]:
+    """Return the processes with a lock on a file (/proc/locks: id, kind, mode, access, pid, device:inode)."""
+    try:
+        inode = str(path.stat().st_ino)
+        rows = [line.split() for line in (proc / "locks").read_text(errors="replace").splitlines()]
+    except OSError:
+        return set()
+    return {int(row[4]) for row in rows if len(row) > 5 and row[5].endswith(f":{inode}") and row[4].isdecimal()}
+
+
+def _address(text: str) -> str:
+    """Decode an address; the kernel prints words of four bytes in the machine's order (little endian here)."""
+    import ipaddress  # late: only needed when a port is taken
+
+    raw = bytes.fromhex(text)
+    address = ipaddress.ip_address(b"".join(raw[i : i + 4][::-1] for i in range(0, len(raw), 4)))
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
+
+
+def _holds(descriptors: Path, links: set[str]) -> bool:
+    with suppress(OSError):
+        for descriptor in descriptors.iterdir():
+            with suppress(OSError):  # closed since the listing
+                if str(descriptor.readlink()) in links:
+                    return True
+    return False
+
+
+def resident_ratio(path: Path) -> float | None:
+    """Return how much of a file the page cache holds, 0…1; None when it cannot be read.
+
+    At most 64 windows of 1 MiB spread over the file are asked with mincore(2): 40 GB cost no more than 64 MB.
+    """
+    import mmap  # late, with ctypes: no other reader of this module needs them
+
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size == 0:
+                return None
+            grain = mmap.ALLOCATIONGRANULARITY
+            step = max(WINDOW_BYTES, size // WINDOWS // grain * grain)
+            pages = [_resident_pages(file.fileno(), at, min(WINDOW_BYTES, size - at)) for at in range(0, size, step)]
+    except (OSError, ValueError):
+        return None
+    return round(sum(resident for resident, _ in pages) / sum(total for _, total in pages), 3)
+
+
+def _resident_pages(descriptor: int, offset: int, length: int) -> tuple[int, int]:
+    """Count (resident, all) pages of one window. Raises OSError when the kernel refuses mincore."""
+    import ctypes
+    import mmap
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    count = -(-length // mmap.PAGESIZE)
+    answer = ctypes.create_string_buffer(count)
+    # ctypes only takes the address of a writable buffer: a private copy that is never written.
+    with mmap.mmap(descriptor, length, access=mmap.ACCESS_COPY, offset=offset) as window:
+        view = ctypes.c_char.from_buffer(window)
+        failed = libc.mincore(ctypes.c_void_p(ctypes.addressof(view)), ctypes.c_size_t(length), answer)
+        del view  # mmap cannot be closed while the buffer is exported
+    if failed:
+        raise OSError(ctypes.get_errno(), "mincore failed")
+    return sum(byte & 1 for byte in answer.raw), count

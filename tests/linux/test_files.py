@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from edge.linux.files import (
+    CHUNK_BYTES,
+    READ_MAX_BYTES,
+    read_bounded,
+    read_json,
+    sha256_file,
+    try_lock,
+    write_atomic,
+    write_shared,
+)
+from edge.resources import load_toml
+
+
+def test_a_file_is_replaced_whole_with_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    write_atomic(path, "one")
+    write_atomic(path, "two", mode=0o640)
+    assert path.read_text() == "two" and stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_write_leaves_the_former_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    write_atomic(path, "one")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomic(path, "\ud800")
+    assert path.read_text() == "one" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_shared_file_gets_its_folder_and_is_readable_by_all(tmp_path: Path) -> None:
+    path = tmp_path / "engines/one/engine.json"
+    write_shared(path, "{}")
+    assert path.read_text() == "{}" and stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"a": NaN}', '{"a": 1e400}', '{"a": -Infinity}', '{"a": ', '"\\ud800', "1" * 5000]
+)
+def test_bad_json_is_a_value_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ValueError):
+        read_json(tmp_path / "a.json")
+
+
+def test_good_json_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"a": [1, 2.5, null]}')
+    assert read_json(tmp_path / "a.json") == {"a": [1, 2.5, None]}
+
+
+def test_bad_toml_is_a_value_error(tmp_path: Path) -> None:
+    for number, text in enumerate(("a = " + "[" * 100_000, "a = ", "a = '\xff")):
+        path = tmp_path / f"{number}.toml"
+        path.write_bytes(text.encode("latin-1"))
+        with pytest.raises(ValueError):
+            load_toml(path)
+
+
+def test_only_regular_files_of_a_sane_size_are_read(tmp_path: Path) -> None:
+    """A FIFO would block the caller, /dev/zero never ends, a folder is an error of its own."""
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", Path("/dev/zero"), tmp_path, tmp_path / "none"):
+        with pytest.raises(OSError):
+            read_bounded(path)
+    with (tmp_path / "big").open("wb") as file:
+        file.truncate(READ_MAX_BYTES + 1)
+    with pytest.raises(ValueError, match="larger"):
+        read_bounded(tmp_path / "big")
+
+
+def test_the_hash_of_a_file_and_its_progress(tmp_path: Path) -> None:
+    data = os.urandom(CHUNK_BYTES + 77)
+    seen: list[int] = []
+    (tmp_path / "a").write_bytes(data)
+    assert sha256_file(tmp_path / "a", seen.append) == hashlib.sha256(data).hexdigest()
+    assert sum(seen) == len(data) and len(seen) == 2
+
+
+def test_a_lock_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("w") as one, (tmp_path / "lock").open("w") as other:
+        assert try_lock(one) and not try_lock(other) and not try_lock(other, shared=True)
+    with (tmp_path / "lock").open("w") as other:
+        assert try_lock(other)
