@@ -38,7 +38,7 @@ class MemoryGroup:
 
 @contextmanager
 def memory_group() -> Iterator[MemoryGroup | None]:
-    """None where there is none to be had."""
+    """Return a memory cgroup, or None without root or a controller."""
     v1 = ROOT / "memory"
     v2 = "memory" in _words(ROOT / "cgroup.subtree_control")
     parent = v1 if (v1 / "memory.limit_in_bytes").exists() else ROOT if v2 else None

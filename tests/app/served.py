@@ -33,7 +33,7 @@ class Served(Up):
 
     @cached_property
     def client(self) -> Client:
-        """The control socket without a process for each question."""
+        """Return a client of the control socket, which costs no process per request."""
         return Client(folders({}, self.state))
 
     def __exit__(self, *error: object) -> None:
@@ -44,7 +44,7 @@ class Served(Up):
         return self.client.status()
 
     def reload(self) -> dict[str, Any]:
-        """Raises EdgeError when the configuration cannot be planned."""
+        """Reload. Raises EdgeError if the configuration cannot be planned."""
         return self.client.reload()
 
     def model(self, name: str = "chat") -> dict[str, Any]:
@@ -67,7 +67,7 @@ class Served(Up):
 
 
 def install(data: Path, engine_id: str, **switches: Any) -> Path:
-    """An engine in `data`, as a build would leave it; → the fake's folder."""
+    """Install an engine in `data`, as a build does, and return the fake's folder."""
     folder = data / "engines" / engine_id
     (folder / "bin").mkdir(parents=True)
     server = llama_switches.write_fake(folder / "bin", **{"kv_mib": 400.0, **switches})

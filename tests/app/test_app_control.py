@@ -1,4 +1,4 @@
-"""The control socket: who may look, who may change, what it answers."""
+"""The control socket: access for the owner, root and the group, and its answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edge.errors import ConfigError
 
 
 class Application:
-    """Notes what it was asked for."""
+    """Actions that record their calls."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -107,7 +107,7 @@ for line in ("GET /status", "POST /stop", "POST /restart", "POST /reload"):
 
 
 def opened(folder: Path) -> None:
-    """Others may pass through it."""
+    """A folder that other users may enter."""
     folder.chmod(0o755)
 
 
@@ -129,8 +129,8 @@ async def test_the_group_looks_and_only_the_owner_and_root_change(
             sys.executable, "-c", ASK, str(short_dir / "c.sock"), str(group if member else 4343),
             stdout=subprocess.PIPE,
         )  # fmt: skip
-        told, _ = await asked.communicate()
-        assert told.decode().split() == expected
+        printed, _ = await asked.communicate()
+        assert printed.decode().split() == expected
         assert application.calls == []
 
 

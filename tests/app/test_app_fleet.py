@@ -1,4 +1,4 @@
-"""Models of one process together: how they end."""
+"""The end of several models in one process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Broken(Supervisor):
 async def test_an_owner_that_breaks_is_told_and_holds_nobody_up(
     short_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing brings its machine to rest any more: waiting for that would be for ever."""
+    """Its machine never reaches STOPPED any more, so waiting for that would not end."""
     places = folders({}, short_dir)
     fleet = Fleet(places, lambda *_: None, LastGood(places))
     broken = Broken(model_plan(("x",), 1, None, 0), short_dir / "m.sock", PATTERNS)

@@ -1,4 +1,4 @@
-"""A GPU that is late, stays away or comes back, from the plan's side: waited for, refused, replaced, gone back to."""
+"""Plans for a GPU that is late, missing or back: wait, refuse, use the CPU, return to the GPU."""
 
 from __future__ import annotations
 
@@ -154,11 +154,11 @@ def cpu_only(prepared: Prepared) -> Any:
 
 
 async def nothing() -> None:
-    """No plan is made again here."""
+    """Plan nothing."""
 
 
 def ship(*supervisors: Any) -> Fleet:
-    """A fleet of which only the list is asked."""
+    """Return a fleet that only lists its supervisors."""
 
     class Few:
         def supervisors(self) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Behind an inherited socket: the launcher's first spawn fails, and the model is started all the same."""
+"""Behind an inherited socket the supervisor starts a model whose first spawn failed in the launcher."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.e2e
 
 
 def configured(folder: Path, text: str) -> Path:
-    """A state folder with this edgellm.toml."""
+    """Make a state folder with this edgellm.toml."""
     config = folder / "s" / "config"
     config.mkdir(parents=True)
     (config / "edgellm.toml").write_text(text)
@@ -63,7 +63,7 @@ def test_fc26_a_load_that_is_stopped_is_tried_again(short_dir: Path, smollm2: Pa
 
 
 def test_a_long_prompt_is_busy_and_not_dead(short_dir: Path, smollm2: Path) -> None:
-    """Nothing of the answer comes for longer than wedge_s, and /health may not answer either; it works all the same."""
+    """A long prompt sends nothing for longer than wedge_s and may block /health, and the engine is not killed."""
     state = configured(short_dir, "schema = 1\n[restart]\nwedge_s = 3.0\nterm_s = 1.0\n")
     with Up(state, "-p", "cpu", "-m", f"demo={smollm2}", "--set", "n_ctx=8192") as up:
         up.wait_for("ok")

@@ -1,6 +1,6 @@
 """The real engine runs out of memory: the kernel kills it in a memory cgroup, or an allocation fails under ulimit -v.
 
-Both are evidence: one rung down at a time, until it fits. A SIGKILL by somebody is none: the rung stays.
+Both are evidence: one rung down at a time, until it fits. A SIGKILL from a process is none: the rung stays.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def test_the_kernel_kills_it_for_memory_and_the_next_rung_serves(short_dir: Path
 def test_fc25_allocations_that_fail_go_down_the_ladder_and_wait_for_memory_on_its_last_rung(
     short_dir: Path, smollm2: Path
 ) -> None:
-    """ulimit -v: no rung goes into the address space. Then somebody lets go, and the next try serves."""
+    """ulimit -v: no rung goes into the address space. Then the limit is raised, and the next attempt serves."""
     with started(short_dir / "s", smollm2) as up:
         up.wait_for("ok")
         # Children inherit it; we ourselves are far below.

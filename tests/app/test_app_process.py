@@ -1,4 +1,4 @@
-"""The processes of an edgellm: nothing outlives it, nothing of somebody else's is touched, all can be looked at."""
+"""The processes of an edgellm: none outlives it, none of others is killed, all appear in `status`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_fc32_sigkill_of_the_supervisor_leaves_nothing_alive_or_locked(short_dir
 
 
 def test_fc32_a_stale_pid_is_nobodys(short_dir: Path, chat: str) -> None:
-    """The lock file names a pid that now belongs to somebody else: the lock is what counts."""
+    """The lock file names a pid that now belongs to another process: only the lock counts."""
     with subprocess.Popen(["sleep", "60"]) as stranger:
         run = short_dir / "s" / "run" / "main"
         run.mkdir(parents=True)
@@ -56,7 +56,7 @@ def test_fc32_a_stale_pid_is_nobodys(short_dir: Path, chat: str) -> None:
             assert up.chat().status_code == 200
             up.cli("stop")
             eventually(lambda: up.process.poll() is not None, "it stops")
-        assert stranger.poll() is None, "a process of somebody else was killed"
+        assert stranger.poll() is None, "a process that is not ours was killed"
         stranger.kill()
 
 
@@ -77,7 +77,7 @@ def test_a_second_up_in_the_same_folder_names_the_first(up: Served) -> None:
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
 def test_fc34_a_busy_port_is_said_before_anything_is_loaded(short_dir: Path, chat: str, family: int) -> None:
-    """Also one that listens on :: only; it is never taken for our own."""
+    """Also a listener on :: only, which is never taken for our own."""
     with socket.socket(family) as foreign:
         foreign.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         foreign.bind(("::" if family == socket.AF_INET6 else "127.0.0.1", 0))
@@ -216,7 +216,7 @@ def test_fc40_a_crash_is_in_the_history_and_the_stream_says_so(short_dir: Path, 
 
 
 def stream(up: Served) -> tuple[str, bool]:
-    """What came, and whether it was cut."""
+    """Return the text received, and whether the stream was cut."""
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "stream": True}
     text = ""
     try:

@@ -1,4 +1,4 @@
-"""A new engine that never becomes ready gives way to the one before it, and the user is told."""
+"""Rollback: a new engine that never becomes ready is replaced by the previous one, with a warning."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def engine_of(up: Served) -> dict[str, Any]:
         (Death("line", ["error while loading shared libraries: libggml.so.0: cannot open"], code=127), 1),
         (Death("loading", ["GGML_ASSERT(x) failed"], signal=6), 3),
     ],
-    ids=["for good, at once", "three crashes"],
+    ids=["a permanent failure", "three crashes"],
 )
 def test_it_gives_way_and_stays_away(served_once: Path, death: Death, at_least: int) -> None:
     new = install(served_once / "data", "new-cpu-2", death=death)
@@ -70,7 +70,7 @@ def test_it_gives_way_and_stays_away(served_once: Path, death: Death, at_least: 
 
 
 def test_the_engine_that_serves_is_not_removed(served_once: Path) -> None:
-    """A build has made another one current since: the running server starts its next child from the old one."""
+    """A build has selected another engine since: the running server starts its next child from the old one."""
     with Served(served_once) as up:
         up.wait_for("ok")
         install(served_once / "data", "new-cpu-2")

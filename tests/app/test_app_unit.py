@@ -1,4 +1,4 @@
-"""Under systemd: which unit we are, and how a stop stays a stop although the socket listens on."""
+"""Under systemd: the own unit's name, and a stop that lasts although the socket unit listens on."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_unit_survives_the_control_socket() -> None:
 
 @pytest.fixture
 def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program of this name that writes down how it was called."""
+    """Make a program of this name that records its command line."""
     program = tmp_path / "bin" / "systemctl"
     program.parent.mkdir()
     lines = ("#!/bin/sh", f'echo "$@" >> {tmp_path}/calls', f'exit "$(cat {tmp_path}/rc 2>/dev/null || echo 0)"')

@@ -3,7 +3,7 @@
     python tests/bench/engine_ready.py MODEL.gguf [--pairs 20] [--profile cpu] [--engine ID|PATH]
 
 Both are counted from the child's spawn to /health 200. By hand means: the plan's own command line and environment,
-and somebody who asks /health every 2 ms. Also prints the launcher's CPU time until the spawn.
+and a client that polls /health every 2 ms. Also prints the launcher's CPU time until the spawn.
 """
 
 from __future__ import annotations

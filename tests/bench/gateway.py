@@ -1,4 +1,4 @@
-"""What the gateway adds, against the same fake engine asked directly: `python -m tests.bench.gateway [--json]`.
+"""Measure what the gateway adds to a fake engine that is asked directly: `python -m tests.bench.gateway [--json]`.
 
 Runs are interleaved (direct, gateway, direct, …) and medians are shown, since a shared machine drifts. Needs gcc.
 Costs are CPU time of the gateway's process. Exit code 1 where a limit of the table is exceeded.

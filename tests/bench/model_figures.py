@@ -5,7 +5,7 @@
     check    check --deep of 1 GB against sha256 of the same file, paired, by wall and by CPU time
     pull     1 GB over HTTP from this machine against curl, paired; peak memory of the process
 
-Other load on the machine changes wall times; pairs are run in turns and their median is told.
+Other load on the machine changes wall times; pairs are run in turns, and the median is printed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
 
 
 def vocabulary() -> Gguf:
-    """A header as those of large models are: what costs is the vocabulary."""
+    """Write a header like a large model's, whose vocabulary costs the time."""
     gguf = Gguf("llama").set("tokenizer.ggml.tokens", [f"token{n % 9973}" for n in range(151_936)])
     gguf.set("tokenizer.ggml.merges", [f"tok {n % 99_991}" for n in range(151_387)])
     gguf.set("tokenizer.ggml.token_type", [1] * 151_936)
@@ -105,7 +105,7 @@ def check(folder: Path, size: int) -> None:
 
 
 def sha256(path: Path) -> str:
-    """As plain as it gets."""
+    """Hash a file with the plainest loop, for comparison."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(2 << 20):

@@ -1,4 +1,4 @@
-"""What a bench measured, as a table or JSON, and whether it kept its limits."""
+"""The rows of a bench, as a table or JSON, checked against their limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Row:
 
 
 def report(rows: Sequence[Row], *, as_json: bool) -> int:
-    """→ the exit code: 1 where a limit is exceeded."""
+    """Return the exit code: 1 if a limit is exceeded."""
     if as_json:
         print(json.dumps({"schema": 1, "rows": [vars(row) for row in rows]}, ensure_ascii=False))
     else:

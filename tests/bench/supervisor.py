@@ -51,7 +51,7 @@ interval_s = 60
 
 @dataclass
 class Load:
-    """Clients that ask without a pause; every outcome is counted, and what is no clear answer is kept."""
+    """Clients that ask without a pause; every outcome is counted, unclear answers are kept."""
 
     url: str
     clients: int = 4
@@ -88,9 +88,9 @@ class Load:
         return self.clear(answer)
 
     def clear(self, answer: httpx.Response) -> str:
-        told = error_of(answer)
-        if answer.status_code in (502, 503) and answer.headers.get("Retry-After") and told.get("kind"):
-            return f"{answer.status_code} {told['kind']}"
+        fault = error_of(answer)
+        if answer.status_code in (502, 503) and answer.headers.get("Retry-After") and fault.get("kind"):
+            return f"{answer.status_code} {fault['kind']}"
         self.unclear.append(f"{answer.status_code} {answer.headers} {answer.text[:300]}")
         return "unclear"
 
@@ -105,7 +105,7 @@ class Load:
                     text += part
         except httpx.HTTPError as error:
             if '"error"' in text and "[DONE]" not in text:
-                return "stream cut, and told so"
+                return "stream cut with an error event"
             self.unclear.append(f"{error!r} after {text[-200:]!r}")
             return "broken"
         if "[DONE]" in text:
@@ -121,7 +121,7 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
 
 
 def killed(up: Up, rounds: int) -> dict[str, Any]:
-    """Kills the engine so often, each time a moment after it was READY again."""
+    """Kill the engine that many times, each time a moment after it was READY again."""
     gaps_ms, rungs, pids = [], set(), set()
     descriptors = len(list(Path(f"/proc/{up.process.pid}/fd").iterdir()))
     with Load(up.url) as load:
@@ -158,7 +158,7 @@ def ready(up: Up, restarts: int) -> dict[str, Any]:
 
 
 def kill(parent: int, pid: int) -> float:
-    """→ seconds from the engine's exit (its pidfd) to the next child."""
+    """Return the seconds from the engine's exit (its pidfd) to the next child."""
     descriptor = os.pidfd_open(pid)
     try:
         os.kill(pid, signal.SIGKILL)
@@ -247,7 +247,7 @@ def main() -> None:
             show("after all that", idle(up, min(options.idle, 10)))
     before, after = kills["descriptors"]
     kept = {
-        "every request is answered or told": not kills["unclear"],
+        "every request gets an answer or an error": not kills["unclear"],
         "one rung, no orphan, no zombie": (len(kills["rungs"]), kills["orphans"], kills["zombies"]) == (1, 0, 0),
         "no descriptor is leaked": after <= before + 4,
         "exit to spawn, p95 <= 50 ms": kills["exit_to_spawn_ms"]["p95"] <= 50,

@@ -27,7 +27,7 @@ from tests.fakes.fake_jetson.tree import FakeBoard, fake_board
 from tests.serving import DEMO, Up, eventually
 from tests.telemetry.test_telemetry_up import jtop_state, readers, up_on
 
-CALM_AFTER_S = 15  # nobody watches any more: jtop every 5 s
+CALM_AFTER_S = 15  # without readers jtop is polled every 5 s
 
 
 def measure(seconds: float) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""A bench that only prints its numbers would not be one."""
+"""A bench fails when a limit is exceeded."""
 
 import json
 

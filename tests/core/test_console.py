@@ -1,4 +1,4 @@
-"""What `up` says of its plan."""
+"""The lines that `up` prints about its plan."""
 
 import io
 import json
@@ -14,7 +14,7 @@ def said(board: str, *, as_json: bool = False) -> str:
 
 
 def test_fc44_the_start_names_the_power_mode() -> None:
-    """FC-44: in the first line, and in the event; where there is none it is not made up."""
+    """FC-44: in the first line, and in the event; absent where the board has none."""
     mode = planned("orin-nano-8", ERAS[0]).board.power_mode
     assert mode is not None
     assert f" · power mode {mode.name} · profile jetson · " in said("orin-nano-8").splitlines()[0]

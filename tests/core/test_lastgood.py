@@ -1,4 +1,4 @@
-"""How fast a model was when it served as planned."""
+"""The speed baseline of a model that ran as planned."""
 
 from __future__ import annotations
 

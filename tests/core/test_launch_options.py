@@ -1,4 +1,4 @@
-"""`up` is parsed by the launcher and shown by typer: one table feeds the one and is compared with the other."""
+"""The options of `up`: argparse in the launcher and typer's help come from one table."""
 
 from __future__ import annotations
 

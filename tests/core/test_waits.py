@@ -1,4 +1,4 @@
-"""Waiting with a limit: late, in time, and cancelled in the very moment that it is over."""
+"""Waiting with a limit: late, in time, and cancelled at the moment that the result arrives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def test_in_time_and_late() -> None:
 
 
 async def test_a_cancellation_in_the_same_moment_is_not_lost() -> None:
-    """What asyncio.wait_for swallows before Python 3.12."""
+    """Before Python 3.12 asyncio.wait_for swallows such a cancellation."""
     event, turns = asyncio.Event(), 0
 
     async def forever() -> None:

@@ -1,4 +1,4 @@
-"""Bad input gets a clear sentence, a next step, an exit code, and nothing is lost."""
+"""Bad input gets a sentence, a hint and an exit code, and no data is lost."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_a_killed_engine_is_back_for_the_next_request(smollm2: Path, tmp_path: P
 
 
 def test_a_killed_supervisor_leaves_no_engine(smollm2: Path, tmp_path: Path) -> None:
-    """FC-32: the engine must not outlive whoever would watch it."""
+    """FC-32: the engine must not outlive its supervisor."""
     with Up(tmp_path, "-p", "cpu", "-m", f"demo={smollm2}", "--set", "n_ctx=1024") as running:
         running.wait_for("ok")
         engine = running.child_pid()
