@@ -32,16 +32,14 @@ from edge.service import awaited, keeping, unit
 from edge.service.front import front
 from edge.service.herald import MORE_S, Herald
 from edge.service.reporter import console_for
-from edge.status import Failure, State
+from edge.status import Failure, ModelStatus, State
 from edge.supervisor.child import Child
-from edge.supervisor.failed import FailedUpstream
+from edge.supervisor.model_handle import UNNAMED, ModelHandle
 from edge.supervisor.notify import Notifier
-from edge.supervisor.slot import Slot
 from edge.supervisor.state import Machine, died
 from edge.supervisor.supervisor import Supervisor
 from edge.telemetry.telemetry import Telemetry
 from edge.terms import gateway_config
-from edge.upstream import Upstream
 
 PROGRESS_LOOK_S = 0.2
 
@@ -85,11 +83,12 @@ class App:
         self.console = console_for(os.environ, as_json=launch.as_json)
         self.urls = launch.listeners.urls(tls=bool(launch.config.gateway.tls_cert))  # no reload changes them
         self.fleet = Fleet(launch.folders, self._changed, LastGood(launch.folders))
-        self.upstreams: dict[str, Upstream] = {}
-        self.herald = Herald(launch.notifier, lambda: [each.status() for each in self.upstreams.values()])
+        self.herald = Herald(launch.notifier, self.statuses)
         self.vigil: awaited.Vigil | None = None
         self.governing = Governing(
-            telemetry or telemetry_of(launch.plan, launch.config, launch.folders.models), self.console
+            telemetry or telemetry_of(launch.plan, launch.config, launch.folders.models),
+            self.console,
+            self.fleet.handles,
         )
         self.reloading = Reload(self.fleet)
         self._times = launch.times  # a late plan has a launch of its own
@@ -108,13 +107,15 @@ class App:
         if isinstance(plan, EdgeError):
             if awaited.may_come(plan):
                 self.vigil = awaited.Vigil(self.config, plan)
-                self.upstreams |= self.vigil.stand_ins
+                self.fleet.handles.update(self.vigil.placeholders)
             else:
-                self.upstreams["model"] = FailedUpstream("model", awaited.failure_of(plan))
+                handle = self.fleet.handles[UNNAMED] = ModelHandle(UNNAMED)
+                handle.fail(awaited.failure_of(plan))
             return
         self._take(plan)
         for model_id, model in plan.plan.models.items():
-            self._open(self.fleet.add(plan, model, self._expected_s(model_id)))
+            handle, _ = self.fleet.add(plan, model, self._expected_s(model_id))
+            self._added(handle)
 
     def _take(self, prepared: Prepared) -> None:
         """This plan holds from now on."""
@@ -125,14 +126,12 @@ class App:
         for model_id, model in prepared.plan.models.items():
             self.recorder.look_at_cache(model_id, Path(model.model.path))
 
-    def _open(self, slot: Slot) -> None:
-        """Makes a model known to the gateway."""
-        self.upstreams[slot.model_id] = self.governing.govern(slot)
+    def _added(self, handle: ModelHandle) -> None:
+        self.governing.limit(handle)
         self.herald.watch(self.fleet.supervisors())
 
-    def _close(self, model_id: str) -> None:
-        self.upstreams.pop(model_id, None)
-        self.governing.forget(model_id)
+    def statuses(self) -> list[ModelStatus]:
+        return [handle.status() for handle in self.fleet.handles.values()]
 
     def _expected_s(self, model_id: str) -> float | None:
         return self.recorder.last_ready_s(model_id) if self.recorder is not None else None
@@ -145,11 +144,11 @@ class App:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_stop)
         loop.add_signal_handler(signal.SIGHUP, self._hang_up)
-        for model_id, slot in self.fleet.slots.items():
-            child = launch.children.get(model_id)
-            self.fleet.run(slot.supervisor, child, self._times.began_s)
+        for supervisor in self.fleet.supervisors():
+            child = launch.children.get(supervisor.model_id)
+            self.fleet.run(supervisor, child, self._times.began_s)
             if child is None:  # behind a socket a spawn that failed is tried once more, and then explained
-                slot.begin()
+                supervisor.begin()
         gateway = await serve(self._gateway(), launch.listeners.sockets)
         herald, senses = asyncio.create_task(self.herald.run()), asyncio.create_task(self.governing.telemetry.run())
         launch.notifier.ready("listening")
@@ -166,7 +165,7 @@ class App:
         self._arrival = asyncio.create_task(self._arrive())
         await asyncio.wait([stopped, broke], return_when=asyncio.FIRST_COMPLETED)
         await _end([show, self._arrival, back, broke, stopped, *self._tasks])
-        failed = any(upstream.status().state is State.FAILED for upstream in self.upstreams.values())
+        failed = any(status.state is State.FAILED for status in self.statuses())
         await self._wind_down()
         await gateway.cleanup()
         await control.close()
@@ -181,13 +180,13 @@ class App:
 
         config = gateway_config(self.config, self.launch.folders)
         on_fault = fault if self.launch.listeners.inherited else None
-        app = front(self.upstreams, config, alive=lambda: self.herald.alive, on_fault=on_fault)
+        app = front(self.fleet.handles, config, alive=lambda: self.herald.alive, on_fault=on_fault)
         self.governing.attach(app)
         return app
 
     def _tell_troubles(self) -> None:
-        for model_id, upstream in self.upstreams.items():
-            failure = upstream.status().failure
+        for model_id, handle in self.fleet.handles.items():
+            failure = handle.status().failure
             if failure is not None and self.vigil is not None and self.vigil.patience_s:
                 self.console.waits(model_id, failure, self.vigil.patience_s)
             elif failure is not None and self.prepared is None:
@@ -205,7 +204,7 @@ class App:
         launch, vigil = self.launch, self.vigil
 
         def gave_up(failure: Failure) -> None:
-            for model_id in vigil.stand_ins:
+            for model_id in vigil.placeholders:
                 self.console.failed(model_id, failure, gives_up=True)
 
         def prepare(waited_s: float) -> Prepared:
@@ -215,19 +214,16 @@ class App:
         self._times = LaunchTimes(time.monotonic(), (), None)
         self._take(prepared)
         for model_id, model in prepared.plan.models.items():
-            slot = self.fleet.add(prepared, model, self._expected_s(model_id))
-            self._open(slot)
-            self.fleet.run(slot.supervisor)
-            slot.begin()
-        self._relieve()
+            handle, supervisor = self.fleet.add(prepared, model, self._expected_s(model_id))
+            self._added(handle)
+            self.fleet.run(supervisor)
+            supervisor.begin()
+        self._settle_placeholders()
         self.console.planned(prepared.plan, prepared.profile.name, self.urls)
 
-    def _relieve(self) -> None:
-        """Who stood in for models that could not be planned gives way to them, and whoever waits with him."""
-        for model_id in [name for name in self.upstreams if name not in self.fleet.slots]:
-            self._close(model_id)
-        for model_id, stand_in in self.vigil.stand_ins.items() if self.vigil else ():
-            stand_in.become(self.upstreams.get(model_id) or next(iter(self.upstreams.values())))
+    def _settle_placeholders(self) -> None:
+        """End the waiting for a first plan: there is one."""
+        self.fleet.drop_placeholders()
         self.vigil = None
 
     async def _wind_down(self) -> None:
@@ -249,7 +245,7 @@ class App:
 
     async def _show_progress(self) -> None:
         while True:
-            rising = [u.status() for u in self.upstreams.values() if u.status().state is State.LOADING]
+            rising = [status for status in self.statuses() if status.state is State.LOADING]
             for status in rising:
                 self.console.progress(status)
             await asyncio.sleep(PROGRESS_LOOK_S if rising else 1.0)
@@ -306,10 +302,9 @@ class App:
         )
 
     def status(self) -> dict[str, Any]:
-        statuses = [upstream.status() for upstream in self.upstreams.values()]
         own = self._unit if self.launch.listeners.inherited else None
         telemetry, began_s = self.governing.telemetry.status(), self._times.began_s
-        return overview(self.launch.folders, self.prepared, statuses, telemetry, self.urls, began_s, own)
+        return overview(self.launch.folders, self.prepared, self.statuses(), telemetry, self.urls, began_s, own)
 
     def _log_lines(self, asked: LogQuestion) -> dict[str, Any]:
         return log_lines(asked, self.console.ring, {name: log.ring for name, log in self.fleet.logs.items()})
@@ -335,11 +330,11 @@ class App:
         def prepare(place: Place) -> Prepared:
             return prepare_present(load(launch.folders, launch.flags, os.environ), launch.folders, place)
 
-        outcome = await self.reloading.apply(prepare, self._open, self._close, self._take)
+        outcome = await self.reloading.apply(prepare, self._added, self._take)
         outcome.after_restart = after_restart(launch.config, self.config)
         if self._arrival is not None:
             self._arrival.cancel()
-        self._relieve()
+        self._settle_placeholders()
         self.herald.watch(self.fleet.supervisors())
         told = ", ".join(f"{name}: {how}" for name, how in outcome.models.items())
         self.console.say(f"reloaded: {told}")

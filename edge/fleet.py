@@ -18,9 +18,9 @@ from edge.status import State
 from edge.supervisor import devices
 from edge.supervisor.child import Child
 from edge.supervisor.hooks import Hooks
+from edge.supervisor.model_handle import UNNAMED, ModelHandle
 from edge.supervisor.patterns import Patterns
 from edge.supervisor.plain import plain
-from edge.supervisor.slot import Slot
 from edge.supervisor.state import Machine
 from edge.supervisor.supervisor import Supervisor
 from edge.terms import terms_of
@@ -37,10 +37,13 @@ class Crew:
 
 
 class Fleet:
-    """`slots` by model id. `broke` is set when an owner task ends by itself: a bug, and no reason to go on."""
+    """The models of one process. `handles` by model id, placeholders included; the first is the default model.
+
+    `broke` is set when a supervisor's task ends by itself, which is a bug: the process must end.
+    """
 
     def __init__(self, folders: Folders, on_change: Changed, last_good: LastGood) -> None:
-        self.slots: dict[str, Slot] = {}
+        self.handles: dict[str, ModelHandle] = {}
         self.logs: dict[str, ChildLog] = {}
         self.broke = asyncio.Event()
         self._folders = folders
@@ -51,12 +54,22 @@ class Fleet:
         self._socket_number = 0
 
     def supervisors(self) -> list[Supervisor]:
-        return [slot.supervisor for slot in self.slots.values()]
+        return [handle.supervisor for handle in self.handles.values() if handle.supervisor is not None]
 
-    def add(self, prepared: Prepared, model: ModelPlan, expected_ready_s: float | None = None) -> Slot:
-        """A model that was not here. `run` and `start` it."""
-        slot = self.slots[model.id] = Slot(self.make(prepared, model, expected_ready_s))
-        return slot
+    def add(
+        self, prepared: Prepared, model: ModelPlan, expected_ready_s: float | None = None
+    ) -> tuple[ModelHandle, Supervisor]:
+        """Add a model, in its placeholder's handle where there is one. `run` and `begin` the supervisor."""
+        supervisor = self.make(prepared, model, expected_ready_s)
+        handle = self.handles.get(model.id) or self.handles.pop(UNNAMED, None) or ModelHandle(model.id)
+        self.handles[model.id] = handle
+        handle.serve(supervisor)
+        return handle, supervisor
+
+    def drop_placeholders(self) -> None:
+        """Remove what is still without a supervisor: the plan that holds now does not name it."""
+        for name in [name for name, handle in self.handles.items() if handle.supervisor is None]:
+            self.handles.pop(name).remove()
 
     def make(
         self, prepared: Prepared, model: ModelPlan, expected_ready_s: float | None = None, *, asleep: bool = False
@@ -132,7 +145,8 @@ class Fleet:
 
     def _socket(self, model_id: str) -> Path:
         first = self._folders.model_socket(model_id)
-        if model_id not in self.slots:
+        handle = self.handles.get(model_id)
+        if handle is None or handle.supervisor is None:
             return first
         self._socket_number += 1
         return first.with_name(f"{first.stem[:28]}~{self._socket_number}.sock")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,8 +15,7 @@ from edge.console import Console
 from edge.errors import EdgeError
 from edge.gateway.handler import CONTEXT
 from edge.prepare import Prepared
-from edge.supervisor.governed import Governed
-from edge.supervisor.slot import Slot
+from edge.supervisor.model_handle import ModelHandle
 from edge.supervisor.state import RISING, Machine
 from edge.supervisor.supervisor import Supervisor
 from edge.telemetry import metrics
@@ -33,37 +33,29 @@ def telemetry_of(plan: Prepared | EdgeError, config: Config, models: Path) -> Te
 class Governing:
     """The telemetry of one application and its consumers. Changes of limits appear on the console."""
 
-    def __init__(self, telemetry: Telemetry, console: Console) -> None:
+    def __init__(self, telemetry: Telemetry, console: Console, handles: Mapping[str, ModelHandle]) -> None:
+        """`handles`: the models, by id; the mapping may change."""
         self.telemetry = telemetry
+        self._handles = handles
         news = logging.getLogger("edge.telemetry")
         news.setLevel(logging.INFO)
         # With the journal, Python's log has a handler already.
         news.handlers = [] if logging.getLogger().handlers else [_ConsoleHandler(console)]
-        self._models: dict[str, Governed] = {}
         telemetry.on_limit(self._limit)
         self._open: dict[str, ExitStack] = {}  # traces of models that are starting
         self._points: dict[str, list[TracePoint]] = {}
 
-    def govern(self, slot: Slot) -> Governed:
-        """A model as the gateway shall see it."""
-        governed = Governed(slot, slot.start, lambda: self.telemetry.decision.because)
-        self._models[slot.model_id] = governed
-        governed.apply(self.telemetry.decision.limit)
-        return governed
-
-    def forget(self, model_id: str) -> None:
-        """The model is no longer here."""
-        governed = self._models.pop(model_id, None)
-        if governed is not None:
-            governed.remove()
+    def limit(self, handle: ModelHandle) -> None:
+        """Apply the present limit to a model that was just added."""
+        handle.limit_admission(self.telemetry.decision.limit, self.telemetry.decision.because)
 
     def rest(self) -> None:
-        """Everything is about to end: a board that cools down meanwhile starts nothing again."""
-        self._models.clear()
+        """Apply no limit any more: at shutdown a board that cools down must start nothing."""
+        self._handles = {}
 
     def _limit(self, limit: AdmissionLimit) -> None:
-        for governed in list(self._models.values()):
-            governed.apply(limit)
+        for handle in list(self._handles.values()):
+            handle.limit_admission(limit, self.telemetry.decision.because)
 
     def attach(self, app: web.Application) -> None:
         """Connect telemetry to the gateway: documents, metrics, energy and admission."""
@@ -73,11 +65,11 @@ class Governing:
         self.telemetry.on_limit(lambda limit: context.admission.govern(limit.fraction, limit.hold_new))
 
     def became(self, supervisor: Supervisor, machine: Machine) -> None:
-        """Heat stops it, whenever it starts. While it does, ten samples a second are kept for its record."""
+        """Pass a state change to the model's handle; keep ten samples a second while it starts, for its record."""
         model_id = supervisor.model_id
-        governed = self._models.get(model_id)
-        if governed is not None:
-            governed.became(supervisor, machine.state)
+        handle = self._handles.get(model_id)
+        if handle is not None:
+            handle.supervisor_changed(supervisor, machine.state)
         if machine.state in RISING and model_id not in self._open:
             stack = self._open[model_id] = ExitStack()
             self._points[model_id] = stack.enter_context(self.telemetry.trace())

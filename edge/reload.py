@@ -14,10 +14,10 @@ from edge.linux.procfs import read_usage
 from edge.plan.plan import LaunchPlan, MemoryBudget, ModelPlan
 from edge.prepare import Place, Prepared
 from edge.status import Failure, State
-from edge.supervisor.slot import Slot
+from edge.supervisor.model_handle import ModelHandle
 from edge.supervisor.supervisor import Supervisor
 from edge.supervisor.terms import Terms
-from edge.supervisor.turnover import Turned, after, beside, quietly
+from edge.supervisor.turnover import Turned, blue_green, in_place, while_asleep
 from edge.terms import terms_of
 
 
@@ -137,59 +137,63 @@ class Reload:
     async def apply(
         self,
         prepare: Callable[[Place], Prepared],
-        open_slot: Callable[[Slot], None],
-        close_slot: Callable[[str], None],
+        on_added: Callable[[ModelHandle], None],
         adopt: Callable[[Prepared], None],
     ) -> Outcome:
-        """`prepare` may raise EdgeError: then nothing has changed. `open_slot` and `close_slot` make a model known
-        to the gateway and forget it. `adopt` is told the plan that holds from now on."""
+        """Apply the plan of `prepare`, which may raise EdgeError: then nothing has changed.
+
+        `adopt` takes the new plan; `on_added` is called for each model that was not served before.
+        """
         async with self._lock:
             fleet = self._fleet
             place = Place(held_bytes=held_bytes(fleet.supervisors()))
             prepared = await asyncio.to_thread(prepare, place)
-            changes = compare({name: slot.supervisor for name, slot in fleet.slots.items()}, prepared)
+            changes = compare({each.model_id: each for each in fleet.supervisors()}, prepared)
             outcome = Outcome(dict.fromkeys(changes.kept, "kept"))
             for name in changes.removed:
-                await self._remove(name, close_slot)
+                await self._remove(name)
                 outcome.models[name] = "removed"
             adopt(prepared)
             for name in changes.changed:
                 outcome.note(name, await self._change(prepared, prepared.plan.models[name]))
             for name in changes.added:
-                outcome.note(name, await self._add(prepared, prepared.plan.models[name], open_slot))
+                outcome.note(name, await self._add(prepared, prepared.plan.models[name], on_added))
             return outcome
 
-    async def _remove(self, name: str, close_slot: Callable[[str], None]) -> None:
-        # Out of the fleet first: a restart of everything in this moment would bring it up again, and never to rest.
-        supervisor = self._fleet.slots.pop(name).supervisor
-        close_slot(name)
+    async def _remove(self, name: str) -> None:
+        # Out of the fleet first: a restart of all models in this moment would start it again, and it would never rest.
+        handle = self._fleet.handles.pop(name)
+        handle.remove()
+        supervisor = handle.supervisor
+        assert supervisor is not None
         supervisor.stop()
         await supervisor.settled(State.STOPPED, State.FAILED)
         await self._fleet.dismiss(supervisor)
 
-    async def _add(self, prepared: Prepared, model: ModelPlan, open_slot: Callable[[Slot], None]) -> Turned:
-        slot = self._fleet.add(prepared, model)
-        self._fleet.run(slot.supervisor)
-        slot.begin()
-        open_slot(slot)
+    async def _add(self, prepared: Prepared, model: ModelPlan, on_added: Callable[[ModelHandle], None]) -> Turned:
+        handle, supervisor = self._fleet.add(prepared, model)
+        self._fleet.run(supervisor)
+        supervisor.begin()
+        on_added(handle)
         return Turned("added")
 
     async def _change(self, prepared: Prepared, model: ModelPlan) -> Turned:
         fleet = self._fleet
-        slot = fleet.slots[model.id]
-        old = slot.supervisor
+        handle = fleet.handles[model.id]
+        old = handle.supervisor
+        assert old is not None
         asleep = old.machine.state is State.SLEEPING
         new = fleet.make(prepared, model, asleep=asleep)
         fleet.run(new)
         needed = model.ladder.plans[model.ladder.chosen].budget
         serves = old.machine.state is State.READY
         if asleep:
-            turned = await quietly(slot, new)
+            turned = await while_asleep(handle, old, new)
         elif serves and fits_beside(needed, await self._available(prepared)):
-            turned = await beside(slot, new)
+            turned = await blue_green(handle, old, new)
         else:
-            turned = await after(slot, new, self._room(prepared, needed))
-        gone = old if slot.supervisor is new else new
+            turned = await in_place(handle, old, new, self._room(prepared, needed))
+        gone = old if handle.supervisor is new else new
         if gone.machine.state not in (State.STOPPED, State.FAILED):
             gone.stop(now=True)
             await gone.settled(State.STOPPED, State.FAILED)

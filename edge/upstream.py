@@ -15,7 +15,6 @@ class Endpoint:
 
     socket_path: str
     generation: int
-    api_key: str | None = None  # the child's own key, never shown
 
 
 class Upstream(Protocol):
@@ -53,10 +52,6 @@ class Upstream(Protocol):
 
     def request(self) -> AbstractContextManager[Progress]:
         """Counts a request as open; the supervisor judges a wedge by `Progress.moved()`."""
-        ...
-
-    def broken(self, generation: int) -> None:
-        """The gateway saw this child's connection refuse or die: look at once instead of at the next tick."""
         ...
 
 

@@ -26,14 +26,11 @@ _CORS = "access-control-"
 Pairs = list[tuple[str, str]]
 
 
-def to_upstream(headers: Iterable[tuple[str, str]], api_key: str | None) -> Pairs:
-    """The client's headers without what belongs to its connection and its key; the engine's own key instead."""
+def to_upstream(headers: Iterable[tuple[str, str]]) -> Pairs:
+    """Return the client's headers without its API key and what belongs to its connection."""
     pairs = list(headers)
     named = _named_by_connection(pairs)
-    kept = [(name, value) for name, value in pairs if (low := name.lower()) not in _NOT_UP and low not in named]
-    if api_key is not None:
-        kept.append(("Authorization", f"Bearer {api_key}"))
-    return kept
+    return [(name, value) for name, value in pairs if (low := name.lower()) not in _NOT_UP and low not in named]
 
 
 def to_client(headers: Iterable[tuple[str, str]]) -> Pairs:

@@ -69,11 +69,10 @@ async def _ask(context: Context, upstream: Upstream, target: str) -> web.Respons
     endpoint = upstream.endpoint()
     if endpoint is None:
         return None
-    key = {} if endpoint.api_key is None else {"Authorization": f"Bearer {endpoint.api_key}"}
     timeout = aiohttp.ClientTimeout(total=_PATIENCE_S)
     try:
         with context.pools.session(upstream.model_id, endpoint, upstream.slots) as (session, _):
-            async with session.get(URL("http://engine" + target, encoded=True), headers=key, timeout=timeout) as answer:
+            async with session.get(URL("http://engine" + target, encoded=True), timeout=timeout) as answer:
                 body = await answer.read()
                 passed = CIMultiDict(headers.to_client(answer.headers.items()))
                 return web.Response(body=body, headers=passed) if answer.status == 200 else None

@@ -45,7 +45,6 @@ class Exchange:
     wait_until_s: float  # on the loop's clock: the client's patience, and ours
     extra: Mapping[str, str] = field(default_factory=dict)  # headers of ours for the answer
     opened: web.StreamResponse | None = None  # an event stream that the client listens to already
-    generation: int | None = None  # of the child that answers
 
 
 async def forward(pools: Pools, exchange: Exchange, endpoint: Endpoint) -> web.StreamResponse:
@@ -60,7 +59,6 @@ async def forward(pools: Pools, exchange: Exchange, endpoint: Endpoint) -> web.S
             try:
                 return await _attempt(pools, exchange, endpoint, progress, loop, fresh)
             except UpstreamDied as died:
-                upstream.broken(endpoint.generation)
                 if died.heard:
                     exchange.visit.outcome = "cut"
                 if died.heard or exchange.body.sent:
@@ -78,7 +76,6 @@ async def _attempt(
     loop: asyncio.AbstractEventLoop,
     fresh: bool,
 ) -> web.StreamResponse:
-    exchange.generation = endpoint.generation
     upstream = exchange.upstream
     with pools.session(upstream.model_id, endpoint, upstream.slots, fresh=fresh) as (session, keep):
         answer = await _send(session, exchange, endpoint, keep)
@@ -110,7 +107,7 @@ async def _send(
     session: aiohttp.ClientSession, exchange: Exchange, endpoint: Endpoint, keep: bool
 ) -> aiohttp.ClientResponse:
     request = exchange.request
-    passed = headers.to_upstream(request.headers.items(), endpoint.api_key)
+    passed = headers.to_upstream(request.headers.items())
     if not keep:
         passed.append(("Connection", "close"))
     try:
@@ -134,7 +131,7 @@ async def _whole(
         data = await answer.read()
     except (aiohttp.ClientError, OSError) as error:
         # Bytes of the answer came: asking again could do the work twice.
-        _report(exchange)
+        exchange.visit.outcome = "cut"
         raise Refused(fault(exchange.upstream, type(error).__name__)) from error
     if data:
         exchange.tally.chunk(data, loop.time())
@@ -225,19 +222,13 @@ async def _into(
 
 async def _cut(response: web.StreamResponse, exchange: Exchange) -> None:
     """The engine died in mid-answer: say so, and end in a way that no client takes for the end of the text."""
-    _report(exchange)
+    exchange.visit.outcome = "cut"
     if response.content_type == _EVENTS:
         with contextlib.suppress(ConnectionError):
             await response.write(sse_error(exchange.target, fault(exchange.upstream, "in mid-answer")))
     transport = exchange.request.transport
     if transport is not None:
         transport.close()  # flushes, but never writes the terminating chunk
-
-
-def _report(exchange: Exchange) -> None:
-    exchange.visit.outcome = "cut"
-    if exchange.generation is not None:
-        exchange.upstream.broken(exchange.generation)
 
 
 def _headers(exchange: Exchange, answer: aiohttp.ClientResponse) -> CIMultiDict[str]:

@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from edge.config import Config
 from edge.errors import (
@@ -28,63 +26,12 @@ from edge.prepare import Prepared
 from edge.service import unit
 from edge.service.obstacle import Obstacle, Who, find
 from edge.service.unit import Unit
-from edge.status import Failure, ModelStatus, State
-from edge.upstream import Endpoint, Progress, Upstream
+from edge.status import Failure
+from edge.supervisor.model_handle import UNNAMED, ModelHandle
 
 PATIENCE_S = 30.0  # a late disk is there within seconds; a model that was never fetched is answered after this
 LOOK_S = 1.0
 LOOK_LATER_S = 15.0
-
-
-class Awaited:
-    """An Upstream that stands in for one model until `become(real)`; after `give_up()` it fails who waits."""
-
-    slots = 1
-
-    def __init__(self, model_id: str, failure: Failure, aliases: tuple[str, ...] = ()) -> None:
-        self.model_id = model_id
-        self.aliases = aliases
-        self._state = State.STARTING
-        self._failure = failure
-        self._real: Upstream | None = None
-        self._told = asyncio.Event()
-
-    def become(self, real: Upstream) -> None:
-        self._real = real
-        self._told.set()
-
-    def give_up(self, failure: Failure) -> None:
-        self._state, self._failure = State.FAILED, failure
-        self._told.set()
-
-    @property
-    def card(self) -> dict[str, Any]:
-        return self._real.card if self._real else {}
-
-    def status(self) -> ModelStatus:
-        return self._real.status() if self._real else ModelStatus(self.model_id, self._state, failure=self._failure)
-
-    def endpoint(self) -> Endpoint | None:
-        return self._real.endpoint() if self._real else None
-
-    async def ensure_ready(self) -> ModelStatus:
-        await self._told.wait()
-        return await self._real.ensure_ready() if self._real else self.status()
-
-    def expected_ready_in_s(self) -> float | None:
-        return self._real.expected_ready_in_s() if self._real else None
-
-    def request(self) -> AbstractContextManager[Progress]:
-        return self._real.request() if self._real else nullcontext(_Still())
-
-    def broken(self, generation: int) -> None:
-        if self._real is not None:
-            self._real.broken(generation)
-
-
-class _Still:
-    def moved(self) -> None:
-        """Nothing runs."""
 
 
 def may_come(error: EdgeError) -> bool:
@@ -92,11 +39,11 @@ def may_come(error: EdgeError) -> bool:
     return not isinstance(error, (ConfigError, UsageError, BugError))
 
 
-def stand_ins(config: Config, failure: Failure) -> dict[str, Awaited]:
-    """One for each configured model; for the only one where none is configured."""
+def placeholders(config: Config, failure: Failure) -> dict[str, ModelHandle]:
+    """Return a handle without a supervisor for each configured model, or one for the model that a plan will choose."""
     if not config.models:
-        return {"model": Awaited("model", failure)}
-    return {model.id: Awaited(model.id, failure, model.aliases) for model in config.models}
+        return {UNNAMED: ModelHandle(UNNAMED, pending=failure)}
+    return {model.id: ModelHandle(model.id, model.aliases, pending=failure) for model in config.models}
 
 
 class Vigil:
@@ -108,13 +55,13 @@ class Vigil:
         late_s = error.patience_s if isinstance(error, DeviceMissingError) else 0.0
         self.patience_s = patience_s if late else late_s
         self.failure = explain(error, found) if found else hidden(error, unit.own())
-        self.stand_ins = stand_ins(config, self.failure)
+        self.placeholders = placeholders(config, self.failure)
         if not self.patience_s:
             self.give_up(self.failure)
 
     def give_up(self, failure: Failure) -> None:
-        for stand_in in self.stand_ins.values():
-            stand_in.give_up(failure)
+        for handle in self.placeholders.values():
+            handle.fail(failure)
 
     async def until(
         self,

@@ -14,9 +14,8 @@ HEALTH_TIMEOUT_S = 2.0  # a long prompt may block /health: late is busy, not dea
 class Probe:
     """One connection pool to one child; a new child gets a new Probe."""
 
-    def __init__(self, socket_path: Path, api_key: str | None = None) -> None:
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else None
-        self._session = aiohttp.ClientSession(connector=aiohttp.UnixConnector(path=str(socket_path)), headers=headers)
+    def __init__(self, socket_path: Path) -> None:
+        self._session = aiohttp.ClientSession(connector=aiohttp.UnixConnector(path=str(socket_path)))
 
     async def health(self) -> int | None:
         """The status of /health; None when nothing answers."""

@@ -177,7 +177,7 @@ class Supervisor:
     def endpoint(self) -> Endpoint | None:
         if self.machine.state is not State.READY:
             return None
-        return Endpoint(str(self._socket_path), self.generation, self.terms.api_key)
+        return Endpoint(str(self._socket_path), self.generation)
 
     async def ensure_ready(self) -> ModelStatus:
         while True:
@@ -196,9 +196,6 @@ class Supervisor:
 
     def request(self) -> AbstractContextManager[Progress]:
         return self._traffic.request()
-
-    def broken(self, generation: int) -> None:
-        """The exit is seen by its pidfd at once; there is nothing to hurry."""
 
     # --- the owner ---------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,6 @@ class Terms:
     policy: Policy = field(default_factory=Policy)
     hygiene: Hygiene = field(default_factory=Hygiene)
     strict: bool = False
-    api_key: str | None = None
     capability: str | None = None  # of the GPU: "8.7"
     l4t: str | None = None  # of a Jetson: "36.4.7"
     system_prompt: str = ""

@@ -1,4 +1,4 @@
-"""One supervisor takes another's place: beside it where both fit, after it where not. What fails changes nothing."""
+"""Replace one supervisor of a model by another; if the new one fails, the old one serves on."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from edge.status import Failure, State
-from edge.supervisor.slot import Slot
+from edge.supervisor.model_handle import ModelHandle
 from edge.supervisor.state import LIVE
 from edge.supervisor.supervisor import Supervisor
 
-ROOM_S = 5.0  # a driver gives a dead process's memory back within a second
+ROOM_S = 5.0  # the CUDA driver gives a dead process's memory back within a second
 ROOM_LOOK_S = 0.1
 _GONE = (State.STOPPED, State.FAILED)
 _STOPPED = Failure(
@@ -22,53 +22,54 @@ _STOPPED = Failure(
 
 @dataclass(frozen=True, slots=True)
 class Turned:
-    """`how`: beside | after | asleep | back. `failure`: why the new one does not serve."""
+    """The outcome of a replacement. `how`: beside | after | asleep | back. `failure`: why the new one is not used."""
 
     how: str
     failure: Failure | None = None
 
 
-async def beside(slot: Slot, new: Supervisor) -> Turned:
-    """The old one serves until the new one is READY."""
+async def blue_green(handle: ModelHandle, old: Supervisor, new: Supervisor) -> Turned:
+    """Start the new engine while the old one serves, then switch."""
     state = await new.risen()
     if state is not State.READY:
         return Turned("back", _STOPPED if state is State.STOPPED else new.machine.failure)
-    old, slot.supervisor = slot.supervisor, new
-    await _ended(old)
+    handle.serve(new)
+    await _stop(old)
     return Turned("beside")
 
 
-async def after(slot: Slot, new: Supervisor, room: Callable[[], Awaitable[bool]]) -> Turned:
-    """Open requests finish on the old one, new ones wait for the new one. If that fails, the old one serves again.
+async def in_place(
+    handle: ModelHandle, old: Supervisor, new: Supervisor, room: Callable[[], Awaitable[bool]]
+) -> Turned:
+    """Finish open requests on the old engine, stop it, start the new one; on failure start the old one again.
 
-    A new one that somebody stops (the board is too hot) has not failed: it keeps the place, and is started later.
+    A new engine that is stopped from outside (the board is too hot) has not failed: it stays in place and starts later.
     """
-    old = slot.supervisor
     served = old.machine.state is not State.FAILED
-    with slot.turning():
-        await _ended(old)
+    with handle.replacing():
+        await _stop(old)
         await _until(room)
-        slot.supervisor = new
+        handle.serve(new)
         if await new.risen() is not State.FAILED:
             return Turned("after")
         failure = new.machine.failure
-        if not served:  # there is nothing to go back to: who asks shall hear of the newer fault
+        if not served:  # the old engine had failed too: its replacement shows the newer failure
             return Turned("after", failure)
-        slot.supervisor = old
+        handle.serve(old)
         await old.risen()
         return Turned("back", failure)
 
 
-async def quietly(slot: Slot, new: Supervisor) -> Turned:
-    """A sleeping model goes on sleeping."""
-    with slot.turning():
-        await _ended(slot.supervisor)
-        slot.supervisor = new
+async def while_asleep(handle: ModelHandle, old: Supervisor, new: Supervisor) -> Turned:
+    """Replace a sleeping model's supervisor without waking it."""
+    with handle.replacing():
+        await _stop(old)
+        handle.serve(new)
     return Turned("asleep")
 
 
-async def _ended(supervisor: Supervisor) -> None:
-    """Whoever starts it meanwhile (a restart, a board that is cool again) is overruled: another takes its place."""
+async def _stop(supervisor: Supervisor) -> None:
+    """Stop it until it stays stopped: a restart, or a board that cooled down, may start it meanwhile."""
     while True:
         supervisor.stop()
         await supervisor.settled(State.DRAINING, State.STOPPING, *_GONE)
@@ -77,7 +78,7 @@ async def _ended(supervisor: Supervisor) -> None:
 
 
 async def _until(room: Callable[[], Awaitable[bool]]) -> None:
-    """Waits for the memory to come back; the new engine's own refusal is the last word."""
+    """Wait at most ROOM_S for the memory to be free; after that the new engine's own failure decides."""
     end_s = time.monotonic() + ROOM_S
     while not await room() and time.monotonic() < end_s:
         await asyncio.sleep(ROOM_LOOK_S)

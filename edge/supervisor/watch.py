@@ -81,7 +81,7 @@ class Watch:
         self._differences: tuple[Degraded, ...] = ()
         self._memory: tuple[Degraded, ...] = ()
         self._wedge_s = terms.policy.wedge_s if wedge_s is None else wedge_s
-        self._probe = Probe(child.socket_path, terms.api_key)
+        self._probe = Probe(child.socket_path)
         self.warming = Warming(self._probe, attempt.plan.settings, chat_template, terms)
         self._says_ready = asyncio.Event()
         self._buried = asyncio.Event()

@@ -12,7 +12,7 @@ from edge.fleet import Fleet
 from edge.folders import folders
 from edge.lastgood import LastGood
 from edge.status import State
-from edge.supervisor.slot import Slot
+from edge.supervisor.model_handle import ModelHandle
 from edge.supervisor.supervisor import Supervisor
 from tests.supervisor.rig import PATTERNS, model_plan
 
@@ -32,7 +32,7 @@ async def test_an_owner_that_breaks_is_told_and_holds_nobody_up(
     fleet = Fleet(places, lambda *_: None, LastGood(places))
     broken = Broken(model_plan(("x",), 1, None, 0), short_dir / "m.sock", PATTERNS)
     broken.machine = replace(broken.machine, state=State.READY, alive=True)
-    fleet.slots["chat"] = Slot(broken)
+    fleet.handles["chat"] = ModelHandle("chat", supervisor=broken)
     fleet.run(broken)
     await asyncio.wait_for(fleet.broke.wait(), PATIENCE_S)
     assert "a bug" in capsys.readouterr().err

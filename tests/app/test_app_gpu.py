@@ -90,7 +90,7 @@ async def test_fc74_requests_wait_for_a_late_gpu(orin: Path, places: Folders, sm
     config = load(places, {"model": [f"chat={smollm2}"]}, {})
     vigil = Vigil(config, caught.value)
     assert vigil.patience_s == WAIT_S
-    stand_in = vigil.stand_ins["chat"]
+    stand_in = vigil.placeholders["chat"]
     assert stand_in.status().state is State.STARTING, "held, not failed"
     coming = asyncio.create_task(
         vigil.until(lambda waited_s: planned(places, smollm2, Place(orin, waited_s)), lambda _: None, look_s=0.05)

@@ -134,15 +134,6 @@ async def test_the_request_passes_as_it_was_written(rig: Rigs) -> None:
     assert seen.header("host") == "localhost"
 
 
-async def test_the_childs_own_key_goes_up_and_never_down(rig: Rigs) -> None:
-    here = await rig(loading=True)
-    here.model.api_key = "child-secret"
-    await here.model.ready(str(here.engine.path))
-    answer = await here.once(b"GET /props HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    assert here.engine.requests[0].header("authorization") == "Bearer child-secret"
-    assert b"child-secret" not in answer.body + repr(answer.headers).encode()
-
-
 async def test_a_compressed_answer_stays_compressed(rig: Rigs) -> None:
     packed = gzip.compress(b"<html>" * 1000)
 

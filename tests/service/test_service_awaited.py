@@ -13,7 +13,7 @@ from edge.errors import BadModelError, ConfigError, DoesNotFitError, EdgeError, 
 from edge.prepare import Prepared
 from edge.service.awaited import Vigil, may_come
 from edge.status import Failure, ModelStatus, State
-from edge.upstream import Upstream
+from edge.supervisor.supervisor import Supervisor
 
 PREPARED = cast(Prepared, object())
 FAST = {"look_s": 0.005, "look_later_s": 0.005}
@@ -43,7 +43,7 @@ MISSING = ModelMissingError("no such file: m.gguf", "pull it")
 async def test_fc_79_a_late_disk_is_waited_for(tmp_path: Path) -> None:
     vigil = Vigil(late(tmp_path), MISSING)
     assert vigil.patience_s == 30
-    stand_in = vigil.stand_ins["chat"]
+    stand_in = vigil.placeholders["chat"]
     assert stand_in.aliases == ("c",)
     assert stand_in.status().state is State.STARTING
     waiting = asyncio.create_task(stand_in.ensure_ready())
@@ -51,13 +51,13 @@ async def test_fc_79_a_late_disk_is_waited_for(tmp_path: Path) -> None:
     assert await vigil.until(Script(MISSING, MISSING, None), told.append, **FAST) is PREPARED
     assert told == []
     assert not waiting.done()
-    stand_in.become(cast(Upstream, Ready()))
+    stand_in.serve(cast(Supervisor, Ready()))
     assert (await waiting).state is State.READY
 
 
 async def test_fc_79_patience_ends_once_and_the_disk_may_still_come(tmp_path: Path) -> None:
     vigil = Vigil(late(tmp_path), MISSING, patience_s=0.02)
-    stand_in = vigil.stand_ins["chat"]
+    stand_in = vigil.placeholders["chat"]
     told: list[Failure] = []
     script = Script(MISSING)
     watch = asyncio.create_task(vigil.until(script, told.append, **FAST))
@@ -74,7 +74,7 @@ async def test_fc_79_patience_ends_once_and_the_disk_may_still_come(tmp_path: Pa
 async def test_the_new_reason_is_told_when_it_changes(tmp_path: Path) -> None:
     vigil = Vigil(Config(models=(ModelConfig("chat", "NAME:Q4_0"),)), MISSING)
     assert vigil.patience_s == 0  # every folder is there: nothing is late
-    assert (await vigil.stand_ins["chat"].ensure_ready()).state is State.FAILED
+    assert (await vigil.placeholders["chat"].ensure_ready()).state is State.FAILED
     told: list[Failure] = []
     tight = [DoesNotFitError(f"needs {n} GiB", "a smaller one") for n in (9, 8)]
     await vigil.until(Script(MISSING, *tight, None), told.append, **FAST)
@@ -98,7 +98,10 @@ def test_a_closed_folder_is_told_at_once(tmp_path: Path) -> None:
 
 
 class Ready:
-    """Only what the stand-in hands on here."""
+    """The part of a supervisor that a handle asks here."""
+
+    def status(self) -> ModelStatus:
+        return ModelStatus("chat", State.READY)
 
     async def ensure_ready(self) -> ModelStatus:
         return ModelStatus("chat", State.READY)

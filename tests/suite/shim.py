@@ -38,19 +38,18 @@ class Server:
 
     aliases: tuple[str, ...] = ()
 
-    def __init__(self, path: Path, api_key: str | None) -> None:
+    def __init__(self, path: Path) -> None:
         self.model_id = "model"
         self.slots = ROUTER_SLOTS
         self.card: dict[str, Any] = {}
         self._path = path
-        self._api_key = api_key
         self._ready = asyncio.Event()
 
     def status(self) -> ModelStatus:
         return ModelStatus(self.model_id, State.READY if self._ready.is_set() else State.LOADING)
 
     def endpoint(self) -> Endpoint | None:
-        return Endpoint(str(self._path), 1, self._api_key) if self._ready.is_set() else None
+        return Endpoint(str(self._path), 1) if self._ready.is_set() else None
 
     async def ensure_ready(self) -> ModelStatus:
         await self._ready.wait()
@@ -66,13 +65,9 @@ class Server:
     def moved(self) -> None:
         pass
 
-    def broken(self, generation: int) -> None:
-        pass
-
     async def watch(self) -> None:
         """Until it is healthy; then what it says of itself."""
-        headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
-        async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(self._path)), headers=headers) as session:
+        async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(self._path))) as session:
             while not await self._healthy(session):
                 await asyncio.sleep(0.01)
             async with session.get("http://x/props") as answer:
@@ -122,7 +117,7 @@ def listeners(hosts: str, port: int) -> list[socket.socket]:
 
 async def main(arguments: list[str], folder: Path) -> int:
     path = folder / "engine.sock"
-    inner = [*without(arguments, "--host", "--port"), "--host", str(path)]
+    inner = [*without(arguments, "--host", "--port", "--api-key"), "--host", str(path)]
     child = await asyncio.create_subprocess_exec(os.environ["LLAMA_SERVER"], *inner)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -131,7 +126,7 @@ async def main(arguments: list[str], folder: Path) -> int:
     file = folder / "keys.toml"
     if secret:
         keyring.write(file, [keys.Key("suite", keys.digest(secret), admin=True)])
-    server = Server(path, secret or None)
+    server = Server(path)
     server.model_id, *aliases = option(arguments, "--alias", "model").split(",")
     server.aliases = tuple(aliases)
     watching = asyncio.ensure_future(server.watch())

@@ -35,9 +35,8 @@ class FakeModel:
         self.waiting = 0
         self.asked = 0  # how often somebody wanted to know when it is ready
         self.open = 0
-        self.broke: list[int] = []
+        self.looks = 0  # how often the gateway asked where to send a request
         self.expected_s: float | None = None
-        self.api_key: str | None = None
         self._change = asyncio.Condition()
         self._generation = 0
         if socket_path is not None:
@@ -45,7 +44,7 @@ class FakeModel:
 
     def _place(self, socket_path: str) -> None:
         self._generation += 1
-        self.place = Endpoint(socket_path, self._generation, self.api_key)
+        self.place = Endpoint(socket_path, self._generation)
         self.state = replace(self.state, state=State.READY, failure=None)
 
     async def ready(self, socket_path: str) -> None:
@@ -69,6 +68,7 @@ class FakeModel:
         return self.state
 
     def endpoint(self) -> Endpoint | None:
+        self.looks += 1
         return self.place
 
     async def ensure_ready(self) -> ModelStatus:
@@ -92,6 +92,3 @@ class FakeModel:
             yield Moves()
         finally:
             self.open -= 1
-
-    def broken(self, generation: int) -> None:
-        self.broke.append(generation)

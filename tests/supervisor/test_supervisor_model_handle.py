@@ -1,4 +1,4 @@
-"""A model behind the governor: who waits, who is let through, and when the engine is stopped and started."""
+"""One handle over placeholder, supervisor and replacement: which requests wait, and when heat stops the engine."""
 
 import asyncio
 import os
@@ -6,18 +6,17 @@ import signal
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import pytest
 
 from edge.status import Failure, ModelStatus, State
-from edge.supervisor.governed import RETRY_S, Governed
 from edge.supervisor.hooks import Hooks
-from edge.supervisor.slot import Slot
+from edge.supervisor.model_handle import HOT_RETRY_S, ModelHandle
 from edge.supervisor.state import Machine, Then
 from edge.supervisor.supervisor import Supervisor
 from edge.supervisor.terms import Terms
-from edge.supervisor.turnover import after, beside, quietly
+from edge.supervisor.turnover import blue_green, in_place, while_asleep
 from edge.telemetry.governor import AdmissionLimit
 from edge.upstream import Endpoint, Progress
 from tests.supervisor.rig import FAST, PATIENCE_S, PATTERNS, Rig, rigged
@@ -28,7 +27,7 @@ OPEN = AdmissionLimit()
 
 
 class Model:
-    """An Upstream whose state the test sets."""
+    """The part of a supervisor that a handle uses; the test sets its state."""
 
     model_id, aliases, card = "chat", ("c",), {"n_ctx": 1}
 
@@ -36,7 +35,6 @@ class Model:
         self.state, self.slots = state, slots
         self.calls: list[str] = []
         self.changed = asyncio.Event()
-        self.broke: list[int] = []
 
     def become(self, state: State) -> None:
         self.state = state
@@ -63,29 +61,27 @@ class Model:
 
     def moved(self) -> None: ...
 
-    def broken(self, generation: int) -> None:
-        self.broke.append(generation)
-
-
-class Engine:
-    """What can be stopped."""
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    def start(self) -> None:
+        self.calls.append("start")
+        self.become(State.LOADING)
 
     def stop(self) -> None:
-        self.model.calls.append("stop")
-        self.model.become(State.STOPPED)
+        self.calls.append("stop")
+        self.become(State.STOPPED)
+
+    @property
+    def supervisor(self) -> Supervisor:
+        return cast(Supervisor, self)
 
 
-def governed(model: Model) -> Governed:
-    def start() -> None:
-        model.calls.append("start")
-        model.become(State.LOADING)
+def handle_of(model: Model) -> ModelHandle:
+    handle = ModelHandle("chat", supervisor=model.supervisor)
+    handle.supervisor_changed(model.supervisor, model.state)
+    return handle
 
-    seen = Governed(model, start, lambda: "tj 104 °C")
-    seen.became(Engine(model), model.state)
-    return seen
+
+def limit(handle: ModelHandle, new: AdmissionLimit) -> None:
+    handle.limit_admission(new, "tj 104 °C")
 
 
 async def settle() -> None:
@@ -95,71 +91,69 @@ async def settle() -> None:
 
 async def test_open_it_is_the_model_itself() -> None:
     model = Model()
-    seen = governed(model)
+    seen = handle_of(model)
     assert (seen.model_id, seen.aliases, seen.card, seen.slots) == ("chat", ("c",), {"n_ctx": 1}, 4)
     assert seen.endpoint() == model.endpoint()
     assert (await seen.ensure_ready()).state is State.READY
     assert seen.expected_ready_in_s() == 7.0
-    seen.broken(3)
-    assert model.broke == [3]
     with seen.request() as progress:
         progress.moved()
 
 
 async def test_holding_is_the_gateway_s_matter() -> None:
     """What needs no slot (/props, /tokenize) still finds its engine."""
-    seen = governed(Model())
-    seen.apply(HOLD)
+    seen = handle_of(Model())
+    limit(seen, HOLD)
     assert seen.endpoint() is not None
     assert (await seen.ensure_ready()).state is State.READY
 
 
 async def test_heat_that_comes_while_one_waits_for_the_load_is_waited_out_too() -> None:
     model = Model(State.LOADING)
-    seen = governed(model)
+    seen = handle_of(model)
     waiting = asyncio.create_task(seen.ensure_ready())
     await settle()
-    seen.apply(DRAIN)
+    limit(seen, DRAIN)
     await settle()
     assert model.calls == ["stop"]
     assert not waiting.done()
-    seen.apply(OPEN)
+    limit(seen, OPEN)
     model.become(State.READY)
     assert (await waiting).state is State.READY
 
 
 async def test_who_is_stopped_for_heat_says_so_until_it_is_started_again() -> None:
     model = Model()
-    seen = governed(model)
-    seen.apply(DRAIN)
+    seen = handle_of(model)
+    limit(seen, DRAIN)
     failure = seen.status().failure
     assert failure is not None
     assert (failure.kind, failure.evidence) == ("too_hot", "tj 104 °C")
-    seen.apply(OPEN)
+    limit(seen, OPEN)
     assert seen.status().failure is None
 
 
 async def test_a_failed_model_keeps_nobody_waiting() -> None:
     model = Model(State.LOADING)
-    seen = governed(model)
-    seen.apply(DRAIN)
+    seen = handle_of(model)
+    limit(seen, DRAIN)
     model.become(State.FAILED)
     assert (await seen.ensure_ready()).state is State.FAILED
 
 
 async def test_draining_stops_once_and_starts_once() -> None:
     model = Model()
-    seen = governed(model)
-    for limit in (HOLD, DRAIN, DRAIN):
-        seen.apply(limit)
+    seen = handle_of(model)
+    for each in (HOLD, DRAIN, DRAIN):
+        limit(seen, each)
     waiting = asyncio.create_task(seen.ensure_ready())
     await settle()
     assert model.calls == ["stop"]
     assert seen.endpoint() is None
-    assert seen.expected_ready_in_s() == RETRY_S
+    assert seen.expected_ready_in_s() == HOT_RETRY_S
     assert not waiting.done()
-    seen.apply(AdmissionLimit(0.5))
-    seen.apply(OPEN)
+    limit(seen, AdmissionLimit(0.5))
+    limit(seen, OPEN)
     await settle()
     assert model.calls == ["stop", "start"]
     model.become(State.READY)
@@ -169,34 +163,34 @@ async def test_draining_stops_once_and_starts_once() -> None:
 @pytest.mark.parametrize("state", [State.SLEEPING, State.STOPPED, State.FAILED, State.DRAINING])
 async def test_an_engine_that_did_not_run_is_not_started_by_cooling(state: State) -> None:
     model = Model(state)
-    seen = governed(model)
-    seen.apply(DRAIN)
-    seen.apply(OPEN)
+    seen = handle_of(model)
+    limit(seen, DRAIN)
+    limit(seen, OPEN)
     assert model.calls == []
 
 
 async def test_one_that_shall_follow_is_stopped_too() -> None:
     """A reload's new engine rises beside the one that serves."""
     model = Model()
-    seen = governed(model)
+    seen = handle_of(model)
     new = Model(State.LOADING)
-    seen.became(Engine(new), State.LOADING)
-    seen.apply(DRAIN)
+    seen.supervisor_changed(new.supervisor, State.LOADING)
+    limit(seen, DRAIN)
     assert (model.calls, new.calls) == (["stop"], ["stop"])
 
 
 async def test_a_model_that_failed_meanwhile_is_not_started_by_cooling() -> None:
     model = Model()
-    seen = governed(model)
-    seen.apply(DRAIN)
+    seen = handle_of(model)
+    limit(seen, DRAIN)
     model.become(State.FAILED)
-    seen.apply(OPEN)
+    limit(seen, OPEN)
     assert model.calls == ["stop"]
 
 
 async def test_who_waits_for_a_model_that_is_removed_is_told() -> None:
-    seen = governed(Model())
-    seen.apply(DRAIN)
+    seen = handle_of(Model())
+    limit(seen, DRAIN)
     waiting = asyncio.create_task(seen.ensure_ready())
     await settle()
     seen.remove()
@@ -204,26 +198,26 @@ async def test_who_waits_for_a_model_that_is_removed_is_told() -> None:
     assert (status.state, status.failure and status.failure.kind) == (State.FAILED, "removed")
 
 
-def hot(rig: Rig) -> Governed:
-    """The rig's supervisor behind a governor that stays too hot until told otherwise."""
-    seen = Governed(Slot(rig.supervisor), rig.supervisor.start, lambda: "tj 104 °C")
+def hot(rig: Rig) -> ModelHandle:
+    """The rig's supervisor behind a handle that learns of its changes."""
+    seen = ModelHandle("chat", supervisor=rig.supervisor)
 
     def became(supervisor: Supervisor, before: Machine, after: Machine) -> None:
         rig.machines.append(after)
         if after.state is not before.state:
-            seen.became(supervisor, after.state)
+            seen.supervisor_changed(supervisor, after.state)
 
     rig.supervisor.hooks = replace(rig.supervisor.hooks, on_change=became)
     return seen
 
 
-async def cools(rig: Rig, seen: Governed) -> None:
+async def cools(rig: Rig, seen: ModelHandle) -> None:
     """Stopped and said to be, no child; then it serves."""
     await rig.settle(State.STOPPED)
     assert seen.status().pid is None
     failure = seen.status().failure
     assert failure is not None and failure.kind == "too_hot"
-    seen.apply(OPEN)
+    limit(seen, OPEN)
     await rig.ready()
     assert seen.status().failure is None
 
@@ -236,7 +230,7 @@ async def test_a_restart_that_is_under_way_when_it_gets_too_hot(tmp_path: Path) 
         await rig.ready()
         rig.supervisor.restart()
         await rig.settle(State.DRAINING, State.STOPPING)
-        seen.apply(DRAIN)
+        limit(seen, DRAIN)
         await cools(rig, seen)
         assert rig.states.count("READY") == 2
 
@@ -246,7 +240,7 @@ async def test_a_restart_while_it_is_too_hot(tmp_path: Path) -> None:
         seen = hot(rig)
         rig.supervisor.start()
         await rig.ready()
-        seen.apply(DRAIN)
+        limit(seen, DRAIN)
         await rig.settle(State.STOPPED)
         rig.supervisor.restart()
         await rig.until(lambda: rig.states.count("STARTING") == 2)
@@ -263,7 +257,7 @@ async def test_a_crash_when_it_gets_too_hot(tmp_path: Path) -> None:
         await rig.ready()
         os.kill(rig.pids[-1], signal.SIGKILL)
         await rig.settle(State.BACKOFF)
-        seen.apply(DRAIN)
+        limit(seen, DRAIN)
         await cools(rig, seen)
         assert rig.states.count("STARTING") == 2
 
@@ -272,7 +266,7 @@ async def test_a_start_while_it_is_too_hot(tmp_path: Path) -> None:
     """A model that was added, or arrived."""
     async with rigged(tmp_path, start=False) as rig:
         seen = hot(rig)
-        seen.apply(DRAIN)
+        limit(seen, DRAIN)
         rig.supervisor.start()
         await rig.until(lambda: "STARTING" in rig.states)
         await cools(rig, seen)
@@ -282,11 +276,11 @@ async def test_who_makes_place_for_another_is_not_started_again(tmp_path: Path) 
     """Cool again, or restarted, while a reload waits for its end: the reload does not wait for ever."""
     async with rigged(tmp_path) as rig:
         await rig.ready()
-        slot = Slot(rig.supervisor)
+        handle = ModelHandle("chat", supervisor=rig.supervisor)
         new = Supervisor(rig.supervisor.model, tmp_path / "n.sock", PATTERNS, Terms(policy=FAST, preload=False))
         owner = asyncio.create_task(new.run())
         with rig.supervisor.request():  # it drains for as long as this is open
-            turning = asyncio.create_task(quietly(slot, new))
+            turning = asyncio.create_task(while_asleep(handle, rig.supervisor, new))
             await rig.settle(State.DRAINING)
             rig.supervisor.restart()
             await settle()
@@ -304,13 +298,15 @@ async def test_a_reload_whose_new_engine_is_stopped_for_heat(
     """Beside the old one nothing has changed, and it is said why; after it the new one keeps the place."""
     async with rigged(tmp_path) as rig:
         await rig.ready()
-        slot = Slot(rig.supervisor)
+        handle = ModelHandle("chat", supervisor=rig.supervisor)
         hot = Hooks(on_change=lambda new, before, after: new.stop() if after.state is State.STARTING else None)
         new = Supervisor(rig.supervisor.model, tmp_path / "n.sock", PATTERNS, Terms(policy=FAST), hot)
         owner = asyncio.create_task(new.run())
-        turned = await asyncio.wait_for(beside(slot, new) if turn == "beside" else after(slot, new, room), PATIENCE_S)
+        old = rig.supervisor
+        turning = blue_green(handle, old, new) if turn == "beside" else in_place(handle, old, new, room)
+        turned = await asyncio.wait_for(turning, PATIENCE_S)
         assert (turned.how, turned.failure and turned.failure.kind) == (how, kind)
-        assert slot.supervisor is (rig.supervisor if turn == "beside" else new)
+        assert handle.supervisor is (rig.supervisor if turn == "beside" else new)
         assert new.machine.state is State.STOPPED
         owner.cancel()
         await asyncio.gather(owner, return_exceptions=True)
@@ -322,10 +318,64 @@ async def room() -> bool:
 
 async def test_who_leaves_while_waiting_leaves_nothing_behind() -> None:
     before = asyncio.all_tasks()
-    seen: Any = governed(Model(State.LOADING))
+    seen = handle_of(Model(State.LOADING))
     waiting = asyncio.create_task(seen.ensure_ready())
     await settle()
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     await settle()
     assert asyncio.all_tasks() == before
+
+
+async def test_requests_of_a_placeholder_move_to_the_planned_model() -> None:
+    seen = ModelHandle("model", ("m",), pending=Failure("model_missing", "no such file", "pull it"))
+    waiting = asyncio.create_task(seen.ensure_ready())
+    await settle()
+    status = seen.status()
+    assert (status.state, status.failure and status.failure.kind) == (State.STARTING, "model_missing")
+    assert (seen.model_id, seen.aliases, seen.slots, seen.endpoint()) == ("model", ("m",), 1, None)
+    with seen.request() as progress:
+        progress.moved()
+    model = Model(State.LOADING)
+    seen.serve(model.supervisor)
+    await settle()
+    assert not waiting.done() and seen.model_id == "chat"
+    model.become(State.READY)
+    assert (await waiting).state is State.READY
+
+
+async def test_a_placeholder_that_failed_answers_until_a_plan_comes() -> None:
+    seen = ModelHandle("chat")
+    waiting = asyncio.create_task(seen.ensure_ready())
+    await settle()
+    seen.fail(Failure("does_not_fit", "9 GiB", "a smaller one"))
+    assert (await waiting).state is State.FAILED
+    assert (await seen.ensure_ready()).state is State.FAILED
+    seen.serve(Model().supervisor)
+    assert (await seen.ensure_ready()).state is State.READY
+
+
+async def test_requests_wait_through_a_replacement_whatever_becomes_of_the_old_engine() -> None:
+    old, new = Model(), Model(State.LOADING)
+    seen = handle_of(old)
+    with seen.replacing():
+        waiting = asyncio.create_task(seen.ensure_ready())
+        old.become(State.STOPPED)
+        await settle()
+        assert not waiting.done()
+        seen.serve(new.supervisor)
+    await settle()
+    assert not waiting.done()
+    new.become(State.READY)
+    assert (await waiting).state is State.READY
+
+
+async def test_a_model_that_fails_while_it_is_too_hot_wakes_its_waiters() -> None:
+    model = Model(State.LOADING)
+    seen = handle_of(model)
+    limit(seen, DRAIN)
+    waiting = asyncio.create_task(seen.ensure_ready())
+    await settle()
+    model.become(State.FAILED)
+    seen.supervisor_changed(model.supervisor, State.FAILED)
+    assert (await waiting).state is State.FAILED

@@ -1,0 +1,185 @@
+"""The handle of one model: it stays while its supervisor is planned, replaced, stopped for heat or removed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+from edge.status import Failure, ModelStatus, State
+from edge.supervisor.supervisor import Supervisor
+from edge.telemetry.governor import AdmissionLimit
+from edge.upstream import Endpoint, Progress
+
+UNNAMED = "model"  # id of the placeholder where no model is configured: the plan chooses and names one
+HOT_RETRY_S = 30.0  # a heat sink's time constant is tens of seconds: an earlier retry finds the board as hot
+TOO_HOT_HINT = "it is started again when the board is cool; a fan or a lower power mode keeps it cool"
+# States with a child, or with one about to be spawned.
+_RUNNING = frozenset({State.STARTING, State.LOADING, State.WARMING, State.READY, State.BACKOFF})
+_REMOVED = Failure("removed", "the model is no longer configured", "GET /v1/models lists the configured models")
+
+
+class ModelHandle:
+    """An Upstream over the current supervisor of one model.
+
+    Without a supervisor it is a placeholder: requests wait until `serve`, or get the failure of `fail` or `remove`.
+    """
+
+    def __init__(
+        self,
+        model_id: str,
+        aliases: tuple[str, ...] = (),
+        *,
+        supervisor: Supervisor | None = None,
+        pending: Failure | None = None,
+    ) -> None:
+        """`pending`: why there is no supervisor yet."""
+        self.supervisor = supervisor
+        self._model_id = model_id
+        self._aliases = aliases
+        self._pending = pending
+        self._failure: Failure | None = None
+        self._limit = AdmissionLimit()
+        self._heat = ""  # evidence for the last limit
+        self._running: set[Supervisor] = set()
+        self._stopped_for_heat = False
+        self._replacing = False
+        self._changed = asyncio.Event()
+
+    # --- the daemon's side -------------------------------------------------------------------------------------------
+
+    def serve(self, supervisor: Supervisor) -> None:
+        """Pass requests to this supervisor from now on, waiting ones included."""
+        self.supervisor = supervisor
+        self._failure = None
+        self._wake()
+
+    def fail(self, failure: Failure) -> None:
+        """Answer requests with `failure` until `serve`."""
+        self._failure = failure
+        self._wake()
+
+    def remove(self) -> None:
+        """Answer waiting requests: the model is no longer configured."""
+        self.fail(_REMOVED)
+
+    @contextmanager
+    def replacing(self) -> Iterator[None]:
+        """Let requests wait for the next supervisor, whatever becomes of the present one."""
+        self._replacing = True
+        try:
+            yield
+        finally:
+            self._replacing = False
+            self._wake()
+
+    def limit_admission(self, limit: AdmissionLimit, reason: str) -> None:
+        """Stop the engine while `limit.drain` holds, and start it afterwards if it ran. Call on the event loop.
+
+        Fewer admitted requests are the gateway's matter. `reason`: the temperature that set the limit.
+        """
+        self._limit, self._heat = limit, reason
+        self._stop_for_heat()
+        if not limit.drain and self._stopped_for_heat:
+            self._stopped_for_heat = False
+            if self.supervisor is not None and self.supervisor.status().state is not State.FAILED:
+                self.supervisor.start()
+        self._wake()
+
+    def supervisor_changed(self, supervisor: Supervisor, state: State) -> None:
+        """Note a change of any supervisor of this model, also of one that is to replace the present one.
+
+        An engine that starts while the board is too hot (after a crash, a restart, a reload) is stopped again.
+        """
+        if state in _RUNNING:
+            self._running.add(supervisor)
+            self._stop_for_heat()
+        else:
+            self._running.discard(supervisor)
+        self._wake()
+
+    def _stop_for_heat(self) -> None:
+        if self._limit.drain and self._running:
+            self._stopped_for_heat = True
+            running, self._running = self._running, set()
+            for supervisor in running:
+                supervisor.stop()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    # --- Upstream ----------------------------------------------------------------------------------------------------
+
+    @property
+    def model_id(self) -> str:
+        return self.supervisor.model_id if self.supervisor else self._model_id
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        return self.supervisor.aliases if self.supervisor else self._aliases
+
+    @property
+    def slots(self) -> int:
+        return self.supervisor.slots if self.supervisor else 1
+
+    @property
+    def card(self) -> dict[str, Any]:
+        return self.supervisor.card if self.supervisor else {}
+
+    def status(self) -> ModelStatus:
+        if self.supervisor is None:
+            state = State.FAILED if self._failure else State.STARTING
+            return ModelStatus(self._model_id, state, failure=self._failure or self._pending)
+        status = self.supervisor.status()
+        if self._failure is not None:
+            return replace(status, state=State.FAILED, failure=self._failure)
+        if self._stopped_for_heat and status.state is State.STOPPED:
+            return replace(status, failure=Failure("too_hot", self._heat, TOO_HOT_HINT))
+        return status
+
+    def endpoint(self) -> Endpoint | None:
+        return None if self.supervisor is None or self._limit.drain else self.supervisor.endpoint()
+
+    async def ensure_ready(self) -> ModelStatus:
+        while True:
+            changed, supervisor, status = self._changed, self.supervisor, self.status()
+            if self._failure is not None:
+                return status
+            if supervisor is None or self._replacing:
+                await changed.wait()
+            elif self._limit.drain:
+                if status.state is State.FAILED:
+                    return status
+                await changed.wait()
+            elif (ready := await _unless(changed, supervisor)) and not changed.is_set():
+                return ready
+
+    def expected_ready_in_s(self) -> float | None:
+        if self._limit.drain:
+            return HOT_RETRY_S
+        return self.supervisor.expected_ready_in_s() if self.supervisor else None
+
+    def request(self) -> AbstractContextManager[Progress]:
+        return self.supervisor.request() if self.supervisor else nullcontext(_NoProgress())
+
+
+class _NoProgress:
+    """The progress of a request that has no engine."""
+
+    def moved(self) -> None:
+        """Do nothing: there is no engine whose liveness could be judged."""
+
+
+async def _unless(changed: asyncio.Event, supervisor: Supervisor) -> ModelStatus | None:
+    """Return the status once the supervisor is READY, FAILED or STOPPED; None if `changed` comes first."""
+    waiting = asyncio.ensure_future(changed.wait())
+    ready = asyncio.ensure_future(supervisor.ensure_ready())
+    try:
+        await asyncio.wait({waiting, ready}, return_when=asyncio.FIRST_COMPLETED)
+        return ready.result() if ready.done() else None
+    finally:
+        waiting.cancel()
+        ready.cancel()
