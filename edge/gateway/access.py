@@ -1,7 +1,7 @@
-"""Who may ask from where: the Host a request names, the page it comes from. Pure.
+"""Check the Host and Origin of a request, against DNS rebinding and cross-origin requests of browsers. Pure.
 
-A page on another site can make a browser send requests here: under its own name, after re-pointing it at this address
-(DNS rebinding: the Host is foreign), or across origins (the Origin is foreign). Other programs send neither.
+A page of another site can make a browser send requests here: under its own name, after pointing that name at this
+address (DNS rebinding: a foreign Host), or across origins (a foreign Origin). Other programs send neither.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PREFLIGHT_S = "600"
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """What is let in. `hosts` holds names without ports, lower case; "*" lets every name in."""
+    """The names and origins that are allowed. `hosts` holds lower-case names without ports; "*" allows all."""
 
     hosts: frozenset[str]
     origins: frozenset[str]  # "https://chat.example"; "*" is every page
@@ -32,7 +32,10 @@ class Door:
         )
 
     def check_host(self, host: str | None, local_address: Callable[[], str | None]) -> Fault | None:
-        """`local_address`: the address this connection came in at; None on a unix socket, where no browser is."""
+        """Return a fault for a name that is not allowed.
+
+        `local_address` returns the address of the connection's own end; None on a unix socket, which no browser uses.
+        """
         if not host:
             return None  # HTTP/1.0; a browser always names the host
         name = host_name(host)
@@ -45,10 +48,10 @@ class Door:
         if local is None or (address is not None and address == _address(local)):
             return None
         hint = f'add it to hosts in [gateway] of edgellm.toml: hosts = ["{name[:100]}"]'
-        return Fault(403, "host_not_allowed", f"this server does not go by the name {name[:100]!r}", hint)
+        return Fault(403, "host_not_allowed", f"{name[:100]!r} is not a name of this server", hint)
 
     def check_origin(self, method: str, origin: str | None, host: str | None, scheme: str) -> Fault | None:
-        """A page elsewhere may look (it sees nothing without CORS headers) but not act."""
+        """Return a fault for a page of another site that does more than GET; answers to GET need CORS to be read."""
         if origin is None or method in _SAFE_METHODS or self.allows(origin) or _same(origin, host, scheme):
             return None
         hint = f'add it to cors_origins in [gateway] of edgellm.toml: cors_origins = ["{origin[:100]}"]'
@@ -58,7 +61,7 @@ class Door:
         return origin.isascii() and ("*" in self.origins or origin.lower() in self.origins)
 
     def cors(self, origin: str | None) -> dict[str, str]:
-        """Headers for every answer to a page that is let in."""
+        """Return the headers of every answer to a page with `origin`."""
         if origin is None or not self.origins:
             return {}
         if not self.allows(origin):
@@ -67,7 +70,7 @@ class Door:
         return {"Access-Control-Allow-Origin": origin, "Vary": "Origin", "Access-Control-Expose-Headers": exposed}
 
     def preflight(self, origin: str, headers: Mapping[str, str]) -> dict[str, str]:
-        """A browser asks before it sends a key, so this answer cannot depend on one."""
+        """Return the headers that answer a preflight. Browsers send it without a key, so no key is needed."""
         if not self.allows(origin):
             return {"Vary": "Origin"}
         asked = headers.get("Access-Control-Request-Headers", "*")
@@ -85,7 +88,7 @@ class Door:
 
 @lru_cache(maxsize=64)
 def host_name(host: str) -> str:
-    """`[::1]:8080` → `::1`, `Box.local:80` → `box.local`. Brackets stay off, so that addresses can be compared."""
+    """Return the name in a Host: `[::1]:8080` → `::1`, `Box.local:80` → `box.local`."""
     host = host.strip().lower()
     if host.startswith("["):
         return host[1:].partition("]")[0]
@@ -100,7 +103,7 @@ def is_loopback(address: str) -> bool:
     return parsed is not None and parsed.is_loopback
 
 
-@lru_cache(maxsize=64)  # asked twice with each request; a bound, since clients choose what is asked
+@lru_cache(maxsize=64)  # used twice a request; bounded, since clients choose the text
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         address = ipaddress.ip_address(text.partition("%")[0])
@@ -111,5 +114,5 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _same(origin: str, host: str | None, scheme: str) -> bool:
-    """Our own status page."""
+    """Return whether the page is of this server: the status page."""
     return host is not None and origin.lower() == f"{scheme}://{host}".lower()

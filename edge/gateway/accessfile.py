@@ -1,4 +1,4 @@
-"""Where the lines of the access log go: a bounded file of our own, and the logger `edge.access`."""
+"""Write the lines of the access log: to a bounded file, and to the logger `edge.access`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _logger = logging.getLogger("edge.access")
 
 
 class AccessLog:
-    """`path` None: no file. Two files of SIZE_BYTES at most. Raises ConfigError when it cannot be opened."""
+    """Two files of at most SIZE_BYTES each; none with `path` None. Raises ConfigError if it cannot be opened."""
 
     def __init__(self, path: Path | None, *, as_json: bool = False) -> None:
-        self._render = accesslog.as_json if as_json else accesslog.as_text
+        self._render = accesslog.render_json if as_json else accesslog.render_text
         self._file: RotatingFileHandler | None = None
         if path is not None:
             try:
@@ -36,7 +36,7 @@ class AccessLog:
     def wanted(self) -> bool:
         return self._file is not None or _logger.isEnabledFor(logging.INFO)
 
-    def write(self, entry: accesslog.Entry) -> None:
+    def write(self, entry: accesslog.AccessEntry) -> None:
         record = logging.makeLogRecord({"name": _logger.name, "levelno": logging.INFO, "levelname": "INFO"})
         record.msg = self._render(entry)
         if self._file is not None:
@@ -50,7 +50,7 @@ class AccessLog:
 
 
 class _PrivateFile(RotatingFileHandler):
-    """It names who asked, and what, where the owner wanted that: 0600, also after it turned over."""
+    """A log file with mode 0600, also after rotation: it holds key names, and prompts where they are turned on."""
 
     def _open(self) -> TextIOWrapper:
         descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

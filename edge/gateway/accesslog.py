@@ -1,4 +1,4 @@
-"""The access log: one line a request, as text or JSON; prompts only where the operator asked for them. Pure."""
+"""Render the access log: one line a request, as text or JSON; prompts only if they are turned on. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ _PROMPT_CHARACTERS = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """Seconds; None is absent. `outcome`: ok, gone (the client left), cut (the engine died in mid-answer), refused."""
+class AccessEntry:
+    """One request. Times in seconds, None where unknown.
+
+    `outcome`: ok, gone (the client left), cut (the engine died in mid-answer), refused, bug.
+    """
 
     method: str
     route: str
@@ -29,17 +32,17 @@ class Entry:
     joules: float | None = None  # estimated
 
 
-def as_json(entry: Entry) -> str:
+def render_json(entry: AccessEntry) -> str:
     document: dict[str, Any] = {}
-    for name in Entry.__dataclass_fields__:
+    for name in AccessEntry.__dataclass_fields__:
         value = getattr(entry, name)
         if value is not None:
             document[name] = round(value, 4) if isinstance(value, float) else value
     return json.dumps(document, ensure_ascii=True)
 
 
-def as_text(entry: Entry) -> str:
-    """`POST /v1/chat/completions 200 ok 1.52s key=laptop model=chat tokens=31+120 first=0.08s 41.3 tok/s`."""
+def render_text(entry: AccessEntry) -> str:
+    """Return `POST /v1/chat/completions 200 ok 1.52s key=laptop model=chat tokens=31+120 first=0.08s 41.3 tok/s`."""
     parts = [entry.method, entry.route, str(entry.code), entry.outcome, f"{entry.took_s:.3f}s"]
     if entry.key is not None:
         parts.append(f"key={_plain(entry.key)}")
@@ -61,12 +64,12 @@ def as_text(entry: Entry) -> str:
 
 
 def prompt(body: bytes | None) -> str | None:
-    """The start of a request's body, for logs whose owner asked for prompts."""
+    """Return the first _PROMPT_CHARACTERS of a request's body, for `log_prompts`."""
     return None if body is None else body.decode("utf-8", "replace")[:_PROMPT_CHARACTERS]
 
 
 def _plain(text: str) -> str:
-    """A name cannot forge a second line or another field."""
+    """Quote a name that could forge a second line or another field."""
     return text if text.isprintable() and " " not in text else json.dumps(text)
 
 

@@ -1,4 +1,4 @@
-"""Admission: as many requests at the engine as it has slots, a few in line behind them, 429 for the rest."""
+"""Admit as many requests to an engine as it has slots, queue some behind them, reject the rest with 429."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from edge.gateway.openai import Fault
 from edge.gateway.refused import Refused
 from edge.upstream import Upstream
 
-# What one request takes until measured: a guess for Retry-After only.
+# Duration of a request until one was measured; used for Retry-After only.
 _FIRST_GUESS_S = 5.0
-_SMOOTHING = 0.2
-_COOLING_S = 30.0
+_SMOOTHING = 0.2  # weight of the newest duration: about the last ten requests count
+_COOLING_S = 30.0  # Retry-After at the thermal limit: an estimate, a heat sink cools within tens of seconds
 
 Wait = Callable[["asyncio.Future[None]", Callable[[], Fault]], Awaitable[None]]
 
 
 @dataclass(slots=True)
-class _Line:
-    """One model's queue. `fraction` of its slots may be busy; with `held` nobody goes ahead."""
+class _ModelQueue:
+    """One model's queue. `fraction` of its slots may be busy; with `held` no request goes ahead."""
 
     upstream: Upstream | None = None  # asked for its slots each time: a restarted engine may have fewer
     active: int = 0
@@ -43,7 +43,7 @@ class _Line:
         while self.waiters and not self.full:
             waiter = self.waiters.popleft()
             if not waiter.done():
-                self.active += 1  # on the waiter's behalf: nobody slips in before it runs
+                self.active += 1  # counted for the waiter now: no other request takes the slot before it runs
                 waiter.set_result(None)
 
     def release(self) -> None:
@@ -52,92 +52,92 @@ class _Line:
 
 
 class Admission:
-    """First come, first served, per model. Used from one event loop only."""
+    """First in, first out queues, one for each model. Used from one event loop only."""
 
     def __init__(self, queue_requests: int) -> None:
         self._queue_requests = queue_requests
-        self._lines: dict[str, _Line] = {}
+        self._queues: dict[str, _ModelQueue] = {}
         self._fraction = 1.0
         self._held = False
 
     def active(self, model: str) -> int:
-        return self._line(model).active
+        return self._queue(model).active
 
     def queued(self, model: str) -> int:
-        return len(self._line(model).waiters)
+        return len(self._queue(model).waiters)
 
     def crowded(self, upstream: Upstream) -> bool:
-        """Would a request have to stand in line?"""
-        line = self._current(upstream)
-        return bool(line.waiters) or line.full
+        """Return whether a request would have to wait for a slot."""
+        queue = self._current(upstream)
+        return bool(queue.waiters) or queue.full
 
     def govern(self, fraction: float, hold_new: bool = False) -> None:
-        """The thermal governor's word: this part of each model's slots, though at least one; `hold_new`: all wait."""
+        """Apply the thermal limit: `fraction` of each model's slots, at least one; with `hold_new` all wait."""
         self._fraction, self._held = fraction, hold_new
-        for line in self._lines.values():
-            line.fraction, line.held = fraction, hold_new
-            line.advance()
+        for queue in self._queues.values():
+            queue.fraction, queue.held = fraction, hold_new
+            queue.advance()
 
     def enter_now(self, upstream: Upstream) -> Turn | None:
-        """A turn at once, or None when there is a line."""
+        """Return a lease, None where the request would have to wait."""
         if self.crowded(upstream):
             return None
-        line = self._line(upstream.model_id)
-        line.active += 1
-        return Turn(line)
+        queue = self._queue(upstream.model_id)
+        queue.active += 1
+        return Turn(queue)
 
     async def enter(self, upstream: Upstream, wait: Wait, *, patient: bool) -> Turn:
-        """A turn, after `wait` where there is a line. Raises Refused: 429 when the line is full.
+        """Return a lease, after `wait` where there is a queue. Raises RejectedError with 429 if the queue is full.
 
-        A `patient` request waited for its model before this: it is never turned away.
+        A `patient` request has waited for its model before: it is never rejected.
         """
-        turn = self.enter_now(upstream)
-        if turn is not None:
-            return turn
-        line = self._current(upstream)
-        if not patient and not line.held and len(line.waiters) >= self._queue_requests:
-            raise Refused(_busy(upstream, line))
+        lease = self.enter_now(upstream)
+        if lease is not None:
+            return lease
+        queue = self._current(upstream)
+        if not patient and not queue.held and len(queue.waiters) >= self._queue_requests:
+            raise Refused(_busy_fault(upstream, queue))
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        line.waiters.append(waiter)
+        queue.waiters.append(waiter)
         try:
-            await wait(waiter, lambda: _busy(upstream, line))
+            await wait(waiter, lambda: _busy_fault(upstream, queue))
         except BaseException:
             if waiter.done() and not waiter.cancelled():
-                line.release()  # its turn came in the same moment
-            elif waiter in line.waiters:
-                line.waiters.remove(waiter)
+                queue.release()  # its slot came in the same turn of the loop
+            elif waiter in queue.waiters:
+                queue.waiters.remove(waiter)
             raise
-        return Turn(line)
+        return Turn(queue)
 
-    def _line(self, model: str) -> _Line:
-        line = self._lines.get(model)
-        if line is None:
-            line = self._lines[model] = _Line(fraction=self._fraction, held=self._held)
-        return line
+    def _queue(self, model: str) -> _ModelQueue:
+        queue = self._queues.get(model)
+        if queue is None:
+            queue = self._queues[model] = _ModelQueue(fraction=self._fraction, held=self._held)
+        return queue
 
-    def _current(self, upstream: Upstream) -> _Line:
-        line = self._line(upstream.model_id)
-        line.upstream = upstream
-        line.advance()
-        return line
+    def _current(self, upstream: Upstream) -> _ModelQueue:
+        queue = self._queue(upstream.model_id)
+        queue.upstream = upstream
+        queue.advance()
+        return queue
 
 
 class Turn:
-    """A place at the engine. leave() exactly once."""
+    """One of an engine's slots, held by a request. Call leave() exactly once."""
 
-    def __init__(self, line: _Line) -> None:
-        self._line = line
-        self._since = asyncio.get_running_loop().time()
+    def __init__(self, queue: _ModelQueue) -> None:
+        self._queue = queue
+        self._since_s = asyncio.get_running_loop().time()
 
     def leave(self) -> None:
-        took_s = asyncio.get_running_loop().time() - self._since
-        self._line.typical_s += _SMOOTHING * (took_s - self._line.typical_s)
-        self._line.release()
+        took_s = asyncio.get_running_loop().time() - self._since_s
+        self._queue.typical_s += _SMOOTHING * (took_s - self._queue.typical_s)
+        self._queue.release()
 
 
-def _busy(upstream: Upstream, line: _Line) -> Fault:
-    if line.held:
+def _busy_fault(upstream: Upstream, queue: _ModelQueue) -> Fault:
+    if queue.held:
         return Fault(503, "too_hot", "the board is too hot for new requests", "try again later", _COOLING_S)
-    message = f"model {upstream.model_id!r} works on {line.active} requests and {len(line.waiters)} are in line"
-    wait_s = line.typical_s * (len(line.waiters) + 1) / line.limit
+    message = f"model {upstream.model_id!r} works on {queue.active} requests and {len(queue.waiters)} are queued"
+    wait_s = queue.typical_s * (len(queue.waiters) + 1) / queue.limit
     return Fault(429, "busy", message, "try again later, or plan more slots (n_parallel)", wait_s)

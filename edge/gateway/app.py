@@ -1,4 +1,4 @@
-"""The gateway as an aiohttp application: one handler, one route table."""
+"""Build the gateway as an aiohttp application with one catch-all handler."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edge.gateway.access import Door
 from edge.gateway.accessfile import AccessLog
 from edge.gateway.admission import Admission
 from edge.gateway.connections import Connections
-from edge.gateway.context import Context, Telemetry
+from edge.gateway.context import Context, TelemetrySource
 from edge.gateway.handler import CONTEXT, handle
 from edge.gateway.hold import WaitingRoom
 from edge.gateway.keyring import KeyRing
@@ -27,16 +27,16 @@ def make_app(
     config: GatewayConfig | None = None,
     *,
     alive: Callable[[], bool] = lambda: True,
-    telemetry: Telemetry | None = None,
+    telemetry: TelemetrySource | None = None,
     fault: Failure | None = None,
     wall: Callable[[], float] = time.time,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> web.Application:
-    """`upstreams` by model id, the first is the default; the mapping may change while we run.
+    """Return an application that serves `upstreams`, by model id; the mapping may change while it runs.
 
-    `alive`: does the supervisor's loop turn? `fault`: nothing can be served, and this is why (a configuration that
-    cannot be read, behind a socket that others wait on). `app[CONTEXT]` has what others add to or turn: `metrics.add`,
-    `admission.govern`. Raises ConfigError when the key file or the access log cannot be opened.
+    `alive` returns whether the supervisor's event loop turns. `fault` is set where nothing can be served, for example
+    behind an inherited socket with a configuration that cannot be read. `app[CONTEXT]` holds what callers extend or
+    control: `metrics.add`, `admission.govern`. Raises ConfigError if the key file or the access log cannot be opened.
     """
     config = config or GatewayConfig()
     context = Context(
@@ -47,30 +47,30 @@ def make_app(
         fault=fault,
         wall=wall,
         monotonic=monotonic,
-        door=Door.of(config.hosts, config.cors_origins),
+        origins=Door.of(config.hosts, config.cors_origins),
         keys=KeyRing(config.keys_file),
-        room=WaitingRoom(config.hold_requests, config.hold_bytes),
+        waiting=WaitingRoom(config.hold_requests, config.hold_bytes),
         admission=Admission(config.queue_requests),
         connections=Connections(config.limits),
         page=Page.load(),
         access_log=AccessLog(config.access_log, as_json=config.log_json),
         started=int(wall()),
     )
-    context.metrics.add(GatewayCollector(context.stats, upstreams, context.admission, context.room))
+    context.metrics.add(GatewayCollector(context.stats, upstreams, context.admission, context.waiting))
     app = web.Application()
     app[CONTEXT] = context
-    app.router.add_route("*", "/{tail:.*}", handle, expect_handler=_expect_later)
+    app.router.add_route("*", "/{tail:.*}", handle, expect_handler=_defer_continue)
     app.on_shutdown.append(_stop_waiting)
     app.on_cleanup.append(_close)
     return app
 
 
-async def _expect_later(request: web.Request) -> None:
-    """100 Continue is said when the body is first read, not before anybody looked at the request."""
+async def _defer_continue(request: web.Request) -> None:
+    """Send no `100 Continue` yet: the body's first read does, after keys and limits were checked."""
 
 
 async def _stop_waiting(app: web.Application) -> None:
-    app[CONTEXT].room.close()
+    app[CONTEXT].waiting.close()
 
 
 async def _close(app: web.Application) -> None:

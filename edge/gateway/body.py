@@ -1,4 +1,4 @@
-"""Request bodies: kept while small, so that they can be sent twice; streamed when large; bounded always."""
+"""Read request bodies: kept while small, so that they can be sent twice; streamed when large; bounded always."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Body:
-    """One request's body. `data` is the whole of it once it is known to be complete; None where there is no body."""
+    """One request's body."""
 
     def __init__(self, request: web.Request, config: GatewayConfig) -> None:
+        """Raises RejectedError if the Content-Length is over the limit."""
         self._request = request
         self._limit = config.max_body_bytes
         self._limits = config.limits
         self._parts: list[bytes] = []
         self._seen = 0
-        self._began: float | None = None
+        self._began_s: float | None = None
         self.complete = not request.can_read_body
-        self.sent = False  # a part that is not kept went upstream: it cannot be sent again
-        self.fault: Fault | None = None  # why the stream to the upstream was cut short
+        self.sent = False  # a part that is not kept went to the engine: the body cannot be sent again
+        self.fault: Fault | None = None  # the reason for which the stream to the engine was cut short
         length = request.content_length
         if length is not None and length > self._limit:
             raise Refused(self._too_large())
@@ -39,18 +40,18 @@ class Body:
 
     @property
     def data(self) -> bytes | None:
+        """The bytes kept so far, the whole body if `complete`; None where there are none."""
         if not self._parts:
             return None
         if len(self._parts) > 1:
             self._parts = [b"".join(self._parts)]
         return self._parts[0]
 
-    @property
-    def replayable(self) -> bool:
-        return not self.sent
-
     async def read(self, at_most: int | None = None, grow: Callable[[int], None] | None = None) -> None:
-        """Keeps what comes until the end, or until more than `at_most` bytes are kept. Raises Refused."""
+        """Read and keep until the end, or until more than `at_most` bytes are kept. Raises RejectedError.
+
+        `grow` is called with the size of each part, and may reject it.
+        """
         while not self.complete and (at_most is None or self._seen <= at_most):
             part = await self._next()
             if grow is not None:
@@ -58,7 +59,7 @@ class Body:
             self._parts.append(part)
 
     def payload(self) -> bytes | AsyncIterator[bytes] | None:
-        """What the upstream gets."""
+        """Return what the engine gets: bytes or a stream of them."""
         data = self.data
         if not self.complete:
             return self._stream()
@@ -73,17 +74,17 @@ class Body:
             try:
                 part = await self._next()
             except Refused as refused:
-                self.fault = refused.fault  # the client library hides it in an error of its own
+                self.fault = refused.fault  # aiohttp's client replaces the exception by one of its own
                 raise
             if part:
                 yield part
 
     async def _next(self) -> bytes:
-        """The next piece; empty at the end."""
+        """Return the next piece; empty at the end."""
         content = self._request.content
-        if self._began is None:
-            self._began = asyncio.get_running_loop().time()
-            self._say_continue()
+        if self._began_s is None:
+            self._began_s = asyncio.get_running_loop().time()
+            self._send_continue()
         part = content.read_nowait()
         if not part and not content.at_eof():
             try:
@@ -97,17 +98,17 @@ class Body:
         self._check_pace()
         return part
 
-    def _say_continue(self) -> None:
-        """Only now does the client learn that its body is wanted; a refusal before this costs it nothing."""
+    def _send_continue(self) -> None:
+        """Ask for the body only now: a client that was rejected before this has not sent it."""
         expect = self._request.headers.get("Expect", "")
         transport = self._request.transport
         if expect.lower() == "100-continue" and transport is not None:
             transport.write(CONTINUE)
 
     def _check_pace(self) -> None:
-        if self.complete or self._began is None:
+        if self.complete or self._began_s is None:
             return
-        took_s = asyncio.get_running_loop().time() - self._began
+        took_s = asyncio.get_running_loop().time() - self._began_s
         if took_s > self._limits.body_idle_s and self._seen < took_s * self._limits.body_bytes_per_s:
             raise Refused(self._too_slow())
 
@@ -122,6 +123,6 @@ class Body:
 
 
 async def _pieces(data: bytes) -> AsyncIterator[bytes]:
-    """A large body that is held already, so that its sending leaves room for others."""
+    """Yield a large body in pieces, so that writing it does not block the event loop."""
     for start in range(0, len(data), _PIECE_BYTES):
         yield data[start : start + _PIECE_BYTES]

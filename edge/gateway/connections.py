@@ -1,6 +1,6 @@
-"""Client connections: how many, and how long one may dawdle. Stands between the transport and aiohttp's protocol.
+"""Bound the number of client connections, and the time one may take, between the transport and aiohttp's protocol.
 
-aiohttp bounds a line and a header, but not the time in which they come, nor the number of connections.
+aiohttp bounds a line and a header, but neither the time in which they arrive nor the number of connections.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import cast
 from edge.gateway.openai import Fault
 from edge.gateway.settings import Limits
 
-_TICK_S = 1.0
+_TICK_S = 1.0  # all limits here are whole seconds; one timer for all connections costs less than one for each
 
 
 class Connections:
-    """All open connections of one gateway. A timer runs only while there are any."""
+    """The open connections of one gateway. A timer runs only while there are any."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -30,7 +30,7 @@ class Connections:
         return len(self._open)
 
     def protocol(self, inner: Callable[[], asyncio.Protocol]) -> Callable[[], asyncio.Protocol]:
-        """A factory for create_server."""
+        """Return a protocol factory for `loop.create_server` that wraps `inner`."""
         return lambda: Connection(self, inner())
 
     def request_began(self, transport: asyncio.BaseTransport | None) -> None:
@@ -59,8 +59,11 @@ class Connections:
             self._timer = None
 
     def _make_room(self) -> bool:
-        """Ends the connection that has been without a request for longest: never a busy one, nor one that may not have
-        been read yet (behind a socket unit hundreds that waited are accepted in one turn of the loop)."""
+        """Abort the connection that has been without a request for longest. Returns False where there is none.
+
+        Never a busy one, nor one so young that it may not have been read yet: behind a socket unit hundreds that
+        waited are accepted in one turn of the loop.
+        """
         idle = [(each.since_s, transport) for transport, each in self._open.items() if not each.busy]
         since_s, transport = min(idle, key=lambda pair: pair[0], default=(math.inf, None))
         if transport is None or asyncio.get_running_loop().time() - since_s < self._limits.grace_s:
@@ -79,10 +82,10 @@ class Connections:
 
 
 class Connection(asyncio.Protocol):
-    """One client connection. `busy` while a request is being answered; else waiting for one since `since_s`."""
+    """One client connection. `busy` while a request is answered; otherwise idle since `since_s` on the loop's clock."""
 
-    def __init__(self, all_of_them: Connections, inner: asyncio.Protocol) -> None:
-        self._all = all_of_them
+    def __init__(self, connections: Connections, inner: asyncio.Protocol) -> None:
+        self._connections = connections
         self._inner = inner
         self._transport: asyncio.Transport | None = None
         self._refused = False
@@ -95,7 +98,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self.since_s = asyncio.get_running_loop().time()
-        if not self._all._join(self, self._transport):
+        if not self._connections._join(self, self._transport):
             self._refused = True
             self._transport.write(_too_many())
             self._transport.close()
@@ -104,7 +107,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._transport is not None:
-            self._all._leave(self._transport)
+            self._connections._leave(self._transport)
         if not self._refused:
             self._inner.connection_lost(exc)
 
@@ -116,7 +119,7 @@ class Connection(asyncio.Protocol):
         self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
-        """A client that half-closes has left: nobody sends a request and then hangs up to wait for its answer."""
+        """Treat a half-closed connection as closed: no HTTP client in use sends FIN and then waits for its answer."""
         return None if self._refused else self._inner.eof_received()
 
     def pause_writing(self) -> None:
@@ -133,7 +136,7 @@ class Connection(asyncio.Protocol):
         self._first_byte_s = None
 
     def overdue(self, now_s: float, limits: Limits) -> bool:
-        """A request that was begun must come, its answer be taken; between requests a connection may rest a while."""
+        """Return whether the connection has outlived the limit of its phase: answering, receiving headers, or idle."""
         if self.busy:
             return self._stalled(now_s, limits.stall_s)
         if self._first_byte_s is not None:
@@ -141,7 +144,7 @@ class Connection(asyncio.Protocol):
         return now_s - self.since_s > limits.idle_s
 
     def _stalled(self, now_s: float, stall_s: float) -> bool:
-        """The same bytes wait to be sent, look after look."""
+        """Return whether the client has taken no byte of its answer for `stall_s`."""
         unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
         if unsent == 0 or unsent != self._unsent_bytes:
             self._unsent_bytes, self._unsent_since_s = unsent, now_s
@@ -150,6 +153,7 @@ class Connection(asyncio.Protocol):
 
 
 def _too_many() -> bytes:
+    """Return a whole HTTP answer: aiohttp's protocol is never attached to a connection over the limit."""
     body = json.dumps(Fault(503, "too_many_connections", "too many connections", "close some").document()).encode()
     head = (
         "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\nRetry-After: 1\r\n"

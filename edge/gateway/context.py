@@ -1,4 +1,4 @@
-"""What one running gateway consists of."""
+"""The parts of one running gateway."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ from edge.telemetry.energy import EnergyMeter
 from edge.upstream import Upstream
 
 
-class Telemetry(Protocol):
-    """Whoever measures heat and power."""
+class TelemetrySource(Protocol):
+    """The source of temperatures and power."""
 
     def summary(self) -> Mapping[str, Any]:
-        """`source`, `age_s`, `thermal`: asked by every probe, so that it must cost nothing."""
+        """Return `source`, `age_s`, `thermal`. Every probe calls it, so it must not read a sensor."""
         ...
 
     def document(self) -> Mapping[str, Any]:
-        """All of it. Asking counts as watching."""
+        """Return the whole telemetry document. Sampling goes on for a while after each call."""
         ...
 
 
 @dataclass(slots=True)
 class Context:
-    """`upstreams` by model id, the first is the default. The mapping may change while we run.
+    """State shared by all requests. `upstreams` is by model id and may change while the gateway runs.
 
-    `fault`: why nothing can be served at all, where that is so.
+    `fault` is set where nothing can be served at all.
     """
 
     upstreams: Mapping[str, Upstream]
     config: GatewayConfig
     alive: Callable[[], bool]
-    telemetry: Telemetry | None
+    telemetry: TelemetrySource | None
     fault: Failure | None
     wall: Callable[[], float]
     monotonic: Callable[[], float]
-    door: Door
+    origins: Door
     keys: KeyRing
-    room: WaitingRoom
+    waiting: WaitingRoom
     admission: Admission
     connections: Connections
     page: Page
@@ -69,12 +69,12 @@ class Context:
         return [ListedModel(each.model_id, each.aliases, each.card) for each in self.upstreams.values()]
 
     def by_name(self, name: str) -> Upstream | None:
-        """By id or alias."""
+        """Return the model with this id or alias. An id wins over another model's alias."""
         found = self.upstreams.get(name)
         if found is not None:
             return found
         return next((each for each in self.upstreams.values() if name in each.aliases), None)
 
     def only(self) -> Upstream | None:
-        """The one model, where there is exactly one."""
+        """Return the model if there is exactly one."""
         return next(iter(self.upstreams.values())) if len(self.upstreams) == 1 else None

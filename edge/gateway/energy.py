@@ -1,4 +1,4 @@
-"""What a request's work at the engine cost in joules."""
+"""Estimate the joules that a request's work at the engine took."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from edge.telemetry.energy import EnergyMeter
 
 
 @contextmanager
-def measured(meter: EnergyMeter | None, visit: Visit, model: str) -> Iterator[None]:
-    """From the request's turn to the end of its answer; the estimate is left in the visit.
+def measured(meter: EnergyMeter | None, record: Visit, model: str) -> Iterator[None]:
+    """Write the estimate from the request's slot to the end of its answer into `record.joules`.
 
-    While a stream runs its chunks stand for tokens, so that requests side by side share the energy as they work.
+    While a stream runs its chunks stand for tokens, so that parallel requests share the energy by their work.
     """
     if meter is None:
         yield
         return
     loop = asyncio.get_running_loop()
     began_s = loop.time()
-    tally = visit.tally
-    work = meter.begin(began_s, model, (lambda: tally.chunks) if tally is not None else None)
+    usage = record.usage
+    work = meter.begin(began_s, model, (lambda: usage.chunks) if usage is not None else None)
     try:
         yield
     except BaseException:
         meter.cancel(work, loop.time())
         raise
-    tokens = tally.tokens().completion if tally is not None else None
-    visit.joules = meter.request(began_s, loop.time(), tokens or 0, work)
+    tokens = usage.tokens().completion if usage is not None else None
+    record.joules = meter.request(began_s, loop.time(), tokens or 0, work)

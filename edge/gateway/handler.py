@@ -1,4 +1,4 @@
-"""One request from its first look to its last byte: who asks, for what, and what came of it."""
+"""Handle one request: check host, origin and key, answer it or dispatch it, and record the outcome."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aiohttp import web
 from edge.gateway import answers, keys, listing
 from edge.gateway.context import Context
 from edge.gateway.openai import Fault
-from edge.gateway.passing import pass_on
+from edge.gateway.passing import dispatch
 from edge.gateway.refused import Refused
 from edge.gateway.routes import LISTS, Kind, Route, route
 from edge.gateway.visit import Visit
@@ -22,69 +22,66 @@ CONTEXT = web.AppKey("context", Context)
 
 
 async def handle(request: web.Request) -> web.StreamResponse:
-    """Every request. The only place where a refusal becomes an answer."""
+    """Answer a request of any method and path, and count it however it ends."""
     context = request.app[CONTEXT]
     loop = asyncio.get_running_loop()
     transport = request.transport
     context.connections.request_began(transport)
-    visit = Visit(request.method, loop.time())
+    record = Visit(request.method, loop.time())
     try:
-        response = await _answer(context, request, visit)
-        visit.code = response.status
+        response = await _answer(context, request, record)
+        record.code = response.status
         return response
-    except asyncio.CancelledError:
-        visit.outcome = "gone"
-        raise
-    except ConnectionError:
-        visit.outcome = "gone"  # it left while we wrote
+    except (asyncio.CancelledError, ConnectionError):  # aiohttp cancels the handler of a client that left
+        record.outcome = "gone"
         raise
     finally:
         context.connections.request_ended(transport)
-        visit.record(context.stats, loop.time(), context.access_log)
+        record.finish(context.stats, loop.time(), context.access_log)
 
 
-async def _answer(context: Context, request: web.Request, visit: Visit) -> web.StreamResponse:
+async def _answer(context: Context, request: web.Request, record: Visit) -> web.StreamResponse:
+    """Return the answer. The only place where RejectedError becomes one."""
     headers = request.headers
     origin = headers.get("Origin")
-    extra = context.door.cors(origin) if origin is not None else {}
+    extra = context.origins.cors(origin) if origin is not None else {}
     found = route(request.method, request.raw_path)
-    visit.route = found.name
+    record.route = found.name
     try:
-        _check_page(context, request, origin)
+        _check_browser(context, request, origin)
         if request.method == "OPTIONS" and origin is not None and "Access-Control-Request-Method" in headers:
-            return web.Response(status=204, headers={**answers.SERVER, **context.door.preflight(origin, headers)})
+            return web.Response(status=204, headers={**answers.SERVER, **context.origins.preflight(origin, headers)})
         key = _check_key(context, headers, found)
-        visit.key = key.name if key else None
-        visit.admin = key is not None and key.admin
-        return await _dispatch(context, request, found, visit, extra)
+        record.key = key.name if key else None
+        record.admin = key is not None and key.admin
+        return await _respond(context, request, found, record, extra)
     except Refused as refused:
-        visit.refused()
-        return _refusal(request, refused.fault, extra, visit.admin)
+        record.refused()
+        return _rejection(request, refused.fault, extra, record.admin)
     except (asyncio.CancelledError, ConnectionError):
         raise
     except Exception:
-        # A fault of ours must not take the connection's other requests with it, nor show its insides.
+        # A bug here must neither end the connection's other requests nor show a traceback to a client.
         log.exception("gateway: %s %s", request.method, found.name)
-        visit.outcome = "bug"
-        return _refusal(request, Fault(500, "bug", "edgellm made a mistake", "edgellm logs has the details"), extra)
+        record.outcome = "bug"
+        return _rejection(request, Fault(500, "bug", "edgellm made a mistake", "edgellm logs has the details"), extra)
 
 
-def _refusal(request: web.Request, fault: Fault, extra: Mapping[str, str], admin: bool = False) -> web.Response:
+def _rejection(request: web.Request, fault: Fault, extra: Mapping[str, str], admin: bool = False) -> web.Response:
     response = answers.fault_response(fault, admin)
     response.headers.extend(extra)
     if request.can_read_body and not request.content.at_eof():
-        response.force_close()  # the rest of the body is not wanted
+        response.force_close()  # the rest of the body is not read
     return response
 
 
-def _check_page(context: Context, request: web.Request, origin: str | None) -> None:
-    """Raises Refused for a browser that was sent here by somebody else's page."""
+def _check_browser(context: Context, request: web.Request, origin: str | None) -> None:
+    """Raise RejectedError for a browser that a page of another site sent here."""
     host = request.headers.get("Host")
-    fault = context.door.check_host(host, lambda: _local_address(request))
-    if fault is None and origin is not None:
+    fault = context.origins.check_host(host, lambda: _local_address(request))
+    if fault is None and origin is not None and request.method != "OPTIONS":
         scheme = "https" if request.secure else "http"
-        if request.method != "OPTIONS":
-            fault = context.door.check_origin(request.method, origin, host, scheme)
+        fault = context.origins.check_origin(request.method, origin, host, scheme)
     if fault is not None:
         raise Refused(fault)
 
@@ -96,12 +93,12 @@ def _local_address(request: web.Request) -> str | None:
 
 
 def _check_key(context: Context, headers: Mapping[str, str], found: Route) -> keys.Key | None:
-    """Who asks. Raises Refused where a key is needed and this is none."""
+    """Return the client's key, None where it sent none and none is needed. Raises RejectedError."""
     ring = context.keys
     ring.refresh()
     known = next((key for secret in keys.presented(headers) if (key := ring.find(secret)) is not None), None)
     if found.kind is Kind.REFUSED:
-        raise Refused(Fault(403, "refused", "edgellm never passes this route on", "start llama-server by hand for it"))
+        raise Refused(Fault(403, "refused", "edgellm does not serve this route", "start llama-server by hand for it"))
     if known is None and ring.needed and not (found.kind is Kind.OURS and found.name in answers.PUBLIC):
         raise Refused(Fault(401, "invalid_key", "Invalid API Key", "send Authorization: Bearer KEY"))
     if found.kind is Kind.ADMIN and (known is None or not known.admin):
@@ -109,8 +106,8 @@ def _check_key(context: Context, headers: Mapping[str, str], found: Route) -> ke
     return known
 
 
-async def _dispatch(
-    context: Context, request: web.Request, found: Route, visit: Visit, extra: Mapping[str, str]
+async def _respond(
+    context: Context, request: web.Request, found: Route, record: Visit, extra: Mapping[str, str]
 ) -> web.StreamResponse:
     if found.kind is Kind.BAD:
         raise Refused(Fault(400, "bad_path", "this is not a path", None))
@@ -118,15 +115,15 @@ async def _dispatch(
         if found.name in LISTS:
             response = await listing.answer(context, found)
         else:
-            response = answers.answer(context, request.method, found, _base(request), visit.admin)
+            response = answers.answer(context, request.method, found, _base_url(request), record.admin)
         response.headers.extend(extra)
         return response
     if context.fault is not None:
-        raise Refused(answers.at_fault(context.fault))
-    return await pass_on(context, request, found, visit, extra)
+        raise Refused(answers.startup_fault(context.fault))
+    return await dispatch(context, request, found, record, extra)
 
 
-def _base(request: web.Request) -> str:
-    """The URL that this client knows us by."""
+def _base_url(request: web.Request) -> str:
+    """Return scheme and host as this client names the server."""
     scheme = "https" if request.secure else "http"
     return f"{scheme}://{request.headers.get('Host') or 'localhost'}"

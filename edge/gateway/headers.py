@@ -1,4 +1,4 @@
-"""Which headers pass, in both directions. Pure."""
+"""Select the headers that pass between client and engine. Pure."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ HOP_BY_HOP = frozenset(
         "upgrade",
     }
 )
-# Ours to read: the keys open this door, not the engine's.
-_FOR_US = frozenset({"authorization", "x-api-key", "expect", "edgellm-max-wait", "edgellm-heartbeat"})
-_NOT_UP = HOP_BY_HOP | _FOR_US
+# Meant for the gateway: the engine has no keys of its own.
+_FOR_GATEWAY = frozenset({"authorization", "x-api-key", "expect", "edgellm-max-wait", "edgellm-heartbeat"})
+_NOT_UP = HOP_BY_HOP | _FOR_GATEWAY
 _CORS = "access-control-"
 
 Pairs = list[tuple[str, str]]
 
 
 def to_upstream(headers: Iterable[tuple[str, str]]) -> Pairs:
-    """Return the client's headers without its API key and what belongs to its connection."""
+    """Return the client's headers without those of its connection and without its key."""
     pairs = list(headers)
     named = _named_by_connection(pairs)
     return [(name, value) for name, value in pairs if (low := name.lower()) not in _NOT_UP and low not in named]
 
 
 def to_client(headers: Iterable[tuple[str, str]]) -> Pairs:
-    """The engine's headers without what belongs to its connection and without its CORS answer."""
+    """Return the engine's headers without those of its connection and without its CORS answer."""
     pairs = list(headers)
     named = _named_by_connection(pairs)
     return [
@@ -45,10 +45,10 @@ def to_client(headers: Iterable[tuple[str, str]]) -> Pairs:
 
 
 def _named_by_connection(pairs: Pairs) -> frozenset[str]:
-    """`Connection: close, X-Mine` makes X-Mine a header of this connection as well."""
+    """Return the headers that `Connection: close, X-Mine` makes hop-by-hop (RFC 9110 7.6.1)."""
     values = [value for name, value in pairs if name.lower() == "connection"]
     if not values:
         return frozenset()
     names = {part.strip().lower() for value in values for part in value.split(",")}
-    # A client cannot have us drop what frames the message.
+    # A client must not be able to remove the headers that frame the message.
     return frozenset(names - {"content-length", "content-type", "host", "close", "keep-alive", ""})

@@ -1,4 +1,4 @@
-"""What the probes answer, from what the supervisor knows. Pure."""
+"""Render the probes' documents from the supervisor's status. Pure."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Any
 
 from edge.status import Failure, Gate, ModelStatus, State
 
-DEGRADED = "Edgellm-Degraded"  # the header that says what an answer's model lacks
+DEGRADED = "Edgellm-Degraded"  # header of an answer whose model serves less than planned
 SERVING = frozenset({State.READY, State.SLEEPING})
 
 
 def serves(status: ModelStatus, strict: bool) -> bool:
-    """A sleeping model serves: it wakes for a request. A degraded one does unless `strict`."""
+    """Return whether the model serves: ready, or asleep since it wakes for a request; degraded unless `strict`."""
     return status.state in SERVING and not (strict and status.degraded)
 
 
-def rests(status: ModelStatus) -> bool:
-    """Not loaded, and nothing is wrong: that is no fault of the machine. One that was stopped for heat is at fault."""
+def is_unloaded(status: ModelStatus) -> bool:
+    """Return whether the model was stopped on purpose. One that was stopped for heat has a failure."""
     return status.state is State.STOPPED and status.failure is None
 
 
 def overall(statuses: Iterable[ModelStatus]) -> str:
-    """starting | ok | degraded | failed: the worst of all models that is certain."""
+    """Return starting | ok | degraded | failed, the worst of all models."""
     known = list(statuses)
     if any(status.state is State.FAILED for status in known):
         return "failed"
-    if not known or any(status.state not in SERVING and not rests(status) for status in known):
+    if not known or any(status.state not in SERVING and not is_unloaded(status) for status in known):
         return "starting"
     return "degraded" if any(status.degraded for status in known) else "ok"
 
@@ -38,8 +38,10 @@ def healthz(
     fault: Failure | None = None,
     admin: bool = False,
 ) -> dict[str, Any]:
-    """`clock_offset_s`: wall clock minus monotonic clock, so that gates carry times that others can read.
-    `admin`: with the evidence of failures, which holds log lines and paths.
+    """Return the document of /healthz.
+
+    `clock_offset_s`: wall clock minus monotonic clock, since gates carry wall-clock times. `admin`: include the
+    evidence of failures, which holds log lines and paths.
     """
     known = list(statuses)
     document: dict[str, Any] = {
@@ -54,7 +56,7 @@ def healthz(
 
 
 def degraded_header(status: ModelStatus) -> str:
-    """`n_ctx: 4096 instead of 8192`, for a header: one line of printable ASCII."""
+    """Return `n_ctx: 4096 instead of 8192` as a header's value: one line of printable ASCII."""
     text = "; ".join(f"{item.subject}: {item.got} instead of {item.wanted}" for item in status.degraded)
     return text.encode("ascii", "replace").decode().replace("\r", " ").replace("\n", " ")[:1000]
 
@@ -72,7 +74,7 @@ def readyz(status: ModelStatus, strict: bool) -> dict[str, Any]:
 
 
 def blocked_by(status: ModelStatus) -> str | None:
-    """The first gate that is not open."""
+    """Return the first gate that is not open."""
     return next((name for name, gate in status.gates.items() if not gate.ready), None)
 
 
@@ -105,7 +107,7 @@ def _gate(gate: Gate, clock_offset_s: float) -> dict[str, Any]:
 
 
 def _failure(failure: Failure | None, admin: bool) -> dict[str, str] | None:
-    """Kind and hint; the evidence only for those who may see inside."""
+    """Return kind and hint, with the evidence for an admin key only."""
     if failure is None:
         return None
     public = {"kind": failure.kind, "hint": failure.hint}

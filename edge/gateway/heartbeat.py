@@ -1,4 +1,4 @@
-"""Comments in an event stream while its request waits, for clients that asked for them."""
+"""Write comments into an event stream while its request waits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INTERVAL_S = 5.0
 
 
 class Heartbeat:
-    """`async with` opens the stream and keeps it warm; the stream stays open after it, for the answer."""
+    """Opens the stream and writes comments until the `async with` ends; the stream stays open for the answer."""
 
     def __init__(
         self,
@@ -43,11 +43,11 @@ class Heartbeat:
 
     async def _beat(self) -> None:
         while True:
-            await self.response.write(comment(self._status()))
+            await self.response.write(_comment(self._status()))
             await asyncio.sleep(self._interval_s)
 
 
-def comment(status: ModelStatus) -> bytes:
-    """`: waiting LOADING 63 %`: every SSE parser skips it."""
+def _comment(status: ModelStatus) -> bytes:
+    """Return `: waiting LOADING 63 %`. SSE parsers ignore lines that start with a colon (HTML standard 9.2.6)."""
     progress = "" if status.progress is None else f" {status.progress * 100:.0f} %"
     return f": waiting {status.state.value}{progress}\n\n".encode()

@@ -1,4 +1,4 @@
-"""The waiting room: requests that cannot go ahead yet. Bounded in number, in bytes and in time."""
+"""Hold requests that cannot go ahead yet, bounded in number, in bytes and in time."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from edge.status import ModelStatus, State
 from edge.units import format_bytes
 from edge.upstream import Endpoint, Upstream
 
-DEFAULT_RETRY_S = 5.0
-REST_LOOK_S = 0.2
+DEFAULT_RETRY_S = 5.0  # without a record of an earlier start
+REST_LOOK_S = 0.2  # a stopped model has no event to wait for
 T = TypeVar("T")
 
 
 class WaitingRoom:
-    """Counts who waits and what their bodies weigh. Used from one event loop only."""
+    """Counts the requests that wait and the bytes of their bodies. Used from one event loop only."""
 
     def __init__(self, requests: int, total_bytes: int) -> None:
         self._requests = requests
         self._bytes = total_bytes
-        self.seats = 0
+        self.tickets = 0
         self.held_bytes = 0
-        self.waiting: dict[str, int] = {}  # for their model to be ready, by model
+        self.for_model: dict[str, int] = {}  # requests that wait for their model to be ready, by model
         self._closed: asyncio.Future[None] | None = None
 
     def closed(self) -> asyncio.Future[None]:
-        """Done once the gateway stops: nobody waits any longer then."""
+        """Return a future that is done once the gateway stops: every wait ends then."""
         if self._closed is None:
             self._closed = asyncio.get_running_loop().create_future()
         return self._closed
@@ -41,21 +41,23 @@ class WaitingRoom:
         if not closed.done():
             closed.set_result(None)
 
-    def seat(self, upstream: Upstream, body: Body, kept: Kept, until_s: float) -> Seat:
-        """`until_s`: on the loop's clock."""
-        return Seat(self, upstream, body, kept, until_s)
+    def ticket(self, upstream: Upstream, body: Body, reserved: Kept, until_s: float) -> Seat:
+        """Return a place in the queue, to be entered with `with`. `until_s`: on the loop's clock."""
+        return Seat(self, upstream, body, reserved, until_s)
 
     def take(self, upstream: Upstream) -> None:
-        """Raises Refused."""
-        if self.seats >= self._requests:
-            raise Refused(full(upstream, f"{self._requests} requests wait already"))
-        self.seats += 1
+        """Count one more request. Raises RejectedError if the queue is full."""
+        if self.tickets >= self._requests:
+            message = f"no place to wait for model {upstream.model_id!r}: {self._requests} requests wait already"
+            raise Refused(Fault(503, "waiting_room_full", message, "try again later", retry_in_s(upstream)))
+        self.tickets += 1
 
-    def kept(self) -> Kept:
+    def reserve(self) -> Kept:
+        """Return an empty reservation, to be entered with `with`."""
         return Kept(self)
 
-    def keep(self, count: int) -> None:
-        """Raises Refused."""
+    def add_bytes(self, count: int) -> None:
+        """Raises RejectedError if the bodies of all waiting requests would exceed the limit."""
         if self.held_bytes + count > self._bytes:
             limit = format_bytes(self._bytes)
             message = f"the bodies of waiting requests may hold {limit} together, and do"
@@ -64,93 +66,91 @@ class WaitingRoom:
 
 
 class Kept:
-    """Bytes of one request's body that are kept in memory; `with` gives them back, after the answer has ended."""
+    """Bytes of one request's body that stay in memory; leaving `with` returns them, after the answer has ended."""
 
-    def __init__(self, room: WaitingRoom) -> None:
-        self._room = room
+    def __init__(self, queue: WaitingRoom) -> None:
+        self._queue = queue
         self._bytes = 0
 
     def __enter__(self) -> Kept:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._room.held_bytes -= self._bytes
+        self._queue.held_bytes -= self._bytes
 
     def cover(self, body: Body) -> None:
-        """All that is kept of the body by now. Raises Refused."""
+        """Reserve all that is kept of the body by now. Raises RejectedError."""
         self.grow(max(0, body.kept_bytes - self._bytes))
 
     def grow(self, count: int) -> None:
-        """Raises Refused."""
-        self._room.keep(count)
+        """Reserve `count` more bytes. Raises RejectedError."""
+        self._queue.add_bytes(count)
         self._bytes += count
 
 
 class Seat:
-    """One waiting request; `with` gives its place back in whatever way it ends. `kept` counts its bytes.
+    """The place of one waiting request; leaving `with` gives it back however the request ends.
 
-    The body is read meanwhile: a connection that nobody reads from does not show that its client left.
+    The body is read meanwhile: the kernel reports that a client left only on a connection that is read from.
     """
 
-    def __init__(self, room: WaitingRoom, upstream: Upstream, body: Body, kept: Kept, until_s: float) -> None:
-        self._room = room
+    def __init__(self, queue: WaitingRoom, upstream: Upstream, body: Body, reserved: Kept, until_s: float) -> None:
+        self._queue = queue
         self._upstream = upstream
         self._body = body
+        self._reserved = reserved
         self._deadline_s = until_s
-        self._kept = kept
         self._reading: asyncio.Future[None] | None = None
 
     def __enter__(self) -> Seat:
-        self._room.take(self._upstream)
+        self._queue.take(self._upstream)
         try:
-            self._kept.cover(self._body)
+            self._reserved.cover(self._body)
         except Refused:
-            self._room.seats -= 1
+            self._queue.tickets -= 1
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._reading is not None:
             self._reading.cancel()
-        self._room.seats -= 1
+        self._queue.tickets -= 1
 
     async def endpoint(self) -> Endpoint:
-        """Waits until the model is READY. Raises Refused; FAILED ends the wait at once."""
+        """Wait until the model is READY. Raises RejectedError; FAILED ends the wait at once."""
         model = self._upstream.model_id
-        waiting = self._room.waiting
+        waiting = self._queue.for_model
         waiting[model] = waiting.get(model, 0) + 1
         try:
             while True:
-                status = await self._ready()
+                status = await self._until(self._upstream.ensure_ready())
                 endpoint = self._upstream.endpoint()
                 if endpoint is not None:
                     return endpoint
                 if status.state is State.FAILED:
-                    raise Refused(failed(status))
-                if status.state is not State.READY:  # at rest, and not failed: nothing wakes whoever waits
+                    raise Refused(failed_fault(status))
+                if status.state is not State.READY:
                     await self._until(asyncio.sleep(REST_LOOK_S))
         finally:
             waiting[model] -= 1
 
-    async def _ready(self) -> ModelStatus:
-        return await self._until(self._upstream.ensure_ready())
-
     async def _until(self, done: Coroutine[Any, Any, T]) -> T:
         until = asyncio.ensure_future(done)
         try:
-            await self.wait(until, lambda: not_yet(self._upstream))
+            await self.wait(until, lambda: _not_ready_fault(self._upstream))
             return until.result()
         finally:
             until.cancel()
 
     async def wait(self, until: asyncio.Future[Any], late: Callable[[], Fault]) -> None:
-        """Until `until` is done. Raises Refused when time is up (`late` says how), the body is bad or we stop.
+        """Wait until `until` is done.
 
-        Cancelling it (the client left) takes effect at once.
+        Raises RejectedError with `late()` when time is up, and when the body is bad or the gateway stops. Cancelling
+        it (the client left) takes effect at once.
         """
         if self._reading is None:
-            self._reading = asyncio.ensure_future(self._body.read(grow=self._kept.grow))
-        closed = self._room.closed()
+            self._reading = asyncio.ensure_future(self._body.read(grow=self._reserved.grow))
+        closed = self._queue.closed()
         loop = asyncio.get_running_loop()
         while not until.done():
             waits: set[asyncio.Future[Any]] = {until, closed}
@@ -159,38 +159,32 @@ class Seat:
             left_s = self._deadline_s - loop.time()
             await asyncio.wait(waits, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED)
             if self._reading.done():
-                self._reading.result()  # too large, too slow: said now, not after the wait
+                self._reading.result()  # raises now, not after the wait, if the body is too large or too slow
             if closed.done():
                 raise Refused(Fault(503, "stopping", "edgellm is stopping", None, DEFAULT_RETRY_S))
             if not until.done() and loop.time() >= self._deadline_s:
                 raise Refused(late())
 
     async def body_read(self) -> None:
-        """The rest of the body, where it is still on its way. Raises Refused."""
+        """Wait for the rest of the body. Raises RejectedError."""
         if self._reading is not None:
             await self._reading
 
 
-def failed(status: ModelStatus) -> Fault:
-    """The model cannot be served. Evidence stays inside."""
+def failed_fault(status: ModelStatus, code: int = 503) -> Fault:
+    """Return the answer for a model that is FAILED; its evidence goes to admin keys only."""
     if status.failure is None:
-        return Fault(503, "failed", f"model {status.id!r} cannot be served", "edgellm status says why")
+        return Fault(code, "failed", f"model {status.id!r} cannot be served", "edgellm status shows the reason")
     message = f"model {status.id!r} cannot be served: {status.failure.kind}"
-    return Fault(503, status.failure.kind, message, status.failure.hint, evidence=status.failure.evidence)
+    return Fault(code, status.failure.kind, message, status.failure.hint, evidence=status.failure.evidence)
 
 
-def not_yet(upstream: Upstream) -> Fault:
-    status = upstream.status()
-    message = f"model {upstream.model_id!r} is not ready yet ({status.state.value})"
+def _not_ready_fault(upstream: Upstream) -> Fault:
+    message = f"model {upstream.model_id!r} is not ready yet ({upstream.status().state.value})"
     return Fault(503, "loading", message, "try again later", retry_in_s(upstream))
 
 
-def full(upstream: Upstream, why: str) -> Fault:
-    message = f"no place to wait for model {upstream.model_id!r}: {why}"
-    return Fault(503, "waiting_room_full", message, "try again later", retry_in_s(upstream))
-
-
 def retry_in_s(upstream: Upstream) -> float:
-    """From the last start's record where there is one."""
+    """Return the seconds until the model is expected to be ready, from the record of its last start."""
     expected = upstream.expected_ready_in_s()
     return DEFAULT_RETRY_S if expected is None else max(1.0, expected)

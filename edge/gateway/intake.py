@@ -1,4 +1,4 @@
-"""From a request to its turn at an engine: wait for the model, then in line, reading the body meanwhile."""
+"""Acquire an engine's slot for a request: wait for the model, then in the queue, reading the body meanwhile."""
 
 from __future__ import annotations
 
@@ -6,45 +6,38 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from edge.gateway.admission import Admission, Turn
-from edge.gateway.body import Body
-from edge.gateway.hold import Kept, Seat, WaitingRoom, failed
+from edge.gateway.hold import WaitingRoom, failed_fault
+from edge.gateway.proxy import Exchange
 from edge.gateway.refused import Refused
 from edge.status import State
-from edge.upstream import Endpoint, Upstream
+from edge.upstream import Endpoint
 
 
 @asynccontextmanager
-async def turn(
-    room: WaitingRoom, admission: Admission, upstream: Upstream, body: Body, kept: Kept, *, until_s: float, slot: bool
+async def acquire_slot(
+    waiting: WaitingRoom, admission: Admission, exchange: Exchange, *, slot: bool
 ) -> AsyncIterator[Endpoint]:
-    """An endpoint to send to now. `slot`: the request makes the model work, so it needs a slot. Raises Refused.
-
-    `kept` outlives the turn: what was read of the body meanwhile is in memory until the answer has ended.
-    """
+    """Yield an endpoint that can be used now. `slot`: the request runs inference. Raises RejectedError."""
+    upstream = exchange.upstream
     endpoint = upstream.endpoint()
-    taken: Turn | None = None
-    if endpoint is not None:
-        if not slot:
-            yield endpoint
-            return
-        taken = admission.enter_now(upstream)
+    if endpoint is not None and not slot:
+        yield endpoint
+        return
+    lease: Turn | None = None if endpoint is None else admission.enter_now(upstream)
     try:
-        if endpoint is None or taken is None:
+        if endpoint is None or lease is None:
             status = upstream.status()
             if status.state is State.FAILED:
-                raise Refused(failed(status))
-            with room.seat(upstream, body, kept, until_s) as seat:
-                early = endpoint is None
-                endpoint = await _ready(upstream, seat)
+                raise Refused(failed_fault(status))
+            with waiting.ticket(upstream, exchange.body, exchange.reserved, exchange.wait_until_s) as ticket:
+                if endpoint is None:
+                    await ticket.endpoint()
                 if slot:
-                    taken = await admission.enter(upstream, seat.wait, patient=early)
-                    endpoint = await _ready(upstream, seat)  # it may have been replaced while we stood in line
-                await seat.body_read()
+                    lease = await admission.enter(upstream, ticket.wait, patient=endpoint is None)
+                # The engine may have been replaced while the request was queued.
+                endpoint = upstream.endpoint() or await ticket.endpoint()
+                await ticket.body_read()
         yield endpoint
     finally:
-        if taken is not None:
-            taken.leave()
-
-
-async def _ready(upstream: Upstream, seat: Seat) -> Endpoint:
-    return upstream.endpoint() or await seat.endpoint()
+        if lease is not None:
+            lease.leave()

@@ -1,4 +1,4 @@
-"""The key file on disk, and the key ring that a running gateway reads from it."""
+"""Read and write the key file, and follow its changes while the gateway runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger("edge.gateway")
 
 
 def read(path: Path) -> tuple[Key, ...]:
-    """No file, no keys. Raises ConfigError."""
+    """Return the keys in the file, none if there is no file. Raises ConfigError."""
     try:
         return keys.parse(load_toml(path))
     except FileNotFoundError:
@@ -33,13 +33,13 @@ def read(path: Path) -> tuple[Key, ...]:
 
 
 def write(path: Path, entries: Iterable[Key]) -> None:
-    """At once or not at all; readable by its owner only, and its owner stays who it was. Raises ConfigError."""
+    """Replace the file atomically, with mode 0600 and its former owner. Raises ConfigError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         before = path.stat() if path.exists() else None
         write_atomic(path, keys.render(entries))
         if before is not None and (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
-            os.chown(path, before.st_uid, before.st_gid)  # root edits for a service that runs as somebody else
+            os.chown(path, before.st_uid, before.st_gid)  # root edits the file of the service's user
     except OSError as error:
         raise ConfigError(
             f"cannot write {path}: {error.strerror}", "run it as the file's owner, or with sudo"
@@ -47,9 +47,9 @@ def write(path: Path, entries: Iterable[Key]) -> None:
 
 
 class KeyRing:
-    """Keys as they are in the file now: a revoked key stops working with the next request.
+    """The keys that are in the file now: a revoked key stops working with the next request.
 
-    `required`: other machines can reach us, so that an empty ring lets nobody in.
+    `required`: other machines reach this server, so that without any key every request is rejected.
     """
 
     def __init__(self, path: Path | None, *, required: bool = False) -> None:
@@ -64,7 +64,7 @@ class KeyRing:
 
     @property
     def needed(self) -> bool:
-        """Must a request carry a key?"""
+        """Return whether a request must carry a key."""
         return self.required or self._broken or bool(self._keys)
 
     @property
@@ -75,7 +75,10 @@ class KeyRing:
         return keys.find(self._keys, secret) if self._keys else None
 
     def refresh(self) -> None:
-        """One stat per request. A file that cannot be read any longer lets nobody in: it may have held revocations."""
+        """Read the file again if it changed, which costs one stat a request.
+
+        While the file cannot be read every request is rejected: the change may have been a revocation.
+        """
         if self._path is None:
             return
         stamp = _stamp(self._path)
@@ -88,7 +91,7 @@ class KeyRing:
         except ConfigError as error:
             self._keys = ()
             self._broken = True
-            log.error("keys: %s; nobody is let in until it can be read", error)
+            log.error("keys: %s; all requests are rejected until it can be read", error)
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

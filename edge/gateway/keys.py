@@ -1,4 +1,4 @@
-"""Keys: made here, shown once, kept as hashes. Pure, but for the randomness of a new one."""
+"""Make, parse and compare API keys, which are kept as hashes. Pure, except for the randomness of a new one."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 from edge.errors import ConfigError, UsageError
 
 PREFIX = "sk-edge-"
-# Of a key that somebody brings along. Ours have 256 random bits, which is why a plain SHA-256 is enough at rest:
-# there is nothing to guess, and a slow hash would cost its time on every request.
+# For a key that the user brings. Generated ones have 256 random bits, so a plain SHA-256 is enough at rest: they cannot
+# be guessed, and a slow hash would cost its time on every request.
 MIN_CHARACTERS = 20
 _NAME_CHARACTERS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """`sha256` in hex, of the key's UTF-8 bytes. `created` is a date, for people."""
+    """One key. `sha256` in hex, of the key's UTF-8 bytes; `created` is a date for display."""
 
     name: str
     sha256: str
@@ -33,7 +33,7 @@ def new_secret() -> str:
 
 
 def make(name: str, secret: str, *, admin: bool, created: str, others: Iterable[Key]) -> Key:
-    """Raises UsageError."""
+    """Return a key, checked against the names in `others`. Raises UsageError."""
     if not name or len(name) > _NAME_CHARACTERS or not name.isprintable() or any(c in '"\\' for c in name):
         raise UsageError(f"not a name for a key: {name[:80]!r}", "use letters, digits, spaces and - _ . @")
     if any(key.name == name for key in others):
@@ -48,19 +48,19 @@ def digest(secret: str) -> str:
 
 
 def find(keys: Iterable[Key], secret: str) -> Key | None:
-    """Looks at every key, in the same time whichever matches."""
-    wanted = digest(secret)
+    """Return the key with this secret, in constant time: every key is compared."""
+    hashed = digest(secret)
     found: Key | None = None
     for key in keys:
-        if hmac.compare_digest(key.sha256, wanted):
+        if hmac.compare_digest(key.sha256, hashed):
             found = key
     return found
 
 
 def presented(headers: Mapping[str, str]) -> tuple[str, ...]:
-    """What may be the key of a request: of `Authorization: Bearer …`, and `x-api-key`, as Anthropic's clients send it.
+    """Return the secrets of a request: of `Authorization: Bearer …`, and of `x-api-key` as Anthropic's clients send it.
 
-    Both: where a proxy adds an `Authorization` of its own, the key is in the other one.
+    Both, since a proxy in between may add an `Authorization` of its own.
     """
     value = headers.get("Authorization", "")
     scheme, _, rest = value.partition(" ")
@@ -69,7 +69,7 @@ def presented(headers: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def parse(document: Mapping[str, Any]) -> tuple[Key, ...]:
-    """`keys.toml`. Raises ConfigError; never repeats a value of the file."""
+    """Read the keys of a parsed `keys.toml`. Raises ConfigError, whose message never repeats a value of the file."""
     schema = document.get("schema", 1)
     if not isinstance(schema, int) or schema > 1:
         raise ConfigError("keys.toml was written by a newer edgellm", "update edgellm")
@@ -94,7 +94,7 @@ def _is_digest(value: object) -> bool:
 
 
 def render(keys: Iterable[Key]) -> str:
-    """The file. Names hold no quote and no backslash, so they need no escaping."""
+    """Return the text of `keys.toml`. make() allows no quote and no backslash in names, so they need no escaping."""
     lines = [
         "# Written by `edgellm key`. Holds hashes only: a lost key cannot be read back, make a new one.",
         "schema = 1",

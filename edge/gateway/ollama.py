@@ -1,4 +1,4 @@
-"""What Ollama's clients ask first, so that they find the models. Read-only; pure."""
+"""Render the routes that Ollama's clients use to find models. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from edge.gateway.openai import Fault, ListedModel
 
-# Ollama's clients compare versions before they speak; ours is the shape's, not a claim to be Ollama.
+# Ollama's clients compare versions before they send requests.
 VERSION = "0.0.0-edgellm"
 
 
@@ -21,14 +21,14 @@ def tags(models: Iterable[ListedModel], started: int) -> dict[str, Any]:
 
 
 def running(models: Iterable[ListedModel], started: int) -> dict[str, Any]:
-    """The loaded ones. Ollama says when it will unload a model; ours stay."""
+    """Return the loaded models. `expires_at` is the time of unloading in Ollama; here models stay loaded."""
     never = "2318-01-01T00:00:00Z"
     return {"models": [{**_model(model, started), "expires_at": never, "size_vram": 0} for model in models]}
 
 
-def elsewhere(path: str, base: str) -> Fault:
+def not_ollama(path: str, base: str) -> Fault:
     hint = f"use an OpenAI client with the base URL {base}/v1"
-    return Fault(404, "no_ollama_api", f"{path[:100]} is Ollama's API, which edgellm does not speak", hint)
+    return Fault(404, "no_ollama_api", f"{path[:100]} is Ollama's API, which edgellm does not have", hint)
 
 
 def _model(model: ListedModel, started: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The shapes of llama-server's and OpenAI's answers: errors, the list of models. Pure."""
+"""Render errors and model lists in OpenAI's and llama-server's shapes. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An answer of our own that is not a success. `kind` is stable, for programs; `hint` is one next step."""
+    """An error answer of the gateway. `kind` is stable, for programs; `hint` is one next step."""
 
     status: int
     kind: str
@@ -33,10 +33,10 @@ class Fault:
     hint: str | None = None
     retry_after_s: float | None = None
     param: str | None = None
-    evidence: str | None = None  # log lines and paths: for the holder of an admin key
+    evidence: str | None = None  # log lines and paths, for an admin key only
 
     def document(self, admin: bool = False) -> dict[str, Any]:
-        """OpenAI's envelope, `code` as llama-server gives it, and where the error comes from."""
+        """Return OpenAI's envelope with llama-server's `code`; `src` separates it from the engine's own errors."""
         error: dict[str, Any] = {
             "message": self.message,
             "type": TYPES.get(self.status, "server_error"),
@@ -55,13 +55,13 @@ class Fault:
 
 
 def retry_after(seconds: float) -> str:
-    """Whole seconds, at least 1: a client that obeys 0 would come back at once."""
+    """Return whole seconds, at least 1: a client that obeys 0 would retry without a pause."""
     return str(max(1, math.ceil(seconds)))
 
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
-    """What /v1/models says about one model. `meta` is None until it is known."""
+    """One model as /v1/models lists it; `meta` is empty until it is known."""
 
     id: str
     aliases: tuple[str, ...]
@@ -69,7 +69,7 @@ class ListedModel:
 
 
 def models_document(models: Iterable[ListedModel], created: int) -> dict[str, Any]:
-    """llama-server's /v1/models: OpenAI's list and the older `models` list in one document."""
+    """Return llama-server's /v1/models: OpenAI's list and the older `models` list in one document."""
     listed = list(models)
     return {
         "models": [_old_entry(model) for model in listed],
@@ -114,8 +114,10 @@ def _old_entry(model: ListedModel) -> dict[str, Any]:
 
 
 def sse_error(target: str, fault: Fault) -> bytes:
-    """The last event of a stream that broke, in the dialect of the route. Starts with a blank line: the event that was
-    cut off must not swallow it."""
+    """Return the last event of a broken stream, in the format of the route's API.
+
+    It starts with a blank line, which ends an event that was cut off.
+    """
     document = fault.document()
     path = target.split("?", 1)[0]
     if path.endswith("/messages"):

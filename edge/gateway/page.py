@@ -1,4 +1,4 @@
-"""The status page: one file, sent with a policy that lets it load nothing from elsewhere."""
+"""Load the status page: one file, sent with a Content-Security-Policy that allows no other source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _INLINE = re.compile(rb"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """`policy` allows exactly the scripts and styles that are in the file."""
+    """The page's bytes. `policy` allows exactly the inline scripts and styles that are in the file, by hash."""
 
     body: bytes
     etag: str

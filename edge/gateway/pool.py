@@ -1,4 +1,4 @@
-"""Connections to the engines: one pool for each child, gone when the child is."""
+"""Pool connections to the engines: one pool for each engine process, closed with it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import aiohttp
 from edge.units import KIB
 from edge.upstream import Endpoint
 
-# llama-server closes idle connections after 5 s or 100 requests; a pool that waits as long loses the race now and then.
+# cpp-httplib in llama-server closes a connection after 5 s of idleness or 100 requests (CPPHTTPLIB_KEEPALIVE_*). A pool
+# that keeps it as long sends a request into the closing connection now and then.
 ENGINE_KEEPS_S = 5.0
 KEEP_S = 3.0
-# Connections kept beyond one for each slot. The other two of the engine's threads are for its owner's probes.
+# Connections kept beyond one for each slot: llama-server has slots + 4 HTTP threads, and an idle connection occupies
+# one. The other two are for the supervisor's probes.
 SPARE = 2
-READ_BYTES = 64 * KIB  # what may wait for a client that reads slowly
+READ_BYTES = 64 * KIB  # buffered for a client that reads slowly
 HEADER_BYTES = 64 * KIB
 _AUTO = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
@@ -30,7 +32,7 @@ class _Pool:
 
     @property
     def fresh(self) -> aiohttp.ClientSession:
-        """Each request on a connection of its own."""
+        """Return a session that opens a connection for each request."""
         if self._fresh is None:
             self._fresh = _session(aiohttp.UnixConnector(path=self.socket_path, limit=0, force_close=True))
         return self._fresh
@@ -55,7 +57,7 @@ def _session(connector: aiohttp.UnixConnector) -> aiohttp.ClientSession:
 
 
 class Pools:
-    """By model. A pool whose child was replaced is closed as soon as nobody streams from it."""
+    """Pools by model. The pool of a replaced engine is closed when its last stream has ended."""
 
     def __init__(self) -> None:
         self._pools: dict[str, _Pool] = {}
@@ -65,9 +67,8 @@ class Pools:
     def session(
         self, model: str, endpoint: Endpoint, slots: int, *, fresh: bool = False
     ) -> Iterator[tuple[aiohttp.ClientSession, bool]]:
-        """A session, and whether its connection may be kept: llama-server has slots + 4 threads that stay, an idle
-        connection occupies one of them, and a burst of new ones can then wait seconds for a thread. `fresh`: a
-        connection that was not used before, and will not be again."""
+        """Yield a session, and whether its connection may be kept: a burst of new connections would wait seconds for
+        an HTTP thread of the engine behind idle ones. `fresh`: open a new connection and close it after use."""
         pool = self._pools.get(model)
         if pool is None or pool.generation != endpoint.generation or pool.socket_path != endpoint.socket_path:
             if pool is not None:
@@ -83,7 +84,7 @@ class Pools:
             pool.users -= 1
 
     async def sweep(self) -> None:
-        """Closes what is left of replaced children."""
+        """Close the pools of replaced engines that are not in use."""
         for pool in [old for old in self._old if old.users == 0]:
             self._old.remove(pool)
             await pool.close()

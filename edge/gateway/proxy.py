@@ -1,4 +1,4 @@
-"""Passing a request on, byte for byte, and the answer back, chunk by chunk."""
+"""Send a request to an engine byte for byte, and its answer to the client chunk by chunk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from edge.gateway import headers
-from edge.gateway.again import Again, UpstreamDied, fault
+from edge.gateway.again import Again, UpstreamDied, died_fault
 from edge.gateway.body import Body
 from edge.gateway.hold import Kept
 from edge.gateway.openai import sse_error
@@ -25,7 +25,7 @@ from edge.gateway.tally import Tally
 from edge.gateway.visit import Visit
 from edge.upstream import Endpoint, Progress, Upstream
 
-# Answers with a known length up to this size are sent in one piece with their headers.
+# Answers with a known length up to this size are sent in one packet with their headers.
 WHOLE_BYTES = 256 * 1024
 _EVENTS = "text/event-stream"
 _BODILESS = frozenset({204, 304})
@@ -33,39 +33,39 @@ _BODILESS = frozenset({204, 304})
 
 @dataclass(slots=True)
 class Exchange:
-    """One request on its way. The proxy writes what happened into `visit`."""
+    """One request on its way to an engine. The proxy writes its outcome into `record`."""
 
     request: web.Request
     upstream: Upstream
     target: str
     body: Body
-    kept: Kept  # counts the body's bytes until the answer has ended
-    visit: Visit
-    tally: Tally
-    wait_until_s: float  # on the loop's clock: the client's patience, and ours
-    extra: Mapping[str, str] = field(default_factory=dict)  # headers of ours for the answer
-    opened: web.StreamResponse | None = None  # an event stream that the client listens to already
+    reserved: Kept  # counts the body's bytes until the answer has ended
+    record: Visit
+    usage: Tally
+    wait_until_s: float  # on the loop's clock: the shorter of the client's limit and `hold.seconds`
+    extra: Mapping[str, str] = field(default_factory=dict)  # headers added to the answer
+    opened: web.StreamResponse | None = None  # an event stream that is open already, by a heartbeat
 
 
 async def forward(pools: Pools, exchange: Exchange, endpoint: Endpoint) -> web.StreamResponse:
-    """Sends the request to `endpoint`, and again where the engine died before it said anything. Raises Refused."""
+    """Send the request to `endpoint`, and again if the engine dies before its answer starts. Raises RejectedError."""
     upstream = exchange.upstream
     loop = asyncio.get_running_loop()
-    again = Again(upstream, exchange.wait_until_s)
-    # A kept connection may be closed in this very moment; what cannot be sent twice does not take that chance.
+    retry = Again(upstream, exchange.wait_until_s)
+    # The engine may close an idle connection just now; a body that cannot be sent twice gets a new connection.
     fresh = not exchange.body.complete
     with upstream.request() as progress:
         while True:
             try:
                 return await _attempt(pools, exchange, endpoint, progress, loop, fresh)
             except UpstreamDied as died:
-                if died.heard:
-                    exchange.visit.outcome = "cut"
-                if died.heard or exchange.body.sent:
-                    raise Refused(fault(upstream, str(died))) from died
-                exchange.visit.retried = fresh = True
+                if died.partial:
+                    exchange.record.outcome = "cut"
+                if died.partial or exchange.body.sent:
+                    raise Refused(died_fault(upstream, str(died))) from died
+                exchange.record.retried = fresh = True
                 lost = died
-            endpoint = await again.endpoint(endpoint, lost)
+            endpoint = await retry.endpoint(endpoint, lost)
 
 
 async def _attempt(
@@ -78,7 +78,7 @@ async def _attempt(
 ) -> web.StreamResponse:
     upstream = exchange.upstream
     with pools.session(upstream.model_id, endpoint, upstream.slots, fresh=fresh) as (session, keep):
-        answer = await _send(session, exchange, endpoint, keep)
+        answer = await _send(session, exchange, keep)
         try:
             progress.moved()
             if exchange.opened is not None:
@@ -87,7 +87,7 @@ async def _attempt(
                 return await _whole(exchange, answer, loop)
             return await _stream(exchange, answer, progress, loop)
         finally:
-            answer.close()  # gives a finished connection back; ends an unfinished one, and with it the work
+            answer.close()  # returns a finished connection to the pool; ends an unfinished one, and with it the work
             if pools.stale:
                 await pools.sweep()
 
@@ -103,9 +103,7 @@ def engine_url(target: str) -> URL:
     return URL("http://engine" + target, encoded=True)
 
 
-async def _send(
-    session: aiohttp.ClientSession, exchange: Exchange, endpoint: Endpoint, keep: bool
-) -> aiohttp.ClientResponse:
+async def _send(session: aiohttp.ClientSession, exchange: Exchange, keep: bool) -> aiohttp.ClientResponse:
     request = exchange.request
     passed = headers.to_upstream(request.headers.items())
     if not keep:
@@ -130,46 +128,45 @@ async def _whole(
     try:
         data = await answer.read()
     except (aiohttp.ClientError, OSError) as error:
-        # Bytes of the answer came: asking again could do the work twice.
-        exchange.visit.outcome = "cut"
-        raise Refused(fault(exchange.upstream, type(error).__name__)) from error
+        exchange.record.outcome = "cut"  # part of the answer came: a retry could do the work twice
+        raise Refused(died_fault(exchange.upstream, type(error).__name__)) from error
     if data:
-        exchange.tally.chunk(data, loop.time())
+        exchange.usage.chunk(data, loop.time())
     return web.Response(status=answer.status, reason=answer.reason, headers=_headers(exchange, answer), body=data)
 
 
 async def _stream(
     exchange: Exchange, answer: aiohttp.ClientResponse, progress: Progress, loop: asyncio.AbstractEventLoop
 ) -> web.StreamResponse:
-    first = await _at_hand(answer)
-    made = _Together if first else web.StreamResponse
+    first = await _arrived(answer)
+    made = _OnePacketResponse if first else web.StreamResponse
     response = made(status=answer.status, reason=answer.reason, headers=_headers(exchange, answer))
-    exchange.visit.streamed = answer.content_type == _EVENTS
-    if not exchange.visit.streamed:
-        exchange.tally.between_s = None  # pieces of a file are no tokens
+    exchange.record.streamed = answer.content_type == _EVENTS
+    if not exchange.record.streamed:
+        exchange.usage.between_s = None  # chunks of a file are not tokens
     await response.prepare(exchange.request)
-    exchange.visit.code = answer.status
+    exchange.record.code = answer.status
     if first:
         progress.moved()
-        exchange.tally.chunk(first, loop.time())
+        exchange.usage.chunk(first, loop.time())
         await response.write(first)
     await _copy(response, exchange, answer, progress, loop)
     return response
 
 
-class _Together(web.StreamResponse):
-    """Its headers go out with its first bytes, in one packet."""
+class _OnePacketResponse(web.StreamResponse):
+    """Sends its headers together with its first bytes."""
 
     _send_headers_immediately = False
 
 
-async def _at_hand(answer: aiohttp.ClientResponse) -> bytes:
-    """What came of the body right behind the head: the engine says its head when it has something to say."""
+async def _arrived(answer: aiohttp.ClientResponse) -> bytes:
+    """Return the bytes of the body that came with the head: llama-server sends its head with the first token."""
     await asyncio.sleep(0)
     try:
         return answer.content.read_nowait()
     except (aiohttp.ClientError, OSError):
-        return b""  # and again to whoever reads on
+        return b""  # the next read raises it again
 
 
 async def _copy(
@@ -179,12 +176,12 @@ async def _copy(
     progress: Progress,
     loop: asyncio.AbstractEventLoop,
 ) -> None:
-    """The hot loop: once for each chunk of each stream."""
+    """Copy the body. This is the hot loop: it runs once for each chunk of each stream."""
     read, write, moved, count, clock = (
         answer.content.readany,
         response.write,
         progress.moved,
-        exchange.tally.chunk,
+        exchange.usage.chunk,
         loop.time,
     )
     while True:
@@ -207,25 +204,25 @@ async def _into(
     progress: Progress,
     loop: asyncio.AbstractEventLoop,
 ) -> web.StreamResponse:
-    """The answer into a stream that is open already; an error of the engine's can only be an event there."""
-    exchange.visit.streamed = True
+    """Write the answer into a stream that is open already, an error of the engine's as an event."""
+    exchange.record.streamed = True
     if answer.status == 200 and answer.content_type == _EVENTS:
         await _copy(response, exchange, answer, progress, loop)
         return response
     try:
         document = json.loads(await answer.read())
     except (aiohttp.ClientError, OSError, ValueError):
-        raise Refused(fault(exchange.upstream, f"status {answer.status}")) from None
+        raise Refused(died_fault(exchange.upstream, f"status {answer.status}")) from None
     await response.write(f"data: {json.dumps(document)}\n\n".encode())
     return response
 
 
 async def _cut(response: web.StreamResponse, exchange: Exchange) -> None:
-    """The engine died in mid-answer: say so, and end in a way that no client takes for the end of the text."""
-    exchange.visit.outcome = "cut"
+    """Send an error event and close without the terminating chunk, so that no client takes the text as complete."""
+    exchange.record.outcome = "cut"
     if response.content_type == _EVENTS:
         with contextlib.suppress(ConnectionError):
-            await response.write(sse_error(exchange.target, fault(exchange.upstream, "in mid-answer")))
+            await response.write(sse_error(exchange.target, died_fault(exchange.upstream, "in mid-answer")))
     transport = exchange.request.transport
     if transport is not None:
         transport.close()  # flushes, but never writes the terminating chunk

@@ -1,4 +1,4 @@
-"""The one exception that becomes an answer."""
+"""The exception that ends a request with an answer of the gateway's own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from edge.gateway.openai import Fault
 
 
 class Refused(Exception):
-    """A request ends here with an answer of ours."""
+    """Ends a request with `fault` as its answer; only the handler catches it."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault.message)

@@ -1,4 +1,4 @@
-"""The route table: whose request is it? Pure; decided on the decoded path, so that no spelling slips past a rule."""
+"""Classify a request by method and path. Pure; works on the decoded path, so that no spelling evades a rule."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from urllib.parse import unquote_to_bytes
 
 
 class Kind(Enum):
-    OURS = "ours"  # answered here, never held
-    HELD = "held"  # waits for the model, then passed on
-    ADMIN = "admin"  # as HELD, with an admin key
+    OURS = "ours"  # answered by the gateway, never held
+    HELD = "held"  # waits for the model, then goes to the engine
+    ADMIN = "admin"  # like HELD, needs an admin key
     REFUSED = "refused"
-    BAD = "bad"  # not a path
+    BAD = "bad"  # not a valid path
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`name` is what metrics and logs say; `target` is what the engine gets; `model` is set by /upstream/{id}/.
+    """How a request is handled.
 
-    `slot`: the request makes the model work, so it takes one of its slots.
+    `name` labels metrics and logs, `target` goes to the engine, `model` is set by /upstream/{id}/. `slot`: the request
+    runs inference, so it takes one of the engine's slots.
     """
 
     kind: Kind
@@ -43,12 +44,12 @@ OURS = frozenset(
         "/v1/health",
     }
 )
-# Ours to read; changing them is the engine's business (in its router mode).
+# Read here; a POST to them goes to the engine, which has one in its router mode.
 LISTS = frozenset({"/v1/models", "/models", "/v1/models/{id}"})
-# The engine's tools run shell commands and its proxy fetches any URL: neither is for a network.
+# llama-server's --tools run shell commands and its CORS proxy fetches any URL: never for a network.
 REFUSED = frozenset({"/tools", "/cors-proxy"})
 ADMIN = frozenset({"/props", "/lora-adapters"})
-# Label values must not grow with what clients send: other paths are counted as "other".
+# A Prometheus label must not grow with what clients send: all other paths are counted as "other".
 NAMED = frozenset(
     {
         "/completion",
@@ -75,24 +76,24 @@ NAMED = frozenset(
         "/lora-adapters",
     }
 )
-# Answered by the engine's HTTP threads alone. A POST that is not known here counts as work.
+# Answered by the engine's HTTP threads without a slot. A POST that is not listed here counts as inference.
 _LIGHT = frozenset({"/tokenize", "/detokenize", "/apply-template", "/props", "/lora-adapters"})
 _LIGHT_ENDS = ("/count_tokens", "/input_tokens", "/control", "/lookup")
-_LOOKS = frozenset({"GET", "HEAD"})
+_READS = frozenset({"GET", "HEAD"})
 _CHANGES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _UPSTREAM = "/upstream/"
-_KEPT_CHARACTERS = 128
+_CACHED_CHARACTERS = 128
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
 def route(method: str, raw_target: str) -> Route:
-    """`raw_target` as in the request line. Never raises."""
-    # The same few targets come again and again; long ones are not kept, since clients choose them.
-    return _kept(method, raw_target) if len(raw_target) <= _KEPT_CHARACTERS else _route(method, raw_target)
+    """Classify a request; `raw_target` as in the request line. Never raises."""
+    # A few targets make up nearly all requests; long ones are not cached, since clients choose them.
+    return _cached(method, raw_target) if len(raw_target) <= _CACHED_CHARACTERS else _route(method, raw_target)
 
 
 @lru_cache(maxsize=256)
-def _kept(method: str, raw_target: str) -> Route:
+def _cached(method: str, raw_target: str) -> Route:
     return _route(method, raw_target)
 
 
@@ -102,29 +103,29 @@ def _route(method: str, raw_target: str) -> Route:
     if path is None:
         return Route(Kind.BAD, "bad")
     if path.startswith(_UPSTREAM):
-        return _by_id(method, target)
-    if path in OURS or (path in LISTS and method in _LOOKS):
+        return _upstream_route(method, target)
+    if path in OURS or (path in LISTS and method in _READS):
         return Route(Kind.OURS, path, target)
     if path.startswith("/readyz/"):
         return Route(Kind.OURS, "/readyz/{id}", target)
-    if path.startswith("/v1/models/") and method in _LOOKS:
+    if path.startswith("/v1/models/") and method in _READS:
         return Route(Kind.OURS, "/v1/models/{id}", target)
     if path.startswith(("/api/", "/v1/api/")) or path in {"/api", "/v1/api"}:
         return Route(Kind.OURS, "/api", target)
-    return _engine(method, path, target, None)
+    return _engine_route(method, path, target, None)
 
 
-def _by_id(method: str, target: str) -> Route:
+def _upstream_route(method: str, target: str) -> Route:
     rest = target[len(_UPSTREAM) :] if target.startswith(_UPSTREAM) else ""
     ident, slash, tail = rest.partition("/")
     path = plain_path(slash + tail)
     if not ident or not slash or path is None:
         return Route(Kind.BAD, "bad")
     model = unquote_to_bytes(ident).decode("utf-8", "replace")
-    return _engine(method, path, slash + tail, model)
+    return _engine_route(method, path, slash + tail, model)
 
 
-def _engine(method: str, path: str, target: str, model: str | None) -> Route:
+def _engine_route(method: str, path: str, target: str, model: str | None) -> Route:
     name = path if path in NAMED else "other"
     bare = "/" + path.strip("/").lower()
     if any(bare == refused or bare.startswith(refused + "/") for refused in REFUSED):
@@ -136,9 +137,9 @@ def _engine(method: str, path: str, target: str, model: str | None) -> Route:
 
 
 def plain_path(target: str) -> str | None:
-    """The path as the engine will see it: no query, no fragment, percent-decoded, one slash at a time, no dots.
+    """Return the path without query and fragment, percent-decoded, slashes collapsed, dot segments resolved.
 
-    None where it is not valid UTF-8, holds control characters, or is not absolute.
+    None if it is not valid UTF-8, holds control characters or is not absolute.
     """
     path = target.split("?", 1)[0].split("#", 1)[0]
     if not path.startswith("/"):
@@ -163,7 +164,7 @@ def plain_path(target: str) -> str | None:
 
 
 def _origin_form(raw_target: str) -> str:
-    """`http://host/path` → `/path`; everything else as it is."""
+    """Return `/path` of `http://host/path` (RFC 9112 3.2.2, absolute-form); any other target unchanged."""
     scheme, found, rest = raw_target.partition("://")
     if not found or "/" in scheme or "?" in scheme:
         return raw_target

@@ -1,4 +1,4 @@
-"""Serving on sockets that are bound already: inherited from systemd or opened before the engine was started."""
+"""Serve on sockets that are bound already: inherited from systemd, or opened before the engine was started."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from edge.gateway.handler import CONTEXT
 from edge.gateway.settings import GatewayConfig
 from edge.units import KIB
 
-# What may wait between a client and an engine that reads slowly.
+# Buffered between a client and an engine that reads slowly; aiohttp pauses the socket above twice this.
 READ_BYTES = 64 * KIB
-
+# Connections accepted in one turn of the event loop. Behind a socket unit many may wait whose client has given up:
+# those are seen to have ended, and leave, before the next ones are accepted.
+AT_ONCE = 64
 
 log = logging.getLogger("edge.gateway")
 
 
-class _NoNoise(logging.Filter):
-    """No traceback for what clients do: bytes that are no HTTP get their 400, who leaves while we write is counted."""
+class _ClientErrorFilter(logging.Filter):
+    """Drops tracebacks for what clients do: malformed HTTP gets its 400, a closed connection is counted."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -33,15 +35,10 @@ class _NoNoise(logging.Filter):
 
 
 _http_log = logging.getLogger("edge.gateway.http")
-_http_log.addFilter(_NoNoise())
+_http_log.addFilter(_ClientErrorFilter())
 
 
-# Connections taken in one turn of the loop. Behind a socket unit many may wait that were given up long ago: those are
-# seen to have ended, and leave, before the next are taken.
-AT_ONCE = 64
-
-
-class Serving:
+class GatewayServer:
     """A running gateway."""
 
     def __init__(self, runner: web.AppRunner, servers: list[asyncio.AbstractServer]) -> None:
@@ -49,24 +46,26 @@ class Serving:
         self._servers = servers
 
     async def cleanup(self) -> None:
-        """Takes no new connection, answers who waits with 503, lets streams end for a while, closes everything."""
+        """Accept no more connections, answer waiting requests with 503, drain streams for a while, close the rest."""
         for server in self._servers:
             server.close()
         await self._runner.cleanup()
 
 
-async def serve(app: web.Application, sockets: list[socket.socket], *, drain_s: float = 10.0) -> Serving:
-    """Starts to answer on `sockets`, which are bound and maybe listening.
+async def serve(app: web.Application, sockets: list[socket.socket], *, drain_s: float = 10.0) -> GatewayServer:
+    """Start to answer on `sockets`, which are bound and may be listening.
 
-    Raises ConfigError: an address that others reach needs a key or `insecure`; TLS files that cannot be used.
+    Raises ConfigError if an address that other machines reach has neither a key nor `insecure`, or if the TLS files
+    cannot be used.
     """
     context = app[CONTEXT]
     check_addresses(context, sockets)
-    _warn(context)
+    _warn_of_open_cors(context)
     tls = tls_context(context.config)
     runner = _runner(app, context.config, drain_s)
     await runner.setup()
-    factory = context.connections.protocol(_server(runner))
+    assert runner.server is not None, "setup() makes it"
+    factory = context.connections.protocol(runner.server)
     loop = asyncio.get_running_loop()
     servers: list[asyncio.AbstractServer] = []
     for each in sockets:
@@ -77,22 +76,25 @@ async def serve(app: web.Application, sockets: list[socket.socket], *, drain_s: 
             factory, sock=each, backlog=AT_ONCE, ssl=wrapped, ssl_handshake_timeout=timeout_s
         )
         servers.append(server)
-    return Serving(runner, servers)
+    return GatewayServer(runner, servers)
 
 
 def check_addresses(context: Context, sockets: list[socket.socket]) -> None:
-    """What a socket is bound to is asked of the socket: an inherited one may be anything. Raises ConfigError."""
+    """Require a key on addresses that other machines reach.
+
+    Asks each socket for its address, since an inherited one may be bound to anything. Raises ConfigError.
+    """
     public = [name for name in (_public_name(each) for each in sockets) if name is not None]
-    if not public or context.config.insecure or context.fault is not None:  # with a fault there is nothing to guard
+    if not public or context.config.insecure or context.fault is not None:  # a gateway with a fault serves no model
         return
     if context.keys.empty:
         message = f"{public[0]} can be reached by other machines, and there is no key"
-        raise ConfigError(message, "edgellm key add NAME makes one; --insecure serves everybody")
+        raise ConfigError(message, "edgellm key add NAME makes one; --insecure serves without keys")
     context.keys.required = True
 
 
-def _warn(context: Context) -> None:
-    if "*" in context.door.origins and context.keys.empty and context.fault is None:
+def _warn_of_open_cors(context: Context) -> None:
+    if "*" in context.origins.origins and context.keys.empty and context.fault is None:
         log.warning(
             'gateway: cors_origins holds "*" and there is no key: every page that a browser here opens may use this '
             "server; name the origins, or make a key with edgellm key add NAME"
@@ -100,7 +102,7 @@ def _warn(context: Context) -> None:
 
 
 def _public_name(each: socket.socket) -> str | None:
-    """The address, unless it is a loopback address or a path."""
+    """Return HOST:PORT, or None for a loopback address or a path."""
     if each.family == socket.AF_UNIX:
         return None
     host, port = each.getsockname()[:2]
@@ -108,7 +110,7 @@ def _public_name(each: socket.socket) -> str | None:
 
 
 def tls_context(config: GatewayConfig) -> ssl.SSLContext | None:
-    """Raises ConfigError."""
+    """Return the TLS settings, None without `tls_cert` and `tls_key`. Raises ConfigError."""
     if config.tls_cert is None and config.tls_key is None:
         return None
     if config.tls_cert is None or config.tls_key is None:
@@ -127,8 +129,8 @@ def _runner(app: web.Application, config: GatewayConfig, drain_s: float) -> web.
     return web.AppRunner(
         app,
         handle_signals=False,
-        handler_cancellation=True,  # a client who leaves cancels its handler, and with it the work upstream
-        auto_decompress=False,  # bytes pass as they are
+        handler_cancellation=True,  # a client that leaves cancels its handler, and with it the work at the engine
+        auto_decompress=False,  # bodies pass byte for byte
         access_log=None,
         logger=_http_log,
         read_bufsize=READ_BYTES,
@@ -137,9 +139,3 @@ def _runner(app: web.Application, config: GatewayConfig, drain_s: float) -> web.
         max_field_size=config.limits.header_field_bytes,
         shutdown_timeout=drain_s,
     )
-
-
-def _server(runner: web.AppRunner) -> web.Server:
-    server = runner.server
-    assert server is not None, "setup() makes it"
-    return server

@@ -1,4 +1,4 @@
-"""Numbers that the gateway keeps about itself. Plain Python: cheap to write, read by metrics.py on a scrape. Pure."""
+"""Keep the gateway's counters in plain Python: cheap to write, read by metrics.py on a scrape. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Histogram:
         self.sum += value
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative, as Prometheus wants them."""
+        """Return cumulative buckets as prometheus_client takes them."""
         total = 0
         rows: list[tuple[str, float]] = []
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
@@ -45,14 +45,17 @@ class ModelStats:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     last_per_s: float | None = None
-    retries: int = 0  # sent once more, after the engine died before it answered
-    cut: int = 0  # answers that ended before their end
-    gone: int = 0  # clients that left before theirs
+    retries: int = 0  # sent once more, because the engine died before it answered
+    cut: int = 0  # answers that broke off
+    gone: int = 0  # clients that left before the end of their answer
 
 
 @dataclass(slots=True)
 class Stats:
-    """`requests` by (route, code, model); the model is "" for our own routes. Routes are a closed set of names."""
+    """All counters. `requests` by (route, code, model), with "" as the model of the gateway's own routes.
+
+    Routes are a closed set of names, so that the number of series is bounded.
+    """
 
     requests: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     models: dict[str, ModelStats] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What one answer cost: tokens from the tail of its bytes, times from its chunks. Pure."""
+"""Count tokens and times of one answer: tokens from its last bytes, times from its chunks. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from edge.gateway.stats import Histogram
 
-# llama-server puts `usage` and `timings` at the end of an answer and of a stream.
+# llama-server writes `usage` and `timings` at the end of an answer and of a stream; both fit into 1 KiB.
 TAIL_BYTES = 4096
 
-# A text that quotes such a key has its quotes escaped, so it does not match.
+# Generated text that quotes such a key has its quotes escaped in JSON, so it does not match.
 _NUMBER = re.compile(
     rb'[{,]\s*"(prompt_tokens|completion_tokens|input_tokens|output_tokens|prompt_n|predicted_n|cache_n'
     rb'|predicted_per_second|prompt_ms|tokens_evaluated|tokens_predicted)"\s*:\s*(-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)'
@@ -19,7 +19,7 @@ _NUMBER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """None where the answer does not say. `per_s` is the engine's own figure, tokens generated per second."""
+    """None where the answer has no figure. `per_s` is the engine's own: tokens generated per second."""
 
     prompt: int | None = None
     completion: int | None = None
@@ -27,8 +27,8 @@ class Tokens:
     prompt_ms: float | None = None
 
 
-def tokens(tail: bytes) -> Tokens:
-    """From the last bytes of an answer. The last mention of a key wins."""
+def parse_tokens(tail: bytes) -> Tokens:
+    """Read the figures in the last bytes of an answer. The last occurrence of a key wins."""
     found = {key.decode(): float(value) for key, value in _NUMBER.findall(tail)}
 
     def first(*keys: str) -> int | None:
@@ -51,10 +51,10 @@ def _or(value: int | None, other: int | None) -> int | None:
 
 @dataclass(slots=True)
 class Tally:
-    """Fed with each chunk and the time it came. Times are seconds of one monotonic clock."""
+    """The running count of one answer. All times are seconds of one monotonic clock."""
 
     began_s: float
-    between_s: Histogram | None = None  # where the pauses between chunks are counted
+    between_s: Histogram | None = None  # observes the pauses between chunks
     first_s: float | None = None
     last_s: float | None = None
     size_bytes: int = 0
@@ -63,6 +63,7 @@ class Tally:
     _tokens: Tokens | None = None
 
     def chunk(self, data: bytes, now_s: float) -> None:
+        """Count one chunk. Runs for each token of each stream, so it only keeps the tail."""
         if self.last_s is None:
             self.first_s = now_s
         elif self.between_s is not None:
@@ -79,11 +80,11 @@ class Tally:
 
     def tokens(self) -> Tokens:
         if self._tokens is None:
-            self._tokens = tokens(self._tail)
+            self._tokens = parse_tokens(self._tail)
         return self._tokens
 
     def per_s(self) -> float | None:
-        """The engine's figure, or what was seen here."""
+        """Return tokens per second: the engine's figure, otherwise from the times of the chunks."""
         known = self.tokens()
         if known.per_s is not None or not known.completion or self.first_s is None or self.last_s is None:
             return known.per_s

@@ -1,4 +1,4 @@
-"""One request as it is counted and logged."""
+"""Record one request for metrics and the access log."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from edge.gateway.accessfile import AccessLog
 from edge.gateway.stats import Stats
 from edge.gateway.tally import Tally
 
-# nginx's code for a client that left before its answer.
+# nginx's code for a client that closed the connection before its answer.
 GONE = 499
 
 
 @dataclass(slots=True)
 class Visit:
-    """Filled while the request is answered; `tally` where the engine answered it."""
+    """One request, filled in while it is answered. `usage` is set where an engine answered it."""
 
     method: str
     began_s: float
@@ -25,58 +25,59 @@ class Visit:
     key: str | None = None
     admin: bool = False
     model: str | None = None
-    tally: Tally | None = None
+    usage: Tally | None = None
     streamed: bool = False
     retried: bool = False
     prompt: str | None = None
     joules: float | None = None  # estimated; None where too few samples fell inside
 
     def refused(self) -> None:
-        """It ends with an answer of ours. Where the engine's had begun, that it was cut is what counts."""
+        """Mark it as rejected by the gateway, unless the engine's answer had begun: then it counts as cut."""
         if self.outcome == "ok":
             self.outcome = "refused"
 
-    def record(self, stats: Stats, now_s: float, log: AccessLog) -> None:
+    def finish(self, stats: Stats, now_s: float, log: AccessLog) -> None:
+        """Add it to `stats` and write it to `log`."""
         stats.requests[self.route, str(self.code), self.model or ""] += 1
         if self.model is not None:
-            self._count(stats, now_s)
+            self._count(stats, self.model, now_s)
         if log.wanted:
             log.write(self._entry(now_s))
 
-    def _count(self, stats: Stats, now_s: float) -> None:
-        model = stats.model(self.model or "")
+    def _count(self, stats: Stats, model_id: str, now_s: float) -> None:
+        model = stats.model(model_id)
         model.duration_s.observe(now_s - self.began_s)
         model.retries += self.retried
         model.cut += self.outcome == "cut"
         model.gone += self.outcome == "gone"
-        if self.tally is None:
+        if self.usage is None:
             return
-        if self.streamed and self.tally.to_first_s is not None:
-            model.first_token_s.observe(self.tally.to_first_s)
-        tokens = self.tally.tokens()
+        if self.streamed and self.usage.to_first_s is not None:
+            model.first_token_s.observe(self.usage.to_first_s)
+        tokens = self.usage.tokens()
         model.prompt_tokens += tokens.prompt or 0
         model.completion_tokens += tokens.completion or 0
-        model.last_per_s = self.tally.per_s() or model.last_per_s
+        model.last_per_s = self.usage.per_s() or model.last_per_s
 
-    def _entry(self, now_s: float) -> accesslog.Entry:
-        tally = self.tally or Tally(self.began_s)
-        tokens = tally.tokens()
-        first_s = tally.to_first_s
+    def _entry(self, now_s: float) -> accesslog.AccessEntry:
+        usage = self.usage or Tally(self.began_s)
+        tokens = usage.tokens()
+        first_s = usage.to_first_s
         if not self.streamed:
             first_s = None if tokens.prompt_ms is None else tokens.prompt_ms / 1000
-        return accesslog.Entry(
-            self.method,
-            self.route,
-            self.code,
-            now_s - self.began_s,
-            self.outcome,
-            self.key,
-            self.model,
-            tokens.prompt,
-            tokens.completion,
-            first_s,
-            tally.per_s(),
-            self.retried,
-            self.prompt,
-            self.joules,
+        return accesslog.AccessEntry(
+            method=self.method,
+            route=self.route,
+            code=self.code,
+            took_s=now_s - self.began_s,
+            outcome=self.outcome,
+            key=self.key,
+            model=self.model,
+            prompt_tokens=tokens.prompt,
+            completion_tokens=tokens.completion,
+            first_token_s=first_s,
+            tokens_per_s=usage.per_s(),
+            retried=self.retried,
+            prompt=self.prompt,
+            joules=self.joules,
         )

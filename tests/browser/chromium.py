@@ -101,7 +101,7 @@ class Tab:
         return base64.b64decode(shot["data"])
 
     async def tree(self) -> list[dict[str, Any]]:
-        """What a screen reader is told: role and name of each node."""
+        """Return the accessibility tree: role and name of each node."""
         nodes = (await self.call("Accessibility.getFullAXTree"))["nodes"]
         return [
             {"role": node.get("role", {}).get("value"), "name": node.get("name", {}).get("value", "")}

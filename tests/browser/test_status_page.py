@@ -144,9 +144,9 @@ async def test_an_installer_sees_the_gates_open_and_the_model_become_ready(rig: 
         await tab.look(width=320)
         assert sum(node["role"] == "rowheader" for node in await tab.tree()) == 6, "a table on a phone, too"
         await tab.look(width=1100)
-        told = await tab.tree()
-        assert {"role": "progressbar", "name": "Weights"} in told
-        assert any(node["role"] == "rowheader" and "weights : under way" in node["name"] for node in told)
+        nodes = await tab.tree()
+        assert {"role": "progressbar", "name": "Weights"} in nodes
+        assert any(node["role"] == "rowheader" and "weights : under way" in node["name"] for node in nodes)
         await shoot(tab, "loading")
         here.model.state = replace(here.model.state, gates=gates(6), progress=1.0)
         await here.model.ready(str(here.engine.path))
@@ -182,12 +182,12 @@ async def test_a_chat_by_keyboard_alone(rig: Rigs) -> None:
         assert await tab.run("document.activeElement.id") == "question"
         await tab.until("document.querySelectorAll('polyline').length === 2")
         await tab.until("document.querySelector('#activity').innerText.includes('41.3')")
-        told = await tab.tree()
-        images = [node["name"] for node in told if node["role"] in ("image", "img", "graphics-document")]
+        nodes = await tab.tree()
+        images = [node["name"] for node in nodes if node["role"] in ("image", "img", "graphics-document")]
         assert any(name.startswith("Temperature: 62") for name in images) and any(
             name.startswith("Power: ") for name in images
         )
-        for node in told:
+        for node in nodes:
             if node["role"] in ("button", "textbox", "combobox", "link", "log", "progressbar"):
                 assert node["name"], f"a {node['role']} without a name"
         await shoot(tab, "ready")

@@ -16,7 +16,7 @@ import pytest
 from edge.gateway.app import make_app
 from edge.gateway.context import Context
 from edge.gateway.handler import CONTEXT
-from edge.gateway.server import Serving, serve
+from edge.gateway.server import GatewayServer, serve
 from edge.gateway.settings import GatewayConfig
 from tests.fakes.upstream.engine import FakeEngine, Script, answer_ok
 from tests.fakes.upstream.model import FakeModel
@@ -32,7 +32,7 @@ class Rig:
     port: int
     client: aiohttp.ClientSession
     context: Context
-    serving: Serving
+    serving: GatewayServer
     stack: AsyncExitStack
 
     async def connect(self) -> Client:

@@ -183,7 +183,7 @@ async def test_fc92_others_are_served_while_a_large_body_is_looked_through(
     def slow(body: bytes | None, content_type: str, target: str) -> str | None:
         if body is not None and len(body) > MIB:
             looking.set()
-            assert others_served.wait(LIMIT_S), "nobody else was served meanwhile"
+            assert others_served.wait(LIMIT_S), "no other client was served meanwhile"
         return named_model(body, content_type, target)
 
     named_model = passing.named_model

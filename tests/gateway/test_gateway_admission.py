@@ -245,7 +245,7 @@ async def _history(steps: list[tuple[str, Any]]) -> None:
         for _ in range(3):
             await asyncio.sleep(0)
         collect()
-        assert inside or not asked, "somebody waits though nobody is served"
+        assert inside or not asked, "a request waits though none is served"
         for turn in inside:
             turn.leave()
         inside.clear()

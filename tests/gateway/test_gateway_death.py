@@ -59,7 +59,7 @@ async def test_a_child_that_is_dead_before_its_supervisor_knows_is_waited_for(ri
     here = await rig(die)
     client = await here.connect()
     await client.send(POST)
-    await until(lambda: here.model.looks >= 7)
+    await until(lambda: here.model.looks >= 6)
     await here.model.lost()
     await _next_child(here, "next.sock")
     answer = await client.answer()
@@ -291,7 +291,7 @@ async def test_a_socket_that_is_not_there_yet_is_asked_again(rig: Rigs) -> None:
     await here.engine.stop()
     client = await here.connect()
     await client.send(POST)
-    await until(lambda: here.model.looks >= 3)
+    await until(lambda: here.model.looks >= 6)
     await here.engine.start()
     assert (await client.answer()).status == 200
 

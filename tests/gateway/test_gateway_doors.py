@@ -82,8 +82,8 @@ async def test_admin_routes_need_an_admin_key(rig: Rigs, keyed: GatewayConfig, t
     assert (await here.once(ask("POST", target, "X-Api-Key: " + SECRET))).status == 403
     assert here.engine.requests == []
     assert (await here.once(ask("POST", target, "X-Api-Key: " + ADMIN))).status == 200
-    nobody = await rig()
-    assert (await nobody.once(ask("POST", target))).status == 403, "without keys there is no admin"
+    keyless = await rig()
+    assert (await keyless.once(ask("POST", target))).status == 403, "without keys there is no admin"
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ async def test_an_address_that_others_reach_needs_a_key(rig: Rigs, keyed: Gatewa
     here = await rig(address="0.0.0.0", config=keyed)
     assert keyed.keys_file is not None
     keyring.write(keyed.keys_file, [])
-    assert (await here.once(ask("GET", "/props"))).status == 401, "the last key was revoked: nobody, not everybody"
+    assert (await here.once(ask("GET", "/props"))).status == 401, "the last key was revoked: every request is rejected"
 
 
 async def test_no_key_is_in_the_log_or_in_an_error(

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from edge.gateway.accesslog import as_json, as_text
+from edge.gateway.accesslog import render_json, render_text
 from edge.gateway.energy import measured
 from edge.gateway.tally import Tally
 from edge.gateway.visit import Visit
@@ -13,7 +13,7 @@ from edge.telemetry.energy import EnergyMeter
 
 def visit() -> Visit:
     began_s = asyncio.get_running_loop().time()
-    return Visit("POST", began_s, route="/v1/chat/completions", code=200, model="chat", tally=Tally(began_s))
+    return Visit("POST", began_s, route="/v1/chat/completions", code=200, model="chat", usage=Tally(began_s))
 
 
 async def feed(meter: EnergyMeter, watts: float, samples: int) -> None:
@@ -27,14 +27,14 @@ async def test_the_estimate_is_left_in_the_visit_and_in_the_log() -> None:
     with measured(meter, one, "chat"):
         assert meter.open("chat") == 1
         await feed(meter, 1000.0, 5)
-        one.tally.chunk(b'{"usage":{"completion_tokens":12}}', one.began_s)
+        one.usage.chunk(b'{"usage":{"completion_tokens":12}}', one.began_s)
         assert meter.tokens("chat") == 1  # its chunks, while it runs
     assert meter.open() == 0
     assert meter.by_model["chat"].tokens == 12
     assert one.joules is not None and one.joules > 1000 * 0.008
     entry = one._entry(one.began_s + 1.0)
-    assert f"~{one.joules:.1f} J" in as_text(entry)
-    assert '"joules": ' in as_json(entry)
+    assert f"~{one.joules:.1f} J" in render_text(entry)
+    assert '"joules": ' in render_json(entry)
 
 
 async def test_too_few_samples_is_nothing_not_zero() -> None:
@@ -42,13 +42,13 @@ async def test_too_few_samples_is_nothing_not_zero() -> None:
     with measured(meter, one, "chat"):
         await feed(meter, 10.0, 2)
     assert one.joules is None
-    assert " J" not in as_text(one._entry(one.began_s + 1.0))
+    assert " J" not in render_text(one._entry(one.began_s + 1.0))
 
 
 async def test_a_client_that_leaves_counts_no_token() -> None:
     meter, one = EnergyMeter(), visit()
     with pytest.raises(asyncio.CancelledError), measured(meter, one, "chat"):
-        one.tally.chunk(b"data: x", one.began_s)
+        one.usage.chunk(b"data: x", one.began_s)
         raise asyncio.CancelledError
     assert meter.open() == 0
     assert meter.tokens("chat") == 0

@@ -20,7 +20,7 @@ async def test_early_requests_are_answered_in_the_order_they_came(rig: Rigs) -> 
     here = await rig(loading=True)
     here.model.slots = 1
     clients = []
-    for number in range(12):  # more than slots and queue together: who waited for the model is not turned away
+    for number in range(12):  # more than slots and queue together: a request that waited for the model is not rejected
         client = await here.connect()
         await client.request("POST", f"/v1/chat/completions?n={number}", b"x" * number)
         await until(lambda number=number: here.model.waiting == number + 1)
@@ -100,14 +100,14 @@ async def test_the_bytes_of_a_body_count_until_its_answer_has_ended(rig: Rigs, w
         await here.model.ready(str(here.engine.path))
     await clients[0].head()
     await clients[0].chunk()
-    assert here.context.room.held_bytes == len(body), "given back while the answer goes on"
+    assert here.context.waiting.held_bytes == len(body), "given back while the answer goes on"
     if why_kept == "looked_at":
         await clients[1].request("POST", "/tokenize", body)
         answer = await clients[1].answer()
         assert (answer.status, json.loads(answer.body)["error"]["kind"]) == (503, "waiting_room_full")
     go.set()
     assert await clients[0].chunks() == []
-    await until(lambda: here.context.room.held_bytes == 0)
+    await until(lambda: here.context.waiting.held_bytes == 0)
 
 
 async def test_patience_is_the_clients_to_bound(rig: Rigs) -> None:
@@ -126,7 +126,7 @@ async def test_the_wait_ends_after_the_configured_time(rig: Rigs) -> None:
 
 
 async def test_a_model_at_rest_is_asked_now_and_then_until_patience_ends(rig: Rigs) -> None:
-    """Stopped by hand: it says so at once whenever it is asked, and asking without a pause would take a whole core."""
+    """ensure_ready() of a stopped model returns at once, so calling it without a pause would take a whole core."""
     here = await rig(loading=True)
     await here.model.lost(State.STOPPED)
     answer = await here.once(b"GET /props HTTP/1.1\r\nHost: localhost\r\nEdgellm-Max-Wait: 0.5\r\n\r\n")

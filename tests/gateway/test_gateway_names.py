@@ -158,7 +158,7 @@ async def test_several_models_are_told_apart_by_name(rig: Rigs) -> None:
     assert (await client.answer()).status == 400
     await client.request("POST", "/v1/chat/completions", b'{"pad": "' + b"x" * 2_000_000 + b'", "model": "small"}')
     assert (await client.answer()).status == 200, "the name may come last, after much"
-    assert here.context.room.held_bytes == 0
+    assert here.context.waiting.held_bytes == 0
 
 
 async def test_no_model_at_all_is_said(rig: Rigs) -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from edge.gateway import accesslog, health, names, ollama, openai
-from edge.gateway.accesslog import Entry
+from edge.gateway.accesslog import AccessEntry
 from edge.gateway.openai import Fault, ListedModel
 from edge.gateway.refused import Refused
 from edge.status import Degraded, Failure, Gate, ModelStatus, State
@@ -139,15 +139,15 @@ def test_models_are_listed_in_llama_servers_shape() -> None:
     assert document["models"][0]["model"] == "chat"
 
 
-ENTRY = Entry(
+ENTRY = AccessEntry(
     "POST", "/v1/chat/completions", 200, 1.5, key="my laptop", model="chat", prompt_tokens=31, tokens_per_s=41.26
 )
 
 
 def test_a_log_line_is_one_line() -> None:
-    line = accesslog.as_text(ENTRY)
+    line = accesslog.render_text(ENTRY)
     assert line == 'POST /v1/chat/completions 200 ok 1.500s key="my laptop" model=chat tokens=31+? 41.3 tok/s'
-    forged = accesslog.as_text(Entry("GET", "other", 200, 0.1, key="a\nGET / 200", prompt="x\ny"))
+    forged = accesslog.render_text(AccessEntry("GET", "other", 200, 0.1, key="a\nGET / 200", prompt="x\ny"))
     assert "\n" not in forged
-    assert json.loads(accesslog.as_json(ENTRY))["prompt_tokens"] == 31
-    assert "first_token_s" not in json.loads(accesslog.as_json(ENTRY))
+    assert json.loads(accesslog.render_json(ENTRY))["prompt_tokens"] == 31
+    assert "first_token_s" not in json.loads(accesslog.render_json(ENTRY))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.gateway.stats import Histogram
-from edge.gateway.tally import Tally, Tokens, tokens
+from edge.gateway.tally import Tally, Tokens, parse_tokens
 
 TIMINGS = {"cache_n": 4, "prompt_n": 26, "prompt_ms": 31.25, "predicted_n": 8, "predicted_per_second": 96.5}
 
@@ -23,7 +23,7 @@ def test_fc83_a_usage_chunk_with_empty_choices_is_counted() -> None:
         + f"data: {json.dumps(usage)}\n\n".encode()
         + b"data: [DONE]\n\n"
     )
-    assert tokens(stream) == Tokens(30, 8, 96.5, 31.25)
+    assert parse_tokens(stream) == Tokens(30, 8, 96.5, 31.25)
 
 
 @pytest.mark.parametrize(
@@ -38,18 +38,18 @@ def test_fc83_a_usage_chunk_with_empty_choices_is_counted() -> None:
 )
 def test_every_dialect_says_its_tokens_in_its_own_way(answer: dict[str, object], expected: tuple[int, int]) -> None:
     for separators in ((",", ":"), (", ", ": ")):
-        found = tokens(json.dumps(answer, separators=separators).encode())
+        found = parse_tokens(json.dumps(answer, separators=separators).encode())
         assert (found.prompt, found.completion) == expected
 
 
 def test_a_text_that_talks_about_usage_is_not_usage() -> None:
     text = json.dumps({"content": '{"completion_tokens": 99999, "prompt_tokens": 1}'}).encode()
-    assert tokens(text) == Tokens()
+    assert parse_tokens(text) == Tokens()
 
 
 @given(st.binary(max_size=400))
 def test_any_bytes_are_read_without_an_error(data: bytes) -> None:
-    tokens(data)
+    parse_tokens(data)
 
 
 @given(st.lists(st.integers(1, 700), min_size=1, max_size=40))

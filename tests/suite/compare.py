@@ -92,7 +92,7 @@ def different(bare: dict[str, list[str]], ours: dict[str, list[str]]) -> dict[st
 def judge(
     bare: dict[str, str], ours: dict[str, str], traces: dict[str, str], known: list[Reviewed]
 ) -> tuple[list[str], Counter[str]]:
-    """What nobody has reviewed, and how often each reviewed reason was met. Another number of times is reported."""
+    """Return the differences without a review, and how often each reviewed reason was met."""
     surprises = []
     met: Counter[str] = Counter()
     for test, outcome in bare.items():

@@ -33,9 +33,9 @@ class FakeModel:
         self.state = ModelStatus(model_id, State.LOADING)
         self.place: Endpoint | None = None
         self.waiting = 0
-        self.asked = 0  # how often somebody wanted to know when it is ready
+        self.asked = 0  # calls of ensure_ready
+        self.looks = 0  # calls of endpoint
         self.open = 0
-        self.looks = 0  # how often the gateway asked where to send a request
         self.expected_s: float | None = None
         self._change = asyncio.Condition()
         self._generation = 0
