@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,6 +54,22 @@ def built(test_cache: Path, ccache: None, tmp_path_factory: pytest.TempPathFacto
 def built_programs(built: Folders) -> Path:
     """The folder with the real llama-server, llama-quantize, llama-bench and llama-gguf-split."""
     return Path(choose(built, None, needs_gpu=False).path).parent
+
+
+@pytest.fixture(scope="session")
+def built_server(built: Folders, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The real llama-server to be started by hand: with what this machine's proof switched off, if anything."""
+    engine = choose(built, None, needs_gpu=False)
+    if not engine.without:
+        return Path(engine.path)
+    script = tmp_path_factory.mktemp("server") / "llama-server"
+    words = [word for off in engine.without for word in off.args]
+    # The marker is what tells that the server speaks the progress protocol.
+    script.write_text(
+        f'#!/bin/sh\n# cmd_child_to_router:state\nexec {shlex.join([engine.path])} "$@" {shlex.join(words)}\n'
+    )
+    script.chmod(0o755)
+    return script
 
 
 @pytest.fixture

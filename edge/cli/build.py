@@ -41,6 +41,7 @@ Jobs = Annotated[
 Arch = Annotated[str | None, typer.Option(metavar="N", help="GPU architecture when no GPU is in sight: 87, 90")]
 Bindings = Annotated[bool, typer.Option("--bindings", help="build the llama-cpp-python wheel with the same recipe")]
 FetchTools = Annotated[bool, typer.Option("--fetch-tools", help="take cmake and ninja from PyPI where they miss")]
+NoNative = Annotated[bool, typer.Option("--no-native", help="compile for any CPU of this kind, not only this one")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="show what would be done, and why")]
 Force = Annotated[bool, typer.Option("--force", help="build an unproven recipe, or again what is built")]
 Json = Annotated[bool, typer.Option("--json", help="print a JSON document")]
@@ -62,6 +63,7 @@ def build(
     arch: Arch = None,
     bindings: Bindings = False,
     fetch_tools: FetchTools = False,
+    no_native: NoNative = False,
     dry_run: DryRun = False,
     force: Force = False,
     json: Json = False,
@@ -77,7 +79,7 @@ def build(
     from edge.folders import folders
     from edge.render.build import show_plan
 
-    order = Order(profile, board, recipe, source, jobs, arch, root, memory, force, fetch_tools)
+    order = Order(profile, board, recipe, source, jobs, arch, root, memory, force, fetch_tools, not no_native)
     request = request_for(order, folders(os.environ, state_dir), os.environ)
     if request.stand_in and not dry_run:
         raise UsageError("a board that is not here cannot be built for", "add --dry-run, or run it on the board")

@@ -81,7 +81,19 @@ def import_engine(engines: Path, file: Path, *, machine: str | None = None, root
 
 
 # What describe() states anew on the importing machine.
-_OURS = {"schema", "id", "kind", "files", "flags", "progress_protocol", "library_path", "proof", "previous", "imported"}
+_OURS = {
+    "schema",
+    "id",
+    "kind",
+    "files",
+    "flags",
+    "progress_protocol",
+    "library_path",
+    "without",
+    "proof",
+    "previous",
+    "imported",
+}
 
 
 def _next_id(engines: Path, document: dict[str, Any]) -> str:

@@ -55,7 +55,7 @@ def build(request: Request, plan: BuildPlan, report: Report) -> Result:
         log = Path(made.build_dir) / LOG
         plan = replace(plan, commands=_compile(request, plan, log, report))
         report.say("proving the new engine")
-        engine_id = _install(engines, plan, unknown, request.root)
+        engine_id = _install(engines, plan, unknown, request.root, report.say)
     previous = read_selection(engines).previous
     return Result(engine_id, True, previous, str(log), time.monotonic() - start_s, unknown)
 
@@ -124,11 +124,13 @@ def _attempt(
     return None if code == 0 else diagnose(list(lines), table["failures"])
 
 
-def _install(engines: Path, plan: BuildPlan, unknown: tuple[str, ...], root: Path) -> str:
+def _install(engines: Path, plan: BuildPlan, unknown: tuple[str, ...], root: Path, say: Callable[[str], None]) -> str:
     with staging(engines) as folder:
         programs = [name for name in plan.inputs.targets if (Path(plan.commands.build_dir) / "bin" / name).is_file()]
         copy_programs(Path(plan.commands.build_dir) / "bin", programs, folder)
-        proof = prove(folder / SERVER, cuda=plan.recipe.cuda, arch=plan.arch, root=root)
+        proof = prove(folder / SERVER, cuda=plan.recipe.cuda, arch=plan.arch, root=root, report=say)
+        for note in proof.notes:
+            say(note)
         engine_id = new_id(engines, plan.source.commit, plan.recipe.name)
         document = describe(folder, engine_id, proof, _made(plan, unknown), read_selection(engines).current)
         return commit(engines, folder, document)

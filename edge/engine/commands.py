@@ -44,7 +44,7 @@ class Inputs:
     host_compiler: Tool | None
     targets: Sequence[str]
     jobs: int
-    baseline: bool = False  # the safe CPU architecture, after a header mismatch
+    baseline: bool = False  # no native detection: after a header mismatch, or `--no-native`
 
 
 def overrides(inputs: Inputs) -> tuple[Option, ...]:
@@ -76,14 +76,15 @@ def overrides(inputs: Inputs) -> tuple[Option, ...]:
 
 def _cpu(inputs: Inputs) -> tuple[Option, ...]:
     """aarch64 never detects natively: gcc and the feature probes disagree there (FC-07)."""
-    if inputs.machine != "aarch64":
-        return ()
     if inputs.baseline:
-        why = "the safe baseline, after the compiler and its probes disagreed (FC-07)"
+        why = "any CPU of this kind, not only what the compiler detects here (FC-07)"
+        arm = BASELINE.get(inputs.machine)
         return (
             Option("GGML_NATIVE", "OFF", "BOOL", why),
-            Option("GGML_CPU_ARM_ARCH", BASELINE["aarch64"], "STRING", why),
+            *((Option("GGML_CPU_ARM_ARCH", arm, "STRING", why),) if arm else ()),
         )
+    if inputs.machine != "aarch64":
+        return ()
     if inputs.recipe.option("GGML_CPU_ARM_ARCH") is not None:
         return ()
     return (

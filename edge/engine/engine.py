@@ -25,6 +25,20 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class Acceleration:
+    """An optimized code path of llama.cpp that can be switched off at start.
+
+    A compiler detects CPU features that the kernel or the hypervisor does not let a process use, so a build can crash
+    in its first graph while the same binary serves without one path. [[accelerations]] of build/llama-server.toml.
+    """
+
+    id: str
+    args: tuple[str, ...]  # what switches it off
+    environment: dict[str, str]
+    lost: str  # the price of that, for a sentence
+
+
+@dataclass(frozen=True, slots=True)
 class Engine:
     """`kind` llama-server: `path` is the binary. `kind` embedded: `path` is the Python that has xllamacpp."""
 
@@ -42,6 +56,7 @@ class Engine:
     progress_protocol: bool = True
     library_path: str | None = None  # LD_LIBRARY_PATH the child needs
     args: tuple[str, ...] = ()  # between `path` and the settings: the script of the embedded engine
+    without: tuple[Acceleration, ...] = ()  # switched off at each start: this machine crashed with them at the proof
 
     def has(self, flag: str) -> bool:
         return flag in self.flags

@@ -15,6 +15,15 @@ class EngineBrokenError(BadDataError):
     kind = "engine_broken"
 
 
+class EngineDiedError(EngineBrokenError):
+    """An engine that ended by itself. `log` is what it printed; `crashed`: a signal such as SIGSEGV ended it."""
+
+    def __init__(self, message: str, log: str, *, crashed: bool) -> None:
+        super().__init__(message)
+        self.log = log
+        self.crashed = crashed
+
+
 class BuildError(EdgeError):
     """A build or its proof failed. What was installed before is untouched. Exit code 1."""
 

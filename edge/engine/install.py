@@ -97,6 +97,7 @@ def describe(
         },
         "progress_protocol": proof.traits.progress_protocol,
         "library_path": proof.engine.library_path,
+        "without": [asdict(off) for off in proof.engine.without],
         "proof": proof_document(proof),
         "previous": previous,
     }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge.engine.engine import Device, Engine, Flag
+from edge.engine.engine import Acceleration, Device, Engine, Flag
 from edge.engine.era import era_of
 from edge.engine.faults import EngineBrokenError
 from edge.errors import EngineMissingError
@@ -116,4 +116,8 @@ def _engine(binary: Path, engine_id: str, document: dict[str, Any]) -> Engine:
         no_vmm=target.get("no_vmm"),
         progress_protocol=bool(document.get("progress_protocol", True)),
         library_path=document.get("library_path"),
+        without=tuple(
+            Acceleration(str(off["id"]), tuple(off["args"]), dict(off["environment"]), str(off["lost"]))
+            for off in document.get("without", ())
+        ),
     )

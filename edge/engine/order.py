@@ -33,6 +33,7 @@ class Order:
     memory: str | None = None
     force: bool = False
     fetch_tools: bool = False
+    native: bool = True
 
 
 def request_for(order: Order, folders: Folders, environment: Mapping[str, str]) -> Request:
@@ -50,6 +51,7 @@ def request_for(order: Order, folders: Folders, environment: Mapping[str, str]) 
         force=order.force,
         fetch_tools=order.fetch_tools,
         stand_in=order.board is not None,
+        native=order.native,
         root=root,
     )
 

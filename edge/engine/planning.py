@@ -120,6 +120,7 @@ def _inputs(
         host_compiler=checked.host_compiler if recipe.cuda else None,
         targets=table["tree"]["targets"],
         jobs=checked.jobs,
+        baseline=not request.native,
     )
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 from edge.engine.binary import Traits, traits
-from edge.engine.engine import Engine
-from edge.engine.faults import BuildError, EngineBrokenError
+from edge.engine.crash import locate_crash
+from edge.engine.engine import Acceleration, Engine
+from edge.engine.faults import BuildError, EngineBrokenError, EngineDiedError
 from edge.engine.inspect import gpus_present, inspect, run_probe
 from edge.engine.smoke import Smoke, smoke
+from edge.resources import data_dir, load_toml
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,14 @@ class Proof:
     at: str
 
 
-def prove(binary: Path, *, cuda: bool, arch: tuple[int, ...], root: Path = Path("/")) -> Proof:
+def prove(
+    binary: Path,
+    *,
+    cuda: bool,
+    arch: tuple[int, ...],
+    root: Path = Path("/"),
+    report: Callable[[str], None] = lambda _: None,
+) -> Proof:
     """Raises BuildError that names the part of the proof that failed."""
     try:
         # From / with nothing in the environment, as a service manager would start it (FC-10).
@@ -40,14 +51,59 @@ def prove(binary: Path, *, cuda: bool, arch: tuple[int, ...], root: Path = Path(
     if not cuda and engine.cuda:
         notes.append("CUDA is in a binary that was meant for the CPU")
     gpu = bool(engine.devices) if cuda else False
-    try:
-        run = smoke(engine, gpu=gpu)
-    except EngineBrokenError as error:
-        raise BuildError(f"the proof failed: {error}", "the engine in use is untouched") from error
+    engine, run, crash = first_graph(engine, gpu, accelerations(), report)
+    notes += [f"it runs without {off.id}, with which it crashed ({crash}): {off.lost}" for off in engine.without]
     if gpu and (run.offloaded is None or run.offloaded[0] < run.offloaded[1]):
         raise BuildError(f"the proof failed: layers on the GPU: {run.offloaded or 'none'}", "see `edgellm doctor`")
     at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return Proof(replace(engine, built_for=found.built_for), found, run, gpu if cuda else None, tuple(notes), at)
+
+
+def accelerations() -> tuple[Acceleration, ...]:
+    """Read [[accelerations]] of build/llama-server.toml, in the order in which they are tried."""
+    rows = load_toml(data_dir("build") / "llama-server.toml")["accelerations"]
+    return tuple(
+        Acceleration(row["id"], tuple(row.get("args", ())), dict(row.get("environment", {})), row["lost"])
+        for row in rows
+    )
+
+
+def first_graph(
+    engine: Engine, gpu: bool, known: tuple[Acceleration, ...], report: Callable[[str], None] = lambda _: None
+) -> tuple[Engine, Smoke, str | None]:
+    """Compute with the engine; after a crash, with its accelerations off, one at a time and then all of them.
+
+    Return the engine with `without` set, the run, and where it crashed (None if it did not). Raises BuildError.
+    """
+    try:
+        return engine, smoke(engine, gpu=gpu), None
+    except EngineBrokenError as error:
+        if not isinstance(error, EngineDiedError) or not error.crashed:
+            raise BuildError(f"the proof failed: {error}", "the engine in use is untouched") from error
+        crashed = error
+    crash = locate_crash(engine, gpu=gpu) or str(crashed).removeprefix("the smoke run died ")
+    report(f"the new engine crashed in its first graph ({crash}): trying it with less")
+    usable = [off for off in known if _can_switch_off(engine, off)]
+    trials: list[tuple[Acceleration, ...]] = [(off,) for off in usable]
+    if len(usable) > 1:
+        trials.append(tuple(usable))
+    for without in trials:
+        less = replace(engine, without=without)
+        with contextlib.suppress(EngineBrokenError):
+            return less, smoke(less, gpu=gpu), crash
+    tried = ", ".join(off.id for off in usable) or "nothing: this engine has no such switch"
+    raise BuildError(
+        f"the proof failed: {crashed} ({crash}; switched off in vain: {tried})",
+        "compile it for any CPU: `edgellm build --no-native` (minutes where ccache is installed); "
+        "the engine in use is untouched",
+    )
+
+
+def _can_switch_off(engine: Engine, off: Acceleration) -> bool:
+    if not off.args:
+        return engine.cuda
+    flag = engine.flags.get(off.args[0])
+    return flag is not None and flag.arity == len(off.args) - 1
 
 
 def _cuda(binary: Path, engine: Engine, found: Traits, arch: tuple[int, ...], root: Path) -> list[str]:

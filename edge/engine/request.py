@@ -30,6 +30,7 @@ class Request:
     force: bool = False
     fetch_tools: bool = False
     stand_in: bool = False
+    native: bool = True  # compile for this CPU; False for any CPU of its kind
     root: Path = Path("/")
 
     @property

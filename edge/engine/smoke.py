@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from edge.engine.engine import Engine
-from edge.engine.faults import EngineBrokenError
+from edge.engine.faults import EngineBrokenError, EngineDiedError
 from edge.engine.tinymodel import write_tiny_model
 
 _TOKENS = 16
 # The first CUDA contact took 17 s on one board; the rest is milliseconds.
 _DEADLINE_S = 180.0
+_CRASHES = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP)
 _OFFLOAD = re.compile(r"offloaded (\d+)/(\d+) layers to GPU")
 
 
@@ -37,11 +38,14 @@ class Smoke:
     offloaded: tuple[int, int] | None
 
 
-def smoke(engine: Engine, *, gpu: bool) -> Smoke:
-    """Starts the server on a private socket, asks for 16 tokens, ends it. Raises EngineBrokenError."""
+def smoke(engine: Engine, *, gpu: bool, under: tuple[str, ...] = ()) -> Smoke:
+    """Start the server on a private socket, request 16 tokens, stop it. `under`: a debugger's command line.
+
+    Raises EngineDiedError if the server ended, EngineBrokenError for every other failure.
+    """
     folder = Path(tempfile.mkdtemp(prefix="edgellm-proof-", dir=_short_tmp()))
     try:
-        return _smoke(engine, folder, gpu)
+        return _smoke(engine, folder, gpu, under)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -51,15 +55,15 @@ def _short_tmp() -> str | None:
     return None if len(tempfile.gettempdir()) < 60 else "/tmp"
 
 
-def _smoke(engine: Engine, folder: Path, gpu: bool) -> Smoke:
+def _smoke(engine: Engine, folder: Path, gpu: bool, under: tuple[str, ...]) -> Smoke:
     log = folder / "log"
     socket = folder / "s.sock"
-    command = smoke_command(engine, write_tiny_model(folder / "tiny.gguf"), socket, gpu)
+    command = [*under, *smoke_command(engine, write_tiny_model(folder / "tiny.gguf"), socket, gpu)]
     with _server(command, _environment(engine, folder), log) as child:
         start_s = time.monotonic()
         _wait_ready(socket, child, log, start_s + _DEADLINE_S)
         ready_s = time.monotonic() - start_s
-        answer = _complete(socket, log)
+        answer = _complete(socket, child, log)
     text = log.read_text(errors="replace")
     offload = _OFFLOAD.search(text)
     timings = answer.get("timings") or {}
@@ -81,6 +85,7 @@ def smoke_command(engine: Engine, model: Path, socket: Path, gpu: bool) -> list[
     wanted += [("--fit", "off"), ("--no-warmup",), ("--log-verbosity", "4"), ("--threads", "2")]
     if not gpu and engine.devices:
         wanted.append(("--device", "none"))
+    wanted += [off.args for off in engine.without if off.args]
     known = [argument for option in wanted if engine.has(option[0]) for argument in option]
     return [engine.path, "--model", str(model), "--host", str(socket), *known]
 
@@ -96,6 +101,8 @@ def _environment(engine: Engine, folder: Path) -> dict[str, str]:
     }
     if engine.library_path:
         environment["LD_LIBRARY_PATH"] = engine.library_path
+    for off in engine.without:
+        environment |= off.environment
     if engine.progress_protocol:
         environment["LLAMA_SERVER_ROUTER_PORT"] = "9"  # and with it: it ends when our end of stdin closes
     return environment
@@ -134,8 +141,7 @@ def _wait_ready(socket: Path, child: subprocess.Popen[bytes], log: Path, deadlin
     while True:
         code = child.poll()
         if code is not None:
-            how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            raise EngineBrokenError(f"the smoke run died ({how}): {last_line(log)}")
+            raise _died(code, log)
         with contextlib.suppress(OSError, HTTPException):
             if request(socket, "GET", "/health")[0] == 200:
                 return
@@ -144,12 +150,28 @@ def _wait_ready(socket: Path, child: subprocess.Popen[bytes], log: Path, deadlin
         time.sleep(0.02)
 
 
-def _complete(socket: Path, log: Path) -> dict[str, Any]:
+def _died(code: int, log: Path) -> EngineDiedError:
+    """Tell a crash from a refusal: only a crash is a reason to try again with less."""
+    text = log.read_text(errors="replace")
+    if code >= 0:
+        return EngineDiedError(f"the smoke run died (exit code {code}): {last_line(log)}", text, crashed=False)
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    message = f"the smoke run died ({name}): {last_line(log)}"
+    # SIGKILL is the kernel's or an operator's, and SIGTERM an operator's: neither is the engine's own fault.
+    return EngineDiedError(message, text, crashed=-code in _CRASHES)
+
+
+def _complete(socket: Path, child: subprocess.Popen[bytes], log: Path) -> dict[str, Any]:
     question = {"prompt": "edgellm", "n_predict": _TOKENS, "ignore_eos": True, "temperature": 0, "cache_prompt": False}
     try:
         status, body = request(socket, "POST", "/completion", json.dumps(question))
         answer = json.loads(body)
     except (OSError, HTTPException, ValueError) as error:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            raise _died(child.wait(timeout=5), log) from error
         raise EngineBrokenError(f"the smoke completion got no answer: {last_line(log)}") from error
     if status != 200 or not isinstance(answer, dict) or not answer.get("tokens_predicted"):
         raise EngineBrokenError(f"the smoke completion failed with {status}: {last_line(log)}")

@@ -42,6 +42,9 @@ def render(settings: Settings, engine: Engine, model: ModelFile, alias: str) -> 
     line.load_mode(settings.load_mode)
     _logging(line)
     _endpoints(line, settings)
+    for off in engine.without:
+        if off.args and off.args[0] not in line.args:
+            line.args += off.args
     return Argv((engine.path, *line.args), tuple(line.dropped))
 
 

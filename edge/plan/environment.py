@@ -35,6 +35,8 @@ def environment(
     }
     if engine.progress_protocol:
         env["LLAMA_SERVER_ROUTER_PORT"] = "1"  # any value: progress lines on stdout
+    for off in engine.without:
+        env |= off.environment
     libraries = [path for path in (engine.library_path, "/usr/lib/wsl/lib" if facts.wsl else None) if path]
     if libraries:
         env["LD_LIBRARY_PATH"] = ":".join(libraries)

@@ -87,7 +87,7 @@ class _Job:
     ) -> tuple[ModelPlan, Situation]:
         """→ the plan, and what is left beside it."""
         own: dict[str, Any] = dict(config.set)
-        wishes = replace(self.wishes, **own)
+        wishes = without_crashes(replace(self.wishes, **own), left.engine)
         files = (file, *self.extras.alternatives.get(model_id, ()))
         subjects = [subject(one) for one in files]
         turns: tuple[str, ...] = ()
@@ -145,13 +145,21 @@ def place(
     board: Board, memory: MemorySnapshot, profile: Profile, engine: Engine, corrections: Mapping[str, Correction]
 ) -> tuple[Wishes, Situation]:
     """The wishes that this engine can serve, and where. Raises EngineMissingError; UnavailableError without a GPU."""
-    wishes = _usable(profile, board, engine)
+    wishes = without_crashes(_usable(profile, board, engine), engine)
     found = situation(board, memory, engine, wishes.reserve, corrections)
     if wishes.backend == "cuda" and wishes.offload == "full" and not found.gpus:
         if wishes.fallback != "cpu":
             raise _no_gpu(profile, board)
         wishes = replace(wishes, offload="none")
     return wishes, _one_gpu(found) if wishes.split_mode == "none" else found
+
+
+def without_crashes(wishes: Wishes, engine: Engine) -> Wishes:
+    """Leave out what this engine crashed with when it was proved; a quantized V cache needs flash attention."""
+    if not any("--flash-attn" in off.args for off in engine.without):
+        return wishes
+    plain = wishes.kv_type_v if wishes.kv_type_v in ("f32", "f16", "bf16") else "f16"
+    return replace(wishes, flash_attention="off", kv_type_v=plain)
 
 
 def _usable(profile: Profile, board: Board, engine: Engine) -> Wishes:
@@ -180,10 +188,11 @@ def _no_gpu(profile: Profile, board: Board) -> UnavailableError:
 
 
 def _degraded(profile: Profile, engine: Engine, wishes: Wishes) -> tuple[str, ...]:
-    if profile.wishes.backend != "cuda" or wishes.offload == profile.wishes.offload:
-        return ()
-    why = "no GPU can be used" if engine.cuda else f"engine {engine.id} has no CUDA"
-    return (f"profile {profile.name} wants the GPU; {why}, so the CPU serves",)
+    notes = [f"the engine runs without {off.id}, with which it crashed here: {off.lost}" for off in engine.without]
+    if profile.wishes.backend == "cuda" and wishes.offload != profile.wishes.offload:
+        why = "no GPU can be used" if engine.cuda else f"engine {engine.id} has no CUDA"
+        notes.append(f"profile {profile.name} wants the GPU; {why}, so the CPU serves")
+    return tuple(notes)
 
 
 def _no_template(file: ModelFile, role: str) -> tuple[str, ...]:

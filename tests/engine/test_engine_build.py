@@ -167,6 +167,21 @@ def test_fc07_a_header_mismatch_is_tried_once_more_with_the_safe_cpu(bench: Benc
     assert len(bench.made) == 2, "once more, not for ever"
 
 
+def test_an_engine_that_crashes_at_the_proof_is_installed_with_what_works(bench: Bench, places: Folders) -> None:
+    bench.server = write_server(bench.server, crashes_without="--no-repack")
+    bench.outcomes({})
+    engine = load(places.engines, bench.build().engine_id)
+    assert [off.args for off in engine.without] == [("--no-repack",)]
+    assert any("prompts are processed more slowly" in line for line in bench.said)
+
+
+def test_a_build_for_any_cpu_detects_nothing_and_has_its_own_folder(bench: Bench) -> None:
+    native, portable = make_plan(bench.request), make_plan(replace(bench.request, native=False))
+    assert "-DGGML_NATIVE=OFF" in portable.commands.configure
+    assert "-DGGML_NATIVE=OFF" not in native.commands.configure
+    assert portable.commands.fingerprint != native.commands.fingerprint
+
+
 FAILURES: list[tuple[str, dict[str, Any]]] = [
     ("disk is full", {"code": 1, "output": "fatal error: error writing to x.o: No space left on device"}),
     ("does not know this GPU", {"code": 1, "output": "nvcc fatal   : Unsupported gpu architecture 'compute_120a'"}),

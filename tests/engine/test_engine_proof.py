@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from edge.engine.archive import export_engine, import_engine
+from edge.engine.crash import crash_place, locate_crash
+from edge.engine.engine import Engine, Flag
 from edge.engine.faults import BuildError
-from edge.engine.proof import prove
+from edge.engine.install import commit, describe, staging
+from edge.engine.installed import load
+from edge.engine.proof import accelerations, prove
 from tests.fakes.toolchain.elf import MACHINE_CODE, PTX, elf, fatbin
 from tests.fakes.toolchain.server import write_server
 
@@ -84,3 +92,70 @@ def test_a_cpu_engine(tmp_path: Path, no_gpu: Path) -> None:
     proof = prove(_server(tmp_path, None), cuda=False, arch=(), root=no_gpu)
     assert (proof.gpu, proof.smoke.tokens, proof.notes) == (None, 16, ())
     assert proof.at.endswith("+00:00")
+
+
+def test_a_crash_in_the_first_graph_is_proved_without_the_acceleration_that_crashes(
+    tmp_path: Path, no_gpu: Path
+) -> None:
+    """AMX in a virtual machine: the build crashes at ldtilecfg and serves with --no-repack."""
+    said: list[str] = []
+    server = _server(tmp_path, None, crashes_without="--no-repack", trace=str(tmp_path / "trace"))
+    proof = prove(server, cuda=False, arch=(), root=no_gpu, report=said.append)
+    assert [off.args for off in proof.engine.without] == [("--no-repack",)]
+    assert proof.smoke.tokens == 16
+    assert "SIGSEGV" in said[0] and "prompts are processed more slowly" in proof.notes[0]
+
+
+def test_two_accelerations_that_crash_are_switched_off_together(tmp_path: Path, no_gpu: Path) -> None:
+    server = _server(tmp_path, None, crashes_without="--no-repack --flash-attn off")
+    proof = prove(server, cuda=False, arch=(), root=no_gpu)
+    assert [off.id for off in proof.engine.without] == ["repacked weights", "flash attention"]
+
+
+def test_a_crash_that_no_switch_helps_offers_the_build_for_any_cpu(tmp_path: Path, no_gpu: Path) -> None:
+    with pytest.raises(BuildError, match=r"SIGSEGV.*switched off in vain: repacked weights, flash") as error:
+        prove(_server(tmp_path, None, crashes_without="--nothing-helps"), cuda=False, arch=(), root=no_gpu)
+    assert "edgellm build --no-native" in str(error.value.hint)
+
+
+def test_a_refusal_is_no_crash_and_is_not_tried_again(tmp_path: Path, no_gpu: Path) -> None:
+    trace = tmp_path / "trace"
+    with pytest.raises(BuildError, match="no such file"):
+        prove(_server(tmp_path, None, dies="no such file", trace=str(trace)), cuda=False, arch=(), root=no_gpu)
+    assert trace.read_text().count("--model") == 1
+
+
+def test_what_was_switched_off_stays_with_the_engine_and_is_found_anew_where_it_is_imported(
+    tmp_path: Path, no_gpu: Path
+) -> None:
+    """Another machine may run what this one could not, so an import proves from the start."""
+    engines = tmp_path / "engines"
+    with staging(engines) as folder:
+        write_server(folder / "bin/llama-server", crashes_without="--no-repack")
+        proof = prove(folder / "bin/llama-server", cuda=False, arch=(), root=no_gpu)
+        made = {"source": {"commit": "0c1e57098"}, "recipe": {"name": "cpu"}}
+        commit(engines, folder, describe(folder, "0c1e57098-cpu-1", proof, made, None))
+    assert load(engines, "0c1e57098-cpu-1").without == accelerations()[:1]
+    export_engine(engines, "0c1e57098-cpu-1", tmp_path / "engine.tar")
+    there, _ = import_engine(tmp_path / "there", tmp_path / "engine.tar", root=no_gpu)
+    assert load(tmp_path / "there", there).without == accelerations()[:1]
+
+
+def test_gdb_names_the_instruction_and_the_function_of_a_crash(tmp_path: Path) -> None:
+    gcc = shutil.which("gcc")
+    if gcc is None or shutil.which("gdb") is None or os.uname().machine != "x86_64":
+        pytest.skip("needs gcc and gdb")
+    source = tmp_path / "crash.c"
+    source.write_text(
+        '__attribute__((noinline)) void amx_mul_mat(void) { __asm__ volatile("ud2"); }\n'
+        "int main(void) { amx_mul_mat(); return 0; }\n"
+    )
+    subprocess.run([gcc, "-O1", "-o", tmp_path / "server", source], check=True)
+    flags = {name: Flag(name, 1) for name in ("--model", "--host")}
+    engine = Engine("e", "llama-server", str(tmp_path / "server"), flags=flags)
+    assert locate_crash(engine, gpu=False) == "ud2 in amx_mul_mat"
+
+
+def test_a_crash_without_symbols_still_has_its_instruction() -> None:
+    assert crash_place("=> 0x7f12:\tldtilecfg -0x80(%rsp)\n#0  0x00007f12 in ?? ()") == "ldtilecfg -0x80(%rsp) in ??"
+    assert crash_place("[Inferior 1 exited normally]") is None

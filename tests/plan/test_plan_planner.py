@@ -11,7 +11,7 @@ import pytest
 from edge.board.memory import MemorySnapshot, snapshot
 from edge.board.probe import probe
 from edge.config.values import ModelConfig
-from edge.engine.engine import Engine
+from edge.engine.engine import Acceleration, Engine
 from edge.errors import DoesNotFitError, EngineMissingError, ModelMissingError, UnavailableError
 from edge.folders import folders
 from edge.model.file import ModelFile
@@ -235,6 +235,19 @@ def test_a_missing_backend_is_refused_unless_the_profile_allows_the_cpu() -> Non
     found = plan(board, engine=engine, wishes=profile(backend="cuda", fallback="cpu"))
     assert chosen(found).settings.n_gpu_layers == 0
     assert any("so the CPU serves" in note for note in found.notes)
+
+
+def test_what_crashed_at_the_proof_is_off_in_every_plan() -> None:
+    repack = Acceleration("repacked weights", ("--no-repack",), {}, "slower prompts")
+    flash = Acceleration("flash attention", ("--flash-attn", "off"), {}, "no quantized V cache")
+    graphs = Acceleration("CUDA graphs", (), {"GGML_CUDA_DISABLE_GRAPHS": "1"}, "slower")
+    engine = replace(shapes.engine(), without=(repack, flash, graphs))
+    found = plan(shapes.cpu_board(), wishes=profile(kv_type_k="q8_0", kv_type_v="q8_0"), engine=engine)
+    launch = chosen(found)
+    assert "--no-repack" in launch.argv and launch.argv.count("--flash-attn") == 1
+    assert (launch.settings.flash_attention, launch.settings.kv_type_v) == ("off", "f16")
+    assert launch.env["GGML_CUDA_DISABLE_GRAPHS"] == "1"
+    assert any("without repacked weights" in note for note in found.notes)
 
 
 def test_no_model_says_how_to_get_one() -> None:

@@ -15,10 +15,10 @@ from tests.suite.run import run
 
 @pytest.mark.full
 @pytest.mark.e2e
-def test_nothing_differs_that_was_not_reviewed(test_cache: Path, smollm2: Path, built_programs: Path) -> None:
+def test_nothing_differs_that_was_not_reviewed(test_cache: Path, smollm2: Path, built_server: Path) -> None:
     layout = prepare(test_cache, smollm2)
     out = test_cache / "llama-suite" / "out"
-    result = run(layout, built_programs / "llama-server", out, HERE / "required.txt", None)
+    result = run(layout, built_server, out, HERE / "required.txt", None)
     assert result.surprises == []
     assert result.bare_passed == result.required, "the bare server fails its own tests: nothing is proven"
     assert result.cancel_with_smollm2 == "pass"

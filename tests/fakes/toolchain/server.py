@@ -25,6 +25,8 @@ COMMON = """\
 --log-verbosity N                       set the verbosity threshold
 -np,   --parallel N                     number of server slots
 --host HOST                             ip address to listen, or bind to an UNIX socket
+--repack, -nr, --no-repack              whether to enable weight repacking (default: enabled)
+                                        (env: LLAMA_ARG_REPACK)
 --no-warmup                             skip warming up the model with an empty run
 """
 LOAD_MODE = """\
@@ -84,6 +86,8 @@ for argument in arguments:
     if argument.startswith("--") and argument not in B["help"]:
         sys.stderr.write("error: invalid argument: " + argument + "\\n")
         sys.exit(1)
+if B["crashes_without"] and B["crashes_without"] not in " ".join(arguments):
+    os.kill(os.getpid(), signal.SIGSEGV)
 if B["dies"]:
     sys.stderr.write(B["dies"] + "\\n")
     sys.exit(1)
@@ -137,6 +141,7 @@ def write_server(path: Path, **behaviour: Any) -> Path:
         "driver_folder": "",  # without it in LD_LIBRARY_PATH no device is seen
         "needs_library": False,
         "dies": "",
+        "crashes_without": "",  # SIGSEGV at the start unless these arguments are given
         "log": "load_tensors: offloaded 3/3 layers to GPU",
         "completion_code": 200,
         "tokens": 16,
