@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from edge.board import device_nodes
 from edge.board.probe import probe
 from edge.board.visible import VARIABLE, visible
 from edge.engine.inspect import run_probe
@@ -17,7 +18,6 @@ from edge.errors import EdgeError
 from edge.fleet import Fleet
 from edge.prepare import Prepared, wants_gpu
 from edge.status import State
-from edge.supervisor import devices
 from edge.supervisor.events import DeviceBack
 from edge.terms import without_device
 
@@ -72,7 +72,7 @@ def planned_without_gpu(prepared: Prepared) -> bool:
 def gpu_answers(prepared: Prepared) -> bool:
     """Return whether the GPU's nodes open and the engine lists it. Blocking: starts the engine."""
     board, engine = visible(probe(), os.environ.get(VARIABLE)), prepared.plan.engine
-    if board.refused is not None or not engine.cuda or not devices.look(board).ready:
+    if board.refused is not None or not engine.cuda or not device_nodes.check_nodes(board).ready:
         return False
     if not engine.has("--list-devices"):
         return True

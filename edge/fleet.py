@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from edge.board import device_nodes
 from edge.childlog import ChildLog
 from edge.folders import Folders
 from edge.lastgood import LastGood, key
@@ -15,7 +16,6 @@ from edge.plan.plan import LaunchPlan, ModelPlan
 from edge.prepare import Prepared, prepare_present, without_gpu
 from edge.resources import data_dir, load_toml
 from edge.status import State
-from edge.supervisor import devices
 from edge.supervisor.child import Child
 from edge.supervisor.hooks import Hooks
 from edge.supervisor.model_handle import UNNAMED, ModelHandle
@@ -166,5 +166,5 @@ async def _over(crew: Crew) -> None:
 
 
 def _driver(prepared: Prepared) -> str | None:
-    found = devices.look(prepared.board)
+    found = device_nodes.check_nodes(prepared.board)
     return found.evidence if found.ready else None

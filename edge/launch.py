@@ -14,6 +14,7 @@ from signal import SIGKILL
 from typing import Any, NamedTuple
 
 from edge import consent, listen
+from edge.board.device_nodes import WAIT_S
 from edge.coldstart.timeline import Span
 from edge.config import Config, load
 from edge.errors import BugError, DeviceMissingError, EdgeError, EngineMissingError, UnavailableError
@@ -24,7 +25,6 @@ from edge.options import given, parse
 from edge.plan.chosen import fetch_first
 from edge.prepare import Prepared, config_of, prepare, wishes_of
 from edge.supervisor.child import Child, spawn
-from edge.supervisor.devices import WAIT_S
 from edge.supervisor.hygiene import hygiene
 from edge.supervisor.notify import Notifier
 

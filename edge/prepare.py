@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edge.board import device_nodes
 from edge.board.board import Board
 from edge.board.memory import MemorySnapshot, snapshot
 from edge.board.probe import probe
@@ -26,7 +27,6 @@ from edge.plan.offer import Offer
 from edge.plan.plan import Plan
 from edge.profile.profile import Profile, Wishes
 from edge.resources import data_dir, load_toml
-from edge.supervisor import devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +126,15 @@ def without_gpu(config: Config) -> Config:
 
 def _with_devices(board: Board, profile: Profile, config: Config, place: Place) -> Board:
     """The board, without its GPU where that stayed away and the profile allows it. Raises DeviceMissingError."""
-    patience_s = devices.patience_s(place.root)
+    patience_s = device_nodes.wait_limit_s(place.root)
     if config.profile == "auto" and not wants_gpu(profile):
-        if place.waited_s < patience_s and devices.late(board, place.root):
+        if place.waited_s < patience_s and device_nodes.driver_pending(board, place.root):
             hint = "the driver may be late: it is waited for; with -p cpu it is not"
             raise DeviceMissingError("an NVIDIA GPU is here, but no driver answers", hint, patience_s=patience_s)
         return board
     if not wants_gpu(profile) or board.refused is not None:
         return board
-    found = devices.look(board, place.root)
+    found = device_nodes.check_nodes(board, place.root)
     if found.ready:
         return board
     if profile.wishes.fallback != "cpu" or place.waited_s < patience_s:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from edge.board import jetson
+from edge.board.device_nodes import nvidia_on_pci
 from edge.board.tree import Tree
 from edge.service.differ import warnings
 from edge.service.unitfile import DROP_IN
-from edge.supervisor.devices import on_bus
 
 # As systemd reads them: a file of the same name in an earlier folder stands for it.
 FOLDERS = ("etc/systemd/system", "run/systemd/system", "usr/local/lib/systemd/system", "usr/lib/systemd/system")
@@ -16,7 +16,7 @@ FOLDERS = ("etc/systemd/system", "run/systemd/system", "usr/local/lib/systemd/sy
 
 def hindrances(unit: str, root: Path = Path("/")) -> tuple[str, ...]:
     """`FILE: PrivateDevices=yes hides …` for each; nothing where the machine has no NVIDIA GPU."""
-    if not on_bus(root) and jetson.read(Tree(root), 0) is None:
+    if not nvidia_on_pci(root) and jetson.read(Tree(root), 0) is None:
         return ()
     return tuple(
         f"/{path.relative_to(root)}: {warning}" for path in _drop_ins(unit, root) for warning in warnings(_text(path))

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from edge.board.device_nodes import WAIT_S
 from edge.comeback import recover_gpu
 from edge.config import load
 from edge.errors import DeviceMissingError
@@ -17,7 +18,6 @@ from edge.folders import Folders, folders
 from edge.prepare import Place, Prepared, prepare
 from edge.service.awaited import Vigil
 from edge.status import State
-from edge.supervisor.devices import WAIT_S
 from edge.supervisor.hooks import Hooks
 from edge.terms import terms_of
 from tests.app.served import install

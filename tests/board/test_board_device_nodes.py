@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from edge.board import device_nodes
 from edge.board.board import Board, Cpu, Gpu
 from edge.board.probe import probe
 from edge.board.visible import visible
-from edge.supervisor import devices
 from tests.trees.trees import copy, write
 
 CPU = Cpu("x", 4, 4)
@@ -25,7 +25,7 @@ def test_fc74_a_board_is_ready_when_its_nodes_open(name: str, tmp_path: Path) ->
     board = probe(root)
     for node in ("nvmap", "nvhost-ctrl-gpu", "nvgpu/igpu0/ctrl", "nvidia0", "nvidiactl", "dxg"):
         (root / "dev" / node).unlink(missing_ok=True)
-    found = devices.look(board, root)
+    found = device_nodes.check_nodes(board, root)
     assert not found.ready and found.sentence.endswith("is not there") and found.hint
     needed = {
         "wsl2": ["dxg"],
@@ -33,9 +33,9 @@ def test_fc74_a_board_is_ready_when_its_nodes_open(name: str, tmp_path: Path) ->
         "thor": ["nvidia0"],
     }.get(name, ["nvmap", "nvhost-ctrl-gpu"])
     for node in needed:
-        assert not devices.look(board, root).ready
+        assert not device_nodes.check_nodes(board, root).ready
         write(root, f"dev/{node}", "")
-    found = devices.look(board, root)
+    found = device_nodes.check_nodes(board, root)
     assert found.ready
     expected = {
         "wsl2": "/dev/dxg opens",
@@ -50,7 +50,7 @@ def test_the_newer_name_of_the_same_gpu(tmp_path: Path) -> None:
     (root / "dev/nvhost-ctrl-gpu").unlink(missing_ok=True)
     write(root, "dev/nvmap", "")
     write(root, "dev/nvgpu/igpu0/ctrl", "")
-    assert devices.look(probe(root), root).evidence == "/dev/nvgpu/igpu0/ctrl opens"
+    assert device_nodes.check_nodes(probe(root), root).evidence == "/dev/nvgpu/igpu0/ctrl opens"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
@@ -65,29 +65,29 @@ def test_a_node_that_this_user_may_not_open_is_named_with_its_cure(short_dir: Pa
         os.setgroups([])
         os.setresgid(65534, 65534, 65534)
         os.setresuid(65534, 65534, 65534)
-        found = devices.look(board, root)
+        found = device_nodes.check_nodes(board, root)
         os._exit(0 if not found.ready and "may not open" in found.sentence and "video" in found.hint else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_patience_is_for_the_time_after_boot(tmp_path: Path) -> None:
     write(tmp_path, "proc/uptime", "12.50 20.00\n")
-    assert devices.patience_s(tmp_path) == devices.WAIT_S
+    assert device_nodes.wait_limit_s(tmp_path) == device_nodes.WAIT_S
     write(tmp_path, "proc/uptime", "90000.00 20.00\n")
-    assert devices.patience_s(tmp_path) == devices.WAIT_LATER_S
-    assert devices.patience_s(tmp_path / "nowhere") == devices.WAIT_S
+    assert device_nodes.wait_limit_s(tmp_path) == device_nodes.WAIT_LATER_S
+    assert device_nodes.wait_limit_s(tmp_path / "nowhere") == device_nodes.WAIT_S
 
 
 def test_a_discrete_gpu_on_the_bus_without_a_driver_is_late_soon_after_boot_only(tmp_path: Path) -> None:
     board = Board("x86_64", "box", None, None, 1 << 35, False, CPU)
     write(tmp_path, "proc/uptime", "12.50 20.00\n")
-    assert not devices.late(board, tmp_path)
+    assert not device_nodes.driver_pending(board, tmp_path)
     write(tmp_path, "sys/bus/pci/devices/0000:01:00.0/vendor", "0x10de\n")
     write(tmp_path, "sys/bus/pci/devices/0000:01:00.0/class", "0x030200\n")
-    assert devices.late(board, tmp_path)
-    assert not devices.late(DISCRETE, tmp_path), "its driver answers"
+    assert device_nodes.driver_pending(board, tmp_path)
+    assert not device_nodes.driver_pending(DISCRETE, tmp_path), "its driver answers"
     write(tmp_path, "proc/uptime", "90000.00 20.00\n")
-    assert not devices.late(board, tmp_path)
+    assert not device_nodes.driver_pending(board, tmp_path)
 
 
 def two() -> Board:
