@@ -193,9 +193,9 @@ class App:
                 self.console.failed(model_id, failure, gives_up=True)
         for warning in self._unit.warnings if self._unit and self.launch.listeners.inherited else ():
             self.console.warn(warning)
-        forgotten = keeping.forgotten(self.launch.folders) if self.launch.listeners.inherited else None
-        if forgotten is not None:
-            self.console.warn(forgotten)
+        lost = keeping.lost_on_reboot(self.launch.folders) if self.launch.listeners.inherited else None
+        if lost is not None:
+            self.console.warn(lost)
 
     async def _arrive(self) -> None:
         """What could not be planned at start is planned as soon as it can be, and served from then on."""
@@ -257,7 +257,7 @@ class App:
             return
         self.governing.became(supervisor, after)
         self.console.state(supervisor.status())
-        self.herald.tell()
+        self.herald.notify()
         if after.state is State.READY:
             self._record_start(supervisor, "ready")
             if self.recorder is not None:

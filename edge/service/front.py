@@ -1,4 +1,4 @@
-"""The gateway as a service runs it: keys that cannot be read are answered, not exited with."""
+"""The gateway behind a socket unit: unreadable keys are answered with 503, an exit would be repeated per client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def front(
     alive: Callable[[], bool],
     on_fault: Callable[[Failure], None] | None,
 ) -> web.Application:
-    """`on_fault` None (started by hand): raises ConfigError. Else nobody is let in, and everybody is told why."""
+    """Return the gateway. On a ConfigError it refuses all requests with the reason; raises it if `on_fault` is None."""
     try:
         return make_app(upstreams, config, alive=alive)
     except EdgeError as error:

@@ -1,4 +1,4 @@
-"""Keeps systemd informed: STATUS with gate and progress, and a sign of life that has to be earned."""
+"""Report to systemd: STATUS with gate and progress, and WATCHDOG=1 only while every supervised loop turns."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from edge.status import ModelStatus, State
 from edge.supervisor.notify import Notifier
 
 RISING = frozenset({State.STARTING, State.LOADING, State.WARMING})
-MORE_S = 60.0  # what a load that moved asks for
+MORE_S = 60.0  # EXTEND_TIMEOUT_USEC of a load that made progress
 LOOK_RISING_S = 0.5
-BEATS_PER_WATCHDOG = 4  # one late beat is no reason to be killed
-BEAT_S = 10.0  # where nobody watches: /livez only
+BEATS_PER_WATCHDOG = 4  # sd_watchdog_enabled(3) recommends half the interval; a quarter survives one late beat
+BEAT_S = 10.0  # without WatchdogSec= only /livez needs it
 
 
 class Loop(Protocol):
-    """A loop whose life is worth a check: `nudge()` makes it turn once more, `turns` counts."""
+    """A loop that is checked: `nudge()` makes it turn once more, `turns` counts."""
 
     @property
     def turns(self) -> int: ...
@@ -26,7 +26,7 @@ class Loop(Protocol):
 
 
 class Herald:
-    """Run `run()` in the event loop; it ends when cancelled. `alive` is true while every loop turns."""
+    """Status and keep-alive messages of one process. `alive` is true while every watched loop turns."""
 
     def __init__(self, notifier: Notifier, statuses: Callable[[], Sequence[ModelStatus]]) -> None:
         self.alive = True
@@ -34,14 +34,15 @@ class Herald:
         self._statuses = statuses
         self._loops: list[Loop] = []
         self._seen: dict[int, int] = {}
-        self._said = ""
+        self._sent = ""
         self._moved: tuple[object, ...] = ()
 
     def watch(self, loops: Iterable[Loop]) -> None:
-        """These must turn, or systemd hears nothing more from us."""
+        """Replace the loops that have to turn."""
         self._loops = list(loops)
 
     async def run(self) -> None:
+        """Send beats and status until cancelled."""
         beat_s = self._notifier.watchdog_s / BEATS_PER_WATCHDOG if self._notifier.watchdog_s else BEAT_S
         loop = asyncio.get_running_loop()
         next_beat_s = loop.time()
@@ -50,12 +51,12 @@ class Herald:
             if now_s >= next_beat_s:
                 self.beat()
                 next_beat_s = now_s + beat_s
-            rising = self.tell()
+            rising = self.notify()
             wait_s = next_beat_s - now_s
             await asyncio.sleep(min(wait_s, LOOK_RISING_S) if rising and self._notifier.heard else wait_s)
 
     def beat(self) -> None:
-        """That this line runs proves the event loop; that each count moved since the last nudge, the other loops."""
+        """Send WATCHDOG=1 if each loop has turned since the last beat; that this runs proves the event loop itself."""
         self.alive = all(each.turns != self._seen.get(id(each)) for each in self._loops)
         self._seen = {id(each): each.turns for each in self._loops}
         for each in self._loops:
@@ -63,20 +64,20 @@ class Herald:
         if self.alive:
             self._notifier.alive()
 
-    def tell(self) -> bool:
-        """Says what changed; asks for more time while a load moves. → whether a model is on its way."""
+    def notify(self) -> bool:
+        """Send a changed status, with more time while a load moves. Return whether a model is starting."""
         statuses = self._statuses()
         text = describe(statuses)
         moved = tuple((each.state, each.progress, tuple(g.ready for g in each.gates.values())) for each in statuses)
         rising = any(each.state in RISING for each in statuses)
-        if text != self._said or (rising and moved != self._moved):
+        if text != self._sent or (rising and moved != self._moved):
             self._notifier.status(text, more_s=MORE_S if rising else None)
-        self._said, self._moved = text, moved
+        self._sent, self._moved = text, moved
         return rising
 
 
 def describe(statuses: Iterable[ModelStatus]) -> str:
-    """`chat: weights 63 %; embed: ready`, for `systemctl status`."""
+    """Format `chat: weights 63 %; embed: ready`, for `systemctl status`."""
     return "; ".join(f"{status.id}: {_one(status)}" for status in statuses) or "no model"
 
 
@@ -93,6 +94,6 @@ def _one(status: ModelStatus) -> str:
     if status.state is State.STOPPED and status.failure is not None:
         return f"stopped: {status.failure.kind}"
     if status.state is State.BACKOFF and status.failure is not None:
-        return f"starts again after {status.failure.kind}"
+        return f"restarts after {status.failure.kind}"
     word: str = status.state.value
     return word.lower()

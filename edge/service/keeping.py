@@ -1,4 +1,4 @@
-"""What this machine will have forgotten after the next power-off: said once, at start."""
+"""Folders whose content is lost at power-off: named in one warning at the start of the service."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from edge.folders import Folders
 VOLATILE = {"tmpfs", "ramfs", "rootfs"}
 
 
-def forgotten(folders: Folders, mountinfo: Path = Path("/proc/self/mountinfo")) -> str | None:
-    """One sentence, or None when state is kept."""
+def lost_on_reboot(folders: Folders, mountinfo: Path = Path("/proc/self/mountinfo")) -> str | None:
+    """Return a warning that names the lost folders, or None if state and cache are on disk."""
     state, cache = folders.instance_state, folders.cache
     lost = [
         (state, "the history of starts and crashes"),
@@ -33,7 +33,7 @@ def _why(path: Path, mountinfo: Path) -> str | None:
 
 
 def filesystem(path: Path, mountinfo: Iterable[str]) -> str | None:
-    """The type of what is mounted over `path`: the longest mount point on its way, the last of equals."""
+    """Return the type of the file system of `path`: that of its longest mount point, the last mounted of equals."""
     best, kind = -1, None
     for line in mountinfo:
         before, _, after = line.partition(" - ")

@@ -1,4 +1,4 @@
-"""What `up` says as a service: each event one journal entry, with a priority and fields to filter by."""
+"""The output of `up` as a service: each event is one journal entry with a priority and fields to filter by."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edge.units import format_seconds
 
 
 def console_for(env: Mapping[str, str], *, as_json: bool) -> Console:
-    """The terminal's console, or the journal's when our output goes there; Python's log follows."""
+    """Return the journal's console if stdout goes there (JOURNAL_STREAM), with Python's log, or the terminal's."""
     if as_json or not goes_to_journal(env, sys.stdout.fileno()):
         return Console(as_json=as_json)
     journal = Journal()
@@ -23,7 +23,7 @@ def console_for(env: Mapping[str, str], *, as_json: bool) -> Console:
 
 
 class Reporter(Console):
-    """A Console for the journal: `journalctl -u edgellm EDGELLM_MODEL=chat -p warning`."""
+    """A Console for the journal, to be read by `journalctl -u edgellm EDGELLM_MODEL=chat -p warning`."""
 
     def __init__(self, journal: Journal) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Reporter(Console):
         self._send(text, INFO, EDGELLM_MODEL=status.id, EDGELLM_EVENT="state", EDGELLM_STATE=state)
 
     def progress(self, status: ModelStatus) -> None:
-        """systemctl status shows it."""
+        """Write nothing: `systemctl status` shows the progress."""
 
     def ready(self, status: ModelStatus, took_s: float, urls: list[str]) -> None:
         text = f"{status.id} is ready after {format_seconds(took_s)}"
@@ -54,7 +54,7 @@ class Reporter(Console):
             self._send(text, WARNING, EDGELLM_MODEL=status.id, EDGELLM_EVENT="degraded")
 
     def failed(self, model_id: str, failure: Failure, *, gives_up: bool) -> None:
-        what = "failed" if gives_up else "died and is started again"
+        what = "failed" if gives_up else "died and is restarted"
         evidence = failure.evidence.strip().splitlines()
         last = f" ({evidence[-1].strip()})" if evidence else ""
         self._send(

@@ -77,15 +77,15 @@ def test_a_load_that_moves_asks_for_more_time_and_one_that_stands_does_not(
 ) -> None:
     status = [loading(0.625)]
     herald = Herald(notifier, lambda: status)
-    assert herald.tell()
+    assert herald.notify()
     assert heard(systemd) == ["STATUS=chat: weights 62 %\nEXTEND_TIMEOUT_USEC=60000000"]
-    herald.tell()
+    herald.notify()
     assert heard(systemd) == []
     status[0] = loading(0.63)
-    herald.tell()
+    herald.notify()
     assert heard(systemd) == ["STATUS=chat: weights 63 %\nEXTEND_TIMEOUT_USEC=60000000"]
     status[0] = ModelStatus("chat", State.READY)
-    assert not herald.tell()
+    assert not herald.notify()
     assert heard(systemd) == ["STATUS=chat: ready"]
 
 
@@ -107,7 +107,7 @@ def test_words() -> None:
     assert describe([ModelStatus("a", State.READY), loading(0.5)]) == "a: ready; chat: weights 50 %"
     assert describe([ModelStatus("a", State.READY, degraded=worse)]) == "a: ready, degraded: n_ctx 4096 instead of 8192"
     assert describe([ModelStatus("a", State.FAILED, failure=failure)]) == "a: failed: bad_flag; remove it"
-    assert describe([ModelStatus("a", State.BACKOFF, failure=failure)]) == "a: starts again after bad_flag"
+    assert describe([ModelStatus("a", State.BACKOFF, failure=failure)]) == "a: restarts after bad_flag"
     assert describe([ModelStatus("a", State.STOPPED, failure=failure)]) == "a: stopped: bad_flag"
     assert describe([ModelStatus("a", State.STOPPED)]) == "a: stopped"
     assert describe([ModelStatus("a", State.SLEEPING)]) == "a: sleeping"

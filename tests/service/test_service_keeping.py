@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edge.folders import Folders
-from edge.service.keeping import filesystem, forgotten
+from edge.service.keeping import filesystem, lost_on_reboot
 
 LINES = [
     "1 0 8:1 / / rw - ext4 /dev/root rw",
@@ -28,8 +28,8 @@ def test_it_is_said_where_state_is_in_memory(tmp_path: Path) -> None:
     folders = Folders(tmp_path, tmp_path / "state", tmp_path / "cache", tmp_path / "run", tmp_path / "etc")
     table = tmp_path / "mountinfo"
     table.write_text("1 0 8:1 / / rw - ext4 /dev/root rw\n")
-    assert forgotten(folders, table) is None
+    assert lost_on_reboot(folders, table) is None
     table.write_text(f"1 0 8:1 / / rw - ext4 /dev/root rw\n2 1 0:1 / {tmp_path} rw - tmpfs tmpfs rw\n")
-    said = forgotten(folders, table)
+    said = lost_on_reboot(folders, table)
     assert said is not None
     assert "the history of starts and crashes is lost at power-off" in said
