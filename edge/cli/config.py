@@ -35,10 +35,11 @@ def show(
     config = load(places, {name: value for name, value in flags.items() if value}, os.environ)
     found = rows(config, settle(config, probe(), places))
     if json:
-        from dataclasses import asdict
         from json import dumps
 
-        print(dumps({"schema": 1, "values": [asdict(row) for row in found]}, indent=1))
+        from msgspec import to_builtins
+
+        print(dumps({"schema": 1, "values": [to_builtins(row) for row in found]}, indent=1))
         return
     from edge.render.config import config_lines
 

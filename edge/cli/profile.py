@@ -56,10 +56,11 @@ def show(
 
     profile = load_profile(name, folders(os.environ, state_dir))
     if json:
-        from dataclasses import asdict
         from json import dumps
 
-        print(dumps({"schema": 1, **asdict(profile)}, indent=1))
+        from msgspec import to_builtins
+
+        print(dumps({"schema": 1, **to_builtins(profile)}, indent=1))
         return
     from edge.render.profile import profile_lines
 

@@ -1,4 +1,4 @@
-"""edgellm.toml, environment and flags. `load` is the way in."""
+"""Configuration from profiles, edgellm.toml, environment and flags: `load` reads it, `settle` applies it to a board."""
 
 from edge.config.load import load as load
 from edge.config.load import settle as settle

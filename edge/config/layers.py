@@ -1,39 +1,39 @@
-"""Where values come from: files, environment, --set and flags as layers of dotted keys. The later layer wins."""
+"""Layers of dotted keys from files, environment, --set and flags; the later layer wins."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from edge.config.keys import CONFIG_KEYS
 from edge.config.models import read_models
-from edge.config.values import ModelConfig
+from edge.config.values import CONFIG_KEYS, ModelConfig
 from edge.errors import ConfigError, UsageError
-from edge.profile.fields import Value, flatten, parse_field, read_field
-from edge.profile.settings import SETTINGS
+from edge.profile.fields import flatten, parse_field, read_field
+from edge.profile.profile import SETTINGS
 from edge.resources import load_toml
 
 SCHEMA = 1
 KEYS = {**SETTINGS, **CONFIG_KEYS}
-# Read elsewhere, so not ours to refuse.
+# Read elsewhere, so no keys of the configuration.
 RESERVED_ENV = frozenset({"EDGELLM_STATE_DIR", "EDGELLM_API_KEY"})
 _PREFIX = "EDGELLM_"
-# One wish has two spellings: a table of edgellm.toml and a key of a profile.
+# One setting has two spellings: a table of edgellm.toml and a key of a profile.
 _SAME = {"memory.reserve": "reserve"}
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Values of one origin. `models` None says nothing about models."""
+    """Values of one origin. `models` None leaves the models of the layers below."""
 
     origin: str
-    values: dict[str, Value] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
     models: tuple[ModelConfig, ...] | None = None
 
 
 def file_layer(path: Path) -> Layer | None:
-    """edgellm.toml; None when there is none. Raises ConfigError naming file and key."""
+    """Read edgellm.toml; None when there is none. Raises ConfigError naming file and key."""
     try:
         table = load_toml(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -47,16 +47,16 @@ def file_layer(path: Path) -> Layer | None:
     if not isinstance(schema, int) or isinstance(schema, bool) or schema > SCHEMA:
         raise ConfigError(f"{source}: schema {schema!r} is newer than this edgellm knows ({SCHEMA})", "update edgellm")
     models = read_models(table.pop("model"), source) if "model" in table else None
-    wishes = table.pop("set", {})
-    if not isinstance(wishes, dict):
+    settings = table.pop("set", {})
+    if not isinstance(settings, dict):
         raise ConfigError(f"{source}: set wants a table, written [set]")
     values = {key: read_field(CONFIG_KEYS, key, value, source) for key, value in flatten(table).items()}
-    values |= {key: read_field(SETTINGS, key, value, f"{source}: set") for key, value in wishes.items()}
+    values |= {key: read_field(SETTINGS, key, value, f"{source}: set") for key, value in settings.items()}
     return Layer(source, _renamed(values), models)
 
 
 def env_layers(env: Mapping[str, str]) -> list[Layer]:
-    """`EDGELLM_GATEWAY__HOLD__SECONDS=5` → gateway.hold.seconds. One layer a variable. Raises ConfigError."""
+    """Return one layer a variable: EDGELLM_GATEWAY__HOLD__SECONDS=5 sets gateway.hold.seconds. Raises ConfigError."""
     layers = []
     for name in sorted(env):
         if not name.startswith(_PREFIX) or name in RESERVED_ENV:
@@ -67,8 +67,8 @@ def env_layers(env: Mapping[str, str]) -> list[Layer]:
 
 
 def set_layer(settings: Iterable[str]) -> Layer:
-    """`--set key=value`. Raises UsageError, ConfigError."""
-    values: dict[str, Value] = {}
+    """Return the layer of `--set key=value`. Raises UsageError, ConfigError."""
+    values: dict[str, Any] = {}
     for text in settings:
         key, equals, value = text.partition("=")
         if not equals:
@@ -78,7 +78,7 @@ def set_layer(settings: Iterable[str]) -> Layer:
 
 
 def flag_layer(flags: Mapping[str, object]) -> Layer:
-    """Flags that are values of their own: profile, listen, engine, insecure. Absent, empty and false say nothing."""
+    """Return the layer of the flags that are keys. An absent, empty or false flag sets nothing."""
     values = {}
     for key in ("profile", "listen", "engine", "insecure"):
         if flags.get(key):
@@ -86,5 +86,5 @@ def flag_layer(flags: Mapping[str, object]) -> Layer:
     return Layer("flag", values)
 
 
-def _renamed(values: dict[str, Value]) -> dict[str, Value]:
+def _renamed(values: dict[str, Any]) -> dict[str, Any]:
     return {_SAME.get(key, key): value for key, value in values.items()}

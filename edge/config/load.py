@@ -1,4 +1,4 @@
-"""Flags, environment and files → Config, with the origin of each value.
+"""The configuration of this machine, with the origin of each value.
 
 Precedence: flag > --set > EDGELLM_A__B > the user's edgellm.toml > /etc/edgellm/edgellm.toml > the user's profile >
 the shipped profile.
@@ -11,31 +11,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import convert
+
 from edge.board.board import Board
-from edge.config.keys import CONFIG_KEYS
 from edge.config.layers import Layer, env_layers, file_layer, flag_layer, set_layer
 from edge.config.models import check_names, with_flags
-from edge.config.values import (
-    Config,
-    GatewayConfig,
-    HoldConfig,
-    MemoryConfig,
-    ModelConfig,
-    Override,
-    RestartConfig,
-    StoreConfig,
-    TelemetryConfig,
-    ThermalConfig,
-)
+from edge.config.values import CONFIG_KEYS, Config, MemoryConfig, ModelConfig, Override
 from edge.folders import Folders
+from edge.profile.fields import nested
 from edge.profile.loader import SYSTEM_CONFIG, load_profile
-from edge.profile.profile import Profile
+from edge.profile.profile import SETTINGS, Profile
 from edge.profile.resolve import choose, resolve_tier
-from edge.profile.settings import SETTINGS
 
 
 def load(folders: Folders, flags: Mapping[str, object], env: Mapping[str, str], system: Path = SYSTEM_CONFIG) -> Config:
-    """`flags` by Option.dest of edge.options, `system` is /etc/edgellm. Raises ConfigError (78), UsageError (64)."""
+    """Read every layer. `flags` by CliOption.dest, `system` is /etc/edgellm. Raises ConfigError, UsageError."""
     layers = _layers(folders, flags, env, system)
     profile_name = next(
         (str(layer.values["profile"]) for layer in reversed(layers) if "profile" in layer.values), "auto"
@@ -49,14 +39,14 @@ def load(folders: Folders, flags: Mapping[str, object], env: Mapping[str, str], 
         models = models if layer.models is None else layer.models
     models = with_flags(models, _texts(flags.get("model")))
     check_names(models)
-    config = _config({key: value for key, value in values.items() if key in CONFIG_KEYS}, models)
+    config = convert(nested({key: value for key, value in values.items() if key in CONFIG_KEYS}), Config)
     overrides = {key: Override(value, origins[key]) for key, value in values.items() if key in SETTINGS}
     reserve = str(values.get("reserve", config.memory.reserve))
-    return replace(config, memory=MemoryConfig(reserve), overrides=overrides, origins=origins)
+    return replace(config, models=models, memory=MemoryConfig(reserve), overrides=overrides, origins=origins)
 
 
 def settle(config: Config, board: Board, folders: Folders, system: Path = SYSTEM_CONFIG) -> Profile:
-    """The profile that this configuration means here: choice, tier and overrides applied. Raises ConfigError."""
+    """Return the profile for this board: choice, tier and overrides applied. Raises ConfigError."""
     profile = load_profile(config.profile, folders, system)
     name = choose(profile, board)
     if name != profile.name:
@@ -67,42 +57,22 @@ def settle(config: Config, board: Board, folders: Folders, system: Path = SYSTEM
 
 
 def with_overrides(profile: Profile, config: Config) -> Profile:
-    """Wishes set above the profile, for every model."""
+    """Lay the settings above the profile over it, for every model."""
     values: dict[str, Any] = {key: override.value for key, override in config.overrides.items()}
     origins = {key: override.origin for key, override in config.overrides.items()}
     return replace(profile, wishes=replace(profile.wishes, **values), origins=profile.origins | origins)
 
 
 def _layers(folders: Folders, flags: Mapping[str, object], env: Mapping[str, str], system: Path) -> list[Layer]:
-    """Lowest first, without the profile's."""
+    """Return the layers above the profile's, lowest first."""
     paths = dict.fromkeys(folder / "edgellm.toml" for folder in (system, folders.config))
     files = [layer for layer in map(file_layer, paths) if layer is not None]
     return [*files, *env_layers(env), set_layer(_texts(flags.get("set"))), flag_layer(flags)]
 
 
 def _profile_layers(profile: Profile) -> list[Layer]:
-    return [Layer(profile.origins.get(key, "profile"), {key: value}) for key, value in profile.sections.items()]  # type: ignore[dict-item]
+    return [Layer(profile.origins.get(key, "profile"), {key: value}) for key, value in profile.sections.items()]
 
 
 def _texts(value: object) -> list[str]:
     return [str(item) for item in value] if isinstance(value, (list, tuple)) else []
-
-
-def _config(values: dict[str, Any], models: tuple[ModelConfig, ...]) -> Config:
-    def section(name: str) -> dict[str, Any]:
-        start = f"{name}."
-        return {
-            k.removeprefix(start): v
-            for k, v in values.items()
-            if k.startswith(start) and "." not in k.removeprefix(start)
-        }
-
-    return Config(
-        **{key: value for key, value in values.items() if "." not in key},
-        models=models,
-        store=StoreConfig(**section("store")),
-        gateway=GatewayConfig(**section("gateway"), hold=HoldConfig(**section("gateway.hold"))),
-        restart=RestartConfig(**section("restart")),
-        telemetry=TelemetryConfig(**section("telemetry")),
-        thermal=ThermalConfig(**section("thermal")),
-    )

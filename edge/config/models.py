@@ -1,4 +1,4 @@
-"""`[[model]]` tables and `-m [ID=]REF`. Pure."""
+"""Models from `[[model]]` tables and `-m [ID=]REF`. Pure."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from edge.config.keys import MODEL_KEYS
-from edge.config.values import ModelConfig
+from edge.config.values import MODEL_KEYS, ModelConfig
 from edge.errors import ConfigError, UsageError
 from edge.model.quant import public_name
 from edge.profile.fields import read_field
-from edge.profile.settings import SETTINGS
+from edge.profile.profile import SETTINGS
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]*")
 _TIME = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
-# What may follow the last colon of a name: Q5_K_M, IQ4_XS, UD-Q4_K_XL, MXFP4, F16, BF16.
+# Quantizations that may follow the last colon of a name: Q5_K_M, IQ4_XS, UD-Q4_K_XL, MXFP4, F16, BF16.
 _QUANT = re.compile(r"(UD-)?(I?Q\d\w*|TQ\d\w*|MXFP\d\w*|NVFP\d\w*|B?F(16|32))", re.IGNORECASE)
 
 
 def read_models(rows: object, source: str) -> tuple[ModelConfig, ...]:
-    """Raises ConfigError naming file and key."""
+    """Read the `[[model]]` tables. Raises ConfigError naming file and key."""
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ConfigError(f"{source}: model wants tables, written [[model]]")
     return tuple(_model(row, f"{source}: model {index + 1}") for index, row in enumerate(rows))
@@ -44,7 +43,10 @@ def _model(row: dict[str, Any], source: str) -> ModelConfig:
 
 
 def with_flags(configured: tuple[ModelConfig, ...], flags: Sequence[str]) -> tuple[ModelConfig, ...]:
-    """`-m`: only these are served. `ID=REF` keeps the other values of a configured ID; a bare ID means that model."""
+    """Return the models of `-m`, or the configured ones without it.
+
+    `ID=REF` keeps the other values of a configured ID; a bare ID names that model. Raises UsageError.
+    """
     if not flags:
         return configured
     by_id = {model.id: model for model in configured}
@@ -63,7 +65,7 @@ def with_flags(configured: tuple[ModelConfig, ...], flags: Sequence[str]) -> tup
 
 
 def check_names(models: tuple[ModelConfig, ...]) -> None:
-    """Ids and aliases are well formed and different. Raises ConfigError."""
+    """Raise ConfigError for an id or alias that is malformed or used twice."""
     seen: dict[str, str] = {}
     for model in models:
         for name in (model.id, *model.aliases):
@@ -71,13 +73,13 @@ def check_names(models: tuple[ModelConfig, ...]) -> None:
                 raise ConfigError(f"{model.origin}: {name!r} is no model id", "letters, digits and . _ : + - are fine")
             if name in seen:
                 raise ConfigError(
-                    f"two models are called {name!r} ({seen[name]} and {model.id})", "give one another id"
+                    f"two models have the id {name!r} ({seen[name]} and {model.id})", "give one another id"
                 )
             seen[name] = model.id
 
 
 def id_of(ref: str) -> str:
-    """A public id for a reference without one: the name without source, quantization and file ending."""
+    """Return the public id of a reference without one: its name without source, quantization and file ending."""
     text = ref.split("#", 1)[0].split("?", 1)[0]
     if text.startswith("hf://"):
         text = text.split("@", 1)[0]

@@ -1,21 +1,20 @@
-"""Every value of a configuration with the layer that it came from. Pure."""
+"""Values of a configuration with the layer each came from. Pure."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
-from edge.config.keys import CONFIG_KEYS
-from edge.config.values import Config
-from edge.profile.profile import Profile
-from edge.profile.settings import SETTINGS
+from edge.config.values import CONFIG_KEYS, Config
+from edge.profile.profile import SETTINGS, Profile
 
 DEFAULT = "default"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`value` is what TOML would hold."""
+    """One key with its origin. `value` is as TOML would hold it."""
 
     key: str
     value: Any
@@ -23,7 +22,7 @@ class Row:
 
 
 def rows(config: Config, profile: Profile) -> list[Row]:
-    """edgellm.toml's keys, then the models, then the profile's settings for this board. `profile` is settled."""
+    """Return the keys of edgellm.toml, then the models, then the settings. `profile` is resolved for the board."""
     found = [
         Row(
             key, _plain(_value(config, key)), config.origins.get("reserve" if key == "memory.reserve" else key, DEFAULT)
@@ -46,6 +45,11 @@ def _value(config: Config, key: str) -> Any:
     for part in key.split("."):
         value = getattr(value, part)
     return value
+
+
+def toml_value(value: object) -> str:
+    """Return a value as TOML writes it; None, which TOML lacks, as (none)."""
+    return "(none)" if value is None else json.dumps(_plain(value), ensure_ascii=False)
 
 
 def _plain(value: Any) -> Any:

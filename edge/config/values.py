@@ -1,94 +1,95 @@
-"""What this machine serves: edgellm.toml, flags and environment as one value. Values only."""
+"""Configuration of this machine: edgellm.toml, flags and environment as one value.
+
+Each key stands here once, with default, limits and help (fields.py); the reader, `config show`, the JSON
+Schema of a profile and docs/configuration.md are derived from it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
+from msgspec import Meta
+
+from edge.profile.fields import RESERVE, SIZE, fields_of
+from edge.profile.profile import RestartConfig as RestartConfig
+from edge.profile.profile import TelemetryConfig as TelemetryConfig
+from edge.profile.profile import ThermalConfig as ThermalConfig
 from edge.profile.reserve import DEFAULT_RESERVE
 from edge.units import MIB
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """One `[[model]]`. `set` holds settings of this model only (keys of profile.settings)."""
+    """One `[[model]]`. `set` holds settings of this model only."""
 
-    id: str
-    ref: str
-    aliases: tuple[str, ...] = ()
-    preload: bool = True
-    ttl_s: float = 0.0  # idle seconds until it sleeps; 0 is never
-    priority: int = 0
-    pin: bool = False
-    warm_at: str = ""  # "08:00"
-    role: str = "chat"  # "chat" | "embedding" | "rerank"
+    id: Annotated[str, Meta(description="public id of the model; from ref where it is missing")] = ""
+    ref: Annotated[str, Meta(description="NAME[:QUANT], a path, hf://, pypi:// or https://")] = ""
+    aliases: Annotated[tuple[str, ...], Meta(description="other ids of this model")] = ()
+    preload: Annotated[bool, Meta(description="load at start; false loads at the first request")] = True
+    ttl_s: Annotated[float, Meta(ge=0, description="idle seconds until the model sleeps; 0 is never")] = 0.0
+    priority: Annotated[int, Meta(description="higher is planned first and evicted last")] = 0
+    pin: Annotated[bool, Meta(description="never evict")] = False
+    warm_at: Annotated[str, Meta(description="time of day, HH:MM, by which the model is warm")] = ""
+    role: Annotated[Literal["chat", "embedding", "rerank"], Meta(description="kind of requests it serves")] = "chat"
     set: dict[str, object] = field(default_factory=dict)
     origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    dirs: tuple[str, ...] = ()  # extra, read-only
+    """`[store]`: where models are looked for beside the store's own folder."""
+
+    dirs: Annotated[tuple[str, ...], Meta(description="extra model folders, read only")] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryConfig:
-    reserve: str = DEFAULT_RESERVE
+    """`[memory]`."""
+
+    reserve: Annotated[
+        str,
+        Meta(
+            extra=RESERVE,
+            description="memory that stays free, of MemTotal or of a GPU's VRAM, e.g. max(1GiB, 10%)",
+        ),
+    ] = DEFAULT_RESERVE
 
 
 @dataclass(frozen=True, slots=True)
 class HoldConfig:
-    """How much the gateway may keep waiting for a model."""
+    """`[gateway.hold]`: how much the gateway keeps waiting while a model loads."""
 
-    requests: int = 64
-    bytes: int = 64 * MIB
-    seconds: float = 900.0
+    requests: Annotated[int, Meta(ge=0, description="requests held while a model loads")] = 64
+    bytes: Annotated[int, Meta(ge=0, extra=SIZE, description="bytes of bodies held while a model loads")] = 64 * MIB
+    # A 35 GB model takes ten minutes from the SD card of a Jetson (60 MB/s).
+    seconds: Annotated[float, Meta(ge=0, description="longest hold")] = 900.0
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
-    keys_file: str = ""  # empty: keys.toml in the config folder
-    cors_origins: tuple[str, ...] = ()
-    hosts: tuple[str, ...] = ()
-    max_body_bytes: int = 64 * MIB
-    unknown_model: str = "only"  # "only" | "strict"
-    queue: int = 8  # requests in line for a slot, per model
-    tls_cert: str = ""
-    tls_key: str = ""
-    access_log: str = "text"  # "text" | "json" | "off"
-    log_prompts: bool = False
+    """`[gateway]`."""
+
+    keys_file: Annotated[str, Meta(description="file of API keys; empty is keys.toml in the config folder")] = ""
+    cors_origins: Annotated[tuple[str, ...], Meta(description="web origins that may call the API")] = ()
+    hosts: Annotated[tuple[str, ...], Meta(description="extra names the Host header may carry")] = ()
+    max_body_bytes: Annotated[int, Meta(ge=1024, extra=SIZE, description="largest request body")] = 64 * MIB
+    unknown_model: Annotated[
+        Literal["only", "strict"], Meta(description="only: any name gets the only model; strict: 404")
+    ] = "only"
+    queue: Annotated[int, Meta(ge=0, description="requests in line for a slot of a model before others get 429")] = 8
+    tls_cert: Annotated[str, Meta(description="certificate chain, PEM; with it the API speaks TLS")] = ""
+    tls_key: Annotated[str, Meta(description="key of the certificate, PEM")] = ""
+    access_log: Annotated[Literal["text", "json", "off"], Meta(description="one line a request, in the run folder")] = (
+        "text"
+    )
+    log_prompts: Annotated[bool, Meta(description="the access log holds the start of each request's body")] = False
     hold: HoldConfig = HoldConfig()
 
 
 @dataclass(frozen=True, slots=True)
-class RestartConfig:
-    stable_s: float = 60.0
-    backoff_s: tuple[float, ...] = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
-    stall_s: float = 60.0
-    wedge_s: float = 60.0
-    drain_s: float = 30.0
-    term_s: float = 10.0
-    device_attempts: int = 3
-
-
-@dataclass(frozen=True, slots=True)
-class TelemetryConfig:
-    jtop: str = "auto"  # "auto" | "off"
-    interval_s: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class ThermalConfig:
-    """`act` false only observes. Margins are below the trip point at which the hardware throttles."""
-
-    act: bool = False
-    max_watts: float | None = None
-    warn_margin_c: float = 10.0
-    act_margin_c: float = 4.0
-
-
-@dataclass(frozen=True, slots=True)
 class Override:
-    """A wish set above the profile, for every model."""
+    """A setting above the profile, for every model."""
 
     value: object
     origin: str
@@ -96,19 +97,26 @@ class Override:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """`origins` names, by dotted key, where each value came from; what is not there is the default."""
+    """`origins` names, by dotted key, where each value came from; a key that it lacks has its default."""
 
-    profile: str = "auto"
-    listen: tuple[str, ...] = ("127.0.0.1:8080",)
-    strict: bool = False
-    insecure: bool = False
-    engine: str = ""  # id or path; empty: the selected one
+    profile: Annotated[
+        str, Meta(description="kind of board: auto, orin, thor, xavier, cuda, multi-gpu, wsl2, cpu, or a file")
+    ] = "auto"
+    listen: Annotated[tuple[str, ...], Meta(description="addresses of the API, host:port")] = ("127.0.0.1:8080",)
+    strict: Annotated[bool, Meta(description="refuse to serve when degraded")] = False
+    insecure: Annotated[bool, Meta(description="serve other machines without a key")] = False
+    engine: Annotated[str, Meta(description="engine id or a llama-server binary; empty is the selected one")] = ""
     models: tuple[ModelConfig, ...] = ()
     store: StoreConfig = StoreConfig()
     memory: MemoryConfig = MemoryConfig()
     gateway: GatewayConfig = GatewayConfig()
-    restart: RestartConfig = RestartConfig()
-    telemetry: TelemetryConfig = TelemetryConfig()
-    thermal: ThermalConfig = ThermalConfig()
-    overrides: dict[str, Override] = field(default_factory=dict)  # wishes by key
+    restart: RestartConfig = field(default_factory=RestartConfig)
+    telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
+    thermal: ThermalConfig = field(default_factory=ThermalConfig)
+    overrides: dict[str, Override] = field(default_factory=dict)  # settings by key
     origins: dict[str, str] = field(default_factory=dict)
+
+
+# Keys of edgellm.toml except `[[model]]` and `[set]`, dotted, and those of one `[[model]]`.
+CONFIG_KEYS = fields_of(Config)
+MODEL_KEYS = fields_of(ModelConfig)

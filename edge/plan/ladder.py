@@ -28,7 +28,7 @@ def steps(wishes: Wishes, meta: ModelMeta) -> Iterator[Step]:
     slots = wishes.n_parallel
     per_slot = wished_slot_context(wishes, meta)
     least = min(per_slot, max(256, wishes.n_ctx_min))
-    key, value = wishes.kv_type_k, wishes.kv_type_v
+    key, value = str(wishes.kv_type_k), str(wishes.kv_type_v)
     yield Step(per_slot * slots, slots, key, value)
     for smaller in _KV_STEPS:
         if bits(smaller) < bits(wishes.kv_type_min):

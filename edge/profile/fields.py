@@ -1,90 +1,109 @@
-"""The kinds of value that profiles and edgellm.toml hold: read strictly from TOML, parsed from text elsewhere. Pure."""
+"""Keys of edgellm.toml and of profiles, derived from annotated classes: type, limits and help of each. Pure.
+
+A key is a class attribute `name: Annotated[type, Meta(…, description=help)] = default`; an attribute without a
+description is no key. msgspec converts, `Field` explains what was wrong.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from msgspec import Meta, ValidationError, convert
 
 from edge.errors import ConfigError, UsageError
 from edge.profile.reserve import check_reserve
 from edge.units import parse_size
 
-Value = bool | int | float | str | tuple[str, ...] | tuple[int, ...] | tuple[float, ...] | None
-_TRUE = frozenset({"1", "true", "yes", "on"})
-_FALSE = frozenset({"0", "false", "no", "off"})
+# Meta(extra=…) of the two kinds of value that TOML has no type for.
+SIZE = {"kind": "size"}
+RESERVE = {"kind": "reserve"}
+_WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One key. `kind`: boolean integer number text size reserve texts integers numbers. `help` is published."""
+    """One key. `type` is what msgspec converts to, limits included; `help` is published."""
 
-    kind: str
-    help: str
-    choices: tuple[str, ...] = ()
-    minimum: float | None = None
-    maximum: float | None = None
+    type: Any
+    default: Any = None
 
-    def read(self, value: object) -> Value:
-        """A TOML value → ours. Raises ValueError that says what is wanted."""
-        if self.kind in ("texts", "integers", "numbers"):
-            if not isinstance(value, (list, tuple)):
-                raise ValueError(f"wants a list, got {_name(value)}")
-            return tuple(self._one(self.kind[:-1], item) for item in value)  # type: ignore[return-value]  # one kind
-        return self._one(self.kind, value)
+    @property
+    def meta(self) -> Meta:
+        meta: Meta = self.type.__metadata__[0]
+        return meta
 
-    def parse(self, text: str) -> Value:
-        """Text of --set or of an environment variable → ours. Lists are separated by commas. Raises ValueError."""
-        if self.kind in ("texts", "integers", "numbers"):
-            parts = [part.strip() for part in text.split(",") if part.strip()]
-            return self.read([_from_text(self.kind[:-1], part) for part in parts])
-        return self.read(_from_text(self.kind, text))
+    @property
+    def help(self) -> str:
+        return self.meta.description or ""
 
-    def _one(self, kind: str, value: object) -> bool | int | float | str:
-        if kind == "boolean":
-            if not isinstance(value, bool):
-                raise ValueError(f"wants true or false, got {_name(value)}")
-            return value
-        if kind in ("integer", "number", "size"):
-            return self._number(kind, value)
-        if not isinstance(value, str):
-            raise ValueError(f"wants text, got {_name(value)}")
-        if self.choices and value not in self.choices:
-            raise ValueError(
-                f"wants one of {', '.join(self.choices)}, got {value!r}{did_you_mean(value, self.choices)}"
-            )
-        if kind == "reserve":
-            check_reserve(value)
-        return value
+    @property
+    def kind(self) -> str:
+        """ "size" or "reserve"; "" for a plain TOML value."""
+        return str((self.meta.extra or {}).get("kind", ""))
 
-    def _number(self, kind: str, value: object) -> int | float:
-        if kind == "size" and isinstance(value, str):
+    @property
+    def is_list(self) -> bool:
+        return get_origin(self.type.__origin__) is tuple
+
+    def read(self, value: object) -> Any:
+        """Convert a TOML value. Raises ValueError that says what is wanted."""
+        return self._convert(value, strict=True)
+
+    def parse(self, text: str) -> Any:
+        """Convert text of --set or of an environment variable; commas separate a list. Raises ValueError."""
+        if self.is_list:
+            return self._convert([part.strip() for part in text.split(",") if part.strip()], strict=False)
+        return self._convert(text, strict=False)
+
+    def _convert(self, value: object, *, strict: bool) -> Any:
+        given = value
+        if self.kind == "size" and isinstance(value, str):
             try:
                 value = parse_size(value)
             except UsageError as error:
                 raise ValueError(f"{error}: {error.hint}") from None
-        wanted = {"integer": "a whole number", "number": "a number", "size": "a size like 512MiB"}[kind]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise ValueError(f"wants {wanted}, got {_name(value)}")
-        if kind != "number" and value != int(value):
-            raise ValueError(f"wants {wanted}, got {_name(value)}")
-        if self.minimum is not None and value < self.minimum:
-            raise ValueError(f"wants at least {self.minimum:g}, got {value}")
-        if self.maximum is not None and value > self.maximum:
-            raise ValueError(f"wants at most {self.maximum:g}, got {value}")
-        return float(value) if kind == "number" else int(value)
+        if isinstance(value, float) and value.is_integer() and self.type.__origin__ is int:
+            value = int(value)
+        if not strict and isinstance(value, str) and self.type.__origin__ is bool:
+            value = _WORDS.get(value.strip().lower(), value.strip())
+        try:
+            found = convert(value, self.type, strict=strict)
+        except ValidationError:
+            raise ValueError(_wants(self.type, given, self.kind)) from None
+        if any(isinstance(one, float) and not math.isfinite(one) for one in (found if self.is_list else (found,))):
+            raise ValueError(_wants(self.type, given, self.kind))
+        if self.kind == "reserve":
+            check_reserve(found)
+        return found
+
+
+def fields_of(section: type, prefix: str = "") -> dict[str, Field]:
+    """Return the keys of a class and of the sections in it, dotted, in the order they are written."""
+    values = section()
+    found: dict[str, Field] = {}
+    for name, hint in get_type_hints(section, include_extras=True).items():
+        default = getattr(values, name)
+        if get_origin(hint) is Annotated and hint.__metadata__[0].description:
+            found[prefix + (hint.__metadata__[0].title or name)] = Field(hint, default)
+        elif isinstance(hint, type) and hint.__module__.startswith("edge."):
+            found |= fields_of(hint, f"{prefix}{name}.")
+    return found
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`; did you mean X?`, or nothing."""
+    """Return `; did you mean X?`, or nothing where no known word is close."""
     from difflib import get_close_matches  # only needed when something is wrong
 
     close = get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def read_field(fields: dict[str, Field], key: str, value: object, source: str) -> Value:
-    """One key of a TOML file. Raises ConfigError naming file and key."""
+def read_field(fields: Mapping[str, Field], key: str, value: object, source: str) -> Any:
+    """Convert one key of a TOML file. Raises ConfigError naming file and key."""
     field = known_field(fields, key, source)
     try:
         return field.read(value)
@@ -92,8 +111,8 @@ def read_field(fields: dict[str, Field], key: str, value: object, source: str) -
         raise ConfigError(f"{source}: {key} {error}", f"{key}: {field.help}") from None
 
 
-def parse_field(fields: dict[str, Field], key: str, text: str, source: str) -> Value:
-    """One key given as text. Raises ConfigError naming source and key."""
+def parse_field(fields: Mapping[str, Field], key: str, text: str, source: str) -> Any:
+    """Convert one key given as text. Raises ConfigError naming source and key."""
     field = known_field(fields, key, source)
     try:
         return field.parse(text)
@@ -101,7 +120,8 @@ def parse_field(fields: dict[str, Field], key: str, text: str, source: str) -> V
         raise ConfigError(f"{source}: {key} {error}", f"{key}: {field.help}") from None
 
 
-def known_field(fields: dict[str, Field], key: str, source: str) -> Field:
+def known_field(fields: Mapping[str, Field], key: str, source: str) -> Field:
+    """Return the field of a key. Raises ConfigError with the nearest known key."""
     field = fields.get(key)
     if field is None:
         raise ConfigError(
@@ -110,8 +130,8 @@ def known_field(fields: dict[str, Field], key: str, source: str) -> Field:
     return field
 
 
-def flatten(table: dict[str, object], prefix: str = "") -> dict[str, object]:
-    """Nested tables → dotted keys. Lists stay values."""
+def flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Return nested tables as dotted keys. Lists stay values."""
     flat: dict[str, object] = {}
     for key, value in table.items():
         if isinstance(value, dict):
@@ -121,17 +141,57 @@ def flatten(table: dict[str, object], prefix: str = "") -> dict[str, object]:
     return flat
 
 
-def _from_text(kind: str, text: str) -> object:
-    if kind == "boolean":
-        lower = text.strip().lower()
-        return True if lower in _TRUE else False if lower in _FALSE else text
-    if kind in ("integer", "number"):
-        for convert in (int, float):
-            try:
-                return convert(text)
-            except ValueError:
-                continue
-    return text
+def nested(flat: Mapping[str, object]) -> dict[str, Any]:
+    """Return dotted keys as nested tables: the opposite of `flatten`."""
+    table: dict[str, Any] = {}
+    for key, value in flat.items():
+        *parents, name = key.split(".")
+        inner = table
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+        inner[name] = value
+    return table
+
+
+def _wants(hint: Any, value: object, kind: str) -> str:
+    """Return `wants a whole number, got text 'x'` for a value that did not convert."""
+    meta = Meta()
+    if get_origin(hint) is Annotated:
+        hint, meta = hint.__origin__, hint.__metadata__[0]
+    if get_origin(hint) in (Union, UnionType):
+        return _wants(get_args(hint)[0], value, kind)
+    if get_origin(hint) is tuple:
+        if not isinstance(value, (list, tuple)):
+            return f"wants a list, got {_name(value)}"
+        bad = next((one for one in value if not _converts(one, get_args(hint)[0])), value)
+        return _wants(get_args(hint)[0], bad, kind)
+    if get_origin(hint) is Literal and isinstance(value, str):
+        choices = [str(choice) for choice in get_args(hint)]
+        return f"wants one of {', '.join(choices)}, got {value!r}{did_you_mean(value, choices)}"
+    number = _number(value)
+    if hint in (int, float) and number is not None and (hint is float or number == int(number)):
+        limit = f"at least {meta.ge:g}" if meta.ge is not None and number < meta.ge else f"at most {meta.le:g}"
+        return f"wants {limit}, got {value}"
+    names = {bool: "true or false", int: "a whole number", float: "a number"}
+    return f"wants {'a size like 512MiB' if kind == 'size' else names.get(hint, 'text')}, got {_name(value)}"
+
+
+def _converts(value: object, hint: Any) -> bool:
+    try:
+        return not (isinstance(found := convert(value, hint, strict=False), float) and not math.isfinite(found))
+    except ValidationError:
+        return False
+
+
+def _number(value: object) -> float | None:
+    """Return the finite number that a value or its text is."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _name(value: object) -> str:

@@ -1,39 +1,31 @@
-"""TOML → Profile. A user's profile of a shipped name lies over the shipped one; `extends` goes one level deep."""
+"""Profiles from TOML files: a user's profile of a shipped name lies over it; `extends` goes one level deep."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from edge.errors import ConfigError
 from edge.folders import Folders, system_folders
 from edge.profile.fields import Field, did_you_mean, flatten, read_field
-from edge.profile.profile import Choice, Profile, Tier, Wishes
-from edge.profile.settings import SECTIONS, SETTINGS
+from edge.profile.profile import CHOICE_KEYS, SECTIONS, SETTINGS, TIER_KEYS, Choice, Profile, Tier, Wishes
 from edge.resources import data_dir, load_toml
 
 SCHEMA = 1
 SYSTEM_CONFIG = system_folders().config
-TIER_FIELDS = {
-    "name": Field("text", "name of the tier"),
-    "memory_max": Field("size", "boards up to this memory", minimum=1),
-    "names": Field("texts", "profile names that mean this tier"),
-}
-CHOICE_FIELDS = {
-    "profile": Field("text", "profile to use"),
-    "socs": Field("texts", "systems on chip, e.g. Orin"),
-    "containers": Field("texts", "containers, e.g. wsl2"),
-    "gpus_min": Field("integer", "at least so many discrete GPUs", minimum=0),
-}
+PROFILE_KEYS = {**SETTINGS, **SECTIONS}
+_SUMMARY = {"summary": Field(Annotated[str, Meta(description="one line")])}
 _Files = dict[str, list[Path]]
 # Tables of another kind in the same folder.
 _NOT_PROFILES = frozenset({"boards", "models", "ranking"})
 
 
 def load_profile(name_or_path: str, folders: Folders, system: Path = SYSTEM_CONFIG) -> Profile:
-    """By name (user's over shipped; a tier's name too) or from a file. Raises ConfigError."""
+    """Load a profile by name (user's over shipped; a tier's name too) or from a file. Raises ConfigError."""
     if "/" in name_or_path or name_or_path.endswith(".toml"):
         return _from_file(Path(name_or_path), _files(folders, system))
     files = _files(folders, system)
@@ -53,32 +45,28 @@ def load_profile(name_or_path: str, folders: Folders, system: Path = SYSTEM_CONF
 
 
 def profile_names(folders: Folders, system: Path = SYSTEM_CONFIG) -> tuple[str, ...]:
-    """Every name that load_profile knows, tiers' names included."""
+    """Return every name that load_profile knows, tiers' names included."""
     files = _files(folders, system)
     return tuple(sorted({*files, *(name for layers in files.values() for path in layers for name in tier_names(path))}))
 
 
 def tier_names(path: Path) -> list[str]:
-    """Names that a file's tiers answer to; none where the file cannot be read: that is its own command's fault."""
+    """Return the names of a file's tiers; none where the file cannot be read, which its own command reports."""
     try:
         rows = _read(path).get("tier", [])
     except ConfigError:
         return []
-    names = (
-        [name for row in rows if isinstance(row, dict) for name in row.get("names", [])]
-        if isinstance(rows, list)
-        else []
-    )
-    return [name for name in names if isinstance(name, str)]
+    names = [row.get("names", []) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return [name for some in names for name in some if isinstance(name, str)]
 
 
 def check_file(path: Path, folders: Folders, system: Path = SYSTEM_CONFIG) -> Profile:
-    """The profile in `path`, wholly read. Raises ConfigError naming file and key."""
+    """Load the profile in `path`. Raises ConfigError naming file and key."""
     return _from_file(path, _files(folders, system))
 
 
 def _files(folders: Folders, system: Path) -> _Files:
-    """Profile name → its files, lowest layer first: shipped, system, user."""
+    """Return the files of each profile name, lowest layer first: shipped, system, user."""
     places = [data_dir("profiles"), system / "profiles", folders.config / "profiles"]
     files: _Files = {}
     for place in dict.fromkeys(places):
@@ -130,21 +118,19 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _over(profile: Profile, table: dict[str, Any], path: Path) -> Profile:
-    """One file over what lies below."""
+    """Lay one file over the profile below it."""
     source = str(path)
     origin = f"profile {path.stem}" if path.parent == data_dir("profiles") else f"profile {path}"
     rest = {key: value for key, value in table.items() if key not in ("schema", "summary", "extends", "tier", "use")}
-    values = _values(flatten(rest), source, {**SETTINGS, **SECTIONS})
+    values = _values(flatten(rest), source, PROFILE_KEYS)
     wishes = {key: value for key, value in values.items() if key in SETTINGS}
     sections = {key: value for key, value in values.items() if key in SECTIONS}
-    summary = read_field(
-        {"summary": Field("text", "one line")}, "summary", table.get("summary", profile.summary), source
-    )
+    summary = read_field(_SUMMARY, "summary", table.get("summary", profile.summary), source)
     tiers = tuple(_tier(row, f"{source}: tier {index + 1}") for index, row in enumerate(_rows(table, "tier", source)))
     choices = tuple(_choice(row, f"{source}: use {index + 1}") for index, row in enumerate(_rows(table, "use", source)))
     return replace(
         profile,
-        summary=str(summary),
+        summary=summary,
         wishes=replace(profile.wishes, **wishes),
         sections=profile.sections | sections,
         tiers=tiers or tuple(_without(tier, wishes) for tier in profile.tiers),
@@ -155,7 +141,7 @@ def _over(profile: Profile, table: dict[str, Any], path: Path) -> Profile:
 
 
 def _without(tier: Tier, wishes: dict[str, Any]) -> Tier:
-    """A tier of a lower layer does not override what a higher layer sets for all."""
+    """Drop the values that a higher layer sets for every tier."""
     return replace(tier, values={key: value for key, value in tier.values.items() if key not in wishes})
 
 
@@ -167,20 +153,13 @@ def _rows(table: dict[str, Any], key: str, source: str) -> list[dict[str, Any]]:
 
 
 def _tier(row: dict[str, Any], source: str) -> Tier:
-    fields = {**TIER_FIELDS, **SETTINGS}
-    values = _values(row, source, fields)
-    settings: dict[str, object] = {key: value for key, value in values.items() if key in SETTINGS}
-    memory_max, names = values.get("memory_max"), values.get("names", ())
-    return Tier(
-        name=str(values.get("name", "")),
-        memory_max_bytes=memory_max if isinstance(memory_max, int) else None,
-        names=tuple(str(name) for name in names) if isinstance(names, tuple) else (),
-        values=settings,
-    )
+    values = _values(row, source, {**TIER_KEYS, **SETTINGS})
+    settings = {key: values.pop(key) for key in list(values) if key in SETTINGS}
+    return Tier(memory_max_bytes=values.pop("memory_max", None), values=settings, **values)
 
 
 def _choice(row: dict[str, Any], source: str) -> Choice:
-    values = _values(row, source, CHOICE_FIELDS)
+    values = _values(row, source, CHOICE_KEYS)
     if "profile" not in values:
         raise ConfigError(f"{source}: profile is missing")
     return Choice(**values)

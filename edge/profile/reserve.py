@@ -1,4 +1,4 @@
-"""How much memory stays free: `1GiB`, `10%` (of MemTotal, or of a GPU's VRAM) or `max(1GiB, 10%)`. Pure."""
+"""The formula of memory that stays free: `1GiB`, `10%` of the total, or `max(1GiB, 10%)`. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
 
 
 def reserve_bytes(formula: str, total_bytes: int) -> int:
-    """The reserve in bytes. Raises ValueError when the formula is not one."""
+    """Return the reserve in bytes of `total_bytes` (MemTotal or a GPU's VRAM). Raises ValueError for a bad formula."""
     call = _CALL.fullmatch(formula)
     if call is None:
         return _term(formula, total_bytes)
@@ -22,7 +22,7 @@ def reserve_bytes(formula: str, total_bytes: int) -> int:
 
 
 def check_reserve(formula: str) -> None:
-    """Raises ValueError when the formula is not one."""
+    """Raise ValueError for a bad formula."""
     reserve_bytes(formula, 1 << 30)
 
 

@@ -1,4 +1,4 @@
-"""A profile for one board: `auto` becomes a real one, a tier is chosen by memory. Pure."""
+"""Selection of a profile and its tier for one board. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edge.units import format_bytes
 
 
 def choose(profile: Profile, board: Board) -> str:
-    """The profile that `profile` means on this board: itself unless it is a list of choices. Raises ConfigError."""
+    """Return the profile name to use on this board: its own unless it is a list of choices. Raises ConfigError."""
     if not profile.choices:
         return profile.name
     discrete = sum(1 for gpu in board.gpus if gpu.uuid)
@@ -24,7 +24,7 @@ def choose(profile: Profile, board: Board) -> str:
 
 
 def resolve_tier(profile: Profile, board: Board) -> Profile:
-    """The tier whose memory range holds the board's, laid over the profile. Without tiers the profile itself."""
+    """Lay the tier of the board's memory over the profile. A profile without tiers is returned as it is."""
     if not profile.tiers:
         return profile
     memory = model_memory_bytes(profile, board)
@@ -38,7 +38,7 @@ def resolve_tier(profile: Profile, board: Board) -> Profile:
         )
     return replace(
         profile,
-        wishes=replace(profile.wishes, **tier.values),  # type: ignore[arg-type]  # read by SETTINGS
+        wishes=replace(profile.wishes, **tier.values),  # type: ignore[arg-type]  # keys of SETTINGS
         tiers=(),
         tier=tier.name,
         origins=profile.origins | dict.fromkeys(tier.values, f"profile {profile.name}, tier {tier.name}"),
@@ -47,7 +47,7 @@ def resolve_tier(profile: Profile, board: Board) -> Profile:
 
 
 def model_memory_bytes(profile: Profile, board: Board) -> int:
-    """Memory that weights would live in: the GPUs' where they are wanted and discrete, else the board's."""
+    """Return the memory that weights would live in: VRAM where discrete GPUs are used, else the board's."""
     vram = [gpu.memory_bytes or 0 for gpu in board.gpus if gpu.uuid]
     if board.unified_memory or profile.wishes.offload == "none" or not vram:
         return board.memory_bytes

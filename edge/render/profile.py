@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
-from edge.profile.profile import Profile
-from edge.render.config import toml_value
+from edge.config.show import toml_value
+from edge.profile.profile import SETTINGS, Profile
 from edge.render.plan import columns
 from edge.units import format_bytes
 
 
 def profile_lines(profile: Profile) -> list[str]:
-    """Wishes with their origin, then tiers and choices."""
+    """Return the settings with their origin, then tiers and choices."""
     lines = [f"{profile.name}: {profile.summary}", f"from {profile.source}", ""]
     rows = [
-        (
-            f"{field.name} = {toml_value(getattr(profile.wishes, field.name))}",
-            profile.origins.get(field.name, "default"),
-        )
-        for field in fields(profile.wishes)
+        (f"{key} = {toml_value(getattr(profile.wishes, key))}", profile.origins.get(key, "default")) for key in SETTINGS
     ]
     lines += columns(rows)
     for key, value in profile.sections.items():

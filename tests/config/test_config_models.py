@@ -80,7 +80,7 @@ def test_an_id_made_from_anything_is_an_id(ref: str) -> None:
 
 
 def test_names_are_unique(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="two models are called 'gpt-4'"):
+    with pytest.raises(ConfigError, match="two models have the id 'gpt-4'"):
         configured(tmp_path, [], FILE + '[[model]]\nid = "gpt-4"\nref = "x"\n')
     with pytest.raises(ConfigError, match="'a/b' is no model id"):
         configured(tmp_path, [], '[[model]]\nid = "a/b"\nref = "x"\n')

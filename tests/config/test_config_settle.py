@@ -1,4 +1,4 @@
-"""From a configuration and a board to the wishes that count, and `config show`."""
+"""The profile of a configuration on a board, and `config show`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import pytest
 
 from edge.cli import main
 from edge.config import load, settle
-from edge.config.keys import CONFIG_KEYS
+from edge.config.schema import reference
 from edge.config.show import rows
+from edge.config.values import CONFIG_KEYS, MODEL_KEYS
 from edge.folders import folders
-from edge.profile.settings import SETTINGS
+from edge.profile.profile import SETTINGS, Wishes
+from tests.config.publish import DOCS
 from tests.plan import shapes
 
 
@@ -41,6 +43,18 @@ def test_show_names_every_key_and_its_origin(tmp_path: Path) -> None:
     assert (found["memory.reserve"].value, found["memory.reserve"].origin) == ("2GiB", "--set")
     assert found["set.offload"].origin == "profile cpu"
     assert found["strict"].origin == "default"
+
+
+def test_the_published_page_is_made_of_the_keys() -> None:
+    """Written by `python -m tests.config.publish`."""
+    assert DOCS.read_text(encoding="utf-8") == reference()
+
+
+def test_every_key_says_what_it_is_for_and_its_default_is_allowed() -> None:
+    for key, field in {**CONFIG_KEYS, **MODEL_KEYS, **SETTINGS}.items():
+        assert field.help, key
+        assert field.default is None or field.read(field.default) == field.default, key
+    assert list(SETTINGS) == list(Wishes.__annotations__)
 
 
 def test_config_show_prints_origins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ HEAVY = {
     "numpy",
     "psutil",
     "prometheus_client",
-    "msgspec",
+    "tomli_w",
     "pydantic",
     "xllamacpp",
 }

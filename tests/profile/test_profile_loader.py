@@ -10,11 +10,11 @@ import pytest
 
 from edge.board.named import board_by_id, board_ids
 from edge.cli import main
+from edge.config.schema import schema
 from edge.errors import ConfigError
 from edge.folders import Folders, folders
 from edge.profile.loader import check_file, load_profile, profile_names
 from edge.profile.resolve import choose, resolve_tier
-from edge.profile.schema import schema
 from edge.resources import data_dir, load_toml
 from tests.plan import shapes
 
@@ -122,7 +122,7 @@ def test_an_unknown_name_says_which_there_are(places: Folders) -> None:
 
 
 def test_the_published_schema_is_the_one_that_reads(places: Folders) -> None:
-    """Written by `python -m tests.profile.publish`."""
+    """Written by `python -m tests.config.publish`."""
     published = json.loads((data_dir("profiles") / "profile.schema.json").read_text())
     assert published == schema()
 

@@ -1,0 +1,86 @@
+"""Published forms of the keys: the JSON Schema of a profile and docs/configuration.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args, get_origin
+
+import msgspec
+
+from edge.config.show import toml_value
+from edge.config.values import CONFIG_KEYS, MODEL_KEYS
+from edge.profile.fields import Field
+from edge.profile.loader import SCHEMA
+from edge.profile.profile import CHOICE_KEYS, SECTIONS, SETTINGS, TIER_KEYS
+
+_INTRODUCTION = """# Configuration
+
+Written by `python -m tests.config.publish` from the keys themselves. Later wins: shipped profile, your profile,
+`/etc/edgellm/edgellm.toml`, your `edgellm.toml`, environment, `--set`, flags. `edgellm config show` prints every value
+with its origin.
+
+The environment has a variable for each key: `EDGELLM_GATEWAY__HOLD__SECONDS=5` is `gateway.hold.seconds`,
+`EDGELLM_N_CTX=8192` is `n_ctx`; commas separate a list. Sizes are bytes, or text such as `"512MiB"`.
+"""
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema 2020-12 of one profile file, for editors and other tools."""
+    tables: dict[str, dict[str, Any]] = {}
+    for key, field in SECTIONS.items():
+        table, name = key.split(".")
+        tables.setdefault(table, _table({}))["properties"][name] = _field(field)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "edgellm profile",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "schema": {"const": SCHEMA},
+            "summary": {"type": "string", "description": "one line"},
+            "extends": {"type": "string", "description": "another profile, which may not extend a third"},
+            **{key: _field(field) for key, field in SETTINGS.items()},
+            **tables,
+            "tier": {"type": "array", "items": _table({**TIER_KEYS, **SETTINGS})},
+            "use": {"type": "array", "items": {**_table(CHOICE_KEYS), "required": ["profile"]}},
+        },
+    }
+
+
+def reference() -> str:
+    """Return docs/configuration.md."""
+    parts = [
+        _INTRODUCTION,
+        _section("edgellm.toml", CONFIG_KEYS),
+        _section("`[[model]]`, one table a model", MODEL_KEYS),
+        _section("Settings: `[set]` for every model, `set = {…}` in `[[model]]`, `--set`, a profile", SETTINGS),
+    ]
+    return "\n".join(parts)
+
+
+def _table(fields: Mapping[str, Field]) -> dict[str, Any]:
+    properties = {key: _field(field) for key, field in fields.items()}
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def _field(field: Field) -> dict[str, Any]:
+    """TOML has no null, and a size may be text."""
+    found = msgspec.json.schema(field.type)
+    if "anyOf" in found:
+        found |= next(one for one in found.pop("anyOf") if one["type"] != "null")
+    found.pop("title", None)
+    if field.kind == "size":
+        found["type"] = ["integer", "string"]
+    return found
+
+
+def _section(title: str, fields: Mapping[str, Field]) -> str:
+    rows = [f"| `{key}` | `{toml_value(field.default)}` | {_help(field)} |" for key, field in fields.items()]
+    return "\n".join([f"## {title}", "", "| key | default | |", "|---|---|---|", *rows, ""])
+
+
+def _help(field: Field) -> str:
+    """The help, with the choices where there are some."""
+    base = field.type.__origin__
+    choices = ", ".join(f"`{one}`" for one in get_args(base)) if get_origin(base) is Literal else ""
+    return f"{field.help} ({choices})" if choices else field.help
