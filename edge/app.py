@@ -16,6 +16,7 @@ from edge.coldstart.timeline import Span
 from edge.comeback import recover_gpu
 from edge.config import Config, load
 from edge.control import Actions, Control, LogQuestion
+from edge.engine.choose import fallback_now
 from edge.errors import EdgeError
 from edge.fleet import Fleet
 from edge.folders import Folders, system_folders
@@ -25,7 +26,7 @@ from edge.instance import Lock
 from edge.lastgood import LastGood
 from edge.listen import Listeners
 from edge.overview import log_lines, overview
-from edge.prepare import Place, Prepared, engine_gives_way, prepare_present
+from edge.prepare import HostView, Prepared, prepare
 from edge.recorder import Recorder
 from edge.reload import Reload, after_restart
 from edge.service import awaited, keeping, unit
@@ -207,10 +208,10 @@ class App:
             for model_id in vigil.placeholders:
                 self.console.failed(model_id, failure, gives_up=True)
 
-        def prepare(waited_s: float) -> Prepared:
-            return prepare_present(self.config, launch.folders, Place(waited_s=waited_s))
+        def planned(waited_s: float) -> Prepared:
+            return prepare(self.config, launch.folders, HostView(waited_s=waited_s))
 
-        prepared = await vigil.until(prepare, gave_up)
+        prepared = await vigil.until(planned, gave_up)
         self._times = LaunchTimes(time.monotonic(), (), None)
         self._take(prepared)
         for model_id, model in prepared.plan.models.items():
@@ -283,10 +284,10 @@ class App:
         if self.recorder is not None:
             self.recorder.crash(supervisor, before, failure)
         prepared = self.prepared
-        if prepared is not None and not prepared.config.engine and prepared.given_way is None:
-            given_way = engine_gives_way(self.launch.folders)
-            if given_way is not None:
-                self.console.warn(f"{given_way.because}: {given_way.engine} serves instead")
+        if prepared is not None and not prepared.config.engine and prepared.fallback is None:
+            fallback = fallback_now(self.launch.folders)
+            if fallback is not None:
+                self.console.warn(f"{fallback.because}: {fallback.engine} serves instead")
                 self._spare(self._reload())
 
     # --- the control socket ------------------------------------------------------------------------------------------
@@ -327,10 +328,10 @@ class App:
         """Plans first. What cannot be planned changes nothing: raises EdgeError."""
         launch = self.launch
 
-        def prepare(place: Place) -> Prepared:
-            return prepare_present(load(launch.folders, launch.flags, os.environ), launch.folders, place)
+        def planned(view: HostView) -> Prepared:
+            return prepare(load(launch.folders, launch.flags, os.environ), launch.folders, view)
 
-        outcome = await self.reloading.apply(prepare, self._added, self._take)
+        outcome = await self.reloading.apply(planned, self._added, self._take)
         outcome.after_restart = after_restart(launch.config, self.config)
         if self._arrival is not None:
             self._arrival.cancel()

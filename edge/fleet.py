@@ -13,7 +13,7 @@ from edge.childlog import ChildLog
 from edge.folders import Folders
 from edge.lastgood import LastGood, key
 from edge.plan.plan import LaunchPlan, ModelPlan
-from edge.prepare import Prepared, prepare_present, without_gpu
+from edge.prepare import Prepared, prepare, without_gpu
 from edge.resources import data_dir, load_toml
 from edge.status import State
 from edge.supervisor.child import Child
@@ -153,7 +153,7 @@ class Fleet:
 
     def _on_cpu(self, prepared: Prepared, model_id: str) -> LaunchPlan:
         """Raises EdgeError."""
-        instead = prepare_present(without_gpu(prepared.config), self._folders)
+        instead = prepare(without_gpu(prepared.config), self._folders)
         ladder = instead.plan.models[model_id].ladder
         return replace(ladder.plans[ladder.chosen], model=instead.plan.models[model_id].model)
 

@@ -22,7 +22,7 @@ from edge.folders import Folders, folders
 from edge.instance import Lock, acquire
 from edge.linux.procfs import process_started_s
 from edge.options import given, parse
-from edge.plan.chosen import fetch_first
+from edge.plan.chosen import NotDownloadedError
 from edge.prepare import Prepared, config_of, prepare, wishes_of
 from edge.supervisor.child import Child, spawn
 from edge.supervisor.hygiene import hygiene
@@ -142,19 +142,18 @@ def _prepare(claimed: Claimed, options: Options) -> Prepared:
     """With --yes, or a yes on the terminal, build and fetch what is missing first."""
     state_dir, yes = _state_dir(options), bool(options["yes"])
     config, places, inherited = claimed.config, claimed.folders, claimed.listeners.inherited
-    try:
-        prepared = prepare(config, places)
-    except EngineMissingError as missing:
-        if missing.recipe is None or inherited:
-            raise
-        consent.build(missing, missing.recipe, state_dir, yes=yes)
-        prepared = prepare(config, places)
-    if prepared.absent:
-        if inherited:
-            raise fetch_first(prepared.absent)
-        consent.fetch(prepared.absent, state_dir, yes=yes)
-        prepared = prepare(config, places)
-    return prepared
+    for _ in ("an engine", "models"):
+        try:
+            return prepare(config, places)
+        except EngineMissingError as missing:
+            if missing.recipe is None or inherited:
+                raise
+            consent.build(missing, missing.recipe, state_dir, yes=yes)
+        except NotDownloadedError as missing:
+            if inherited:
+                raise
+            consent.fetch(missing.downloads, state_dir, yes=yes)
+    return prepare(config, places)
 
 
 def _spawn(prepared: Prepared, claimed: Claimed) -> dict[str, Child]:

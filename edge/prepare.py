@@ -1,4 +1,4 @@
-"""From configuration to a Plan for this machine. Standard library only: the child comes first."""
+"""From a configuration to the Plan of a machine: probe, profile, engine, memory, models. Imported before the spawn."""
 
 from __future__ import annotations
 
@@ -10,96 +10,91 @@ from typing import Any
 
 from edge.board import device_nodes
 from edge.board.board import Board
-from edge.board.memory import MemorySnapshot, snapshot
+from edge.board.memory import MemorySnapshot, assumed, snapshot
 from edge.board.probe import probe
 from edge.board.visible import VARIABLE, visible
-from edge.coldstart import journal
 from edge.config import Config, settle
 from edge.config.values import ModelConfig, Override
-from edge.engine.choose import choose
-from edge.engine.fallback import Fallback, fallback, rules, starts_from_records
-from edge.engine.installed import read_selection
-from edge.errors import DeviceMissingError
+from edge.engine.choose import choose, fallback_now
+from edge.engine.engine import Engine
+from edge.engine.fallback import Fallback
+from edge.errors import DeviceMissingError, EngineMissingError, UsageError
 from edge.folders import Folders
-from edge.plan.assemble import Assembled, assemble
-from edge.plan.chosen import fetch_first
-from edge.plan.offer import Offer
+from edge.model.store import standard
+from edge.plan.assumed import assumed_engine
+from edge.plan.calibration_file import calibration_path, load
+from edge.plan.chosen import Chooser, fetch_first
+from edge.plan.environment import EnvFacts
 from edge.plan.plan import Plan
+from edge.plan.planner import Extras, make_plan, place
 from edge.profile.profile import Profile, Wishes
-from edge.resources import data_dir, load_toml
+from edge.units import MIB, format_bytes
+
+# The rest of MemTotal is what a headless JetPack holds once it has started: 5-8 % on an Orin Nano 8GB and AGX 64GB.
+_FREE_AT_BOOT = 0.9
+_LEAST_BYTES = 64 * MIB  # llama-server alone, without a model
+
+
+@dataclass(frozen=True, slots=True)
+class HostView:
+    """The machine to plan for, read under `root` unless `board` names one that is not present.
+
+    `available_bytes` replaces what is available now. `at_boot` plans for a machine that has just started. `held_bytes`,
+    by domain, is what engines of this instance hold and a new plan may use. `waited_s`: for the GPU, so far.
+    """
+
+    root: Path = Path("/")
+    board: Board | None = None
+    available_bytes: int | None = None
+    at_boot: bool = False
+    held_bytes: Mapping[str, int] | None = None
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """`absent`: models of the plan that have to be fetched before it can be launched. `given_way`: the selected engine
-    never became ready, and the one before it serves."""
+    """A plan and what it was made of. `fallback`: the selected engine never became ready, the former one serves."""
 
     config: Config
     board: Board
     profile: Profile
     plan: Plan
-    absent: dict[str, Offer]
-    given_way: Fallback | None = None
+    fallback: Fallback | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where to look. `waited_s`: for how long a GPU was waited for already; `held_bytes`: what our own engines hold,
-    by domain, which a new plan may count as free."""
+def prepare(config: Config, folders: Folders, view: HostView | None = None, *, allow_missing: bool = False) -> Prepared:
+    """Plan for this machine, or the one that `view` describes.
 
-    root: Path = Path("/")
-    waited_s: float = 0.0
-    held_bytes: Mapping[str, int] | None = None
-
-
-def prepare_present(config: Config, folders: Folders, place: Place | None = None) -> Prepared:
-    """As `prepare`; raises ModelMissingError where something would have to be fetched first."""
-    prepared = prepare(config, folders, place)
-    if prepared.absent:
-        raise fetch_first(prepared.absent)
-    return prepared
-
-
-def prepare(config: Config, folders: Folders, place: Place | None = None) -> Prepared:
-    """Raises ConfigError, EngineMissingError, ModelMissingError, BadModelError, DoesNotFitError, DeviceMissingError."""
-    place = place or Place()
-    board = visible(probe(place.root), os.environ.get(VARIABLE))
+    `allow_missing` plans with the engine that `edgellm build` would make, with models that are not downloaded and with
+    device nodes that are not there, and notes each. Raises ConfigError, UsageError, EngineMissingError, BadModelError,
+    ModelMissingError (NotDownloadedError where `model pull` helps), DoesNotFitError, DeviceMissingError.
+    """
+    view = view or HostView()
+    board = view.board or visible(probe(view.root), os.environ.get(VARIABLE))
     profile = settle(config, board, folders)
-    given_way = None if config.engine else engine_gives_way(folders)
-    engine = choose(
-        folders,
-        config.engine or (given_way.engine if given_way else None),
-        profile.wishes.backend == "cuda" and profile.wishes.fallback != "cpu",
-        profile=profile.wishes.recipe or profile.name,
-        capability=board.compute_capability,
-    )
+    fallback = None if config.engine or view.board else fallback_now(folders)
+    engine, notes = _engine(config, profile, board, folders, view, allow_missing)
 
-    def assembled_on(board: Board) -> Assembled:
-        memory = _counted(snapshot(place.root, board), place.held_bytes)
-        return assemble(config, profile, board, memory, engine, folders, wsl=board.container == "wsl2")
+    def planned(board: Board) -> Plan:
+        plan = _plan(config, profile, board, _memory(view, board), engine, folders, allow_missing)
+        return replace(plan, notes=(*plan.notes, *notes))
 
-    try:
-        board = _with_devices(board, profile, config, place)
-    except DeviceMissingError:
-        # Meanwhile everything else is looked at: what is wrong with it is said now, not after the wait, and the
-        # header is in memory when the device comes. A discrete GPU's plan needs the GPU.
-        if board.unified_memory:
-            assembled_on(board)
-        raise
-    assembled = assembled_on(board)
-    return Prepared(config, board, profile, assembled.plan, assembled.chosen.absent, given_way)
+    if not allow_missing and not view.at_boot:
+        try:
+            board = _with_devices(board, profile, config, view)
+        except DeviceMissingError:
+            # Report every other fault now, not after the wait, and read the header ahead of the device. A discrete
+            # GPU's plan needs its free memory.
+            if board.unified_memory:
+                planned(board)
+            raise
+    return Prepared(config, board, profile, planned(board), fallback)
 
 
-def engine_gives_way(folders: Folders) -> Fallback | None:
-    """Whether past starts speak against the selected engine. They are the memory: a service cannot select another."""
-    selection = read_selection(folders.engines)
-    if selection.current is None or selection.previous is None:
-        return None
-    starts = starts_from_records(journal.read(folders.starts))
-    if all(start.engine != selection.current or start.ready for start in starts):
-        return None  # the ordinary case needs no rules
-    table = load_toml(data_dir("build") / "llama-server.toml")
-    return fallback(selection.current, selection.previous, starts, rules(table))
+def engine_for(config: Config, profile: Profile, board: Board, folders: Folders, *, needs_gpu: bool) -> Engine:
+    """Return the installed engine that serves this profile. Raises EngineMissingError, UsageError."""
+    recipe = profile.wishes.recipe or profile.name
+    return choose(folders, config.engine or None, needs_gpu, profile=recipe, capability=board.compute_capability)
 
 
 def wants_gpu(profile: Profile) -> bool:
@@ -107,46 +102,94 @@ def wants_gpu(profile: Profile) -> bool:
 
 
 def config_of(prepared: Prepared, model_id: str) -> ModelConfig:
-    """What the configuration says of this model; the defaults where it was chosen by itself."""
+    """Return the configuration of this model; the defaults where the planner selected it."""
     return next((model for model in prepared.config.models if model.id == model_id), ModelConfig(model_id, model_id))
 
 
 def wishes_of(prepared: Prepared, model_id: str) -> Wishes:
-    """The profile's, with what `set` of this model says."""
+    """Return the profile's preset under this model's own `set`."""
     own: dict[str, Any] = dict(config_of(prepared, model_id).set)
     return replace(prepared.profile.wishes, **own)
 
 
 def without_gpu(config: Config) -> Config:
-    """The same wishes for the CPU: for when the GPU stays away and the profile allows it."""
+    """Return the same configuration for the CPU, for a GPU that stays away while `fallback = "cpu"`."""
     cpu = {"backend": "any", "offload": "none", "prefer": "speed"}
     overrides = {key: Override(value, "the GPU is not there") for key, value in cpu.items()}
     return replace(config, overrides={**config.overrides, **overrides})
 
 
-def _with_devices(board: Board, profile: Profile, config: Config, place: Place) -> Board:
-    """The board, without its GPU where that stayed away and the profile allows it. Raises DeviceMissingError."""
-    patience_s = device_nodes.wait_limit_s(place.root)
+def _plan(
+    config: Config,
+    profile: Profile,
+    board: Board,
+    memory: MemorySnapshot,
+    engine: Engine,
+    folders: Folders,
+    allow_missing: bool,
+) -> Plan:
+    corrections = load(calibration_path(folders), engine.id)
+    preset, inputs = place(board, memory, profile, engine, corrections)
+    chosen = Chooser(standard(folders, config.store.dirs, os.environ), inputs).choose(config, preset)
+    facts = EnvFacts(str(folders.cache), str(folders.cache), wsl=board.container == "wsl2")
+    plan = make_plan(board, memory, profile, engine, chosen.models, facts, Extras(chosen.smaller, corrections))
+    if chosen.absent and not allow_missing:
+        raise fetch_first(chosen.absent)
+    pulls = (f"{offer.id} is not downloaded: edgellm model pull {offer.id}" for offer in chosen.absent.values())
+    return replace(plan, notes=(*plan.notes, *chosen.notes, *pulls))
+
+
+def _engine(
+    config: Config, profile: Profile, board: Board, folders: Folders, view: HostView, allow_missing: bool
+) -> tuple[Engine, tuple[str, ...]]:
+    """The installed engine, or with `allow_missing` the one that `edgellm build` would make, and a note on that."""
+    recipe = profile.wishes.recipe or profile.name
+    future = assumed_engine(board, recipe, str(folders.engines / recipe / "bin/llama-server"))
+    elsewhere = view.board is not None or view.root != Path("/")
+    if allow_missing and elsewhere and not config.engine:
+        return future, (f"planned for an engine built there with `edgellm build -p {recipe}`",)
+    needs_gpu = profile.wishes.backend == "cuda" and profile.wishes.fallback != "cpu"
+    try:
+        return engine_for(config, profile, board, folders, needs_gpu=needs_gpu), ()
+    except EngineMissingError as error:
+        if config.engine or not allow_missing:
+            raise
+        return future, (f"{error}: planned as if it were; {error.hint}",)
+
+
+def _memory(view: HostView, board: Board) -> MemorySnapshot:
+    """Raises UsageError for available memory that this board cannot have."""
+    if view.available_bytes is not None and not _LEAST_BYTES <= view.available_bytes <= board.memory_bytes:
+        raise UsageError(
+            f"{format_bytes(view.available_bytes)} of available memory: {board.module} has "
+            f"{format_bytes(board.memory_bytes)}, and an engine takes {format_bytes(_LEAST_BYTES)} without a model",
+            "write a unit: --memory 5.2GiB",
+        )
+    if view.board is not None:
+        return assumed(board, view.available_bytes)
+    memory = snapshot(view.root, board, view.available_bytes)
+    held = view.held_bytes or {}
+    free = dict(memory.available_bytes)
+    for domain, total in memory.total_bytes.items():
+        free[domain] = min(total, free[domain] + held.get(domain, 0))
+        if view.at_boot:
+            free[domain] = max(free[domain], int(total * _FREE_AT_BOOT))
+    return replace(memory, available_bytes=free)
+
+
+def _with_devices(board: Board, profile: Profile, config: Config, view: HostView) -> Board:
+    """The board, without its GPU where that stayed away and the profile allows the CPU. Raises DeviceMissingError."""
+    patience_s = device_nodes.wait_limit_s(view.root)
     if config.profile == "auto" and not wants_gpu(profile):
-        if place.waited_s < patience_s and device_nodes.driver_pending(board, place.root):
-            hint = "the driver may be late: it is waited for; with -p cpu it is not"
+        if view.waited_s < patience_s and device_nodes.driver_pending(board, view.root):
+            hint = "the driver may be late: start with -p cpu not to wait for it"
             raise DeviceMissingError("an NVIDIA GPU is here, but no driver answers", hint, patience_s=patience_s)
         return board
     if not wants_gpu(profile) or board.refused is not None:
         return board
-    found = device_nodes.check_nodes(board, place.root)
+    found = device_nodes.check_nodes(board, view.root)
     if found.ready:
         return board
-    if profile.wishes.fallback != "cpu" or place.waited_s < patience_s:
+    if profile.wishes.fallback != "cpu" or view.waited_s < patience_s:
         raise DeviceMissingError(found.sentence, found.hint, patience_s=patience_s)
     return replace(board, refused=found.sentence)
-
-
-def _counted(memory: MemorySnapshot, held_bytes: Mapping[str, int] | None) -> MemorySnapshot:
-    if not held_bytes:
-        return memory
-    free = {
-        domain: min(memory.total_bytes[domain], available + held_bytes.get(domain, 0))
-        for domain, available in memory.available_bytes.items()
-    }
-    return replace(memory, available_bytes=free)

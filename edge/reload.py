@@ -12,7 +12,7 @@ from edge.config import Config
 from edge.fleet import Fleet
 from edge.linux.procfs import read_usage
 from edge.plan.plan import LaunchPlan, MemoryBudget, ModelPlan
-from edge.prepare import Place, Prepared
+from edge.prepare import HostView, Prepared
 from edge.status import Failure, State
 from edge.supervisor.model_handle import ModelHandle
 from edge.supervisor.supervisor import Supervisor
@@ -136,7 +136,7 @@ class Reload:
 
     async def apply(
         self,
-        prepare: Callable[[Place], Prepared],
+        prepare: Callable[[HostView], Prepared],
         on_added: Callable[[ModelHandle], None],
         adopt: Callable[[Prepared], None],
     ) -> Outcome:
@@ -146,8 +146,8 @@ class Reload:
         """
         async with self._lock:
             fleet = self._fleet
-            place = Place(held_bytes=held_bytes(fleet.supervisors()))
-            prepared = await asyncio.to_thread(prepare, place)
+            view = HostView(held_bytes=held_bytes(fleet.supervisors()))
+            prepared = await asyncio.to_thread(prepare, view)
             changes = compare({each.model_id: each for each in fleet.supervisors()}, prepared)
             outcome = Outcome(dict.fromkeys(changes.kept, "kept"))
             for name in changes.removed:
@@ -207,5 +207,5 @@ class Reload:
         return room
 
     async def _available(self, prepared: Prepared) -> dict[str, int]:
-        memory = await asyncio.to_thread(snapshot, Place().root, prepared.board)
+        memory = await asyncio.to_thread(snapshot, HostView().root, prepared.board)
         return memory.available_bytes

@@ -82,5 +82,5 @@ def without_device(prepared: Prepared, plan: LaunchPlan) -> tuple[Degraded, ...]
 
 
 def other_engine(prepared: Prepared) -> tuple[Degraded, ...]:
-    given_way = prepared.given_way
-    return (Degraded("engine", given_way.instead_of, given_way.engine, given_way.because),) if given_way else ()
+    fallback = prepared.fallback
+    return (Degraded("engine", fallback.instead_of, fallback.engine, fallback.because),) if fallback else ()

@@ -10,12 +10,7 @@ import typer
 from edge.cli.options import Json, StateDir
 
 if TYPE_CHECKING:
-    from edge.board.board import Board
-    from edge.config import Config
-    from edge.engine.engine import Engine
-    from edge.folders import Folders
-    from edge.plan.assemble import Assembled
-    from edge.profile.profile import Profile
+    from edge.prepare import HostView
 
 EXAMPLE = "Example: edgellm plan -p orin --board orin-nano-8 -m Qwen3.5-4B:Q5_K_M --memory 5.2GiB"
 
@@ -41,65 +36,34 @@ def plan(
 
     from edge.config import load
     from edge.folders import folders
+    from edge.prepare import prepare
 
     places = folders(os.environ, state_dir)
     flags: dict[str, object] = {"profile": profile, "model": model or (), "set": set or (), "engine": engine}
     config = load(places, {name: value for name, value in flags.items() if value}, os.environ)
-    assembled = _assemble(config, places, board, root, memory)
+    prepared = prepare(config, places, _view(board, root, memory), allow_missing=True)
     if json:
         from json import dumps
 
         from edge.plan.document import document
 
-        print(dumps(document(assembled.plan), indent=1))
+        print(dumps(document(prepared.plan), indent=1))
         return
     from edge.render.plan import plan_lines
 
-    print("\n".join(plan_lines(assembled.plan, verbose=verbose)))
+    print("\n".join(plan_lines(prepared.plan, verbose=verbose)))
 
 
-def _assemble(
-    config: Config, places: Folders, board_id: str | None, root: Path | None, memory: str | None
-) -> Assembled:
-    from dataclasses import replace
-
-    from edge.board.memory import assumed, snapshot
+def _view(board_id: str | None, root: Path | None, memory: str | None) -> HostView:
     from edge.board.named import board_by_id
-    from edge.board.probe import probe
-    from edge.config import settle
     from edge.errors import UsageError
-    from edge.plan.assemble import assemble
+    from edge.prepare import HostView
     from edge.units import parse_size
 
     if board_id and root:
         raise UsageError("--board and --root exclude each other", "name a board, or give the tree of one")
-    available = parse_size(memory) if memory else None
-    board = board_by_id(board_id) if board_id else probe(root or Path("/"))
-    now = assumed(board, available) if board_id else snapshot(root or Path("/"), board, available)
-    profile = settle(config, board, places)
-    engine, note = _engine(config, places, profile, board, elsewhere=bool(board_id or root))
-    found = assemble(config, profile, board, now, engine, places, wsl=board.container == "wsl2")
-    return replace(found, plan=replace(found.plan, notes=(*found.plan.notes, *note)))
-
-
-def _engine(
-    config: Config, places: Folders, profile: Profile, board: Board, *, elsewhere: bool
-) -> tuple[Engine, tuple[str, ...]]:
-    """The engine that would be used; where there is none yet, the one that `edgellm build` would make, said so."""
-    from edge.engine.choose import choose
-    from edge.errors import EngineMissingError
-    from edge.plan.assumed import assumed_engine
-
-    wishes = profile.wishes
-    recipe = wishes.recipe or profile.name
-    assumed = assumed_engine(board, recipe, str(places.engines / recipe / "bin/llama-server"))
-    if elsewhere and not config.engine:
-        return assumed, (f"planned for an engine built there with `edgellm build -p {recipe}`",)
-    needs_gpu = wishes.backend == "cuda" and wishes.fallback != "cpu"
-    try:
-        found = choose(places, config.engine or None, needs_gpu, profile=recipe, capability=board.compute_capability)
-        return found, ()
-    except EngineMissingError as error:
-        if config.engine:
-            raise
-        return assumed, (f"{error}: planned as if it were; {error.hint}",)
+    return HostView(
+        root or Path("/"),
+        board=board_by_id(board_id) if board_id else None,
+        available_bytes=parse_size(memory) if memory else None,
+    )

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from edge.config.models import id_of
 from edge.config.values import Config, ModelConfig
 from edge.errors import ModelMissingError
-from edge.model.file import ModelFile
 from edge.model.quant import QuantPreference, bits, matching, order
 from edge.model.store import Entry, Store
 from edge.plan.offer import Offer
 from edge.plan.offers import Rank, absent, loader, of_name, offers, ranking
 from edge.plan.select import pick, select, smaller_quants
 from edge.plan.situation import Situation
+from edge.plan.subject import Subject, subject
 from edge.profile.profile import Wishes
 from edge.units import format_bytes
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Chosen:
     """`smaller`: files for later rungs, by model id. `absent`: what has to be fetched first, by model id."""
 
-    models: dict[str, tuple[ModelFile, ModelConfig]]
-    smaller: dict[str, tuple[ModelFile, ...]]
+    models: dict[str, tuple[Subject, ModelConfig]]
+    smaller: dict[str, tuple[Subject, ...]]
     absent: dict[str, Offer]
     notes: tuple[str, ...] = ()
 
@@ -51,8 +51,8 @@ class Chooser:
         chosen = Chosen({}, {}, {})
         for model in config.models:
             own: dict[str, Any] = dict(model.set)
-            file, smaller, missing = self._named(model, replace(wishes, **own))
-            chosen.models[model.id] = (file, model)
+            found, smaller, missing = self._named(model, replace(wishes, **own))
+            chosen.models[model.id] = (found, model)
             chosen.smaller[model.id] = smaller
             if missing is not None:
                 chosen.absent[model.id] = missing
@@ -73,19 +73,17 @@ class Chooser:
         if found.better is not None:
             size = format_bytes(found.better.bytes)
             notes.append(f"{found.better.id} would fit and is better: edgellm model pull {found.better.id} ({size})")
-        file = found.subject.file
         return Chosen(
-            {model_id: (file, ModelConfig(model_id, file.path, origin="selected"))},
-            {model_id: tuple(subject.file for subject in found.smaller)},
+            {model_id: (found.subject, ModelConfig(model_id, found.subject.file.path, origin="selected"))},
+            {model_id: found.smaller},
             {} if found.offer.path else {model_id: found.offer},
             (*notes, *self._skipped),
         )
 
-    def _named(self, model: ModelConfig, wishes: Wishes) -> tuple[ModelFile, tuple[ModelFile, ...], Offer | None]:
+    def _named(self, model: ModelConfig, wishes: Wishes) -> tuple[Subject, tuple[Subject, ...], Offer | None]:
         name, _, quant = model.ref.partition(":")
         if "/" in model.ref or model.ref.lower().endswith(".gguf"):
-            file = self._store.resolve(model.ref)
-            return file, (), None
+            return subject(self._store.resolve(model.ref)), (), None
         ranks: dict[str, Rank] = {}
         group = of_name(self.entries, name, ranks)
         exact = matching(group, quant) if quant else group
@@ -93,21 +91,20 @@ class Chooser:
             first = order(exact, QuantPreference(wishes.quant, wishes.prefer))[0]
             found = None if quant or len(exact) == 1 else pick(exact, wishes, self._place, self._load)[0]
             offer = found[0] if found else first
-            subject = self._load(offer)
-            if subject is not None:
-                smaller = smaller_quants(offer, group, self._load)
-                return subject.file, tuple(each.file for each in smaller), None
+            loaded = self._load(offer)
+            if loaded is not None:
+                return loaded, tuple(smaller_quants(offer, group, self._load)), None
         return self._absent(name, quant, model, wishes)
 
     def _absent(
         self, name: str, quant: str, model: ModelConfig, wishes: Wishes
-    ) -> tuple[ModelFile, tuple[ModelFile, ...], Offer | None]:
+    ) -> tuple[Subject, tuple[Subject, ...], Offer | None]:
         """Not here: as the catalogue expects it, else whatever the store says about the reference."""
         from edge.model import catalogue  # late: a start with a model that is here does without it
 
         row = catalogue.find(name, tuple(self._rows) if self._rows is not None else None)
         if row is None:
-            return self._store.resolve(model.ref), (), None
+            return subject(self._store.resolve(model.ref)), (), None
         group = [Offer(row.name, each.quant, each.bytes, None, each.source) for each in row.quants]
         if quant:
             group = matching(group, quant)
@@ -119,9 +116,17 @@ class Chooser:
         return absent(offer, self._store.models_dir, self._rows), (), offer
 
 
-def fetch_first(missing: dict[str, Offer]) -> ModelMissingError:
-    """The error for a start whose models are not here yet."""
+class NotDownloadedError(ModelMissingError):
+    """A plan names models of the catalogue that are not in the store. `downloads`, by model id."""
+
+    def __init__(self, message: str, hint: str, downloads: dict[str, Offer]) -> None:
+        super().__init__(message, hint)
+        self.downloads = downloads
+
+
+def fetch_first(missing: dict[str, Offer]) -> NotDownloadedError:
+    """Build the error for a start whose models are not downloaded."""
     names = ", ".join(offer.id for offer in missing.values())
     size = format_bytes(sum(offer.bytes for offer in missing.values()))
     pulls = " && ".join(f"edgellm model pull {offer.id}" for offer in missing.values())
-    return ModelMissingError(f"{names} is not here yet", f"{pulls} ({size}), or start with --yes")
+    return NotDownloadedError(f"{names} is not here yet", f"{pulls} ({size}), or start with --yes", missing)

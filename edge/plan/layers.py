@@ -27,7 +27,7 @@ _PERIODS = {
 }
 _WINDOWS = {"exaone4": 4096, "gemma2": 4096, "llama4": 8192, "smallthinker": 4096}  # where llama.cpp sets it itself
 _INTERVALS = {"qwen35": 4, "qwen35moe": 4, "qwen3next": 4}  # one layer in so many attends, the others are recurrent
-_BOTH = frozenset({"falcon-h1", "catalogue"})  # attention and state in every layer; see offer.py
+_BOTH = frozenset({"falcon-h1"})  # attention and state in every layer
 # They read their input at once and remember nothing.
 ENCODERS = frozenset(
     {

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.errors import BadDataError, ConfigError
-from edge.model.file import ModelFile
 from edge.model.open import open_model
 from edge.model.store import Entry
-from edge.plan.offer import UNRANKED, Offer, expected_file
+from edge.plan.offer import UNRANKED, Offer, expected_subject
 from edge.plan.subject import Subject, subject
 from edge.resources import data_dir, load_toml
 
@@ -63,7 +62,7 @@ def loader(
         key = offer.path or offer.id
         if key not in known:
             try:
-                known[key] = subject(open_model(Path(offer.path)) if offer.path else absent(offer, models_dir, rows))
+                known[key] = subject(open_model(Path(offer.path))) if offer.path else absent(offer, models_dir, rows)
             except BadDataError as error:
                 skipped.append(str(error))
                 known[key] = None
@@ -72,10 +71,10 @@ def loader(
     return load
 
 
-def absent(offer: Offer, models_dir: Path, rows: Sequence[CatalogueRow] | None = None) -> ModelFile:
-    """What the catalogue expects of a file that is not here."""
+def absent(offer: Offer, models_dir: Path, rows: Sequence[CatalogueRow] | None = None) -> Subject:
+    """Return what the catalogue expects of a file that is not downloaded."""
     row, quant = _row_of(offer, _rows(rows))
-    return expected_file(row, quant, str(models_dir))
+    return expected_subject(row, quant, str(models_dir))
 
 
 def of_name(entries: Iterable[Entry], name: str, ranks: dict[str, Rank]) -> list[Offer]:

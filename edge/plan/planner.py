@@ -21,7 +21,7 @@ from edge.plan.refusal import does_not_fit
 from edge.plan.role import role_of
 from edge.plan.rungs import Rung, climb
 from edge.plan.situation import Situation, situation
-from edge.plan.subject import subject
+from edge.plan.subject import Subject
 from edge.profile.profile import Profile, Wishes
 from edge.units import GIB
 
@@ -33,7 +33,7 @@ class Extras:
     `corrections`: what past starts of this engine taught, by architecture.
     """
 
-    alternatives: Mapping[str, Sequence[ModelFile]] = field(default_factory=dict)
+    alternatives: Mapping[str, Sequence[Subject]] = field(default_factory=dict)
     corrections: Mapping[str, Correction] = field(default_factory=dict)
 
 
@@ -42,7 +42,7 @@ def make_plan(
     memory: MemorySnapshot,
     profile: Profile,
     engine: Engine,
-    models: Mapping[str, tuple[ModelFile, ModelConfig]],
+    models: Mapping[str, tuple[Subject, ModelConfig]],
     facts: EnvFacts,
     extras: Extras | None = None,
 ) -> Plan:
@@ -60,8 +60,8 @@ def make_plan(
     plans: dict[str, ModelPlan] = {}
     left = whole
     for model_id in sorted(models, key=lambda name: -models[name][1].priority):
-        file, config = models[model_id]
-        plan, left = job.plan(model_id, file, config, left, whole, tuple(plans))
+        wanted, config = models[model_id]
+        plan, left = job.plan(model_id, wanted, config, left, whole, tuple(plans))
         plans[model_id] = plan
     notes = (*profile.notes, *_degraded(profile, engine, wishes), *_board_notes(board, wishes, plans), *memory.notes)
     return Plan(board, engine, {model_id: plans[model_id] for model_id in models}, notes)
@@ -79,7 +79,7 @@ class _Job:
     def plan(
         self,
         model_id: str,
-        file: ModelFile,
+        wanted: Subject,
         config: ModelConfig,
         left: Situation,
         whole: Situation,
@@ -88,8 +88,8 @@ class _Job:
         """→ the plan, and what is left beside it."""
         own: dict[str, Any] = dict(config.set)
         wishes = without_crashes(replace(self.wishes, **own), left.engine)
-        files = (file, *self.extras.alternatives.get(model_id, ()))
-        subjects = [subject(one) for one in files]
+        subjects = (wanted, *self.extras.alternatives.get(model_id, ()))
+        file = wanted.file
         turns: tuple[str, ...] = ()
         place = left
         role = role_of(file.meta, config.role)

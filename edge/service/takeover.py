@@ -8,21 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edge.board.memory import MemorySnapshot, snapshot
-from edge.board.probe import probe
-from edge.config import Config, load, settle
+from edge.config import Config, load
 from edge.config.values import StoreConfig
-from edge.engine.choose import choose
 from edge.engine.engine import Engine
 from edge.engine.installed import read_selection
 from edge.folders import Folders, folders, system_folders, user_folders
 from edge.model.file import ModelFile
-from edge.plan.assemble import assemble
-from edge.plan.chosen import fetch_first
+from edge.prepare import HostView, prepare
 from edge.profile.profile import Profile
-
-# Of the total: what a machine that has just started leaves to the engine. Now, `up` may be running.
-FREE_AT_BOOT = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,32 +52,12 @@ def look(
     data = source if read_selection(source.engines).current is not None else replace(source, data=system.data)
     dirs = (*config.store.dirs, *map(str, extra_dirs), str(source.models), str(system.models))
     config = replace(config, store=StoreConfig(tuple(dict.fromkeys(dirs))))
-    board = probe(root)
-    profile = settle(config, board, source)
-    wishes = profile.wishes
-    engine = choose(
-        data,
-        config.engine or None,
-        wishes.backend == "cuda" and wishes.fallback != "cpu",
-        profile=wishes.recipe or profile.name,
-        capability=board.compute_capability,
-    )
-    memory = at_boot(snapshot(root, board))
-    assembled = assemble(config, profile, board, memory, engine, data, wsl=board.container == "wsl2")
-    if assembled.chosen.absent:
-        raise fetch_first(assembled.chosen.absent)
+    prepared = prepare(config, data, HostView(root, at_boot=True))
     models = {}
-    for model_id, model in assembled.plan.models.items():
+    for model_id, model in prepared.plan.models.items():
         files = [model.model, *(rung.model for rung in model.ladder.plans if rung.model)]
         models[model_id] = tuple({file.path: file for file in files}.values())
-    return Takeover(config, profile, engine, models, data)
-
-
-def at_boot(memory: MemorySnapshot) -> MemorySnapshot:
-    """What an instance that runs now holds will be free then."""
-    now = memory.available_bytes
-    free = {name: max(now[name], int(total * FREE_AT_BOOT)) for name, total in memory.total_bytes.items()}
-    return replace(memory, available_bytes=free)
+    return Takeover(config, prepared.profile, prepared.plan.engine, models, data)
 
 
 def inside(path: str, folder: Path) -> bool:

@@ -15,7 +15,7 @@ from edge.config import load
 from edge.errors import DeviceMissingError
 from edge.fleet import Fleet
 from edge.folders import Folders, folders
-from edge.prepare import Place, Prepared, prepare
+from edge.prepare import HostView, Prepared, prepare
 from edge.service.awaited import Vigil
 from edge.status import State
 from edge.supervisor.hooks import Hooks
@@ -47,7 +47,7 @@ def places(short_dir: Path) -> Folders:
     return found
 
 
-def planned(places: Folders, model: Path, place: Place, **sets: str) -> Prepared:
+def planned(places: Folders, model: Path, place: HostView, **sets: str) -> Prepared:
     flags: dict[str, object] = {
         "profile": "orin",
         "model": [f"chat={model}"],
@@ -64,17 +64,17 @@ def appear(root: Path) -> None:
 
 def test_fc74_nodes_that_are_not_there_yet_are_waited_for(orin: Path, places: Folders, smollm2: Path) -> None:
     with pytest.raises(DeviceMissingError) as caught:
-        planned(places, smollm2, Place(orin))
+        planned(places, smollm2, HostView(orin))
     assert caught.value.patience_s == WAIT_S and "/dev/nvmap" in str(caught.value)
     appear(orin)
-    plan = planned(places, smollm2, Place(orin)).plan.models["chat"].ladder.plans[0]
+    plan = planned(places, smollm2, HostView(orin)).plan.models["chat"].ladder.plans[0]
     assert plan.settings.n_gpu_layers == 31
 
 
 def test_when_they_stay_away_it_is_refused_or_degraded_as_the_profile_says(
     orin: Path, places: Folders, smollm2: Path
 ) -> None:
-    long = Place(orin, waited_s=WAIT_S + 1)
+    long = HostView(orin, waited_s=WAIT_S + 1)
     with pytest.raises(DeviceMissingError):
         planned(places, smollm2, long)
     prepared = planned(places, smollm2, long, fallback="cpu")
@@ -86,14 +86,16 @@ def test_when_they_stay_away_it_is_refused_or_degraded_as_the_profile_says(
 
 async def test_fc74_requests_wait_for_a_late_gpu(orin: Path, places: Folders, smollm2: Path) -> None:
     with pytest.raises(DeviceMissingError) as caught:
-        planned(places, smollm2, Place(orin))
+        planned(places, smollm2, HostView(orin))
     config = load(places, {"model": [f"chat={smollm2}"]}, {})
     vigil = Vigil(config, caught.value)
     assert vigil.patience_s == WAIT_S
     stand_in = vigil.placeholders["chat"]
     assert stand_in.status().state is State.STARTING, "held, not failed"
     coming = asyncio.create_task(
-        vigil.until(lambda waited_s: planned(places, smollm2, Place(orin, waited_s)), lambda _: None, look_s=0.05)
+        vigil.until(
+            lambda waited_s: planned(places, smollm2, HostView(orin, waited_s=waited_s)), lambda _: None, look_s=0.05
+        )
     )
     await asyncio.sleep(0.3)
     assert not coming.done()
@@ -106,7 +108,7 @@ async def test_a_model_that_lost_its_gpu_is_restarted_on_it(
     orin: Path, places: Folders, smollm2: Path, short_dir: Path
 ) -> None:
     appear(orin)
-    prepared = planned(places, smollm2, Place(orin))
+    prepared = planned(places, smollm2, HostView(orin))
     command = argv(short_dir / "fake", offloaded=0)
     hooks = Hooks(cpu=lambda: launch_plan(command, 0, settings()))
     async with rigged(short_dir, argv=command, chosen=gpu_settings(), hooks=hooks) as rig:
@@ -134,7 +136,7 @@ async def test_a_model_that_lost_its_gpu_is_restarted_on_it(
 
 
 async def test_what_was_planned_without_the_gpu_is_planned_again(orin: Path, places: Folders, smollm2: Path) -> None:
-    prepared = planned(places, smollm2, Place(orin, waited_s=WAIT_S + 1), fallback="cpu")
+    prepared = planned(places, smollm2, HostView(orin, waited_s=WAIT_S + 1), fallback="cpu")
     again = asyncio.Event()
 
     async def plan_again() -> None:

@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 
 from edge.cli import main
+from edge.config import load
+from edge.errors import DoesNotFitError
 from edge.folders import folders
 from edge.plan.calibration_file import calibration_path, record
 from edge.plan.plan import LaunchPlan, Measured, Settings
+from edge.prepare import HostView, prepare
 from tests.trees import trees
 
 DOMAIN = {
@@ -125,9 +128,40 @@ def test_a_store_of_twenty_models_is_planned_by_names(
 def test_planning_imports_the_standard_library_only() -> None:
     """The child comes first: nothing heavy on the path of `up` before the spawn."""
     code = (
-        "import sys, edge.plan.assemble, edge.config, edge.board.probe, edge.engine.choose; "
+        "import sys, edge.prepare, edge.config, edge.board.probe, edge.engine.choose; "
         "heavy = {'numpy', 'rich', 'typer', 'httpx', 'aiohttp', 'psutil', 'gguf', 'xllamacpp', 'asyncio'}; "
         "print(*sorted(heavy & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == ""
+
+
+@pytest.mark.parametrize("memory", ["32GiB", "5.2", "0"])
+def test_memory_that_the_board_cannot_have_is_refused(
+    memory: str, capsys: pytest.CaptureFixture[str], state: list[str]
+) -> None:
+    """5.2 without a unit is five bytes."""
+    assert main(["plan", "--board", "orin-nano-8", "--memory", memory, *state]) == 64
+    assert "write a unit: --memory 5.2GiB" in capsys.readouterr().err
+
+
+def test_hidden_gpus_are_hidden_from_the_plan(
+    capsys: pytest.CaptureFixture[str], state: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 03: the plan that is printed is the one that `up` would launch."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    found = document(capsys, "--root", str(trees.tree("rtx-4090")), "-p", "cpu", *state)
+    assert found["board"]["gpus"] == []
+
+
+def test_a_service_is_planned_for_the_memory_after_boot(tmp_path: Path, smollm2: Path) -> None:
+    """An instance that runs while the service is installed holds memory which is free after the next boot."""
+    places = folders({}, tmp_path)
+    root = trees.copy("x86-vm", tmp_path / "tree")
+    (root / "proc/meminfo").write_text("MemTotal: 16000000 kB\nMemFree: 900000 kB\nMemAvailable: 900000 kB\n")
+    config = load(places, {"profile": "cpu", "engine": "embedded", "model": [f"m={smollm2}"]}, {})
+    with pytest.raises(DoesNotFitError):
+        prepare(config, places, HostView(root), allow_missing=True)
+    booted = prepare(config, places, HostView(root, at_boot=True), allow_missing=True)
+    budget = booted.plan.models["m"].ladder.plans[0].budget["host"]
+    assert budget.available_bytes == int(16_000_000 * 1024 * 0.9)

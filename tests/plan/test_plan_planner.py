@@ -19,6 +19,7 @@ from edge.plan.calibration import Correction
 from edge.plan.environment import EnvFacts
 from edge.plan.plan import LaunchPlan, Measured, Plan
 from edge.plan.planner import Extras, make_plan
+from edge.plan.subject import Subject, subject
 from edge.profile.loader import load_profile
 from edge.profile.profile import Profile, Wishes
 from edge.profile.resolve import resolve_tier
@@ -41,7 +42,7 @@ def plan(
     wishes: Profile | None = None,
     engine: Engine | None = None,
     memory: MemorySnapshot | None = None,
-    models: dict[str, tuple[ModelFile, ModelConfig]] | None = None,
+    models: dict[str, tuple[Subject, ModelConfig]] | None = None,
     extras: Extras | None = None,
 ) -> Plan:
     cuda = bool(board.gpus)
@@ -56,8 +57,8 @@ def plan(
     )
 
 
-def one(file: ModelFile | None = None, **config: Any) -> dict[str, tuple[ModelFile, ModelConfig]]:
-    return {"chat": (file or shapes.model("Small", SMALL), ModelConfig("chat", "Small", **config))}
+def one(file: ModelFile | None = None, **config: Any) -> dict[str, tuple[Subject, ModelConfig]]:
+    return {"chat": (subject(file or shapes.model("Small", SMALL)), ModelConfig("chat", "Small", **config))}
 
 
 def chosen(found: Plan, model_id: str = "chat") -> LaunchPlan:
@@ -200,7 +201,7 @@ def test_a_smaller_quantization_that_is_here_becomes_a_rung() -> None:
     large = shapes.model("Big", shapes.meta())
     small = shapes.model("Big", shapes.meta(quant="Q4_K_M"))
     board = shapes.jetson(16)
-    extras = Extras(alternatives={"chat": [small]})
+    extras = Extras(alternatives={"chat": [subject(small)]})
     found = plan(board, models=one(large), memory=shapes.memory(board, 7.4), extras=extras)
     rung = chosen(found)
     assert rung.model is small
@@ -257,7 +258,7 @@ def test_no_model_says_how_to_get_one() -> None:
 
 def test_models_share_the_memory_in_the_order_of_their_priority() -> None:
     board = shapes.cpu_board(32)
-    first, second = shapes.model("A", SMALL), shapes.model("B", TINY)
+    first, second = subject(shapes.model("A", SMALL)), subject(shapes.model("B", TINY))
     models = {
         "b": (second, ModelConfig("b", "B")),
         "a": (first, ModelConfig("a", "A", priority=1)),
@@ -271,7 +272,7 @@ def test_models_share_the_memory_in_the_order_of_their_priority() -> None:
 
 def test_a_model_that_fits_only_alone_takes_turns() -> None:
     board = shapes.cpu_board(8)
-    models = {name: (shapes.model(name, SMALL), ModelConfig(name, name)) for name in ("a", "b")}
+    models = {name: (subject(shapes.model(name, SMALL)), ModelConfig(name, name)) for name in ("a", "b")}
     found = plan(board, models=models, memory=shapes.memory(board, 5.5), wishes=profile(offload="none"))
     assert found.models["a"].warnings == ()
     assert found.models["b"].warnings == ("fits only while a sleep: they take turns",)

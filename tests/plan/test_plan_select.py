@@ -192,18 +192,18 @@ def state(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Path:
 
 def test_a_name_takes_the_best_file_that_is_here(state: Path, rows: tuple[CatalogueRow, ...]) -> None:
     chosen, _config = choose("cpu-16", rows, state, model="chat=rnd")
-    file, config = chosen.models["chat"]
-    assert (file.quant, config.id, chosen.absent) == ("Q8_0", "chat", {})
+    found, config = chosen.models["chat"]
+    assert (found.file.quant, config.id, chosen.absent) == ("Q8_0", "chat", {})
     larger, _config = choose("cpu-16", rows, state, model="chat=Rnd:F16")
-    assert larger.models["chat"][0].quant == "F16"
-    assert [file.quant for file in larger.smaller["chat"]] == ["Q8_0"]
+    assert larger.models["chat"][0].file.quant == "F16"
+    assert [each.file.quant for each in larger.smaller["chat"]] == ["Q8_0"]
     by_path, _config = choose("cpu-16", rows, state, model=f"chat={folders({}, state).models / 'Rnd-F16.gguf'}")
-    assert by_path.models["chat"][0].quant == "F16"
+    assert by_path.models["chat"][0].file.quant == "F16"
 
 
 def test_nothing_named_takes_the_largest_that_is_here(state: Path, rows: tuple[CatalogueRow, ...]) -> None:
     chosen, _config = choose("cpu-16", rows, state)
-    assert {model_id: file.quant for model_id, (file, _model) in chosen.models.items()} == {"Rnd": "Q8_0"}
+    assert {model_id: found.file.quant for model_id, (found, _model) in chosen.models.items()} == {"Rnd": "Q8_0"}
     assert any("would fit and is better: edgellm model pull Qwen3.5-4B:Q5_K_M" in note for note in chosen.notes)
 
 

@@ -10,11 +10,11 @@ from edge.board.board import Board
 from edge.config.load import load, settle
 from edge.config.values import Config, ModelConfig
 from edge.doctor.facts import Serving, WantedModel
-from edge.engine.choose import choose
 from edge.engine.installed import manifest
 from edge.errors import EdgeError
 from edge.folders import Folders
 from edge.model.store import Store, standard
+from edge.prepare import engine_for
 from edge.profile.profile import Profile
 
 
@@ -34,14 +34,14 @@ def read(board: Board, folders: Folders, env: Mapping[str, str], flags: Mapping[
     if not live:
         return replace(serving, engine_problem="engines are not looked for in a copied tree")
     return _with_model(
-        _with_engine(serving, config, profile, folders), config, standard(folders, config.store.dirs, env)
+        _with_engine(serving, config, profile, board, folders), config, standard(folders, config.store.dirs, env)
     )
 
 
-def _with_engine(serving: Serving, config: Config, profile: Profile, folders: Folders) -> Serving:
+def _with_engine(serving: Serving, config: Config, profile: Profile, board: Board, folders: Folders) -> Serving:
     """Whatever would be used, even if it does not fit: the checks say why it does not."""
     try:
-        engine = choose(folders, config.engine or None, False, profile=profile.wishes.recipe or profile.name)
+        engine = engine_for(config, profile, board, folders, needs_gpu=False)
     except EdgeError as error:
         return replace(serving, engine_problem=str(error), engine_hint=error.hint)
     return replace(serving, engine=engine, engine_cuda=_built_with(folders, engine.id) if engine.cuda else None)
