@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 # unix(7): sun_path holds 108 bytes with its final zero. The longest name under run/<instance>/ is a model's socket.
 SOCKET_PATH_MAX_BYTES = 107
 _LONGEST_SOCKET_NAME = 40  # 24 bytes of the id, its hash, `~N` of a reload, `.sock`
 
 
-@dataclass(frozen=True, slots=True)
-class Folders:
+class Folders(NamedTuple):
     """The paths of one edgellm; nothing is created here. `instance` names the part of one running process.
 
     `shared_stores`: models are also looked for in the system service's folder and in the user's Hugging Face cache.

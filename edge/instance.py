@@ -5,16 +5,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from edge.errors import AlreadyRunningError, UnavailableError
 from edge.folders import Folders
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(NamedTuple):
     """The process that holds a run folder, as written in its lock file."""
 
     pid: int

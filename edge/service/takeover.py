@@ -48,8 +48,8 @@ def look(
     """Plans as `up` would, and raises what `prepare` raises."""
     system = system_folders()
     configured = system if (system.config / "edgellm.toml").exists() else source
-    config = load(replace(source, config=configured.config), flags, {})
-    data = source if read_selection(source.engines).current is not None else replace(source, data=system.data)
+    config = load(source._replace(config=configured.config), flags, {})
+    data = source if read_selection(source.engines).current is not None else source._replace(data=system.data)
     dirs = (*config.store.dirs, *map(str, extra_dirs), str(source.models), str(system.models))
     config = replace(config, store=StoreConfig(tuple(dict.fromkeys(dirs))))
     prepared = prepare(config, data, HostView(root, at_boot=True))

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,7 +41,7 @@ def test_a_run_folder_that_cannot_be_made(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(UnavailableError, match="run folder"):
-        acquire(replace(folders({}, tmp_path), run=blocked / "run"))
+        acquire(folders({}, tmp_path)._replace(run=blocked / "run"))
 
 
 def test_a_lock_file_of_garbage_is_no_holder(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -166,7 +165,7 @@ def test_hub_cache_is_read_with_its_provenance(tmp_path: Path) -> None:
 @pytest.fixture
 def three_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """A user's models, the system service's and the user's hub cache, one model in each; the user's environment."""
-    system = replace(system_folders(), data=tmp_path / "system")
+    system = system_folders()._replace(data=tmp_path / "system")
     monkeypatch.setattr("edge.model.store.system_folders", lambda: system)
     env = {"HOME": str(tmp_path / "home")}
     Gguf("llama").model().save(user_folders(env).models / "Mine-Q5_K_M.gguf")
