@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from urllib.parse import unquote_to_bytes
+from urllib.parse import quote, unquote_to_bytes
 
 
 class Kind(Enum):
@@ -45,7 +45,11 @@ OURS = frozenset(
     }
 )
 # Read here; a POST to them goes to the engine, which has one in its router mode.
-LISTS = frozenset({"/v1/models", "/models", "/v1/models/{id}"})
+ONE_MODEL = "/v1/models/{id}"
+LM_STUDIO, ONE_LM_STUDIO = "/api/v0/models", "/api/v0/models/{id}"
+LISTS = frozenset({"/v1/models", "/models", ONE_MODEL, LM_STUDIO, ONE_LM_STUDIO})
+# LM Studio's first API, and base URLs that end as OpenRouter's do: the same routes as under /v1.
+_V1_PREFIXES = ("/api/v0/", "/api/v1/")
 # llama-server's --tools run shell commands and its CORS proxy fetches any URL: never for a network.
 REFUSED = frozenset({"/tools", "/cors-proxy"})
 ADMIN = frozenset({"/props", "/lora-adapters"})
@@ -83,6 +87,7 @@ _READS = frozenset({"GET", "HEAD"})
 _CHANGES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _UPSTREAM = "/upstream/"
 _CACHED_CHARACTERS = 128
+_PATH_CHARACTERS = "/!$&'()*+,;=:@"  # RFC 3986 3.3: pchar, besides those that quote() never encodes
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
@@ -98,31 +103,35 @@ def _cached(method: str, raw_target: str) -> Route:
 
 
 def _route(method: str, raw_target: str) -> Route:
-    target = _origin_form(raw_target)
-    path = plain_path(target)
-    if path is None:
+    origin = _origin_form(raw_target)
+    resolved = _resolve(origin)
+    if resolved is None:
         return Route(Kind.BAD, "bad")
+    path, target = resolved
     if path.startswith(_UPSTREAM):
-        return _upstream_route(method, target)
+        return _upstream_route(method, origin)
+    if path.startswith(_V1_PREFIXES) and not path.startswith(LM_STUDIO):
+        return _route(method, "/v1/" + quote(path[len(_V1_PREFIXES[0]) :], safe=_PATH_CHARACTERS) + _after_path(target))
     if path in OURS or (path in LISTS and method in _READS):
         return Route(Kind.OURS, path, target)
     if path.startswith("/readyz/"):
         return Route(Kind.OURS, "/readyz/{id}", target)
-    if path.startswith("/v1/models/") and method in _READS:
-        return Route(Kind.OURS, "/v1/models/{id}", target)
+    for one in (ONE_MODEL, ONE_LM_STUDIO):
+        if path.startswith(one.removesuffix("{id}")) and method in _READS:
+            return Route(Kind.OURS, one, target)
     if path.startswith(("/api/", "/v1/api/")) or path in {"/api", "/v1/api"}:
         return Route(Kind.OURS, "/api", target)
     return _engine_route(method, path, target, None)
 
 
-def _upstream_route(method: str, target: str) -> Route:
-    rest = target[len(_UPSTREAM) :] if target.startswith(_UPSTREAM) else ""
-    ident, slash, tail = rest.partition("/")
-    path = plain_path(slash + tail)
-    if not ident or not slash or path is None:
+def _upstream_route(method: str, origin: str) -> Route:
+    """Split /upstream/{id}/…; the id is decoded on its own, since an alias may hold an encoded slash."""
+    rest = origin.lstrip("/")
+    ident, slash, tail = rest[len(_UPSTREAM) - 1 :].partition("/")
+    resolved = _resolve(slash + tail)
+    if not rest.startswith(_UPSTREAM[1:]) or not ident or resolved is None:
         return Route(Kind.BAD, "bad")
-    model = unquote_to_bytes(ident).decode("utf-8", "replace")
-    return _engine_route(method, path, slash + tail, model)
+    return _engine_route(method, *resolved, unquote_to_bytes(ident).decode("utf-8", "replace"))
 
 
 def _engine_route(method: str, path: str, target: str, model: str | None) -> Route:
@@ -137,11 +146,38 @@ def _engine_route(method: str, path: str, target: str, model: str | None) -> Rou
 
 
 def plain_path(target: str) -> str | None:
-    """Return the path without query and fragment, percent-decoded, slashes collapsed, dot segments resolved.
+    """Return the path without query and fragment: percent-decoded, slashes collapsed, dot segments resolved, and
+    without a slash at its end.
 
     None if it is not valid UTF-8, holds control characters or is not absolute.
     """
-    path = target.split("?", 1)[0].split("#", 1)[0]
+    decoded = _decode(_raw_path(target))
+    return None if decoded is None else _collapse(decoded)
+
+
+def _resolve(target: str) -> tuple[str, str] | None:
+    """Return the path that rules are applied to, and the target with the same path for the engine.
+
+    The client's own spelling is kept where it decodes to that path. Otherwise the target is written anew: llama-server
+    (cpp-httplib) decodes a path but answers 404 for `//v1/models` and for a slash at the end.
+    """
+    raw = _raw_path(target)
+    decoded = _decode(raw)
+    if decoded is None:
+        return None
+    path = _collapse(decoded)
+    return path, target if path == decoded else quote(path, safe=_PATH_CHARACTERS) + _after_path(target)
+
+
+def _raw_path(target: str) -> str:
+    return target.split("?", 1)[0].split("#", 1)[0]
+
+
+def _after_path(target: str) -> str:
+    return target[len(_raw_path(target)) :]
+
+
+def _decode(path: str) -> str | None:
     if not path.startswith("/"):
         return None
     try:
@@ -149,12 +185,14 @@ def plain_path(target: str) -> str | None:
         decoded.encode()
     except UnicodeError:
         return None
-    if _FORBIDDEN.search(decoded):
-        return None
-    if "//" not in decoded and "/." not in decoded:
-        return decoded
+    return None if _FORBIDDEN.search(decoded) else decoded
+
+
+def _collapse(path: str) -> str:
+    if "//" not in path and "/." not in path:
+        return path.rstrip("/") or "/"
     parts: list[str] = []
-    for part in decoded.split("/"):
+    for part in path.split("/"):
         if part == "..":
             if parts:
                 parts.pop()

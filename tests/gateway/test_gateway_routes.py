@@ -22,6 +22,15 @@ from edge.gateway.routes import Kind, plain_path, route
         ("GET", "/api", Kind.OURS, "/api"),
         ("POST", "/v1/chat/completions", Kind.HELD, "/v1/chat/completions"),
         ("GET", "/apix", Kind.HELD, "other"),
+        ("GET", "//livez", Kind.OURS, "/livez"),
+        ("GET", "//v1/models", Kind.OURS, "/v1/models"),
+        ("GET", "/v1/models/", Kind.OURS, "/v1/models"),
+        ("POST", "//upstream/chat/tools", Kind.REFUSED, "refused"),
+        ("GET", "/api/v0/models", Kind.OURS, "/api/v0/models"),
+        ("GET", "/api/v0/models/a/b", Kind.OURS, "/api/v0/models/{id}"),
+        ("GET", "/api/v1/models", Kind.OURS, "/v1/models"),
+        ("POST", "/api/v1/chat/completions", Kind.HELD, "/v1/chat/completions"),
+        ("POST", "/api/v0/embeddings", Kind.HELD, "/v1/embeddings"),
         ("GET", "/props", Kind.HELD, "/props"),
         ("POST", "/props", Kind.ADMIN, "/props"),
         ("POST", "/slots/0?action=save", Kind.ADMIN, "/slots"),
@@ -33,6 +42,8 @@ from edge.gateway.routes import Kind, plain_path, route
         ("GET", "http://127.0.0.1:80/tools", Kind.REFUSED, "refused"),
         ("GET", "/upstream/chat", Kind.BAD, "bad"),
         ("GET", "/upstream//props", Kind.BAD, "bad"),
+        ("GET", "/x/../upstream/chat/props", Kind.BAD, "bad"),
+        ("GET", "/%75pstream/chat/props", Kind.BAD, "bad"),
         ("OPTIONS", "*", Kind.BAD, "bad"),
         ("GET", "/%ff", Kind.BAD, "bad"),
         ("GET", "/a%00b", Kind.BAD, "bad"),
@@ -46,6 +57,35 @@ def test_the_route_table(method: str, target: str, kind: Kind, name: str) -> Non
 def test_by_id_carries_the_model_and_what_the_engine_gets() -> None:
     found = route("GET", "/upstream/a%2Fb%20c/v1/x%2Fy?z=%2F")
     assert (found.model, found.target) == ("a/b c", "/v1/x%2Fy?z=%2F")
+
+
+@pytest.mark.parametrize(
+    ("target", "sent"),
+    [
+        ("//v1/chat/completions", "/v1/chat/completions"),
+        ("/v1//chat/completions?a=//b", "/v1/chat/completions?a=//b"),
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/./v1/x/../chat/completions", "/v1/chat/completions"),
+        ("/v1/chat/completion%73", "/v1/chat/completion%73"),
+        ("/%2Fv1/a%20b%25", "/v1/a%20b%25"),
+        ("/upstream/chat//v1/chat/completions/", "/v1/chat/completions"),
+        ("//upstream/chat/", "/"),
+        ("/api/v1//chat/completions?x=%20", "/v1/chat/completions?x=%20"),
+        ("/v1/x+y;a=b:c@d", "/v1/x+y;a=b:c@d"),
+    ],
+)
+def test_a_path_is_sent_as_it_was_classified(target: str, sent: str) -> None:
+    found = route("POST", target)
+    assert (found.target, found.kind) == (sent, Kind.HELD)
+
+
+@given(st.text(string.printable, max_size=60))
+def test_the_engine_gets_the_path_that_the_rules_saw(text: str) -> None:
+    found = route("POST", "/" + text)
+    if found.target and found.model is None:
+        again = route("POST", found.target)
+        assert (again.kind, again.name, again.target) == (found.kind, found.name, found.target)
+        assert "//" not in found.target.split("?")[0].split("#")[0]
 
 
 def test_work_takes_a_slot_and_looking_does_not() -> None:
