@@ -13,7 +13,9 @@ from edge.model.quant import public_name
 from edge.profile.fields import read_field
 from edge.profile.profile import SETTINGS
 
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]*")
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]*")  # part of paths and of socket names
+# As on Hugging Face and OpenRouter: owner/name. Only a name in requests and in lists, so it may hold slashes.
+_ALIAS = re.compile(rf"{_ID.pattern}(/{_ID.pattern})*")
 _TIME = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
 # Quantizations that may follow the last colon of a name: Q5_K_M, IQ4_XS, UD-Q4_K_XL, MXFP4, F16, BF16.
 _QUANT = re.compile(r"(UD-)?(I?Q\d\w*|TQ\d\w*|MXFP\d\w*|NVFP\d\w*|B?F(16|32))", re.IGNORECASE)
@@ -69,8 +71,12 @@ def check_names(models: tuple[ModelConfig, ...]) -> None:
     seen: dict[str, str] = {}
     for model in models:
         for name in (model.id, *model.aliases):
-            if not _ID.fullmatch(name):
-                raise ConfigError(f"{model.origin}: {name!r} is no model id", "letters, digits and . _ : + - are fine")
+            if name == model.id and not _ID.fullmatch(name):
+                hint = "letters, digits and . _ : + - are fine; an alias may hold slashes"
+                raise ConfigError(f"{model.origin}: {name!r} is no model id", hint)
+            if not _ALIAS.fullmatch(name):
+                hint = "letters, digits and . _ : + - are fine, and slashes between them"
+                raise ConfigError(f"{model.origin}: {name!r} is no alias", hint)
             if name in seen:
                 raise ConfigError(
                     f"two models have the id {name!r} ({seen[name]} and {model.id})", "give one another id"

@@ -1,6 +1,7 @@
-"""Serve /v1/models: the lists of the engines that are ready, and the plan of those that are not.
+"""Serve the lists of models: from the engines that are ready, and from the plan of those that are not.
 
-One engine's list passes unchanged; the lists of several are joined.
+Every id and every alias is an entry. One engine's list without aliases passes unchanged. A model that failed is not
+listed: a client takes the list for what it can use.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from multidict import CIMultiDict
 
 from edge.gateway import answers, headers, openai
 from edge.gateway.context import Context
+from edge.gateway.hold import failed_fault
 from edge.gateway.openai import ListedModel
 from edge.gateway.proxy import engine_url
 from edge.gateway.refused import Refused
-from edge.gateway.routes import Route
+from edge.gateway.routes import LM_STUDIO, ONE_LM_STUDIO, ONE_MODEL, Route
+from edge.status import State
 from edge.upstream import Upstream
 
 # The list is never held: an engine that takes longer is described from its plan.
@@ -27,21 +30,34 @@ _TIMEOUT_S = 1.0
 
 
 async def answer(context: Context, route: Route) -> web.Response:
-    """Return the list, or one model. Raises RejectedError for an unknown model."""
-    if route.name != "/v1/models/{id}":
+    """Return the list, or one model. Raises RejectedError for a model that is unknown or failed."""
+    if route.name == LM_STUDIO:
+        entries = [each for upstream in _usable(context) for each in _lm_studio(upstream)]
+        return answers.json_response({"object": "list", "data": entries})
+    if route.name not in (ONE_MODEL, ONE_LM_STUDIO):
         return await _all(context, route)
     name = answers.name_in_path(route)
     upstream = context.by_name(name)
-    if upstream is not None:
+    if upstream is None:
+        raise Refused(answers.unknown_model(context, name))
+    status = upstream.status()
+    if status.state is State.FAILED:
+        raise Refused(failed_fault(status))
+    if route.name == ONE_LM_STUDIO:
+        data = _lm_studio(upstream)
+    else:
         data = _entries(await _fetch(context, upstream, "/v1/models"), context, upstream)[1]
-        return answers.json_response(next((entry for entry in data if entry.get("id") == upstream.model_id), data[0]))
-    raise Refused(answers.unknown_model(context, name))
+    return answers.json_response(next((entry for entry in data if entry.get("id") == name), data[0]))
+
+
+def _usable(context: Context) -> list[Upstream]:
+    return [each for each in context.upstreams.values() if each.status().state is not State.FAILED]
 
 
 async def _all(context: Context, route: Route) -> web.Response:
-    upstreams = list(context.upstreams.values())
+    upstreams = _usable(context)
     fetched = await asyncio.gather(*(_fetch(context, upstream, route.target) for upstream in upstreams))
-    if len(fetched) == 1 and fetched[0] is not None:
+    if len(fetched) == 1 and fetched[0] is not None and not upstreams[0].aliases:
         return fetched[0]
     models: list[Any] = []
     data: list[Any] = []
@@ -54,14 +70,38 @@ async def _all(context: Context, route: Route) -> web.Response:
 
 def _entries(fetched: web.Response | None, context: Context, upstream: Upstream) -> tuple[list[Any], list[Any]]:
     """Return `models` and `data` of one engine, from its plan where its own list is absent or not usable."""
+    listed = openai.models_document([ListedModel(upstream.model_id, upstream.aliases, upstream.card)], context.started)
     if fetched is not None and isinstance(fetched.body, bytes):
         with contextlib.suppress(ValueError):
             document = json.loads(fetched.body)
             models, data = document.get("models", []), document.get("data")
             if isinstance(models, list) and isinstance(data, list) and data:
-                return models, data
-    planned = openai.models_document([ListedModel(upstream.model_id, upstream.aliases, upstream.card)], context.started)
-    return planned["models"], planned["data"]
+                listed = document
+    models, data = listed.get("models", []), listed["data"]
+    if len(data) != 1 or not upstream.aliases:  # llama-server in router mode lists several models of its own
+        return models, data
+    names = (upstream.model_id, *upstream.aliases)
+    return (
+        [{**model, "name": name, "model": name} for model in models[:1] for name in names],
+        [{**data[0], "id": name, "aliases": list(upstream.aliases)} for name in names],
+    )
+
+
+def _lm_studio(upstream: Upstream) -> list[dict[str, Any]]:
+    """Return the entries of LM Studio's /api/v0/models, for the id and each alias."""
+    meta, loaded = upstream.card, upstream.status().state in (State.READY, State.DRAINING)
+    entry = {
+        "object": "model",
+        "type": "llm",
+        "publisher": "",
+        "arch": str(meta.get("arch") or ""),
+        "compatibility_type": "gguf",
+        "quantization": str(meta.get("ftype") or ""),
+        "state": "loaded" if loaded else "not-loaded",
+        "max_context_length": meta.get("n_ctx_train"),
+        "loaded_context_length": meta.get("n_ctx") if loaded else None,
+    }
+    return [{"id": name, **entry} for name in (upstream.model_id, *upstream.aliases)]
 
 
 async def _fetch(context: Context, upstream: Upstream, target: str) -> web.Response | None:

@@ -86,6 +86,26 @@ def test_names_are_unique(tmp_path: Path) -> None:
         configured(tmp_path, [], '[[model]]\nid = "a/b"\nref = "x"\n')
 
 
+@pytest.mark.parametrize(
+    ("alias", "fine"),
+    [
+        ("mistralai/mistral-7b", True),
+        ("a/b/c:free", True),
+        ("/a", False),
+        ("a//b", False),
+        ("a/../b", False),
+        ("a b", False),
+    ],
+)
+def test_an_alias_may_be_owner_and_name(tmp_path: Path, alias: str, fine: bool) -> None:
+    text = f'[[model]]\nid = "chat"\nref = "x"\naliases = ["{alias}"]\n'
+    if fine:
+        assert configured(tmp_path, [], text).models[0].aliases == (alias,)
+    else:
+        with pytest.raises(ConfigError, match="is no alias"):
+            configured(tmp_path, [], text)
+
+
 def test_an_id_without_a_reference_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="the reference after = is missing"):
         configured(tmp_path, ["chat="])

@@ -64,6 +64,49 @@ async def test_fc85_one_id_everywhere_and_no_path_of_the_machine(rig: Rigs) -> N
     assert (missing.status, len(missing.body) < 1000) == (404, True)
 
 
+@pytest.mark.parametrize("loading", [True, False])
+async def test_every_alias_is_an_entry_before_ready_and_after(rig: Rigs, loading: bool) -> None:
+    async def models(line: Line, request: Received) -> None:
+        await line.json({"models": [{"name": "chat"}], "object": "list", "data": [{"id": "chat", "meta": {"n": 1}}]})
+
+    here = await rig(models, loading=loading, config=GatewayConfig(unknown_model="strict"))
+    here.model.aliases = ("mistralai/mistral-7b", "gpt-4")
+    names = ["chat", "mistralai/mistral-7b", "gpt-4"]
+    async with here.client.get("/v1/models") as answer:
+        document = await answer.json()
+    assert [entry["id"] for entry in document["data"]] == names
+    assert [entry["model"] for entry in document["models"]] == names
+    assert all(entry["aliases"] == names[1:] for entry in document["data"])
+    for path in ("/v1/models/", "/api/v0/models/", "/api/v1/models/", "//v1//models/"):
+        for name in ("mistralai/mistral-7b", "mistralai%2Fmistral-7b", "chat"):
+            found = json.loads((await here.once(f"GET {path}{name} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())).body)
+            assert found["id"] == name.replace("%2F", "/"), path
+    async with here.client.get("/api/v0/models") as answer:
+        entries = (await answer.json())["data"]
+    assert [(entry["id"], entry["state"]) for entry in entries] == [
+        (name, "not-loaded" if loading else "loaded") for name in names
+    ]
+
+
+async def test_one_name_with_a_slash_finds_its_engine(rig: Rigs) -> None:
+    here = await rig(config=GatewayConfig(unknown_model="strict"))
+    here.model.aliases = ("mistralai/mistral-7b",)
+    client = await here.connect()
+    for target in ("/v1/chat/completions", "//v1/chat/completions/", "/upstream/mistralai%2Fmistral-7b/v1/x"):
+        await client.request("POST", target, body("mistralai/mistral-7b"))
+        assert (await client.answer()).status == 200
+    assert [each.target for each in here.engine.requests] == ["/v1/chat/completions"] * 2 + ["/v1/x"]
+
+
+async def test_a_model_that_failed_is_not_listed_as_usable(rig: Rigs) -> None:
+    here = await rig(loading=True)
+    await here.model.fail("bad_model", "pull it again")
+    async with here.client.get("/v1/models") as answer:
+        assert (await answer.json())["data"] == []
+    async with here.client.get("/v1/models/chat") as answer:
+        assert (answer.status, (await answer.json())["error"]["kind"]) == (503, "bad_model")
+
+
 @pytest.mark.parametrize(
     ("text", "name"),
     [
