@@ -54,7 +54,7 @@ def _examine(
     from edge.doctor.check import Verdict, worst
     from edge.doctor.doctor import examine
     from edge.doctor.document import document
-    from edge.doctor.gather import everything
+    from edge.doctor.gather.everything import examined_folders, read_facts
     from edge.errors import UsageError
 
     if not (root_dir / "proc").is_dir():
@@ -62,12 +62,12 @@ def _examine(
             f"{root_dir} is no copy of a machine: it has no proc folder",
             "a copy holds its proc, sys, etc, dev and var folders",
         )
-    places = everything.examined(os.environ, state_dir)
-    facts = everything.read(root_dir, places, os.environ, flags, measure=measure)
+    places = examined_folders(os.environ, state_dir)
+    facts = read_facts(root_dir, places, os.environ, flags, measure=measure)
     fixed: tuple[str, ...] = ()
     if fix:
-        fixed = fixing.apply(facts.untidy)
-        facts = everything.read(root_dir, places, os.environ, flags, measure=False) if fixed else facts
+        fixed = fixing.apply(facts.leftovers)
+        facts = read_facts(root_dir, places, os.environ, flags, measure=False) if fixed else facts
     checks = examine(facts)
     if as_json:
         print(json.dumps(document(checks, fixed), indent=2))

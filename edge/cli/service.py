@@ -55,11 +55,11 @@ def install(
 
     from edge.service.installer import Installer
     from edge.service.request import Request
-    from edge.service.takeover import whose
+    from edge.service.takeover import source_folders
 
     caller = os.environ.get("SUDO_UID", "0")
     request = Request(
-        source=whose(os.environ, state_dir),
+        source=source_folders(os.environ, state_dir),
         profile=profile,
         models=tuple(model or ()),
         listen=tuple(listen or ()),
@@ -83,14 +83,14 @@ def diff(json: Json = False) -> None:
 
     from edge.folders import system_folders
     from edge.render import service as show
-    from edge.service import wish
-    from edge.service.differ import differences
-    from edge.service.request import GPU_GROUPS, RECORD, existing
+    from edge.service.differ import diff as compare
+    from edge.service.request import GPU_GROUPS, RECORD, existing_groups
+    from edge.service.wish import read_record
 
-    asked = wish.read(system_folders().data / RECORD)
-    if asked is None:
+    recorded = read_record(system_folders().data / RECORD)
+    if recorded is None:
         raise EdgeError("edgellm is not installed as a service here", "sudo edgellm service install")
-    found = differences(replace(asked, groups=existing(GPU_GROUPS), jtop=bool(existing(("jtop",)))))
+    found = compare(replace(recorded, groups=existing_groups(GPU_GROUPS), jtop=bool(existing_groups(("jtop",)))))
     (show.show_differences_json if json else show.show_differences)(found)
     if any(one.kind != "yours" for one in found):
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""One finding of the doctor. Values only."""
+"""One result of `edgellm doctor`. Values only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Verdict(str, Enum):
-    """`bad` breaks serving, `warn` costs speed, memory or nerves, `unknown` could not be seen from here."""
+    """How serious a check is: `bad` breaks serving, `warn` costs speed or memory, `unknown` cannot be read from here."""
 
     OK = "ok"
     WARN = "warn"
@@ -20,17 +20,16 @@ ORDER = (Verdict.BAD, Verdict.WARN, Verdict.UNKNOWN, Verdict.OK)
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """`name` is `area.subject` and stable. `says` is one sentence, `next_step` and `command` what to do about it."""
+    """The result of one check: a stable name `area.subject`, one sentence, and what to do about it.
+
+    `command` is only printed: the doctor runs nothing on the machine but `--fix`.
+    """
 
     name: str
     verdict: Verdict
     says: str
     next_step: str | None = None
-    command: str | None = None  # never run by us
-
-    @property
-    def area(self) -> str:
-        return self.name.partition(".")[0]
+    command: str | None = None
 
 
 def ok(name: str, says: str) -> Check:
@@ -50,6 +49,6 @@ def unknown(name: str, says: str, next_step: str | None = None) -> Check:
 
 
 def worst(checks: tuple[Check, ...]) -> Verdict:
-    """OK when nothing was checked."""
+    """Return the most serious verdict; OK without checks."""
     found = {check.verdict for check in checks}
     return next((verdict for verdict in ORDER if verdict in found), Verdict.OK)

@@ -1,4 +1,4 @@
-"""The doctor: facts in, findings out. Pure; gather/ reads the facts."""
+"""The list of checks of `edgellm doctor`, run over facts that were read before. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHECKS: tuple[Callable[[Facts], Found], ...] = (
 
 
 def examine(facts: Facts) -> tuple[Check, ...]:
-    """Every check that means something here, in order."""
+    """Run every check that applies to this machine, in order."""
     findings: list[Check] = []
     for check in CHECKS:
         found = check(facts)

@@ -1,4 +1,4 @@
-"""Findings → the JSON document of `edgellm doctor --json`. Pure."""
+"""The JSON document of `edgellm doctor --json`. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SCHEMA = 1
 
 
 def document(checks: tuple[Check, ...], fixed: tuple[str, ...]) -> dict[str, Any]:
-    """`verdict` is the worst of all; `counts` by verdict; `fixed` is what --fix did."""
+    """Return the document: the worst verdict, counts by verdict, the checks, and what `--fix` changed."""
     return {
         "schema": SCHEMA,
         "verdict": worst(checks).value,

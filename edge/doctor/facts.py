@@ -1,4 +1,4 @@
-"""What the doctor looks at. Values only: gather/ reads them, checks/ judge them. Absent is None."""
+"""The facts that `edgellm doctor` judges. Values only; what cannot be read is None."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from edge.board.memory import MemorySnapshot
 from edge.board.readrate import ReadRate
 from edge.board.storage import Storage
 from edge.engine.engine import Engine
+from edge.telemetry.sample import Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,27 +25,26 @@ class Swap:
 class Process:
     pid: int
     name: str
-    bytes: int  # its own memory (RssAnon + RssShmem)
+    bytes: int  # RssAnon + RssShmem: without shared file pages
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """`oom_kills` counts since boot. `desktop` names the display server or shell that runs."""
+    """How the memory is used. `oom_kills` counts since boot; `desktop` is the display server or shell that runs."""
 
     swaps: tuple[Swap, ...] = ()
     swappiness: int | None = None
     oom_kills: int | None = None
     biggest: tuple[Process, ...] = ()
-    on_gpu: tuple[Process, ...] = ()  # a Jetson's NvMap memory by process, where we may look (root)
+    on_gpu: tuple[Process, ...] = ()  # a Jetson's NvMap memory by process; debugfs, so only for root
     desktop: Process | None = None
-    memlock_bytes: int | None = None  # the lock limit; -1 is unlimited
-    free_bytes: int | None = None  # MemFree, only to explain why it does not count
+    free_bytes: int | None = None  # MemFree, only to explain why MemAvailable is the figure that counts
     swapped_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A device node. `reachable` is for the user that will serve."""
+    """A device node, and whether the serving user may open it."""
 
     path: str
     group: str | None
@@ -53,18 +53,19 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """`user` is who will serve: the service's user when it is installed, else whoever asks."""
+    """Device nodes of the GPU. `user` is the service's user where the service is installed, else the caller."""
 
     user: str
-    user_groups: tuple[str, ...]
     nodes: tuple[Node, ...]
-    pending_groups: tuple[str, ...] = ()  # in /etc/group, not in this login yet
+    pending_groups: tuple[str, ...] = ()  # listed in /etc/group, but not in this login session
     igpu_folder: tuple[str, ...] | None = None  # names in /dev/nvgpu/igpu0
     persistence: bool | None = None  # of every discrete GPU
 
 
 @dataclass(frozen=True, slots=True)
 class Toolkit:
+    """A CUDA toolkit below /usr/local."""
+
     path: str
     version: str | None  # "12.6"
     nvcc: bool
@@ -72,8 +73,10 @@ class Toolkit:
 
 @dataclass(frozen=True, slots=True)
 class Cuda:
+    """CUDA toolkits and the cache of kernels that the driver compiled."""
+
     toolkits: tuple[Toolkit, ...] = ()
-    on_path: str | None = None  # nvcc of PATH, resolved
+    on_path: str | None = None  # the nvcc found in PATH, links resolved
     jit_cache: Path | None = None
     jit_cache_bytes: int | None = None
     jit_cache_writable: bool | None = None
@@ -81,7 +84,7 @@ class Cuda:
 
 @dataclass(frozen=True, slots=True)
 class WantedModel:
-    """A configured model. `problem` says why its reference is no usable file here."""
+    """A configured model. `problem` is why its reference resolves to no usable file."""
 
     id: str
     ref: str
@@ -91,7 +94,7 @@ class WantedModel:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What is meant to be served here: from configuration, profile and engine, or the defaults."""
+    """The configuration, profile, engine and models that `up` would use."""
 
     profile: str = "auto"
     config_problem: str | None = None
@@ -100,7 +103,7 @@ class Serving:
     engine: Engine | None = None
     engine_problem: str | None = None
     engine_hint: str | None = None
-    engine_cuda: str | None = None  # CUDA that it was built against: "12.6"
+    engine_cuda: str | None = None  # the CUDA version of its build: "12.6"
     needs_gpu: bool = False
     power_mode_wanted: str | None = None
     models: tuple[WantedModel, ...] = ()
@@ -109,34 +112,8 @@ class Serving:
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
-    name: str
-    min_hz: int
-    max_hz: int
-
-
-@dataclass(frozen=True, slots=True)
-class Heat:
-    """Zones in °C by lower-case name without `-thermal`; a zone that refuses to be read is not there."""
-
-    zones: dict[str, float] = field(default_factory=dict)
-    passive_c: float | None = None  # where software throttling begins
-    critical_c: float | None = None
-    throttling: tuple[str, ...] = ()  # cooling devices that throttle now
-    fan_pwm: int | None = None  # 0…255
-    fan_rpm: int | None = None
-    over_current_events: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Power:
-    modes: tuple[PowerMode, ...] = ()
-    clocks: tuple[Clock, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """`blocked_by` is the first folder on the way that the serving user may not enter."""
+    """The model folder. `blocked_by` is the first folder on its path that the serving user may not enter."""
 
     path: Path
     exists: bool
@@ -144,14 +121,13 @@ class ModelFolder:
     free_bytes: int | None = None
     blocked_by: Path | None = None
     measured: ReadRate | None = None
-    measured_file: Path | None = None
     measure_problem: str | None = None
     empty_mount_point: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """`systemctl show` of one unit; `load` is not-found when it is not installed."""
+    """One unit in the output of `systemctl show`; `load` is `not-found` where it is not installed."""
 
     name: str
     load: str
@@ -163,13 +139,15 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class DropIn:
+    """A unit file or drop-in of edgellm.service."""
+
     path: str
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """Who listens on an address of ours. `pid` 0: somebody whose process we may not see."""
+    """The owner of a configured address: `pid` None is free, 0 a process of another user that /proc hides."""
 
     address: str
     pid: int | None = None
@@ -179,7 +157,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Jtop:
-    """The socket of jetson-stats: absent, socket, folder (a mount made before the service) or file."""
+    """The socket of jetson-stats: absent, socket, folder (made by a container's bind mount) or file."""
 
     socket: str
     reachable: bool
@@ -188,8 +166,10 @@ class Jtop:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
+    """Clock, locale and folders of this process."""
+
     now_s: float
-    newest_file_s: float | None  # newest file of edgellm itself: the clock cannot be before it
+    newest_file_s: float | None  # the newest file of edgellm itself: an earlier clock is wrong
     time_synchronised: bool | None
     cache_writable: bool
     locale: str
@@ -199,18 +179,18 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class Wsl:
-    """Windows' side as far as Linux can see it. `settings` are of .wslconfig where it was found."""
+    """The Windows side of WSL2. `settings` are those of .wslconfig, None where it was not found."""
 
     dxg: bool
     library: bool
     systemd: bool
     settings: dict[str, str] | None = None
-    linux_driver: bool = False  # a Linux NVIDIA driver that hides Windows' one
+    linux_driver: bool = False  # an NVIDIA driver for Linux, which shadows the one of Windows
 
 
 @dataclass(frozen=True, slots=True)
-class OurFile:
-    """Something of ours that is not as it should be. `kind`: folder, mode or socket."""
+class OwnFile:
+    """A file of edgellm that `--fix` can repair. `kind`: folder (missing), mode (too open) or socket (stale)."""
 
     kind: str
     path: Path
@@ -219,7 +199,7 @@ class OurFile:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """`live` is False for a copied tree: what only a running system tells is then unknown."""
+    """Everything that the checks judge. `live` is False for a copied tree, which has no processes, units or ports."""
 
     live: bool
     board: Board
@@ -228,14 +208,14 @@ class Facts:
     devices: Devices
     cuda: Cuda
     serving: Serving
-    power: Power
-    heat: Heat
+    sensors: Sample
     models: ModelFolder
     environment: Environment
+    power_modes: tuple[PowerMode, ...] = ()  # of /etc/nvpmodel.conf
     systemd: bool = False
     units: dict[str, Unit] = field(default_factory=dict)
     drop_ins: tuple[DropIn, ...] = ()
     ports: tuple[Port, ...] = ()
     jtop: Jtop | None = None
     wsl: Wsl | None = None
-    untidy: tuple[OurFile, ...] = ()
+    leftovers: tuple[OwnFile, ...] = ()

@@ -1,4 +1,4 @@
-"""`doctor --fix`: makes our folders, closes our files, removes our dead sockets; nothing else, nothing of others."""
+"""`edgellm doctor --fix`: create edgellm's folders, tighten modes and remove stale sockets; touch nothing else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edge.doctor.facts import OurFile
 
 
 def apply(files: tuple[OurFile, ...]) -> tuple[str, ...]:
-    """What was done, a sentence each. What could not be done is said the same way."""
+    """Repair each file and return one sentence per file, also for what failed."""
     return tuple(_one(file) for file in files)
 
 
@@ -18,22 +18,22 @@ def _one(file: OurFile) -> str:
         if file.kind == "folder":
             file.path.mkdir(parents=True, exist_ok=True)
             file.path.chmod(file.mode)
-            return f"made {file.path}"
+            return f"created {file.path}"
         if file.kind == "mode":
             file.path.chmod(file.mode)
-            return f"closed {file.path} (mode {file.mode:o})"
+            return f"set the mode of {file.path} to {file.mode:o}"
         return _remove_socket(file.path)
     except OSError as error:
         return f"could not change {file.path}: {error.strerror}"
 
 
 def _remove_socket(path: Path) -> str:
-    """Under the instance's lock: an edgellm that starts just now keeps the socket it has just made."""
+    """Remove a stale socket under the instance's lock, so that an instance that is starting keeps its new socket."""
     with (path.parent / "lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            return f"left {path}: edgellm has started"
-        if path.is_socket():  # still one: nobody has put a file in its place since we looked
+            return f"kept {path}: edgellm has started"
+        if path.is_socket():  # a file may have taken its place since the check
             path.unlink()
-    return f"removed the dead socket {path}"
+    return f"removed the stale socket {path}"

@@ -1,4 +1,4 @@
-"""Brings engine and models into the service's folders: hard link or copy, verified."""
+"""Install engine and models into the service's folders: hard link or copy, verified."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from edge.service.takeover import inside
 from edge.service.unitfile import HOMES, TEMPORARY, within
 
 
-def engine_is_there(engine_id: str, source: Path, target: Path) -> bool:
-    """The same files under the same id, and selected."""
+def has_engine(engine_id: str, source: Path, target: Path) -> bool:
+    """Return whether the target selects this engine with the same files."""
     if read_selection(target).current != engine_id or engine_id not in ids(target):
         return False
     return source == target or manifest(source, engine_id).get("files") == manifest(target, engine_id).get("files")
 
 
-def engine_tree(engine_id: str, source: Path, target: Path) -> None:
-    """Copies an installed engine (never a link: its former owner could write to it), checks each file, selects it."""
+def install_engine(engine_id: str, source: Path, target: Path) -> None:
+    """Copy an engine, check each file and select it. Never a link: its former owner could write to it."""
     document = manifest(source, engine_id)
     with install.locked(target), install.staging(target) as folder:
         for name, listed in document["files"].items():
@@ -63,31 +63,31 @@ def _copy(source: Path, folder: Path, name: str, sha256: str) -> None:
 
 
 def check_engine_path(engine: Engine) -> None:
-    """For an engine that is used where it lies. Raises UsageError naming what is wrong with its path."""
+    """Raise UsageError for an engine path that the service cannot see or that other users can change."""
     path = Path(engine.path)
     hint = "`edgellm engine import`, or copy it below /opt as root"
     if within(str(path), (*HOMES, *TEMPORARY)):
         raise UsageError(f"the service cannot see {path} (ProtectHome, PrivateTmp)", hint)
     writable = writable_by_others(path)
     if writable is not None:
-        raise UsageError(f"others than root can change {writable}, so a service will not run {path}", hint)
+        raise UsageError(f"users other than root can change {writable}, so a service does not run {path}", hint)
 
 
-def model_there(file: ModelFile, models: Path) -> bool:
-    """Whether the service's own store has this very file: the same inode, or the same bytes by their hashes."""
+def has_model(file: ModelFile, models: Path) -> bool:
+    """Return whether the service's store has this file: the same inode, or the same bytes by hash."""
     if inside(file.path, models):
         return True
     try:
-        ours = Store(models).resolve(f"{file.name}:{file.quant}")
+        stored = Store(models).resolve(f"{file.name}:{file.quant}")
     except EdgeError:
         return False
-    return ours.bytes == file.bytes and (
-        Path(ours.path).samefile(file.path) or _sha256(Path(ours.path)) == _sha256(Path(file.path))
+    return stored.bytes == file.bytes and (
+        Path(stored.path).samefile(file.path) or _sha256(Path(stored.path)) == _sha256(Path(file.path))
     )
 
 
-def model(file: ModelFile, models: Path, owners: frozenset[int], progress: Report | None = None) -> None:
-    """`owners`: whose files may be linked: root, and who called sudo (he could put anything here anyway)."""
+def install_model(file: ModelFile, models: Path, owners: frozenset[int], progress: Report | None = None) -> None:
+    """Link files of these owners, copy all others. The caller of sudo owns the machine anyway, as root does."""
 
     def link(path: Path) -> bool:
         state = path.stat()

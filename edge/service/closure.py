@@ -1,10 +1,10 @@
-"""What runs now, as files to copy: edgellm and the installed distributions it needs. Works offline, and is what was
-tested. A checkout is taken as the wheel would lay it out.
+"""Copy the running edgellm with the distributions it needs: works offline, and installs what was tested.
+
+A checkout is copied in the layout of the wheel.
 """
 
 from __future__ import annotations
 
-import re
 import shutil
 import sysconfig
 from dataclasses import dataclass
@@ -12,26 +12,28 @@ from hashlib import sha256
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
 import edge
 from edge.resources import data_dir
 
 ROOT = "edgellm"
 DATA = ("build", "profiles", "systemd")
 NOT_FOR_A_SERVICE = ("dev",)
-_NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(\[[^]]*\])?")
 _SKIPPED = ("__pycache__", ".pyc")
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """`files`: where each one goes, relative to site-packages, and where it is."""
+    """One distribution: `files` maps paths relative to site-packages to their sources, `mark` names the version."""
 
     mark: str
     files: dict[Path, Path]
 
 
 def pieces() -> list[Piece]:
-    """edgellm first, then what it needs; its own extras where they are installed (the development tools are not)."""
+    """Return edgellm and its requirements; of its own extras those that are installed, without `dev`."""
     found: dict[str, Distribution] = {}
     waiting: list[tuple[str, frozenset[str] | None]] = [(ROOT, None)]
     while waiting:
@@ -41,21 +43,27 @@ def pieces() -> list[Piece]:
         try:
             found[name] = distribution(name)
         except PackageNotFoundError:
-            continue  # an extra that is not installed, or a marker of another platform
+            continue  # an extra that is not installed
         waiting += [needed for text in found[name].requires or () if (needed := _required(text, extras))]
     return [_piece(name, each) for name, each in found.items()]
 
 
 def _required(text: str, extras: frozenset[str] | None) -> tuple[str, frozenset[str]] | None:
-    """`aiohttp[speedups]>=3 ; extra == 'web'` → its name and extras, if one of `extras` asks for it (None: any)."""
-    head, _, marker = text.partition(";")
-    extra = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", marker)
-    if extra and (extra[1] in NOT_FOR_A_SERVICE if extras is None else extra[1] not in extras):
+    """Return name and extras of a requirement that applies here, else None. `extras` None: all but `dev`."""
+    try:
+        needed = Requirement(text)
+    except InvalidRequirement:
         return None
-    match = _NAME.match(head)
-    if match is None:
-        return None
-    return re.sub(r"[-_.]+", "-", match[1]).lower(), frozenset(re.findall(r"[\w.-]+", match[2] or ""))
+    if needed.marker is not None:
+        asked = ("", *(_own_extras() if extras is None else extras))
+        if not any(needed.marker.evaluate({"extra": extra}) for extra in asked):
+            return None
+    return canonicalize_name(needed.name), frozenset(needed.extras)
+
+
+def _own_extras() -> list[str]:
+    names = distribution(ROOT).metadata.get_all("Provides-Extra") or []
+    return [name for name in names if name not in NOT_FOR_A_SERVICE]
 
 
 def _piece(name: str, installed: Distribution) -> Piece:
@@ -66,13 +74,13 @@ def _piece(name: str, installed: Distribution) -> Piece:
     }
     if name == ROOT:
         files = {target: source for target, source in files.items() if target.parts[0].endswith(".dist-info")}
-        files |= _ours()
+        files |= _own_files()
     files = {t: s for t, s in files.items() if s.is_file() and not any(word in str(t) for word in _SKIPPED)}
     mark = f"{name} {installed.version}"
     return Piece(f"{mark} {_digest(files)}" if name == ROOT else mark, files)
 
 
-def _ours() -> dict[Path, Path]:
+def _own_files() -> dict[Path, Path]:
     package = Path(edge.__file__).parent
     trees = {Path("edge"): package, **{Path("edge/_data") / name: data_dir(name) for name in DATA}}
     return {
@@ -84,15 +92,15 @@ def _ours() -> dict[Path, Path]:
 
 
 def _digest(files: dict[Path, Path]) -> str:
-    """Changes when a checkout does: the version alone would not say so."""
+    """Hash names and contents: a changed checkout keeps its version number."""
     digest = sha256()
     for target in sorted(files):
         digest.update(f"{target}\0".encode() + sha256(files[target].read_bytes()).digest())
     return digest.hexdigest()[:16]
 
 
-def put(what: list[Piece], prefix: Path) -> None:
-    """Copies into a venv's site-packages, owned by whoever copies, readable by all."""
+def copy_site_packages(what: list[Piece], prefix: Path) -> None:
+    """Copy into a venv's site-packages, readable by all users."""
     site = Path(sysconfig.get_path("purelib", "posix_prefix", {"base": str(prefix), "platbase": str(prefix)}))
     for piece in what:
         for target, source in piece.files.items():

@@ -1,4 +1,4 @@
-"""/etc/edgellm/edgellm.toml of a service: what is there (or what its user ran with), and what the command line says."""
+"""Write /etc/edgellm/edgellm.toml from an existing configuration and the options of `service install`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ NAME = "edgellm.toml"
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One model as the service shall serve it: `ref` is good in the service's own store."""
+    """One model of the service; `ref` resolves in the service's own store."""
 
     id: str
     ref: str
 
 
-def base(paths: Sequence[Path]) -> tuple[dict[str, Any], Path | None]:
-    """The first of these files that is there, as it stands. Raises ConfigError."""
+def read_base(paths: Sequence[Path]) -> tuple[dict[str, Any], Path | None]:
+    """Read the first of these files that exists. Raises ConfigError for one that cannot be parsed."""
     for path in paths:
         try:
             return load_toml(path), path
@@ -34,7 +34,7 @@ def base(paths: Sequence[Path]) -> tuple[dict[str, Any], Path | None]:
     return {}, None
 
 
-def merged(
+def merge(
     before: dict[str, Any],
     served: Sequence[Served],
     *,
@@ -42,7 +42,7 @@ def merged(
     listen: Sequence[str],
     dirs: Sequence[str],
 ) -> dict[str, Any]:
-    """The rest stays as it was, aliases and settings of a model with the same id too. None and () say nothing."""
+    """Return the document with these options; all other keys stay. None and () leave a key as it is."""
     after = copy.deepcopy(before)
     after.setdefault("schema", 1)
     if profile:
@@ -57,18 +57,19 @@ def merged(
     return after
 
 
-def text(document: dict[str, Any], made_from: Path | None) -> str:
+def config_text(document: dict[str, Any], made_from: Path | None) -> str:
+    """Return the TOML text; `made_from` is the file that it started from."""
     import tomli_w
 
-    came = f", from {made_from}" if made_from else ""
-    head = f"# Written by `edgellm service install`{came}. It is yours: change it, then `systemctl restart edgellm`.\n"
+    origin = f", from {made_from}" if made_from else ""
+    head = f"# Written by `edgellm service install`{origin}. After a change: `systemctl restart edgellm`.\n"
     rest = {key: value for key, value in document.items() if key != "model"}
     models = "".join(f"\n[[model]]\n{_model(model)}" for model in document.get("model", []))
     return head + tomli_w.dumps(rest) + models
 
 
 def _model(values: dict[str, Any]) -> str:
-    """Tables of one model on one line, so that a person can write another [[model]] below."""
+    """Return the keys of one model with its tables inline: a user may append another [[model]] below."""
     import tomli_w
 
     lines = []

@@ -1,4 +1,4 @@
-"""What an installation on this machine differs in from what `install` would write now, and who changed it since."""
+"""Compare an installation with what `install` would write now, and judge the operator's own drop-ins."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 from edge.service import layout
 from edge.service.unitfile import DROP_IN
-from edge.service.wish import Wish
+from edge.service.wish import UnitSettings
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`kind`: missing | changed | stale | yours (a drop-in of the machine's owner: no fault)."""
+    """A file that differs. `kind`: missing, changed, stale, or yours (a drop-in of the operator, which is no fault)."""
 
     path: Path
     kind: str
@@ -23,60 +23,69 @@ class Difference:
     warnings: tuple[str, ...] = ()
 
 
-# A user's drop-in that takes the GPU away, and what it does.
-HIDES = {
+# Settings that take the GPU away, and how (systemd.exec(5)).
+GPU_CONFLICTS = {
     "PrivateDevices": "hides the GPU's device nodes",
     "ProtectClock": "sets a device policy that hides the GPU's device nodes",
     "MemoryDenyWriteExecute": "forbids what CUDA's compiler does",
     "DynamicUser": "takes the data folder away from its owner",
 }
-_TRUE = {"yes", "true", "on", "1"}
+_TRUE = {"yes", "true", "on", "1"}  # systemd's parse_boolean() also takes y and t
+HOME_HIDDEN = {*_TRUE, "tmpfs"}
 _ALLOWS_GPU = re.compile(r"DeviceAllow\s*=\s*(/dev/(nv|dxg)|char-(nv|\*))")
 
 
-def differences(wish: Wish, root: Path = Path("/")) -> list[Difference]:
-    wanted = {file.path: file.text for file in layout.files(wish)}
+def diff(settings: UnitSettings, root: Path = Path("/")) -> list[Difference]:
+    """Compare the installed files with those that these settings would write."""
+    wanted = {file.path: file.text for file in layout.files(settings)}
     found = [one for path, text in wanted.items() if (one := _compare(root / path, text)) is not None]
     found += [Difference(root / p, "stale") for p in layout.all_paths() if p not in wanted and (root / p).exists()]
-    return [*found, *yours(root)]
+    return [*found, *_own_drop_ins(root)]
 
 
-def yours(root: Path = Path("/")) -> Iterator[Difference]:
-    """Drop-ins beside ours. They are kept, and looked at for what keeps a GPU from working (FC-76)."""
+def _own_drop_ins(root: Path) -> Iterator[Difference]:
+    """Yield the operator's drop-ins, with the settings that keep a GPU from working (FC-76)."""
     for unit in layout.UNITS:
         for path in sorted((root / layout.UNIT_DIR / f"{unit}.d").glob("*.conf")):
             if path.name != DROP_IN:
-                yield Difference(path, "yours", warnings=tuple(warnings(_text(path) or "")))
+                yield Difference(path, "yours", warnings=tuple(conflicts(_text(path) or "")))
 
 
-def warnings(text: str) -> Iterator[str]:
-    """What in a drop-in does harm or nothing. Pure."""
-    section = False
-    lines = [line.strip() for line in text.splitlines()]
-    named = any(_ALLOWS_GPU.match(line) for line in lines)
-    for line in lines:
-        if line.startswith("["):
-            section = True
-        name, equals, value = (part.strip() for part in line.partition("="))
-        if not equals or line.startswith(("#", ";")):
-            continue
+def conflicts(text: str, *, gpu: bool = True) -> Iterator[str]:
+    """Yield a sentence for each line of a drop-in that hides the GPU or is ignored. `gpu`: the machine has one. Pure."""
+    named = any(_ALLOWS_GPU.match(line.strip()) for line in text.splitlines())
+    for section, name, value in directives(text):
         if not section:
             yield f"{name}= stands above any [Section] and is ignored"
-        elif name in HIDES and value.lower() in _TRUE:
-            yield f"{name}={value} {HIDES[name]}"
+        elif not gpu:
+            continue
+        elif name in GPU_CONFLICTS and value.lower() in _TRUE:
+            yield f"{name}={value} {GPU_CONFLICTS[name]}"
         elif name == "DevicePolicy" and value in ("closed", "strict") and not named:
             yield f"DevicePolicy={value} hides the GPU's device nodes, unless DeviceAllow= names each of them"
         elif name == "DeviceAllow" and value and not named:
             yield f"DeviceAllow={value} closes every device that is not named, the GPU's too"
 
 
+def directives(text: str) -> Iterator[tuple[str, str, str]]:
+    """Yield (section, name, value) of each setting of a unit file; the section is empty above the first header."""
+    section = ""
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("["):
+            section = line
+            continue
+        name, equals, value = (part.strip() for part in line.partition("="))
+        if equals and not line.startswith(("#", ";")):
+            yield section, name, value
+
+
 def _compare(path: Path, wanted: str) -> Difference | None:
-    there = _text(path)
-    if there is None:
+    installed = _text(path)
+    if installed is None:
         return Difference(path, "missing")
-    if there == wanted:
+    if installed == wanted:
         return None
-    lines = difflib.unified_diff(there.splitlines(), wanted.splitlines(), str(path), "edgellm", lineterm="", n=1)
+    lines = difflib.unified_diff(installed.splitlines(), wanted.splitlines(), str(path), "edgellm", lineterm="", n=1)
     return Difference(path, "changed", tuple(lines))
 
 

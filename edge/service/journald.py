@@ -1,4 +1,4 @@
-"""journald's own protocol: one datagram an entry, with priority and fields. Standard library only."""
+"""Send entries to journald by its native protocol: one datagram per entry, with priority and fields."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TextIO
 
 SOCKET = Path("/run/systemd/journal/socket")
-# syslog(3)'s levels.
+# Levels of syslog(3).
 ERROR, WARNING, NOTICE, INFO = 3, 4, 5, 6
-MOST_ENTRY_BYTES = 64 * 1024  # far below what a datagram holds; an entry is a line, not a file
+MOST_ENTRY_BYTES = 64 * 1024  # below net.core.wmem_default (208 KiB), the limit of one datagram
 
 
 def goes_to_journal(env: Mapping[str, str], descriptor: int) -> bool:
-    """Whether a descriptor is the journal's stream: JOURNAL_STREAM names its device and inode."""
+    """Return whether a descriptor is the stream named by JOURNAL_STREAM (device:inode, systemd.exec(5))."""
     device, _, inode = env.get("JOURNAL_STREAM", "").partition(":")
     try:
         stat = os.fstat(descriptor)
@@ -28,7 +28,7 @@ def goes_to_journal(env: Mapping[str, str], descriptor: int) -> bool:
 
 
 class Journal:
-    """Sends entries; where the socket is out of reach, `<N>text` lines on `out`, which journald understands too."""
+    """A connection to journald. Without its socket, `<N>text` lines go to `out`, which journald parses (sd-daemon(3))."""
 
     def __init__(self, path: Path = SOCKET, out: TextIO | None = None) -> None:
         self._out = out or sys.stdout
@@ -40,7 +40,7 @@ class Journal:
             self._socket = None
 
     def send(self, message: str, priority: int, **fields: str | None) -> None:
-        """Never raises: a log line is worth no fault. Fields are named EDGELLM_… by the caller."""
+        """Send one entry; errors are ignored. The caller names fields EDGELLM_…."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.send(entry(message, priority, fields))
@@ -50,12 +50,13 @@ class Journal:
             self._out.flush()
 
     def close(self) -> None:
+        """Close the socket."""
         if self._socket is not None:
             self._socket.close()
 
 
 def entry(message: str, priority: int, fields: Mapping[str, str | None]) -> bytes:
-    """One datagram. A value with a line break is sent with its length (systemd's JOURNAL_NATIVE_PROTOCOL)."""
+    """Encode one datagram; a value with a line break carries its length (systemd, JOURNAL_NATIVE_PROTOCOL)."""
     every = {"MESSAGE": message, "PRIORITY": str(priority), "SYSLOG_IDENTIFIER": "edgellm", **fields}
     return b"".join(_field(name, value) for name, value in every.items() if value is not None)
 
@@ -68,13 +69,14 @@ def _field(name: str, value: str) -> bytes:
 
 
 class Handler(logging.Handler):
-    """Python's log records as journal entries."""
+    """Sends Python's log records as journal entries."""
 
     def __init__(self, journal: Journal) -> None:
         super().__init__(logging.WARNING)
         self._journal = journal
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Send a record with its level as priority."""
         try:
             text = self.format(record)
         except Exception:  # a bad format string must not stop the service

@@ -1,4 +1,4 @@
-"""Which files an installation consists of, with their text. Pure but for reading our own data folder."""
+"""List the files of an installation with their text; reads only edgellm's own data folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edge.resources import data_dir
 from edge.service.unitfile import DROP_IN, drop_ins
-from edge.service.wish import Wish
+from edge.service.wish import UnitSettings
 
 UNITS = (
     "edgellm.socket",
@@ -22,50 +22,53 @@ SYSUSERS = Path("etc/sysusers.d/edgellm.conf")
 JTOP_SYSUSERS = Path("etc/sysusers.d/edgellm-jtop.conf")
 TMPFILES = Path("etc/tmpfiles.d/edgellm.conf")
 POWER = Path("etc/edgellm/power.toml")
-PREPARING = (SYSUSERS, JTOP_SYSUSERS, TMPFILES)  # needed before anything else can be done
+PREPARING = (SYSUSERS, JTOP_SYSUSERS, TMPFILES)  # users and folders: the other steps need them
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class InstalledFile:
     """One file of the installation. `path` is relative to the root folder."""
 
     path: Path
     text: str
 
 
-def files(wish: Wish) -> tuple[File, ...]:
-    """Units, their drop-ins, users and folders."""
+def files(settings: UnitSettings) -> tuple[InstalledFile, ...]:
+    """Return users, folders, units, drop-ins and power.toml."""
     source = data_dir("systemd")
 
     def read(name: str) -> str:
         return (source / name).read_text(encoding="utf-8")
 
-    wanted = [unit for unit in UNITS if wish.jtop or unit != "edgellm-jtop.service"]
-    units = [File(UNIT_DIR / unit, read(unit)) for unit in wanted]
-    changed = [File(drop_in(unit), text) for unit, text in drop_ins(wish).items() if unit in wanted]
-    users = [File(SYSUSERS, read("edgellm.sysusers"))]
-    if wish.jtop:
-        users.append(File(JTOP_SYSUSERS, read("edgellm-jtop.sysusers")))
-    power = [File(POWER, power_text(wish.power_mode))] if wish.power_mode else []
-    return (*users, File(TMPFILES, read("edgellm.tmpfiles")), *units, *changed, *power)
+    wanted = [unit for unit in UNITS if settings.jtop or unit != "edgellm-jtop.service"]
+    units = [InstalledFile(UNIT_DIR / unit, read(unit)) for unit in wanted]
+    changed = [InstalledFile(drop_in(unit), text) for unit, text in drop_ins(settings).items() if unit in wanted]
+    users = [InstalledFile(SYSUSERS, read("edgellm.sysusers"))]
+    if settings.jtop:
+        users.append(InstalledFile(JTOP_SYSUSERS, read("edgellm-jtop.sysusers")))
+    power = [InstalledFile(POWER, power_text(settings.power_mode))] if settings.power_mode else []
+    return (*users, InstalledFile(TMPFILES, read("edgellm.tmpfiles")), *units, *changed, *power)
 
 
 def all_paths() -> tuple[Path, ...]:
-    """Everything that any installation may have written, for its removal. Not power.toml: that is configuration."""
+    """Return every path that `install` may have written. power.toml is configuration and stays."""
     units = [path for unit in UNITS for path in (UNIT_DIR / unit, drop_in(unit))]
     return (*units, SYSUSERS, JTOP_SYSUSERS, TMPFILES)
 
 
 def drop_in(unit: str) -> Path:
+    """Return the path of the installer's drop-in for a unit."""
     return UNIT_DIR / f"{unit}.d" / DROP_IN
 
 
 def power_text(mode: str) -> str:
+    """Return power.toml for one power mode, with the other keys of `edge.service.power` as comments."""
+    import tomli_w
+
     return (
-        "# What edgellm-power.service sets at boot. It reads nothing else.\n"
-        "schema = 1\n"
-        f'mode = "{mode}"      # by its name in /etc/nvpmodel.conf\n'
-        "# restore = true     # what was set before comes back when the unit stops\n"
-        "# clocks = true       # jetson_clocks\n"
-        "# persistence = true # discrete GPUs: keep the driver loaded\n"
+        "# Set by edgellm-power.service at boot; it reads nothing else.\n"
+        + tomli_w.dumps({"schema": 1, "mode": mode})
+        + "# restore = true        # put the former settings back when the unit stops\n"
+        "# jetson_clocks = true  # lock the clocks at their maximum\n"
+        "# persistence = true    # discrete GPUs: keep the driver loaded\n"
     )

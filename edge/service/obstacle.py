@@ -1,4 +1,4 @@
-"""Why a path cannot be used: the exact folder that is missing, or that does not let somebody through (FC-79)."""
+"""Find why a user cannot read a path: the exact folder that is missing or closed (FC-79)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edge.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Who:
-    """A user as the kernel judges him."""
+    """A user with the ids that the kernel compares with a file's mode."""
 
     name: str
     uid: int
@@ -23,12 +23,13 @@ class Who:
 
     @classmethod
     def me(cls) -> Who:
+        """Return the user of this process."""
         uid = os.geteuid()
         return cls(_name(uid), uid, frozenset({os.getegid(), *os.getgroups()}))
 
     @classmethod
     def named(cls, name: str, extra_groups: tuple[str, ...] = ()) -> Who:
-        """Raises ConfigError when there is no such user."""
+        """Return a user of the user database. Raises ConfigError for an unknown name."""
         try:
             entry = pwd.getpwnam(name)
         except KeyError as error:
@@ -37,8 +38,8 @@ class Who:
         return cls(name, entry.pw_uid, frozenset({*os.getgrouplist(name, entry.pw_gid), *extra}))
 
 
-def future(name: str, extra_groups: tuple[str, ...] = ()) -> Who:
-    """A user as he will be; one that does not exist yet owns nothing and is in the extra groups only."""
+def future_user(name: str, extra_groups: tuple[str, ...] = ()) -> Who:
+    """Return a user that may not exist yet: it owns nothing and is in the extra groups only."""
     try:
         return Who.named(name, extra_groups)
     except ConfigError:
@@ -47,7 +48,7 @@ def future(name: str, extra_groups: tuple[str, ...] = ()) -> Who:
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """`path` is the first part of the way that stops; `kind`: missing | empty | closed | unreadable."""
+    """The first part of a path that stops a user. `kind`: missing, empty, closed or unreadable."""
 
     path: Path
     kind: str
@@ -55,49 +56,49 @@ class Obstacle:
     hint: str
 
 
-def find(path: Path, who: Who) -> Obstacle | None:
-    """Walks from / to `path`, then to what it links to. None: it can be read. ACLs are not looked at."""
+def find(path: Path, user: Who) -> Obstacle | None:
+    """Walk from / to the path, then to its link target; None where the user can read it. ACLs are ignored."""
     for end in dict.fromkeys((path, Path(os.path.realpath(path)))):
         for part in [*reversed(end.parents), end]:
-            found = _at(part, last=part == end, who=who)
+            found = _at(part, last=part == end, user=user)
             if found is not None:
                 return found
     return None
 
 
-def _at(part: Path, *, last: bool, who: Who) -> Obstacle | None:
+def _at(part: Path, *, last: bool, user: Who) -> Obstacle | None:
     try:
         state = part.stat()
-    except OSError as error:  # a closed folder of ours was found one step before; root never meets one
-        return _closed(part.parent, who) if error.errno == errno.EACCES else _missing(part)
+    except OSError as error:  # EACCES: the folder above is closed to this process too
+        return _closed(part.parent, user) if error.errno == errno.EACCES else _missing(part)
     folder = stat.S_ISDIR(state.st_mode)
-    if folder and not allowed(state, who, 1):
-        return _closed(part, who)
-    if last and not allowed(state, who, 4):
-        return _unreadable(part, who)
+    if folder and not allowed(state, user, 1):
+        return _closed(part, user)
+    if last and not allowed(state, user, 4):
+        return _unreadable(part, user)
     if last and folder and _is_empty(part):
         return Obstacle(part, "empty", f"{part} is empty: is its disk mounted?", f"mount it, or put models into {part}")
     return None
 
 
-def allowed(state: os.stat_result, who: Who, bit: int) -> bool:
-    """One of r=4, w=2, x=1 by owner, group and mode. Root is let through."""
-    if who.uid == 0:
+def allowed(state: os.stat_result, user: Who, bit: int) -> bool:
+    """Return whether the mode grants all of `bit` (r=4, w=2, x=1) to the user. Root passes."""
+    if user.uid == 0:
         return True
-    shift = 6 if state.st_uid == who.uid else 3 if state.st_gid in who.gids else 0
-    return bool(state.st_mode >> shift & bit)
+    shift = 6 if state.st_uid == user.uid else 3 if state.st_gid in user.gids else 0
+    return state.st_mode >> shift & bit == bit
 
 
 def writable_by_others(path: Path, owners: frozenset[int] = frozenset({0})) -> Path | None:
-    """The first part of the way to `path` (and of what it links to) that anyone but `owners` could exchange."""
+    """Return the first part of a path, or of its link target, that users other than `owners` can replace."""
     for end in dict.fromkeys((path, Path(os.path.realpath(path)))):
         for part in [*reversed(end.parents), end]:
             state = part.lstat()
             if state.st_uid not in owners:
                 return part
             if stat.S_ISLNK(state.st_mode):
-                continue  # a link's own mode means nothing
-            sticky = stat.S_ISDIR(state.st_mode) and state.st_mode & stat.S_ISVTX  # others add, and exchange nothing
+                continue  # the kernel ignores the mode of a link
+            sticky = stat.S_ISDIR(state.st_mode) and state.st_mode & stat.S_ISVTX  # other users may add files, not replace any
             others = stat.S_IWOTH | (stat.S_IWGRP if state.st_gid != 0 else 0)
             if state.st_mode & others and not sticky:
                 return part
@@ -107,8 +108,8 @@ def writable_by_others(path: Path, owners: frozenset[int] = frozenset({0})) -> P
 def _missing(part: Path) -> Obstacle:
     parent = part.parent
     empty = parent.is_dir() and _is_empty(parent)
-    not_there = f"{part} is not there" + (f": {parent} is empty, is its disk mounted?" if empty else "")
-    return Obstacle(part, "missing", not_there, f"mount or create {part}; edgellm never creates it")
+    sentence = f"{part} does not exist" + (f": {parent} is empty, is its disk mounted?" if empty else "")
+    return Obstacle(part, "missing", sentence, f"mount or create {part}; edgellm does not create it")
 
 
 def _is_empty(folder: Path) -> bool:
@@ -118,14 +119,14 @@ def _is_empty(folder: Path) -> bool:
         return False
 
 
-def _closed(part: Path, who: Who) -> Obstacle:
-    sentence = f"{part} does not let user {who.name} through ({_mode(part)})"
+def _closed(part: Path, user: Who) -> Obstacle:
+    sentence = f"user {user.name} may not enter {part} ({_mode(part)})"
     return Obstacle(part, "closed", sentence, f"chmod o+x {part}, or keep the models elsewhere")
 
 
-def _unreadable(part: Path, who: Who) -> Obstacle:
+def _unreadable(part: Path, user: Who) -> Obstacle:
     letters = "o+rx" if part.is_dir() else "o+r"
-    sentence = f"{part} cannot be read by user {who.name} ({_mode(part)})"
+    sentence = f"user {user.name} may not read {part} ({_mode(part)})"
     return Obstacle(part, "unreadable", sentence, f"chmod {letters} {part}")
 
 

@@ -1,4 +1,4 @@
-"""A folder with everything for a board without a network: board 2…50.
+"""A folder with everything for a board without a network.
 
 DIR/wheels/*.whl        edgellm and its dependencies, for this Python and machine
 DIR/*.tar[.gz]          an engine, from `edgellm engine export`
@@ -15,11 +15,11 @@ from edge.errors import UnavailableError
 
 
 class Bundle:
-    """What there is in it; absent is None."""
+    """The contents of the folder; None for what it lacks."""
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
-            raise UnavailableError(f"{folder} is no folder", "see `edgellm service install --help`")
+            raise UnavailableError(f"{folder} is not a folder", "see `edgellm service install --help`")
         self.folder = folder
         self.models = folder / "models"
         self.config = folder / "edgellm.toml"
@@ -30,6 +30,7 @@ class Bundle:
             raise UnavailableError(f"{folder} holds no wheels, engine or models", "see systemd/README.md, Offline")
 
     def import_engine(self, engines: Path) -> None:
+        """Import the engine of the folder, verified."""
         assert self.engine is not None
         import_engine(engines, self.engine)
 
@@ -37,5 +38,5 @@ class Bundle:
         found = sorted(path for pattern in ("*.tar", "*.tar.gz", "*.tgz") for path in self.folder.glob(pattern))
         if len(found) > 1:
             names = ", ".join(path.name for path in found)
-            raise UnavailableError(f"{self.folder} holds several engines: {names}", "leave one of them there")
+            raise UnavailableError(f"{self.folder} holds several engines: {names}", "keep one of them")
         return found[0] if found else None

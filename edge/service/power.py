@@ -1,16 +1,16 @@
-"""edgellm-power.service: the only part of edgellm that changes clocks, a power mode or persistence, and only as told.
+"""The program of edgellm-power.service, the only part of edgellm that changes power mode, clocks or persistence.
 
     python -m edge.service.power apply | restore
 
-The wish is /etc/edgellm/power.toml, written by the installer when a profile asks for it, and the only thing read:
+It runs as root and reads nothing but /etc/edgellm/power.toml:
 
     schema = 1
     mode = "MAXN_SUPER"      nvpmodel's mode by name; its numbers differ by module and image
-    jetson_clocks = true     clocks locked at their highest
-    persistence = true       of discrete GPUs
-    restore = true           put back on stop what was changed
+    jetson_clocks = true     lock the clocks at their maximum
+    persistence = true       persistence mode of discrete GPUs
+    restore = true           undo the changes when the unit stops
 
-Each change is verified afterwards: nvpmodel refuses in silence what needs a reboot. Root.
+Each change is verified afterwards: nvpmodel ignores without an error what needs a reboot.
 """
 
 from __future__ import annotations
@@ -30,25 +30,27 @@ from edge.errors import ConfigError, EdgeError, TemporaryError, UnavailableError
 from edge.resources import load_toml
 from edge.telemetry.soc import cpu_locked, find_gpu
 
-WISH = Path("/etc/edgellm/power.toml")
-STATE = Path("/var/lib/edgellm-power")  # a power mode outlives a power cut, so what was before must too
+SETTINGS = Path("/etc/edgellm/power.toml")
+STATE = Path("/var/lib/edgellm-power")  # a power mode survives a power cut, so its predecessor is kept on disk
 _STATUS, _CONF = Path("/var/lib/nvpmodel/status"), Path("/etc/nvpmodel.conf")
-VERIFY_S = 10.0
+VERIFY_S = 10.0  # nvpmodel returns before /var/lib/nvpmodel/status is rewritten
 _COMMAND_S = 60.0
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _KEYS = {"schema": int, "mode": str, "jetson_clocks": bool, "persistence": bool, "restore": bool}
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class PowerSettings:
+    """The contents of power.toml."""
+
     mode: str = ""
     jetson_clocks: bool = False
     persistence: bool = False
     restore: bool = False
 
 
-def read_wish(path: Path) -> Wish:
-    """Raises ConfigError for anything that is not known here: a privileged program guesses nothing."""
+def read_settings(path: Path) -> PowerSettings:
+    """Read power.toml. Raises ConfigError for unknown keys and types: a privileged program guesses nothing."""
     try:
         values = load_toml(path)
     except (OSError, ValueError) as error:
@@ -58,38 +60,38 @@ def read_wish(path: Path) -> Wish:
             raise ConfigError(f"{path}: {key} = {value!r} is not known", f"known: {', '.join(_KEYS)}")
     if values.pop("schema", 1) != 1:
         raise ConfigError(f"{path} has a newer schema", "update edgellm")
-    return Wish(**values)
+    return PowerSettings(**values)
 
 
-def apply(wish: Wish, state: Path = STATE, verify_s: float = VERIFY_S) -> list[str]:
-    """What was changed, in sentences. Remembers in `state` what was before. Raises EdgeError."""
+def apply(settings: PowerSettings, state: Path = STATE, verify_s: float = VERIFY_S) -> list[str]:
+    """Apply the settings and return a sentence per change; `state` keeps the former values. Raises EdgeError."""
     done: list[str] = []
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    before = _before(state)  # of an earlier apply: what was there before that still counts
+    before = _before(state)  # of an earlier apply, whose first values count
     try:
         mode = _active()
-        if wish.mode and (mode is None or mode.name != wish.mode):
+        if settings.mode and (mode is None or mode.name != settings.mode):
             before.setdefault("mode", mode.name if mode else None)
-            done.append(f"power mode {set_mode(wish.mode, verify_s).name} (was {mode.name if mode else 'unknown'})")
-        if wish.jetson_clocks and not locked():
+            done.append(f"power mode {set_mode(settings.mode, verify_s).name} (was {mode.name if mode else 'unknown'})")
+        if settings.jetson_clocks and not locked():
             _run("jetson_clocks", "--store", str(state / "clocks"))
             before["clocks"] = True
             _run("jetson_clocks")
             _verify(locked, verify_s, "jetson_clocks left the clocks as they were")
             done.append("clocks locked")
-        if wish.persistence:
+        if settings.persistence:
             for uuid in _persistence(True):
                 before["persistence"] = sorted({*before.get("persistence", []), uuid})
                 done.append(f"persistence mode on for {uuid}")
     finally:
-        # Also after a failure half way: what was changed can be put back.
+        # Also after an error: `restore` has to undo what was changed before it.
         (state / "before.json").write_text(json.dumps(before))
     return done
 
 
-def restore(wish: Wish, state: Path = STATE, verify_s: float = VERIFY_S) -> list[str]:
-    """Puts back what `apply` changed, if the wish says so."""
-    before = _before(state) if wish.restore else {}
+def restore(settings: PowerSettings, state: Path = STATE, verify_s: float = VERIFY_S) -> list[str]:
+    """Undo the changes of `apply` where `restore = true`; return a sentence per change."""
+    before = _before(state) if settings.restore else {}
     done: list[str] = []
     if before.get("clocks"):
         _run("jetson_clocks", "--restore", str(state / "clocks"))
@@ -98,7 +100,7 @@ def restore(wish: Wish, state: Path = STATE, verify_s: float = VERIFY_S) -> list
         done.append(f"power mode {set_mode(before['mode'], verify_s).name} restored")
     if before.get("persistence"):
         done += [f"persistence mode off for {uuid}" for uuid in _persistence(False, before["persistence"])]
-    if wish.restore:
+    if settings.restore:
         (state / "before.json").unlink(missing_ok=True)
     return done
 
@@ -112,7 +114,7 @@ def _before(state: Path) -> dict[str, Any]:
 
 
 def set_mode(name: str, verify_s: float = VERIFY_S) -> PowerMode:
-    """Raises ConfigError for a name that this board does not have, TemporaryError when it did not take."""
+    """Set a mode by name. Raises ConfigError for an unknown name, TemporaryError when nvpmodel did not set it."""
     known = power.modes(_text(_CONF) or "")
     wanted = next((mode for mode in known if mode.name == name), None)
     if wanted is None:
@@ -122,14 +124,14 @@ def set_mode(name: str, verify_s: float = VERIFY_S) -> PowerMode:
     _verify(
         lambda: _active() == wanted,
         verify_s,
-        f"nvpmodel did not take {name}",
+        f"nvpmodel did not set {name}",
         "some changes need a reboot: try `sudo reboot`",
     )
     return wanted
 
 
 def locked() -> bool:
-    """As jetson_clocks leaves them: lowest clock = highest, on the GPU and on every core."""
+    """Return whether jetson_clocks is in effect: minimum = maximum on the GPU and on every core."""
     gpu = find_gpu("/sys")
     return bool(gpu is not None and gpu.locked() and cpu_locked("/sys"))
 
@@ -139,7 +141,7 @@ def _active() -> PowerMode | None:
 
 
 def _persistence(on: bool, only: list[str] | None = None) -> Iterator[str]:
-    """UUIDs of the GPUs whose persistence mode was changed, each as soon as it was: another may fail."""
+    """Change persistence mode and yield each GPU's UUID at once: a later GPU may fail."""
     try:
         import pynvml as nvml
     except ImportError as error:
@@ -152,7 +154,7 @@ def _persistence(on: bool, only: list[str] | None = None) -> Iterator[str]:
             if (only is None or uuid in only) and bool(nvml.nvmlDeviceGetPersistenceMode(gpu)) != on:
                 nvml.nvmlDeviceSetPersistenceMode(gpu, int(on))
                 if bool(nvml.nvmlDeviceGetPersistenceMode(gpu)) != on:
-                    raise TemporaryError(f"{uuid} did not take persistence mode")
+                    raise TemporaryError(f"{uuid} did not change its persistence mode")
                 yield uuid
     except nvml.NVMLError as error:
         raise UnavailableError(f"NVML: {error}", "is the NVIDIA driver loaded?") from error
@@ -167,7 +169,7 @@ def _verify(true: Callable[[], bool], within_s: float, otherwise: str, hint: str
 
 
 def _run(program: str, *arguments: str) -> None:
-    """Without a terminal, so that nvpmodel cannot stop and ask. Raises UnavailableError."""
+    """Run a program without a terminal, so that nvpmodel cannot wait for an answer. Raises UnavailableError."""
     try:
         done = subprocess.run(
             [program, *arguments],
@@ -178,10 +180,10 @@ def _run(program: str, *arguments: str) -> None:
             env={"PATH": _PATH, "LC_ALL": "C"},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UnavailableError(f"cannot run {program}: {error}", "this is for NVIDIA Jetson images") from error
+        raise UnavailableError(f"cannot run {program}: {error}", "it is part of NVIDIA's Jetson images") from error
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise UnavailableError(f"{program} failed: {said[-1] if said else f'exit status {done.returncode}'}")
+        output = (done.stderr or done.stdout).strip().splitlines()
+        raise UnavailableError(f"{program} failed: {output[-1] if output else f'exit status {done.returncode}'}")
 
 
 def _text(path: Path) -> str | None:
@@ -192,13 +194,14 @@ def _text(path: Path) -> str | None:
 
 
 def main(arguments: list[str], state: Path = STATE, verify_s: float = VERIFY_S) -> int:
+    """Apply or restore, print the changes, and return the exit code."""
     if arguments not in (["apply"], ["restore"]):
         print("usage: python -m edge.service.power apply | restore", file=sys.stderr)
         return 64
     try:
-        wish = read_wish(WISH)
+        settings = read_settings(SETTINGS)
         change = apply if arguments == ["apply"] else restore
-        done = change(wish, state, verify_s)
+        done = change(settings, state, verify_s)
     except EdgeError as error:
         print(f"error: {error}" + (f" ({error.hint})" if error.hint else ""), file=sys.stderr)
         return error.exit_code

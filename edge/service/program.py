@@ -1,4 +1,4 @@
-"""The Python that runs the service: ours if nobody else can change it and the service can see it, else /opt/edgellm."""
+"""Choose the Python of the service: the running one if only root can change it, else a copy in /opt/edgellm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import edge
 from edge import __version__
 from edge.engine.embedded_engine import find_embedded
 from edge.errors import EdgeError, EngineMissingError, UnavailableError
-from edge.service.closure import pieces, put
+from edge.service.closure import copy_site_packages, pieces
 from edge.service.obstacle import writable_by_others
 from edge.service.systemctl import run
 from edge.service.unitfile import HOMES, TEMPORARY, within
@@ -24,32 +24,32 @@ STAMP = "edgellm-service.json"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What /opt/edgellm is made of: what runs now, or the wheels of a folder."""
+    """What /opt/edgellm is installed from: the running environment, or the wheels of a folder."""
 
     wheels: Path | None
     why: str
 
 
 def unsafe(python: Path, package: Path) -> str | None:
-    """Why a service must not run this Python with this edge; None when it may."""
+    """Return why a service must not run this Python with this package; None when it may."""
     for path in (python, Path(os.path.realpath(python)), package):
         if within(str(path), (*HOMES, *TEMPORARY)):
-            return f"{path} is where the service cannot look (ProtectHome, PrivateTmp)"
+            return f"the service cannot see {path} (ProtectHome, PrivateTmp)"
         writable = writable_by_others(path)
         if writable is not None:
-            return f"{writable} can be changed by others than root"
+            return f"users other than root can change {writable}"
     return None
 
 
-def here() -> tuple[Path, Path]:
-    """The running interpreter (of its venv) and the package it imports."""
-    python = Path(sys.executable).with_name("python")  # a script may have called it python3
+def running_program() -> tuple[Path, Path]:
+    """Return the running interpreter (of its venv) and the package it imports."""
+    python = Path(sys.executable).with_name("python")  # sys.executable may be python3 of the same venv
     return python if python.exists() else Path(sys.executable), Path(edge.__file__).parent
 
 
 def needed(prefix: Path = PREFIX, wheels: Path | None = None) -> Source | None:
-    """None: the running Python can be used as it is, or /opt/edgellm is already what it would be made of."""
-    python, package = here()
+    """Return what /opt/edgellm has to be made of; None where the running Python will do or it is up to date."""
+    python, package = running_program()
     why = unsafe(python, package)
     if wheels is not None and why is None and _wheel_version(wheels) in (None, __version__):
         return None
@@ -60,26 +60,26 @@ def needed(prefix: Path = PREFIX, wheels: Path | None = None) -> Source | None:
 
 
 def service_python(prefix: Path = PREFIX, wheels: Path | None = None) -> str:
-    """Which Python the units name: ours where a service may run it."""
-    python, package = here()
-    ours = unsafe(python, package) is None and needed(prefix, wheels) is None
-    return str(python if ours else prefix / "bin/python")
+    """Return the Python for the units: the running one where a service may run it, else that of the prefix."""
+    python, package = running_program()
+    safe = unsafe(python, package) is None and needed(prefix, wheels) is None
+    return str(python if safe else prefix / "bin/python")
 
 
 def base_python() -> Path:
-    """The interpreter that a venv for the service links to. Raises UnavailableError when all are private."""
-    ours = Path(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
+    """Return the interpreter for the service's venv. Raises UnavailableError when no system-wide one is safe."""
+    running = Path(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    for python in (ours, Path(f"/usr/bin/python{version}"), Path(f"/usr/local/bin/python{version}")):
+    for python in (running, Path(f"/usr/bin/python{version}"), Path(f"/usr/local/bin/python{version}")):
         real = Path(os.path.realpath(python))
         if real.exists() and not within(str(real), (*HOMES, *TEMPORARY)) and writable_by_others(real) is None:
             return python
-    hint = f"install Python {version} for every user (apt install python{version}), or put a managed one into /opt"
-    raise UnavailableError(f"the service cannot run {ours}: others can change it or the service cannot see it", hint)
+    hint = f"install Python {version} for every user (apt install python{version}), or a managed one in /opt"
+    raise UnavailableError(f"the service cannot run {running}: other users can change it, or it is hidden from it", hint)
 
 
 def make(source: Source, prefix: Path = PREFIX) -> None:
-    """Builds a venv beside `prefix` and exchanges the two by renames; who runs keeps the files he has open."""
+    """Build a venv beside `prefix` and exchange the two by renames; running processes keep their open files."""
     fresh, former = prefix.with_name(f".{prefix.name}.new"), prefix.with_name(f".{prefix.name}.old")
     for leftover in (fresh, former):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -88,9 +88,9 @@ def make(source: Source, prefix: Path = PREFIX) -> None:
     try:
         if source.wheels is None:
             run([str(python), "-I", "-m", "venv", "--without-pip", str(fresh)])
-            put(pieces(), fresh)
+            copy_site_packages(pieces(), fresh)
         else:
-            hint = "apt install python3-venv, and see that the folder holds the wheels for this Python and machine"
+            hint = "apt install python3-venv, and check that the folder holds wheels for this Python and machine"
             run([str(python), "-I", "-m", "venv", str(fresh)], hint)
             pip = [str(fresh / "bin/python"), "-I", "-m", "pip", "install", "--quiet", "--no-index"]
             run(
@@ -108,7 +108,7 @@ def make(source: Source, prefix: Path = PREFIX) -> None:
 
 
 def stamp(prefix: Path = PREFIX) -> str | None:
-    """What a prefix that we made was made of; None when it is not ours."""
+    """Return what a prefix was installed from; None where `install` did not create it."""
     try:
         made: str = json.loads((prefix / STAMP).read_text(encoding="utf-8"))["made_of"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -136,25 +136,25 @@ def _wanted(wheels: Path) -> list[str]:
 
 
 def _command(fresh: Path, prefix: Path) -> None:
-    """bin/edgellm, for the path where the venv will be."""
+    """Write bin/edgellm for the final path of the venv."""
     script = fresh / "bin/edgellm"
     script.write_text(f'#!/bin/sh\nexec "{prefix}/bin/python" -I -m edge "$@"\n', encoding="utf-8")
     script.chmod(0o755)
 
 
 def is_running(python: str) -> bool:
-    """The service's Python is this one, so that what was found here is there."""
-    return Path(python) == here()[0]
+    """Return whether the service's Python is the running one."""
+    return Path(python) == running_program()[0]
 
 
 def must_have_embedded(python: str) -> None:
-    """Raises EngineMissingError when the service's Python cannot load the embedded engine."""
+    """Raise EngineMissingError when the service's Python cannot load the embedded engine."""
     if find_embedded(python) is None:
-        hint = "`pip install 'edgellm[embedded]'` there, or build an engine"
+        hint = "`pip install 'edgellm[embedded]'` in that environment, or build an engine"
         raise EngineMissingError(f"{python} has no embedded engine", hint)
     try:
         run([python, "-I", "-c", "import xllamacpp"])
     except EdgeError as error:
         why = str(error).rpartition("failed: ")[2]
-        hint = "on Debian and Ubuntu: `apt-get install libgomp1`" if "libgomp" in why else "reinstall it there"
+        hint = "on Debian and Ubuntu: `apt-get install libgomp1`" if "libgomp" in why else "reinstall it in that environment"
         raise EngineMissingError(f"the embedded engine does not load: {why}", hint) from error

@@ -1,4 +1,4 @@
-"""`edgellm service uninstall`: the units go; models, engines and configuration stay unless `--purge`."""
+"""`edgellm service uninstall`: remove the units; with `--purge` also models, engines and configuration."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from functools import partial
 from pathlib import Path
 
 from edge.folders import system_folders
-from edge.service import layout, program, systemctl, wish
+from edge.service import layout, program, systemctl
 from edge.service.disk import user_exists
 from edge.service.installer import COMMAND
 from edge.service.request import ETC
 from edge.service.step import Step
-from edge.service.wish import PREFIX
+from edge.service.wish import PREFIX, USER
 
 
 def steps(*, purge: bool, root: Path = Path("/")) -> list[Step]:
-    """In order. What is not there is done."""
+    """Return the steps in order; what does not exist counts as done."""
     return [*_stop(root), *_files(root), *(_purge(root) if purge else [])]
 
 
 def kept(root: Path = Path("/")) -> list[str]:
-    """What a removal without --purge leaves, for the one line that says so."""
+    """Return the folders that a removal without --purge leaves."""
     system = system_folders()
     places = [root / str(path).lstrip("/") for path in (system.data, system.cache, Path("/") / ETC, PREFIX)]
     return [str(path) for path in places if path.exists()]
@@ -32,7 +32,7 @@ def _stop(root: Path) -> Iterator[Step]:
     units = [unit for unit in layout.UNITS if (root / layout.UNIT_DIR / unit).exists()]
     enabled = [unit for unit in units if systemctl.enabled(unit)]
     running = [unit for unit in units if systemctl.active(unit)] if systemctl.booted() else []
-    # The sockets first: a client would start the service again.
+    # Sockets first: otherwise a client starts the service again.
     running.sort(key=lambda unit: not unit.endswith(".socket"))
     stop = partial(systemctl.run, ["systemctl", "stop", *running])
     yield Step(f"stop {', '.join(running)}" if running else "stop it", stop, done=not running)
@@ -46,7 +46,7 @@ def _files(root: Path) -> Iterator[Step]:
         if full.exists():
             yield Step(f"remove {full}", partial(_unlink, full))
     if systemctl.booted():
-        yield Step("tell systemd", partial(systemctl.run, ["systemctl", "daemon-reload"]))
+        yield Step("reload systemd", partial(systemctl.run, ["systemctl", "daemon-reload"]))
 
 
 def _unlink(path: Path) -> None:
@@ -65,6 +65,6 @@ def _purge(root: Path) -> Iterator[Step]:
         yield Step(f"delete {PREFIX}", partial(shutil.rmtree, PREFIX))
         if COMMAND.is_symlink() and COMMAND.readlink() == PREFIX / "bin/edgellm":
             yield Step(f"remove {COMMAND}", COMMAND.unlink)
-    for user in (wish.USER, "edgellm-jtop"):
+    for user in (USER, "edgellm-jtop"):
         if user_exists(user):
             yield Step(f"remove user {user}", partial(systemctl.run, ["userdel", user]))

@@ -1,4 +1,4 @@
-"""One thing that an installation does. Values, and the order in which they are done."""
+"""The steps of an installation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`what` says it in the imperative; `done`: it is so already, nothing will be touched."""
+    """One repeatable step. `what` describes it in the imperative; `done`: nothing is left to do; `note`: why it is asked."""
 
     what: str
     apply: Callable[[], object]
@@ -17,15 +17,15 @@ class Step:
 
 
 def nothing() -> None:
-    """It is so already."""
+    """Do nothing, for a step that is done already."""
 
 
-def apply_all(steps: Iterable[Step], tell: Callable[[Step], None] = lambda _: None) -> int:
-    """Does what is not done, in order. → how many. A step that raises ends it; the next run goes on from there."""
+def apply_all(steps: Iterable[Step], report: Callable[[Step], None] = lambda _: None) -> int:
+    """Apply the steps that are not done and return their number. After an error the next run continues there."""
     count = 0
     for step in steps:
         if not step.done:
-            tell(step)
+            report(step)
             step.apply()
             count += 1
     return count

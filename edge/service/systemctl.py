@@ -1,8 +1,7 @@
-"""systemd's own programs. Each call says what went wrong in their words."""
+"""Run systemd's programs; errors carry their last line of output."""
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -10,40 +9,30 @@ from pathlib import Path
 
 from edge.errors import EdgeError, UnavailableError
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 120.0  # twice TimeoutStopSec= of edgellm.service
 
 
 def booted(root: Path = Path("/")) -> bool:
-    """sd_booted(3): systemd is PID 1 here."""
+    """Return whether systemd is PID 1, as sd_booted(3) does."""
     return (root / "run/systemd/system").is_dir()
 
 
-def version() -> int | None:
-    """245, 249, 255, …"""
-    try:
-        first = subprocess.run(["systemctl", "--version"], capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    found = re.match(r"systemd (\d+)", first.stdout)
-    return int(found[1]) if found else None
-
-
 def run(command: Sequence[str], hint: str | None = None) -> str:
-    """→ stdout. Raises EdgeError with the program's last words."""
+    """Run a program and return its stdout. Raises EdgeError with its last line of output."""
     if shutil.which(command[0]) is None:
-        raise UnavailableError(f"{command[0]} is not here", "edgellm as a service needs systemd")
+        raise UnavailableError(f"{command[0]} is not installed", "edgellm as a service needs systemd")
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:
         raise EdgeError(f"`{' '.join(command)}` did not end within {TIMEOUT_S:g} s", hint) from error
     if result.returncode:
-        words = (result.stderr.strip() or result.stdout.strip()).splitlines()
-        raise EdgeError(f"`{' '.join(command)}` failed: {words[-1] if words else result.returncode}", hint)
+        output = (result.stderr.strip() or result.stdout.strip()).splitlines()
+        raise EdgeError(f"`{' '.join(command)}` failed: {output[-1] if output else result.returncode}", hint)
     return result.stdout
 
 
-def says(*arguments: str) -> str:
-    """One word of systemctl's (`is-active`, `is-enabled`), whatever its exit code."""
+def query(*arguments: str) -> str:
+    """Return the word that systemctl prints (`is-active`, `is-enabled`), ignoring its exit code; else `unknown`."""
     try:
         result = subprocess.run(["systemctl", *arguments], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -52,8 +41,10 @@ def says(*arguments: str) -> str:
 
 
 def active(unit: str) -> bool:
-    return says("is-active", unit) in ("active", "activating", "reloading")
+    """Return whether the unit runs or is starting."""
+    return query("is-active", unit) in ("active", "activating", "reloading")
 
 
 def enabled(unit: str) -> bool:
-    return says("is-enabled", unit) == "enabled"
+    """Return whether the unit is enabled at boot."""
+    return query("is-enabled", unit) == "enabled"

@@ -1,4 +1,4 @@
-"""Which engine and models a service shall have: those that the plan of `up` names, taken from whoever ran it."""
+"""Find the engine and the models of a new service: those that the plan of `up` names, in the caller's folders."""
 
 from __future__ import annotations
 
@@ -8,29 +8,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edge.config import Config, load
+from edge.config import load
 from edge.config.values import StoreConfig
 from edge.engine.engine import Engine
 from edge.engine.installed import read_selection
 from edge.folders import Folders, folders, system_folders, user_folders
 from edge.model.file import ModelFile
 from edge.prepare import HostView, prepare
-from edge.profile.profile import Profile
 
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """`models` by public id: the file wanted first, then those of later rungs."""
+    """What to install. `models` by public id: the preferred file, then those of later steps of the ladder."""
 
-    config: Config
-    profile: Profile
     engine: Engine
     models: dict[str, tuple[ModelFile, ...]]
-    data: Folders  # where engine and models come from
+    data: Folders  # the source of engine and models
 
 
-def whose(env: Mapping[str, str], state_dir: Path | None = None) -> Folders:
-    """--state-dir, else the folders of who called sudo, else the system's own."""
+def source_folders(env: Mapping[str, str], state_dir: Path | None = None) -> Folders:
+    """Return --state-dir, else the folders of the user that called sudo, else the system's own."""
     if state_dir is not None:
         return folders(env, state_dir)
     caller = env.get("SUDO_UID", "")
@@ -42,10 +39,10 @@ def whose(env: Mapping[str, str], state_dir: Path | None = None) -> Folders:
     return system_folders()
 
 
-def look(
+def plan_takeover(
     source: Folders, flags: Mapping[str, object], extra_dirs: tuple[Path, ...], *, root: Path = Path("/")
 ) -> Takeover:
-    """Plans as `up` would, and raises what `prepare` raises."""
+    """Plan as `up` would. Raises what `prepare` raises."""
     system = system_folders()
     configured = system if (system.config / "edgellm.toml").exists() else source
     config = load(source._replace(config=configured.config), flags, {})
@@ -57,8 +54,9 @@ def look(
     for model_id, model in prepared.plan.models.items():
         files = [model.model, *(rung.model for rung in model.ladder.plans if rung.model)]
         models[model_id] = tuple({file.path: file for file in files}.values())
-    return Takeover(config, prepared.profile, prepared.plan.engine, models, data)
+    return Takeover(prepared.plan.engine, models, data)
 
 
 def inside(path: str, folder: Path) -> bool:
+    """Return whether a path, or its link target, lies in the folder."""
     return folder in Path(os.path.realpath(path)).parents or folder in Path(path).parents

@@ -1,4 +1,4 @@
-"""Which systemd unit a process is, and how to end it for good: its socket would start it again at the next poll."""
+"""Find the systemd unit of a process, and stop it with its socket, which would start it again."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from edge.errors import EdgeError, UnavailableError
-from edge.service.hindrance import hindrances
+from edge.service.hindrance import drop_in_conflicts
 
-STOP_S = 120.0
+STOP_S = 120.0  # TimeoutStopSec=60 of the unit, twice
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """`user`: of a user's own service manager; `warnings`: what in its drop-ins keeps it from the machine's GPU."""
+    """A systemd service. `user`: of a user manager; `warnings`: drop-in settings that hide the GPU from it."""
 
     name: str
     user: bool = False
@@ -40,7 +40,7 @@ class Unit:
 
 
 def own(proc: Path = Path("/proc"), root: Path = Path("/")) -> Unit | None:
-    """By its control group: systemd keeps each service in one of its own."""
+    """Return the unit of this process by its control group; None outside a service."""
     try:
         lines = (proc / "self/cgroup").read_text().splitlines()
     except OSError:
@@ -50,19 +50,22 @@ def own(proc: Path = Path("/proc"), root: Path = Path("/")) -> Unit | None:
         services = [part for part in parts if part.endswith(".service")]
         if services and services[-1] == parts[-1] and not services[-1].startswith("user@"):
             user = any(part.startswith("user@") for part in services[:-1])
-            return Unit(services[-1], user, () if user else hindrances(services[-1], root))
+            return Unit(services[-1], user, () if user else drop_in_conflicts(services[-1], root))
     return None
 
 
 def stop(unit: Unit) -> None:
-    """Raises UnavailableError with the command to type where we may not, EdgeError when systemctl fails."""
+    """Stop service and socket.
+
+    Raises UnavailableError with the command to run where this user may not, EdgeError when systemctl fails.
+    """
     command = unit.stop_command
-    typed = " ".join(command)
+    shown = " ".join(command)
     if not unit.user and os.geteuid() != 0:
-        raise UnavailableError(f"it runs as {unit.name}, and its socket would start it again", f"sudo {typed}")
+        raise UnavailableError(f"it runs as {unit.name}, and its socket would start it again", f"sudo {shown}")
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=STOP_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise EdgeError(f"`{typed}` did not work: {error}", f"try it by hand: {typed}") from error
+        raise EdgeError(f"`{shown}` did not work: {error}", f"run it by hand: {shown}") from error
     if result.returncode:
-        raise EdgeError(f"`{typed}` failed: {result.stderr.strip()}", "see `systemctl status` of both")
+        raise EdgeError(f"`{shown}` failed: {result.stderr.strip()}", "see `systemctl status` of both")

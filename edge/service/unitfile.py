@@ -1,4 +1,4 @@
-"""Text of systemd drop-ins: what differs from machine to machine. Pure."""
+"""The text of the drop-ins `10-install.conf`: what differs from machine to machine. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from edge.errors import UsageError
-from edge.service.wish import GROUP, LISTEN, PYTHON, USER, Wish
+from edge.service.wish import GROUP, LISTEN, PYTHON, USER, UnitSettings
 
 HEAD = "# Written by `edgellm service install`. Your own changes go into another file of this folder.\n"
 DROP_IN = "10-install.conf"
-# ProtectHome=yes hides these; PrivateTmp=yes those of TEMPORARY.
+# Hidden by ProtectHome=yes, and by PrivateTmp=yes (systemd.exec(5)).
 HOMES = ("/home", "/root", "/run/user")
 TEMPORARY = ("/tmp", "/var/tmp")
 
@@ -18,28 +18,30 @@ Sections = dict[str, list[str]]
 
 
 def quoted(text: str) -> str:
-    """One word of a unit file, whatever is in it: spaces, quotes, `%`. Raises UsageError.
+    """Quote one word of a unit file: spaces, quotes, `%`. Raises UsageError for control characters.
 
-    `$` stays: systemd replaces no variables in paths, nor in the first word of a command.
+    `$` stays: systemd expands no variables in paths, nor in the first word of a command (systemd.service(5)).
     """
     if any(ord(character) < 32 or ord(character) == 127 for character in text):
-        raise UsageError(f"a path with control characters cannot stand in a unit: {text!r}", "rename it")
+        raise UsageError(f"a unit file cannot hold a path with control characters: {text!r}", "rename it")
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"'
 
 
-def drop_ins(wish: Wish) -> dict[str, str]:
-    """Unit → text of its 10-install.conf. A unit that needs none is not there."""
+def drop_ins(settings: UnitSettings) -> dict[str, str]:
+    """Return the text of 10-install.conf by unit, for the units that need one."""
     texts = {
-        "edgellm.socket": render({"Socket": _listen(wish.listen)}),
-        "edgellm.service": render(_service(wish)),
-        "edgellm-ready.service": render({"Service": [*_command(wish, "-m edge wait"), *_user(wish)]}),
-        "edgellm-jtop.service": render({"Service": _command(wish, f"-m edge.telemetry.jtop_share --listen {SHARE}")}),
-        "edgellm-power.service": render(
+        "edgellm.socket": drop_in_text({"Socket": _listen(settings.listen)}),
+        "edgellm.service": drop_in_text(_service(settings)),
+        "edgellm-ready.service": drop_in_text({"Service": [*_command(settings, "-m edge wait"), *_user(settings)]}),
+        "edgellm-jtop.service": drop_in_text(
+            {"Service": _command(settings, f"-m edge.telemetry.jtop_share --listen {SHARE}")}
+        ),
+        "edgellm-power.service": drop_in_text(
             {
                 "Service": [
-                    *_command(wish, "-m edge.service.power apply"),
-                    *_command(wish, "-m edge.service.power restore", key="ExecStop"),
+                    *_command(settings, "-m edge.service.power apply"),
+                    *_command(settings, "-m edge.service.power restore", key="ExecStop"),
                 ]
             }
         ),
@@ -50,8 +52,8 @@ def drop_ins(wish: Wish) -> dict[str, str]:
 SHARE = "/run/edgellm-jtop/share.sock"
 
 
-def render(sections: Sections) -> str:
-    """Empty when there is nothing to say. Every section has its header: a drop-in without one is ignored (FC-79)."""
+def drop_in_text(sections: Sections) -> str:
+    """Return a drop-in, or an empty text without settings. systemd ignores lines above a [Section] (FC-79)."""
     parts = [f"[{name}]\n" + "\n".join(lines) + "\n" for name, lines in sections.items() if lines]
     return HEAD + "\n".join(parts) if parts else ""
 
@@ -63,35 +65,35 @@ def _listen(addresses: Sequence[str]) -> list[str]:
 
 
 def _endpoint(address: str) -> str:
-    """systemd takes a bare port for every address; here it means loopback, as it does for `up`."""
+    """Add the loopback address to a bare port, as `up` does; systemd would bind every address."""
     host, _, port = address.rpartition(":")
     return f"{host or '127.0.0.1'}:{port}"
 
 
-def _service(wish: Wish) -> Sections:
-    mounts = [unit for folder in wish.model_dirs for unit in mount_units(folder)]
+def _service(settings: UnitSettings) -> Sections:
+    mounts = [unit for folder in settings.model_dirs for unit in mount_units(folder)]
     unit = [f"{key}={' '.join(dict.fromkeys(mounts))}" for key in ("Wants", "After") if mounts]
-    lines = [*_command(wish, "-X faulthandler -m edge up"), *_user(wish)]
-    if wish.groups:
-        lines.append(f"SupplementaryGroups={' '.join(wish.groups)}")
-    at_home = [folder for folder in wish.model_dirs if within(folder, HOMES)]
-    if at_home:  # bound by root, so that closed folders above it do not matter; absent is no reason to fail
+    lines = [*_command(settings, "-X faulthandler -m edge up"), *_user(settings)]
+    if settings.groups:
+        lines.append(f"SupplementaryGroups={' '.join(settings.groups)}")
+    at_home = [folder for folder in settings.model_dirs if within(folder, HOMES)]
+    if at_home:  # root binds them, so closed folders above do not matter; `-`: a missing one is no failure
         lines += ["ProtectHome=tmpfs", *(f'BindReadOnlyPaths="-{quoted(folder)[1:]}' for folder in at_home)]
     return {"Unit": unit, "Service": lines}
 
 
 def mount_units(folder: str) -> list[str]:
-    """Every mount that `folder` may lie on: `/mnt/models` → mnt.mount, mnt-models.mount.
+    """Return every mount unit that `folder` may lie on: `/mnt/models` → mnt.mount, mnt-models.mount.
 
-    Wanted and waited for, never required: a start that fails for want of a disk is tried again by every client behind
-    the socket, 600 times a second (measured). What is not there after the mounts is the supervisor's to say.
+    They are wanted, never required: every waiting client restarts a unit whose required mount fails, 600 times a
+    second (measured on systemd 252). The supervisor reports a folder that is missing after the mounts.
     """
     path = PurePosixPath(folder)
     return [f"{escaped(str(part))}.mount" for part in (*reversed(path.parents), path) if str(part) != "/"]
 
 
 def escaped(path: str) -> str:
-    """As `systemd-escape --path` does: slashes become dashes, everything unusual `\\xNN`."""
+    """Escape a path as `systemd-escape --path`: slashes become dashes, other characters `\\xNN`."""
     parts = [part for part in path.split("/") if part]
     words = ["".join(c if c.isascii() and (c.isalnum() or c in ":_.") else _hex(c) for c in part) for part in parts]
     text = "-".join(words)
@@ -102,16 +104,18 @@ def _hex(character: str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))
 
 
-def _command(wish: Wish, rest: str, key: str = "ExecStart") -> list[str]:
-    if wish.python == PYTHON:
+def _command(settings: UnitSettings, rest: str, key: str = "ExecStart") -> list[str]:
+    if settings.python == PYTHON:
         return []
-    return [f"{key}=", f"{key}={quoted(wish.python)} -I {rest}"]
+    return [f"{key}=", f"{key}={quoted(settings.python)} -I {rest}"]
 
 
-def _user(wish: Wish) -> list[str]:
-    return [] if wish.run_as == USER else [f"User={quoted(wish.run_as)}", f"Group={GROUP}"]
+def _user(settings: UnitSettings) -> list[str]:
+    # User= takes a bare name: quotes would become part of it (217/USER).
+    return [] if settings.run_as == USER else [f"User={settings.run_as}", f"Group={GROUP}"]
 
 
 def within(path: str, folders: Sequence[str]) -> bool:
+    """Return whether a path is one of these folders or lies below one."""
     parents = {str(part) for part in (PurePosixPath(path), *PurePosixPath(path).parents)}
     return any(folder in parents for folder in folders)

@@ -13,7 +13,7 @@ from edge.board.memory import snapshot
 from edge.board.probe import probe
 from edge.board.table import table
 from edge.doctor.doctor import examine
-from edge.doctor.gather import everything
+from edge.doctor.gather.everything import read_facts
 from tests.doctor.patients import places
 from tests.trees.trees import write
 
@@ -86,7 +86,7 @@ def test_garbage_in_any_file_is_no_error(files: dict[str, bytes], base: str) -> 
         reading = snapshot(root, board)
         assert all(value >= 0 for value in reading.available_bytes.values())
         assert board.cpu.physical_cores >= 1
-        assert examine(everything.read(root, places(Path(folder)), {}, {}, measure=False))
+        assert examine(read_facts(root, places(Path(folder)), {}, {}, measure=False))
 
 
 @settings(max_examples=100, deadline=None)

@@ -1,4 +1,4 @@
-"""Facts to examine: a board tree as it was read, with one thing changed at a time."""
+"""Facts to judge: a board tree as it was read, with one thing changed at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from edge.doctor.check import Check
 from edge.doctor.doctor import examine
 from edge.doctor.facts import Facts
-from edge.doctor.gather import everything
+from edge.doctor.gather.everything import read_facts
 from edge.engine.engine import Engine, Flag
 from edge.folders import Folders
 from tests.trees.trees import tree
@@ -30,14 +30,14 @@ _READ: dict[str, Facts] = {}  # each tree is read once
 
 
 def places(base: Path) -> Folders:
-    """All five under `base`, however long its name is."""
+    """Return all five folders below `base`."""
     return Folders(base / "data", base / "state", base / "cache", base / "run", base / "config")
 
 
 def patient(name: str, tmp_path: Path, **changes: Any) -> Facts:
-    """The tree `name`, as if it were the running machine where `live=True` is given."""
+    """Return the facts of the tree `name`; `live=True`: as if it were the running machine."""
     if name not in _READ:
-        _READ[name] = everything.read(tree(name), places(tmp_path), {}, {}, measure=False)
+        _READ[name] = read_facts(tree(name), places(tmp_path), {}, {}, measure=False)
     return replace(_READ[name], **changes)
 
 
@@ -46,7 +46,7 @@ def with_engine(facts: Facts, engine: Engine, **changes: Any) -> Facts:
 
 
 def finding(facts: Facts, name: str) -> Check:
-    """The one finding of that name."""
+    """Return the one check of that name."""
     found = [check for check in examine(facts) if check.name == name]
     assert len(found) == 1, f"{name}: {found}"
     return found[0]

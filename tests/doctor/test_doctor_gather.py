@@ -12,30 +12,29 @@ from pathlib import Path
 
 import pytest
 
-from edge.board.board import PowerMode
 from edge.board.probe import probe
 from edge.board.tree import Tree
 from edge.doctor.facts import DropIn
-from edge.doctor.gather import (
-    accounts,
-    cuda,
-    devices,
-    environment,
-    everything,
-    memory,
-    models,
-    ports,
-    power,
-    units,
-    untidy,
-)
-from edge.doctor.gather.accounts import Account
+from edge.doctor.gather import everything, units, untidy
+from edge.doctor.gather.accounts import Account, first_blocked, reaches, serving_account
+from edge.doctor.gather.cuda import read_cuda
+from edge.doctor.gather.devices import read_devices, read_jtop
+from edge.doctor.gather.environment import read_environment, read_wsl
+from edge.doctor.gather.everything import examined_folders, read_facts
+from edge.doctor.gather.memory import processes, read_memory_use
+from edge.doctor.gather.models import read_model_folder
+from edge.doctor.gather.ports import read_ports
+from edge.doctor.gather.units import parse_show, read_units, unit_files
+from edge.doctor.gather.untidy import find_leftovers
 from edge.folders import system_folders
+from edge.linux.procfs import lock_holders
+from edge.service.obstacle import Who
 from tests.doctor.patients import places
 from tests.trees.trees import copy, tree, write
 
 LIVE = Tree()
-STRANGER = Account("ann", 54321, frozenset({54321}), ())
+ANN = Who("ann", 54321, frozenset({54321}))
+STRANGER = Account(ANN)
 
 
 # ---------------------------------------------------------------- ports
@@ -44,7 +43,7 @@ STRANGER = Account("ann", 54321, frozenset({54321}), ())
 def test_fc34_our_own_listener_is_found_by_its_socket() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        (port,) = ports.read(LIVE, (address,), Path("/nonexistent"), False)
+        (port,) = read_ports((address,), Path("/nonexistent"), False)
     assert (port.pid, port.ours) == (os.getpid(), False)
     assert port.name
 
@@ -52,7 +51,7 @@ def test_fc34_our_own_listener_is_found_by_its_socket() -> None:
 def test_fc34_a_listener_on_all_addresses_takes_ours_too() -> None:
     with socket.create_server(("::", 0), family=socket.AF_INET6) as server:
         number = server.getsockname()[1]
-        (port,) = ports.read(LIVE, (f"127.0.0.1:{number}",), Path("/nonexistent"), False)
+        (port,) = read_ports((f"127.0.0.1:{number}",), Path("/nonexistent"), False)
     assert port.pid == os.getpid()
 
 
@@ -62,20 +61,20 @@ def test_fc34_a_connection_that_is_not_a_listener_is_no_owner() -> None:
         accepted, _ = server.accept()
     # The listener is closed; its accepted connection still has the port.
     address = f"127.0.0.1:{accepted.getsockname()[1]}"
-    (port,) = ports.read(LIVE, (address,), Path("/nonexistent"), False)
+    (port,) = read_ports((address,), Path("/nonexistent"), False)
     client.close()
     accepted.close()
     assert port.pid is None
 
 
-def test_whoever_holds_our_lock_is_us(tmp_path: Path) -> None:
+def test_the_holder_of_the_lock_is_edgellm(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     with socket.create_server(("127.0.0.1", 0)) as server, lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        (port,) = ports.read(LIVE, (address,), lock, False)
+        (port,) = read_ports((address,), lock, False)
     assert port.ours
-    assert ports.holders(LIVE, lock) == set()
+    assert lock_holders(lock) == set()
 
 
 def test_systemd_holds_the_port_of_our_socket_unit(tmp_path: Path) -> None:
@@ -85,14 +84,14 @@ def test_systemd_holds_the_port_of_our_socket_unit(tmp_path: Path) -> None:
     write(tmp_path, "proc/1/comm", "systemd\n")
     (tmp_path / "proc/1/fd").mkdir()
     (tmp_path / "proc/1/fd/40").symlink_to("socket:[4711]")
-    (port,) = ports.read(Tree(tmp_path), ("127.0.0.1:8080",), tmp_path / "lock", True)
+    (port,) = read_ports(("127.0.0.1:8080",), tmp_path / "lock", True, tmp_path / "proc")
     assert (port.pid, port.name, port.ours) == (1, "systemd", True)
-    (port,) = ports.read(Tree(tmp_path), ("127.0.0.1:8080",), tmp_path / "lock", False)
+    (port,) = read_ports(("127.0.0.1:8080",), tmp_path / "lock", False, tmp_path / "proc")
     assert not port.ours
     (tmp_path / "proc/1/fd/40").unlink()
-    (port,) = ports.read(Tree(tmp_path), ("127.0.0.1:8080",), tmp_path / "lock", True)
+    (port,) = read_ports(("127.0.0.1:8080",), tmp_path / "lock", True, tmp_path / "proc")
     assert (port.pid, port.ours) == (0, True)  # the service's own process, hidden from an ordinary user
-    (port,) = ports.read(Tree(tmp_path), ("192.168.1.5:8080",), tmp_path / "lock", False)
+    (port,) = read_ports(("192.168.1.5:8080",), tmp_path / "lock", False, tmp_path / "proc")
     assert port.pid is None
 
 
@@ -119,29 +118,29 @@ DropInPaths=
 
 
 def test_output_of_systemctl_show() -> None:
-    found = units.parse(SHOW)
+    found = parse_show(SHOW)
     assert set(found) == {"edgellm.service", "jtop.service"}
     ours = found["edgellm.service"]
     assert (ours.active, ours.file_state, ours.restarts) == ("active", "enabled", 3)
     assert (found["jtop.service"].load, found["jtop.service"].restarts) == ("not-found", 0)
-    assert units.parse("") == {}
+    assert parse_show("") == {}
 
 
 def test_systemctl_is_asked_once_and_its_silence_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = write(tmp_path, "systemctl", f"#!/bin/sh\necho called >> {tmp_path}/calls\ncat <<'END'\n{SHOW}END\n")
     program.chmod(0o755)
-    monkeypatch.setattr(units, "running", lambda tree: True)
-    assert set(units.read(LIVE, str(program))) == {"edgellm.service", "jtop.service"}
+    monkeypatch.setattr(units, "booted", lambda root: True)
+    assert set(read_units(LIVE, str(program))) == {"edgellm.service", "jtop.service"}
     assert (tmp_path / "calls").read_text() == "called\n"
-    assert units.read(LIVE, str(tmp_path / "nothing")) == {}
-    assert units.read(Tree(tmp_path), str(program)) == {}  # a copied tree has no running units
+    assert read_units(LIVE, str(tmp_path / "nothing")) == {}
+    assert read_units(Tree(tmp_path), str(program)) == {}  # a copied tree has no running units
 
 
 def test_unit_with_its_drop_ins_is_read(tmp_path: Path) -> None:
     write(tmp_path, "etc/systemd/system/edgellm.service", "[Service]\nUser=edgellm\nSupplementaryGroups=video render\n")
     write(tmp_path, "etc/systemd/system/edgellm.service.d/10-mine.conf", "[Service]\nPrivateDevices=yes\n")
     write(tmp_path, "etc/systemd/system/edgellm.service.d/notes.txt", "ignored")
-    files = units.our_files(Tree(tmp_path))
+    files = unit_files(Tree(tmp_path))
     assert [Path(file.path).name for file in files] == ["edgellm.service", "10-mine.conf"]
     assert "PrivateDevices" in files[1].text
 
@@ -157,41 +156,40 @@ def _people(root: Path) -> None:
 def test_serving_user_is_the_services(tmp_path: Path) -> None:
     _people(tmp_path)
     unit = "[Service]\nUser=edgellm\nSupplementaryGroups=video\nSupplementaryGroups=render nosuch\n"
-    account = accounts.serving_account(Tree(tmp_path), unit)
-    assert (account.name, account.uid) == ("edgellm", 990)
-    assert account.groups == ("edgellm", "render", "video")
+    account = serving_account(Tree(tmp_path), unit)
+    assert account.user == Who("edgellm", 990, frozenset({990, 105, 44}))
 
 
-def test_without_a_service_whoever_asks_serves(tmp_path: Path) -> None:
+def test_without_a_service_the_caller_serves(tmp_path: Path) -> None:
     _people(tmp_path)
-    account = accounts.serving_account(Tree(tmp_path), "")
-    assert account.uid == os.geteuid()
+    account = serving_account(Tree(tmp_path), "")
+    assert account.user.uid == os.geteuid()
 
 
 def test_group_that_the_login_does_not_have_yet_is_pending(tmp_path: Path) -> None:
     write(tmp_path, "etc/passwd", f"ann:x:{os.geteuid()}:1000::/home/ann:/bin/sh\n")
     write(tmp_path, "etc/group", "video:x:64044:ann,bob\nrender:x:64105:bob\n")
-    assert accounts.serving_account(Tree(tmp_path), "").pending == ("video",)
+    assert serving_account(Tree(tmp_path), "").pending == ("video",)
 
 
 def test_mode_bits_decide_by_owner_group_and_others(tmp_path: Path) -> None:
     node = write(tmp_path, "node", "")
     about = node.stat()
-    member = Account("bob", 54322, frozenset({about.st_gid}), ())
-    owner = Account("owner", about.st_uid or 54323, frozenset(), ())
+    member = Who("bob", 54322, frozenset({about.st_gid}))
+    owner = Who("owner", about.st_uid or 54323, frozenset())
     node.chmod(0o060)
-    assert member.reaches(node, 6)
-    assert not STRANGER.reaches(node, 6)
+    assert reaches(member, node, 6)
+    assert not reaches(ANN, node, 6)
     if about.st_uid:
-        assert not owner.reaches(node, 6)
-    assert Account("root", 0, frozenset(), ()).reaches(node, 6)
-    assert not STRANGER.reaches(tmp_path / "nothing", 4)
+        assert not reaches(owner, node, 6)
+    assert reaches(Who("root", 0, frozenset()), node, 6)
+    assert not reaches(ANN, tmp_path / "nothing", 4)
 
 
 def test_devices_of_each_kind_of_board(tmp_path: Path) -> None:
     def paths(name: str) -> set[str]:
         board_tree = Tree(tree(name))
-        return {node.path for node in devices.read(board_tree, probe(tree(name)), STRANGER).nodes}
+        return {node.path for node in read_devices(board_tree, probe(tree(name)), STRANGER).nodes}
 
     assert "/dev/nvmap" in paths("orin-nano-8")
     assert "/dev/dri/renderD128" in paths("orin-nano-8")
@@ -200,19 +198,19 @@ def test_devices_of_each_kind_of_board(tmp_path: Path) -> None:
     assert paths("rtx-4090") == {"/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm"}
     root = copy("orin-nano-8", tmp_path)
     (root / "dev/nvgpu/igpu0/ctrl").rename(root / "dev/nvgpu/igpu0/power")
-    assert devices.read(Tree(root), probe(root), STRANGER).igpu_folder == ("power",)
+    assert read_devices(Tree(root), probe(root), STRANGER).igpu_folder == ("power",)
 
 
 def test_fc68_jtop_socket_that_became_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert devices.jtop(Tree(tmp_path), STRANGER).socket == "absent"
+    assert read_jtop(Tree(tmp_path), STRANGER).socket == "absent"
     (tmp_path / "run/jtop.sock").mkdir(parents=True)
-    assert devices.jtop(Tree(tmp_path), STRANGER).socket == "folder"
+    assert read_jtop(Tree(tmp_path), STRANGER).socket == "folder"
     (tmp_path / "run/jtop.sock").rmdir()
     with socket.socket(socket.AF_UNIX) as server:
         monkeypatch.chdir(tmp_path)  # a socket's name is short, pytest's folders are not
         server.bind("run/jtop.sock")
         Path("run/jtop.sock").chmod(0o660)
-        found = devices.jtop(Tree(tmp_path), STRANGER)
+        found = read_jtop(Tree(tmp_path), STRANGER)
     assert (found.socket, found.reachable) == ("socket", False)
 
 
@@ -220,7 +218,7 @@ def test_fc68_jtop_socket_that_became_a_folder(tmp_path: Path, monkeypatch: pyte
 
 
 def test_memory_use_of_a_board_with_a_desktop() -> None:
-    use = memory.read(Tree(tree("orin-nano-8-desktop")))
+    use = read_memory_use(Tree(tree("orin-nano-8-desktop")))
     assert use.desktop is not None
     assert use.desktop.name == "gnome-shell"
     assert [process.name for process in use.biggest] == ["gnome-shell", "Xorg"]
@@ -230,7 +228,7 @@ def test_memory_use_of_a_board_with_a_desktop() -> None:
 def test_gpu_memory_of_a_jetson_is_in_nvmaps_list(tmp_path: Path) -> None:
     text = "CLIENT  PROCESS  PID  SIZE\nuser  llama-server  812  3145728K\nuser  Xorg  90  2M\ntotal  3147776K\n"
     write(tmp_path, "sys/kernel/debug/nvmap/iovmm/maps", text)
-    found = memory.read(Tree(tmp_path)).on_gpu
+    found = read_memory_use(Tree(tmp_path)).on_gpu
     assert [(process.name, process.pid, process.bytes) for process in found] == [
         ("llama-server", 812, 3 << 30),
         ("Xorg", 90, 2 << 20),
@@ -238,37 +236,9 @@ def test_gpu_memory_of_a_jetson_is_in_nvmaps_list(tmp_path: Path) -> None:
 
 
 def test_memory_use_of_this_machine() -> None:
-    use = memory.read(LIVE)
+    use = read_memory_use(LIVE)
     assert use.biggest[0].bytes >= use.biggest[-1].bytes > 0
-    assert any(process.pid == os.getpid() for process in memory.processes(LIVE))
-
-
-def test_heat_of_boards_of_three_jetpacks() -> None:
-    old, new = power.heat(Tree(tree("agx-orin-64-jp5"))), power.heat(Tree(tree("agx-orin-64")))
-    assert {"cpu", "tj", "soc0"} <= set(old.zones) & set(new.zones)
-    assert "gpu" not in new.zones  # gated: its zone refuses to be read
-    assert (new.passive_c, new.critical_c, new.fan_rpm) == (99.0, 104.5, 1500)
-    thor = power.heat(Tree(tree("thor")))
-    assert (thor.passive_c, thor.critical_c, thor.zones["soc012"]) == (None, 114.5, 55.1)
-
-
-def test_throttling_is_read_from_coolers_and_a_fan_is_none(tmp_path: Path) -> None:
-    root = copy("thor", tmp_path)
-    assert power.heat(Tree(root)).throttling == ()
-    write(root, "sys/class/thermal/cooling_device2/cur_state", "1\n")
-    assert power.heat(Tree(root)).throttling == ("gpu-throttle-alert",)
-
-
-def test_sensor_that_is_switched_off_is_absent(tmp_path: Path) -> None:
-    write(tmp_path, "sys/class/thermal/thermal_zone0/type", "GPU-therm\n")
-    write(tmp_path, "sys/class/thermal/thermal_zone0/temp", "-256000\n")
-    assert power.heat(Tree(tmp_path)).zones == {}
-
-
-def test_clocks_and_modes() -> None:
-    found = power.read(Tree(tree("orin-nano-8-super")))
-    assert [(clock.name, clock.max_hz) for clock in found.clocks] == [("GPU", 1020000000)]
-    assert PowerMode(2, "MAXN_SUPER") in found.modes
+    assert any(process.pid == os.getpid() for process in processes(LIVE))
 
 
 def test_fc01_fc05_toolkits_are_found_where_path_does_not_look(tmp_path: Path) -> None:
@@ -278,20 +248,20 @@ def test_fc01_fc05_toolkits_are_found_where_path_does_not_look(tmp_path: Path) -
     write(tmp_path, "usr/local/cuda-13.0/version.json", "not json")
     (tmp_path / "usr/local/cuda").symlink_to("/usr/local/cuda-12.6")
     (tmp_path / "usr/local/cuda-13").symlink_to("cuda-13.0")
-    found = cuda.read(Tree(tmp_path), {"PATH": "/usr/bin"}, tmp_path / "cache")
+    found = read_cuda(Tree(tmp_path), {"PATH": "/usr/bin"}, tmp_path / "cache")
     assert [(kit.version, kit.nvcc) for kit in found.toolkits] == [("11.4", True), ("12.6", True), ("13.0", False)]
 
 
 def test_toolkit_without_a_version_in_its_name(tmp_path: Path) -> None:
     write(tmp_path, "usr/local/cuda/bin/nvcc", "")
     write(tmp_path, "usr/local/cuda/version.json", '{"cuda": {"version": "11.4.19"}}')
-    found = cuda.read(Tree(tmp_path), {}, tmp_path)
+    found = read_cuda(Tree(tmp_path), {}, tmp_path)
     assert [(kit.path, kit.version) for kit in found.toolkits] == [("/usr/local/cuda", "11.4")]
 
 
 def test_kernel_cache_is_weighed(tmp_path: Path) -> None:
     write(tmp_path, "cuda/ab/kernel", b"x" * 1000)
-    found = cuda.read(LIVE, {}, tmp_path / "cuda")
+    found = read_cuda(LIVE, {}, tmp_path / "cuda")
     assert (found.jit_cache_bytes, found.jit_cache_writable) == (1000, True)
 
 
@@ -302,17 +272,17 @@ def test_fc79_first_folder_that_blocks(tmp_path: Path) -> None:
     inner = tmp_path / "mnt/ssd/models"
     inner.mkdir(parents=True)
     for folder in (tmp_path, *tmp_path.parents[:-1]):
-        if STRANGER.reaches(folder, 1):
+        if reaches(ANN, folder, 1):
             continue
         if folder.stat().st_uid == os.geteuid():
             folder.chmod(folder.stat().st_mode | 0o011)
     (tmp_path / "mnt").chmod(0o755)
     (tmp_path / "mnt/ssd").chmod(0o700)
-    assert accounts.first_blocked(STRANGER, inner) == tmp_path / "mnt/ssd"
+    assert first_blocked(ANN, inner) == tmp_path / "mnt/ssd"
     (tmp_path / "mnt/ssd").chmod(0o755)
     inner.chmod(0o755)
-    assert accounts.first_blocked(STRANGER, inner) is None
-    assert accounts.first_blocked(STRANGER, inner / "not/there") is None
+    assert first_blocked(ANN, inner) is None
+    assert first_blocked(ANN, inner / "not/there") is None
 
 
 def test_fc79_mount_point_of_fstab_that_is_not_mounted(tmp_path: Path) -> None:
@@ -320,7 +290,7 @@ def test_fc79_mount_point_of_fstab_that_is_not_mounted(tmp_path: Path) -> None:
     write(root, "etc/fstab", "# disks\n/dev/sda1 /mnt/ssd ext4 defaults 0 2\n/dev/nvme0n1p1 / ext4 defaults 0 1\n")
 
     def missing(folder: str) -> bool:
-        return models.read(Tree(root), Path(folder), None, STRANGER, False).empty_mount_point
+        return read_model_folder(Tree(root), Path(folder), None, STRANGER, False).empty_mount_point
 
     assert missing("/mnt/ssd/models")
     assert not missing("/var/lib/edgellm/models")
@@ -330,7 +300,7 @@ def test_fc79_mount_point_of_fstab_that_is_not_mounted(tmp_path: Path) -> None:
 
 
 def test_model_folder_without_models_is_not_measured(tmp_path: Path) -> None:
-    found = models.read(LIVE, tmp_path, None, STRANGER, True)
+    found = read_model_folder(LIVE, tmp_path, None, STRANGER, True)
     assert (found.exists, found.measured) == (True, None)
     assert "no model file" in (found.measure_problem or "")
     assert found.free_bytes is not None
@@ -339,8 +309,7 @@ def test_model_folder_without_models_is_not_measured(tmp_path: Path) -> None:
 def test_model_folder_is_measured_with_its_biggest_file(tmp_path: Path) -> None:
     (tmp_path / "small.gguf").write_bytes(b"x" * 10)
     (tmp_path / "big.gguf").write_bytes(os.urandom(8 << 20))
-    found = models.read(LIVE, tmp_path, None, STRANGER, True)
-    assert found.measured_file == tmp_path / "big.gguf"
+    found = read_model_folder(LIVE, tmp_path, None, STRANGER, True)
     assert (found.measured is None) == (found.measure_problem is not None)
 
 
@@ -350,8 +319,7 @@ def test_the_model_that_will_be_loaded_is_measured_even_behind_a_link(tmp_path: 
     link.parent.mkdir()
     blob.write_bytes(os.urandom(8 << 20))
     link.symlink_to(blob)
-    found = models.read(LIVE, link.parent, link, STRANGER, True)
-    assert found.measured_file == link
+    found = read_model_folder(LIVE, link.parent, link, STRANGER, True)
     assert (found.measured is None) == (found.measure_problem is not None)
 
 
@@ -359,7 +327,7 @@ def test_the_model_that_will_be_loaded_is_measured_even_behind_a_link(tmp_path: 
 
 
 def test_environment_of_this_process(tmp_path: Path) -> None:
-    about = environment.read(LIVE, places(tmp_path), {"LANG": "de_DE.UTF-8", "PATH": "/bin"})
+    about = read_environment(LIVE, places(tmp_path), {"LANG": "de_DE.UTF-8", "PATH": "/bin"})
     assert about.locale == "de_DE.UTF-8"
     assert about.cache_writable
     assert about.newest_file_s is not None
@@ -369,42 +337,42 @@ def test_environment_of_this_process(tmp_path: Path) -> None:
 
 def test_wslconfig_is_read_through_the_windows_drive(tmp_path: Path) -> None:
     root = copy("wsl2", tmp_path)
-    assert environment.wsl(Tree(root)).settings is None
+    assert read_wsl(Tree(root)).settings is None
     write(root, "mnt/c/Users/Ann/.wslconfig", "[wsl2]\n# half\nmemory = 24GB\nvmIdleTimeout=-1\n")
-    found = environment.wsl(Tree(root))
+    found = read_wsl(Tree(root))
     assert found.settings == {"memory": "24GB", "vmidletimeout": "-1"}
     assert (found.dxg, found.library, found.systemd) == (True, True, False)
 
 
-def test_only_what_is_ours_and_wrong_is_untidy(tmp_path: Path) -> None:
+def test_own_files_that_are_wrong_are_found(tmp_path: Path) -> None:
     ours = places(tmp_path)
-    assert {file.kind for file in untidy.read(ours, False)} == {"folder"}
+    assert {file.kind for file in find_leftovers(ours, False)} == {"folder"}
     for folder in (ours.data, ours.models, ours.state, ours.cache, ours.run, ours.config, ours.instance_run):
         folder.mkdir(parents=True, exist_ok=True)
     ours.run.chmod(0o700)
     keys = ours.config / "keys.toml"
     keys.write_text("")
     keys.chmod(0o600)
-    assert untidy.read(ours, False) == ()
+    assert find_leftovers(ours, False) == ()
     keys.chmod(0o644)
     ours.run.chmod(0o777)
-    assert [(file.kind, file.path) for file in untidy.read(ours, False)] == [("mode", keys), ("mode", ours.run)]
+    assert [(file.kind, file.path) for file in find_leftovers(ours, False)] == [("mode", keys), ("mode", ours.run)]
 
 
 def test_folders_of_an_installed_service_are_systemds(tmp_path: Path) -> None:
-    assert untidy.read(places(tmp_path), False, service=True) == ()
+    assert find_leftovers(places(tmp_path), False, service=True) == ()
 
 
 def test_keys_may_be_read_by_the_services_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = write(tmp_path, "config/keys.toml", "")
     keys.chmod(0o640)
-    found = untidy.read(places(tmp_path), False, service=True)
+    found = find_leftovers(places(tmp_path), False, service=True)
     assert [(file.path, file.mode) for file in found] == [(keys, 0o600)]
     group = grp.getgrgid(keys.stat().st_gid).gr_name
     monkeypatch.setattr(untidy, "SERVICE_GROUP", group)
-    assert untidy.read(places(tmp_path), False, service=True) == ()
+    assert find_leftovers(places(tmp_path), False, service=True) == ()
     keys.chmod(0o666)
-    found = untidy.read(places(tmp_path), False, service=True)
+    found = find_leftovers(places(tmp_path), False, service=True)
     assert [file.mode for file in found] == [0o640]
 
 
@@ -418,28 +386,28 @@ def test_dead_sockets_are_found_and_living_ones_are_not(short_dir: Path) -> None
         living.listen()
         dead.bind(str(ours.instance_run / "control.sock"))
         (ours.instance_run / "plain.sock").write_text("not a socket")
-        found = untidy.read(ours, False)
+        found = find_leftovers(ours, False)
         assert [(file.kind, file.path.name) for file in found] == [("socket", "control.sock")]
-        assert untidy.read(ours, True) == ()  # while our lock is held nothing is stale
+        assert find_leftovers(ours, True) == ()  # while our lock is held nothing is stale
 
 
 def test_everything_of_this_machine_is_read(tmp_path: Path) -> None:
-    facts = everything.read(Path("/"), places(tmp_path), dict(os.environ), {"listen": ["127.0.0.1:0"]}, measure=False)
+    facts = read_facts(Path("/"), places(tmp_path), dict(os.environ), {"listen": ["127.0.0.1:0"]}, measure=False)
     assert facts.live
     assert facts.ports[0].address == "127.0.0.1:0"
     assert facts.serving.config_problem is None
 
 
 def test_an_installed_service_is_what_is_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert everything.examined({}, tmp_path).data == tmp_path / "data"
-    monkeypatch.setattr(units, "our_files", lambda tree: (DropIn("/etc/systemd/system/edgellm.service", "x"),))
-    assert everything.examined({"HOME": "/home/ann"}, None) == system_folders()
-    assert everything.examined({"EDGELLM_STATE_DIR": str(tmp_path)}, None).data == tmp_path / "data"
+    assert examined_folders({}, tmp_path).data == tmp_path / "data"
+    monkeypatch.setattr(everything, "unit_files", lambda tree: (DropIn("/etc/systemd/system/edgellm.service", "x"),))
+    assert examined_folders({"HOME": "/home/ann"}, None) == system_folders()
+    assert examined_folders({"EDGELLM_STATE_DIR": str(tmp_path)}, None).data == tmp_path / "data"
 
 
 def test_model_that_is_configured_and_not_here_is_a_fact(tmp_path: Path) -> None:
     flags = {"model": ["chat=/nonexistent/model.gguf"]}
-    facts = everything.read(Path("/"), places(tmp_path), {}, flags, measure=False)
+    facts = read_facts(Path("/"), places(tmp_path), {}, flags, measure=False)
     (model,) = facts.serving.models
     assert (model.id, model.ref) == ("chat", "/nonexistent/model.gguf")
     assert "/nonexistent/model.gguf" in (model.problem or "")
@@ -447,7 +415,7 @@ def test_model_that_is_configured_and_not_here_is_a_fact(tmp_path: Path) -> None
 
 
 def test_wrong_configuration_is_a_fact(tmp_path: Path) -> None:
-    facts = everything.read(Path("/"), places(tmp_path), {}, {"profile": "nosuch"}, measure=False)
+    facts = read_facts(Path("/"), places(tmp_path), {}, {"profile": "nosuch"}, measure=False)
     assert "nosuch" in (facts.serving.config_problem or "")
 
 
@@ -461,7 +429,7 @@ def test_foreign_process_is_named_by_a_doctor_that_may_see_it() -> None:
     ) as other:
         assert other.stdout is not None
         number = int(other.stdout.readline())
-        (port,) = ports.read(LIVE, (f"127.0.0.1:{number}",), Path("/nonexistent"), False)
+        (port,) = read_ports((f"127.0.0.1:{number}",), Path("/nonexistent"), False)
         assert (port.pid, port.ours) == (other.pid, False)
         assert other.stdin is not None
         other.stdin.close()

@@ -1,4 +1,4 @@
-"""Engines and models of a service: copied or linked, verified; nothing that others can change is run."""
+"""Engines and models of a service: copied or linked, verified; nothing that other users can change is run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge.engine.engine import Engine
 from edge.engine.installed import manifest, read_selection
 from edge.errors import BadDataError, UsageError
 from edge.model.open import open_model
-from edge.service import bring
+from edge.service.bring import check_engine_path, has_engine, has_model, install_engine, install_model
 
 SERVER = b"#!/bin/sh\necho llama-server\n"
 
@@ -42,14 +42,14 @@ def built(tmp_path: Path) -> Path:
 
 def test_an_engine_is_copied_verified_and_selected(built: Path, tmp_path: Path) -> None:
     target = tmp_path / "system/engines"
-    assert not bring.engine_is_there("abc-cpu-1", built, target)
-    bring.engine_tree("abc-cpu-1", built, target)
-    assert bring.engine_is_there("abc-cpu-1", built, target)
+    assert not has_engine("abc-cpu-1", built, target)
+    install_engine("abc-cpu-1", built, target)
+    assert has_engine("abc-cpu-1", built, target)
     assert read_selection(target).current == "abc-cpu-1"
     copied = target / "abc-cpu-1/bin/llama-server"
     assert copied.read_bytes() == SERVER
     assert copied.stat().st_ino != (built / "abc-cpu-1/bin/llama-server").stat().st_ino  # its owner could write to it
-    bring.engine_tree("abc-cpu-1", built, target)
+    install_engine("abc-cpu-1", built, target)
     assert [entry.name for entry in target.iterdir() if not entry.name.startswith(".")].count("abc-cpu-1") == 1
 
 
@@ -57,20 +57,20 @@ def test_an_engine_that_was_changed_is_refused(built: Path, tmp_path: Path) -> N
     (built / "abc-cpu-1/bin/llama-server").write_bytes(b"#!/bin/sh\necho something\n")
     target = tmp_path / "system/engines"
     with pytest.raises(BadDataError, match="not what its manifest says"):
-        bring.engine_tree("abc-cpu-1", built, target)
+        install_engine("abc-cpu-1", built, target)
     assert read_selection(target).current is None
     document = manifest(built, "abc-cpu-1")
     document["files"] = {"../../../etc/x": {"sha256": "", "bytes": 0}}
     (built / "abc-cpu-1/engine.json").write_text(json.dumps(document))
     with pytest.raises(BadDataError, match="lists"):
-        bring.engine_tree("abc-cpu-1", built, target)
+        install_engine("abc-cpu-1", built, target)
 
 
 def test_an_engine_path_that_others_can_change_is_refused(tmp_path: Path) -> None:
     for path in ("/home/ann/llama.cpp/build/bin/llama-server", "/tmp/llama-server", "/root/llama-server"):
         with pytest.raises(UsageError, match="cannot see"):
-            bring.check_engine_path(Engine("x", "llama-server", path))
-    bring.check_engine_path(Engine("x", "llama-server", os.path.realpath("/bin/sh")))
+            check_engine_path(Engine("x", "llama-server", path))
+    check_engine_path(Engine("x", "llama-server", os.path.realpath("/bin/sh")))
 
 
 def test_a_model_is_linked_where_that_is_safe_and_copied_elsewhere(smollm2: Path, tmp_path: Path) -> None:
@@ -81,8 +81,8 @@ def test_a_model_is_linked_where_that_is_safe_and_copied_elsewhere(smollm2: Path
     file = open_model(mine / smollm2.name)
     linked, copied = tmp_path / "linked", tmp_path / "copied"
     for models, owners in ((linked, {os.getuid()}), (copied, {987_654})):
-        assert not bring.model_there(file, models)
-        bring.model(file, models, frozenset(owners))
-        assert bring.model_there(file, models)
+        assert not has_model(file, models)
+        install_model(file, models, frozenset(owners))
+        assert has_model(file, models)
     assert next(linked.glob("*/*.gguf")).stat().st_ino == (mine / smollm2.name).stat().st_ino
     assert next(copied.glob("*/*.gguf")).stat().st_ino != (mine / smollm2.name).stat().st_ino

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge.errors import ConfigError
-from edge.service.config_file import Served, base, merged, text
+from edge.service.config_file import Served, config_text, merge, read_base
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -24,20 +24,20 @@ BEFORE = {
 
 
 def test_the_rest_stays() -> None:
-    after = merged(BEFORE, [Served("chat", "M:Q4_0")], profile="orin", listen=(), dirs=("/mnt/models",))
+    after = merge(BEFORE, [Served("chat", "M:Q4_0")], profile="orin", listen=(), dirs=("/mnt/models",))
     assert after["profile"] == "orin"
     assert after["store"] == {"dirs": ["/mnt/models"]}
     assert after["model"] == [{**BEFORE["model"][0], "ref": "M:Q4_0"}]  # type: ignore[index]
     assert after["gateway"] == BEFORE["gateway"]
     assert "listen" not in after
     assert BEFORE["model"][0]["ref"] == "./m.gguf"  # type: ignore[index]
-    again = merged(after, [Served("chat", "M:Q4_0")], profile=None, listen=(), dirs=("/mnt/models",))
+    again = merge(after, [Served("chat", "M:Q4_0")], profile=None, listen=(), dirs=("/mnt/models",))
     assert again == after
 
 
 def test_it_can_be_read_and_written_on() -> None:
-    after = merged(BEFORE, [Served("chat", "M:Q4_0"), Served("embed", 'a "b" \\c')], profile=None, listen=(), dirs=())
-    written = text(after, Path("/home/ann/edgellm.toml"))
+    after = merge(BEFORE, [Served("chat", "M:Q4_0"), Served("embed", 'a "b" \\c')], profile=None, listen=(), dirs=())
+    written = config_text(after, Path("/home/ann/edgellm.toml"))
     assert tomllib.loads(written) == after
     assert "from /home/ann/edgellm.toml" in written.splitlines()[0]
     added = tomllib.loads(written + '\n[[model]]\nid = "third"\nref = "x.gguf"\n')
@@ -47,8 +47,8 @@ def test_it_can_be_read_and_written_on() -> None:
 def test_the_first_that_is_there(tmp_path: Path) -> None:
     second = tmp_path / "edgellm.toml"
     second.write_text("schema = 1\n")
-    assert base([tmp_path / "none", second]) == ({"schema": 1}, second)
-    assert base([tmp_path / "none"]) == ({}, None)
+    assert read_base([tmp_path / "none", second]) == ({"schema": 1}, second)
+    assert read_base([tmp_path / "none"]) == ({}, None)
     second.write_text("schema = ")
     with pytest.raises(ConfigError, match=r"edgellm\.toml"):
-        base([second])
+        read_base([second])

@@ -1,31 +1,31 @@
-"""What differs from an installation, and what in a drop-in of the owner does harm (FC-76)."""
+"""Installed files against those that `install` would write, and drop-ins that hide the GPU (FC-76)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from edge.service import layout
-from edge.service.differ import differences, warnings
-from edge.service.wish import Wish, read, render
+from edge.service.differ import conflicts, diff
+from edge.service.wish import UnitSettings, read_record, record_text
 
-WISH = Wish(groups=("video",), listen=("0.0.0.0:8080",))
+SETTINGS = UnitSettings(groups=("video",), listen=("0.0.0.0:8080",))
 
 
-def install(root: Path, wish: Wish) -> None:
-    for file in layout.files(wish):
+def install(root: Path, settings: UnitSettings) -> None:
+    for file in layout.files(settings):
         (root / file.path).parent.mkdir(parents=True, exist_ok=True)
         (root / file.path).write_text(file.text)
 
 
 def test_changed_missing_stale_and_yours(tmp_path: Path) -> None:
-    install(tmp_path, WISH)
-    assert differences(WISH, tmp_path) == []
+    install(tmp_path, SETTINGS)
+    assert diff(SETTINGS, tmp_path) == []
     units = tmp_path / layout.UNIT_DIR
     (units / "edgellm.service").write_text("[Service]\nUser=root\n")
     (units / "edgellm.socket").unlink()
     (units / "edgellm-jtop.service").write_text("")
     (units / "edgellm.service.d/override.conf").write_text("[Service]\nNice=5\n")
-    found = {one.path.name: one for one in differences(WISH, tmp_path)}
+    found = {one.path.name: one for one in diff(SETTINGS, tmp_path)}
     assert {name: one.kind for name, one in found.items()} == {
         "edgellm.service": "changed",
         "edgellm.socket": "missing",
@@ -38,34 +38,34 @@ def test_changed_missing_stale_and_yours(tmp_path: Path) -> None:
 
 def test_fc_76_drop_ins_that_hide_the_gpu() -> None:
     text = "[Service]\nPrivateDevices=yes\nDevicePolicy=closed\n#ProtectClock=yes\nMemoryDenyWriteExecute = true\n"
-    assert [warning.split("=")[0] for warning in warnings(text)] == [
+    assert [warning.split("=")[0] for warning in conflicts(text)] == [
         "PrivateDevices",
         "DevicePolicy",
         "MemoryDenyWriteExecute",
     ]
-    assert list(warnings("[Service]\nPrivateDevices=no\nDevicePolicy=auto\n")) == []
+    assert list(conflicts("[Service]\nPrivateDevices=no\nDevicePolicy=auto\n")) == []
 
 
 def test_fc_76_one_allowed_device_closes_all_others() -> None:
-    assert "DeviceAllow=/dev/ttyUSB0 rw closes" in next(warnings("[Service]\nDeviceAllow=/dev/ttyUSB0 rw\n"))
+    assert "DeviceAllow=/dev/ttyUSB0 rw closes" in next(conflicts("[Service]\nDeviceAllow=/dev/ttyUSB0 rw\n"))
     gpu = "[Service]\nDevicePolicy=closed\nDeviceAllow=/dev/ttyUSB0 rw\nDeviceAllow=char-nvidia-uvm rw\n"
-    assert list(warnings(gpu)) == []
-    assert list(warnings("[Service]\nDeviceAllow=\n")) == []
+    assert list(conflicts(gpu)) == []
+    assert list(conflicts("[Service]\nDeviceAllow=\n")) == []
 
 
 def test_fc_79_a_line_above_any_section() -> None:
-    assert list(warnings("Environment=A=1\n[Service]\nNice=1\n")) == [
+    assert list(conflicts("Environment=A=1\n[Service]\nNice=1\n")) == [
         "Environment= stands above any [Section] and is ignored"
     ]
 
 
-def test_the_wish_is_remembered(tmp_path: Path) -> None:
+def test_the_settings_are_recorded(tmp_path: Path) -> None:
     path = tmp_path / "service.json"
-    path.write_text(render(WISH))
-    assert read(path) == WISH
-    path.write_text('{"schema": 1, "wish": {"run_as": "ann", "of a later version": 1}}')
-    assert read(path) == Wish(run_as="ann")
-    for broken in ("", "[]", '{"schema": 9, "wish": {}}'):
+    path.write_text(record_text(SETTINGS))
+    assert read_record(path) == SETTINGS
+    path.write_text('{"schema": 1, "units": {"run_as": "ann", "of a later version": 1}}')
+    assert read_record(path) == UnitSettings(run_as="ann")
+    for broken in ("", "[]", '{"schema": 9, "units": {}}'):
         path.write_text(broken)
-        assert read(path) is None
-    assert read(tmp_path / "none") is None
+        assert read_record(path) is None
+    assert read_record(tmp_path / "none") is None

@@ -1,4 +1,4 @@
-"""FC-76: a drop-in that hides the GPU is named by the running service, and by the fault that it causes."""
+"""FC-76: the running service names a drop-in that hides the GPU, and so does the failure that it causes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from edge.errors import DeviceMissingError, ModelMissingError
 from edge.service.awaited import hidden
-from edge.service.hindrance import hindrances
+from edge.service.hindrance import drop_in_conflicts
 from edge.service.unit import Unit
 
 UNIT = "edgellm.service"
@@ -32,23 +32,23 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_fc_76_the_file_and_the_line_are_named(machine: Path) -> None:
-    assert hindrances(UNIT, machine) == ()
+    assert drop_in_conflicts(UNIT, machine) == ()
     write(machine, OWN, "[Service]\nPrivateDevices=yes\n")
     write(machine, "etc/systemd/system/other.service.d/x.conf", "[Service]\nPrivateDevices=yes\n")
     write(machine, "etc/systemd/system/edgellm.service.d/10-install.conf", "[Service]\nPrivateDevices=yes\n")
-    assert hindrances(UNIT, machine) == (HIDES,)
+    assert drop_in_conflicts(UNIT, machine) == (HIDES,)
 
 
 def test_a_file_of_the_same_name_stands_for_that_of_the_vendor(machine: Path) -> None:
     write(machine, f"usr/lib/{OWN.removeprefix('etc/')}", "[Service]\nPrivateDevices=yes\n")
-    assert len(hindrances(UNIT, machine)) == 1
+    assert len(drop_in_conflicts(UNIT, machine)) == 1
     write(machine, OWN, "[Service]\nNice=5\n")
-    assert hindrances(UNIT, machine) == ()
+    assert drop_in_conflicts(UNIT, machine) == ()
 
 
 def test_without_a_gpu_in_the_machine_nothing_is_hidden(tmp_path: Path) -> None:
     write(tmp_path, OWN, "[Service]\nPrivateDevices=yes\n")
-    assert hindrances(UNIT, tmp_path) == ()
+    assert drop_in_conflicts(UNIT, tmp_path) == ()
 
 
 def test_the_fault_says_what_to_take_out() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge.errors import ConfigError
-from edge.service.obstacle import Who, find, future, writable_by_others
+from edge.service.obstacle import Who, find, future_user, writable_by_others
 
 STRANGER = Who("edgellm", 987_654, frozenset({987_654}))
 
@@ -29,7 +29,7 @@ def test_fc_79_a_closed_parent_is_named_not_the_open_folder(models: Path) -> Non
     found = find(models / "m.gguf", STRANGER)
     assert found is not None
     assert (found.kind, found.path) == ("closed", closed)
-    assert f"{closed} does not let user edgellm through (mode 0700" in found.sentence
+    assert f"user edgellm may not enter {closed} (mode 0700" in found.sentence
     assert found.hint.startswith(f"chmod o+x {closed}")
 
 
@@ -70,7 +70,7 @@ def test_what_a_link_points_to_counts(models: Path, short_dir: Path) -> None:
 
 
 def test_who_will_be(models: Path) -> None:
-    assert future("nobody-here-of-that-name") == Who("nobody-here-of-that-name", -1, frozenset())
+    assert future_user("nobody-here-of-that-name") == Who("nobody-here-of-that-name", -1, frozenset())
     with pytest.raises(ConfigError):
         Who.named("nobody-here-of-that-name")
     assert Who.named("root").uid == 0

@@ -1,4 +1,4 @@
-"""The privileged oneshot, run as a program inside a fake board: nothing unasked, by name, verified, put back."""
+"""edgellm-power.service's program inside a fake board: only what is asked, by name, verified, undone."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge.errors import ConfigError
-from edge.service.power import Wish, read_wish
+from edge.service.power import PowerSettings, read_settings
 from edge.telemetry.sysfs import SysfsSource
 from tests.fakes.fake_jetson.files import put
 from tests.fakes.fake_jetson.service import why_not
@@ -33,9 +33,9 @@ def inside(board: FakeBoard):  # type: ignore[no-untyped-def]
         pytest.skip(reason)
     state = board.root / "run"
 
-    def run(verb: str, wish: str = "") -> subprocess.CompletedProcess[str]:
-        if wish:
-            put(board.root / "etc/edgellm/power.toml", wish)
+    def run(verb: str, settings: str = "") -> subprocess.CompletedProcess[str]:
+        if settings:
+            put(board.root / "etc/edgellm/power.toml", settings)
         code = f"""
 import sys; sys.path.insert(0, {str(REPOSITORY)!r})
 from pathlib import Path
@@ -64,8 +64,8 @@ def test_fc43_the_mode_is_set_by_name_and_put_back(inside, board: FakeBoard) -> 
 
 
 def test_clocks_are_locked_and_restored(inside, board: FakeBoard) -> None:  # type: ignore[no-untyped-def]
-    wish = 'schema = 1\nmode = "MODE_50W"\njetson_clocks = true\nrestore = true\n'
-    assert inside("apply", wish).stdout == "power mode MODE_50W (was MODE_30W)\nclocks locked\n"
+    settings = 'schema = 1\nmode = "MODE_50W"\njetson_clocks = true\nrestore = true\n'
+    assert inside("apply", settings).stdout == "power mode MODE_50W (was MODE_30W)\nclocks locked\n"
     assert SysfsSource(board.root).read(0.0).jetson_clocks is True
     assert inside("apply").stdout == "nothing to change\n"  # and what was before is still known
     assert inside("restore").stdout == "clocks restored\npower mode MODE_30W restored\n"
@@ -92,7 +92,7 @@ def test_a_refusal_in_silence_is_noticed(inside, board: FakeBoard) -> None:  # t
     put(board.root / "nvpmodel.refuses", "1")
     done = inside("apply", 'schema = 1\nmode = "MAXN"\n')
     assert done.returncode == 75
-    assert "nvpmodel did not take MAXN" in done.stderr
+    assert "nvpmodel did not set MAXN" in done.stderr
 
 
 class Gpus:
@@ -112,11 +112,11 @@ class Gpus:
         return [uuid for uuid in ("GPU-aaaa", "GPU-bbbb") if self.mark("on", uuid).exists()]
 
     def run(self, verb: str, *, restore: bool = True) -> subprocess.CompletedProcess[str]:
-        wish = self._folder / "power.toml"
-        wish.write_text(f"schema = 1\npersistence = true\nrestore = {str(restore).lower()}\n")
+        settings = self._folder / "power.toml"
+        settings.write_text(f"schema = 1\npersistence = true\nrestore = {str(restore).lower()}\n")
         code = f"""
 import sys; from pathlib import Path; from edge.service import power
-power.WISH = Path({str(wish)!r})
+power.SETTINGS = Path({str(settings)!r})
 sys.exit(power.main([{verb!r}], Path({str(self._folder / "before")!r})))
 """
         env = {**os.environ, "LD_LIBRARY_PATH": str(self._folder), "FAKE_NVML": str(self.state)}
@@ -130,7 +130,7 @@ def gpus(tmp_path: Path) -> Gpus:
 
 
 def test_persistence_mode_is_set_and_only_what_was_changed_is_put_back(gpus: Gpus) -> None:
-    gpus.mark("on", "GPU-aaaa").touch()  # by somebody else
+    gpus.mark("on", "GPU-aaaa").touch()  # by another program
     done = gpus.run("apply")
     assert (done.returncode, done.stdout) == (0, "persistence mode on for GPU-bbbb\n"), done.stderr
     assert gpus.on == ["GPU-aaaa", "GPU-bbbb"]
@@ -140,7 +140,7 @@ def test_persistence_mode_is_set_and_only_what_was_changed_is_put_back(gpus: Gpu
     assert gpus.run("restore").stdout == "nothing to change\n"
 
 
-def test_persistence_mode_stays_where_nobody_asked_for_it_back(gpus: Gpus) -> None:
+def test_persistence_mode_stays_without_restore(gpus: Gpus) -> None:
     gpus.run("apply", restore=False)
     assert gpus.run("restore", restore=False).stdout == "nothing to change\n"
     assert gpus.on == ["GPU-aaaa", "GPU-bbbb"]
@@ -148,10 +148,10 @@ def test_persistence_mode_stays_where_nobody_asked_for_it_back(gpus: Gpus) -> No
 
 @pytest.mark.parametrize(
     ("what", "code", "said"),
-    [("deaf", 75, "GPU-bbbb did not take persistence mode"), ("denied", 69, "NVML: ")],
+    [("deaf", 75, "GPU-bbbb did not change its persistence mode"), ("denied", 69, "NVML: ")],
 )
 def test_persistence_mode_that_is_not_taken_is_noticed(gpus: Gpus, what: str, code: int, said: str) -> None:
-    """And the GPU that took it is put back all the same."""
+    """The GPU that changed is put back even so."""
     gpus.mark(what, "GPU-bbbb").touch()
     done = gpus.run("apply")
     assert (done.returncode, said in done.stderr) == (code, True), done.stderr
@@ -161,7 +161,7 @@ def test_persistence_mode_that_is_not_taken_is_noticed(gpus: Gpus, what: str, co
 
 
 def test_persistence_mode_that_a_reboot_took_away_is_set_and_put_back_again(gpus: Gpus) -> None:
-    """What is remembered grows: at the first start one GPU had it from somebody else."""
+    """What is remembered grows: at the first start one GPU had it from another program."""
     gpus.mark("on", "GPU-aaaa").touch()
     gpus.run("apply")
     for uuid in gpus.on:
@@ -172,15 +172,15 @@ def test_persistence_mode_that_a_reboot_took_away_is_set_and_put_back_again(gpus
 
 
 @pytest.mark.parametrize("text", ["mode = 0", "command = 'x'", "jetson_clocks = 1", "schema = 2", "mode =", None])
-def test_a_wish_that_is_not_understood_changes_nothing(tmp_path: Path, text: str | None) -> None:
+def test_settings_that_are_not_understood_change_nothing(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "power.toml"
     if text is not None:
         path.write_text(text)
     with pytest.raises(ConfigError):
-        read_wish(path)
+        read_settings(path)
 
 
-def test_a_wish(tmp_path: Path) -> None:
+def test_settings_are_read(tmp_path: Path) -> None:
     path = tmp_path / "power.toml"
     path.write_text('schema = 1\nmode = "25W"\npersistence = true\n')
-    assert read_wish(path) == Wish(mode="25W", persistence=True)
+    assert read_settings(path) == PowerSettings(mode="25W", persistence=True)

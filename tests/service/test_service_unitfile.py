@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edge.errors import UsageError
 from edge.service.unitfile import drop_ins, escaped, mount_units, quoted, within
-from edge.service.wish import Wish
+from edge.service.wish import UnitSettings
 
 PRINTABLE = st.text(
     st.characters(min_codepoint=32, blacklist_characters="\x7f", blacklist_categories=["Cs"]), max_size=30
@@ -58,12 +58,12 @@ def test_every_mount_on_the_way() -> None:
 
 
 def test_the_usual_machine_needs_almost_nothing() -> None:
-    assert drop_ins(Wish()) == {}
-    assert set(drop_ins(Wish(groups=("video",)))) == {"edgellm.service"}
+    assert drop_ins(UnitSettings()) == {}
+    assert set(drop_ins(UnitSettings(groups=("video",)))) == {"edgellm.service"}
 
 
 def test_another_python_and_user_are_everywhere_they_matter() -> None:
-    texts = drop_ins(Wish(python="/srv/edge 1%/bin/python", run_as="ann", listen=(":9000",)))
+    texts = drop_ins(UnitSettings(python="/srv/edge 1%/bin/python", run_as="ann", listen=(":9000",)))
     assert (
         'ExecStart=\nExecStart="/srv/edge 1%%/bin/python" -I -X faulthandler -m edge up\n' in texts["edgellm.service"]
     )

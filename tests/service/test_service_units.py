@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from edge.resources import data_dir
-from edge.service.layout import UNITS, File, files
-from edge.service.wish import Wish
+from edge.service.layout import UNITS, InstalledFile, files
+from edge.service.wish import UnitSettings
 
 SOURCE = data_dir("systemd")
-EVERYTHING = Wish(jtop=True, groups=("video", "render"), model_dirs=("/mnt/models",), power_mode="MAXN")
+EVERYTHING = UnitSettings(jtop=True, groups=("video", "render"), model_dirs=("/mnt/models",), power_mode="MAXN")
 
 
 def values(unit: str, section: str, key: str) -> list[str]:
@@ -37,7 +37,7 @@ def test_fc_76_hardening_leaves_the_gpu_visible() -> None:
 
 
 def test_fc_76_a_model_folder_at_home_is_not_hidden() -> None:
-    text = text_of(Wish(model_dirs=("/home/ann/my models",)), "edgellm.service.d/10-install.conf")
+    text = text_of(UnitSettings(model_dirs=("/home/ann/my models",)), "edgellm.service.d/10-install.conf")
     assert "ProtectHome=tmpfs\n" in text
     assert 'BindReadOnlyPaths="-/home/ann/my models"\n' in text
     assert "ProtectHome" not in text_of(EVERYTHING, "edgellm.service.d/10-install.conf")
@@ -94,7 +94,7 @@ def test_jtops_group_is_nowhere_but_in_its_reader() -> None:
             assert "SupplementaryGroups=jtop" not in file.text
     assert values("edgellm-jtop.service", "Service", "PrivateNetwork") == ["yes"]
     assert UNITS.index("edgellm-jtop.service")
-    assert not [file for file in files(Wish()) if "jtop" in file.path.name]
+    assert not [file for file in files(UnitSettings()) if "jtop" in file.path.name]
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
@@ -119,6 +119,6 @@ def test_every_unit_has_its_sections_and_a_description() -> None:
         assert parser["Unit"]["Description"]
 
 
-def text_of(wish: Wish, name: str) -> str:
-    found: list[File] = [file for file in files(wish) if file.path == Path("etc/systemd/system") / name]
+def text_of(settings: UnitSettings, name: str) -> str:
+    found: list[InstalledFile] = [file for file in files(settings) if file.path == Path("etc/systemd/system") / name]
     return found[0].text

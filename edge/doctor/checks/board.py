@@ -1,4 +1,4 @@
-"""The board itself: can it be used, and is its system one of those with a known fault? Pure."""
+"""Checks of the board and its JetPack release. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from edge.doctor.facts import Facts
 
 
 def supported(facts: Facts) -> Check:
+    """Check that the board has a GPU generation that llama.cpp can use."""
     board = facts.board
     if board.refused:
         return bad("board.supported", board.refused, "serve from its CPU", "edgellm up --profile cpu")
@@ -17,17 +18,17 @@ def supported(facts: Facts) -> Check:
 
 
 def release(facts: Facts) -> Check | None:
-    """FC-64: a release that no table knows is taken as its neighbour, said, and never refused."""
+    """Report an L4T release that the table lacks; the nearest known release is used, never refused (FC-64)."""
     if facts.board.soc is None or facts.board.refused:
         return None
     guesses = [note for note in facts.board.notes if "L4T" in note]
     if guesses:
         return unknown("board.release", guesses[0], "nothing to do; a newer edgellm may know it")
-    return ok("board.release", f"JetPack {facts.board.jetpack} is in our table")
+    return ok("board.release", f"JetPack {facts.board.jetpack} is in the table of releases")
 
 
 def known_faults(facts: Facts) -> Check | None:
-    """FC-16: one release refuses allocations that fit."""
+    """Warn of a release with a known fault: L4T 36.4.7 refuses allocations that fit (FC-16)."""
     if facts.board.l4t is None:
         return None
     for issue in lore().issues:

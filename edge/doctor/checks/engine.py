@@ -1,4 +1,4 @@
-"""The engine against the board: has it CUDA, for this GPU, with a driver that serves it? Pure."""
+"""Checks of the engine against the board: CUDA, machine code, driver, caches. Pure."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from edge.units import GIB, format_bytes
 
 
 def present(facts: Facts) -> Check:
+    """Check that an engine can be chosen."""
     serving = facts.serving
     if serving.engine is None:
         says = serving.engine_problem or "no engine was looked for"
@@ -21,7 +22,7 @@ def present(facts: Facts) -> Check:
 
 
 def cuda(facts: Facts) -> Check | None:
-    """FC-41: an engine without CUDA ignores the layers it is asked to offload, and everything works, slowly."""
+    """Find an engine without CUDA beside a GPU: it ignores `--gpu-layers` without an error and runs slowly (FC-41)."""
     engine, board = facts.serving.engine, facts.board
     if engine is None or not board.gpus or board.refused:
         return None
@@ -62,7 +63,7 @@ def runs(arch: int, wanted: int, board: Board) -> bool:
 
 
 def driver(facts: Facts) -> Check | None:
-    """FC-05: an engine built with a newer CUDA than the driver knows fails with `unsupported toolchain`."""
+    """Find an engine built with a newer CUDA than the driver serves: it fails with `unsupported toolchain` (FC-05)."""
     built, served = facts.serving.engine_cuda, facts.board.cuda or _served(facts.board)
     if built is None or served is None:
         return None
@@ -81,7 +82,7 @@ def driver(facts: Facts) -> Check | None:
 
 
 def _served(board: Board) -> str | None:
-    """The newest CUDA major of a discrete GPU's driver, by table."""
+    """Return the newest CUDA major that a discrete GPU's driver serves."""
     if board.driver is None:
         return None
     branch = int(board.driver.split(".")[0])
@@ -93,20 +94,20 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def address_pool(facts: Facts) -> Check | None:
-    """FC-11: ggml's CUDA pool reserves 32 GiB of addresses, which small Tegra parts refuse at the first real work."""
+    """Find ggml's VMM pool on a Tegra: it reserves 32 GiB of addresses, which small parts refuse (FC-11)."""
     engine = facts.serving.engine
     if engine is None or not engine.cuda or facts.board.soc is None:
         return None
     if engine.no_vmm is None:
         return unknown("engine.pool", "whether it was built with GGML_CUDA_NO_VMM is not recorded")
     if engine.no_vmm:
-        return ok("engine.pool", "built without the virtual-memory pool, as Jetsons want it")
+        return ok("engine.pool", "built with GGML_CUDA_NO_VMM, as a Jetson needs it")
     step = "rebuild with GGML_CUDA_NO_VMM=ON: out-of-memory reports at the first request come from this"
     return warn("engine.pool", "its CUDA pool reserves 32 GiB of addresses", step, "edgellm build")
 
 
 def jit_cache(facts: Facts) -> Check | None:
-    """Kernels compiled at the first start must be kept, or every boot compiles them again."""
+    """Check the cache of just-in-time compiled kernels: without it every boot compiles them again."""
     engine, cuda_facts = facts.serving.engine, facts.cuda
     if engine is None or not engine.cuda or cuda_facts.jit_cache_writable is None:
         return None
@@ -123,20 +124,8 @@ def jit_cache(facts: Facts) -> Check | None:
     return ok("engine.jit_cache", "compiled kernels are kept between boots")
 
 
-def prompt_cache(facts: Facts) -> Check | None:
-    """FC-20: the server's prompt cache grows to 8 GiB of host memory unless it is told a limit."""
-    engine = facts.serving.engine
-    if engine is None or engine.kind != "llama-server" or not engine.flags:
-        return None
-    if engine.has("--cache-ram"):
-        return ok("engine.prompt_cache", "its prompt cache can be limited, and every plan does")
-    if facts.board.memory_bytes > 17 * GIB:
-        return ok("engine.prompt_cache", "it has no --cache-ram: an older engine without a prompt cache in host memory")
-    return ok("engine.prompt_cache", "no prompt cache in host memory")
-
-
 def toolkits(facts: Facts) -> Check | None:
-    """FC-05 and FC-01: which nvcc a build takes, when PATH says something else or nothing."""
+    """Report which nvcc a build uses where PATH has another one or none (FC-01, FC-05)."""
     found, board = facts.cuda, facts.board
     if not board.gpus:
         return None
@@ -167,4 +156,4 @@ def toolkits(facts: Facts) -> Check | None:
     return ok("cuda.toolkit", f"CUDA {listed}{hidden}")
 
 
-CHECKS = (present, cuda, architecture, driver, address_pool, jit_cache, prompt_cache, toolkits)
+CHECKS = (present, cuda, architecture, driver, address_pool, jit_cache, toolkits)

@@ -1,4 +1,4 @@
-"""The way to the GPU: device nodes, groups, driver. Pure."""
+"""Checks of the GPU: device nodes, groups, driver, memory. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from edge.doctor.check import Check, bad, ok, unknown, warn
 from edge.doctor.facts import Facts
 from edge.units import format_bytes
 
+# Below half of its memory free, another process holds a model or a desktop uses the card.
 _FREE_SHARE = 0.5
 _TEGRA_GPU = ("/dev/nvhost-ctrl-gpu", "/dev/nvgpu/igpu0/ctrl", "/dev/nvidia0")
 
 
 def nodes(facts: Facts) -> Check | None:
-    """A Jetson needs nvmap and one of the GPU's control nodes; a card needs its three."""
+    """Check the device nodes: a Jetson needs nvmap and one control node, a discrete GPU its own and nvidiactl."""
     board, here = facts.board, {node.path for node in facts.devices.nodes}
     if board.container == "wsl2" or not board.gpus:
         return None
@@ -28,7 +29,7 @@ def nodes(facts: Facts) -> Check | None:
         missing = [] if any(path[11:].isdecimal() for path in here) else ["/dev/nvidia0"]
         missing += [path for path in ("/dev/nvidiactl",) if path not in here]
     if not missing:
-        return ok("gpu.nodes", f"{len(here)} device nodes are there")
+        return ok("gpu.nodes", f"{len(here)} device nodes exist")
     if board.container:
         step = "start the container with the NVIDIA runtime"
         return bad("gpu.nodes", f"{', '.join(missing)} is not in this container", step, "docker run --runtime nvidia …")
@@ -41,7 +42,7 @@ def nodes(facts: Facts) -> Check | None:
 
 
 def access(facts: Facts) -> Check | None:
-    """NvRmMemInitNvmap fails with `Permission denied` when the user is not in video."""
+    """Check that the serving user may open the nodes; outside group video NvRmMemInitNvmap is denied."""
     if not facts.live or not facts.devices.nodes:
         return None
     closed = [node for node in facts.devices.nodes if not node.reachable]
@@ -57,26 +58,26 @@ def access(facts: Facts) -> Check | None:
 
 
 def unified_virtual_memory(facts: Facts) -> Check | None:
-    """CUDA opens /dev/nvidia-uvm first of all; it is made by a tool that may not have run before a boot service."""
+    """Check /dev/nvidia-uvm, which CUDA opens first; nvidia-modprobe creates it, maybe after a boot service started."""
     if facts.board.soc is not None or not facts.board.gpus or facts.board.container == "wsl2":
         return None
     if any(node.path == "/dev/nvidia-uvm" for node in facts.devices.nodes):
-        return ok("gpu.uvm", "/dev/nvidia-uvm is there")
+        return ok("gpu.uvm", "/dev/nvidia-uvm exists")
     step = "CUDA cannot start without it; load it at boot as well (/etc/modules-load.d)"
     return bad("gpu.uvm", "/dev/nvidia-uvm is missing", step, "sudo nvidia-modprobe -u -c=0")
 
 
 def persistence(facts: Facts) -> Check | None:
-    """Without it the driver drops the GPU's state with its last user, and each start pays seconds to bring it back."""
+    """Check persistence mode: without it the driver unloads with the last process, and each start pays seconds."""
     if facts.board.soc is not None or not facts.board.gpus or facts.board.container == "wsl2":
         return None
     if facts.devices.persistence:
         return ok("gpu.persistence", "the driver keeps the GPU ready between programs")
     if facts.board.container is not None:
-        return unknown("gpu.persistence", "whether the host keeps the GPU ready is not seen from a container")
+        return unknown("gpu.persistence", "whether the host keeps the GPU ready cannot be read in a container")
     unit = facts.units.get("nvidia-persistenced.service")
     if unit is None:
-        return unknown("gpu.persistence", "systemd does not tell whether nvidia-persistenced runs")
+        return unknown("gpu.persistence", "systemctl does not report nvidia-persistenced")
     if unit.active == "active":
         return ok("gpu.persistence", "nvidia-persistenced keeps the GPU ready")
     step = "start it at boot: the first CUDA call of each start is seconds slower without it"
@@ -86,6 +87,7 @@ def persistence(facts: Facts) -> Check | None:
 
 
 def mig(facts: Facts) -> Check | None:
+    """Warn of GPUs that are split by MIG."""
     split = [gpu.name for gpu in facts.board.gpus if gpu.mig]
     if not split:
         return None
@@ -94,7 +96,7 @@ def mig(facts: Facts) -> Check | None:
 
 
 def driver(facts: Facts) -> Check | None:
-    """Each CUDA major has an oldest driver; within a major, older drivers serve newer toolkits."""
+    """Check the driver against the oldest branch of each CUDA major; minor versions are compatible."""
     board = facts.board
     if board.soc is not None or not board.gpus:
         return None
@@ -110,7 +112,7 @@ def driver(facts: Facts) -> Check | None:
 
 
 def memory(facts: Facts) -> Check | None:
-    """What others hold of each card, before we ask for it."""
+    """Warn where other processes hold most of a discrete GPU's memory."""
     snapshot = facts.memory
     cards = [(gpu.name, gpu.uuid) for gpu in facts.board.gpus if gpu.uuid in snapshot.total_bytes]
     if not cards:
@@ -118,7 +120,7 @@ def memory(facts: Facts) -> Check | None:
     free = {uuid: snapshot.available_bytes[uuid] / snapshot.total_bytes[uuid] for _, uuid in cards if uuid}
     says = ", ".join(f"{name}: {format_bytes(snapshot.available_bytes[uuid])} free" for name, uuid in cards if uuid)
     if min(free.values()) < _FREE_SHARE:
-        return warn("gpu.memory", says, "something else holds the rest", "nvidia-smi")
+        return warn("gpu.memory", says, "see which process holds the rest", "nvidia-smi")
     return ok("gpu.memory", says)
 
 

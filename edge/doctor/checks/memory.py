@@ -1,41 +1,39 @@
-"""Memory: what is there, who holds it, and what swap can and cannot do. Pure."""
+"""Checks of memory, swap and kills by the kernel. Pure."""
 
 from __future__ import annotations
 
 from edge.doctor.check import Check, ok, unknown, warn
 from edge.doctor.facts import Facts, Process
-from edge.units import GIB, KIB, format_bytes
+from edge.units import GIB, format_bytes
 
 _SMALL_BYTES = 17 * GIB  # boards on which a gigabyte decides which model fits
 _LOW_SHARE = 0.5
-_SWAPPINESS_MAX = 30
+_SWAPPINESS_MAX = 30  # the kernel's default is 60; below 30 file cache goes before anonymous pages
 _SWAPPED_SHARE = 0.1
 
 
 def available(facts: Facts) -> Check:
-    """FC-17: MemAvailable counts. Free memory is small on a healthy system: the rest is cache that can go."""
+    """Check MemAvailable, not MemFree, which is small on a healthy system with a full file cache (FC-17)."""
     domain = "unified" if facts.board.unified_memory else "host"
     total, free = facts.memory.total_bytes.get(domain, 0), facts.memory.available_bytes.get(domain, 0)
     if not total:
         return unknown("memory.available", "/proc/meminfo cannot be read")
     says = f"{format_bytes(free)} of {format_bytes(total)} available"
     if facts.use.free_bytes is not None and facts.use.free_bytes < free // 2:
-        says += f" (only {format_bytes(facts.use.free_bytes)} unused: the rest is file cache, which goes when needed)"
+        says += f" (only {format_bytes(facts.use.free_bytes)} unused: the rest is file cache, which the kernel drops when needed)"
     if free >= total * _LOW_SHARE:
         return ok("memory.available", says)
-    return warn("memory.available", says, "stop what is not needed: memory.holders names the biggest")
+    return warn("memory.available", says, f"stop processes that are not needed{_biggest(facts)}")
 
 
-def holders(facts: Facts) -> Check | None:
-    """On a Jetson GPU memory is in no process's size: NvMap's own list has it, for root."""
+def _biggest(facts: Facts) -> str:
+    """Name the biggest processes. On a Jetson GPU memory is in no process's RSS: NvMap lists it, for root."""
     if not facts.use.biggest:
-        return None
-    says = f"the biggest: {_named(facts.use.biggest)}"
+        return ""
+    text = f"; the biggest: {_named(facts.use.biggest)}"
     if facts.use.on_gpu:
-        says += f"; on the GPU: {_named(facts.use.on_gpu)}"
-    elif facts.board.soc is not None:
-        says += "; GPU memory by process is shown to root only"
-    return ok("memory.holders", says)
+        return f"{text}; on the GPU: {_named(facts.use.on_gpu)}"
+    return f"{text}; run as root to see GPU memory by process" if facts.board.soc is not None else text
 
 
 def _named(processes: tuple[Process, ...]) -> str:
@@ -43,6 +41,7 @@ def _named(processes: tuple[Process, ...]) -> str:
 
 
 def limit(facts: Facts) -> Check | None:
+    """Warn where a cgroup limit is below the machine's memory."""
     notes = [note for note in facts.memory.notes if note.startswith("cgroup")]
     if not notes:
         return None
@@ -52,36 +51,38 @@ def limit(facts: Facts) -> Check | None:
 
 
 def desktop(facts: Facts) -> Check | None:
+    """Warn of a desktop session on a board with unified memory."""
     if not facts.board.unified_memory:
         return None
     found = facts.use.desktop
     if found is None:
-        return ok("memory.desktop", "headless: no desktop holds memory")
+        return ok("memory.desktop", "headless: no desktop session")
     says = f"a desktop is running ({found.name}, pid {found.pid})"
     if facts.board.memory_bytes > _SMALL_BYTES:
-        return ok("memory.desktop", f"{says}: this board can afford it")
+        return ok("memory.desktop", f"{says}: this board has memory enough")
     step = "boot without it: that frees about 0.8 to 2 GB for the model"
     return warn("memory.desktop", says, step, "sudo systemctl set-default multi-user.target")
 
 
 def zram(facts: Facts) -> Check | None:
-    """zram cannot take GPU pages (they are pinned), and compressing costs the CPU and memory that a load wants."""
+    """Warn of zram on a small board: GPU pages are pinned and cannot be compressed, and compression costs CPU."""
     devices = [swap for swap in facts.use.swaps if swap.kind == "zram"]
     if not devices:
         return None
     says = f"zram swap: {len(devices)} devices, {format_bytes(sum(swap.bytes for swap in devices))}"
     if not facts.board.unified_memory or facts.board.memory_bytes > _SMALL_BYTES:
-        return ok("memory.zram", f"{says}; it adds nothing to what a model may use")
-    step = "on a small board a swap file on NVMe serves the rest of the system better: GPU memory is never compressed"
+        return ok("memory.zram", f"{says}; it adds no memory for a model")
+    step = "on a small board use a swap file on NVMe instead: GPU memory is never compressed"
     return warn("memory.zram", says, step, "sudo systemctl disable --now nvzramconfig")
 
 
 def swap(facts: Facts) -> Check:
+    """Warn of memory that is swapped out and of swap on flash cards."""
     others = [swap for swap in facts.use.swaps if swap.kind != "zram"]
     swapped, total = facts.use.swapped_bytes, facts.board.memory_bytes
     if total and swapped > total * _SWAPPED_SHARE:
-        says = f"{format_bytes(swapped)} are swapped out: something does not fit"
-        return warn("memory.swap", says, "stop what is not needed before a model is loaded")
+        says = f"{format_bytes(swapped)} are swapped out: the processes do not fit in memory"
+        return warn("memory.swap", says, "stop processes that are not needed before a model is loaded")
     cards = [swap.device for swap in others if "mmcblk" in swap.device]
     if cards:
         return warn(
@@ -94,6 +95,7 @@ def swap(facts: Facts) -> Check:
 
 
 def swappiness(facts: Facts) -> Check | None:
+    """Warn of the kernel's default vm.swappiness on a small board with swap."""
     value = facts.use.swappiness
     if value is None or not facts.use.swaps:
         return None
@@ -104,7 +106,7 @@ def swappiness(facts: Facts) -> Check | None:
 
 
 def oom_kills(facts: Facts) -> Check | None:
-    """FC-20: hours of calm, then the kernel takes the server. The counter is the proof that it happened."""
+    """Warn where the kernel's counter shows kills for memory since boot (FC-20)."""
     count = facts.use.oom_kills
     if count is None:
         return None
@@ -119,15 +121,4 @@ def oom_kills(facts: Facts) -> Check | None:
     )
 
 
-def locking(facts: Facts) -> Check | None:
-    """FC-82: nothing is locked unless asked, so a small limit is no fault."""
-    limit_bytes = facts.use.memlock_bytes
-    if limit_bytes is None:
-        return None
-    size = "unlimited" if limit_bytes < 0 else format_bytes(limit_bytes)
-    small = 0 <= limit_bytes < 64 * KIB * KIB
-    note = "; enough, because models are not locked in memory" if small else ""
-    return ok("memory.lock", f"lock limit {size}{note}")
-
-
-CHECKS = (available, holders, limit, desktop, zram, swap, swappiness, oom_kills, locking)
+CHECKS = (available, limit, desktop, zram, swap, swappiness, oom_kills)

@@ -1,4 +1,4 @@
-"""The model folder: a cold start reads the whole model from it. Pure."""
+"""Checks of the model folder: kind of disk, read rate, access, free space. Pure."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ _POOR = {
     "sd": ("an SD card", "put models on NVMe: a card reads below 100 MB/s and wears out"),
     "network": ("a network file system", "keep models on a local disk, or the start waits for the network"),
     "windows": ("a Windows drive", "keep models inside the Linux file system: /mnt/c is read through Windows"),
-    "container": ("the container's own layer", "mount a folder of the host: models vanish with the container"),
+    "container": ("the container's own layer", "mount a folder of the host: models are lost with the container"),
 }
 _COLD_S = 30.0
-_SPACE_BYTES = 10 * GIB
+_SPACE_BYTES = 10 * GIB  # a model of 8B at Q5 and a build fit below it
 
 
 def kind(facts: Facts) -> Check | None:
+    """Judge the kind of disk under the model folder."""
     storage, path = facts.models.storage, facts.models.path
     if facts.models.empty_mount_point:
-        step = "mount it first: models put here now would lie on the disk below it"
+        step = "mount it first: models written now would lie on the disk below it"
         return bad(
             "storage.kind", f"{path} is on a mount point of /etc/fstab that is not mounted", step, "sudo mount -a"
         )
@@ -33,19 +34,19 @@ def kind(facts: Facts) -> Check | None:
     if storage.kind in _GOOD:
         return ok("storage.kind", f"{where}{_GOOD[storage.kind]} ({storage.disk}, {storage.filesystem})")
     if storage.kind == "windows" and facts.wsl is not None:
-        return None  # wsl.models says it
+        return None  # wsl.models reports it
     if storage.kind in _POOR:
         what, step = _POOR[storage.kind]
         return warn("storage.kind", f"{where}{what} ({storage.disk or storage.mount}, {storage.filesystem})", step)
     if storage.kind == "memory":
         return warn(
-            "storage.kind", f"{where}{storage.filesystem}: models there take memory and vanish at reboot", "use a disk"
+            "storage.kind", f"{where}{storage.filesystem}: models there take memory and are lost at reboot", "use a disk"
         )
     return ok("storage.kind", f"{where}{storage.disk or storage.filesystem} ({storage.kind})")
 
 
 def rate(facts: Facts) -> Check | None:
-    """The best of 1, 2, 4 and 8 streams past the page cache, and the cold start that no setting can beat."""
+    """Judge the read rate past the page cache, the lower bound of every cold start."""
     models = facts.models
     if not facts.live:
         return None
@@ -59,12 +60,12 @@ def rate(facts: Facts) -> Check | None:
         return ok("storage.rate", says)
     says += f": the biggest model ({format_bytes(size)}) needs at least {format_seconds(size / speed)} from cold"
     if size / speed > _COLD_S:
-        return warn("storage.rate", says, "a faster disk is the only thing that helps here")
+        return warn("storage.rate", says, "only a faster disk helps")
     return ok("storage.rate", says)
 
 
 def access(facts: Facts) -> Check | None:
-    """FC-79: `permission denied` although the folder itself is open, because one above it is closed."""
+    """Find a closed folder above an open model folder: the engine reports `permission denied` (FC-79)."""
     models, user = facts.models, facts.devices.user
     if models.blocked_by is not None:
         step = f"let {user} pass through {models.blocked_by}, or choose another model folder"
@@ -77,14 +78,14 @@ def access(facts: Facts) -> Check | None:
     if not facts.live:
         return None
     if not models.exists:
-        return ok("storage.access", f"{models.path} is not there yet; the first model makes it")
+        return ok("storage.access", f"{models.path} does not exist yet; the first model creates it")
     if models.storage is not None and models.storage.read_only:
         return warn("storage.access", f"{models.path} is mounted read-only", "serving works, fetching a model does not")
     return ok("storage.access", f"{user} may enter it")
 
 
 def space(facts: Facts) -> Check | None:
-    """FC-14: a build or a model that fills the disk fails near its end."""
+    """Warn of little free space: a build or a download that fills the disk fails near its end (FC-14)."""
     free = facts.models.free_bytes
     if free is None:
         return None

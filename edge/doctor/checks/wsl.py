@@ -1,4 +1,4 @@
-"""The traps of WSL2, by name. Pure."""
+"""Checks of WSL2. Pure."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from collections.abc import Callable
 
 from edge.doctor.check import Check, bad, ok, unknown, warn
 from edge.doctor.facts import Facts, Wsl
-from edge.units import format_bytes
 
-_IDLE_MS = 60_000  # Microsoft's default for vmIdleTimeout
+_IDLE_MS = 60_000  # the default of vmIdleTimeout (Microsoft, .wslconfig reference)
 _RESTART = "wsl.exe --shutdown"
 
 
 def gpu(facts: Facts, wsl: Wsl) -> Check:
-    """The GPU is /dev/dxg here; there is no /dev/nvidia0, and none is wanted."""
+    """Check /dev/dxg, the GPU of WSL2; /dev/nvidia0 does not exist there."""
     if wsl.dxg:
-        return ok("wsl.gpu", "/dev/dxg is there: Windows lends its GPU")
+        return ok("wsl.gpu", "/dev/dxg exists: Windows shares its GPU")
     return bad(
         "wsl.gpu",
-        "/dev/dxg is missing: Windows does not lend its GPU",
+        "/dev/dxg is missing: Windows does not share its GPU",
         "update WSL and the Windows GPU driver",
         "wsl.exe --update",
     )
 
 
 def library(facts: Facts, wsl: Wsl) -> Check:
+    """Check libcuda, which comes from the Windows driver."""
     if wsl.linux_driver:
-        step = "remove it: the driver of Windows is used, and a Linux one hides it"
+        step = "remove it: WSL uses the Windows driver, and a Linux driver hides it"
         return bad(
             "wsl.library",
             "an NVIDIA driver for Linux is installed here",
@@ -44,6 +44,7 @@ def library(facts: Facts, wsl: Wsl) -> Check:
 
 
 def systemd(facts: Facts, wsl: Wsl) -> Check:
+    """Check that systemd is on, for the service."""
     if wsl.systemd:
         return ok("wsl.systemd", "systemd runs: the service can be installed")
     step = "put `systemd=true` under [boot] in /etc/wsl.conf and restart WSL; without it, run `edgellm up` by hand"
@@ -51,6 +52,7 @@ def systemd(facts: Facts, wsl: Wsl) -> Check:
 
 
 def models(facts: Facts, wsl: Wsl) -> Check:
+    """Warn of models on a Windows drive."""
     storage, path = facts.models.storage, facts.models.path
     if storage is not None and storage.kind == "windows":
         step = "move models into the Linux file system: a load from there takes many times as long"
@@ -58,17 +60,8 @@ def models(facts: Facts, wsl: Wsl) -> Check:
     return ok("wsl.models", f"{path} is inside the Linux file system")
 
 
-def memory(facts: Facts, wsl: Wsl) -> Check:
-    total = format_bytes(facts.board.memory_bytes)
-    given = (wsl.settings or {}).get("memory")
-    if given:
-        return ok("wsl.memory", f"{total}: .wslconfig says memory={given}")
-    step = "Windows gives half of its memory unless .wslconfig says otherwise (memory= under [wsl2])"
-    return ok("wsl.memory", f"{total}; {step}")
-
-
 def idle(facts: Facts, wsl: Wsl) -> Check:
-    """When the last Linux process that Windows knows of ends, the whole VM is stopped, and the server with it."""
+    """Warn of the idle timeout: Windows stops the VM when the last process started from Windows ends."""
     timeout = (wsl.settings or {}).get("vmidletimeout", "")
     if timeout.lstrip("-").isdecimal() and (int(timeout) < 0 or int(timeout) > 10 * _IDLE_MS):
         return ok("wsl.idle", f"vmIdleTimeout={timeout}: the VM stays up")
@@ -77,7 +70,7 @@ def idle(facts: Facts, wsl: Wsl) -> Check:
 
 
 def port(facts: Facts, wsl: Wsl) -> Check:
-    """With NAT, Windows forwards localhost to Linux, but no other machine gets in; mirrored networking is plain."""
+    """Report how the port is reached: under NAT Windows forwards localhost only, mirrored networking shares it."""
     settings = wsl.settings or {}
     if settings.get("networkingmode", "").lower() == "mirrored":
         return ok("wsl.port", "mirrored networking: Windows and Linux share addresses")
@@ -96,11 +89,11 @@ def port(facts: Facts, wsl: Wsl) -> Check:
     )
 
 
-_WSL: tuple[Callable[[Facts, Wsl], Check], ...] = (gpu, library, systemd, models, memory, idle, port)
+_WSL: tuple[Callable[[Facts, Wsl], Check], ...] = (gpu, library, systemd, models, idle, port)
 
 
 def everything(facts: Facts) -> tuple[Check, ...]:
-    """Nothing outside of WSL2."""
+    """Run the checks of WSL2; none on other systems."""
     return tuple(check(facts, facts.wsl) for check in _WSL) if facts.wsl is not None else ()
 
 

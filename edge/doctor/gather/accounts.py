@@ -1,99 +1,78 @@
-"""Users and groups, and what they may reach. Reads /etc/passwd and /etc/group under the root."""
+"""Read users and groups from /etc/passwd and /etc/group of a (copied) machine."""
 
 from __future__ import annotations
 
 import os
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from edge.board.tree import Tree
+from edge.service.obstacle import Who, allowed, find
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """`groups` are those a process of this user has; `pending` those that /etc/group adds at the next login."""
+    """The user that serves. `pending`: groups that /etc/group adds at the next login."""
 
-    name: str
-    uid: int
-    gids: frozenset[int]
-    groups: tuple[str, ...]
+    user: Who
     pending: tuple[str, ...] = ()
-
-    def reaches(self, path: Path, wanted: int) -> bool:
-        """Mode bits alone: `wanted` is 4 read, 2 write, 1 enter. False when the path is not there."""
-        try:
-            about = path.stat()
-        except OSError:
-            return False
-        if self.uid == 0:
-            return True
-        if about.st_uid == self.uid:
-            bits = about.st_mode >> 6
-        elif about.st_gid in self.gids:
-            bits = about.st_mode >> 3
-        else:
-            bits = about.st_mode
-        return bits & wanted == wanted
 
 
 def serving_account(tree: Tree, unit_text: str) -> Account:
-    """The user of the installed service (`User=`, `SupplementaryGroups=`), else whoever runs this."""
+    """Return the user of the installed service (`User=`, `SupplementaryGroups=`), else the caller."""
     settings: dict[str, list[str]] = {}
     for line in unit_text.splitlines():
         key, _, value = line.partition("=")
         settings.setdefault(key.strip(), []).extend(value.split())
-    names = group_ids(tree)
+    ids = group_ids(tree)
     user = settings.get("User", [None])[-1]
     entry = next((line.split(":") for line in tree.lines("/etc/passwd") if line.startswith(f"{user}:")), None)
     if user is not None and entry is not None and len(entry) > 3:
-        listed = set(_listed(tree, user)) | set(settings.get("SupplementaryGroups", []))
-        gids = {int(entry[3])} | {names[name] for name in listed if name in names}
-        return Account(user, int(entry[2]), frozenset(gids), _names(names, gids))
-    return _asking(tree, names)
+        listed = {*_memberships(tree, user), *settings.get("SupplementaryGroups", [])}
+        gids = {int(entry[3])} | {ids[name] for name in listed if name in ids}
+        return Account(Who(user, int(entry[2]), frozenset(gids)))
+    return _caller(tree, ids)
 
 
-def _asking(tree: Tree, names: dict[str, int]) -> Account:
+def _caller(tree: Tree, ids: dict[str, int]) -> Account:
     uid = os.geteuid()
     gids = {os.getegid(), *os.getgroups()}
-    user = next(
-        (line.split(":")[0] for line in tree.lines("/etc/passwd") if line.split(":")[2:3] == [str(uid)]), str(uid)
-    )
-    pending = tuple(sorted(name for name in _listed(tree, user) if names.get(name) not in gids))
-    return Account(user, uid, frozenset(gids), _names(names, gids), pending)
+    entries = (line.split(":") for line in tree.lines("/etc/passwd"))
+    user = next((entry[0] for entry in entries if entry[2:3] == [str(uid)]), str(uid))
+    pending = tuple(sorted(name for name in _memberships(tree, user) if ids.get(name) not in gids))
+    return Account(Who(user, uid, frozenset(gids)), pending)
 
 
 def group_ids(tree: Tree) -> dict[str, int]:
-    fields = (line.split(":") for line in tree.lines("/etc/group"))
-    return {entry[0]: int(entry[2]) for entry in fields if len(entry) > 2 and entry[2].isdecimal()}
+    """Return the group ids by name."""
+    entries = (line.split(":") for line in tree.lines("/etc/group"))
+    return {entry[0]: int(entry[2]) for entry in entries if len(entry) > 2 and entry[2].isdecimal()}
 
 
-def _listed(tree: Tree, user: str) -> list[str]:
-    fields = (line.split(":") for line in tree.lines("/etc/group"))
-    return [entry[0] for entry in fields if len(entry) > 3 and user in entry[3].split(",")]
+def _memberships(tree: Tree, user: str) -> list[str]:
+    entries = (line.split(":") for line in tree.lines("/etc/group"))
+    return [entry[0] for entry in entries if len(entry) > 3 and user in entry[3].split(",")]
 
 
-def _names(names: dict[str, int], gids: set[int]) -> tuple[str, ...]:
-    return tuple(sorted(name for name, gid in names.items() if gid in gids))
-
-
-def group_of(path: Path, names: dict[str, int]) -> str | None:
+def group_of(path: Path, ids: dict[str, int]) -> str | None:
+    """Return the group of a file by name, or its number; None where there is no file."""
     try:
         gid = path.stat().st_gid
     except OSError:
         return None
-    return next((name for name, number in names.items() if number == gid), str(gid))
+    return next((name for name, number in ids.items() if number == gid), str(gid))
 
 
-def first_blocked(account: Account, folder: Path) -> Path | None:
-    """The outermost folder on the way to (and with) `folder` that this user may not enter."""
-    for step in [*reversed(folder.parents), folder]:
-        try:
-            is_folder = stat.S_ISDIR(step.stat().st_mode)
-        except FileNotFoundError:
-            return None
-        except OSError:
-            return step
-        if is_folder and not account.reaches(step, 1):
-            return step
-    return None
+def reaches(user: Who, path: Path, wanted: int) -> bool:
+    """Judge by mode bits: `wanted` adds 4 read, 2 write, 1 enter. False where the file does not exist."""
+    try:
+        state = path.stat()
+    except OSError:
+        return False
+    return allowed(state, user, wanted)
+
+
+def first_blocked(user: Who, folder: Path) -> Path | None:
+    """Return the outermost folder on the path that the user may not enter."""
+    found = find(folder, user)
+    return found.path if found is not None and found.kind == "closed" else None

@@ -1,9 +1,8 @@
-"""Who uses the memory, and what stands behind it."""
+"""Read how processes and swap use the memory."""
 
 from __future__ import annotations
 
 import re
-import resource
 from collections.abc import Iterator
 
 from edge.board import meminfo
@@ -28,7 +27,8 @@ _NVMAP_LINE = re.compile(r"^user\s+(\S+)\s+(\d+)\s+(\d+)([KMG])\s*$", re.MULTILI
 _UNITS = {"K": KIB, "M": MIB, "G": GIB}
 
 
-def read(tree: Tree) -> MemoryUse:
+def read_memory_use(tree: Tree) -> MemoryUse:
+    """Read swap, the biggest processes, the desktop and the kernel's kill counter."""
     values = meminfo.parse(tree.text("/proc/meminfo") or "")
     running = list(processes(tree))
     desktop = [process for process in running if process.name.startswith(_DESKTOPS)]
@@ -39,23 +39,22 @@ def read(tree: Tree) -> MemoryUse:
         biggest=tuple(sorted(running, key=lambda process: -process.bytes)[:_BIGGEST]),
         on_gpu=tuple(sorted(_on_gpu(tree), key=lambda process: -process.bytes)[:_BIGGEST]),
         desktop=max(desktop, key=lambda process: process.bytes, default=None),
-        memlock_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[1] if tree.live else None,
         free_bytes=values.get("MemFree"),
         swapped_bytes=max(0, values.get("SwapTotal", 0) - values.get("SwapFree", 0)),
     )
 
 
 def swaps(tree: Tree) -> Iterator[Swap]:
-    """/proc/swaps: file name, type, size and used in kB."""
+    """Yield the lines of /proc/swaps: file name, type, size and used in KiB."""
     for line in list(tree.lines("/proc/swaps"))[1:]:
         words = line.split()
         if len(words) >= 4 and words[2].isdecimal() and words[3].isdecimal():
             kind = "zram" if "/zram" in words[0] else words[1]
-            yield Swap(words[0], kind, int(words[2]) * 1024, int(words[3]) * 1024)
+            yield Swap(words[0], kind, int(words[2]) * KIB, int(words[3]) * KIB)
 
 
 def processes(tree: Tree) -> Iterator[Process]:
-    """What each process holds for itself. GPU memory of a Jetson is not in it: the kernel does not count it there."""
+    """Yield each process with its own memory. GPU memory of a Jetson is in no process's RSS."""
     for name in tree.children("/proc"):
         if not name.isdecimal():
             continue
@@ -66,7 +65,7 @@ def processes(tree: Tree) -> Iterator[Process]:
 
 
 def _on_gpu(tree: Tree) -> Iterator[Process]:
-    """`user  NAME  PID  SIZEK`, one line a client."""
+    """Yield NvMap's clients: one line `user  NAME  PID  SIZEK` each."""
     for name, pid, size, unit in _NVMAP_LINE.findall(tree.text(_NVMAP) or ""):
         yield Process(int(pid), name, int(size) * _UNITS[unit])
 

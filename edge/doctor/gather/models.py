@@ -1,4 +1,4 @@
-"""The model folder: what it lies on, who may enter it, and how fast it can be read."""
+"""Read the model folder: its disk, access and read rate."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from edge.doctor.facts import ModelFolder
 from edge.doctor.gather.accounts import Account, first_blocked
 
 
-def read(tree: Tree, folder: Path, model: Path | None, account: Account, measure: bool) -> ModelFolder:
-    """`model` is the file to measure with; without one, the biggest file of the folder will do."""
+def read_model_folder(tree: Tree, folder: Path, model: Path | None, account: Account, measure: bool) -> ModelFolder:
+    """Read the folder; measure its rate with `model`, else with the biggest file of the folder."""
     here = tree.path(folder)
     found = ModelFolder(
         path=folder,
         exists=here.is_dir() if tree.live else tree.exists(folder),
         storage=classify(tree, folder.resolve() if tree.live else folder),
         free_bytes=_free_bytes(here) if tree.live else None,
-        blocked_by=first_blocked(account, here) if tree.live else None,
+        blocked_by=first_blocked(account.user, here) if tree.live else None,
         empty_mount_point=_not_mounted(tree, folder),
     )
     return _measured(found, model or readrate.biggest_file((here,))) if measure and tree.live else found
@@ -33,9 +33,9 @@ def _measured(folder: ModelFolder, file: Path | None) -> ModelFolder:
     try:
         rate = readrate.measure(file)
     except OSError as error:
-        return replace(folder, measured_file=file, measure_problem=error.strerror or str(error))
+        return replace(folder, measure_problem=error.strerror or str(error))
     problem = None if rate else "this file system has no direct reads, or the file is too small"
-    return replace(folder, measured=rate, measured_file=file, measure_problem=problem)
+    return replace(folder, measured=rate, measure_problem=problem)
 
 
 def _free_bytes(folder: Path) -> int | None:
@@ -48,7 +48,7 @@ def _free_bytes(folder: Path) -> int | None:
 
 
 def _not_mounted(tree: Tree, folder: Path) -> bool:
-    """An fstab mount point on the way to the folder that is not mounted: models would land on the disk below."""
+    """Find a mount point of fstab on the path that is not mounted: models would land on the disk below."""
     points = {
         line.split()[1] for line in tree.lines("/etc/fstab") if not line.startswith("#") and len(line.split()) > 3
     }

@@ -1,4 +1,4 @@
-"""What is meant to be served: configuration, profile, engine, models. A fault there is a finding, not an error."""
+"""Read what `up` would serve: configuration, profile, engine, models. An error there becomes a fact."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from edge.prepare import engine_for
 from edge.profile.profile import Profile
 
 
-def read(board: Board, folders: Folders, env: Mapping[str, str], flags: Mapping[str, object], live: bool) -> Serving:
-    """`flags` by Option.dest, as `up` takes them."""
+def read_serving(board: Board, folders: Folders, env: Mapping[str, str], flags: Mapping[str, object], live: bool) -> Serving:
+    """Read the configuration with `flags` by Option.dest, as `up` takes them."""
     try:
         config = load(folders, flags, env)
         profile = settle(config, board, folders)
@@ -39,7 +39,7 @@ def read(board: Board, folders: Folders, env: Mapping[str, str], flags: Mapping[
 
 
 def _with_engine(serving: Serving, config: Config, profile: Profile, board: Board, folders: Folders) -> Serving:
-    """Whatever would be used, even if it does not fit: the checks say why it does not."""
+    """Choose the engine without regard to the GPU; the checks judge whether it fits."""
     try:
         engine = engine_for(config, profile, board, folders, needs_gpu=False)
     except EdgeError as error:
@@ -48,7 +48,7 @@ def _with_engine(serving: Serving, config: Config, profile: Profile, board: Boar
 
 
 def _built_with(folders: Folders, engine_id: str) -> str | None:
-    """CUDA of the build, from the engine's own record; an engine given by path has none."""
+    """Return the CUDA version of the build from engine.json; an engine given by path has none."""
     try:
         target: dict[str, Any] = manifest(folders.engines, engine_id)["target"]
     except (EdgeError, KeyError):
@@ -58,7 +58,7 @@ def _built_with(folders: Folders, engine_id: str) -> str | None:
 
 
 def _with_model(serving: Serving, config: Config, store: Store) -> Serving:
-    """The biggest: it has the longest cold start."""
+    """Add the configured models and the biggest usable file, which has the longest cold start."""
     serving = replace(serving, models=tuple(_wanted(store, model) for model in config.models))
     usable = [entry for entry in store.list() if entry.verdict is None]
     if not usable:

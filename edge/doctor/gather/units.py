@@ -1,4 +1,4 @@
-"""systemd units, by one `systemctl show`, and the text of our unit with its drop-ins."""
+"""Read systemd units with one `systemctl show`, and the text of edgellm.service with its drop-ins."""
 
 from __future__ import annotations
 
@@ -7,17 +7,10 @@ from pathlib import Path
 
 from edge.board.tree import Tree
 from edge.doctor.facts import DropIn, Unit
+from edge.service.systemctl import booted
 
 OURS = ("edgellm.service", "edgellm.socket")
-WATCHED = (
-    *OURS,
-    "jtop.service",
-    "nvidia-persistenced.service",
-    "nvpmodel.service",
-    "nvzramconfig.service",
-    "nvargus-daemon.service",
-    "docker.service",
-)
+WATCHED = (*OURS, "jtop.service", "nvidia-persistenced.service")
 _PROPERTIES = "Id,LoadState,ActiveState,UnitFileState,Result,NRestarts"
 _TIMEOUT_S = 3.0
 _UNIT_FOLDERS = (
@@ -28,25 +21,20 @@ _UNIT_FOLDERS = (
 )
 
 
-def running(tree: Tree) -> bool:
-    """Whether systemd is PID 1 here."""
-    return tree.exists("/run/systemd/system")
-
-
-def read(tree: Tree, systemctl: str = "systemctl") -> dict[str, Unit]:
-    """Empty where systemd does not run or does not answer in 3 s."""
-    if not tree.live or not running(tree):
+def read_units(tree: Tree, systemctl: str = "systemctl") -> dict[str, Unit]:
+    """Return the watched units by name; empty where systemd does not run or answer within 3 s."""
+    if not tree.live or not booted(tree.root):
         return {}
     command = [systemctl, "show", f"--property={_PROPERTIES}", *WATCHED]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):
         return {}
-    return parse(done.stdout)
+    return parse_show(done.stdout)
 
 
-def parse(text: str) -> dict[str, Unit]:
-    """Blocks of KEY=VALUE lines with empty lines between."""
+def parse_show(text: str) -> dict[str, Unit]:
+    """Parse blocks of KEY=VALUE lines that are separated by empty lines."""
     units = {}
     for block in text.split("\n\n"):
         fields = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
@@ -64,13 +52,8 @@ def parse(text: str) -> dict[str, Unit]:
     return units
 
 
-def our_text(tree: Tree) -> str:
-    """Our installed unit with its drop-ins, as one text; empty when it is not installed."""
-    return "\n".join(drop_in.text for drop_in in our_files(tree))
-
-
-def our_files(tree: Tree) -> tuple[DropIn, ...]:
-    """The unit file first, then /etc's and /run's drop-ins."""
+def unit_files(tree: Tree) -> tuple[DropIn, ...]:
+    """Return edgellm.service and its drop-ins in the order of systemd's folders; empty where it is not installed."""
     unit = next((path for folder in _UNIT_FOLDERS if tree.exists(path := f"{folder}/edgellm.service")), None)
     paths = [unit] if unit else []
     for folder in _UNIT_FOLDERS:

@@ -1,4 +1,4 @@
-"""What of our own files is not as it should be: the only things that `--fix` touches."""
+"""Find edgellm's own files that `--fix` can repair: missing folders, open modes, stale sockets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from edge.doctor.facts import OurFile
+from edge.doctor.facts import OwnFile
 from edge.folders import Folders
 
 SERVICE_GROUP = "edgellm"
@@ -16,36 +16,39 @@ _PRIVATE_FILE, _GROUP_FILE, _PRIVATE_FOLDER, _PUBLIC_FOLDER = 0o600, 0o640, 0o70
 _CONNECT_S = 0.2
 
 
-def read(folders: Folders, running: bool, service: bool = False) -> tuple[OurFile, ...]:
-    """`running`: our lock is held, so no socket is stale. `service`: systemd makes these folders, with its owners."""
+def find_leftovers(folders: Folders, running: bool, service: bool = False) -> tuple[OwnFile, ...]:
+    """Return what `--fix` would change.
+
+    `running`: the instance's lock is held, so no socket is stale. `service`: systemd creates the folders.
+    """
     missing = () if service else _missing(folders)
     return (*missing, *_too_open(folders), *(() if running else _stale(folders)))
 
 
-def _missing(folders: Folders) -> Iterator[OurFile]:
-    """Run and config are private; models, engines and caches may be read by others of this machine."""
+def _missing(folders: Folders) -> Iterator[OwnFile]:
+    """Yield missing folders: run, config and state private, models, engines and caches readable by all users."""
     private = {folders.run, folders.config, folders.state}
     for folder in (folders.data, folders.models, folders.state, folders.cache, folders.run, folders.config):
         if not folder.exists():
-            yield OurFile("folder", folder, _PRIVATE_FOLDER if folder in private else _PUBLIC_FOLDER)
+            yield OwnFile("folder", folder, _PRIVATE_FOLDER if folder in private else _PUBLIC_FOLDER)
 
 
-def _too_open(folders: Folders) -> Iterator[OurFile]:
-    """Keys are secrets; whoever can write to the run folder can take our place."""
+def _too_open(folders: Folders) -> Iterator[OwnFile]:
+    """Yield files with too many permissions: keys are secrets, and a writer of the run folder could replace sockets."""
     keys = folders.config / "keys.toml"
     allowed = _GROUP_FILE if _group(keys) == SERVICE_GROUP else _PRIVATE_FILE
     if _mode(keys) & ~allowed:
-        yield OurFile("mode", keys, _mode(keys) & allowed)
+        yield OwnFile("mode", keys, _mode(keys) & allowed)
     if _mode(folders.run) & 0o022:
-        yield OurFile("mode", folders.run, _mode(folders.run) & ~0o022)
+        yield OwnFile("mode", folders.run, _mode(folders.run) & ~0o022)
 
 
-def _stale(folders: Folders) -> Iterator[OurFile]:
+def _stale(folders: Folders) -> Iterator[OwnFile]:
     if not folders.instance_run.is_dir():
         return
     for path in sorted(folders.instance_run.glob("*.sock")):
         if path.is_socket() and not _answers(path):
-            yield OurFile("socket", path, 0)
+            yield OwnFile("socket", path, 0)
 
 
 def _answers(path: Path) -> bool:
@@ -56,7 +59,7 @@ def _answers(path: Path) -> bool:
         except ConnectionRefusedError:
             return False
         except OSError:
-            return True  # busy, or not ours to try: it stays
+            return True  # busy, or closed to this user: keep it
         return True
 
 
