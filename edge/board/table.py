@@ -37,13 +37,11 @@ class Row:
     cpu: str
     cores: int
     bandwidth_gb_s: float
-    max_w: float
     trust: str
     source: str
     aliases: tuple[str, ...] = ()
     bus_bits: int | None = None
     super_bandwidth_gb_s: float | None = None
-    super_max_w: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

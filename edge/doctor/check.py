@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Verdict(str, Enum):
-    """How serious a check is: `bad` breaks serving, `warn` costs speed or memory, `unknown` cannot be read from here."""
+    """A verdict: `bad` breaks serving, `warn` costs speed or memory, `unknown` cannot be read on this machine."""
 
     OK = "ok"
     WARN = "warn"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import fcntl
 from pathlib import Path
 
-from edge.doctor.facts import OurFile
+from edge.doctor.facts import OwnFile
 
 
-def apply(files: tuple[OurFile, ...]) -> tuple[str, ...]:
+def apply(files: tuple[OwnFile, ...]) -> tuple[str, ...]:
     """Repair each file and return one sentence per file, also for what failed."""
     return tuple(_one(file) for file in files)
 
 
-def _one(file: OurFile) -> str:
+def _one(file: OwnFile) -> str:
     try:
         if file.kind == "folder":
             file.path.mkdir(parents=True, exist_ok=True)

@@ -105,7 +105,7 @@ class Contents:
         return Served(model_id, f"{file.name}:{file.quant}")
 
     def _keys(self) -> Step:
-        """Give the keys file to the service's user. A systemd credential would be a copy: revoked keys would still work."""
+        """Give the keys file to the service's user: in a credential, a copy, revoked keys would still work."""
         keys, user = self.request.root / ETC / "keys.toml", self.request.run_as
 
         def make() -> None:

@@ -52,7 +52,7 @@ def _own_drop_ins(root: Path) -> Iterator[Difference]:
 
 
 def conflicts(text: str, *, gpu: bool = True) -> Iterator[str]:
-    """Yield a sentence for each line of a drop-in that hides the GPU or is ignored. `gpu`: the machine has one. Pure."""
+    """Yield a sentence for each line of a drop-in that is ignored or, with `gpu`, hides the GPU. Pure."""
     named = any(_ALLOWS_GPU.match(line.strip()) for line in text.splitlines())
     for section, name, value in directives(text):
         if not section:

@@ -19,7 +19,9 @@ def drop_in_conflicts(unit: str, root: Path = Path("/")) -> tuple[str, ...]:
     if not nvidia_on_pci(root) and jetson.read(Tree(root), 0) is None:
         return ()
     return tuple(
-        f"/{path.relative_to(root)}: {conflict}" for path in _drop_ins(unit, root) for conflict in conflicts(_text(path))
+        f"/{path.relative_to(root)}: {conflict}"
+        for path in _drop_ins(unit, root)
+        for conflict in conflicts(_text(path))
     )
 
 

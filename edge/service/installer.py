@@ -122,4 +122,3 @@ class Installer:
 
     def _at(self, path: Path) -> Path:
         return self.request.root / path
-

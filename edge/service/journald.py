@@ -28,7 +28,7 @@ def goes_to_journal(env: Mapping[str, str], descriptor: int) -> bool:
 
 
 class Journal:
-    """A connection to journald. Without its socket, `<N>text` lines go to `out`, which journald parses (sd-daemon(3))."""
+    """A connection to journald; without its socket, `<N>text` lines go to `out`, as in sd-daemon(3)."""
 
     def __init__(self, path: Path = SOCKET, out: TextIO | None = None) -> None:
         self._out = out or sys.stdout

@@ -98,7 +98,9 @@ def writable_by_others(path: Path, owners: frozenset[int] = frozenset({0})) -> P
                 return part
             if stat.S_ISLNK(state.st_mode):
                 continue  # the kernel ignores the mode of a link
-            sticky = stat.S_ISDIR(state.st_mode) and state.st_mode & stat.S_ISVTX  # other users may add files, not replace any
+            sticky = (
+                stat.S_ISDIR(state.st_mode) and state.st_mode & stat.S_ISVTX
+            )  # other users may add files, not replace any
             others = stat.S_IWOTH | (stat.S_IWGRP if state.st_gid != 0 else 0)
             if state.st_mode & others and not sticky:
                 return part

@@ -75,7 +75,9 @@ def base_python() -> Path:
         if real.exists() and not within(str(real), (*HOMES, *TEMPORARY)) and writable_by_others(real) is None:
             return python
     hint = f"install Python {version} for every user (apt install python{version}), or a managed one in /opt"
-    raise UnavailableError(f"the service cannot run {running}: other users can change it, or it is hidden from it", hint)
+    raise UnavailableError(
+        f"the service cannot run {running}: other users can change it, or it is hidden from it", hint
+    )
 
 
 def make(source: Source, prefix: Path = PREFIX) -> None:
@@ -156,5 +158,9 @@ def must_have_embedded(python: str) -> None:
         run([python, "-I", "-c", "import xllamacpp"])
     except EdgeError as error:
         why = str(error).rpartition("failed: ")[2]
-        hint = "on Debian and Ubuntu: `apt-get install libgomp1`" if "libgomp" in why else "reinstall it in that environment"
+        hint = (
+            "on Debian and Ubuntu: `apt-get install libgomp1`"
+            if "libgomp" in why
+            else "reinstall it in that environment"
+        )
         raise EngineMissingError(f"the embedded engine does not load: {why}", hint) from error

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One repeatable step. `what` describes it in the imperative; `done`: nothing is left to do; `note`: why it is asked."""
+    """One repeatable step, described by `what` in the imperative. A step with a `note` needs the user's consent."""
 
     what: str
     apply: Callable[[], object]

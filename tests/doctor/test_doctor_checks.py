@@ -50,7 +50,9 @@ def test_refused_board_says_why_and_offers_its_cpu(tmp_path: Path) -> None:
 
 
 def test_fc16_nvmap_regression_is_named_with_its_cure(tmp_path: Path) -> None:
-    assert_check(patient("orin-nano-8-super", tmp_path), "board.faults", Verdict.WARN, "36.4.7", "36.5", "managed_memory")
+    assert_check(
+        patient("orin-nano-8-super", tmp_path), "board.faults", Verdict.WARN, "36.4.7", "36.5", "managed_memory"
+    )
     assert_check(patient("orin-nano-8", tmp_path), "board.faults", Verdict.OK, "36.4.3")
 
 
@@ -106,11 +108,13 @@ def test_control_group_limit_is_said(tmp_path: Path) -> None:
 
 
 def test_desktop_on_a_small_board_costs_a_model(tmp_path: Path) -> None:
-    assert_check(patient("orin-nano-8-desktop", tmp_path), "memory.desktop", Verdict.WARN, "gnome-shell", "multi-user.target")
+    assert_check(
+        patient("orin-nano-8-desktop", tmp_path), "memory.desktop", Verdict.WARN, "gnome-shell", "multi-user.target"
+    )
     assert_check(patient("orin-nano-8", tmp_path), "memory.desktop", Verdict.OK, "headless")
     thor = patient("thor", tmp_path)
     thor = replace(thor, use=replace(thor.use, desktop=Process(7, "Xorg", GIB)))
-    assert_check(thor, "memory.desktop", Verdict.OK, "can afford")
+    assert_check(thor, "memory.desktop", Verdict.OK, "memory enough")
 
 
 def test_zram_matters_on_small_boards_only(tmp_path: Path) -> None:
@@ -129,7 +133,9 @@ def test_zram_matters_on_small_boards_only(tmp_path: Path) -> None:
 )
 def test_swap(tmp_path: Path, swaps: tuple[Swap, ...], swapped_bytes: int, verdict: Verdict, word: str) -> None:
     facts = patient("orin-nano-8", tmp_path)
-    assert_check(replace(facts, use=replace(facts.use, swaps=swaps, swapped_bytes=swapped_bytes)), "memory.swap", verdict, word)
+    assert_check(
+        replace(facts, use=replace(facts.use, swaps=swaps, swapped_bytes=swapped_bytes)), "memory.swap", verdict, word
+    )
 
 
 def test_swappiness(tmp_path: Path) -> None:
@@ -141,10 +147,10 @@ def test_swappiness(tmp_path: Path) -> None:
 
 def test_fc20_oom_kills_since_boot_are_evidence(tmp_path: Path) -> None:
     facts = patient("orin-nano-8", tmp_path)
-    assert_check(replace(facts, use=replace(facts.use, oom_kills=2)), "memory.oom", Verdict.WARN, "2 processes", "prompt cache")
+    assert_check(
+        replace(facts, use=replace(facts.use, oom_kills=2)), "memory.oom", Verdict.WARN, "2 processes", "prompt cache"
+    )
     assert_check(replace(facts, use=replace(facts.use, oom_kills=0)), "memory.oom", Verdict.OK)
-
-
 
 
 # ---------------------------------------------------------------- GPU
@@ -235,7 +241,9 @@ def test_driver_against_the_compatibility_table(tmp_path: Path, driver: str, ver
 def test_missing_engine_says_what_to_build(tmp_path: Path) -> None:
     facts = patient("orin-nano-8", tmp_path, live=True)
     serving = replace(facts.serving, engine_problem="no engine is built yet", engine_hint="run `edgellm build -p orin`")
-    assert_check(replace(facts, serving=serving), "engine.present", Verdict.BAD, "no engine is built yet", "build -p orin")
+    assert_check(
+        replace(facts, serving=serving), "engine.present", Verdict.BAD, "no engine is built yet", "build -p orin"
+    )
 
 
 def test_fc41_engine_without_cuda_on_a_gpu_is_bad_where_the_profile_wants_the_gpu(tmp_path: Path) -> None:
@@ -327,7 +335,6 @@ def test_fc43_wanted_power_mode_is_set_by_its_number_on_this_image(tmp_path: Pat
     assert_check(patient("agx-orin-64", tmp_path), "power.mode", Verdict.OK, "MAXN")
 
 
-
 def with_zones(facts: Facts, **temp_c: float) -> Facts:
     """Replace the temperatures; trip points stay those of the tree."""
     passive_c = next((zone.passive_c for zone in facts.sensors.zones if zone.passive_c), None)
@@ -356,7 +363,6 @@ def test_fan_that_stands_still_on_a_hot_board(tmp_path: Path) -> None:
     assert_check(hot, "power.fan", Verdict.WARN, "stands still")
     turning = replace(facts.sensors, fan=Fan(0.0, 1500))
     assert_check(replace(facts, sensors=turning), "power.fan", Verdict.OK, "1500 rpm")
-
 
 
 # ---------------------------------------------------------------- storage

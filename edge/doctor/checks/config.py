@@ -26,7 +26,9 @@ def models(facts: Facts) -> tuple[Check, ...]:
     if serving.models:
         return (ok("config.model", f"found: {', '.join(model.id for model in serving.models)}"),)
     if serving.model_file is None:
-        return (warn("config.model", "the store holds no model", "fetch one", "edgellm model pull SmolLM2-135M-Instruct"),)
+        return (
+            warn("config.model", "the store holds no model", "fetch one", "edgellm model pull SmolLM2-135M-Instruct"),
+        )
     return (ok("config.model", f"none configured: {serving.model_file.name} is served"),)
 
 

@@ -20,7 +20,7 @@ def available(facts: Facts) -> Check:
         return unknown("memory.available", "/proc/meminfo cannot be read")
     says = f"{format_bytes(free)} of {format_bytes(total)} available"
     if facts.use.free_bytes is not None and facts.use.free_bytes < free // 2:
-        says += f" (only {format_bytes(facts.use.free_bytes)} unused: the rest is file cache, which the kernel drops when needed)"
+        says += f" (only {format_bytes(facts.use.free_bytes)} unused: the kernel drops the file cache when needed)"
     if free >= total * _LOW_SHARE:
         return ok("memory.available", says)
     return warn("memory.available", says, f"stop processes that are not needed{_biggest(facts)}")

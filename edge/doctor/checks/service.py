@@ -58,9 +58,7 @@ def drop_ins(facts: Facts) -> Check | None:
         for conflict in conflicts(file.text, gpu=bool(facts.board.gpus)):
             edit = "sudo systemctl edit edgellm.service"
             return bad("service.drop_ins", f"{file.path}: {conflict}", "correct that line", edit)
-        hidden = any(
-            name == "ProtectHome" and value.lower() in HOME_HIDDEN for _, name, value in directives(file.text)
-        )
+        hidden = any(name == "ProtectHome" and value.lower() in HOME_HIDDEN for _, name, value in directives(file.text))
         if hidden and facts.models.path.parts[1:2] == ("home",):
             says = f"{file.path}: ProtectHome= hides the model folder {facts.models.path}"
             return bad("service.drop_ins", says, "move the models, or set ProtectHome=read-only")

@@ -40,7 +40,9 @@ def kind(facts: Facts) -> Check | None:
         return warn("storage.kind", f"{where}{what} ({storage.disk or storage.mount}, {storage.filesystem})", step)
     if storage.kind == "memory":
         return warn(
-            "storage.kind", f"{where}{storage.filesystem}: models there take memory and are lost at reboot", "use a disk"
+            "storage.kind",
+            f"{where}{storage.filesystem}: models there take memory and are lost at reboot",
+            "use a disk",
         )
     return ok("storage.kind", f"{where}{storage.disk or storage.filesystem} ({storage.kind})")
 

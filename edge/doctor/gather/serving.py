@@ -18,7 +18,9 @@ from edge.prepare import engine_for
 from edge.profile.profile import Profile
 
 
-def read_serving(board: Board, folders: Folders, env: Mapping[str, str], flags: Mapping[str, object], live: bool) -> Serving:
+def read_serving(
+    board: Board, folders: Folders, env: Mapping[str, str], flags: Mapping[str, object], live: bool
+) -> Serving:
     """Read the configuration with `flags` by Option.dest, as `up` takes them."""
     try:
         config = load(folders, flags, env)
