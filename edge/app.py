@@ -263,7 +263,7 @@ class App:
             self._record_start(supervisor, "ready")
             if self.recorder is not None:
                 self.recorder.calibrate(supervisor)
-            began_s = supervisor.began_s or self._times.began_s
+            began_s = supervisor.started_at_s or self._times.began_s
             self.console.ready(supervisor.status(), time.monotonic() - began_s, self.urls)
         if died(before, after) and after.failure is not None:
             self._record_crash(supervisor, before, after.failure)
@@ -276,7 +276,7 @@ class App:
         if supervisor.launched and supervisor.restarts == 0:
             recorder.start(supervisor, outcome, *times)
         else:
-            recorder.start(supervisor, outcome, supervisor.began_s or time.monotonic(), (), None)
+            recorder.start(supervisor, outcome, supervisor.started_at_s or time.monotonic(), (), None)
 
     def _record_crash(self, supervisor: Supervisor, before: Machine, failure: Failure) -> None:
         if before.ready_since is None:

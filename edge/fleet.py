@@ -20,7 +20,7 @@ from edge.supervisor.child import Child
 from edge.supervisor.hooks import Hooks
 from edge.supervisor.model_handle import UNNAMED, ModelHandle
 from edge.supervisor.patterns import Patterns
-from edge.supervisor.plain import plain
+from edge.supervisor.plain import safe_mode
 from edge.supervisor.state import Machine
 from edge.supervisor.supervisor import Supervisor
 from edge.terms import terms_of
@@ -87,7 +87,7 @@ class Fleet:
             on_change=self._on_change,
             on_line=self._log(model.id).add,
             on_speed=on_speed,
-            plain=lambda plan: plain(plan, engine, model.model, model.id),
+            safe_mode=lambda plan: safe_mode(plan, engine, model.model, model.id),
             cpu=(lambda: self._on_cpu(prepared, model.id)) if may_use_cpu else None,
             driver=lambda: _driver(prepared),
         )
@@ -97,10 +97,10 @@ class Fleet:
             model, socket_path, self._patterns, terms, hooks, expected_ready_s=expected_ready_s, asleep=asleep
         )
 
-    def run(self, supervisor: Supervisor, child: Child | None = None, began_s: float = 0.0) -> None:
-        """Gives it a task. `child`: what the launcher spawned for it; `began_s`: when the launcher began."""
+    def run(self, supervisor: Supervisor, child: Child | None = None, started_at_s: float = 0.0) -> None:
+        """Gives it a task. `child`: what the launcher spawned for it; `started_at_s`: when the launcher began."""
         if child is not None:
-            supervisor.adopt(child, began_s)
+            supervisor.adopt(child, started_at_s)
         owner = asyncio.create_task(supervisor.run())
         self._crews[id(supervisor)] = Crew(supervisor, owner)
         owner.add_done_callback(self._ended)

@@ -16,7 +16,7 @@ from edge.errors import EdgeError
 from edge.gateway.handler import CONTEXT
 from edge.prepare import Prepared
 from edge.supervisor.model_handle import ModelHandle
-from edge.supervisor.state import RISING, Machine
+from edge.supervisor.state import STARTING_STATES, Machine
 from edge.supervisor.supervisor import Supervisor
 from edge.telemetry import metrics
 from edge.telemetry.governor import AdmissionLimit
@@ -70,10 +70,10 @@ class Governing:
         handle = self._handles.get(model_id)
         if handle is not None:
             handle.supervisor_changed(supervisor, machine.state)
-        if machine.state in RISING and model_id not in self._open:
+        if machine.state in STARTING_STATES and model_id not in self._open:
             stack = self._open[model_id] = ExitStack()
             self._points[model_id] = stack.enter_context(self.telemetry.trace())
-        elif machine.state not in RISING and model_id in self._open:
+        elif machine.state not in STARTING_STATES and model_id in self._open:
             self._open.pop(model_id).close()
 
     def samples(self, model_id: str, zero_s: float) -> list[list[float | int | None]]:

@@ -1,4 +1,4 @@
-"""What the supervisor knows about one model, as values that the gateway, the CLI and the tests share."""
+"""The status of one model, as values that supervisor, gateway and CLI share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ GATES = ("driver", "context", "backend", "weights", "kv_cache", "warm")
 
 
 class State(str, Enum):
-    """Lifecycle of one model's engine. Only READY serves."""
+    """The lifecycle of one model's engine. Only READY serves."""
 
     STOPPED = "STOPPED"
     STARTING = "STARTING"
@@ -25,7 +25,7 @@ class State(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """One observed step of a start. `since_s`: monotonic clock; `took_s`: from when nothing blocked it."""
+    """One observed step of a start. `since_s`: monotonic; `took_s`: since the step before it, None where unknown."""
 
     ready: bool = False
     since_s: float | None = None
@@ -37,7 +37,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Degraded:
-    """A difference between plan and fact that still serves."""
+    """A difference between the request and the running engine that does not stop it from serving."""
 
     subject: str
     wanted: str
@@ -47,7 +47,7 @@ class Degraded:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an engine died or could not start. `evidence` may hold log lines and paths: never public."""
+    """Why an engine exited or could not start. `evidence` may hold log lines and paths and is never public."""
 
     kind: str
     evidence: str
@@ -56,14 +56,14 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """One model at one instant."""
+    """The status of one model at one instant. `progress`: the share of the weights that is read, 0…1."""
 
     id: str
     state: State
     rung: int = 0
     degraded: tuple[Degraded, ...] = ()
     gates: dict[str, Gate] = field(default_factory=dict)
-    progress: float | None = None  # 0…1 of the weights
+    progress: float | None = None
     failure: Failure | None = None
     restarts: int = 0
     pid: int | None = None

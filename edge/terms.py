@@ -1,7 +1,8 @@
-"""Sections of edgellm.toml as the supervisor's and the gateway's own values. Pure."""
+"""Convert configuration and plan into the options of supervisor and gateway. Pure."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 from edge.config import Config
@@ -11,28 +12,13 @@ from edge.plan.plan import LaunchPlan, ModelPlan
 from edge.prepare import Prepared, config_of, wants_gpu, wishes_of
 from edge.status import Degraded
 from edge.supervisor.hygiene import hygiene
-from edge.supervisor.pace import pace
+from edge.supervisor.pace import expected_speed
 from edge.supervisor.policy import Policy
 from edge.supervisor.terms import Terms
 
 
-def policy(config: Config) -> Policy:
-    """[restart]: its keys are the policy's own names."""
-    section = config.restart
-    return Policy(
-        backoff_s=section.backoff_s,
-        stable_s=section.stable_s,
-        stall_s=section.stall_s,
-        wedge_s=section.wedge_s,
-        wedge_again_s=section.wedge_s / 2,  # once seen, believed sooner
-        drain_s=section.drain_s,
-        term_s=section.term_s,
-        device_attempts=section.device_attempts,
-    )
-
-
 def gateway_config(config: Config, folders: Folders) -> GatewayConfig:
-    """[gateway]."""
+    """Return the [gateway] section with its paths resolved."""
     section = config.gateway
     return GatewayConfig(
         keys_file=Path(section.keys_file) if section.keys_file else folders.config / "keys.toml",
@@ -55,11 +41,11 @@ def gateway_config(config: Config, folders: Folders) -> GatewayConfig:
 
 
 def terms_of(prepared: Prepared, model: ModelPlan, last_good_tokens_s: float | None = None) -> Terms:
-    """What holds for every child of this model."""
+    """Return the options of a model's supervisor. `last_good_tokens_s`: speed of the last good start on this rung."""
     wishes, plan = wishes_of(prepared, model.id), model.ladder.plans[model.ladder.chosen]
     config = config_of(prepared, model.id)
     return Terms(
-        policy=policy(prepared.config),
+        policy=Policy(**asdict(prepared.config.restart)),
         hygiene=hygiene(wishes),
         strict=prepared.config.strict,
         capability=prepared.board.compute_capability,
@@ -68,13 +54,13 @@ def terms_of(prepared: Prepared, model: ModelPlan, last_good_tokens_s: float | N
         warmup_tokens=wishes.warmup_tokens,
         preload=config.preload,
         ttl_s=config.ttl_s,
-        pace=pace(prepared.board, (plan.model or model.model).meta, plan, last_good_tokens_s),
+        expected_speed=expected_speed(prepared.board, (plan.model or model.model).meta, plan, last_good_tokens_s),
         known=(*without_device(prepared, plan), *other_engine(prepared)),
     )
 
 
 def without_device(prepared: Prepared, plan: LaunchPlan) -> tuple[Degraded, ...]:
-    """The profile wants the GPU, allows the CPU, and the CPU it is."""
+    """Return the degradation of a plan for the CPU under a profile that requests the GPU; empty otherwise."""
     if not wants_gpu(prepared.profile) or plan.settings.n_gpu_layers > 0:
         return ()
     because = prepared.board.refused or "no GPU can be used with this engine"
@@ -82,5 +68,6 @@ def without_device(prepared: Prepared, plan: LaunchPlan) -> tuple[Degraded, ...]
 
 
 def other_engine(prepared: Prepared) -> tuple[Degraded, ...]:
+    """Return the degradation of an engine that was rolled back; empty otherwise."""
     fallback = prepared.fallback
     return (Degraded("engine", fallback.instead_of, fallback.engine, fallback.because),) if fallback else ()

@@ -1,4 +1,4 @@
-"""What the gateway needs from whoever runs an engine. The supervisor implements it; tests implement it too."""
+"""The gateway's interface to a model: where to send requests, and what to wait for."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from edge.status import ModelStatus
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One live engine. `generation` grows with each new child, so pooled connections to an old one are dropped."""
+    """The socket of a live engine. `generation` differs for each child: pooled connections belong to one of them."""
 
     socket_path: str
     generation: int
 
 
 class Upstream(Protocol):
-    """One model."""
+    """One model. The supervisor's ModelHandle implements it, and so do tests."""
 
     @property
     def model_id(self) -> str: ...
@@ -28,34 +28,36 @@ class Upstream(Protocol):
 
     @property
     def slots(self) -> int:
-        """Requests that the engine works on at once (n_parallel)."""
+        """How many requests the engine works on at once (n_parallel)."""
         ...
 
     @property
-    def card(self) -> dict[str, Any]:
-        """The model as llama-server's /v1/models describes it under `meta` (n_ctx_train, n_params, size, ...)."""
+    def model_info(self) -> dict[str, Any]:
+        """What llama-server's /v1/models shows of the model under `meta` (n_ctx_train, n_params, size, ...)."""
         ...
 
     def status(self) -> ModelStatus: ...
 
     def endpoint(self) -> Endpoint | None:
-        """Where to send a request now; None unless READY."""
+        """Return where to send a request now; None unless READY."""
         ...
 
     async def ensure_ready(self) -> ModelStatus:
-        """Waits until READY or FAILED, waking a sleeping model. Cancelling it costs nothing."""
+        """Wait until READY, FAILED or STOPPED, waking a sleeping model. It may be cancelled at any time."""
         ...
 
     def expected_ready_in_s(self) -> float | None:
-        """From the last start's record; None when there was none."""
+        """Return the seconds to READY as the last start took them; None without a record."""
         ...
 
     def request(self) -> AbstractContextManager[Progress]:
-        """Counts a request as open; the supervisor judges a wedge by `Progress.moved()`."""
+        """Count a request as open while the context lasts. Without `Progress.moved()` the engine counts as hung."""
         ...
 
 
 class Progress(Protocol):
+    """The progress of one open request."""
+
     def moved(self) -> None:
-        """A byte of the answer arrived."""
+        """Note that bytes of the answer arrived."""
         ...

@@ -66,7 +66,7 @@ class Context:
         return [upstream.status() for upstream in self.upstreams.values()]
 
     def listed(self) -> list[ListedModel]:
-        return [ListedModel(each.model_id, each.aliases, each.card) for each in self.upstreams.values()]
+        return [ListedModel(each.model_id, each.aliases, each.model_info) for each in self.upstreams.values()]
 
     def by_name(self, name: str) -> Upstream | None:
         """Return the model with this id or alias. An id wins over another model's alias."""

@@ -70,7 +70,9 @@ async def _all(context: Context, route: Route) -> web.Response:
 
 def _entries(fetched: web.Response | None, context: Context, upstream: Upstream) -> tuple[list[Any], list[Any]]:
     """Return `models` and `data` of one engine, from its plan where its own list is absent or not usable."""
-    listed = openai.models_document([ListedModel(upstream.model_id, upstream.aliases, upstream.card)], context.started)
+    listed = openai.models_document(
+        [ListedModel(upstream.model_id, upstream.aliases, upstream.model_info)], context.started
+    )
     if fetched is not None and isinstance(fetched.body, bytes):
         with contextlib.suppress(ValueError):
             document = json.loads(fetched.body)
@@ -89,7 +91,7 @@ def _entries(fetched: web.Response | None, context: Context, upstream: Upstream)
 
 def _lm_studio(upstream: Upstream) -> list[dict[str, Any]]:
     """Return the entries of LM Studio's /api/v0/models, for the id and each alias."""
-    meta, loaded = upstream.card, upstream.status().state in (State.READY, State.DRAINING)
+    meta, loaded = upstream.model_info, upstream.status().state in (State.READY, State.DRAINING)
     entry = {
         "object": "model",
         "type": "llm",

@@ -17,12 +17,12 @@ BEAT_S = 10.0  # without WatchdogSec= only /livez needs it
 
 
 class Loop(Protocol):
-    """A loop that is checked: `nudge()` makes it turn once more, `turns` counts."""
+    """A loop that is checked: `ping()` makes it iterate once more, `iterations` counts."""
 
     @property
-    def turns(self) -> int: ...
+    def iterations(self) -> int: ...
 
-    def nudge(self) -> None: ...
+    def ping(self) -> None: ...
 
 
 class Herald:
@@ -57,10 +57,10 @@ class Herald:
 
     def beat(self) -> None:
         """Send WATCHDOG=1 if each loop has turned since the last beat; that this runs proves the event loop itself."""
-        self.alive = all(each.turns != self._seen.get(id(each)) for each in self._loops)
-        self._seen = {id(each): each.turns for each in self._loops}
+        self.alive = all(each.iterations != self._seen.get(id(each)) for each in self._loops)
+        self._seen = {id(each): each.iterations for each in self._loops}
         for each in self._loops:
-            each.nudge()
+            each.ping()
         if self.alive:
             self._notifier.alive()
 

@@ -1,4 +1,4 @@
-"""One engine process: spawned so that it cannot outlive us, and killed only when it is provably the one we spawned.
+"""One engine process: it cannot outlive this process, and a signal reaches only the process that was spawned.
 
 Standard library only and synchronous: the first child is spawned before asyncio is imported. Call `spawn` on the main
 thread: the parent-death signal fires when the spawning *thread* ends.
@@ -21,11 +21,13 @@ from edge.supervisor.exit import ExitStatus
 from edge.supervisor.hygiene import Hygiene
 
 PR_SET_PDEATHSIG = 1
-PIPE_BYTES = 1 << 20  # a whole start's log fits, so the child never waits for us while we import
+# The whole log of a start fits, so the child never blocks on it while this process still imports. 1 MiB is
+# the kernel's default limit for unprivileged processes (/proc/sys/fs/pipe-max-size).
+PIPE_BYTES = 1 << 20
 
 
 class Child:
-    """A spawned engine. Descriptors are ours to read; `close()` gives them back."""
+    """A spawned engine. `close()` closes the pipes."""
 
     def __init__(self, process: subprocess.Popen[bytes], socket_path: Path, spawned_at_s: float) -> None:
         self.pid = process.pid
@@ -38,7 +40,7 @@ class Child:
         self.stderr = process.stderr
 
     def poll(self) -> ExitStatus | None:
-        """Reaps the child if it is gone."""
+        """Return how the child ended, reaping it; None while it runs."""
         code = self._process.poll()
         if code is None:
             return None
@@ -46,7 +48,7 @@ class Child:
         return ExitStatus(code if code >= 0 else None, -code if code < 0 else None, lived_s)
 
     def send(self, number: signal.Signals) -> bool:
-        """Signals the child if the pid is still the process that we spawned."""
+        """Signal the child, unless its pid belongs to another process by now. Return whether it was sent."""
         if self._process.returncode is not None or _start_ticks(self.pid) != self.started_ticks:
             return False
         with contextlib.suppress(ProcessLookupError):
@@ -55,7 +57,7 @@ class Child:
         return False
 
     def wait(self, timeout_s: float) -> ExitStatus | None:
-        """Blocking; for the synchronous launcher only."""
+        """Wait for the end, blocking; for the synchronous launcher only."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
         return self.poll()
@@ -68,24 +70,24 @@ class Child:
 
 
 def spawn(
-    argv: Sequence[str], env: Mapping[str, str], socket_path: Path, hygiene: Hygiene | None = None, cwd: str = "/"
+    argv: Sequence[str], env: Mapping[str, str], socket_path: Path, limits: Hygiene | None = None, cwd: str = "/"
 ) -> Child:
-    """Starts an engine with `{socket}` in argv replaced. Raises UnavailableError when the binary cannot be executed."""
-    gentle = hygiene or Hygiene()
-    socket_path.unlink(missing_ok=True)  # of a former child of this instance: the instance lock is ours
+    """Start an engine with `{socket}` in argv replaced. Raises UnavailableError if the binary cannot be executed."""
+    limits = limits or Hygiene()
+    socket_path.unlink(missing_ok=True)  # a former child's: the instance lock excludes other owners
     spawned_at_s = time.monotonic()
     try:
         process = subprocess.Popen(
             [part.replace("{socket}", str(socket_path)) for part in argv],
             env=dict(env),
-            stdin=subprocess.PIPE,  # held open: its end tells the child that we are gone
+            stdin=subprocess.PIPE,  # held open: EOF is the child's sign that this process is gone
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
             cwd=cwd,
-            start_new_session=True,  # Ctrl-C in our terminal is ours to handle
+            start_new_session=True,  # Ctrl-C in the terminal goes to this process only
             umask=0o077,
-            preexec_fn=_Tie(os.getpid(), gentle),
+            preexec_fn=_BeforeExec(os.getpid(), limits),
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise UnavailableError(f"cannot start {argv[0]}: {error}", "check the path and its permissions") from error
@@ -94,28 +96,28 @@ def spawn(
         with contextlib.suppress(OSError):
             fcntl.fcntl(stream, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     with contextlib.suppress(OSError):
-        Path(f"/proc/{process.pid}/oom_score_adj").write_text(str(gentle.oom_score_adj))
+        Path(f"/proc/{process.pid}/oom_score_adj").write_text(str(limits.oom_score_adj))
     return Child(process, socket_path, spawned_at_s)
 
 
-_libc = ctypes.CDLL(None)  # loaded before any fork: nothing is allocated between fork and exec
+_libc = ctypes.CDLL(None)  # loaded before any fork: between fork and exec nothing may be allocated
 
 
-class _Tie:
-    """Runs in the child between fork and exec."""
+class _BeforeExec:
+    """Set up the child between fork and exec."""
 
-    def __init__(self, parent: int, hygiene: Hygiene) -> None:
+    def __init__(self, parent: int, limits: Hygiene) -> None:
         self.parent = parent
-        self.hygiene = hygiene
+        self.limits = limits
 
     def __call__(self) -> None:
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != self.parent:  # it died before the call
+        if os.getppid() != self.parent:  # the parent died before the call
             os._exit(1)
-        if self.hygiene.nice:
-            os.nice(self.hygiene.nice)
-        if self.hygiene.cpus:
-            os.sched_setaffinity(0, self.hygiene.cpus)
+        if self.limits.nice:
+            os.nice(self.limits.nice)
+        if self.limits.cpus:
+            os.sched_setaffinity(0, self.limits.cpus)
 
 
 def _start_ticks(pid: int) -> str | None:

@@ -1,4 +1,4 @@
-"""What can happen to one model's engine, and what can be done about it. Values only; state.py ties them together."""
+"""Events of one model's engine and the effects that answer them. Values only; state.py connects them."""
 
 from __future__ import annotations
 
@@ -7,66 +7,68 @@ from dataclasses import dataclass
 from edge.status import Failure
 from edge.supervisor.policy import Fault
 
-# --- asked for -------------------------------------------------------------------------------------------------------
+# --- requested -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """From rest: at once. While a child ends: when it has gone."""
+    """Start from rest at once; while a child ends, after it has gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
+    """Drain, then end the child."""
+
     now: bool = False  # no drain, SIGKILL
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """On the planned rung, with everything that went wrong before forgotten."""
+    """Start again on the planned rung, with all counters of failures reset."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """Idle for long enough: give the memory back until somebody asks."""
+    """End the idle child and give its memory back until the next request."""
 
 
-# --- seen ------------------------------------------------------------------------------------------------------------
+# --- observed---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoading:
-    """The engine came up and reads the model."""
+    """The engine runs and reads the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReady:
-    """The engine calls itself ready."""
+    """The engine reports ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """A real completion came back."""
+    """A completion came back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """The child is gone and reaped (or could not be spawned at all). `luck` 0…1 spreads the pause."""
+    """The child is reaped, or could not be spawned. `jitter`: a random number 0…1 that spreads the pause."""
 
     fault: Fault
     failure: Failure
-    luck: float = 0.0
+    jitter: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Hung:
-    """Nothing moves: a stalled load, or a request that waits on a wedged engine."""
+    """Nothing moves: a stalled load, or a request that an engine does not answer."""
 
     failure: Failure
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMissing:
-    """The engine runs, but without the GPU that the plan wants. `permanent`: another try would see the same."""
+    """The engine runs without the GPU that the plan needs. `permanent`: another start would see the same."""
 
     failure: Failure
     permanent: bool = False
@@ -79,48 +81,52 @@ class DeviceBack:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """What came up is not what was planned, and `strict` forbids to serve it."""
+    """The engine differs from its plan, and `strict` forbids to serve it."""
 
     failure: Failure
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """No request is open any more."""
+    """The last open request ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed; deadlines are looked at."""
+    """Time passed: check the deadline."""
 
 
-Asked = Start | Stop | Restart | Sleep
-Seen = EngineLoading | EngineReady | Warmed | Exited | Hung | DeviceMissing | DeviceBack | Refused | Drained | Tick
-Event = Asked | Seen
+Command = Start | Stop | Restart | Sleep
+Observation = (
+    EngineLoading | EngineReady | Warmed | Exited | Hung | DeviceMissing | DeviceBack | Refused | Drained | Tick
+)
+Event = Command | Observation
 
 
-# --- to be done ------------------------------------------------------------------------------------------------------
+# --- effects ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
+    """Spawn a child. `safe_mode`: with optional accelerations off."""
+
     rung: int
-    plain: bool = False  # optional accelerations off
+    safe_mode: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    pass
+    """Send the first completion."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terminate:
-    """SIGTERM."""
+    """Send SIGTERM."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """SIGKILL."""
+    """Send SIGKILL."""
 
 
 Effect = Spawn | WarmUp | Terminate | Kill

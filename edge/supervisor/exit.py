@@ -1,4 +1,4 @@
-"""How a process ended. A value."""
+"""The exit status of a process. A value."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
-    """`code` or `signal`; `lived_s` from spawn to exit."""
+    """An exit by `code` or by `signal`. `lived_s`: from spawn to exit."""
 
     code: int | None
     signal: int | None

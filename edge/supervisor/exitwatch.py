@@ -1,4 +1,4 @@
-"""Tells when a process ends: a pidfd where the kernel has them (5.3), else a look every 50 ms."""
+"""Wait for the end of a process: by pidfd (Linux 5.3), else by polling."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import os
 from edge.supervisor.child import Child
 from edge.supervisor.exit import ExitStatus
 
-FALLBACK_POLL_S = 0.05
+FALLBACK_POLL_S = 0.05  # only for kernels before 5.3: JetPack 5 has 5.10, JetPack 4 (4.9) polls
 
 
 async def gone(pid: int) -> None:
-    """Returns once the process has ended (it still has to be reaped). Cancellable."""
+    """Return once the process has ended; it still has to be reaped."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -31,7 +31,7 @@ async def gone(pid: int) -> None:
 
 
 async def reaped(child: Child) -> ExitStatus:
-    """Once it has ended. A pidfd is readable a moment before the zombie can be reaped."""
+    """Wait for the end and reap it. A pidfd is readable shortly before the zombie can be reaped."""
     await gone(child.pid)
     while (status := child.poll()) is None:
         await asyncio.sleep(0.001)

@@ -1,4 +1,4 @@
-"""What a supervisor asks of, and tells to, whoever composed it."""
+"""Callbacks of a supervisor."""
 
 from __future__ import annotations
 
@@ -15,15 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """None of them may block for long: they run on the loop.
+    """Callbacks of a supervisor. They run on the event loop and must not block."""
 
-    `plain` renders a rung without optional accelerations. `cpu` makes the plan for when the GPU stays away (None:
-    refuse). `driver` looks at the GPU's device nodes: evidence, or None. `on_speed`: tokens/s, measured while idle.
-    """
-
-    on_change: Callable[[Supervisor, Machine, Machine], None] = lambda *_: None
-    on_line: Callable[[str], None] = lambda _: None
-    on_speed: Callable[[Supervisor, float], None] = lambda *_: None
-    plain: Callable[[LaunchPlan], LaunchPlan] = lambda plan: plan
-    cpu: Callable[[], LaunchPlan] | None = None
-    driver: Callable[[], str | None] = lambda: None
+    on_change: Callable[[Supervisor, Machine, Machine], None] = lambda *_: None  # before, after
+    on_line: Callable[[str], None] = lambda _: None  # each log line of the engine
+    on_speed: Callable[[Supervisor, float], None] = lambda *_: None  # tokens/s, measured while idle
+    safe_mode: Callable[[LaunchPlan], LaunchPlan] = lambda plan: plan  # the plan without optional accelerations
+    cpu: Callable[[], LaunchPlan] | None = None  # plan for the CPU when the GPU stays absent; None: refuse
+    driver: Callable[[], str | None] = lambda: None  # evidence that the GPU's device nodes open, or None

@@ -1,4 +1,4 @@
-"""Lines of a pipe into a callback, without a thread. An endless line is cut, not kept."""
+"""Read lines of a pipe into a callback on the event loop. A line without an end is cut."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LINE_BYTES_MAX = 64 * 1024
 
 
 class Lines(asyncio.Protocol):
-    """`ended` is set when the pipe is closed by its writer."""
+    """A protocol that calls `on_line` for each line. `ended` is set when every writer has closed the pipe."""
 
     def __init__(self, on_line: Callable[[str], None]) -> None:
         self.ended = asyncio.Event()
@@ -37,6 +37,7 @@ def _text(line: bytes) -> str:
 
 
 async def read_lines(pipe: IO[bytes], on_line: Callable[[str], None]) -> tuple[asyncio.ReadTransport, Lines]:
+    """Start reading a pipe. Close the transport at the end."""
     loop = asyncio.get_running_loop()
     transport, protocol = await loop.connect_read_pipe(lambda: Lines(on_line), pipe)
     return transport, protocol

@@ -1,4 +1,4 @@
-"""Does an engine take more memory than was planned? Pure."""
+"""Compare the memory of a serving engine with its plan. Pure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from edge.plan.plan import LaunchPlan
 from edge.status import Degraded
 from edge.units import MIB, format_bytes
 
-GROWN_RATIO = 1.25  # the plan is an estimate
+# Estimates of compute buffers are off by up to a quarter; on small models a fixed amount (libraries, threads) is more.
+GROWN_RATIO = 1.25
 GROWN_BYTES = 256 * MIB
-SWAPPED_BYTES = 64 * MIB  # less is pages of the start that nobody needs again
+SWAPPED_BYTES = 64 * MIB  # less is pages of the start that are not used again
 
 
 def grown(plan: LaunchPlan, vitals: ProcessUsage | None) -> tuple[Degraded, ...]:
-    """Anonymous memory and swap of the process; what the GPU of a Jetson holds is not counted by the kernel (FC-20)."""
+    """Return growth and swapping as degradations, by the process's anonymous memory and swap.
+
+    On a Jetson the kernel does not count GPU allocations for the process (FC-20).
+    """
     domain = plan.budget.get("unified") or plan.budget.get("host")
     if vitals is None or domain is None:
         return ()

@@ -126,8 +126,8 @@ class ModelHandle:
         return self.supervisor.slots if self.supervisor else 1
 
     @property
-    def card(self) -> dict[str, Any]:
-        return self.supervisor.card if self.supervisor else {}
+    def model_info(self) -> dict[str, Any]:
+        return self.supervisor.model_info if self.supervisor else {}
 
     def status(self) -> ModelStatus:
         if self.supervisor is None:

@@ -1,4 +1,4 @@
-"""Does anything move? Stall deadlines, never absolute ones: a slow load that moves is left alone. Pure."""
+"""Judge by vitals and log lines whether an engine makes progress. Stalls count, not total time. Pure."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from edge.linux.procfs import ProcessUsage
 from edge.status import Failure
 
-# Of one core. Our own /health polls cost an engine less; work of any kind costs more.
+# Share of one core. An idle engine that answers /health once a second uses less; any work uses more.
 IDLE_CPU_RATIO = 0.03
-CPU_STEP_S = 0.05  # the kernel counts in hundredths: less says nothing
+CPU_STEP_S = 0.05  # /proc/PID/stat counts in ticks of 10 ms: five of them are no rounding error
 
 
 @dataclass(slots=True)
 class Stillness:
-    """Fed with looks at a child; says for how long nothing has moved. Monotonic seconds.
+    """Measures for how long a child has made no progress. Times are monotonic seconds.
 
-    CPU time is counted since the last movement, so that it does not matter how often one looks.
+    CPU time counts since the last progress, so that the interval between looks does not matter.
     """
 
     moved_s: float
@@ -25,7 +25,7 @@ class Stillness:
     _lines: int = 0
 
     def look(self, now_s: float, vitals: ProcessUsage | None, lines: int, *, excused: bool = False) -> float:
-        """→ quiet seconds. `excused`: nothing is waited for, so nothing has to move."""
+        """Return the seconds without progress. `excused`: nothing is pending, so none is expected."""
         if excused or self._has_moved(now_s, vitals, lines):
             self.moved_s, self._lines = now_s, lines
             if vitals is not None:
@@ -48,7 +48,7 @@ def _read(vitals: ProcessUsage) -> tuple[int, int]:
 
 def stalled(quiet_s: float) -> Failure:
     what = f"no log line, byte or CPU time for {quiet_s:.0f} s while loading"
-    return Failure("stalled", what, "is the disk answering? see `dmesg` and `edgellm doctor`")
+    return Failure("stalled", what, "check the disk: `dmesg` and `edgellm doctor`")
 
 
 def wedged(quiet_s: float) -> Failure:

@@ -1,4 +1,4 @@
-"""The kernel's word on who was killed for memory: cgroup counters and, where readable, the kernel log."""
+"""Find out whether the kernel killed a child for memory: cgroup counters and, where readable, the kernel log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class OomWitness:
-    """Made when a child is spawned: a zombie no longer says which cgroup it was in, and counters are compared."""
+    """The OOM counters of a child's cgroup, read at its spawn: a zombie's cgroup can no longer be read."""
 
     def __init__(
         self,
@@ -30,20 +30,20 @@ class OomWitness:
         self._newer = self._counters
 
     def alive(self) -> None:
-        """It lives: what the counters show by now was somebody else in the same cgroup. Call now and then.
+        """Note that the child lives, so kills counted by now hit another process of its cgroup. Call now and then.
 
-        The readings before the last ones count: a large process takes its time from the kernel's kill to its end.
+        Counters are compared with the reading before the last one: a large process takes seconds from SIGKILL to exit.
         """
         self._counters, self._newer = self._newer, {path: _read(path) or 0 for path in self._newer}
 
     def killed(self) -> bool:
-        """Lately its cgroup has killed for memory, or the kernel log names the pid."""
+        """Return whether the counters grew since, or the kernel log names the pid."""
         grown = any((_read(path) or 0) > before for path, before in self._counters.items())
         return grown or named_in_kernel_log(self._pid, self._spawned_at_s, self._kmsg)
 
 
 def _counters(pid: int, proc: Path, root: Path) -> Iterator[Path]:
-    """v2 memory.events, v1 memory.oom_control. In a container the path is often its own root."""
+    """Yield memory.events of cgroup v2 and memory.oom_control of v1. In a container the path is often its own root."""
     try:
         lines = (proc / str(pid) / "cgroup").read_text().splitlines()
     except OSError:
@@ -68,13 +68,16 @@ def _read(path: Path) -> int | None:
 
 
 def named_in_kernel_log(pid: int, since_s: float, kmsg: Path = Path("/dev/kmsg")) -> bool:
-    """Whether the kernel says that it killed this pid since then (monotonic): pids come again. False if unreadable."""
+    """Return whether the kernel log reports this pid killed since `since_s` (monotonic), as pids are reused.
+
+    False if the log cannot be read.
+    """
     pattern = re.compile(rb"Kill(?:ed)? process %d[ ,(]" % pid)
     return any(at_s >= since_s - 1.0 and pattern.search(text) for at_s, text in _records(kmsg))
 
 
 def _records(kmsg: Path) -> Iterator[tuple[float, bytes]]:
-    """`priority,sequence,microseconds,flags;text`; each read(2) gives one record."""
+    """Yield time and text of each record: each read(2) gives `priority,sequence,microseconds,flags;text`."""
     try:
         descriptor = os.open(kmsg, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -83,7 +86,7 @@ def _records(kmsg: Path) -> Iterator[tuple[float, bytes]]:
         while True:
             try:
                 record = os.read(descriptor, 8192)
-            except BrokenPipeError:  # overwritten while we read: the next is newer
+            except BrokenPipeError:  # EPIPE: the record was overwritten; the next read gives a newer one
                 continue
             except OSError:  # EAGAIN is the end of the log
                 return

@@ -1,35 +1,44 @@
-"""The ways in which one model may be run: the rungs of its ladder, and the CPU where the GPU stays away."""
+"""The variants of one model's plan: rungs of its memory ladder, safe mode, and the CPU where the GPU is absent."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from edge.plan.plan import LaunchPlan, ModelPlan, Reason
-from edge.supervisor.hooks import Hooks
 
 
 class Plans:
-    """`count` rungs of the memory ladder. `cpu_rung` is on it, or above it and planned when needed, or nowhere."""
+    """The plans of one model. `cpu_rung` is one of the `count` rungs, or the one above them, planned when needed.
 
-    def __init__(self, model: ModelPlan, hooks: Hooks) -> None:
+    `cpu_rung` is None where the CPU is no fallback.
+    """
+
+    def __init__(
+        self,
+        model: ModelPlan,
+        safe_mode: Callable[[LaunchPlan], LaunchPlan],
+        cpu: Callable[[], LaunchPlan] | None,
+    ) -> None:
         self.count = len(model.ladder.plans)
-        self.cpu_rung = _cpu_rung(model, hooks.cpu is not None)
+        self.cpu_rung = _cpu_rung(model, cpu is not None)
         self._model = model
-        self._hooks = hooks
-        self._cpu: LaunchPlan | None = None
+        self._safe_mode = safe_mode
+        self._cpu = cpu
+        self._cpu_plan: LaunchPlan | None = None
 
-    def at(self, rung: int, *, plain: bool = False) -> LaunchPlan:
-        """Raises EdgeError when the plan for the CPU cannot be made."""
+    def at(self, rung: int, *, safe_mode: bool = False) -> LaunchPlan:
+        """Return the plan of a rung. Raises EdgeError when the plan for the CPU cannot be made."""
         plan = self._model.ladder.plans[rung] if rung < self.count else self._on_cpu(rung)
-        return self._hooks.plain(plan) if plain else plan
+        return self._safe_mode(plan) if safe_mode else plan
 
     def _on_cpu(self, rung: int) -> LaunchPlan:
-        if self._cpu is None:
-            assert self._hooks.cpu is not None
-            cpu, because = self._hooks.cpu(), Reason("rung", "CPU", "the GPU is not there")
-            self._cpu = replace(cpu, rung=rung, reasons=(*cpu.reasons, because))
-        return self._cpu
+        if self._cpu_plan is None:
+            assert self._cpu is not None
+            cpu, because = self._cpu(), Reason("rung", "CPU", "the GPU is not there")
+            self._cpu_plan = replace(cpu, rung=rung, reasons=(*cpu.reasons, because))
+        return self._cpu_plan
 
 
 def _cpu_rung(model: ModelPlan, can_plan: bool) -> int | None:
@@ -40,8 +49,8 @@ def _cpu_rung(model: ModelPlan, can_plan: bool) -> int | None:
     return on_ladder if on_ladder is not None else len(plans) if can_plan else None
 
 
-def card(model: ModelPlan, plan: LaunchPlan) -> dict[str, Any]:
-    """The model as llama-server's /v1/models describes it under `meta`."""
+def model_info(model: ModelPlan, plan: LaunchPlan) -> dict[str, Any]:
+    """Return what llama-server's /v1/models shows of the model under `meta`."""
     file, settings = plan.model or model.model, plan.settings
     return {
         "n_vocab": file.meta.n_vocab,

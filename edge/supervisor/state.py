@@ -1,6 +1,7 @@
-"""The whole lifecycle of one model's engine: `step(machine, event, now)` → the next machine and what to do. Pure.
+"""The lifecycle of one model's engine as a pure function: machine and event to the next machine and its effects.
 
-One task owns a Machine (supervisor.py); everyone else posts events. ARCHITECTURE.md draws it; a test compares the two.
+One task owns a Machine (supervisor.py); everything else posts events. ARCHITECTURE.md draws it, and a test compares
+the two.
 """
 
 from __future__ import annotations
@@ -33,38 +34,42 @@ from edge.supervisor.events import (
 )
 from edge.supervisor.policy import Fault, Policy
 
-RISING = {State.STARTING, State.LOADING, State.WARMING}
-LIVE = RISING | {State.READY}  # a child is there and shall stay
-ENDING = {State.DRAINING, State.STOPPING}  # a child is there and shall go
-AT_REST = {State.STOPPED, State.FAILED, State.SLEEPING}  # no child, nothing will happen by itself
+STARTING_STATES = {State.STARTING, State.LOADING, State.WARMING}
+LIVE = STARTING_STATES | {State.READY}  # a child exists and is to stay
+ENDING = {State.DRAINING, State.STOPPING}  # a child exists and is to go
+AT_REST = {State.STOPPED, State.FAILED, State.SLEEPING}  # no child, and no deadline
 
 
 class Then(Enum):
-    """What follows once the child is gone."""
+    """The next step once the child is gone."""
 
     STOP = "stop"
     SLEEP = "sleep"
-    START = "start"  # asked for: at once
-    HOME = "home"  # at once, on the rung that was planned
+    START = "start"  # requested: at once
+    HOME = "home"  # at once, on the planned rung
     RETRY = "retry"  # it hung: after the back-off
-    NO_DEVICE = "no_device"  # it came up without the GPU: again, or as the profile says
+    NO_DEVICE = "no_device"  # it ran without the GPU: retry, then FAILED or the CPU as the profile says
     FAIL = "fail"
 
 
-# A start that somebody asks for takes the place of these; the others start anyway.
+# A requested start replaces these; the others start anyway.
 _NO_START = {Then.STOP, Then.SLEEP, Then.FAIL}
 _FAULTS = {Then.RETRY, Then.NO_DEVICE, Then.FAIL}
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`alive`: a child exists. `home`: the planned rung. `deadline`: monotonic, of BACKOFF, DRAINING and STOPPING."""
+    """The state of one supervisor.
+
+    `home`: the planned rung. `alive`: a child exists. `deadline`: monotonic, of BACKOFF, DRAINING and STOPPING.
+    `safe_mode`: optional accelerations are off; `safe_mode_tried`: since the last READY.
+    """
 
     rungs: int = 1  # of the memory ladder; the CPU rung may lie above them
     home: int = 0
     state: State = State.STOPPED
     rung: int = 0
-    plain: bool = False
+    safe_mode: bool = False
     alive: bool = False
     then: Then = Then.STOP
     deadline: float | None = None
@@ -75,12 +80,12 @@ class Machine:
     allocation_failures: int = 0
     device_misses: int = 0
     start_crash: str | None = None  # kind of the last crash while starting
-    plain_tried: bool = False
+    safe_mode_tried: bool = False
     failure: Failure | None = None
 
 
 def died(before: Machine, after: Machine) -> bool:
-    """A child is gone that should have stayed: it crashed, or had to be ended."""
+    """Return whether a child is gone that was to stay: it crashed, or had to be ended."""
     faulty = before.state in LIVE or (before.state in ENDING and before.then in _FAULTS)
     return faulty and after.failure is not None and after.state in {State.STARTING, State.BACKOFF, State.FAILED}
 
@@ -89,7 +94,7 @@ Step = tuple[Machine, tuple[Effect, ...]]
 
 
 def step(m: Machine, event: Event, now: float, policy: Policy) -> Step:
-    """Unknown combinations change nothing: an event that comes late is no error."""
+    """Return the next machine and its effects. Late events, which no state expects, change nothing."""
     match event:
         case Start() if m.state is State.SLEEPING:
             return _spawn(m)
@@ -108,14 +113,14 @@ def step(m: Machine, event: Event, now: float, policy: Policy) -> Step:
         case EngineReady() if m.state in {State.STARTING, State.LOADING}:
             return replace(m, state=State.WARMING), (WarmUp(),)
         case Warmed() if m.state is State.WARMING:
-            served = replace(m, failure=None, start_crash=None, plain_tried=False)
+            served = replace(m, failure=None, start_crash=None, safe_mode_tried=False)
             return replace(served, state=State.READY, ready_since=now), ()
         case Exited():
             return _exited(m, event, now, policy)
         case Hung(failure) if m.state in LIVE:
             wedges = m.wedges + (m.state is State.READY)
             return _end(replace(m, failure=failure, wedges=wedges), Then.RETRY, now, policy, Terminate())
-        case DeviceMissing(failure, permanent) if m.state in RISING:
+        case DeviceMissing(failure, permanent) if m.state in STARTING_STATES:
             misses = policy.device_attempts if permanent else m.device_misses
             return _end(replace(m, failure=failure, device_misses=misses), Then.NO_DEVICE, now, policy, Kill())
         case DeviceBack() if m.state is State.READY and m.rung == policy.cpu_rung != m.home:
@@ -129,16 +134,16 @@ def step(m: Machine, event: Event, now: float, policy: Policy) -> Step:
     return m, ()
 
 
-# --- on the way up ---------------------------------------------------------------------------------------------------
+# --- starting -------------------------------------------------------------------------------------------------------
 
 
 def _spawn(m: Machine) -> Step:
     fresh = replace(m, state=State.STARTING, alive=True, then=Then.STOP, deadline=None, ready_since=None)
-    return fresh, (Spawn(fresh.rung, fresh.plain),)
+    return fresh, (Spawn(fresh.rung, fresh.safe_mode),)
 
 
 def _afresh(m: Machine) -> Step:
-    """A start that somebody asked for forgets what went wrong before: memory may be free again, the cause mended."""
+    """Spawn with all counters reset: at a requested start memory may be free again, or the cause repaired."""
     return _spawn(Machine(rungs=m.rungs, home=m.home, rung=m.home, failure=m.failure))
 
 
@@ -148,7 +153,7 @@ def _pause(m: Machine, now: float, pause_s: float) -> Step:
     return replace(m, state=State.BACKOFF, deadline=now + pause_s), ()
 
 
-# --- on the way down -------------------------------------------------------------------------------------------------
+# --- ending ---------------------------------------------------------------------------------------------------------
 
 
 def _drain(m: Machine, then: Then, now: float, policy: Policy) -> Step:
@@ -166,7 +171,7 @@ def _stop(m: Machine, event: Stop, now: float, policy: Policy) -> Step:
         return replace(m, then=Then.STOP), ()
     if m.state is State.READY:
         return _drain(m, Then.STOP, now, policy)
-    if m.state in RISING:
+    if m.state in STARTING_STATES:
         return _end(m, Then.STOP, now, policy, Terminate())
     if m.state in {State.BACKOFF, State.SLEEPING}:
         return replace(m, state=State.STOPPED, deadline=None), ()
@@ -176,7 +181,7 @@ def _stop(m: Machine, event: Stop, now: float, policy: Policy) -> Step:
 def _restart(m: Machine, now: float, policy: Policy) -> Step:
     if m.state is State.READY:
         return _drain(m, Then.HOME, now, policy)
-    if m.state in RISING:
+    if m.state in STARTING_STATES:
         return _end(m, Then.HOME, now, policy, Terminate())
     if m.state in ENDING:
         return replace(m, then=Then.HOME), ()
@@ -188,7 +193,7 @@ def _due(m: Machine, now: float, policy: Policy) -> Step:
         return _spawn(m)
     if m.state is State.DRAINING:
         return _end(m, m.then, now, policy, Terminate())
-    # STOPPING. Said until it is gone: a child in uninterruptible sleep takes its time.
+    # STOPPING. Repeated until it is gone: a process in uninterruptible sleep takes no signal before it wakes.
     return replace(m, deadline=now + policy.term_s), (Kill(),)
 
 
@@ -206,7 +211,7 @@ def _exited(m: Machine, event: Exited, now: float, policy: Policy) -> Step:
 
 
 def _forgiven(m: Machine) -> Machine:
-    """It served for long enough: what comes now is no part of an earlier series."""
+    """Reset the counters of a child that was READY for `stable_s`: a later failure starts a new series."""
     return replace(m, crashes=0, kills=0, allocation_failures=0, device_misses=0)
 
 
@@ -224,43 +229,47 @@ def _ended(gone: Machine, m: Machine, event: Exited, now: float, policy: Policy)
             return _afresh(gone)
         case Then.NO_DEVICE:
             return _without_device(gone, now, policy)
-    # It hung. What its log or the kernel says of a cause counts more than that.
+    # It hung. A cause in its log or from the kernel is more precise than the hang.
     if event.fault in {Fault.PERMANENT, Fault.OOM, Fault.NVMAP, Fault.DEVICE}:
         return _died(replace(gone, failure=event.failure), m, event, now, policy)
-    hung = Exited(Fault.CRASH, m.failure or event.failure, event.luck)
+    hung = Exited(Fault.CRASH, m.failure or event.failure, event.jitter)
     return _crashed(gone, hung, m.ready_since is None, now, policy)
 
 
 def _died(gone: Machine, m: Machine, event: Exited, now: float, policy: Policy) -> Step:
-    """`m` is the machine before, `gone` the one without its child."""
-    rising = m.ready_since is None
+    """Act on an unrequested exit. `m` is the machine before it, `gone` the one without the child."""
+    starting = m.ready_since is None
     match event.fault:
         case Fault.PERMANENT:
             return replace(gone, state=State.FAILED), ()
         case Fault.OOM | Fault.NVMAP:
             return _smaller(gone, now, policy)
-        case Fault.KILLED if rising and m.kills == 0:  # once more on the same rung before memory is suspected
-            return _pause(replace(gone, kills=1), now, policy.backoff(1, event.luck))
-        case Fault.KILLED if rising:
+        case Fault.KILLED if starting and m.kills == 0:  # one retry before memory is suspected
+            return _pause(replace(gone, kills=1), now, policy.backoff(1, event.jitter))
+        case Fault.KILLED if starting:
             return _smaller(gone, now, policy)
         case Fault.DEVICE:
             return _without_device(gone, now, policy)
-    return _crashed(gone, event, rising, now, policy)
+    return _crashed(gone, event, starting, now, policy)
 
 
-def _crashed(m: Machine, event: Exited, rising: bool, now: float, policy: Policy) -> Step:
-    """The same crash twice while starting: one try with optional accelerations off; it stays so if that serves."""
+def _crashed(m: Machine, event: Exited, starting: bool, now: float, policy: Policy) -> Step:
+    """Pause before the next start; after the same crash twice while starting, try once in safe mode.
+
+    Two equal crashes are no accident, and flash attention or CUDA graphs are the usual cause; what serves stays.
+    """
     crashes = m.crashes + 1
     crashed = replace(m, crashes=crashes)
-    if rising:
-        again = m.start_crash == event.failure.kind and not m.plain_tried
-        plain = again or (m.plain and not m.plain_tried)  # it has served so before
-        crashed = replace(crashed, plain=plain, plain_tried=m.plain_tried or again, start_crash=event.failure.kind)
-    return _pause(crashed, now, policy.backoff(crashes, event.luck))
+    if starting:
+        same = m.start_crash == event.failure.kind and not m.safe_mode_tried
+        safe_mode = same or (m.safe_mode and not m.safe_mode_tried)  # it has served in this mode before
+        tried = m.safe_mode_tried or same
+        crashed = replace(crashed, safe_mode=safe_mode, safe_mode_tried=tried, start_crash=event.failure.kind)
+    return _pause(crashed, now, policy.backoff(crashes, event.jitter))
 
 
 def _smaller(m: Machine, now: float, policy: Policy) -> Step:
-    """One rung down; on the last rung a few growing pauses (another process may let go), then FAILED."""
+    """Take the next smaller rung; on the last one pause a few times (memory may be freed), then FAILED."""
     if m.rung + 1 < m.rungs:
         return _spawn(replace(m, rung=m.rung + 1, kills=0))
     if m.allocation_failures < len(policy.allocation_pauses_s):
@@ -270,7 +279,7 @@ def _smaller(m: Machine, now: float, policy: Policy) -> Step:
 
 
 def _without_device(m: Machine, now: float, policy: Policy) -> Step:
-    """A driver may be late: a few tries, then FAILED or the CPU, as the profile says."""
+    """Retry a few times, since a driver may be late at boot; then FAILED or the CPU, as the profile says."""
     misses = m.device_misses + 1
     counted = replace(m, device_misses=misses)
     if misses <= policy.device_attempts:

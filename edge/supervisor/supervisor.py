@@ -1,4 +1,4 @@
-"""The one owner of a model's engine: a task that takes events, asks the pure machine, and does what it says."""
+"""Run one model's engine: a task takes events, asks the pure state machine and carries out its effects."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from edge.supervisor.events import (
 from edge.supervisor.exitwatch import reaped
 from edge.supervisor.hooks import Hooks
 from edge.supervisor.patterns import Patterns
-from edge.supervisor.plans import Plans, card
+from edge.supervisor.plans import Plans, model_info
 from edge.supervisor.policy import Fault
 from edge.supervisor.state import ENDING, Machine, Then, step
 from edge.supervisor.terms import Terms
@@ -47,12 +47,12 @@ from edge.upstream import Endpoint, Progress
 from edge.waits import Late, within
 
 SETTLED = (State.READY, State.FAILED, State.STOPPED)
-# Of all children of this process: a pooled connection to one must never be taken for another's.
+# Counts the children of this process: a pooled connection to one child must never be used for another.
 _generations = itertools.count(1)
 
 
 class Supervisor:
-    """One model. Everybody else posts events and reads `status()`; only `run()` touches the machine."""
+    """The supervisor of one model. Callers post events and read `status()`; only `run()` changes the machine."""
 
     def __init__(
         self,
@@ -60,24 +60,24 @@ class Supervisor:
         socket_path: Path,
         patterns: Patterns,
         terms: Terms | None = None,
-        hooks: Hooks | None = None,
+        callbacks: Hooks | None = None,
         *,
         expected_ready_s: float | None = None,
         asleep: bool = False,
     ) -> None:
         self.model = model
         self.terms = terms or Terms()
-        self.hooks = hooks or Hooks()
+        self.callbacks = callbacks or Hooks()
         self.generation = 0
         self.spawns = 0
-        self.turns = 0  # of the owner's loop, for whoever checks that it turns
+        self.iterations = 0  # of run()'s loop, for the watchdog
         self.watch: Watch | None = None
-        self.began_s: float | None = None  # of the start in progress
-        self.launched = False  # the first child came from the launcher
+        self.started_at_s: float | None = None  # of the last start, monotonic
+        self.launched = False  # the launcher spawned the first child
         self._socket_path = socket_path
         self._patterns = patterns
         self._expected_ready_s = expected_ready_s
-        self._plans = Plans(model, self.hooks)
+        self._plans = Plans(model, self.callbacks.safe_mode, self.callbacks.cpu)
         self._policy = replace(self.terms.policy, cpu_rung=self._plans.cpu_rung)
         chosen = model.ladder.chosen
         rest = State.SLEEPING if asleep or not self.terms.preload else State.STOPPED
@@ -88,7 +88,7 @@ class Supervisor:
         self._closing: set[asyncio.Task[None]] = set()
         self._missing: Failure | None = None  # why the GPU is not used
 
-    # --- for everybody -----------------------------------------------------------------------------------------------
+    # --- for callers -------------------------------------------------------------------------------------------------
 
     def post(self, event: Event) -> None:
         self._events.put_nowait((None, event))
@@ -102,12 +102,12 @@ class Supervisor:
     def restart(self) -> None:
         self.post(Restart())
 
-    def nudge(self) -> None:
-        """Makes the owner's loop turn once, to see that it does."""
+    def ping(self) -> None:
+        """Make `iterations` grow if run() is alive."""
         self.post(Tick())
 
     def begin(self) -> None:
-        """The first start, unless it shall sleep until somebody asks."""
+        """Start, unless the model sleeps until its first request."""
         if self.terms.preload:
             self.start()
 
@@ -115,13 +115,13 @@ class Supervisor:
         self.post(Sleep())
 
     async def settled(self, *states: State) -> State:
-        """Waits until the machine is in one of the states. At rest its child is gone."""
+        """Wait until the machine is in one of the states. At rest (STOPPED, FAILED, SLEEPING) the child is gone."""
         while self.machine.state not in states:
             await self._changed.wait()
         return self.machine.state
 
-    async def risen(self) -> State:
-        """Starts it from rest and waits until that has an end: READY, FAILED, or STOPPED by somebody else."""
+    async def start_and_settle(self) -> State:
+        """Start from rest and wait for READY, FAILED or (by another caller) STOPPED."""
         before = self.machine
         self.start()
         while self.machine is before:
@@ -130,7 +130,7 @@ class Supervisor:
 
     @property
     def plan(self) -> LaunchPlan:
-        """What the child runs by, or the next one will."""
+        """The plan of the child, or of the next one."""
         return self.watch.attempt.plan if self.watch and self.machine.alive else self._plans.at(self.machine.rung)
 
     @property
@@ -139,7 +139,7 @@ class Supervisor:
 
     @property
     def on_cpu_instead(self) -> bool:
-        """For want of a GPU. Where memory drove it there, a GPU that answers is no way back."""
+        """Whether it runs on the CPU because the GPU is absent, not because of memory."""
         return self._missing is not None and self.machine.rung == self._policy.cpu_rung != self.machine.home
 
     # --- Upstream ----------------------------------------------------------------------------------------------------
@@ -157,8 +157,8 @@ class Supervisor:
         return self.plan.settings.n_parallel
 
     @property
-    def card(self) -> dict[str, Any]:
-        return card(self.model, self.plan)
+    def model_info(self) -> dict[str, Any]:
+        return model_info(self.model, self.plan)
 
     def status(self) -> ModelStatus:
         m, watch = self.machine, self.watch
@@ -190,21 +190,21 @@ class Supervisor:
             await self._changed.wait()
 
     def expected_ready_in_s(self) -> float | None:
-        if self._expected_ready_s is None or self.began_s is None:
+        if self._expected_ready_s is None or self.started_at_s is None:
             return self._expected_ready_s
-        return max(0.0, self._expected_ready_s - (time.monotonic() - self.began_s))
+        return max(0.0, self._expected_ready_s - (time.monotonic() - self.started_at_s))
 
     def request(self) -> AbstractContextManager[Progress]:
         return self._traffic.request()
 
-    # --- the owner ---------------------------------------------------------------------------------------------------
+    # --- the task ----------------------------------------------------------------------------------------------------
 
-    def adopt(self, child: Child, began_s: float) -> None:
-        """Takes the child that the launcher spawned before there was a loop. Call before `run()`.
+    def adopt(self, child: Child, started_at_s: float) -> None:
+        """Take over the child that the launcher spawned before the event loop existed. Call before `run()`.
 
-        `began_s`: when the launcher's process began.
+        `started_at_s`: the start of the launcher's process, monotonic.
         """
-        self.launched, self.began_s = True, began_s
+        self.launched, self.started_at_s = True, started_at_s
         machine, effects = step(self.machine, Start(), time.monotonic(), self._policy)
         assert effects == (Spawn(machine.rung),)
         self._become(machine)
@@ -212,13 +212,13 @@ class Supervisor:
         self._attend(child, self._plans.at(machine.rung))
 
     async def run(self) -> None:
-        """Never returns; cancel it once `settled(STOPPED, FAILED)`."""
+        """Handle events until cancelled; a child that lives then is killed."""
         try:
             while True:
                 generation, event = await self._next()
-                self.turns += 1
+                self.iterations += 1
                 if generation is not None and generation != self.generation:
-                    continue  # about a child that is buried
+                    continue  # of an earlier child
                 machine, effects = step(self.machine, event, time.monotonic(), self._policy)
                 self._note(event)
                 self._become(machine)
@@ -237,7 +237,7 @@ class Supervisor:
         return None, Tick()
 
     def _note(self, event: Event) -> None:
-        """Remembers why the GPU is not used: the machine forgets a failure once something serves."""
+        """Keep why the GPU is not used: the machine clears a failure at READY."""
         if isinstance(event, DeviceMissing) or (isinstance(event, Exited) and event.fault is Fault.DEVICE):
             self._missing = event.failure
         elif isinstance(event, Warmed) and self.machine.rung != self._policy.cpu_rung:
@@ -252,7 +252,7 @@ class Supervisor:
         if machine != before:
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
-            self.hooks.on_change(self, before, machine)
+            self.callbacks.on_change(self, before, machine)
 
     def _do(self, effect: Effect) -> None:
         match effect:
@@ -267,14 +267,14 @@ class Supervisor:
 
     def _signal(self, number: signal.Signals) -> None:
         if self.watch is not None:
-            self.watch.asked = True
+            self.watch.signalled = True
             self.watch.child.send(number)
 
     def _spawn(self, effect: Spawn) -> None:
         self.spawns += 1
-        self.began_s = time.monotonic()
+        self.started_at_s = time.monotonic()
         try:
-            plan = self._plans.at(effect.rung, plain=effect.plain)
+            plan = self._plans.at(effect.rung, safe_mode=effect.safe_mode)
             child = spawn(plan.argv, plan.env, self._socket_path, self.terms.hygiene)
         except EdgeError as error:
             failure = Failure(_kind(error), str(error), error.hint or "see `edgellm doctor`")
@@ -294,7 +294,7 @@ class Supervisor:
             self._patterns,
             child.spawned_at_s,
             meta.tensor_bytes,
-            driver=self.hooks.driver() if plan.settings.n_gpu_layers > 0 else None,
+            driver=self.callbacks.driver() if plan.settings.n_gpu_layers > 0 else None,
             capability=self.terms.capability,
         )
         self.watch = Watch(
@@ -303,12 +303,12 @@ class Supervisor:
             self._patterns,
             self.terms,
             post=lambda event: self._events.put_nowait((generation, event)),
-            on_line=self.hooks.on_line,
+            on_line=self.callbacks.on_line,
             traffic=self._traffic,
             chat_template=meta.chat_template,
             before=before_start(self.terms, self.machine, self._missing if self.on_cpu_instead else None),
             wedge_s=policy.wedge_again_s if self.machine.wedges else policy.wedge_s,
-            on_speed=lambda tokens_s: self.hooks.on_speed(self, tokens_s),
+            on_speed=lambda tokens_s: self.callbacks.on_speed(self, tokens_s),
         )
         self.watch.start()
 

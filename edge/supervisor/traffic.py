@@ -1,4 +1,4 @@
-"""The requests that are open on one model now: what a drain waits for, and what a wedge is judged by."""
+"""Count the open requests of one model: a drain waits for them, and hangs are judged by their progress."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 class Traffic:
-    """`moved_s`: when the last byte of an answer came (monotonic). `on_idle` is called when the last request ends."""
+    """The open requests. `moved_s`: when the last byte of an answer came, monotonic. `on_idle`: the last one ended."""
 
     def __init__(self, on_idle: Callable[[], None] = lambda: None) -> None:
         self.open = 0

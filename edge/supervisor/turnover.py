@@ -30,7 +30,7 @@ class Turned:
 
 async def blue_green(handle: ModelHandle, old: Supervisor, new: Supervisor) -> Turned:
     """Start the new engine while the old one serves, then switch."""
-    state = await new.risen()
+    state = await new.start_and_settle()
     if state is not State.READY:
         return Turned("back", _STOPPED if state is State.STOPPED else new.machine.failure)
     handle.serve(new)
@@ -50,13 +50,13 @@ async def in_place(
         await _stop(old)
         await _until(room)
         handle.serve(new)
-        if await new.risen() is not State.FAILED:
+        if await new.start_and_settle() is not State.FAILED:
             return Turned("after")
         failure = new.machine.failure
         if not served:  # the old engine had failed too: its replacement shows the newer failure
             return Turned("after", failure)
         handle.serve(old)
-        await old.risen()
+        await old.start_and_settle()
         return Turned("back", failure)
 
 

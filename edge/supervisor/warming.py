@@ -1,4 +1,4 @@
-"""Proves that one engine completes, and makes its first answers fast while nobody asks."""
+"""Send the first completion, and warm up an idle engine so that its first answers are fast."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from edge.plan.plan import Settings
 from edge.status import Degraded, Failure
 from edge.supervisor import warmup
 from edge.supervisor.probe import Probe
-from edge.supervisor.terms import Pace, Terms
+from edge.supervisor.terms import ExpectedSpeed, Terms
 from edge.supervisor.traffic import Traffic
 
-AGAIN_S = (0.02, 0.5)  # a 503 of a completion, first and at most: seen for milliseconds, but also for ever
-PACE_RATIO = 0.25  # below a quarter of what the board can do something is wrong, not only slow
+# Pauses after a 503 of a completion, first and longest: mostly it lasts milliseconds, in some builds minutes (FC-31).
+RETRY_S = (0.02, 0.5)
+# Below a quarter of what the board can deliver the cause is a fault (clocks, CPU instead of GPU, swap), not load.
+SLOW_RATIO = 0.25
 
 
 class ConnectionLost(Exception):
-    """The engine ended the connection: its exit says why."""
+    """The engine closed the connection; its exit is diagnosed elsewhere."""
 
 
 class Warming:
-    """`tokens_s` and `slow` are known after the idle set."""
+    """The warm-up of one child. `tokens_s` and `slow` are known after `idle()`."""
 
     def __init__(self, probe: Probe, settings: Settings, chat_template: bool, terms: Terms) -> None:
         self.tokens_s: float | None = None
         self.slow: tuple[Degraded, ...] = ()
-        self.busy = False  # something of ours is being asked while idle
-        self.idle_done: tuple[str, ...] = ()  # what of the idle set was tried
+        self.busy = False  # a request of the idle set is open
+        self.idle_done: tuple[str, ...] = ()  # names of the requests that were sent
         self._probe = probe
         self._settings = settings
         self._chat_template = chat_template
@@ -38,38 +40,38 @@ class Warming:
         self._prompt_token_s: float | None = None
 
     async def first(self) -> Failure | None:
-        """None once a completion came back. Raises ConnectionLost."""
+        """Return None once a completion came back. Raises ConnectionLost."""
         refusal = "no answer"
         for request in warmup.first(self._settings.role, self._chat_template):
-            pause_s, longest_s = AGAIN_S
+            pause_s, longest_s = RETRY_S
             while True:
                 status, answer = await self._ask(request)
                 if warmup.answered(request, status, answer):
-                    self._learn(answer)
+                    self._note_prompt_speed(answer)
                     return None
                 if status != 503:
                     break
-                await asyncio.sleep(pause_s)  # /health is green a moment before completions are (FC-31)
+                await asyncio.sleep(pause_s)  # /health answers 200 before completions do (FC-31)
                 pause_s = min(pause_s * 1.5, longest_s)
             refusal = f"{request.path} answered {status}"
         hint = "the engine is up but cannot complete a prompt: see `edgellm logs --engine`"
         return Failure("warm_up_failed", refusal, hint)
 
     async def idle(self, traffic: Traffic) -> None:
-        """Runs the idle set. What was slow is measured once more before it is said."""
+        """Send the idle set. A low speed is measured once more before it counts."""
         policy = self._terms.policy
         await asyncio.sleep(policy.idle_before_s)
         await self._idle_set(traffic)
-        if self.tokens_s is None or not too_slow(self.tokens_s, self._terms.pace):
+        if self.tokens_s is None or not too_slow(self.tokens_s, self._terms.expected_speed):
             return
         await asyncio.sleep(policy.second_look_s)
         speed = next(warmup.idle(self._settings, (), ""))
         if not traffic.open and (answer := await self._while_idle(speed, policy.idle_set_s, traffic)) is not None:
             self._measure(answer)
-        self.slow = too_slow(self.tokens_s, self._terms.pace)
+        self.slow = too_slow(self.tokens_s, self._terms.expected_speed)
 
     async def _idle_set(self, traffic: Traffic) -> None:
-        """At most `idle_set_s` in all, and a request of anybody ends it at once."""
+        """Send requests for at most `idle_set_s`; the first client ends it."""
         end_s = time.monotonic() + self._terms.policy.idle_set_s
         requests = warmup.idle(self._settings, self._terms.warmup_tokens, self._terms.system_prompt)
         for request in requests:
@@ -77,32 +79,32 @@ class Warming:
             if traffic.open or left_s <= 0:
                 return
             if request.prompt_tokens * (self._prompt_token_s or 0.0) > left_s:
-                continue  # a prompt that is being read cannot be called off
+                continue  # llama-server does not cancel a prompt in the middle of a batch
             answer = await self._while_idle(request, left_s, traffic)
             if answer is None:
                 return
             self.idle_done = (*self.idle_done, request.name)
             if request.name == "speed":
                 self._measure(answer)
-            self._learn(answer)
+            self._note_prompt_speed(answer)
 
     async def _while_idle(self, request: warmup.Request, left_s: float, traffic: Traffic) -> Any | None:
-        """The answer; None when somebody came, time was over, or the engine did not like it."""
+        """Return the answer; None when a client came, time was over, or the engine refused."""
         asked = [asyncio.create_task(self._ask(request)) for _ in range(request.copies)]
         together = asyncio.ensure_future(asyncio.gather(*asked, return_exceptions=True))
-        somebody = asyncio.ensure_future(traffic.opened.wait())
-        waited: set[asyncio.Future[Any]] = {together, somebody}
+        client = asyncio.ensure_future(traffic.opened.wait())
+        waited: set[asyncio.Future[Any]] = {together, client}
         self.busy = True
         try:
             await asyncio.wait(waited, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if not together.done():
                 return None
             first = together.result()[0]
-            if isinstance(first, BaseException):  # it died; its exit will say why
+            if isinstance(first, BaseException):  # its exit is diagnosed elsewhere
                 return None
             return first[1] if warmup.answered(request, *first) else None
         finally:
-            for each in (*asked, somebody):  # closes the connections, and with them the work
+            for each in (*asked, client):  # closes the connections, which cancels the work
                 each.cancel()
             await asyncio.gather(*waited, return_exceptions=True)
             self.busy = False
@@ -113,8 +115,8 @@ class Warming:
         except (aiohttp.ClientError, OSError) as error:
             raise ConnectionLost(type(error).__name__) from error
 
-    def _learn(self, answer: Any) -> None:
-        """The slowest rate seen bounds how long a longer prompt takes: longer ones are read faster a token."""
+    def _note_prompt_speed(self, answer: Any) -> None:
+        """Keep the last prompt speed. It bounds how long a longer prompt takes: those take less time per token."""
         per_second = warmup.timing(answer, "prompt_per_second")
         if per_second is not None:
             self._prompt_token_s = 1.0 / per_second
@@ -125,9 +127,9 @@ class Warming:
             self.tokens_s = max(tokens_s, self.tokens_s or 0.0)
 
 
-def too_slow(tokens_s: float, pace: Pace | None) -> tuple[Degraded, ...]:
-    """Pure. Speed can only degrade: it never keeps a model from serving."""
-    if pace is None or tokens_s >= PACE_RATIO * pace.tokens_s:
+def too_slow(tokens_s: float, expected: ExpectedSpeed | None) -> tuple[Degraded, ...]:
+    """Return the degradation of a speed below a quarter of the expected one. It never keeps a model from serving."""
+    if expected is None or tokens_s >= SLOW_RATIO * expected.tokens_s:
         return ()
-    wanted = f"at least {PACE_RATIO * pace.tokens_s:.1f} tokens/s"
-    return (Degraded("speed", wanted, f"{tokens_s:.1f} tokens/s", f"a quarter of {pace.source}"),)
+    wanted = f"at least {SLOW_RATIO * expected.tokens_s:.1f} tokens/s"
+    return (Degraded("speed", wanted, f"{tokens_s:.1f} tokens/s", f"a quarter of {expected.source}"),)

@@ -1,4 +1,4 @@
-"""Which requests prove that an engine serves, and which make its first answers fast. Pure: bodies only."""
+"""Choose the requests of the first completion and of the idle warm-up. Pure: bodies only."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from edge.plan.plan import Settings
 
-SPEED_TOKENS = 16  # enough for a rate, little enough for a slow board
-A_TOKEN = 5  # any id: what is said does not matter, only that the kernels for this many tokens run
+SPEED_TOKENS = 16  # enough for a rate, and about a second at 16 tokens/s
+A_TOKEN = 5  # any id: only the kernels for this number of tokens matter
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`prompt_tokens`: how long the prompt is, where that decides how long the answer takes. `copies`: at once."""
+    """A request to the engine. `prompt_tokens`: length of its prompt. `copies`: how many are sent at once."""
 
     path: str
     body: dict[str, Any]
@@ -24,23 +24,23 @@ class Request:
 
 
 def first(role: str, chat_template: bool) -> tuple[Request, ...]:
-    """One token, through the chat template where there is one. The next is tried if the engine refuses the first."""
+    """Return requests for one token, the chat template's first. If the engine refuses one, the next is sent."""
     if role == "embedding":
         return (Request("/v1/embeddings", {"input": "warm"}),)
     if role == "rerank":
         return (Request("/v1/rerank", {"query": "warm", "documents": ["up"]}),)
-    plain = Request("/completion", {"prompt": "Hello", "n_predict": 1, "cache_prompt": False})
+    completion = Request("/completion", {"prompt": "Hello", "n_predict": 1, "cache_prompt": False})
     if not chat_template:
-        return (plain,)
+        return (completion,)
     message = [{"role": "user", "content": "Hello"}]
     chat = Request("/v1/chat/completions", {"messages": message, "max_tokens": 1, "cache_prompt": False})
-    return (chat, plain)
+    return (chat, completion)
 
 
 def idle(settings: Settings, lengths: tuple[int, ...], system_prompt: str) -> Iterator[Request]:
-    """What is tried while nobody asks: speed, prompts that fill a batch, every slot, and the profile's system prompt.
+    """Yield the idle warm-up: speed, prompts that fill a batch, every slot, and the profile's system prompt.
 
-    The system prompt comes last: its cells stay in a slot for the first user.
+    The system prompt comes last: its KV cells stay in a slot for the first client.
     """
     if settings.role != "chat":
         return
@@ -61,7 +61,7 @@ def idle(settings: Settings, lengths: tuple[int, ...], system_prompt: str) -> It
 
 
 def answered(request: Request, status: int, answer: Any) -> bool:
-    """A real result, not only a 200: at least one token, vector or score."""
+    """Return whether the answer holds at least one token, vector or score: a 200 alone is no proof."""
     if status != 200 or not isinstance(answer, dict):
         return False
     if request.path == "/completion":
@@ -72,6 +72,6 @@ def answered(request: Request, status: int, answer: Any) -> bool:
 
 
 def timing(answer: Any, name: str) -> float | None:
-    """A figure of llama-server's `timings`, where it is one."""
+    """Return a positive number from llama-server's `timings`; None where it is absent or no number."""
     value = answer.get("timings", {}).get(name) if isinstance(answer, dict) else None
     return float(value) if isinstance(value, (int, float)) and value > 0 else None

@@ -1,4 +1,4 @@
-"""Watches one child from spawn to burial and tells the owner what happened. Decides nothing."""
+"""Observe one child from spawn to exit and post events. Decides nothing."""
 
 from __future__ import annotations
 
@@ -39,17 +39,19 @@ from edge.supervisor.truth import differences
 from edge.supervisor.warming import ConnectionLost, Warming
 from edge.waits import Late, happens, within
 
-HEALTH_POLL_S = 0.1  # until the engine says "ready" itself; then it is asked at once
-SAID_POLL_S = 0.002  # said, not yet true: the two are milliseconds apart
-HEALTH_POLL_MOST_S = 1.0  # our questions must not look like its work
+HEALTH_POLL_S = 0.1  # until the engine logs that it is ready; then /health is asked at once
+# "model loaded" is logged some milliseconds before /health answers 200.
+REPORTED_POLL_S = 0.002
+# Polls cost the engine CPU time: at 1 Hz that stays below what liveness takes for work (IDLE_CPU_RATIO).
+HEALTH_POLL_MOST_S = 1.0
 HEALTH_POLL_GROWTH = 1.15
-IDLE_LOOK_S = 10.0  # how often memory is looked at while nobody asks
-PIPES_END_S = 0.2  # a dead child's last lines are in the pipe already
-DEATH_S = 10.0  # from a broken connection to the end of a process that writes a core
+IDLE_LOOK_S = 10.0  # how often memory is compared with the plan while no request is open
+PIPES_END_S = 0.2  # a dead child's last lines are in the pipe; a grandchild may hold its end open
+CORE_DUMP_S = 10.0  # from a broken connection to the exit of a process that writes a core of some GiB
 
 
 class Watch:
-    """One child. `post` takes the machine's events; `on_line` sees each log line; `before` are known differences."""
+    """The observation of one child. `post` takes its events; `on_line` each log line; `before`: known degradations."""
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class Watch:
         self.attempt = attempt
         self.engine_ready_s: float | None = None
         self.first_token_s: float | None = None
-        self.asked = False  # we sent a signal ourselves
+        self.signalled = False  # the supervisor sent it a signal
         self._patterns = patterns
         self._terms = terms
         self._post = post
@@ -83,8 +85,8 @@ class Watch:
         self._wedge_s = terms.policy.wedge_s if wedge_s is None else wedge_s
         self._probe = Probe(child.socket_path)
         self.warming = Warming(self._probe, attempt.plan.settings, chat_template, terms)
-        self._says_ready = asyncio.Event()
-        self._buried = asyncio.Event()
+        self._reported_ready = asyncio.Event()
+        self._exited = asyncio.Event()
         self._witness = OomWitness(child.pid, child.spawned_at_s)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -93,14 +95,14 @@ class Watch:
         return (*self._before, *self._differences, *self._memory, *self.warming.slow)
 
     def start(self) -> None:
-        for work in (self._bury(), self._ask_health(), self._watch_movement()):
+        for work in (self._reap(), self._ask_health(), self._watch_liveness()):
             self._begin(work)
 
     def warm_up(self) -> None:
         self._begin(self._warm())
 
     async def close(self) -> None:
-        """Ends the watching; the child must be gone or going."""
+        """Stop observing. The child must be gone, or have its signal."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -110,37 +112,37 @@ class Watch:
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._task_done)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             failure = Failure("bug", f"{type(error).__name__}: {error}", "please report this")
             self._post(Hung(failure))
 
-    # --- what the child says -----------------------------------------------------------------------------------------
+    # --- log lines --------------------------------------------------------------------------------------------------
 
-    def _saw(self, sightings: Sequence[Sighting]) -> None:
-        for sighting in sightings:
-            if sighting.what == "loading":
+    def _handle(self, events: Sequence[Sighting]) -> None:
+        for event in events:
+            if event.what == "loading":
                 self._post(EngineLoading())
-            elif sighting.what == "ready":
-                self._says_ready.set()
-            elif sighting.missing is not None:
-                missing = sighting.missing
+            elif event.what == "ready":
+                self._reported_ready.set()
+            elif event.missing is not None:
+                missing = event.missing
                 failure = Failure(missing.kind, self.attempt.tail[-1] if self.attempt.tail else "", missing.hint)
                 self._post(DeviceMissing(failure, missing.permanent))
 
     def _stderr(self, raw: str) -> None:
         self._on_line(raw)
-        self._saw(self.attempt.stderr(raw, time.monotonic()))
+        self._handle(self.attempt.stderr(raw, time.monotonic()))
 
     def _stdout(self, raw: str) -> None:
-        self._saw(self.attempt.stdout(raw, time.monotonic()))
+        self._handle(self.attempt.stdout(raw, time.monotonic()))
 
-    # --- its end -----------------------------------------------------------------------------------------------------
+    # --- exit --------------------------------------------------------------------------------------------------------
 
-    async def _bury(self) -> None:
+    async def _reap(self) -> None:
         errors, error_lines = await read_lines(self.child.stderr, self._stderr)
         outputs, output_lines = await read_lines(self.child.stdout, self._stdout)
         try:
@@ -151,29 +153,28 @@ class Watch:
             errors.close()
             outputs.close()
         status = await reaped(self.child)
-        # The kernel kills by SIGKILL only, and a kill that we sent ourselves is no evidence of anything.
-        oom_killed = status.signal == signal.SIGKILL and not self.asked and self._witness.killed()
-        told_by = (status, list(self.attempt.tail), oom_killed, self.asked, self.attempt.served)
-        death = Death(*told_by, self._terms.l4t)
-        told = diagnose(death, self._patterns)
-        self._buried.set()
-        self._post(Exited(told.fault, told.failure, random.random()))
+        # The kernel's OOM killer sends SIGKILL only, and a signal of the supervisor's own is no evidence.
+        oom_killed = status.signal == signal.SIGKILL and not self.signalled and self._witness.killed()
+        known = (status, list(self.attempt.tail), oom_killed, self.signalled, self.attempt.served)
+        diagnosis = diagnose(Death(*known, self._terms.l4t), self._patterns)
+        self._exited.set()
+        self._post(Exited(diagnosis.fault, diagnosis.failure, random.random()))
 
-    # --- its readiness -----------------------------------------------------------------------------------------------
+    # --- readiness --------------------------------------------------------------------------------------------------
 
     async def _ask_health(self) -> None:
-        pause_s, said = HEALTH_POLL_S, False
+        pause_s, reported = HEALTH_POLL_S, False
         while await self._probe.health() != 200:
-            if not said and self._says_ready.is_set():
-                said, pause_s = True, SAID_POLL_S
-            if said:
+            if not reported and self._reported_ready.is_set():
+                reported, pause_s = True, REPORTED_POLL_S
+            if reported:
                 await asyncio.sleep(pause_s)
             else:
-                await happens(self._says_ready, pause_s)
+                await happens(self._reported_ready, pause_s)
             pause_s = min(pause_s * HEALTH_POLL_GROWTH, HEALTH_POLL_MOST_S)
         self.engine_ready_s = time.monotonic()
         vitals = read_usage(self.child.pid)
-        self._saw(self.attempt.answered(self.engine_ready_s, vitals.rss_bytes if vitals else None))
+        self._handle(self.attempt.answered(self.engine_ready_s, vitals.rss_bytes if vitals else None))
         self._post(EngineReady())
 
     async def _warm(self) -> None:
@@ -185,8 +186,8 @@ class Watch:
         try:
             failure = await self.warming.first()
         except ConnectionLost as lost:
-            # It died in its first decode: the exit tells why. Only one that lives on is told of here.
-            if await happens(self._buried, DEATH_S):
+            # An engine that dies in its first decode is diagnosed by its exit; here only one that lives on.
+            if await happens(self._exited, CORE_DUMP_S):
                 return
             failure = Failure("warm_up_failed", f"the connection broke: {lost}", "see `edgellm logs --engine`")
         if failure is not None:
@@ -199,11 +200,11 @@ class Watch:
         if self.warming.tokens_s is not None:
             self._on_speed(self.warming.tokens_s)
 
-    # --- its movement ------------------------------------------------------------------------------------------------
+    # --- liveness ---------------------------------------------------------------------------------------------------
 
-    async def _watch_movement(self) -> None:
-        """Rising: any line, byte or CPU time. Serving: only while a request is open; idle is no hang."""
-        stillness = Stillness(time.monotonic())
+    async def _watch_liveness(self) -> None:
+        """Post a stall or a hang. While starting it is always judged, while serving only with a request open."""
+        stalls = Stillness(time.monotonic())
         while True:
             serving = self.first_token_s is not None
             if serving and not self._traffic.open:
@@ -212,7 +213,7 @@ class Watch:
                 await asyncio.sleep(self._terms.policy.look_s)
             vitals, now = read_usage(self.child.pid), time.monotonic()
             idle = serving and not self._traffic.open
-            quiet_s = stillness.look(now, vitals, self.attempt.lines, excused=idle)
+            quiet_s = stalls.look(now, vitals, self.attempt.lines, excused=idle)
             if serving:
                 self._memory = grown(self.attempt.plan, vitals)
                 quiet_s = min(quiet_s, now - self._traffic.moved_s)

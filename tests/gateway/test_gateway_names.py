@@ -219,7 +219,7 @@ async def test_a_ready_engine_describes_itself_and_a_loading_one_is_described_fr
 
     here = await rig(script, loading=True)
     get = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    assert json.loads((await here.once(get)).body)["data"][0]["meta"] == here.model.card
+    assert json.loads((await here.once(get)).body)["data"][0]["meta"] == here.model.model_info
     await here.model.ready(str(here.engine.path))
     assert json.loads((await here.once(get)).body) == own
     one = await here.once(b"GET /v1/models/chat HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -40,11 +40,11 @@ def heard(inbox: socket.socket) -> list[str]:
 
 class Loop:
     def __init__(self) -> None:
-        self.turns = 0
+        self.iterations = 0
         self.stuck = False
 
-    def nudge(self) -> None:
-        self.turns += not self.stuck
+    def ping(self) -> None:
+        self.iterations += not self.stuck
 
 
 def loading(progress: float) -> ModelStatus:
@@ -60,7 +60,7 @@ def test_no_sign_of_life_while_one_loop_stands_still(systemd: socket.socket, not
     herald.beat()
     assert heard(systemd) == ["WATCHDOG=1", "WATCHDOG=1"]
     loops[1].stuck = True
-    herald.beat()  # the nudge before was still answered
+    herald.beat()  # the ping before was still answered
     herald.beat()
     herald.beat()
     assert heard(systemd) == ["WATCHDOG=1"]

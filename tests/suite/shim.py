@@ -41,7 +41,7 @@ class Server:
     def __init__(self, path: Path) -> None:
         self.model_id = "model"
         self.slots = ROUTER_SLOTS
-        self.card: dict[str, Any] = {}
+        self.model_info: dict[str, Any] = {}
         self._path = path
         self._ready = asyncio.Event()
 
@@ -76,7 +76,7 @@ class Server:
             async with session.get("http://x/v1/models") as answer:
                 listed = (await answer.json()).get("data") or [] if answer.status == 200 else []
             if len(listed) == 1:
-                self.card = listed[0].get("meta") or {}
+                self.model_info = listed[0].get("meta") or {}
         self._ready.set()
 
     async def _healthy(self, session: aiohttp.ClientSession) -> bool:

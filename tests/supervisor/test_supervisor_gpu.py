@@ -111,7 +111,7 @@ async def test_fc74_fallback_cpu_serves_degraded_and_comes_back(short_dir: Path)
     async with rigged(short_dir, argv=command, chosen=gpu_settings(), hooks=hooks) as rig:
         await rig.ready()
         status = rig.supervisor.status()
-        assert rig.supervisor.on_cpu_instead and rig.supervisor.card["n_ctx"] == 1024
+        assert rig.supervisor.on_cpu_instead and rig.supervisor.model_info["n_ctx"] == 1024
         subjects = {item.subject: item for item in status.degraded}
         assert subjects["device"].got == "CPU" and subjects["device"].because.startswith("no_gpu")
         rig.change(gpu=ORIN, stray=[])

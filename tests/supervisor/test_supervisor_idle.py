@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edge.supervisor.hooks import Hooks
-from edge.supervisor.terms import Pace, Terms
+from edge.supervisor.terms import ExpectedSpeed, Terms
 from tests.supervisor.rig import FAST, Rig, rigged, settings
 
 IDLE = replace(FAST, idle_before_s=0.05, second_look_s=0.1)
@@ -76,7 +76,7 @@ async def test_it_does_not_begin_while_somebody_asks(short_dir: Path) -> None:
 
 
 async def test_a_speed_far_below_the_boards_is_degraded_and_serves(short_dir: Path) -> None:
-    terms = Terms(policy=IDLE, pace=Pace(100.0, "what the board can do"))
+    terms = Terms(policy=IDLE, expected_speed=ExpectedSpeed(100.0, "what the board can do"))
     async with rigged(short_dir, terms=terms, tokens_s=10.0) as rig:
         await rig.until(lambda: rig.supervisor.status().degraded)
         (found,) = rig.supervisor.status().degraded
@@ -86,7 +86,7 @@ async def test_a_speed_far_below_the_boards_is_degraded_and_serves(short_dir: Pa
 
 
 async def test_a_strict_model_is_not_refused_for_its_speed(short_dir: Path) -> None:
-    terms = Terms(policy=IDLE, pace=Pace(100.0, "what the board can do"), strict=True)
+    terms = Terms(policy=IDLE, expected_speed=ExpectedSpeed(100.0, "what the board can do"), strict=True)
     async with rigged(short_dir, terms=terms, tokens_s=10.0) as rig:
         await rig.until(lambda: rig.supervisor.status().degraded)
         assert rig.states[-1] == "READY"

@@ -16,10 +16,10 @@ from edge.supervisor import warmup
 from edge.supervisor.differences import before_start
 from edge.supervisor.memorywatch import grown
 from edge.supervisor.movement import Stillness
-from edge.supervisor.pace import bytes_per_token, pace
-from edge.supervisor.plain import plain
+from edge.supervisor.pace import bytes_per_token, expected_speed
+from edge.supervisor.plain import safe_mode
 from edge.supervisor.state import Machine
-from edge.supervisor.terms import Pace, Terms
+from edge.supervisor.terms import ExpectedSpeed, Terms
 from edge.supervisor.truth import Facts, differences
 from edge.supervisor.warming import too_slow
 from edge.units import GIB, MIB
@@ -84,7 +84,7 @@ def test_a_lower_rung_is_told_with_its_reason() -> None:
 
 def test_differences_that_are_known_before_the_start() -> None:
     missing = Failure("no_gpu", "", "look at the driver")
-    found = before_start(Terms(), Machine(plain=True), missing)
+    found = before_start(Terms(), Machine(safe_mode=True), missing)
     assert [(item.subject, item.got) for item in found] == [("device", "CPU"), ("accelerations", "off")]
     assert before_start(Terms(), Machine(), None) == ()
 
@@ -150,11 +150,11 @@ def board(bandwidth: float | None) -> Board:
 
 
 def test_the_speed_floor_comes_from_the_memory_and_later_from_the_last_good_start() -> None:
-    by_table = pace(board(90e9), META, GPU, None)
+    by_table = expected_speed(board(90e9), META, GPU, None)
     assert by_table is not None and by_table.tokens_s == pytest.approx(90e9 / META.tensor_bytes)
-    assert pace(board(90e9), META, PLAN, None) is None, "the figure is the GPU's"
-    assert pace(board(None), META, GPU, None) is None
-    by_history = pace(board(90e9), META, GPU, 12.0)
+    assert expected_speed(board(90e9), META, PLAN, None) is None, "the figure is the GPU's"
+    assert expected_speed(board(None), META, GPU, None) is None
+    by_history = expected_speed(board(90e9), META, GPU, 12.0)
     assert by_history is not None and by_history.tokens_s == 12.0 and "last good start" in by_history.source
 
 
@@ -165,7 +165,7 @@ def test_a_mixture_of_experts_reads_its_share() -> None:
 
 
 def test_a_quarter_of_the_pace_is_slow() -> None:
-    expected = Pace(100.0, "what it should")
+    expected = ExpectedSpeed(100.0, "what it should")
     assert too_slow(25.0, expected) == () == too_slow(1.0, None)
     (found,) = too_slow(24.9, expected)
     assert (found.subject, found.wanted, found.got) == ("speed", "at least 25.0 tokens/s", "24.9 tokens/s")
@@ -225,9 +225,9 @@ FLAGS = {name: Flag(name, 1) for name in ("--flash-attn", "--load-mode", "--cach
 CUDA = Engine("e", "llama-server", "/e", flags=FLAGS, cuda=True)
 
 
-def test_plain_has_no_flash_attention_no_direct_io_and_no_cuda_graphs() -> None:
+def test_safe_mode_has_no_flash_attention_no_direct_io_and_no_cuda_graphs() -> None:
     fast = launch_plan(("x",), 1, gpu_settings(flash_attention="on", load_mode="dio", cache_ram_bytes=GIB))
-    slow = plain(fast, CUDA, FILE, "chat")
+    slow = safe_mode(fast, CUDA, FILE, "chat")
     line = " ".join(slow.argv)
     assert "--flash-attn off" in line and "--load-mode none" in line and "--cache-ram 0" in line
     assert slow.env["GGML_CUDA_DISABLE_GRAPHS"] == "1" and slow.rung == 1
@@ -236,7 +236,7 @@ def test_plain_has_no_flash_attention_no_direct_io_and_no_cuda_graphs() -> None:
 
 def test_a_quantized_v_cache_keeps_flash_attention() -> None:
     needs = launch_plan(("x",), 0, gpu_settings(flash_attention="on", kv_type_v="q8_0"))
-    assert "--flash-attn on" in " ".join(plain(needs, CUDA, FILE, "chat").argv)
+    assert "--flash-attn on" in " ".join(safe_mode(needs, CUDA, FILE, "chat").argv)
 
 
 def test_the_kv_difference_is_no_rounding() -> None:

@@ -29,7 +29,7 @@ OPEN = AdmissionLimit()
 class Model:
     """The part of a supervisor that a handle uses; the test sets its state."""
 
-    model_id, aliases, card = "chat", ("c",), {"n_ctx": 1}
+    model_id, aliases, model_info = "chat", ("c",), {"n_ctx": 1}
 
     def __init__(self, state: State = State.READY, slots: int = 4) -> None:
         self.state, self.slots = state, slots
@@ -92,7 +92,7 @@ async def settle() -> None:
 async def test_open_it_is_the_model_itself() -> None:
     model = Model()
     seen = handle_of(model)
-    assert (seen.model_id, seen.aliases, seen.card, seen.slots) == ("chat", ("c",), {"n_ctx": 1}, 4)
+    assert (seen.model_id, seen.aliases, seen.model_info, seen.slots) == ("chat", ("c",), {"n_ctx": 1}, 4)
     assert seen.endpoint() == model.endpoint()
     assert (await seen.ensure_ready()).state is State.READY
     assert seen.expected_ready_in_s() == 7.0
@@ -207,7 +207,7 @@ def hot(rig: Rig) -> ModelHandle:
         if after.state is not before.state:
             seen.supervisor_changed(supervisor, after.state)
 
-    rig.supervisor.hooks = replace(rig.supervisor.hooks, on_change=became)
+    rig.supervisor.callbacks = replace(rig.supervisor.callbacks, on_change=became)
     return seen
 
 

@@ -234,7 +234,7 @@ async def test_the_same_crash_twice_is_tried_once_without_accelerations(short_di
     death = Death("loading", ["GGML_ASSERT(something) failed"], signal=signal.SIGABRT)
     async with rigged(short_dir, first_starts=2, first={"death": death.__dict__}) as rig:
         await rig.ready()
-        assert rig.supervisor.machine.plain
+        assert rig.supervisor.machine.safe_mode
         assert [item.subject for item in rig.supervisor.status().degraded] == ["accelerations"]
 
 

@@ -29,7 +29,7 @@ CPU = "no GPU, fallback = cpu, and back when it answers (FC-74)"
 def shown(effects: tuple[Effect, ...]) -> str:
     names = {WarmUp(): "warm", Terminate(): "term", Kill(): "kill"}
     return ", ".join(
-        f"spawn {e.rung}{' plain' if e.plain else ''}" if isinstance(e, Spawn) else names[e] for e in effects
+        f"spawn {e.rung}{' safe' if e.safe_mode else ''}" if isinstance(e, Spawn) else names[e] for e in effects
     )
 
 
@@ -63,9 +63,9 @@ def test_wedges_are_counted_and_forgotten_by_a_restart() -> None:
 def test_the_failure_of_a_hang_is_the_hang_unless_the_log_says_more() -> None:
     ready = Machine(state=State.READY, alive=True, ready_since=0.0)
     hung, _ = step(ready, HUNG, 1.0, POLICY)
-    plain, _ = step(hung, exited(Fault.CRASH, "hung"), 2.0, POLICY)
+    hung_only, _ = step(hung, exited(Fault.CRASH, "hung"), 2.0, POLICY)
     told, _ = step(hung, exited(Fault.OOM, "out_of_memory"), 2.0, POLICY)
-    assert plain.failure is not None and plain.failure.kind == "wedged"
+    assert hung_only.failure is not None and hung_only.failure.kind == "wedged"
     assert told.failure is not None and told.failure.kind == "out_of_memory"
 
 

@@ -86,10 +86,10 @@ class World(RuleBasedStateMachine):
         self.post(event)
 
     @precondition(lambda self: self.child)
-    @rule(fault=FAULTS, kind=KINDS, luck=st.floats(0, 1))
-    def exit(self, fault: Fault, kind: str, luck: float) -> None:
+    @rule(fault=FAULTS, kind=KINDS, jitter=st.floats(0, 1))
+    def exit(self, fault: Fault, kind: str, jitter: float) -> None:
         self.child = False
-        self.post(Exited(fault, Failure(kind, "", ""), luck))
+        self.post(Exited(fault, Failure(kind, "", ""), jitter))
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 5.0, 11.0, 45.0, 70.0, 4000.0]))
     def wait(self, seconds: float) -> None:

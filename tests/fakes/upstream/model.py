@@ -29,7 +29,7 @@ class FakeModel:
         self.model_id = model_id
         self.aliases = aliases
         self.slots = 4
-        self.card: dict[str, Any] = {"n_ctx_train": 8192, "n_params": 134515008, "size": 97280000}
+        self.model_info: dict[str, Any] = {"n_ctx_train": 8192, "n_params": 134515008, "size": 97280000}
         self.state = ModelStatus(model_id, State.LOADING)
         self.place: Endpoint | None = None
         self.waiting = 0
