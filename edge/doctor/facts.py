@@ -63,7 +63,7 @@ class Devices:
 
 
 @dataclass(frozen=True, slots=True)
-class Toolkit:
+class CudaToolkit:
     """A CUDA toolkit below /usr/local."""
 
     path: str
@@ -75,7 +75,7 @@ class Toolkit:
 class Cuda:
     """CUDA toolkits and the cache of kernels that the driver compiled."""
 
-    toolkits: tuple[Toolkit, ...] = ()
+    toolkits: tuple[CudaToolkit, ...] = ()
     on_path: str | None = None  # the nvcc found in PATH, links resolved
     jit_cache: Path | None = None
     jit_cache_bytes: int | None = None

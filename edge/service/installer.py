@@ -116,7 +116,7 @@ class Installer:
         except UnavailableError:
             pass  # an address that this machine does not have yet: FreeBind= of the socket
 
-    def _write(self, file: layout.InstalledFile) -> Step:
+    def _write(self, file: layout.UnitFile) -> Step:
         path = self._at(file.path)
         return Step(f"write {path}", partial(write_file, path, file.text), done=has_text(path, file.text))
 

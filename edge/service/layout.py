@@ -26,14 +26,14 @@ PREPARING = (SYSUSERS, JTOP_SYSUSERS, TMPFILES)  # users and folders: the other 
 
 
 @dataclass(frozen=True, slots=True)
-class InstalledFile:
+class UnitFile:
     """One file of the installation. `path` is relative to the root folder."""
 
     path: Path
     text: str
 
 
-def files(settings: UnitSettings) -> tuple[InstalledFile, ...]:
+def files(settings: UnitSettings) -> tuple[UnitFile, ...]:
     """Return users, folders, units, drop-ins and power.toml."""
     source = data_dir("systemd")
 
@@ -41,13 +41,13 @@ def files(settings: UnitSettings) -> tuple[InstalledFile, ...]:
         return (source / name).read_text(encoding="utf-8")
 
     wanted = [unit for unit in UNITS if settings.jtop or unit != "edgellm-jtop.service"]
-    units = [InstalledFile(UNIT_DIR / unit, read(unit)) for unit in wanted]
-    changed = [InstalledFile(drop_in(unit), text) for unit, text in drop_ins(settings).items() if unit in wanted]
-    users = [InstalledFile(SYSUSERS, read("edgellm.sysusers"))]
+    units = [UnitFile(UNIT_DIR / unit, read(unit)) for unit in wanted]
+    changed = [UnitFile(drop_in(unit), text) for unit, text in drop_ins(settings).items() if unit in wanted]
+    users = [UnitFile(SYSUSERS, read("edgellm.sysusers"))]
     if settings.jtop:
-        users.append(InstalledFile(JTOP_SYSUSERS, read("edgellm-jtop.sysusers")))
-    power = [InstalledFile(POWER, power_text(settings.power_mode))] if settings.power_mode else []
-    return (*users, InstalledFile(TMPFILES, read("edgellm.tmpfiles")), *units, *changed, *power)
+        users.append(UnitFile(JTOP_SYSUSERS, read("edgellm-jtop.sysusers")))
+    power = [UnitFile(POWER, power_text(settings.power_mode))] if settings.power_mode else []
+    return (*users, UnitFile(TMPFILES, read("edgellm.tmpfiles")), *units, *changed, *power)
 
 
 def all_paths() -> tuple[Path, ...]:

@@ -23,7 +23,7 @@ STAMP = "edgellm-service.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PrefixSource:
     """What /opt/edgellm is installed from: the running environment, or the wheels of a folder."""
 
     wheels: Path | None
@@ -47,7 +47,7 @@ def running_program() -> tuple[Path, Path]:
     return python if python.exists() else Path(sys.executable), Path(edge.__file__).parent
 
 
-def needed(prefix: Path = PREFIX, wheels: Path | None = None) -> Source | None:
+def needed(prefix: Path = PREFIX, wheels: Path | None = None) -> PrefixSource | None:
     """Return what /opt/edgellm has to be made of; None where the running Python will do or it is up to date."""
     python, package = running_program()
     why = unsafe(python, package)
@@ -55,7 +55,7 @@ def needed(prefix: Path = PREFIX, wheels: Path | None = None) -> Source | None:
         return None
     if wheels is None and why is None:
         return None
-    source = Source(wheels, why or f"{wheels} holds another version")
+    source = PrefixSource(wheels, why or f"{wheels} holds another version")
     return None if stamp(prefix) == _mark(source) else source
 
 
@@ -80,7 +80,7 @@ def base_python() -> Path:
     )
 
 
-def make(source: Source, prefix: Path = PREFIX) -> None:
+def make(source: PrefixSource, prefix: Path = PREFIX) -> None:
     """Build a venv beside `prefix` and exchange the two by renames; running processes keep their open files."""
     fresh, former = prefix.with_name(f".{prefix.name}.new"), prefix.with_name(f".{prefix.name}.old")
     for leftover in (fresh, former):
@@ -118,7 +118,7 @@ def stamp(prefix: Path = PREFIX) -> str | None:
     return made
 
 
-def _mark(source: Source) -> str:
+def _mark(source: PrefixSource) -> str:
     if source.wheels is not None:
         return ", ".join(sorted(f"{wheel.name} {wheel.stat().st_size}" for wheel in source.wheels.glob("*.whl")))
     return ", ".join(sorted(piece.mark for piece in pieces()))

@@ -75,7 +75,7 @@ class Disk:
 
 
 class Board:
-    """Use as a context manager: it is off afterwards, whatever happened."""
+    """A booted system; as a context manager it is off afterwards."""
 
     def __init__(self, suite: Suite, disk: Disk, options: Sequence[str] = ()) -> None:
         self.suite = suite
@@ -118,7 +118,7 @@ class Board:
     def power_on(self, *, wait: bool = True) -> None:
         """Returns when systemd runs, or with `wait` when its first jobs are done."""
         self.leader = None
-        with contextlib.suppress(queue.Empty):  # what the boot before still said
+        with contextlib.suppress(queue.Empty):  # messages of the boot before
             while True:
                 self._messages.get_nowait()
         environment = {
@@ -198,7 +198,7 @@ class Board:
                     Path(folder).rmdir()
 
     def _listen(self) -> None:
-        """All the time: systemd 257 tells every step, and its PID 1 stands still once eleven of them lie unread."""
+        """Read without a pause: PID 1 of systemd 257 reports every step and blocks on the eleventh unread message."""
         while not self._over.is_set():
             with contextlib.suppress(TimeoutError):
                 self._messages.put(self._inbox.recv(8192).decode())
@@ -303,7 +303,7 @@ def sweep() -> None:
 
 
 def ticks(pid: int) -> int:
-    """Start time since boot, in ticks of 10 ms; with the pid it names one process for good."""
+    """Return the start time since boot, in ticks of 10 ms; with the pid it identifies one process."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 

@@ -37,7 +37,7 @@ def once(leader: int | None, method: str, path: str, body: str | None, timeout: 
 
 
 class Client:
-    """Connects and chats without a pause until `end()`, which tells how that went."""
+    """Connects and chats without a pause until `end()`, which returns the record."""
 
     def __init__(self, leader: int | None) -> None:
         self._process = _prober(leader, "watch")
@@ -57,7 +57,7 @@ class Client:
         return line
 
     def chat(self) -> list[Any]:
-        """The next that is worth telling, the first good one or a failure: [began, ended, status or error]."""
+        """Return the first good chat or the next failure: [began, ended, status or error]."""
         chat: list[Any] = self._next()["chat"]
         return chat
 

@@ -57,7 +57,7 @@ class Product:
         pip = ("/opt/edgellm/bin/pip", "install", "-q", "--no-index", "--find-links", "/opt/offline/wheels")
         disk.chroot(*pip, "edgellm[embedded]")
         self.bare = disk.freeze()
-        self.install_said = ""
+        self.install_output = ""
         self.installed = self._install()
 
     def _install(self) -> list[Path]:
@@ -65,7 +65,7 @@ class Product:
         disk = self.disk(self.bare)
         with Board(self.suite, disk) as board:
             board.power_on()
-            self.install_said = board.run(EDGELLM, "service", "install", "--offline", "/opt/offline", "-p", "cpu")
+            self.install_output = board.run(EDGELLM, "service", "install", "--offline", "/opt/offline", "-p", "cpu")
             status, _ = board.chat()
             assert status == 200
             board.power_off()

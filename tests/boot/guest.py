@@ -1,4 +1,4 @@
-"""Runs inside a virtual machine from early boot on and tells the console in JSON. First boot: installs edgellm.
+"""Run inside a virtual machine from early boot on and print JSON on its console. First boot: install edgellm.
 
 EDGE {"installed": …}                                then it boots again
 EDGE {"boot_id": …, "accepted_s": …, "token_s": …}   of every later boot; seconds since systemd's start
@@ -21,7 +21,7 @@ PYTHON = "/opt/edgellm/bin/python"
 MEASURED = Path("/opt/vm/measured")  # from then on the clock starts in 1970
 
 
-def tell(document: dict[str, Any]) -> None:
+def report(document: dict[str, Any]) -> None:
     console = os.open("/dev/console", os.O_WRONLY | os.O_NOCTTY)
     os.write(console, f"\nEDGE {json.dumps(document)}\n".encode())
     os.close(console)
@@ -36,7 +36,7 @@ def install() -> None:
     said("systemctl", "is-system-running", "--wait")
     command = (PYTHON, "-I", "-m", "edge", "service", "install", "--offline", "/opt/offline", "-p", "cpu")
     text = said(*command)
-    tell(
+    report(
         {"installed": said("systemctl", "is-enabled", "edgellm.socket", "edgellm.service").split(), "said": text[-900:]}
     )
     os.sync()
@@ -48,7 +48,7 @@ def stamp_s(key: str, *unit: str) -> float:
 
 
 def measure() -> None:
-    # A minute passes here until anybody accepts what systemd's socket took: with more connections than the gateway
+    # A minute passes here until the gateway accepts what systemd's socket took: with more connections than the gateway
     # allows among them it would end the oldest, which is the chat's.
     watch = Watch(8080, pause_s=1.0)
     for work in (watch.connect, watch.chat):
@@ -58,11 +58,11 @@ def measure() -> None:
     watch.over = True
     failed = [f"{ended - began:.1f} s: {status}" for began, ended, status in watch.chats if status != 200]
     if failed:
-        tell({"journal": said("journalctl", "-u", "edgellm", "-b", "-o", "short-monotonic")[-3000:]})
+        report({"journal": said("journalctl", "-u", "edgellm", "-b", "-o", "short-monotonic")[-3000:]})
     token_s = next(chat[1] for chat in watch.chats if chat[2] == 200)
     began_s = stamp_s("UserspaceTimestampMonotonic")
     models = sorted(Path("/var/lib/edgellm/models").glob("*/*.gguf"))
-    tell(
+    report(
         {
             "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
             "kernel_s": round(began_s, 2),
@@ -81,7 +81,7 @@ def measure() -> None:
     with MEASURED.open("w") as file:
         os.fsync(file.fileno())
     os.sync()
-    tell({"may_be_cut": True})
+    report({"may_be_cut": True})
 
 
 if Path("/etc/systemd/system/edgellm.service").exists():

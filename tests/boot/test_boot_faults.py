@@ -1,4 +1,4 @@
-"""What does not work ends in the documented state: one clear line, a 503 with the hint, no storm of starts."""
+"""Each fault ends in its documented state: one error line, a 503 with the hint, no storm of starts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from edge.service.unitfile import drop_ins
-from edge.service.wish import Wish
+from edge.service.wish import UnitSettings
 from tests.boot.board import Board
 from tests.boot.conftest import EDGELLM, Product
 from tests.boot.journal import entries
@@ -18,7 +18,7 @@ NewBoard = Callable[..., Board]
 MODEL = "SmolLM2-135M-Instruct"
 CONFIG = "/etc/edgellm/edgellm.toml"
 
-# Answers what a launcher asks a llama-server, and refuses to start: the flag eras do it.
+# Answers --version and --help as llama-server does, and refuses every other flag.
 BAD_FLAG = """#!/bin/sh
 case "$1" in
 --version) echo "version: 9999 (0c1e57098)" >&2;;
@@ -61,7 +61,7 @@ def faulty_keys(board: Board) -> None:
 def test_a_permanent_fault_is_answered_and_not_restarted(
     new_board: NewBoard, fault: Callable[[Board], None], kind: str
 ) -> None:
-    """FC-79 and the storm behind a socket unit: clients wait and ask again, and nothing is started for them."""
+    """FC-79 and the storm behind a socket unit: clients retry, and no start is attempted for them."""
     with new_board() as board:
         fault(board)
         board.power_on()
@@ -103,13 +103,13 @@ def test_models_on_a_mount_that_systemd_knows_and_that_is_late(new_board: NewBoa
         assert board.run("findmnt", "-n", "-o", "TARGET", "/mnt/models") == "/mnt/models"
 
 
-def test_models_on_a_mount_that_nobody_told_systemd_about(new_board: NewBoard) -> None:
-    """FC-79: the service is up, says which folder it waits for, holds requests, and serves without a restart."""
+def test_models_on_a_mount_that_systemd_does_not_know(new_board: NewBoard) -> None:
+    """FC-79: the service names the folder it waits for, holds requests, and serves without a restart."""
     with new_board() as board:
         move_models(board, "/disk", "/mnt/models")
         board.power_on()
         client = board.client()
-        waits = board.until(lambda: entries(board, "EDGELLM_EVENT=waits"), "the line that says so")
+        waits = board.until(lambda: entries(board, "EDGELLM_EVENT=waits"), "a journal entry `waits`")
         assert "/mnt/models" in waits[0]["MESSAGE"]
         assert board.run("ls", "-A", "/mnt/models") == ""
         assert board.request("GET", "/healthz")[1]["status"] == "starting"
@@ -148,17 +148,17 @@ def test_a_closed_parent_folder_is_named(new_board: NewBoard) -> None:
         assert body["error"]["hint"].startswith("chmod o+x /srv/private,")
         errors = entries(board, "-p", "err", "SYSLOG_IDENTIFIER=edgellm")
         assert len(errors) == 1
-        assert "/srv/private does not let user edgellm through" in errors[0]["MESSAGE"]
+        assert "user edgellm may not enter /srv/private" in errors[0]["MESSAGE"]
         refused = board.execute(EDGELLM, "service", "install", "--model-dir", "/srv/private/deep/models", "-p", "cpu")
         assert refused.returncode == 78
-        assert "/srv/private does not let user edgellm through" in refused.stderr
+        assert "user edgellm may not enter /srv/private" in refused.stderr
         board.run("chmod", "o+x", "/srv/private")
         board.until(lambda: board.chat()[0] == 200, "it serves once the folder is open")
         assert board.show("NRestarts") == "0"
 
 
 def test_a_disk_that_is_full(new_board: NewBoard) -> None:
-    """The history of starts is lost, said once; the model answers."""
+    """The history of starts is lost, which one warning reports; the model answers."""
     size = "size=300k"
     with new_board(f"--tmpfs=/var/lib/edgellm/state:{size},mode=0755", f"--tmpfs=/var/cache:{size}") as board:
         board.disk.write("/etc/systemd/system/fill.service", FILL)
@@ -171,7 +171,7 @@ def test_a_disk_that_is_full(new_board: NewBoard) -> None:
 
 
 def test_a_root_that_is_read_only(new_board: NewBoard) -> None:
-    """State lives in memory, and what is lost with it is said."""
+    """State lives in memory, and one warning names what a power-off loses."""
     volatile = ["/var/lib/edgellm/state", "/var/lib/edgellm/promptcache", "/var/cache", "/var/log", "/var/tmp"]
     with new_board("--read-only", *(f"--tmpfs={folder}:mode=0755" for folder in volatile)) as board:
         board.power_on()
@@ -233,7 +233,7 @@ def mount(board: Board, first: str) -> None:
     unit += "[Mount]\nWhat=/disk\nWhere=/mnt/models\nType=none\nOptions=bind\n[Install]\nWantedBy=multi-user.target\n"
     board.disk.write("/etc/systemd/system/mnt-models.mount", unit)
     board.disk.chroot("systemctl", "enable", "mnt-models.mount")
-    for name, text in drop_ins(Wish(model_dirs=("/mnt/models",))).items():
+    for name, text in drop_ins(UnitSettings(model_dirs=("/mnt/models",))).items():
         board.disk.write(f"/etc/systemd/system/{name}.d/10-install.conf", text)
 
 

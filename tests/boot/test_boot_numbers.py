@@ -1,6 +1,6 @@
 """Numbers: from systemd's start to the first connection and the first token, beside a naive unit. Printed, not judged.
 
-What is judged holds on any machine: nobody is refused, and the naive unit, which sleeps, is slower and refuses.
+What is judged holds on any machine: no connection is refused, and the naive unit, which sleeps, is slower and refuses.
 """
 
 from __future__ import annotations

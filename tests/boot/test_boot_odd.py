@@ -1,4 +1,4 @@
-"""Surroundings that a board may have and a desk has not: no HOME, an unknown locale, a drop-in that hides the GPU."""
+"""Surroundings of boards in the field: no HOME, an unknown locale, a drop-in that hides the GPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_without_a_home_and_with_an_unknown_locale(new_board: NewBoard) -> None:
 
 
 def test_fc_76_a_drop_in_that_hides_the_gpu_is_named_at_start(new_board: NewBoard, tmp_path: Path) -> None:
-    """The board is a Jetson by its device tree; the profile may fall back to the CPU, so that only a warning tells."""
+    """The board is a Jetson by its device tree; the profile may fall back to the CPU, so only a warning shows it."""
     tmp_path.chmod(0o755)
     (tmp_path / "model").write_text("NVIDIA Jetson Orin NX Engineering Reference Developer Kit\0")
     (tmp_path / "compatible").write_text("nvidia,p3768-0000+p3767-0000\0nvidia,p3767-0000\0nvidia,tegra234\0")

@@ -1,4 +1,4 @@
-"""The units themselves in real systemds: what they say about them, and the oldest with a stub behind them."""
+"""The unit files in real versions of systemd: verification, and the oldest version with a stub as program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from edge.service import layout
 from edge.service.unitfile import drop_ins
-from edge.service.wish import Wish
+from edge.service.wish import UnitSettings
 from tests.boot import image
 from tests.boot.board import Board, Disk
 from tests.boot.conftest import FULL, STUBBED
@@ -18,9 +18,9 @@ from tests.boot.image import Suite
 
 pytestmark = pytest.mark.full
 
-# Keys that an older systemd does not know and says so about; nothing depends on them.
+# Keys that an older systemd reports as unknown and ignores; nothing depends on them.
 UNKNOWN = {247: {"RestartSteps", "RestartMaxDelaySec"}, 252: {"RestartSteps", "RestartMaxDelaySec"}, 257: set()}
-NASTY = Wish(
+NASTY = UnitSettings(
     python="/opt/my edge 100% $x/bin/python",
     listen=("127.0.0.1:8081", "[::1]:8080"),
     model_dirs=("/srv/my models 100%", "/home/ann/a:b"),
@@ -42,15 +42,15 @@ def disk(suite: Suite) -> Iterator[Disk]:
     one.drop()
 
 
-def put(disk: Disk, wish: Wish) -> None:
-    for file in layout.files(wish):
+def put(disk: Disk, settings: UnitSettings) -> None:
+    for file in layout.files(settings):
         disk.write(str(file.path), file.text)
 
 
-@pytest.mark.parametrize("wish", [Wish(jtop=True), NASTY], ids=["plain", "nasty-paths"])
-def test_verify_says_nothing_but_the_listed_keys(suite: Suite, disk: Disk, wish: Wish) -> None:
-    put(disk, wish)
-    disk.write(f"{wish.python}", "#!/bin/sh\n", 0o755)
+@pytest.mark.parametrize("settings", [UnitSettings(jtop=True), NASTY], ids=["plain", "nasty-paths"])
+def test_verify_says_nothing_but_the_listed_keys(suite: Suite, disk: Disk, settings: UnitSettings) -> None:
+    put(disk, settings)
+    disk.write(settings.python, "#!/bin/sh\n", 0o755)
     command = ["systemd-nspawn", "-q", "-D", str(disk.root), "--register=no", "--keep-unit", "--pipe"]
     disk.write("/opt/edgellm-control.service", "[Service]\nExecStart=/bin/true\nNoSuchKey=1\n")
     units = [str("/" / layout.UNIT_DIR / unit) for unit in layout.UNITS] + ["/opt/edgellm-control.service"]
@@ -58,7 +58,7 @@ def test_verify_says_nothing_but_the_listed_keys(suite: Suite, disk: Disk, wish:
     done = subprocess.run(verify, capture_output=True, text=True, timeout=120, check=False)
     ours = [line for line in done.stderr.splitlines() if "edgellm" in line]
     unknown = {line.split("'")[1] for line in ours if "Unknown " in line}
-    assert unknown == UNKNOWN[suite.systemd] | {"NoSuchKey"}, "the last proves that it looks"
+    assert unknown == UNKNOWN[suite.systemd] | {"NoSuchKey"}, "NoSuchKey proves that unknown keys are reported"
     assert [line for line in ours if "Unknown " not in line] == []
 
 
@@ -67,7 +67,7 @@ def test_units_with_a_stub(suite: Suite, disk: Disk) -> None:
     """Socket, notify, watchdog, users and folders where edgellm itself needs a newer Python."""
     if suite.python is not None:
         pytest.skip("the product itself is booted here")
-    put(disk, Wish())
+    put(disk, UnitSettings())
     own = "[Service]\nExecStart=\nExecStart=/usr/bin/python3 /opt/stub.py\n"
     disk.write("/etc/systemd/system/edgellm.service.d/20-stub.conf", own)
     disk.write("/opt/stub.py", Path(__file__).with_name("stub.py").read_text())
@@ -93,7 +93,7 @@ def test_units_with_a_stub(suite: Suite, disk: Disk) -> None:
 
 
 def test_a_path_with_spaces_percent_and_dollar_starts(suite: Suite, disk: Disk) -> None:
-    """The escaping is systemd's own business to judge: the program is found, and gets its arguments as they are."""
+    """systemd itself judges the escaping: it finds the program and passes its arguments unchanged."""
     put(disk, NASTY)
     program = '#!/bin/sh\necho "$0" "$@" > /run/edgellm/said\nsystemd-notify --ready\nexec sleep inf\n'
     disk.write(NASTY.python, program, 0o755)

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.full, pytest.mark.skipif(not VM, reason="minutes: `mak
 def test_after_a_power_cut_and_with_a_clock_in_1970_it_answers_again(
     can_boot: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A board without a battery: the models are whole, nobody is refused, and the date does not matter."""
+    """A board without a battery: the models are whole, no connection is refused, and the date does not matter."""
     machine = MACHINES["x86_64"]
     lacking = missing(machine)
     assert not lacking, f"needs: apt-get install {' '.join(lacking)}"

@@ -25,7 +25,7 @@ PATIENCE_S = 1200.0
 
 
 class Vm:
-    """Use as a context manager: it is off afterwards."""
+    """A virtual machine; as a context manager it is off afterwards."""
 
     def __init__(self, machine: Machine, work: Path) -> None:
         self._console = work / "console"
@@ -53,7 +53,7 @@ class Vm:
         return self._console.read_text(errors="replace") if self._console.exists() else ""
 
     def next(self) -> dict[str, Any]:
-        """What the guest tells next."""
+        """Return the guest's next record."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             lines = re.findall(r"EDGE (\{.*\})\r?\n", self._text())
@@ -64,7 +64,7 @@ class Vm:
                 return document
             assert self._qemu.poll() is None, "the virtual machine ended"
             time.sleep(0.2)
-        raise AssertionError(f"the guest told nothing within {PATIENCE_S} s")
+        raise AssertionError(f"no record of the guest within {PATIENCE_S} s")
 
     def cut_power(self) -> None:
         """At once: what the guest had not written is gone."""

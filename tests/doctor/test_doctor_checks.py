@@ -13,7 +13,20 @@ from edge.board.readrate import ReadRate
 from edge.board.storage import Storage
 from edge.doctor.check import Check, Verdict, worst
 from edge.doctor.doctor import examine
-from edge.doctor.facts import DropIn, Facts, Jtop, Node, OwnFile, Port, Process, Swap, Toolkit, Unit, WantedModel, Wsl
+from edge.doctor.facts import (
+    CudaToolkit,
+    DropIn,
+    Facts,
+    Jtop,
+    Node,
+    OwnFile,
+    Port,
+    Process,
+    Swap,
+    Unit,
+    WantedModel,
+    Wsl,
+)
 from edge.telemetry.sample import Fan, Zone
 from edge.units import GIB
 from tests.doctor.patients import CUDA_ENGINE, absent, finding, patient, with_engine
@@ -293,7 +306,7 @@ def test_fc05_engine_built_with_a_newer_cuda_than_the_driver_knows(
 
 def test_fc05_every_toolkit_is_listed_and_the_one_of_the_jetpack_counts(tmp_path: Path) -> None:
     facts = patient("agx-orin-64-jp5", tmp_path)
-    new, own = Toolkit("/usr/local/cuda-12.9", "12.9", True), Toolkit("/usr/local/cuda-11.4", "11.4", True)
+    new, own = CudaToolkit("/usr/local/cuda-12.9", "12.9", True), CudaToolkit("/usr/local/cuda-11.4", "11.4", True)
     only_new = replace(facts, cuda=replace(facts.cuda, toolkits=(new,)))
     assert_check(only_new, "cuda.toolkit", Verdict.BAD, "12.9", "JetPack 5.1.2", "cuda-toolkit-11-4")
     both = replace(facts, cuda=replace(facts.cuda, toolkits=(new, own), on_path="/usr/local/cuda-12.9/bin/nvcc"))
@@ -302,7 +315,7 @@ def test_fc05_every_toolkit_is_listed_and_the_one_of_the_jetpack_counts(tmp_path
 
 def test_fc01_nvcc_off_the_path_is_found(tmp_path: Path) -> None:
     facts = patient("orin-nano-8", tmp_path, live=True)
-    own = Toolkit("/usr/local/cuda-12.6", "12.6", True)
+    own = CudaToolkit("/usr/local/cuda-12.6", "12.6", True)
     assert_check(replace(facts, cuda=replace(facts.cuda, toolkits=(own,))), "cuda.toolkit", Verdict.OK, "not on PATH")
     assert absent(patient("x86-vm", tmp_path), "cuda.toolkit")
 

@@ -55,7 +55,7 @@ def test_groups_and_owners_are_let_through(models: Path) -> None:
     models.chmod(0o750)
     assert find(models, STRANGER) is not None
     assert find(models, Who("ann", 987_654, frozenset({state.st_gid}))) is None
-    models.chmod(0o070)  # the owner is judged by his own bits, though his group would do
+    models.chmod(0o070)  # the owner's bits count, even where the group's would pass
     assert find(models, Who("ann", state.st_uid, frozenset({state.st_gid}))) is not None or state.st_uid == 0
 
 
@@ -70,9 +70,9 @@ def test_what_a_link_points_to_counts(models: Path, short_dir: Path) -> None:
 
 
 def test_who_will_be(models: Path) -> None:
-    assert future_user("nobody-here-of-that-name") == Who("nobody-here-of-that-name", -1, frozenset())
+    assert future_user("no-user-of-that-name") == Who("no-user-of-that-name", -1, frozenset())
     with pytest.raises(ConfigError):
-        Who.named("nobody-here-of-that-name")
+        Who.named("no-user-of-that-name")
     assert Who.named("root").uid == 0
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edge.resources import data_dir
-from edge.service.layout import UNITS, InstalledFile, files
+from edge.service.layout import UNITS, UnitFile, files
 from edge.service.wish import UnitSettings
 
 SOURCE = data_dir("systemd")
@@ -77,11 +77,11 @@ def test_fc_80_boots_offline_and_headless() -> None:
 
 
 def test_fc_82_memory_may_be_locked() -> None:
-    """FC-82: no warning about the limit, should somebody ask for locking; nothing asks by itself."""
+    """FC-82: no warning about the limit where a configuration locks memory."""
     assert values("edgellm.service", "Service", "LimitMEMLOCK") == ["infinity"]
 
 
-def test_who_is_stopped_how() -> None:
+def test_how_the_unit_is_stopped() -> None:
     assert values("edgellm.service", "Service", "Type") == ["notify"]
     assert values("edgellm.service", "Service", "KillMode") == ["mixed"]
     assert values("edgellm.service", "Service", "OOMPolicy") == ["continue"]
@@ -120,5 +120,5 @@ def test_every_unit_has_its_sections_and_a_description() -> None:
 
 
 def text_of(settings: UnitSettings, name: str) -> str:
-    found: list[InstalledFile] = [file for file in files(settings) if file.path == Path("etc/systemd/system") / name]
+    found: list[UnitFile] = [file for file in files(settings) if file.path == Path("etc/systemd/system") / name]
     return found[0].text

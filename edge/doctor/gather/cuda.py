@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edge.board.tree import Tree
-from edge.doctor.facts import Cuda, Toolkit
+from edge.doctor.facts import Cuda, CudaToolkit
 from edge.service.disk import creatable
 
 _NVCC_PATH = re.compile(r"cuda-(\d+\.\d+)")
@@ -23,7 +23,7 @@ def read_cuda(tree: Tree, env: Mapping[str, str], jit_cache: Path) -> Cuda:
     found = sorted({tree.path(name).resolve(): name for name in sorted(names, key=len)}.values())
     on_path = shutil.which("nvcc", path=env.get("PATH")) if tree.live else None
     return Cuda(
-        toolkits=tuple(Toolkit(path, _version(tree, path), tree.exists(f"{path}/bin/nvcc")) for path in found),
+        toolkits=tuple(CudaToolkit(path, _version(tree, path), tree.exists(f"{path}/bin/nvcc")) for path in found),
         on_path=str(Path(on_path).resolve()) if on_path else None,
         jit_cache=jit_cache,
         jit_cache_bytes=_bytes(jit_cache) if tree.live and jit_cache.is_dir() else None,
