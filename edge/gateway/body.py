@@ -1,9 +1,15 @@
-"""Read request bodies: kept while small, so that they can be sent twice; streamed when large; bounded always."""
+"""Read request bodies: decompressed, kept while small so that they can be sent twice, streamed when large.
+
+llama-server takes no Content-Encoding. All limits hold for the bytes before and after decompression.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import sys
+import zlib
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 from aiohttp import web
 
@@ -14,6 +20,8 @@ from edge.units import KIB, format_bytes
 
 _PIECE_BYTES = 64 * KIB
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+# RFC 8878 3.1.1.1.2 recommends 8 MiB; a frame may ask for gigabytes. Clients' usual levels need 2 to 8 MiB.
+_ZSTD_WINDOW_LOG = 23
 
 
 class Body:
@@ -24,8 +32,11 @@ class Body:
         self._request = request
         self._limit = config.max_body_bytes
         self._limits = config.limits
+        self._decoder = _decoder(request.headers.get("Content-Encoding", "identity"))
+        self.decoded = self._decoder is not None
         self._parts: list[bytes] = []
-        self._seen = 0
+        self._received = 0
+        self._seen = 0  # bytes after decompression
         self._began_s: float | None = None
         self.complete = not request.can_read_body
         self.sent = False  # a part that is not kept went to the engine: the body cannot be sent again
@@ -80,7 +91,18 @@ class Body:
                 yield part
 
     async def _next(self) -> bytes:
-        """Return the next piece; empty at the end."""
+        """Return the next piece, decompressed; empty at the end."""
+        part = b"" if self._decoder is None else self._decoder.more()
+        if part:
+            await asyncio.sleep(0)  # a small body may unpack to the limit: other requests run in between
+        else:
+            part = await self._receive()
+        self._seen += len(part)
+        if self._seen > self._limit:
+            raise Refused(self._too_large())
+        return part
+
+    async def _receive(self) -> bytes:
         content = self._request.content
         if self._began_s is None:
             self._began_s = asyncio.get_running_loop().time()
@@ -91,11 +113,19 @@ class Body:
                 part = await asyncio.wait_for(content.readany(), self._limits.body_idle_s)
             except (asyncio.TimeoutError, TimeoutError):
                 raise Refused(self._too_slow()) from None
-        self.complete = content.at_eof()
-        self._seen += len(part)
-        if self._seen > self._limit:
+        self._received += len(part)
+        if self._received > self._limit:
             raise Refused(self._too_large())
-        self._check_pace()
+        ended = content.at_eof()
+        if not ended:
+            self._check_pace()
+        if self._decoder is None:
+            self.complete = ended
+            return part
+        part = self._decoder.feed(part)
+        self.complete = ended and not part
+        if self.complete:
+            self._decoder.finish()
         return part
 
     def _send_continue(self) -> None:
@@ -106,10 +136,10 @@ class Body:
             transport.write(CONTINUE)
 
     def _check_pace(self) -> None:
-        if self.complete or self._began_s is None:
+        if self._began_s is None:
             return
         took_s = asyncio.get_running_loop().time() - self._began_s
-        if took_s > self._limits.body_idle_s and self._seen < took_s * self._limits.body_bytes_per_s:
+        if took_s > self._limits.body_idle_s and self._received < took_s * self._limits.body_bytes_per_s:
             raise Refused(self._too_slow())
 
     def _too_large(self) -> Fault:
@@ -126,3 +156,79 @@ async def _pieces(data: bytes) -> AsyncIterator[bytes]:
     """Yield a large body in pieces, so that writing it does not block the event loop."""
     for start in range(0, len(data), _PIECE_BYTES):
         yield data[start : start + _PIECE_BYTES]
+
+
+class _Decoder:
+    """Decompresses one body in pieces of bounded size, whatever it unpacks to."""
+
+    def __init__(self, start: Callable[[bytes], Any]) -> None:
+        """`start` returns a decompressor for a stream that begins with these bytes."""
+        self._start = start
+        self._stream: Any = None
+        self._rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what the next bytes unpack to, at most _PIECE_BYTES. Raises RejectedError."""
+        self._rest += data
+        return self.more()
+
+    def more(self) -> bytes:
+        """Return the next piece of what was fed; empty where more input is needed. Raises RejectedError."""
+        try:
+            while self._rest or self._stream is not None:
+                data, self._rest = self._rest, b""
+                self._stream = self._stream or self._start(data)
+                part: bytes = self._stream.decompress(data, _PIECE_BYTES)
+                self._rest = self._stream.unused_data or getattr(self._stream, "unconsumed_tail", b"")
+                if self._stream.eof:  # what follows is the next member of a gzip file, or the next zstd frame
+                    self._stream = None
+                elif not part:
+                    return b""
+                if part:
+                    return part
+        except (zlib.error, ValueError, EOFError) as error:
+            raise Refused(_bad_encoding(str(error))) from error
+        except Exception as error:
+            if type(error).__name__ != "ZstdError":  # imported with the first zstd body only
+                raise
+            raise Refused(_bad_encoding(str(error))) from error
+        return b""
+
+    def finish(self) -> None:
+        """Raises RejectedError if the body ended inside a compressed stream."""
+        if self._stream is not None:
+            raise Refused(_bad_encoding("it ends too early"))
+
+
+def _decoder(encoding: str) -> _Decoder | None:
+    """Return a decoder for a Content-Encoding, None for an uncompressed body. Raises RejectedError."""
+    name = encoding.strip().lower()
+    if name in ("identity", ""):
+        return None
+    start = {"gzip": _gzip, "x-gzip": _gzip, "deflate": _deflate, "zstd": _zstd}.get(name)
+    if start is None:
+        hint = "send it as zstd, gzip or deflate, or uncompressed"
+        raise Refused(Fault(415, "unsupported_encoding", f"Content-Encoding {name[:50]!r} is not supported", hint))
+    return _Decoder(start)
+
+
+def _gzip(first: bytes) -> Any:
+    return zlib.decompressobj(16 + zlib.MAX_WBITS)
+
+
+def _deflate(first: bytes) -> Any:
+    """Return a decompressor of zlib's format (RFC 9110 8.4.1.2), or without its header, as some clients send it."""
+    with_header = first[0] & 0x0F == 8 and (len(first) < 2 or (first[0] * 256 + first[1]) % 31 == 0)
+    return zlib.decompressobj(zlib.MAX_WBITS if with_header else -zlib.MAX_WBITS)
+
+
+def _zstd(first: bytes) -> Any:
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
+    return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG})
+
+
+def _bad_encoding(why: str) -> Fault:
+    return Fault(400, "bad_encoding", f"the request body cannot be decompressed: {why}", "check its Content-Encoding")

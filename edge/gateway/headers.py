@@ -21,16 +21,18 @@ HOP_BY_HOP = frozenset(
 # Meant for the gateway: the engine has no keys of its own.
 _FOR_GATEWAY = frozenset({"authorization", "x-api-key", "expect", "edgellm-max-wait", "edgellm-heartbeat"})
 _NOT_UP = HOP_BY_HOP | _FOR_GATEWAY
+_OF_ENCODED_BODY = frozenset({"content-encoding", "content-length"})
 _CORS = "access-control-"
 
 Pairs = list[tuple[str, str]]
 
 
-def to_upstream(headers: Iterable[tuple[str, str]]) -> Pairs:
-    """Return the client's headers without those of its connection and without its key."""
+def to_upstream(headers: Iterable[tuple[str, str]], decoded: bool = False) -> Pairs:
+    """Return the client's headers without those of its connection and its key; `decoded`: nor those of its encoding."""
     pairs = list(headers)
     named = _named_by_connection(pairs)
-    return [(name, value) for name, value in pairs if (low := name.lower()) not in _NOT_UP and low not in named]
+    dropped = _NOT_UP | named | (_OF_ENCODED_BODY if decoded else frozenset())
+    return [(name, value) for name, value in pairs if name.lower() not in dropped]
 
 
 def to_client(headers: Iterable[tuple[str, str]]) -> Pairs:

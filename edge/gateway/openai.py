@@ -15,6 +15,7 @@ TYPES = {
     404: "not_found_error",
     408: "invalid_request_error",
     413: "invalid_request_error",
+    415: "invalid_request_error",
     429: "rate_limit_error",
     500: "server_error",
     501: "not_supported_error",

@@ -105,7 +105,7 @@ def engine_url(target: str) -> URL:
 
 async def _send(session: aiohttp.ClientSession, exchange: Exchange, keep: bool) -> aiohttp.ClientResponse:
     request = exchange.request
-    passed = headers.to_upstream(request.headers.items())
+    passed = headers.to_upstream(request.headers.items(), exchange.body.decoded)
     if not keep:
         passed.append(("Connection", "close"))
     try:

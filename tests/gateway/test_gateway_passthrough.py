@@ -147,15 +147,6 @@ async def test_a_compressed_answer_stays_compressed(rig: Rigs) -> None:
     assert here.engine.requests[0].target == "/"
 
 
-async def test_a_compressed_request_stays_compressed(rig: Rigs) -> None:
-    packed = gzip.compress(b"{}" * 1000)
-    here = await rig()
-    client = await here.connect()
-    await client.request("POST", "/v1/chat/completions", packed, "Content-Encoding: gzip")
-    assert (await client.answer()).status == 200
-    assert here.engine.requests[0].body == packed
-
-
 @pytest.mark.parametrize(
     "answer",
     [
