@@ -1,4 +1,4 @@
-"""One child's rise as we observe it: its lines and protocol become gates, facts and spans. No I/O."""
+"""Turn one child's log lines and progress protocol into gates, facts and marks of its start. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edge.supervisor.truth import Facts
 from edge.units import format_bytes
 
 PROTOCOL = "cmd_child_to_router:state:"
-KEPT_LINES = 400
+KEPT_LINES = 400  # the cause of an exit stands before its backtrace, which is long
 CPU_ONLY_HINT = (
     "the engine put every layer on the CPU: was it built with CUDA (`edgellm engine show`), and does the driver "
     "answer (`edgellm doctor`)?"
@@ -25,7 +25,7 @@ CPU_ONLY_HINT = (
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The GPU is not used. `permanent`: another start would see the same."""
+    """The reason why the GPU is not used. `permanent`: another start would see the same."""
 
     kind: str
     hint: str
@@ -34,17 +34,17 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What a line told the lifecycle: `loading`, `ready` (to be confirmed by /health), `no_device`."""
+    """An event that a line reports: `loading`, `ready` (to be confirmed by /health) or `no_device`."""
 
     what: str
     missing: Missing | None = None
 
 
 class Attempt:
-    """Feed it lines; read gates, facts, progress and marks. Times are monotonic seconds.
+    """The observed start of one child: lines go in; gates, facts, progress and marks come out.
 
-    `weights_bytes` of the model; `driver`: evidence that the GPU's device nodes open, where it was looked at;
-    `capability` of the GPU ("8.7").
+    Times are monotonic seconds. `weights_bytes`: tensors of the model. `driver`: evidence that the GPU's device nodes
+    open, None where it was not checked. `capability` of the GPU: "8.7".
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class Attempt:
         self.progress: float | None = None
         self.marks: dict[str, float] = {}  # first time each mark was seen
         self.tail: deque[str] = deque(maxlen=KEPT_LINES)
-        self.lines = 0  # that are signs of life
+        self.lines = 0  # log lines that are progress
         self._patterns = patterns
         self._capability = capability
         self._clock_offset_s: float | None = None
-        self._rising = True
-        self._told_progress = False
+        self._starting = True
+        self._has_protocol = False
         self._weights_on: dict[str, str] = {}  # MiB by device
         self._kv_on: dict[str, str] = {}
         if not self.wants_gpu:
@@ -83,15 +83,15 @@ class Attempt:
 
     @property
     def served(self) -> bool:
-        return not self._rising
+        return not self._starting
 
     def stderr(self, raw: str, now_s: float) -> Sequence[Sighting]:
-        """One log line. Lines of the chat template and the like carry no prefix and mean nothing."""
+        """Take one log line. Lines without a prefix (of a chat template, say) match no pattern."""
         self.tail.append(raw)
         if self._patterns.noise(raw):
             return ()
         self.lines += 1
-        if not self._rising:
+        if not self._starting:
             return ()
         line = parse_line(raw)
         at_s = self._engine_time(line.engine_s, now_s)
@@ -107,7 +107,7 @@ class Attempt:
         return seen + self._device_trouble(line.text) if self.wants_gpu else seen
 
     def stdout(self, raw: str, now_s: float) -> Sequence[Sighting]:
-        """The progress protocol of llama-server's router mode; anything else is an ordinary log line."""
+        """Take a line of the progress protocol (llama-server's router mode); any other line is a log line."""
         if not raw.startswith(PROTOCOL):
             return self.stderr(raw, now_s)
         try:
@@ -121,34 +121,35 @@ class Attempt:
         if state == "loading":
             value = payload.get("value")
             if isinstance(value, (int, float)):
-                self._told_progress = True
+                self._has_protocol = True
                 self.progress = max(self.progress or 0.0, min(1.0, float(value)))
             return [Sighting("loading")]
         return ()
 
     def bytes_read(self, count: int) -> None:
-        """Of /proc/PID/io, for engines that print no progress: at least this share of the weights has been read."""
-        if self._rising and not self._told_progress and self.progress != 1.0 and self.weights_bytes > 0:
+        """Take the bytes read by the child as progress, for engines without the protocol."""
+        if self._starting and not self._has_protocol and self.progress != 1.0 and self.weights_bytes > 0:
             self.progress = max(self.progress or 0.0, min(0.99, count / self.weights_bytes))
 
     def answered(self, now_s: float, rss_bytes: int | None = None) -> Sequence[Sighting]:
-        """/health said 200: what no line spoke of is proved by it, but for the GPU: that needs evidence of its own."""
+        """Take a 200 of /health: it opens the gates without a line of their own, the GPU's excepted."""
         seen: list[Sighting] = []
         if self.wants_gpu and not self.facts.devices and self.facts.offloaded is None:
             seen += self._silent_gpu(now_s, rss_bytes)
-        self.gates = self.gates.open_up_to("kv_cache", now_s, "the engine reports ready (no log line said so)")
+        self.gates = self.gates.open_up_to("kv_cache", now_s, "the engine reports ready (no log line shows it)")
         self.progress = 1.0
         return seen
 
     def warmed(self, now_s: float, evidence: str) -> None:
+        """Take the first completion: the start is over."""
         self.gates = self.gates.open("warm", now_s, evidence)
-        self._rising = False
+        self._starting = False
 
     def _silent_gpu(self, now_s: float, rss_bytes: int | None) -> list[Sighting]:
-        """A build that prints no device: weights that are not in host memory must be somewhere else."""
+        """Judge a build that prints no device: weights that are not in host memory must be on the GPU."""
         if rss_bytes is not None and rss_bytes < self.weights_bytes // 2:
             size, all_of = format_bytes(rss_bytes), format_bytes(self.weights_bytes)
-            evidence = f"{size} of host memory hold {all_of} of weights: they are on the GPU (no log line said so)"
+            evidence = f"{size} of host memory hold {all_of} of weights: they are on the GPU (no log line shows it)"
             self.facts = replace(self.facts, proved_by=evidence)
             self.gates = self.gates.open_up_to("backend", now_s, evidence)
             return []
@@ -157,8 +158,11 @@ class Attempt:
         return [Sighting("no_device", Missing("cpu_only", CPU_ONLY_HINT))]
 
     def _engine_time(self, engine_s: float | None, now_s: float) -> float:
-        """We may read lines late (imports). The smallest delay seen ties the engine's clock to ours: what was stamped
-        by a larger one is moved."""
+        """Convert a line's own timestamp to monotonic time.
+
+        Lines may be read late, while this process imports. The smallest delay seen fixes the offset between the two
+        clocks, and moves what a larger one has placed.
+        """
         if engine_s is None:
             return now_s
         offset_s = now_s - engine_s
@@ -175,7 +179,7 @@ class Attempt:
         match mark.name:
             case "load" | "header":
                 if not self.wants_gpu:
-                    self.gates = self.gates.open("context", at_s, "CPU")  # older builds do not name it
+                    self.gates = self.gates.open("context", at_s, "CPU")  # older builds print no CPU line
                     self.gates = self.gates.open("backend", at_s, "CPU kernels, as planned")
                 return [Sighting("loading")]
             case "loaded":
@@ -210,7 +214,7 @@ class Attempt:
                 self.facts = replace(facts, archs=archs)
             case "offload" if self.wants_gpu:
                 return self._offload(int(groups["offloaded"]), int(groups["layers"]), at_s)
-            case "weights_on":  # the buffers; their bytes are read after this line
+            case "weights_on":  # printed at allocation; the bytes are read after it
                 self._weights_on[groups["device"]] = groups["mib"]
             case "kv_on":
                 self._kv_on[groups["device"]] = groups["mib"]
@@ -238,7 +242,7 @@ class Attempt:
             self.gates = self.gates.refuse("backend", evidence)
             return []
         code = native.describe(self.facts.archs, self._capability)
-        # Layers are there, so a context is: the oldest builds print no line for it.
+        # With layers on the GPU a context exists; the oldest builds print no line for it.
         self.gates = self.gates.open_up_to("context", at_s, evidence)
         self.gates = self.gates.open("backend", at_s, f"{evidence}, {code}" if code else evidence)
         return []
@@ -249,7 +253,7 @@ class Attempt:
             return []
         self.facts = replace(self.facts, cpu_because=signature.kind)
         self.gates = self.gates.refuse("context", signature.kind)
-        # Where the process ends by itself, its exit is diagnosed; here it would go on without the GPU.
+        # A process that exits is diagnosed by its exit; one that goes on would serve from the CPU.
         return [_missing(signature)] if signature.serves else []
 
 

@@ -121,7 +121,7 @@ class _BeforeExec:
 
 
 def _start_ticks(pid: int) -> str | None:
-    """Start time of a process since boot; with the pid it names one process for good."""
+    """Return the start time in ticks since boot: with the pid it identifies one process. None without /proc entry."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):

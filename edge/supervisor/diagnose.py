@@ -1,4 +1,4 @@
-"""Why an engine died: exit status + log tail + evidence of the kernel → Failure and Fault. Pure."""
+"""Diagnose an engine's exit from its status, its last log lines and the kernel's evidence. Pure."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from edge.supervisor.exit import ExitStatus
 from edge.supervisor.patterns import Patterns, Signature
 from edge.supervisor.policy import Fault
 
-TAIL_LINES = 12  # what a person reads before scrolling
-# An engine that served for days has old complaints in its log; what it died of is near the end (a backtrace is long).
+TAIL_LINES = 12  # shown as evidence: what fits on a terminal beside the rest of the status
+# An engine that served for days has old errors in its log; its cause is near the end, before a backtrace.
 SERVING_LINES = 80
-# SIGKILL comes from outside: only what was said right before it can be its reason.
+# SIGKILL comes from outside: only lines right before it can show its reason.
 KILLED_LINES = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """All that is known of one end. `log`: the kept tail, oldest first.
+    """Everything known about one exit. `log`: the kept lines, oldest first.
 
-    `oom_killed`: the kernel's word; `asked`: we sent the signal ourselves; `served`: it had been READY; `l4t`: the
-    release of a Jetson's system.
+    `oom_killed`: by the kernel's counters or log; `asked`: the supervisor sent the signal; `served`: it had been
+    READY; `l4t`: release of a Jetson's system.
     """
 
     exit: ExitStatus
@@ -36,11 +36,14 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
+    """The class of an exit, for the state machine, and its failure, for people."""
+
     fault: Fault
     failure: Failure
 
 
 def diagnose(death: Death, patterns: Patterns) -> Diagnosis:
+    """Return the cause of an exit: the kernel's evidence first, then a signature of the log, then signal or code."""
     exit = death.exit
     evidence = "\n".join([str(exit), *(death.log[-TAIL_LINES:] or ["it printed nothing"])])
     killed = exit.signal == signal.SIGKILL
@@ -50,7 +53,7 @@ def diagnose(death: Death, patterns: Patterns) -> Diagnosis:
     if signature := _cause(_last_words(death, killed), patterns):
         fault = _fault(signature)
         if death.served and fault is Fault.PERMANENT:
-            fault = Fault.CRASH  # it has served: what it was started with cannot be what makes every start fail
+            fault = Fault.CRASH  # it has served, so its settings do not make every start fail
         here = f" (this board runs L4T {death.l4t})" if fault is Fault.NVMAP and death.l4t else ""
         return Diagnosis(fault, Failure(signature.kind, evidence, signature.hint + here))
     if exit.signal is not None:
@@ -65,7 +68,7 @@ def _last_words(death: Death, killed: bool) -> Sequence[str]:
 
 
 def _cause(log: Sequence[str], patterns: Patterns) -> Signature | None:
-    """Special before general: the table's order counts, not the line's. What `serves` only explains, never kills."""
+    """Return the first signature in the table's order (special before general) that matches. `serves` is no cause."""
     harmless = [signature.pattern for signature in patterns.signatures if signature.serves]
     text = "\n".join(line for line in log if not any(pattern.search(line) for pattern in harmless))
     for signature in patterns.signatures:
@@ -86,9 +89,9 @@ def _fault(signature: Signature) -> Fault:
 
 def _by_signal(number: int, evidence: str, asked: bool) -> Diagnosis:
     if asked:
-        return Diagnosis(Fault.CRASH, Failure("hung", evidence, "it did not answer and was ended"))
+        return Diagnosis(Fault.CRASH, Failure("hung", evidence, "it did not answer and was killed"))
     if number == signal.SIGKILL:
-        hint = "probably the kernel, for memory (see `journalctl -k | grep -i oom`), or somebody's kill -9"
+        hint = "probably the kernel, for memory (see `journalctl -k | grep -i oom`), or a kill -9 by a user"
         return Diagnosis(Fault.KILLED, Failure("killed", evidence, hint))
     if number == signal.SIGILL:
         hint = "the engine uses instructions this processor lacks: build it here (`edgellm build`)"
@@ -98,7 +101,7 @@ def _by_signal(number: int, evidence: str, asked: bool) -> Diagnosis:
 
 
 def signal_kind(number: int) -> str:
-    """`signal_segv`; real-time signals have no name."""
+    """Return a failure kind such as `signal_segv`; real-time signals have no name."""
     try:
         return f"signal_{signal.Signals(number).name.removeprefix('SIG').lower()}"
     except ValueError:

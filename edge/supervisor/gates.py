@@ -1,4 +1,4 @@
-"""The six gates of a start as one value: which are open, since when, on what evidence. Pure."""
+"""Hold the six gates of a start in one value: which are open, since when, by which evidence. Pure."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ _IN_CHILD = GATES[1:]
 
 @dataclass(frozen=True, slots=True)
 class Opening:
+    """An open gate. `devices`: evidence by device."""
+
     at_s: float
     evidence: str
     devices: dict[str, str] = field(default_factory=dict)
@@ -18,9 +20,9 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """`began_s` is the child's spawn (monotonic). A refused gate carries evidence but is not ready.
+    """The gates of one start. `began_s`: the child's spawn, monotonic. A refused gate has evidence but is not ready.
 
-    `wanted`: devices that the plan uses: the context is there when all of them have one.
+    `wanted`: devices of the plan; the context gate is open once each of them has a context.
     """
 
     began_s: float
@@ -29,7 +31,7 @@ class Gates:
     refusals: dict[str, str] = field(default_factory=dict)
 
     def open(self, name: str, at_s: float, evidence: str, device: str | None = None) -> Gates:
-        """The first evidence counts; a later device of an open gate is added to it."""
+        """Open a gate. The first evidence stays; a later device is added to it."""
         known = self.openings.get(name)
         if known is None:
             opening = Opening(at_s, evidence, {device: evidence} if device else {})
@@ -41,17 +43,17 @@ class Gates:
         return replace(self, openings={**self.openings, name: opening}, refusals=refusals)
 
     def earlier(self, by_s: float) -> Gates:
-        """Everything was seen `by_s` later than it was; nothing came before the spawn."""
+        """Move all openings by `by_s` to the past, at most to the spawn."""
         moved = {n: replace(o, at_s=max(self.began_s, o.at_s - by_s)) for n, o in self.openings.items()}
         return replace(self, openings=moved)
 
     def refuse(self, name: str, evidence: str) -> Gates:
-        """Seen, and not as planned: stays closed and says why."""
+        """Close a gate with the evidence that it is not as planned."""
         openings = {k: v for k, v in self.openings.items() if k != name}
         return replace(self, openings=openings, refusals={**self.refusals, name: evidence})
 
     def open_up_to(self, last: str, at_s: float, evidence: str) -> Gates:
-        """Opens what no line spoke of, up to and with `last`: a probe proved what the log did not print."""
+        """Open the gates up to and with `last` that no line has opened or refused: a probe is their evidence."""
         gates = self
         for name in GATES[: GATES.index(last) + 1]:
             if name not in gates.refusals:
@@ -59,9 +61,9 @@ class Gates:
         return gates
 
     def as_status(self, *, alive: bool = True) -> dict[str, Gate]:
-        """`took_s` counts from the gate before (they are a chain), `blocked_by` names the first closed one before.
+        """Return the gates for status. `took_s` counts from the gate before; `blocked_by` is the first closed one.
 
-        Without a living child only the driver's gate can be open; the evidence of the last start stays readable.
+        Without a child only the driver's gate can be open; the evidence of the last start stays readable.
         """
         gates = self._as_status()
         if alive:
@@ -86,7 +88,7 @@ class Gates:
         return result
 
     def _devices(self, gate: str, opening: Opening) -> dict[str, Gate]:
-        """Those seen; for the context also those that are wanted and were not seen."""
+        """Return the devices of a gate; for the context also those of the plan that have none."""
         seen = {name: Gate(True, opening.at_s, None, evidence) for name, evidence in opening.devices.items()}
         missing = {name: Gate() for name in self.wanted if seen and name not in seen and gate == "context"}
         return seen | missing

@@ -1,4 +1,4 @@
-"""sd_notify(3), written out: six lines of protocol are no reason for a dependency. Standard library only."""
+"""Send sd_notify(3) messages. Standard library only: the protocol is six lines."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ MOST_STATUS_CHARACTERS = 300
 
 
 class Notifier:
-    """Tells the service manager how we are. Without one, every call does nothing; none ever raises."""
+    """A connection to the service manager. Without one each call does nothing; none raises."""
 
     def __init__(self, address: str | None = None, watchdog_s: float | None = None) -> None:
-        self.watchdog_s = watchdog_s  # how long it waits for a sign of life; None: it does not look
+        self.watchdog_s = watchdog_s  # WatchdogSec= of the unit; None without a watchdog
         self._socket: socket.socket | None = None
         if address:
             with contextlib.suppress(OSError):
@@ -22,21 +22,21 @@ class Notifier:
 
     @classmethod
     def take(cls, env: MutableMapping[str, str]) -> Notifier:
-        """From NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID, taken once: no child shall believe them."""
+        """Read and unset NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID, so that children do not inherit them."""
         address, usec, pid = (env.pop(name, "") for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"))
         ours = pid in ("", str(os.getpid())) and usec.isdigit() and int(usec) > 0
         return cls(address or None, int(usec) / 1e6 if ours else None)
 
     @property
     def heard(self) -> bool:
-        """Somebody listens."""
+        """Whether there is a service manager."""
         return self._socket is not None
 
     def ready(self, status: str) -> None:
         self._send("READY=1", _status(status))
 
     def status(self, text: str, *, more_s: float | None = None) -> None:
-        """`more_s`: from now on, so much time for what is under way (a start or a stop that moves)."""
+        """Set the status line. `more_s`: extend the running start or stop timeout to so many seconds from now."""
         self._send(_status(text), *(_extend(more_s)))
 
     def stopping(self, status: str, *, more_s: float | None = None) -> None:
@@ -58,7 +58,7 @@ class Notifier:
 
 
 def _connect(address: str) -> socket.socket | None:
-    """`/path` or `@abstract`; systemd offers vsock to virtual machines only, and that is not us."""
+    """Connect to `/path` or `@abstract`. systemd uses vsock only for virtual machines as a whole."""
     if address[0] not in "/@":
         return None
     sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -71,7 +71,7 @@ def _connect(address: str) -> socket.socket | None:
 
 
 def _status(text: str) -> str:
-    """One line: a line break would begin another message."""
+    """Join the text to one line: a line break would begin another variable."""
     return "STATUS=" + " ".join(text.split())[:MOST_STATUS_CHARACTERS]
 
 

@@ -1,4 +1,4 @@
-"""What lines of an engine's log mean, from build/llama-server.toml. Pure once loaded; compiled on first use."""
+"""Match an engine's log lines against the patterns of build/llama-server.toml. Pure once loaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PREFIX = re.compile(r"(\d+)\.(\d\d)\.(\d\d\d)\.(\d\d\d) ([DIWEF]) ")
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """`engine_s` is the engine's own clock; None where the line carries no time."""
+    """A log line without its prefix. `engine_s`: its timestamp on the engine's clock; None without one."""
 
     text: str
     engine_s: float | None
@@ -21,6 +21,7 @@ class LogLine:
 
 
 def parse_line(raw: str) -> LogLine:
+    """Split the prefix of --log-prefix --log-timestamps from a line."""
     match = _PREFIX.match(raw)
     if match is None:
         return LogLine(raw, None, None)
@@ -30,7 +31,7 @@ def parse_line(raw: str) -> LogLine:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A line that says something: `name` of the table it matched, `groups` its named values."""
+    """A match: `name` of the pattern, `groups` its named values."""
 
     name: str
     groups: dict[str, str]
@@ -38,7 +39,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A known cause. `serves`: the engine goes on all the same; `device`: without the GPU that was wanted."""
+    """A known cause of failure. `serves`: the engine goes on; `device`: the planned GPU is not used."""
 
     id: str
     pattern: re.Pattern[str]
@@ -51,7 +52,7 @@ class Signature:
 
 
 class Patterns:
-    """`gates` open gates, `marks` are instants, `facts` are values stated, `signatures` are causes of death."""
+    """The patterns: gates that a line opens, marks (instants), facts (values) and signatures (causes of failure)."""
 
     def __init__(self, table: Mapping[str, Any]) -> None:
         self._gates = {name: _compiled(table["gates"][name]) for name in ("weights", "kv_cache")}
@@ -61,7 +62,7 @@ class Patterns:
         self.signatures = tuple(_signature(row) for row in table["signatures"])
 
     def gates(self, text: str) -> Iterator[Mark]:
-        """weights and kv_cache: the other gates are judged by facts, which depend on the plan."""
+        """Yield matches of weights and kv_cache. The other gates depend on facts and on the plan."""
         return _matches(self._gates, text)
 
     def marks(self, text: str) -> Iterator[Mark]:
@@ -71,7 +72,7 @@ class Patterns:
         return _matches(self._facts, text)
 
     def noise(self, text: str) -> bool:
-        """A line that our own probes make the engine print."""
+        """Return whether the line is the echo of a probe, which is no progress."""
         return any(pattern.search(text) for pattern in self._noise)
 
     def cause(self, text: str) -> Signature | None:

@@ -1,4 +1,4 @@
-"""What came up against what was planned. Every difference is a Degraded with subject, wanted, got, because. Pure."""
+"""Compare a started engine with its plan; each difference is a Degraded. Pure."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from edge.plan.plan import LaunchPlan
 from edge.status import Degraded
 from edge.units import MIB
 
-KV_LEAST = 0.9  # cells are padded and types rounded: a tenth is no difference
+KV_LEAST = 0.9  # llama.cpp pads cells and rounds types: a tenth is no difference
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the log stated. Sizes in MiB as llama.cpp prints them."""
+    """Facts that the log states. Sizes are in MiB, as llama.cpp prints them."""
 
     offloaded: tuple[int, int] | None = None  # n of m layers on the GPU
     devices: tuple[str, ...] = ()
     archs: tuple[int, ...] = ()  # of the engine's machine code, as in sm_87
     load_mode: str | None = None
     kv_mib: float | None = None  # all KV caches together
-    cpu_because: str | None = None  # a line that explains why the GPU is not used
-    proved_by: str | None = None  # what shows the GPU in use where no line does
+    cpu_because: str | None = None  # why the GPU is not used
+    proved_by: str | None = None  # evidence of the GPU where no line shows it
 
 
 def differences(plan: LaunchPlan, facts: Facts, props: Mapping[str, Any] | None) -> tuple[Degraded, ...]:
+    """Return the degradations. `props`: the document of /props, None where it was not to be had."""
     found = [*_rung(plan), *_offload(plan, facts), *_devices(plan, facts), *_kv(plan, facts), *_load_mode(plan, facts)]
     if props is not None:
         found += _props(plan, props)
@@ -56,7 +57,7 @@ def _offload(plan: LaunchPlan, facts: Facts) -> list[Degraded]:
 
 
 def _devices(plan: LaunchPlan, facts: Facts) -> list[Degraded]:
-    """One of several GPUs is missing, and the others took its share."""
+    """Report one of several GPUs that is missing; the others hold its share."""
     wanted = plan.settings.devices if plan.settings.n_gpu_layers > 0 else ()
     missing = [device for device in wanted if device not in facts.devices]
     if not facts.devices or not missing:
@@ -65,7 +66,7 @@ def _devices(plan: LaunchPlan, facts: Facts) -> list[Degraded]:
 
 
 def _kv(plan: LaunchPlan, facts: Facts) -> list[Degraded]:
-    """A smaller cache than planned is a smaller context or a coarser type, whatever else was said."""
+    """Report a smaller cache than planned: it is a smaller context or a coarser type."""
     planned_mib = sum(domain.kv_bytes for domain in plan.budget.values()) / MIB
     if facts.kv_mib is None or facts.kv_mib >= planned_mib * KV_LEAST:
         return []
@@ -73,15 +74,15 @@ def _kv(plan: LaunchPlan, facts: Facts) -> list[Degraded]:
 
 
 def _load_mode(plan: LaunchPlan, facts: Facts) -> list[Degraded]:
-    """A mapping where memory of our own was planned: the kernel may drop pages and read them again in mid-answer."""
+    """Report mapped weights where own memory was planned: the kernel may drop pages and reread them in an answer."""
     wanted = plan.settings.load_mode
     if facts.load_mode is None or not facts.load_mode.startswith("mmap") or wanted.startswith("mmap"):
         return []
-    return [Degraded("load_mode", wanted, facts.load_mode, "the engine maps the file all the same")]
+    return [Degraded("load_mode", wanted, facts.load_mode, "the engine maps the file nevertheless")]
 
 
 def _props(plan: LaunchPlan, props: Mapping[str, Any]) -> list[Degraded]:
-    """/props: `total_slots`, and n_ctx of one slot."""
+    """Compare /props: `total_slots`, and n_ctx of one slot."""
     settings, found = plan.settings, []
     slots = props.get("total_slots")
     if isinstance(slots, int) and slots != settings.n_parallel:

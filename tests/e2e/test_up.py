@@ -58,7 +58,7 @@ def test_all_six_gates_are_open_with_evidence(up: Up) -> None:
     assert list(model["gates"]) == ["driver", "context", "backend", "weights", "kv_cache", "warm"]
     for name, gate in model["gates"].items():
         assert gate["ready"] and gate["evidence"] and gate["took_s"] is not None, name
-    assert "no log line said so" not in str(model["gates"]), "a gate was opened by a probe only"
+    assert "no log line shows it" not in str(model["gates"]), "a gate was opened by a probe only"
 
 
 def test_probes_answer(up: Up) -> None:

@@ -96,7 +96,7 @@ class Engine:
         return self.ready_s is not None and time.monotonic() - self.ready_s >= self.switches.completions_after_s
 
     def count(self) -> int:
-        """The number of this completion. Hangs for ever when wedged."""
+        """The number of this completion. Hangs without end when wedged."""
         with self.lock:
             self.completions += 1
             number = self.completions

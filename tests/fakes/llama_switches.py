@@ -1,4 +1,4 @@
-"""What the fake llama-server can be told to do, and how a test makes one.
+"""Switches of the fake llama-server, and how a test makes one.
 
 `write_fake(folder, **switches)` makes an executable that edgellm takes for a llama-server; `argv(folder, **switches)`
 is the same for a plan made by hand. The folder keeps `starts` (one pid a line) and `requests.jsonl`. Standard library
@@ -43,9 +43,9 @@ class Switches:
     protocol: bool = True
     load_s: float = 0.02
     steps: int = 4  # of progress while it loads
-    stall_at: float | None = None  # stands still there for ever, 0…1
+    stall_at: float | None = None  # stalls at this share of the load, 0…1
     line_pause_s: float = 0.0
-    health_never: bool = False  # 503 for ever
+    health_never: bool = False  # 503 without end
     completions_after_s: float = 0.0  # they answer 503 so long after /health is 200
     models_at_once: bool = False  # /v1/models is 200 while it loads
     ignore_term: bool = False

@@ -66,7 +66,7 @@ LIFE: dict[str, tuple[Row, ...]] = {
         (DRAINED, "STOPPING", "term"),
         (CRASH, "STOPPED"),
     ),
-    "stop does not wait for ever": (
+    "stop does not wait without end": (
         *UP,
         (STOP, "DRAINING"),
         (29.0, "DRAINING"),

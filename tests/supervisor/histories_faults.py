@@ -1,4 +1,4 @@
-"""Named event histories of what can be lacking: memory, the GPU, what was planned; and of sleep."""
+"""Named event histories: too little memory, an absent GPU, differences from the plan, and sleep."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ FAULTS: dict[str, tuple[Row, ...]] = {
         (START, "STOPPING"),
         (KILLED, "STARTING", "spawn 0"),
     ),
-    "asleep until somebody asks": (
+    "asleep until a request comes": (
         *UP,
         (SLEEP, "DRAINING"),
         (DRAINED, "STOPPING", "term"),

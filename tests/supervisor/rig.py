@@ -89,7 +89,7 @@ def model_plan(argv: tuple[str, ...], rungs: int = 1, chosen: Settings | None = 
 
 @dataclass
 class Rig:
-    """`folder` is the fake's; `states` is every state in order."""
+    """A running supervisor. `folder` holds the fake's switches; `states` is every state in order."""
 
     supervisor: Supervisor
     folder: Path
@@ -104,7 +104,7 @@ class Rig:
 
     @property
     def kinds(self) -> list[str]:
-        """Failures in their order, each once in a row."""
+        """The kinds of failures in order, without repetitions."""
         found = [machine.failure.kind for machine in self.machines if machine.failure]
         return [kind for number, kind in enumerate(found) if number == 0 or found[number - 1] != kind]
 
@@ -136,7 +136,7 @@ class Rig:
         assert await self.settle(State.READY, State.FAILED) is State.READY, self.supervisor.status().failure
 
     async def until(self, true: Callable[[], object]) -> None:
-        """Looks whenever something changed, and often enough for what changes by itself."""
+        """Poll until the condition holds."""
         for _ in range(int(PATIENCE_S / 0.01)):
             if true():
                 return
@@ -144,7 +144,7 @@ class Rig:
         raise AssertionError(f"waited in vain; states {self.states}, failures {self.kinds}")
 
     async def complete(self, **body: Any) -> tuple[int, bytes]:
-        """One completion through the child's socket, counted like the gateway's."""
+        """Send one completion through the child's socket, counted as the gateway counts it."""
         connector = aiohttp.UnixConnector(path=str(self.socket_path))
         with self.supervisor.request():
             async with (
@@ -168,7 +168,7 @@ async def rigged(
     model: ModelPlan | None = None,
     **switches: Any,
 ) -> AsyncIterator[Rig]:
-    """Ends with nothing alive."""
+    """Run a supervisor over the fake; at the end no process may be alive."""
     fake = folder / "fake"
     command = argv or llama_switches.argv(fake, **switches)
     machines: list[Machine] = []

@@ -46,7 +46,7 @@ def test_every_gate_of_every_era_opens_by_its_own_line(era: str, devices: tuple[
     assert closed == []
     assert "loading" in said and ("ready" in said or era == "2023")
     assert "no_device" not in said
-    assert not any("no log line said so" in str(gates[name].evidence) for name in GATES[:5])
+    assert not any("no log line shows it" in str(gates[name].evidence) for name in GATES[:5])
 
 
 def test_the_chain_tells_how_long_each_gate_took() -> None:
@@ -112,10 +112,10 @@ def test_bytes_read_are_the_progress_of_engines_that_tell_none() -> None:
     assert seen.progress == 0.25
     seen.bytes_read(WEIGHTS * 5)
     assert seen.progress == 0.99, "only the engine knows when it is done"
-    told = attempt()
-    told.stdout(PROTOCOL + json.dumps({"state": "loading", "payload": {"value": 0.5}}), 101.0)
-    told.bytes_read(WEIGHTS // 10)
-    assert told.progress == 0.5
+    reported = attempt()
+    reported.stdout(PROTOCOL + json.dumps({"state": "loading", "payload": {"value": 0.5}}), 101.0)
+    reported.bytes_read(WEIGHTS // 10)
+    assert reported.progress == 0.5
 
 
 @pytest.mark.parametrize("text", [PROTOCOL + "{broken", PROTOCOL + "[]", PROTOCOL + '{"payload": 1}', "hello"])
@@ -136,7 +136,7 @@ def test_lines_that_our_own_polls_cause_are_no_sign_of_life() -> None:
 
 
 def test_lines_read_late_are_dated_by_the_engine() -> None:
-    """We import for 0.2 s while the child already prints: nothing must look slow for that."""
+    """This process imports for 0.2 s while the child already prints: no gate may look slow for that."""
     seen = attempt()
     lines = [engine_log.prefixed(line, n * 0.01) for n, line in enumerate(engine_log.whole(Start()))]
     for line in lines[:10]:
@@ -188,7 +188,7 @@ def test_any_text_is_survived(lines: list[str]) -> None:
 
 
 def test_nothing_of_a_dead_engine_is_ready() -> None:
-    """What the last start saw stays readable; only the machine's own driver is still there."""
+    """The last start's evidence stays readable; only the driver's gate may be open."""
     gates = Gates(1.0, ("CUDA0",))
     for number, name in enumerate(GATES):
         gates = gates.open(name, 1.0 + number, f"saw {name}", "CUDA0" if name == "context" else None)

@@ -1,4 +1,4 @@
-"""One child's ties: it cannot outlive us, inherits nothing, and is only signalled while it is provably ours."""
+"""A child cannot outlive its parent, inherits no descriptors, and is signalled only while its pid is its own."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def children() -> Iterator[list[Child]]:
         child.close()
 
 
-def told(child: Child) -> dict[str, object]:
+def reported(child: Child) -> dict[str, object]:
     document: dict[str, object] = json.loads(child.stdout.readline())
     return document
 
@@ -51,7 +51,7 @@ def test_it_inherits_nothing_but_what_it_is_given(short_dir: Path, children: lis
             (*PYTHON, TELL, "--host", "{socket}"), {"LC_ALL": "C"}, short_dir / "m.sock", Hygiene(3, cpus=(0,))
         )
         children.append(child)
-        seen = told(child)
+        seen = reported(child)
     assert seen["env"] == {"LC_ALL": "C"} and seen["argv"] == ["--host", str(short_dir / "m.sock")]
     # 0, 1, 2, and the folder that it is just listing.
     assert len(seen["fds"]) == 4 and max(seen["fds"]) == 3  # type: ignore[arg-type, call-overload]
@@ -81,7 +81,7 @@ def test_a_socket_that_was_left_behind_is_removed(short_dir: Path, children: lis
 
 
 def test_a_process_that_is_not_the_one_we_spawned_is_not_signalled(short_dir: Path, children: list[Child]) -> None:
-    """The same pid with another start time is somebody else."""
+    """The same pid with another start time is another process."""
     child = spawn((*PYTHON, WAIT), {}, short_dir / "m.sock")
     children.append(child)
     ours, child.started_ticks = child.started_ticks, "1"
@@ -91,7 +91,7 @@ def test_a_process_that_is_not_the_one_we_spawned_is_not_signalled(short_dir: Pa
     assert child.send(signal.SIGKILL)
     ended = child.wait(30)
     assert ended is not None and ended.signal == signal.SIGKILL and "SIGKILL" in str(ended)
-    assert not child.send(signal.SIGKILL), "its pid may belong to somebody else by now"
+    assert not child.send(signal.SIGKILL), "its pid may belong to another process by now"
 
 
 def test_an_exit_is_told_with_code_and_time(short_dir: Path, children: list[Child]) -> None:
@@ -138,7 +138,7 @@ def test_usage_is_of_the_child(short_dir: Path, children: list[Child]) -> None:
 
 
 def test_a_log_that_fills_the_pipe_waits_for_nobody_while_we_import(short_dir: Path, children: list[Child]) -> None:
-    """A whole start's log fits into the pipe: the child never blocks on us."""
+    """A whole start's log fits into the pipe: the child never blocks on its parent."""
     talk = (
         "import sys, time; sys.stderr.write(('x' * 199 + chr(10)) * 4000); print('done', flush=True); time.sleep(120)"
     )

@@ -1,4 +1,4 @@
-"""Why it died: exit status, last words and the kernel's evidence → kind, fault and one next step."""
+"""Exit status, last log lines and the kernel's evidence give kind, fault and one next step."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def status(code: int | None = None, signal: int | None = None) -> ExitStatus:
 
 @pytest.mark.parametrize("id", [row.id for row in PATTERNS.signatures if not row.serves])
 def test_every_signature_is_a_diagnosis(id: str) -> None:
-    """Each known cause of death, met by a line of its kind, with the fault that the machine decides by."""
+    """Each known cause matches a line of its kind and gives the fault that the state machine acts on."""
     row = next(each for each in PATTERNS.signatures if each.id == id)
     for line in LINES[id]:
-        told = diagnose(Death(status(1), ["something before", line]), PATTERNS)
-        assert told.failure.kind == row.kind and told.failure.hint == row.hint
+        found = diagnose(Death(status(1), ["something before", line]), PATTERNS)
+        assert found.failure.kind == row.kind and found.failure.hint == row.hint
         expected = Fault.PERMANENT if row.permanent else Fault.CRASH
         if row.device:
             expected = Fault.DEVICE
         if row.oom:
             expected = Fault.NVMAP if row.kind == "nvmap_refused" else Fault.OOM
-        assert told.fault is expected
-        assert line in told.failure.evidence and "exit code 1 after 3.2 s" in told.failure.evidence
+        assert found.fault is expected
+        assert line in found.failure.evidence and "exit code 1 after 3.2 s" in found.failure.evidence
 
 
 def test_there_are_enough_signatures() -> None:
@@ -41,8 +41,8 @@ def test_there_are_enough_signatures() -> None:
 
 @pytest.mark.parametrize("id", [row.id for row in PATTERNS.signatures if row.serves])
 def test_what_only_explains_is_no_cause_of_death(id: str) -> None:
-    told = diagnose(Death(status(1), LINES[id]), PATTERNS)
-    assert told.failure.kind == "exited"
+    found = diagnose(Death(status(1), LINES[id]), PATTERNS)
+    assert found.failure.kind == "exited"
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,9 @@ def test_what_only_explains_is_no_cause_of_death(id: str) -> None:
     ],
 )
 def test_without_a_known_line_exit_and_kernel_decide(death: Death, fault: Fault, kind: str) -> None:
-    told = diagnose(death, PATTERNS)
-    assert (told.fault, told.failure.kind) == (fault, kind)
-    assert told.failure.hint and "it printed nothing" in told.failure.evidence
+    found = diagnose(death, PATTERNS)
+    assert (found.fault, found.failure.kind) == (fault, kind)
+    assert found.failure.hint and "it printed nothing" in found.failure.evidence
 
 
 def test_an_old_complaint_is_not_what_a_server_died_of() -> None:
@@ -78,8 +78,8 @@ def test_what_served_does_not_fail_for_good_by_a_line_of_its_log() -> None:
     """A client can make the engine print nearly anything."""
     log = ["srv  operator(): got exception: chat template parsing error", "another line"]
     for exit_status in (status(signal=signal.SIGSEGV), status(signal=signal.SIGKILL)):
-        told = diagnose(Death(exit_status, log, served=True), PATTERNS)
-        assert (told.fault, told.failure.kind) == (Fault.CRASH, "bad_model")
+        found = diagnose(Death(exit_status, log, served=True), PATTERNS)
+        assert (found.fault, found.failure.kind) == (Fault.CRASH, "bad_model")
         assert diagnose(Death(exit_status, log), PATTERNS).fault is Fault.PERMANENT
 
 
@@ -96,15 +96,15 @@ def test_fc25_full_memory_comes_with_advice() -> None:
 
 
 def test_evidence_is_the_exit_and_what_a_person_reads_before_scrolling() -> None:
-    told = diagnose(Death(status(3), [f"line {n}" for n in range(300)]), PATTERNS)
-    assert told.failure.evidence.splitlines() == ["exit code 3 after 3.2 s", *[f"line {n}" for n in range(288, 300)]]
+    found = diagnose(Death(status(3), [f"line {n}" for n in range(300)]), PATTERNS)
+    assert found.failure.evidence.splitlines() == ["exit code 3 after 3.2 s", *[f"line {n}" for n in range(288, 300)]]
 
 
 # --- the kernel's word -----------------------------------------------------------------------------------------------
 
 
 def test_the_counter_of_the_childs_own_cgroup_counts(tmp_path: Path) -> None:
-    """A zombie no longer says where it was: the witness has to remember."""
+    """The cgroup of a zombie cannot be read: it is read at the spawn."""
     proc, root = tmp_path / "proc", tmp_path / "cgroup"
     (proc / "7").mkdir(parents=True)
     (root / "memory/a").mkdir(parents=True)

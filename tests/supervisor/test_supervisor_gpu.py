@@ -1,4 +1,4 @@
-"""The GPU that is late, hidden, half used or one of several: real processes that say so."""
+"""A GPU that is late, hidden, half used or one of several, with real processes."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_fc41_a_gpu_that_stays_away_is_refused_after_three_more_starts(sho
 
 
 async def test_fc41_zero_layers_on_the_gpu_are_seen_without_any_complaint(short_dir: Path) -> None:
-    """A binary without a GPU backend, as under systemd when a library is not found: it says nothing of it."""
+    """A binary without a GPU backend, as under systemd when a library is not found: it prints nothing about it."""
     async with rigged(short_dir, chosen=gpu_settings(), offloaded=0, layers=33) as rig:
         assert await rig.settle(State.FAILED, State.READY) is State.FAILED
         status = rig.supervisor.status()
@@ -121,7 +121,7 @@ async def test_fc74_fallback_cpu_serves_degraded_and_comes_back(short_dir: Path)
 
 
 async def test_a_cpu_rung_reached_for_want_of_memory_is_no_missing_gpu(short_dir: Path) -> None:
-    """It would go back to the GPU, run out of memory again, and so on for ever."""
+    """It would go back to the GPU, run out of memory again, and so on."""
     no_memory = {"death": Death("loading", ["CUDA error: out of memory"], code=1).__dict__}
     command = argv(short_dir / "fake", gpu=ORIN, first_starts=1, first=no_memory)
     rungs = (launch_plan(command, 0, gpu_settings()), launch_plan(command, 1, settings(n_ctx=1024)))
@@ -153,7 +153,7 @@ async def test_a_silent_build_must_show_the_gpu_by_its_memory(short_dir: Path) -
         await rig.ready()
         status = rig.supervisor.status()
         assert status.degraded == ()
-        assert "they are on the GPU (no log line said so)" in str(status.gates["backend"].evidence)
+        assert "they are on the GPU (no log line shows it)" in str(status.gates["backend"].evidence)
 
 
 async def test_old_builds_open_the_gpu_gates_too(short_dir: Path) -> None:

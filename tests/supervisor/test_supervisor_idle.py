@@ -1,4 +1,4 @@
-"""What is done while nobody asks: the idle warm-up set, and what it finds out."""
+"""The idle warm-up: its requests and its measurements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IDLE = replace(FAST, idle_before_s=0.05, second_look_s=0.1)
 
 
 def asked(rig: Rig) -> list[str]:
-    """Of the requests after the first: what each was for."""
+    """Return the purpose of each request after the first."""
     names = []
     for request in rig.requests()[1:]:
         body = request["body"]
@@ -45,7 +45,7 @@ async def test_speed_a_batch_all_slots_and_the_system_prompt(short_dir: Path) ->
 
 
 async def test_a_request_ends_it_at_once(short_dir: Path) -> None:
-    """The engine hangs on the second completion: the idle set's. Who comes meanwhile does not wait for it."""
+    """The engine hangs on the second completion: the idle set's. A client that comes meanwhile does not wait for it."""
     async with rigged(short_dir, terms=Terms(policy=IDLE), wedge_after=1) as rig:
         await rig.until(lambda: len(rig.requests()) == 2)
         with rig.supervisor.request():

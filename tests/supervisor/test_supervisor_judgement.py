@@ -1,4 +1,4 @@
-"""What came up against the plan, why it died, whether it moves, how fast it should be: pure judgements."""
+"""Pure judgements: differences from the plan, liveness, expected speed, safe mode."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ async def test_an_engine_that_did_not_run_is_not_started_by_cooling(state: State
 
 
 async def test_one_that_shall_follow_is_stopped_too() -> None:
-    """A reload's new engine rises beside the one that serves."""
+    """A reload's new engine starts beside the one that serves."""
     model = Model()
     seen = handle_of(model)
     new = Model(State.LOADING)
@@ -212,7 +212,7 @@ def hot(rig: Rig) -> ModelHandle:
 
 
 async def cools(rig: Rig, seen: ModelHandle) -> None:
-    """Stopped and said to be, no child; then it serves."""
+    """Expect it stopped, with the reason and without a child; then cool down and expect it to serve."""
     await rig.settle(State.STOPPED)
     assert seen.status().pid is None
     failure = seen.status().failure
@@ -249,7 +249,7 @@ async def test_a_restart_while_it_is_too_hot(tmp_path: Path) -> None:
 
 
 async def test_a_crash_when_it_gets_too_hot(tmp_path: Path) -> None:
-    """In BACKOFF nothing runs, and nothing shall when it is over."""
+    """In BACKOFF nothing runs, and nothing may start when it is over."""
     terms = Terms(policy=replace(FAST, backoff_s=(60,)))
     async with rigged(tmp_path, start=False, terms=terms) as rig:
         seen = hot(rig)
@@ -273,7 +273,7 @@ async def test_a_start_while_it_is_too_hot(tmp_path: Path) -> None:
 
 
 async def test_who_makes_place_for_another_is_not_started_again(tmp_path: Path) -> None:
-    """Cool again, or restarted, while a reload waits for its end: the reload does not wait for ever."""
+    """Cool again, or restarted, while a reload waits for its end: the reload does not wait without end."""
     async with rigged(tmp_path) as rig:
         await rig.ready()
         handle = ModelHandle("chat", supervisor=rig.supervisor)
@@ -295,7 +295,7 @@ async def test_who_makes_place_for_another_is_not_started_again(tmp_path: Path) 
 async def test_a_reload_whose_new_engine_is_stopped_for_heat(
     tmp_path: Path, turn: str, how: str, kind: str | None
 ) -> None:
-    """Beside the old one nothing has changed, and it is said why; after it the new one keeps the place."""
+    """Beside the old engine nothing has changed, and the reason is given; in place the new engine stays."""
     async with rigged(tmp_path) as rig:
         await rig.ready()
         handle = ModelHandle("chat", supervisor=rig.supervisor)

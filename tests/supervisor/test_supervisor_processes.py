@@ -1,4 +1,4 @@
-"""One supervisor and a real process: up, down, and everything that can go wrong between."""
+"""One supervisor and a real process: starts, stops, and every fault between."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ async def test_a_silent_engine_is_probed_and_the_gates_say_so(short_dir: Path) -
         await rig.ready()
         gates = rig.supervisor.status().gates
         assert all(gate.ready for gate in gates.values())
-        assert gates["kv_cache"].evidence == "the engine reports ready (no log line said so)"
+        assert gates["kv_cache"].evidence == "the engine reports ready (no log line shows it)"
 
 
 async def test_the_first_request_is_one_token(short_dir: Path) -> None:
-    """Who waits is released after one token; everything else comes while idle."""
+    """Waiting requests go on after one token; the rest of the warm-up comes while idle."""
     async with rigged(short_dir) as rig:
         await rig.ready()
         (first,) = rig.requests()
@@ -100,7 +100,7 @@ async def test_fc35_exit_0_before_readiness_is_a_failure(short_dir: Path) -> Non
 
 
 async def test_fc26_ready_late_is_ready_and_a_slow_load_that_moves_is_not_ended(short_dir: Path) -> None:
-    """The limit for standing still is far shorter than the load."""
+    """The stall limit is far shorter than the load."""
     hasty = Terms(policy=replace(FAST, stall_s=1.0))
     async with rigged(short_dir, terms=hasty, load_s=3.0, steps=30) as rig:
         await rig.ready()
@@ -115,7 +115,7 @@ async def test_fc26_a_load_that_stands_still_is_ended_and_the_next_may_succeed(s
 
 
 async def test_503_for_ever_is_a_stall_although_we_keep_asking(short_dir: Path) -> None:
-    """Our own polls cost the engine CPU time and make it print lines; that is no movement."""
+    """The supervisor's polls cost the engine CPU time and make it print lines; that is no progress."""
     hasty = Terms(policy=replace(FAST, stall_s=4.0))
     async with rigged(short_dir, terms=hasty, chatter=True, first_starts=1, first={"health_never": True}) as rig:
         await rig.ready()
@@ -142,7 +142,7 @@ async def test_an_idle_engine_is_not_wedged_and_a_busy_one_neither(short_dir: Pa
     hasty = Terms(policy=replace(FAST, wedge_s=0.8))
     async with rigged(short_dir, terms=hasty) as rig:
         await rig.ready()
-        await asyncio.sleep(1.2)  # nobody asks: nothing has to move
+        await asyncio.sleep(1.2)  # no request is open: no progress is expected
         with rig.supervisor.request() as progress:  # tokens come, slowly
             for _ in range(10):
                 await asyncio.sleep(0.15)
@@ -316,7 +316,7 @@ async def test_it_sleeps_after_its_idle_time_and_not_before(short_dir: Path) -> 
         await rig.ready()
         with rig.supervisor.request():
             await asyncio.sleep(1.0)
-            assert rig.states[-1] == "READY", "somebody asks"
+            assert rig.states[-1] == "READY", "a request is open"
         await rig.settle(State.SLEEPING)
         assert "DRAINING" in rig.states and len(rig.pids) == 1
 

@@ -1,4 +1,4 @@
-"""Real engines that are asked for a GPU which they do not have: never silently ok (FC-41, FC-74)."""
+"""Real engines that are asked for a GPU which they do not have: never reported as healthy (FC-41, FC-74)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_it_serves_degraded_where_the_profile_allows_the_cpu(short_dir: Pa
 async def test_a_cuda_engine_of_a_jetson_without_a_driver_is_noticed(short_dir: Path, file: ModelFile) -> None:
     """aarch64 and sm_87 under qemu: CUDA is compiled in, cannot be initialised, and the server goes on on the CPU."""
     engine = inspect(CROSS, None)
-    hidden = replace(WANTED, devices=())  # --device CUDA0 would end it at once: here it shall get as far as it can
+    hidden = replace(WANTED, devices=())  # --device CUDA0 would end it at once: here it is to get as far as it can
     silent = ModelPlan("chat", (), file, Ladder((plan(engine, file, hidden),), 0))
     async with rigged(short_dir, model=silent) as rig:
         assert await rig.settle(State.FAILED, State.READY) is State.FAILED

@@ -64,9 +64,9 @@ def test_the_failure_of_a_hang_is_the_hang_unless_the_log_says_more() -> None:
     ready = Machine(state=State.READY, alive=True, ready_since=0.0)
     hung, _ = step(ready, HUNG, 1.0, POLICY)
     hung_only, _ = step(hung, exited(Fault.CRASH, "hung"), 2.0, POLICY)
-    told, _ = step(hung, exited(Fault.OOM, "out_of_memory"), 2.0, POLICY)
+    oom, _ = step(hung, exited(Fault.OOM, "out_of_memory"), 2.0, POLICY)
     assert hung_only.failure is not None and hung_only.failure.kind == "wedged"
-    assert told.failure is not None and told.failure.kind == "out_of_memory"
+    assert oom.failure is not None and oom.failure.kind == "out_of_memory"
 
 
 def test_jitter_spreads_a_pause_and_never_shortens_it() -> None:

@@ -37,7 +37,7 @@ FAULTS = st.sampled_from(list(Fault))
 
 
 class World(RuleBasedStateMachine):
-    """The machine and the child that it believes in. What the child says may come late or twice."""
+    """The machine and its child. Events of the child may come late or twice."""
 
     @initialize(rungs=st.integers(1, 3), cpu=st.booleans(), home=st.integers(0, 2))
     def begin(self, rungs: int, cpu: bool, home: int) -> None:
@@ -56,7 +56,7 @@ class World(RuleBasedStateMachine):
                 assert 0 <= effect.rung <= before.rungs
                 self.child = True
             elif isinstance(effect, (Kill, Terminate)):
-                assert self.child, "a signal to nobody"
+                assert self.child, "a signal without a child"
             else:
                 assert isinstance(effect, WarmUp) and self.child
         if before.state is State.FAILED and self.machine.state is not State.FAILED:
@@ -82,7 +82,7 @@ class World(RuleBasedStateMachine):
         )
     )
     def see(self, event: Event) -> None:
-        """Also at moments when it makes no sense."""
+        """Post an observation, also in states that do not expect it."""
         self.post(event)
 
     @precondition(lambda self: self.child)
@@ -102,8 +102,8 @@ class World(RuleBasedStateMachine):
         assert self.child == (self.machine.state in LIVE | ENDING)
 
     @invariant()
-    def somebody_will_move_it(self) -> None:
-        """At rest, or a child that will say something, or a deadline that will pass."""
+    def something_will_move_it(self) -> None:
+        """At rest, or with a child that will report, or with a deadline."""
         m = self.machine
         timed = {State.BACKOFF, State.DRAINING, State.STOPPING}
         assert (m.deadline is not None) == (m.state in timed)
@@ -111,7 +111,7 @@ class World(RuleBasedStateMachine):
         assert (m.ready_since is not None) >= (m.state is State.READY)
 
     def teardown(self) -> None:
-        """From anywhere: if children do as they are told, a waiter is answered soon."""
+        """From any state: if children obey, a waiting request is answered soon."""
         for _ in range(60):
             m = self.machine
             if m.state in {State.READY, State.FAILED, State.STOPPED}:
@@ -123,7 +123,7 @@ class World(RuleBasedStateMachine):
                 self.now = max(self.now, m.deadline)
                 self.post(Tick())
                 if self.child and self.machine.state is State.STOPPING:
-                    self.exit(Fault.CRASH, "told", 0.0)
+                    self.exit(Fault.CRASH, "terminated", 0.0)
             else:
                 self.post({State.STARTING: EngineReady(), State.LOADING: EngineReady()}.get(m.state, Warmed()))
         raise AssertionError(f"a waiter is stranded in {self.machine}")

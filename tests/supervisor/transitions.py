@@ -1,4 +1,4 @@
-"""Every transition that `step` can make, found by trying every event in every machine that can be reached."""
+"""Find every transition of `step` by trying every event in every reachable machine."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Transition = tuple[str, str, str]
 
 
 def explore() -> set[Transition]:
-    """(state, event, state) for every change of state."""
+    """Return (state, event, state) for every change of state."""
     found: set[Transition] = set()
     for policy in (POLICY, replace(POLICY, cpu_rung=2)):
         todo, seen = [Machine(rungs=2)], set()
@@ -72,7 +72,7 @@ def explore() -> set[Transition]:
 
 
 def _plain(machine: Machine) -> Machine:
-    """Times and large counts do not matter for what can follow."""
+    """Drop times and large counts: they do not change what can follow."""
     return replace(
         machine,
         deadline=None if machine.deadline is None else 500.0,
