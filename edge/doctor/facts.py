@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge.board.board import Board, PowerMode
+from edge.board.device_nodes import GpuNodes
 from edge.board.memory import MemorySnapshot
 from edge.board.readrate import ReadRate
 from edge.board.storage import Storage
@@ -56,7 +57,8 @@ class Devices:
     """Device nodes of the GPU. `user` is the service's user where the service is installed, else the caller."""
 
     user: str
-    nodes: tuple[Node, ...]
+    needed: GpuNodes
+    nodes: tuple[Node, ...]  # those that exist
     pending_groups: tuple[str, ...] = ()  # listed in /etc/group, but not in this login session
     igpu_folder: tuple[str, ...] | None = None  # names in /dev/nvgpu/igpu0
     persistence: bool | None = None  # of every discrete GPU

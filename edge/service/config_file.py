@@ -35,12 +35,7 @@ def read_base(paths: Sequence[Path]) -> tuple[dict[str, Any], Path | None]:
 
 
 def merge(
-    before: dict[str, Any],
-    served: Sequence[Served],
-    *,
-    profile: str | None,
-    listen: Sequence[str],
-    dirs: Sequence[str],
+    before: dict[str, Any], served: Sequence[Served], *, profile: str | None, listen: Sequence[str], dirs: Sequence[str]
 ) -> dict[str, Any]:
     """Return the document with these options; all other keys stay. None and () leave a key as it is."""
     after = copy.deepcopy(before)

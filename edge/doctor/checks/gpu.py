@@ -9,36 +9,26 @@ from edge.units import format_bytes
 
 # Below half of its memory free, another process holds a model or a desktop uses the card.
 _FREE_SHARE = 0.5
-_TEGRA_GPU = ("/dev/nvhost-ctrl-gpu", "/dev/nvgpu/igpu0/ctrl", "/dev/nvidia0")
 
 
 def nodes(facts: Facts) -> Check | None:
-    """Check the device nodes: a Jetson needs nvmap and one control node, a discrete GPU its own and nvidiactl."""
-    board, here = facts.board, {node.path for node in facts.devices.nodes}
+    """Check that the device nodes that CUDA needs on this board exist."""
+    board, needed, found = facts.board, facts.devices.needed, {node.path for node in facts.devices.nodes}
     if board.container == "wsl2" or not board.gpus:
         return None
     if facts.devices.igpu_folder == ("power",):
         says = "the GPU did not start at boot: /dev/nvgpu/igpu0 holds only `power`"
-        return bad(
-            "gpu.nodes", says, "switch the board off and on again (a reboot is not enough); then update its firmware"
-        )
-    if board.soc is not None:
-        missing = [] if "/dev/nvmap" in here else ["/dev/nvmap"]
-        missing += [] if here & set(_TEGRA_GPU) else ["/dev/nvhost-ctrl-gpu or /dev/nvgpu/igpu0/ctrl"]
-    else:
-        missing = [] if any(path[11:].isdecimal() for path in here) else ["/dev/nvidia0"]
-        missing += [path for path in ("/dev/nvidiactl",) if path not in here]
+        step = "switch the board off and on again (a reboot is not enough); then update its firmware"
+        return bad("gpu.nodes", says, step)
+    missing = [] if found & set(needed.one_of) else [" or ".join(needed.one_of)]
+    missing += [path for path in needed.all_of if path not in found]
     if not missing:
-        return ok("gpu.nodes", f"{len(here)} device nodes exist")
+        return ok("gpu.nodes", f"{len(found)} device nodes exist")
     if board.container:
         step = "start the container with the NVIDIA runtime"
         return bad("gpu.nodes", f"{', '.join(missing)} is not in this container", step, "docker run --runtime nvidia …")
-    return bad(
-        "gpu.nodes",
-        f"{', '.join(missing)} is missing: the driver is not loaded",
-        "see why",
-        "sudo dmesg | grep -iE 'nvgpu|nvrm|nvidia'",
-    )
+    says = f"{', '.join(missing)} is missing: the driver is not loaded"
+    return bad("gpu.nodes", says, "see the kernel's log", "sudo dmesg | grep -iE 'nvgpu|nvrm|nvidia'")
 
 
 def access(facts: Facts) -> Check | None:
@@ -81,9 +71,8 @@ def persistence(facts: Facts) -> Check | None:
     if unit.active == "active":
         return ok("gpu.persistence", "nvidia-persistenced keeps the GPU ready")
     step = "start it at boot: the first CUDA call of each start is seconds slower without it"
-    return warn(
-        "gpu.persistence", "nvidia-persistenced does not run", step, "sudo systemctl enable --now nvidia-persistenced"
-    )
+    enable = "sudo systemctl enable --now nvidia-persistenced"
+    return warn("gpu.persistence", "nvidia-persistenced does not run", step, enable)
 
 
 def mig(facts: Facts) -> Check | None:

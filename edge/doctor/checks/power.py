@@ -59,12 +59,8 @@ def fan(facts: Facts) -> Check | None:
     turning = f"{found.rpm} rpm" if found.rpm is not None else f"set to {found.speed_ratio or 0:.0%}"
     hottest = facts.sensors.temp_c or 0.0
     if not (found.speed_ratio if found.rpm is None else found.rpm) and hottest > _WARM_C:
-        return warn(
-            "power.fan",
-            f"the fan stands still at {hottest:.0f} °C",
-            "check nvfancontrol and the fan's plug",
-            "systemctl status nvfancontrol",
-        )
+        step = "check nvfancontrol and the fan's plug"
+        return warn("power.fan", f"the fan stands still at {hottest:.0f} °C", step, "systemctl status nvfancontrol")
     return ok("power.fan", turning)
 
 
