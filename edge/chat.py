@@ -1,4 +1,4 @@
-"""One question to a running server, over its public API, streamed. For the command line."""
+"""Client of the public API for `edgellm chat`: one question, one streamed answer."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ import httpx
 
 from edge.errors import EdgeError, NotRunningError, TimedOutError, UnavailableError, UsageError
 
-# The first byte may take as long as a model takes to load; heartbeats come meanwhile, every few seconds.
+# The first byte may take as long as a model loads; the server sends heartbeats every few seconds meanwhile.
 SILENCE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
+    """A chat request. An empty `model` leaves the choice to the server."""
+
     text: str
     model: str = ""
     system: str = ""
     max_tokens: int = 1024
 
     def document(self) -> dict[str, Any]:
-        """An OpenAI chat request that asks for a stream and its usage."""
+        """Return the OpenAI chat request: streamed, with usage."""
         messages = [{"role": "system", "content": self.system}] if self.system else []
         messages.append({"role": "user", "content": self.text})
         document: dict[str, Any] = {
@@ -40,6 +42,8 @@ class Question:
 
 @dataclass(slots=True)
 class Answer:
+    """A streamed answer so far, then whole."""
+
     text: str = ""
     finish_reason: str | None = None
     usage: dict[str, Any] = field(default_factory=dict)
@@ -56,14 +60,14 @@ class Answer:
 
     @property
     def summary(self) -> str:
-        """`120 tokens, 41.3 tokens/s`, as far as it is known."""
+        """Return `120 tokens, 41.3 tokens/s` as far as known."""
         tokens, speed = self.usage.get("completion_tokens"), self.timings.get("predicted_per_second")
         known = [f"{tokens} tokens" if tokens else "", f"{speed:.1f} tokens/s" if speed else ""]
         return ", ".join(part for part in known if part)
 
 
 def server_url(env: Mapping[str, str], state_dir: Path | None) -> str:
-    """Of the running edgellm. Raises NotRunningError."""
+    """Return the address of the running edgellm. Raises NotRunningError."""
     from edge.client import Client, find, not_running
     from edge.instance import held
 
@@ -73,12 +77,12 @@ def server_url(env: Mapping[str, str], state_dir: Path | None) -> str:
     urls: list[str] = Client(places).status()["urls"]
     web = [url for url in urls if url.startswith("http")]
     if not web:
-        raise UnavailableError("the running edgellm listens on no address that this command can use", "give --url")
+        raise UnavailableError("the running edgellm has no HTTP address for clients of this machine", "give --url")
     return reachable(web[0])
 
 
 def reachable(url: str) -> str:
-    """An address to connect to: nobody connects to 0.0.0.0."""
+    """Return an address that a client can connect to: the loopback address for a wildcard."""
     parts = urlsplit(url)
     anywhere = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(parts.hostname or "")
     if anywhere is None:
@@ -89,7 +93,9 @@ def reachable(url: str) -> str:
 def ask(
     url: str, question: Question, key: str | None, piece: Callable[[str], None], waiting: Callable[[str], None]
 ) -> Answer:
-    """`piece` gets each part of the text; `waiting` what the server says while its model loads, at the end "".
+    """Send a question and collect its answer.
+
+    `piece` is called with each part of the text; `waiting` with the state of the server while its model loads, then "".
 
     Raises UsageError, NotRunningError, UnavailableError, TimedOutError, EdgeError.
     """
@@ -98,13 +104,13 @@ def ask(
     headers = {"Edgellm-Heartbeat": "1"} | ({"Authorization": f"Bearer {key}"} if key else {})
     answer = Answer()
     endpoint = url.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
-    # No proxy between us and a box nearby.
+    # The server is on this machine or in its network: no proxy.
     client = httpx.Client(timeout=httpx.Timeout(SILENCE_S, connect=5.0), trust_env=False, verify=_trust(endpoint))
     try:
         with client, client.stream("POST", endpoint, json=question.document(), headers=headers) as response:
             if response.status_code != 200:
                 response.read()
-                raise _refused(response.status_code, _error(response.text))
+                raise _failure(response.status_code, _error(response.text))
             for line in response.iter_lines():
                 _take(line, answer, piece, waiting)
     except httpx.ConnectError as error:
@@ -113,9 +119,7 @@ def ask(
             raise UnavailableError(f"the certificate of {url} is not trusted here", hint) from error
         raise NotRunningError(f"nothing answers at {url}", "start it: `edgellm up`") from error
     except httpx.TimeoutException as error:
-        raise TimedOutError(
-            f"{url} said nothing for {SILENCE_S:.0f} s", "`edgellm status` shows what it does"
-        ) from error
+        raise TimedOutError(f"{url} sent nothing for {SILENCE_S:.0f} s", "`edgellm status` shows its state") from error
     except httpx.InvalidURL as error:
         raise UsageError(f"not a URL: {url!r}", "write it like http://127.0.0.1:8080") from error
     except httpx.TransportError as error:
@@ -124,12 +128,12 @@ def ask(
 
 
 def _trust(endpoint: str) -> ssl.SSLContext | bool:
-    """The machine's own certificates and SSL_CERT_FILE; nothing to load for plain HTTP."""
+    """Return the system's certificates and SSL_CERT_FILE; plain HTTP loads none."""
     return ssl.create_default_context() if endpoint.startswith("https:") else False
 
 
 def _take(line: str, answer: Answer, piece: Callable[[str], None], waiting: Callable[[str], None]) -> None:
-    """One line of the event stream."""
+    """Apply one line of the event stream: a comment is a heartbeat with the state of the server."""
     if line.startswith(": "):
         waiting(line[2:])
         return
@@ -138,25 +142,25 @@ def _take(line: str, answer: Answer, piece: Callable[[str], None], waiting: Call
     event = _json(line[6:])
     if isinstance(event.get("error"), dict):
         waiting("")
-        raise _refused(502, event["error"])
-    for said in _pieces(event, answer):
+        raise _failure(502, event["error"])
+    for part in _parts(event, answer):
         if not answer.text:
             waiting("")
-        answer.text += said
-        piece(said)
+        answer.text += part
+        piece(part)
 
 
-def _pieces(event: dict[str, Any], answer: Answer) -> Iterator[str]:
+def _parts(event: dict[str, Any], answer: Answer) -> Iterator[str]:
     answer.usage = event.get("usage") or answer.usage
     answer.timings = event.get("timings") or answer.timings
     for choice in event.get("choices") or []:  # the usage event has none
         answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
-        said = (choice.get("delta") or {}).get("content")
-        if said:
-            yield said
+        part = (choice.get("delta") or {}).get("content")
+        if part:
+            yield part
 
 
-def _refused(status: int, error: Mapping[str, Any]) -> EdgeError:
+def _failure(status: int, error: Mapping[str, Any]) -> EdgeError:
     message = str(error.get("message") or f"the server answered {status}")
     if status == 401:
         return UnavailableError("this server needs a key", "export EDGELLM_API_KEY=…; `edgellm key add NAME` makes one")

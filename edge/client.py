@@ -1,4 +1,4 @@
-"""Talks to a running edgellm over its control socket, for the short-lived commands."""
+"""Client of a running edgellm's control socket, for the short-lived commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMEOUT_S = 10.0
 
 
 def find(env: Mapping[str, str], state_dir: Path | None) -> Folders:
-    """--state-dir > EDGELLM_STATE_DIR > a running system service > the user's."""
+    """Return the folders of the instance to talk to: --state-dir, EDGELLM_STATE_DIR, a running service, the user's."""
     if state_dir is not None or env.get("EDGELLM_STATE_DIR"):
         return folders(env, state_dir)
     system = system_folders()
@@ -27,13 +27,12 @@ def find(env: Mapping[str, str], state_dir: Path | None) -> Folders:
 
 
 class Client:
-    """One running instance. Raises NotRunningError when nothing answers."""
+    """A connection to one running instance. Methods raise NotRunningError when nothing answers."""
 
-    def __init__(self, places: Folders) -> None:
-        self.folders = places
-        self._http = httpx.Client(
-            transport=httpx.HTTPTransport(uds=str(places.control_socket)), base_url="http://edgellm", timeout=TIMEOUT_S
-        )
+    def __init__(self, instance: Folders) -> None:
+        self.folders = instance
+        transport = httpx.HTTPTransport(uds=str(instance.control_socket))
+        self._http = httpx.Client(transport=transport, base_url="http://edgellm", timeout=TIMEOUT_S)
 
     def close(self) -> None:
         self._http.close()
@@ -47,7 +46,7 @@ class Client:
     def logs(
         self, *, engine: bool, model: str | None = None, since: Mapping[str, int] | None = None
     ) -> tuple[list[str], dict[str, int]]:
-        """Lines that came since, and what to pass as `since` the next time."""
+        """Return the new lines and the value of `since` for the next call."""
         query = {"engine": "1" if engine else "0", "since": json.dumps(dict(since or {}))}
         answer = self._ask("GET", "/logs", query | ({"model": model} if model else {}))
         return answer["lines"], answer["next"]
@@ -60,7 +59,7 @@ class Client:
         return restarted
 
     def reload(self) -> dict[str, Any]:
-        """Waits until the new plan serves or was given up. Raises EdgeError when it cannot even be planned."""
+        """Wait until the new plan serves or has failed. Raises EdgeError when it cannot be planned."""
         return self._ask("POST", "/reload", timeout_s=None)
 
     def _ask(
@@ -74,17 +73,17 @@ class Client:
         if response.status_code == 403:
             raise UnavailableError(answer["error"]["message"], "run it as that user, or with sudo")
         if response.status_code >= 400:
-            told = answer.get("error", {})
-            message = told.get("message", f"answered {response.status_code}")
-            raise _kind(told.get("kind"))(message, told.get("hint"), table=told.get("table"))
+            fault = answer.get("error", {})
+            message = fault.get("message", f"the control socket answered {response.status_code}")
+            raise _kind(fault.get("kind"))(message, fault.get("hint"), table=fault.get("table"))
         return answer
 
 
-def serving_engine(places: Folders) -> str | None:
-    """The id of the engine that the running edgellm of these folders uses; None when none runs."""
-    if not held(places.lock):
+def serving_engine(instance: Folders) -> str | None:
+    """Return the id of the engine that the instance of these folders runs; None when none runs."""
+    if not held(instance.lock):
         return None
-    client = Client(places)
+    client = Client(instance)
     try:
         engine: str | None = client.status()["engine"]
         return engine
@@ -94,18 +93,15 @@ def serving_engine(places: Folders) -> str | None:
         client.close()
 
 
-def not_running(places: Folders) -> NotRunningError:
+def not_running(instance: Folders) -> NotRunningError:
     return NotRunningError(
-        f"no edgellm is running in {places.instance_run}", "start one: `edgellm up`, or name it with --state-dir"
+        f"no edgellm is running in {instance.instance_run}", "start one: `edgellm up`, or name it with --state-dir"
     )
 
 
 def _kind(name: str | None) -> type[EdgeError]:
-    """The branch of the error tree with this kind, so that the exit code is the one of the fault."""
-    todo: list[type[EdgeError]] = [EdgeError]
-    while todo:
-        branch = todo.pop()
-        if branch.kind == name:
-            return branch
-        todo += branch.__subclasses__()
-    return EdgeError
+    """Return the error class of this kind, whose exit code is the one of the fault."""
+    branches: list[type[EdgeError]] = [EdgeError]
+    for branch in branches:
+        branches += branch.__subclasses__()
+    return next((branch for branch in branches if branch.kind == name), EdgeError)

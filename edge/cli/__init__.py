@@ -1,4 +1,4 @@
-"""The command `edgellm`. `up` goes to the standard-library launcher before typer is imported (the child first)."""
+"""The command `edgellm`. `up` goes to the launcher before typer is imported: the engine is spawned first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command and returns its exit code. The only place that catches EdgeError."""
+    """Run one command and return its exit code. The only place that catches EdgeError."""
     arguments = sys.argv[1:] if argv is None else argv
     from edge.errors import EdgeError
 
@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def report(error: Exception) -> None:
-    """One sentence, the table where there is one, and one next step, on stderr."""
+    """Print an error on stderr: one sentence, its table, one next step."""
     colour = sys.stderr.isatty()
     head = "\x1b[31merror:\x1b[0m" if colour else "error:"
     print(f"{head} {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The typer application: one module a noun, each with `register(root)`. What is heavy is imported inside commands."""
+"""The typer application: one module a noun, each with `register(root)`; heavy imports are inside the commands."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ USAGE = 64
 
 
 def build(only: str | None = None) -> typer.Typer:
-    """The whole application, or (`only`) as much of it as one noun needs: importing all of them costs 0.1 s."""
+    """Build the whole application, or only one noun: importing all of them costs 0.1 s."""
     root = typer.Typer(
         name="edgellm",
-        help="Turns this machine into an LLM appliance: plan, launch, warm, watch and serve llama.cpp.",
+        help="Turn this machine into an LLM appliance: plan, launch, warm, watch and serve llama.cpp.",
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
@@ -29,7 +29,7 @@ def build(only: str | None = None) -> typer.Typer:
     def _root(
         version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print it")] = False,
     ) -> None:
-        """Turns this machine into an LLM appliance."""
+        """Turn this machine into an LLM appliance."""
 
     for noun in nouns(only):
         noun.register(root)
@@ -37,7 +37,7 @@ def build(only: str | None = None) -> typer.Typer:
 
 
 def nouns(only: str | None = None) -> Iterator[ModuleType]:
-    """Every module beside this one that registers commands, in the order of their names."""
+    """Yield every module of this package that registers commands, in the order of their names."""
     names = sorted(info.name for info in pkgutil.iter_modules(edge.cli.__path__))
     for name in [only] if only in names else names:
         module = importlib.import_module(f"edge.cli.{name}")
@@ -46,7 +46,7 @@ def nouns(only: str | None = None) -> Iterator[ModuleType]:
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code. typer says 2 for a wrong command line; ours is 64 (EX_USAGE)."""
+    """Run one command and return its exit code: 64 (EX_USAGE) for a wrong command line, where typer has 2."""
     try:
         build(arguments[0] if arguments else None)(args=arguments or ["--help"], prog_name="edgellm")
     except SystemExit as end:

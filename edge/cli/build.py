@@ -1,23 +1,27 @@
-"""`edgellm build`: compiles llama.cpp for this board."""
+"""`edgellm build`: compile llama.cpp for this board."""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from edge.cli.options import DryRun, Json, Memory, Profile, StateDir, folders_of
+from edge.errors import UsageError
 
 if TYPE_CHECKING:
     from edge.engine.request import Request
 
 EXAMPLE = """
-Compiles llama-server for this board, proves it, and installs it beside the former ones.
+Compile llama-server for this board, prove it, and install it beside the earlier ones.
 
 Examples:
 
-    edgellm build                                   # what the board needs
+    edgellm build                                   # the recipe of this board
 
     edgellm build -p orin --dry-run                 # the exact commands and their reasons
 
@@ -27,27 +31,20 @@ Examples:
 """
 
 
-Profile = Annotated[
-    str | None, typer.Option("-p", "--profile", metavar="NAME", help="kind of board: orin, cuda, cpu, …")
-]
-Board = Annotated[str | None, typer.Option(metavar="ID", help="plan for a board that is not here (with --dry-run)")]
+BoardId = Annotated[str | None, typer.Option("--board", metavar="ID", help="a board that is not here (with --dry-run)")]
 Recipe = Annotated[
     str | None, typer.Option(metavar="NAME|FILE", help="orin, thor, xavier, cuda, cpu, or a .cmake file")
 ]
 Source = Annotated[str, typer.Option(metavar="WHERE", help="pypi, git, git:TAG or path:DIR")]
 Jobs = Annotated[
-    int | None, typer.Option("-j", "--jobs", min=1, metavar="N", help="compilers at once (default: what memory allows)")
+    int | None, typer.Option("-j", "--jobs", min=1, metavar="N", help="parallel compilers (default: by memory)")
 ]
 Arch = Annotated[str | None, typer.Option(metavar="N", help="GPU architecture when no GPU is in sight: 87, 90")]
 Bindings = Annotated[bool, typer.Option("--bindings", help="build the llama-cpp-python wheel with the same recipe")]
-FetchTools = Annotated[bool, typer.Option("--fetch-tools", help="take cmake and ninja from PyPI where they miss")]
+FetchTools = Annotated[bool, typer.Option("--fetch-tools", help="take a missing cmake or ninja from PyPI")]
 NoNative = Annotated[bool, typer.Option("--no-native", help="compile for any CPU of this kind, not only this one")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="show what would be done, and why")]
 Force = Annotated[bool, typer.Option("--force", help="build an unproven recipe, or again what is built")]
-Json = Annotated[bool, typer.Option("--json", help="print a JSON document")]
-StateDir = Annotated[Path | None, typer.Option(metavar="DIR", help="keep everything under DIR")]
-Root = Annotated[str | None, typer.Option(metavar="DIR", help="read the board from another root folder")]
-Memory = Annotated[str | None, typer.Option(metavar="SIZE", help="pretend the board has this memory")]
+Root = Annotated[str | None, typer.Option(metavar="DIR", help="a machine whose proc and sys lie in DIR")]
 
 
 def register(root: typer.Typer) -> None:
@@ -56,7 +53,7 @@ def register(root: typer.Typer) -> None:
 
 def build(
     profile: Profile = None,
-    board: Board = None,
+    board: BoardId = None,
     recipe: Recipe = None,
     source: Source = "pypi",
     jobs: Jobs = None,
@@ -66,27 +63,23 @@ def build(
     no_native: NoNative = False,
     dry_run: DryRun = False,
     force: Force = False,
-    json: Json = False,
+    as_json: Json = False,
     state_dir: StateDir = None,
     root: Root = None,
     memory: Memory = None,
 ) -> None:
-    import os
-
     from edge.engine.order import Order, request_for
     from edge.engine.planning import make_plan
-    from edge.errors import UsageError
-    from edge.folders import folders
     from edge.render.build import show_plan
 
     order = Order(profile, board, recipe, source, jobs, arch, root, memory, force, fetch_tools, not no_native)
-    request = request_for(order, folders(os.environ, state_dir), os.environ)
+    request = request_for(order, folders_of(state_dir), os.environ)
     if request.stand_in and not dry_run:
-        raise UsageError("a board that is not here cannot be built for", "add --dry-run, or run it on the board")
+        raise UsageError("a build needs the board itself", "add --dry-run, or run it on the board")
     if dry_run:
-        show_plan(request, make_plan(request), json)
+        show_plan(request, make_plan(request), as_json)
         return
-    _build(request, bindings, json)
+    _build(request, bindings, as_json)
 
 
 def _build(request: Request, bindings: bool, as_json: bool) -> None:
@@ -113,8 +106,7 @@ def _build(request: Request, bindings: bool, as_json: bool) -> None:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends a build as Ctrl-C does: no compiler is left behind, and the same command goes on."""
-    import signal
+    """End a build at SIGTERM as at Ctrl-C: no compiler is left behind, and the same command continues."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

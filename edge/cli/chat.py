@@ -1,4 +1,4 @@
-"""`edgellm chat`: one question to the running server."""
+"""`edgellm chat`: one question to a running server."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def register(root: typer.Typer) -> None:
 
 
 def chat(
-    text: Annotated[list[str] | None, typer.Argument(help="the question; - or nothing reads standard input")] = None,
+    text: Annotated[list[str] | None, typer.Argument(help="the question; - reads standard input")] = None,
     model: Annotated[str, typer.Option("--model", "-m", metavar="ID", help="one of several models")] = "",
     system: Annotated[str, typer.Option("--system", metavar="TEXT", help="system prompt")] = "",
-    max_tokens: Annotated[int, typer.Option("--max-tokens", metavar="N", min=1, help="length of the answer")] = 1024,
-    url: Annotated[str, typer.Option("--url", metavar="URL", help="another server than the running one")] = "",
+    max_tokens: Annotated[int, typer.Option("--max-tokens", metavar="N", min=1, help="longest answer")] = 1024,
+    url: Annotated[str, typer.Option("--url", metavar="URL", help="address of another server")] = "",
     state_dir: StateDir = None,
     as_json: Json = False,
 ) -> None:
-    """Ask the running server and print the answer as it comes. EDGELLM_API_KEY holds the key where one is needed."""
+    """Ask a running server and stream its answer. EDGELLM_API_KEY holds the key where the server needs one."""
     from edge.chat import Question, ask, server_url
 
     words = text or ["-"]
@@ -39,9 +39,9 @@ def chat(
         if sys.stderr.isatty():
             typer.echo(f"\r\x1b[K{state}", nl=False, err=True)
 
-    def piece(said: str) -> None:
+    def piece(part: str) -> None:
         if not as_json:
-            typer.echo(said, nl=False)
+            typer.echo(part, nl=False)
             sys.stdout.flush()
 
     answer = ask(url or server_url(os.environ, state_dir), question, os.environ.get(KEY_VARIABLE), piece, waiting)

@@ -1,12 +1,12 @@
-"""`edgellm config show`: every value and the layer that it came from."""
+"""`edgellm config show`: every value with the layer that it came from."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
 
 import typer
 
-from edge.cli.options import Json, StateDir
+from edge.cli.options import Json, Models, Profile, Set, StateDir, folders_of, given, print_json
 
 
 def register(root: typer.Typer) -> None:
@@ -16,31 +16,20 @@ def register(root: typer.Typer) -> None:
 
 
 def show(
-    profile: Annotated[str | None, typer.Option("--profile", "-p", metavar="NAME", help="kind of board")] = None,
-    model: Annotated[list[str] | None, typer.Option("--model", "-m", metavar="[ID=]REF", help="model to serve")] = None,
-    set: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="set one value")] = None,
-    json: Json = False,
-    state_dir: StateDir = None,
+    profile: Profile = None, model: Models = None, set: Set = None, as_json: Json = False, state_dir: StateDir = None
 ) -> None:
-    """Every value that would be used here, with its origin."""
-    import os
+    """Show every value that would be used, with its origin."""
+    from msgspec import to_builtins
 
     from edge.board.probe import probe
     from edge.config import load, settle
     from edge.config.show import rows
-    from edge.folders import folders
-
-    places = folders(os.environ, state_dir)
-    flags: dict[str, object] = {"profile": profile, "model": model or (), "set": set or ()}
-    config = load(places, {name: value for name, value in flags.items() if value}, os.environ)
-    found = rows(config, settle(config, probe(), places))
-    if json:
-        from json import dumps
-
-        from msgspec import to_builtins
-
-        print(dumps({"schema": 1, "values": [to_builtins(row) for row in found]}, indent=1))
-        return
     from edge.render.config import config_lines
 
-    print("\n".join(config_lines(found)))
+    folders = folders_of(state_dir)
+    config = load(folders, given(profile=profile, model=model, set=set), os.environ)
+    found = rows(config, settle(config, probe(), folders))
+    if as_json:
+        print_json({"schema": 1, "values": [to_builtins(row) for row in found]})
+    else:
+        typer.echo("\n".join(config_lines(found)))

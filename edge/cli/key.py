@@ -1,8 +1,7 @@
-"""`edgellm key`: who may use the API."""
+"""`edgellm key`: add, list and revoke API keys."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from datetime import datetime, timezone
@@ -11,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from edge.cli.options import Json, StateDir
+from edge.cli.options import Json, StateDir, print_json
 from edge.errors import UnavailableError
 
 File = Annotated[
@@ -28,7 +27,7 @@ def register(root: typer.Typer) -> None:
 
 
 def add(
-    name: Annotated[str, typer.Argument(help="what the access log calls it")],
+    name: Annotated[str, typer.Argument(help="name of the client, as in the access log")],
     admin: Annotated[
         bool, typer.Option("--admin", help="also for slots, props and adapters, and error evidence")
     ] = False,
@@ -37,7 +36,7 @@ def add(
     state_dir: StateDir = None,
     as_json: Json = False,
 ) -> None:
-    """Make a key and print it, once: only its hash is kept."""
+    """Make a key and print it once: only its hash is kept."""
     from edge.gateway import keyring, keys
 
     path = _path(file, state_dir)
@@ -46,7 +45,7 @@ def add(
     created = datetime.now(timezone.utc).date().isoformat()
     keyring.write(path, [*known, keys.make(name, secret, admin=admin, created=created, others=known)])
     if as_json:
-        typer.echo(json.dumps({"schema": 1, "name": name, "admin": admin, "key": None if from_stdin else secret}))
+        print_json({"schema": 1, "name": name, "admin": admin, "key": None if from_stdin else secret}, indent=None)
     elif from_stdin:
         typer.echo(f"added {name} to {path}")
     else:
@@ -61,10 +60,10 @@ def list_keys(file: File = None, state_dir: StateDir = None, as_json: Json = Fal
     known = keyring.read(_path(file, state_dir))
     if as_json:
         entries = [{"name": key.name, "admin": key.admin, "created": key.created} for key in known]
-        typer.echo(json.dumps({"schema": 1, "keys": entries}))
+        print_json({"schema": 1, "keys": entries}, indent=None)
         return
     if not known:
-        typer.echo("no keys: only this machine is served, and it needs none", err=True)
+        typer.echo("no keys: only clients on this machine are served, without a key", err=True)
     width = max((len(key.name) for key in known), default=0)
     for key in known:
         typer.echo(f"{key.name:<{width}}  {key.created}  {'admin' if key.admin else ''}".rstrip())
@@ -73,25 +72,25 @@ def list_keys(file: File = None, state_dir: StateDir = None, as_json: Json = Fal
 def revoke(
     name: Annotated[str, typer.Argument(help="name of the key")], file: File = None, state_dir: StateDir = None
 ) -> None:
-    """Take a key away; a running server refuses it from the next request on."""
+    """Revoke a key; a running server refuses it from the next request on."""
     from edge.gateway import keyring
 
     path = _path(file, state_dir)
     known = keyring.read(path)
     kept = [key for key in known if key.name != name]
     if len(kept) == len(known):
-        raise UnavailableError(f"there is no key named {name!r} in {path}", "edgellm key list shows the names")
+        raise UnavailableError(f"there is no key named {name!r} in {path}", "`edgellm key list` shows the names")
     keyring.write(path, kept)
     typer.echo(f"revoked {name}")
 
 
 def _path(file: Path | None, state_dir: Path | None) -> Path:
-    """`--file` > keys_file of the configuration > keys.toml in the config folder of the instance."""
+    """Return the key file: --file, keys_file of the configuration, or keys.toml in the config folder."""
     if file is not None:
         return file
     from edge.client import find
     from edge.config import load
 
-    places = find(os.environ, state_dir)
-    configured = load(places, {}, os.environ).gateway.keys_file
-    return Path(configured) if configured else places.config / "keys.toml"
+    folders = find(os.environ, state_dir)
+    configured = load(folders, {}, os.environ).gateway.keys_file
+    return Path(configured) if configured else folders.config / "keys.toml"

@@ -1,17 +1,17 @@
-"""`edgellm model`: the models that are here, and how others come here."""
+"""`edgellm model`: list, show, check, fetch, import, quantize and remove models."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge.cli.options import Json, StateDir
+from edge.cli.options import Engine, Json, StateDir, folders_of
 from edge.errors import BadModelError
 
 if TYPE_CHECKING:
-    from edge.folders import Folders
     from edge.model.quant import QuantPreference
     from edge.model.store import Store
 
@@ -19,7 +19,7 @@ Ref = Annotated[str, typer.Argument(metavar="REF", help="NAME[:QUANT], a path, o
 Source = Annotated[
     str, typer.Argument(metavar="REF", help="a name of the catalogue, or hf://, https://, pypi://, file://")
 ]
-Deep = Annotated[bool, typer.Option("--deep", help="read every byte: hashes, and scales that are no numbers")]
+Deep = Annotated[bool, typer.Option("--deep", help="read every byte: hashes, and scales that are not finite")]
 
 
 def register(root: typer.Typer) -> None:
@@ -36,10 +36,10 @@ def register(root: typer.Typer) -> None:
 
 def list_models(
     state_dir: StateDir = None,
-    catalogue: Annotated[bool, typer.Option("--catalogue", help="what can be pulled by name, instead")] = False,
+    catalogue: Annotated[bool, typer.Option("--catalogue", help="list what can be pulled by name instead")] = False,
     as_json: Json = False,
 ) -> None:
-    """List every model here with what its header says; what is not usable comes last, with the reason."""
+    """List every model with the figures of its header; unusable files come last, with the reason."""
     from edge.model.catalogue import load
     from edge.model.partial import jobs
     from edge.model.survey import survey
@@ -53,17 +53,17 @@ def list_models(
         else:
             drawing.catalogue(rows)
         return
-    folders = _folders(state_dir)
+    folders = folders_of(state_dir)
     lines, pending = survey(_store(state_dir), folders.cache), jobs(folders.models)
     if as_json:
-        told = [model_json.line(line) for line in lines]
-        typer.echo(model_json.dump(models=told, pending=[model_json.pending(one) for one in pending]))
+        documents = [model_json.line(line) for line in lines]
+        typer.echo(model_json.dump(models=documents, pending=[model_json.pending(one) for one in pending]))
     else:
         drawing.listing(lines, pending, folders.models)
 
 
 def show(ref: Ref, state_dir: StateDir = None, as_json: Json = False) -> None:
-    """Show one model: architecture, memory, quantization, tokenizer, and where it came from."""
+    """Show one model: architecture, memory, quantization, tokenizer and source."""
     from edge.model import receipt
     from edge.render import model_json
     from edge.render.model_details import details
@@ -77,12 +77,12 @@ def show(ref: Ref, state_dir: StateDir = None, as_json: Json = False) -> None:
 
 
 def check(
-    ref: Annotated[str | None, typer.Argument(metavar="[REF]", help="one model; all of them when left out")] = None,
+    ref: Annotated[str | None, typer.Argument(metavar="[REF]", help="one model (default: all)")] = None,
     state_dir: StateDir = None,
     deep: Deep = False,
     as_json: Json = False,
 ) -> None:
-    """Judge models without starting them. Exit code 65 when one is not healthy."""
+    """Check models without starting them. Exit code 65 when one is not healthy."""
     from edge.model.deep import check_deep
     from edge.model.survey import survey
     from edge.model.verdict import HEALTHY_KINDS
@@ -91,7 +91,7 @@ def check(
     from edge.render.progress import progress
 
     store = _store(state_dir)
-    lines = survey(store, _folders(state_dir).cache) if ref is None else []
+    lines = survey(store, folders_of(state_dir).cache) if ref is None else []
     refs = [ref] if ref is not None else [str(line.entry.path) for line in lines if line.usable]
     models = [store.resolve(one) for one in refs]
     bad = [line for line in lines if line.verdict and line.verdict.kind not in HEALTHY_KINDS]
@@ -100,9 +100,9 @@ def check(
         with progress(quiet=as_json) as report:
             reports.append(check_deep(model, report))
     if as_json:
-        told = [{"id": f"{m.name}:{m.quant}", "path": m.path, "notes": list(m.notes)} for m in models]
-        looked = [model_json.deep(one) for one in reports]
-        typer.echo(model_json.dump(models=told, bad=[model_json.line(line) for line in bad], deep=looked))
+        documents = [{"id": f"{m.name}:{m.quant}", "path": m.path, "notes": list(m.notes)} for m in models]
+        deep_reports = [model_json.deep(one) for one in reports]
+        typer.echo(model_json.dump(models=documents, bad=[model_json.line(line) for line in bad], deep=deep_reports))
     else:
         drawing.checked(models, bad, reports)
     if bad or not all(one.healthy for one in reports):
@@ -112,18 +112,18 @@ def check(
 def pull(
     ref: Source,
     state_dir: StateDir = None,
-    quant: Annotated[str | None, typer.Option("--quant", metavar="QUANT", help="instead of what fits best")] = None,
+    quant: Annotated[str | None, typer.Option("--quant", metavar="QUANT", help="instead of the best that fits")] = None,
     projector: Annotated[bool, typer.Option("--projector", help="with the repository's vision projector")] = False,
     as_json: Json = False,
 ) -> None:
-    """Fetch a model, verified, or go on where a fetch broke off. What is here already is not fetched again."""
+    """Fetch and verify a model, or resume an interrupted fetch. A model that is present is not fetched again."""
     from edge.model.pull import pull as fetch
     from edge.render import model as drawing
     from edge.render import model_json
     from edge.render.progress import progress
 
     room_bytes, preference = (None, None) if quant else _room(state_dir)
-    models_dir = _folders(state_dir).models
+    models_dir = folders_of(state_dir).models
     with progress(quiet=as_json) as report:
         model = fetch(
             ref,
@@ -143,17 +143,17 @@ def pull(
 def import_(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="a .gguf file, any shard of a set, or a folder")],
     state_dir: StateDir = None,
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="instead of the file's own")] = None,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="instead of the name of the file")] = None,
     as_json: Json = False,
 ) -> None:
-    """Copy a model file of this machine into the store, after a look at it."""
+    """Check a model file of this machine and copy it into the store."""
     from edge.model.importer import import_model
     from edge.render import model as drawing
     from edge.render import model_json
     from edge.render.progress import progress
 
     with progress(quiet=as_json) as report:
-        model = import_model(path, _folders(state_dir).models, name=name, progress=report)
+        model = import_model(path, folders_of(state_dir).models, name=name, progress=report)
     if as_json:
         typer.echo(model_json.dump(model=model_json.model(model)))
     else:
@@ -164,11 +164,11 @@ def quantize(
     ref: Ref,
     to: Annotated[str, typer.Option("--to", metavar="QUANT", help="for example Q5_K_M")],
     state_dir: StateDir = None,
-    engine: Annotated[str | None, typer.Option("--engine", metavar="ID|PATH", help="whose llama-quantize")] = None,
-    force: Annotated[bool, typer.Option("--force", help="from a lossy quant too")] = False,
+    engine: Engine = None,
+    force: Annotated[bool, typer.Option("--force", help="also from a lossy quantization")] = False,
     as_json: Json = False,
 ) -> None:
-    """Make a smaller quant with the engine's own llama-quantize. Nothing is left of a try that fails."""
+    """Make a smaller quantization with the engine's llama-quantize. A failed run leaves no file."""
     from edge.engine.choose import choose
     from edge.model.quantize import quantize as make
     from edge.model.quantize import tool_of, will_fall_back
@@ -177,13 +177,13 @@ def quantize(
     from edge.render.common import warn
     from edge.render.progress import progress
 
-    folders = _folders(state_dir)
+    folders = folders_of(state_dir)
     model = _store(state_dir).resolve(ref)
     chosen = choose(folders, engine, needs_gpu=False)
-    odd = will_fall_back(model.meta, to.upper())
-    if odd:
+    larger = will_fall_back(model.meta, to.upper())
+    if larger:
         total = len(model.meta.tensors)
-        warn(f"about {odd} of {total} tensors have rows that {to} does not divide: they become larger types")
+        warn(f"about {larger} of {total} tensors have rows that {to} does not divide: they get a larger type")
     with progress(quiet=as_json) as report:
         made = make(
             model,
@@ -195,14 +195,14 @@ def quantize(
             progress=report,
         )
     if as_json:
-        told = model_json.model(made.model)
-        typer.echo(model_json.dump(model=told, mix=made.mix, fallbacks=made.fallbacks))
+        documents = model_json.model(made.model)
+        typer.echo(model_json.dump(model=documents, mix=made.mix, fallbacks=made.fallbacks))
     else:
         drawing.quantized(made, model)
 
 
 def remove(ref: Ref, state_dir: StateDir = None, as_json: Json = False) -> None:
-    """Remove a model from the store's own folder. Other folders are never touched."""
+    """Remove a model from the store's own folder. Files of other folders are not touched."""
     from edge.model.remove import remove as take_away
     from edge.render import model as drawing
     from edge.render import model_json
@@ -214,37 +214,24 @@ def remove(ref: Ref, state_dir: StateDir = None, as_json: Json = False) -> None:
         drawing.removed(gone)
 
 
-def _folders(state_dir: Path | None) -> Folders:
-    """Where a command writes: the user's folders unless root."""
-    import os
-
-    from edge.folders import folders
-
-    return folders(os.environ, state_dir)
-
-
 def _store(state_dir: Path | None) -> Store:
     """Return the store that `plan` and `up` read too."""
-    import os
-
     from edge.config import load
     from edge.model.store import standard
 
-    folders = _folders(state_dir)
+    folders = folders_of(state_dir)
     return standard(folders, load(folders, {}, os.environ).store.dirs, os.environ)
 
 
 def _room(state_dir: Path | None) -> tuple[int, QuantPreference]:
-    """What weights may take on this board now, and the quantization that its profile asks for."""
-    import os
-
+    """Return the memory that weights may take on this board now, and the quantization its profile asks for."""
     from edge.board.memory import snapshot
     from edge.board.probe import probe
     from edge.config import load, settle
     from edge.model.pick import room_bytes
     from edge.model.quant import QuantPreference
 
-    folders = _folders(state_dir)
+    folders = folders_of(state_dir)
     board = probe(Path("/"))
     memory = snapshot(Path("/"), board)
     preset = settle(load(folders, {}, os.environ), board, folders).wishes

@@ -1,11 +1,47 @@
-"""Options that several commands share."""
+"""Options that several commands share, and the folders and flags that they stand for."""
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-StateDir = Annotated[Path | None, typer.Option("--state-dir", metavar="DIR", help="the instance under DIR")]
-Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+from edge.folders import Folders, folders
+
+StateDir = Annotated[
+    Path | None, typer.Option("--state-dir", metavar="DIR", help="the instance that keeps everything under DIR")
+]
+Json = Annotated[bool, typer.Option("--json", help="print a JSON document")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="show what would be done and why, and stop")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
+Profile = Annotated[
+    str | None, typer.Option("--profile", "-p", metavar="NAME", help="kind of board: orin, cuda, cpu, … or a file")
+]
+Models = Annotated[
+    list[str] | None, typer.Option("--model", "-m", metavar="[ID=]REF", help="model to serve; may be given twice")
+]
+Listen = Annotated[list[str] | None, typer.Option("--listen", metavar="HOST:PORT", help="address of the API")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="set one value, e.g. --set n_ctx=8192")
+]
+Engine = Annotated[str | None, typer.Option("--engine", metavar="ID|PATH", help="engine id or a llama-server binary")]
+BoardId = Annotated[str | None, typer.Option("--board", metavar="ID", help="a board that is not here, by name")]
+RootDir = Annotated[Path | None, typer.Option("--root", metavar="DIR", help="a machine whose proc and sys lie in DIR")]
+Memory = Annotated[str | None, typer.Option("--memory", metavar="SIZE", help="available memory to assume")]
+
+
+def folders_of(state_dir: Path | None) -> Folders:
+    """Return the folders of a command: --state-dir, EDGELLM_STATE_DIR, the system's for root, the user's."""
+    return folders(os.environ, state_dir)
+
+
+def given(**flags: object) -> dict[str, object]:
+    """Return the flags that were on the command line, as edge.config.load takes them."""
+    return {name: value for name, value in flags.items() if value}
+
+
+def print_json(document: Any, indent: int | None = 2) -> None:
+    typer.echo(json.dumps(document, indent=indent))

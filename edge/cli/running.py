@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from typing import Annotated, Any
 
 import typer
 
-from edge.cli.options import Json, StateDir
+from edge.cli.options import Json, StateDir, print_json
 from edge.errors import EdgeError, NotRunningError, TimedOutError
 
 POLL_S = 0.1
@@ -28,7 +27,7 @@ def register(root: typer.Typer) -> None:
 def status(
     state_dir: StateDir = None,
     as_json: Json = False,
-    watch: Annotated[bool, typer.Option("--watch", help="again every second until Ctrl-C")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="repeat every second until Ctrl-C")] = False,
 ) -> None:
     """Show state, gates and failures of a running edgellm. Exit code 69 when none runs."""
     from edge.render.status import status_lines
@@ -37,7 +36,7 @@ def status(
     while True:
         document = client.status()
         if as_json:
-            typer.echo(json.dumps(document, indent=None if watch else 2))
+            print_json(document, indent=None if watch else 2)
         else:
             if watch and os.isatty(1):
                 typer.echo("\x1b[2J\x1b[H", nl=False)
@@ -49,9 +48,9 @@ def status(
 
 def wait(
     state_dir: StateDir = None,
-    timeout: Annotated[float, typer.Option("--timeout", metavar="S", help="seconds; 0 waits for ever")] = 0,
+    timeout: Annotated[float, typer.Option("--timeout", metavar="S", help="seconds; 0 waits without a limit")] = 0,
 ) -> None:
-    """Wait until every model is READY. Exit code 75 when the time is over, 1 when one has failed."""
+    """Wait until every model is READY. Exit code 75 after the timeout, 1 when a model has failed."""
     client, began = _client(state_dir), time.monotonic()
     while True:
         document = _status_or_none(client)
@@ -63,17 +62,17 @@ def wait(
         if models and all(model["state"] in ("READY", "SLEEPING") for model in models.values()):
             return
         if timeout and time.monotonic() - began >= timeout:
-            raise TimedOutError(f"not ready after {timeout:g} s", "`edgellm status` shows which gate is closed")
+            raise TimedOutError(f"not ready after {timeout:g} s", "`edgellm status` shows the gate that is closed")
         time.sleep(POLL_S)
 
 
 def stop(
     state_dir: StateDir = None,
-    now: Annotated[bool, typer.Option("--now", help="do not let open requests finish")] = False,
+    now: Annotated[bool, typer.Option("--now", help="do not wait for open requests")] = False,
 ) -> None:
-    """Stop a running edgellm: open requests may finish, then the engine is ended.
+    """Stop a running edgellm after its open requests have finished.
 
-    A service is stopped with its socket, which would start it again.
+    A service is stopped together with its socket, which would start it again.
     """
     from edge.instance import held
     from edge.service import unit
@@ -95,27 +94,30 @@ def restart(state_dir: StateDir = None, model: Annotated[str | None, typer.Argum
 
 
 def reload(state_dir: StateDir = None, as_json: Json = False) -> None:
-    """Read the configuration again. It is planned first: one that cannot be planned changes nothing.
+    """Read the configuration again. A configuration that cannot be planned changes nothing.
 
-    A model that changed is started beside the old one if both fit, else after it; if it does not come up, the old one
-    goes on. Addresses, keys and the gateway's limits need a restart.
+    A changed model is started beside the old engine if both fit, else after it; if it does not start, the old one
+    continues. Addresses, keys and limits of the gateway need a restart.
     """
     from edge.render.status import reload_lines
 
     document = _client(state_dir).reload()
-    typer.echo(json.dumps(document, indent=2) if as_json else "\n".join(reload_lines(document)))
+    if as_json:
+        print_json(document)
+    else:
+        typer.echo("\n".join(reload_lines(document)))
     if document["failures"]:
         first = next(iter(document["failures"]))
-        raise EdgeError(f"{first} could not be changed and goes on as it was", document["failures"][first]["hint"])
+        raise EdgeError(f"{first} could not be changed; the old engine continues", document["failures"][first]["hint"])
 
 
 def logs(
     state_dir: StateDir = None,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="go on until Ctrl-C")] = False,
-    engine: Annotated[bool, typer.Option("--engine", help="the engine's own lines")] = False,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="one model's engine")] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="print new lines until Ctrl-C")] = False,
+    engine: Annotated[bool, typer.Option("--engine", help="lines of the engine")] = False,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="lines of one model's engine")] = None,
 ) -> None:
-    """Print the last lines of edgellm, or of its engine."""
+    """Print the last log lines of edgellm, or of its engine."""
     client = _client(state_dir)
     since: dict[str, int] = {}
     while True:

@@ -7,18 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edge.cli.options import DryRun, Json, Listen, Models, Profile, Yes
 from edge.errors import EdgeError, UsageError
 
 if TYPE_CHECKING:
     from edge.service.step import Step
 
-Json = Annotated[bool, typer.Option("--json", help="print a JSON document")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="show what would be done, and stop")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
-
 
 def register(root: typer.Typer) -> None:
-    noun = typer.Typer(no_args_is_help=True, help="Autostart: the endpoint answers after power-on.")
+    noun = typer.Typer(no_args_is_help=True, help="Autostart: serve from power-on, with systemd.")
     noun.command(epilog="Example: sudo edgellm service install -p orin -m chat=Qwen3.5-4B:Q5_K_M")(install)
     noun.command(epilog="Example: edgellm service diff")(diff)
     noun.command(epilog="Example: sudo edgellm service uninstall --dry-run")(uninstall)
@@ -26,9 +23,9 @@ def register(root: typer.Typer) -> None:
 
 
 def install(
-    profile: Annotated[str | None, typer.Option("--profile", "-p", metavar="NAME", help="kind of board")] = None,
-    model: Annotated[list[str] | None, typer.Option("--model", "-m", metavar="[ID=]REF", help="what to serve")] = None,
-    listen: Annotated[list[str] | None, typer.Option("--listen", metavar="HOST:PORT", help="public address")] = None,
+    profile: Profile = None,
+    model: Models = None,
+    listen: Listen = None,
     run_as: Annotated[str, typer.Option("--run-as", metavar="USER", help="an existing user")] = "edgellm",
     model_dir: Annotated[
         list[Path] | None, typer.Option("--model-dir", metavar="DIR", help="serve models from here, in place")
@@ -40,16 +37,16 @@ def install(
         str, typer.Option("--power-mode", metavar="NAME", help="nvpmodel mode to set at every boot, as root")
     ] = "",
     state_dir: Annotated[
-        Path | None, typer.Option("--state-dir", metavar="DIR", help="take engine and models of this instance over")
+        Path | None, typer.Option("--state-dir", metavar="DIR", help="take over engine and models of this instance")
     ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
-    json: Json = False,
+    as_json: Json = False,
 ) -> None:
-    """Serve from power-on: write systemd units, and bring engine and models where the service can read them.
+    """Serve from power-on: write systemd units, and link or copy engine and models into /var/lib/edgellm.
 
-    What `edgellm up` would launch is planned first; what the plan names is linked or copied into /var/lib/edgellm.
-    Running it again changes only what differs. Drop-ins of your own stay.
+    The launch of `edgellm up` is planned first, and the plan names engine and models. Running it again changes only
+    what differs. Drop-ins of the administrator stay.
     """
     import os
 
@@ -72,13 +69,13 @@ def install(
     if not dry_run:
         _must_be_root("install")
     os.umask(0o022)
-    _carry_out(Installer(request).steps(), dry_run=dry_run, yes=yes, json=json)
-    if not dry_run and not json:
-        typer.echo("`edgellm wait` returns when the model is warm; `systemctl status edgellm` shows how far it is")
+    _carry_out(Installer(request).steps(), dry_run=dry_run, yes=yes, as_json=as_json)
+    if not dry_run and not as_json:
+        typer.echo("`edgellm wait` returns when the model is ready; `systemctl status edgellm` shows the progress")
 
 
-def diff(json: Json = False) -> None:
-    """Compare the installed units with what `install` would write now. Exit code 1 when they differ."""
+def diff(as_json: Json = False) -> None:
+    """Compare the installed units with those that `install` would write now. Exit code 1 when they differ."""
     from dataclasses import replace
 
     from edge.folders import system_folders
@@ -89,43 +86,43 @@ def diff(json: Json = False) -> None:
 
     recorded = read_record(system_folders().data / RECORD)
     if recorded is None:
-        raise EdgeError("edgellm is not installed as a service here", "sudo edgellm service install")
+        raise EdgeError("no edgellm service is installed on this machine", "sudo edgellm service install")
     found = compare(replace(recorded, groups=existing_groups(GPU_GROUPS), jtop=bool(existing_groups(("jtop",)))))
-    (show.show_differences_json if json else show.show_differences)(found)
+    (show.show_differences_json if as_json else show.show_differences)(found)
     if any(one.kind != "yours" for one in found):
         raise typer.Exit(1)
 
 
 def uninstall(
-    purge: Annotated[bool, typer.Option("--purge", help="models, engines, configuration and the user go too")] = False,
+    purge: Annotated[bool, typer.Option("--purge", help="delete models, engines, configuration and user")] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
-    json: Json = False,
+    as_json: Json = False,
 ) -> None:
     """Stop the service and remove its units. Models, engines and configuration stay."""
     from edge.service import remover
 
     if not dry_run:
         _must_be_root("uninstall")
-    _carry_out(remover.steps(purge=purge), dry_run=dry_run, yes=yes, json=json)
+    _carry_out(remover.steps(purge=purge), dry_run=dry_run, yes=yes, as_json=as_json)
     left = remover.kept() if not dry_run else []
-    if left and not json:
-        typer.echo(f"left as they are: {', '.join(left)}" + ("" if purge else " (--purge deletes them)"))
+    if left and not as_json:
+        typer.echo(f"left in place: {', '.join(left)}" + ("" if purge else " (--purge deletes them)"))
 
 
-def _carry_out(steps: list[Step], *, dry_run: bool, yes: bool, json: bool) -> None:
-    """Shows the steps, asks on a terminal, does them. What has a note is an offer: it needs a yes."""
+def _carry_out(steps: list[Step], *, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Show the steps, ask on a terminal, and apply them. A step with a note needs a yes."""
     import sys
 
     from edge.render import service as show
     from edge.service.step import apply_all
 
-    (show.show_steps_json if json else show.show_steps)(steps)
+    (show.show_steps_json if as_json else show.show_steps)(steps)
     if dry_run or all(step.done for step in steps):
         return
     offer = next((step for step in steps if step.note and not step.done), None)
-    asks = sys.stdin.isatty() and not json
-    if not yes and asks and not typer.confirm("go on?", default=True):
+    asks = sys.stdin.isatty() and not as_json
+    if not yes and asks and not typer.confirm("continue?", default=True):
         raise UsageError("nothing was changed")
     if not yes and not asks and offer is not None:
         raise UsageError(f"{offer.note}, so a service cannot use it", f"--yes lets the installer {offer.what}")

@@ -1,4 +1,4 @@
-"""`edgellm timeline`: where the time of a start went."""
+"""`edgellm timeline`: how long each stage of a start took."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from edge.cli.options import Json, StateDir
+from edge.cli.options import Json, StateDir, print_json
 from edge.errors import UnavailableError, UsageError
 
 
@@ -21,12 +21,12 @@ def timeline(
     state_dir: StateDir = None,
     last: Annotated[int, typer.Option("--last", metavar="N", min=1, help="the last N starts")] = 1,
     compare: Annotated[
-        tuple[int, int] | None, typer.Option("--compare", metavar="A B", help="two starts; 1 is the last")
+        tuple[int, int] | None, typer.Option("--compare", metavar="A B", help="two starts, side by side; 1 is the last")
     ] = None,
     trace: Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="write Chrome's trace format")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the last start as a waterfall: which stage took how long, and how many bytes it read."""
+    """Show the last start as a waterfall: how long each stage took, and how many bytes it read."""
     from edge.client import find
     from edge.coldstart.journal import read
     from edge.render import timeline as drawing
@@ -36,7 +36,7 @@ def timeline(
         raise UnavailableError("no start is recorded yet", "start one: `edgellm up`")
     if compare is not None:
         if max(compare) > len(records) or min(compare) < 1:
-            raise UsageError(f"there are {len(records)} recorded starts", "1 is the last, 2 the one before")
+            raise UsageError(f"{len(records)} starts are recorded", "1 is the last, 2 the one before")
         typer.echo("\n".join(drawing.comparison(records[-compare[0]], records[-compare[1]])))
         return
     if trace is not None:
@@ -45,6 +45,6 @@ def timeline(
         return
     chosen = records[-last:]
     if as_json:
-        typer.echo(json.dumps({"schema": 1, "starts": chosen}, indent=2))
+        print_json({"schema": 1, "starts": chosen})
         return
     typer.echo("\n\n".join("\n".join(drawing.waterfall(record)) for record in chosen))

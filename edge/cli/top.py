@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edge.cli.options import Json, StateDir
+from edge.cli.options import Json, StateDir, print_json
 
 REFRESH_S = 1.0
 _NARROWEST = 80
@@ -23,15 +22,15 @@ def register(root: typer.Typer) -> None:
 
 def top(
     state_dir: StateDir = None,
-    once: Annotated[bool, typer.Option("--once", help="print one screen and end (as into a pipe)")] = False,
+    once: Annotated[bool, typer.Option("--once", help="print one screen, as into a pipe, and exit")] = False,
     as_json: Json = False,
 ) -> None:
-    """Watch heat, power, load and tokens of a running edgellm. Ends with q or Ctrl-C."""
+    """Watch temperatures, power, load and tokens of a running edgellm until q or Ctrl-C."""
     from edge.client import Client, find
 
     client = Client(find(os.environ, state_dir))
     if as_json:
-        typer.echo(json.dumps(client.telemetry(), indent=2))
+        print_json(client.telemetry())
     elif once or not (sys.stdout.isatty() and sys.stdin.isatty()):
         _print(client)
     else:
@@ -48,7 +47,7 @@ def _print(client: Any) -> None:
 
 
 def _watch(client: Any) -> None:
-    """Each frame is drawn over the last one in the alternate screen: nothing is cleared, so nothing flickers."""
+    """Draw each frame over the last one in the alternate screen: nothing is cleared, so nothing flickers."""
     from rich.live import Live
 
     from edge.render.top import Past, screen
@@ -66,7 +65,7 @@ def _watch(client: Any) -> None:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Any]:
-    """A function that waits for a key, unseen by the screen; the terminal is as before afterwards."""
+    """Yield a function that waits for a key without echo; the terminal is restored afterwards."""
     import select
     import termios
     import tty

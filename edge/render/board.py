@@ -1,4 +1,4 @@
-"""The board as people read it."""
+"""Text of `edgellm board`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.text import Text
 
 from edge.board.board import Board
 from edge.board.memory import MemorySnapshot
-from edge.render.console import console
+from edge.render.common import console
 from edge.units import format_bytes
 
 

@@ -1,15 +1,13 @@
-"""`edgellm build` for people: the plan, the progress, the result."""
+"""Text of `edgellm build`: plan, progress, result."""
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
@@ -18,22 +16,23 @@ from edge.engine.builder import Report
 from edge.engine.document import plan_document, result_document, shell
 from edge.engine.ninja import Progress as Step
 from edge.engine.request import BuildPlan, Request, Result
+from edge.render.common import console, error_console
 from edge.units import format_bytes, format_seconds
 
 _MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
-# How often a build that is not on a terminal says how far it is.
+# Interval of progress lines without a terminal: a log of an hour stays below 120 lines.
 _QUIET_S = 30.0
 
 
 class Screen:
-    """A bar on a terminal, a line now and then elsewhere; both on stderr, so stdout holds only the result."""
+    """Progress on stderr: a bar on a terminal, a line every half minute elsewhere. stdout holds only the result."""
 
     def __init__(self) -> None:
-        self.console = Console(stderr=True, highlight=False)
-        self.report = Report(self._say, self._progress)
+        self.console = error_console()
+        self.report = Report(self._print, self._progress)
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        self._said_s = 0.0
+        self._printed_s = 0.0
 
     def __enter__(self) -> Screen:
         return self
@@ -41,9 +40,9 @@ class Screen:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._end_bar()
         if kind is KeyboardInterrupt:
-            self._say("stopped; the same command goes on where it was")
+            self._print("stopped; the same command continues from here")
 
-    def _say(self, sentence: str) -> None:
+    def _print(self, sentence: str) -> None:
         self._end_bar()
         self.console.print(sentence, markup=False)
 
@@ -56,8 +55,8 @@ class Screen:
         left = f"about {format_seconds(step.eta_s)} left" if step.eta_s is not None else ""
         if not self.console.is_terminal:
             now_s = time.monotonic()
-            if now_s - self._said_s >= _QUIET_S or step.done == step.total:
-                self._said_s = now_s
+            if now_s - self._printed_s >= _QUIET_S or step.done == step.total:
+                self._printed_s = now_s
                 self.console.print(f"{step.done}/{step.total} {left}".rstrip(), markup=False)
             return
         if self._bar is None:
@@ -74,36 +73,41 @@ class Screen:
 
 
 def show_intent(plan: BuildPlan, say: Callable[[str], None]) -> None:
-    """What is about to happen, before it does."""
+    """Print what is going to be built, and how long it takes."""
     if plan.built is not None:
         return
     arch = ", ".join(f"sm_{a}" for a in plan.arch)
     target = f" for {arch}" if arch else ""
     say(f"building llama.cpp {plan.source.commit[:9]} with the recipe {plan.recipe.name}{target}")
-    say(f"about {plan.minutes} min with {plan.inputs.jobs} at once, {format_bytes(plan.recipe.disk_bytes)} of disk")
+    say(_cost(plan))
     for finding in plan.preflight.findings:
         if finding.verdict == "warn":
             say(f"note: {finding.sentence}" + (f" ({finding.hint})" if finding.hint else ""))
 
 
 def show_plan(request: Request, plan: BuildPlan, as_json: bool) -> None:
-    """--dry-run: recipe, findings, each option with its reason, the exact commands."""
+    """Print a dry run: recipe, findings, each option with its reason, the exact commands."""
     if as_json:
         print(json.dumps(plan_document(request, plan), indent=2))
         return
-    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
-    console.print(f"board    {request.board.module} ({request.board.id})", markup=False)
-    console.print(f"recipe   {plan.recipe.name}: {plan.recipe.trust}", markup=False)
+    out = console()
+    out.print(f"board    {request.board.module} ({request.board.id})", markup=False)
+    out.print(f"recipe   {plan.recipe.name}: {plan.recipe.trust}", markup=False)
     pinned = "pinned by hash" if plan.source.pinned else "not pinned"
-    console.print(f"source   llama.cpp {plan.source.commit[:9]} from {plan.source.name} ({pinned})", markup=False)
-    cost = f"about {plan.minutes} min with {plan.inputs.jobs} at once, {format_bytes(plan.recipe.disk_bytes)} of disk"
-    console.print(f"cost     {cost}; built already as {plan.built}" if plan.built else f"cost     {cost}", markup=False)
-    console.print()
-    console.print(_findings(plan))
-    console.print(_options(plan))
-    console.print("commands")
+    out.print(f"source   llama.cpp {plan.source.commit[:9]} from {plan.source.name} ({pinned})", markup=False)
+    cost = _cost(plan)
+    out.print(f"cost     {cost}; built already as {plan.built}" if plan.built else f"cost     {cost}", markup=False)
+    out.print()
+    out.print(_findings(plan))
+    out.print(_options(plan))
+    out.print("commands")
     for command in (plan.commands.configure, plan.commands.build):
-        console.print(f"  {shell(command)}", markup=False, soft_wrap=True)
+        out.print(f"  {shell(command)}", markup=False, soft_wrap=True)
+
+
+def _cost(plan: BuildPlan) -> str:
+    jobs = plan.inputs.jobs
+    return f"about {plan.minutes} min with {jobs} parallel compilers, {format_bytes(plan.recipe.disk_bytes)} of disk"
 
 
 def _findings(plan: BuildPlan) -> Table:
@@ -128,11 +132,11 @@ def show_result(result: Result, as_json: bool) -> None:
         print(json.dumps(result_document(result), indent=2))
         return
     if not result.new:
-        print(f"{result.engine_id} is built already and in use")
+        print(f"{result.engine_id} is already built and in use")
         return
     print(f"{result.engine_id} is installed and in use from the next start ({format_seconds(result.took_s)})")
     if result.previous:
-        print(f"the former one stays: `edgellm engine rollback` goes back to {result.previous}")
+        print(f"`edgellm engine rollback` returns to {result.previous}")
 
 
 def show_bindings(wheel: Path, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""A configuration as text."""
+"""Text of `edgellm config show`."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from edge.render.plan import columns
 
 
 def config_lines(rows: Iterable[Row]) -> list[str]:
-    """key = value   origin"""
+    """Return `key = value   origin` lines, aligned."""
     return columns([(f"{row.key} = {toml_value(row.value)}", row.origin) for row in rows])

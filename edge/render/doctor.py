@@ -1,4 +1,4 @@
-"""The doctor's findings as people read them: one line each, what to do below it, commands at the end."""
+"""Text of `edgellm doctor`: one line a finding, its next step below it, commands at the end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edge.doctor.check import ORDER, Check, Verdict
-from edge.render.console import console
+from edge.render.common import console
 
 _STYLE = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.BAD: "bold red", Verdict.UNKNOWN: "cyan"}
 
@@ -22,7 +22,7 @@ def show(checks: tuple[Check, ...], fixed: tuple[str, ...]) -> None:
     out.print(summary(checks))
     commands = list(dict.fromkeys(c.command for c in checks if c.command and c.verdict is not Verdict.OK))
     if commands:
-        out.print("\nTo do yourself (nothing of this is run for you):", markup=False)
+        out.print("\nCommands to run yourself:", markup=False)
         for command in commands:
             out.print(Text(f"  {command}"))
     for done in fixed:
@@ -30,21 +30,22 @@ def show(checks: tuple[Check, ...], fixed: tuple[str, ...]) -> None:
 
 
 def findings(checks: tuple[Check, ...]) -> Table:
+    """Return the findings as a table for a terminal."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for check in checks:
         verdict = Text(check.verdict.value, style=_STYLE[check.verdict])
-        says = Text(check.says)
+        text = Text(check.says)
         if check.next_step:
-            says.append(f"\n→ {check.next_step}", style="dim")
-        grid.add_row(verdict, check.name, says)
+            text.append(f"\n→ {check.next_step}", style="dim")
+        grid.add_row(verdict, check.name, text)
     return grid
 
 
 def lines(checks: tuple[Check, ...]) -> list[str]:
-    """For a pipe: whole lines, no padding."""
+    """Return the findings for a pipe: whole lines."""
     width = max((len(check.name) for check in checks), default=0)
     found = []
     for check in checks:
@@ -55,7 +56,7 @@ def lines(checks: tuple[Check, ...]) -> list[str]:
 
 
 def summary(checks: tuple[Check, ...]) -> Text:
-    """`1 bad, 3 warn, 20 ok`"""
+    """Return `1 bad, 3 warn, 20 ok`."""
     counts = [(verdict, sum(check.verdict is verdict for check in checks)) for verdict in ORDER]
     text = Text()
     for verdict, count in counts:

@@ -1,4 +1,4 @@
-"""`edgellm engine` for people."""
+"""Text of `edgellm engine`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from edge.engine.installed import Selection
+from edge.render.common import console
 from edge.units import format_bytes
 
 
@@ -31,10 +31,10 @@ def show_catalogue(document: dict[str, Any], as_json: bool) -> None:
         mark = "*" if document["current"] == document["embedded"] else ""
         _row(table, mark, document["embedded"], "", "CPU", "", "comes with edgellm[embedded]")
     if not table.row_count:
-        print("no engine is built; run `edgellm build`")
+        print("no engine is built yet: edgellm build")
         return
-    Console(highlight=False).print(table)
-    print("* in use from the next start   - what `edgellm engine rollback` goes back to")
+    console().print(table)
+    print("* in use from the next start   - where `edgellm engine rollback` returns to")
 
 
 def show_engine(document: dict[str, Any], as_json: bool) -> None:
@@ -42,30 +42,17 @@ def show_engine(document: dict[str, Any], as_json: bool) -> None:
         _json(document)
         return
     table = Table("", "", box=None, pad_edge=False, show_header=False)
-    for key in (
-        "id",
-        "kind",
-        "path",
-        "version",
-        "commit",
-        "era",
-        "fingerprint",
-        "source",
-        "recipe",
-        "toolchain",
-        "target",
-    ):
-        if document.get(key) is not None:
-            _row(table, key, _plain(document[key]))
-    for key in ("cuda", "built_for", "no_vmm", "progress_protocol", "devices", "proof", "files", "options"):
+    keys = "id kind path version commit era fingerprint source recipe toolchain target"
+    keys += " cuda built_for no_vmm progress_protocol devices proof files options"
+    for key in keys.split():
         if document.get(key) is not None:
             _row(table, key, _plain(document[key]))
     _row(table, "flags", f"{len(document['flags'])} known")
-    Console(highlight=False).print(table)
+    console().print(table)
 
 
 def _row(table: Table, *cells: str) -> None:
-    """Names and paths are no markup, and none of them is cut."""
+    """Add a row. Names and paths are no markup, and none of them is cut."""
     table.add_row(*(Text(cell, overflow="fold") for cell in cells))
 
 
@@ -87,7 +74,7 @@ def show_selection(selection: Selection, as_json: bool) -> None:
         return
     print(f"in use from the next start: {selection.current or 'the embedded engine'}")
     if selection.previous:
-        print(f"`edgellm engine rollback` goes back to {selection.previous}")
+        print(f"`edgellm engine rollback` returns to {selection.previous}")
     print("a running server keeps its engine until `edgellm restart`")
 
 
@@ -110,7 +97,7 @@ def show_imported(engine_id: str, new: bool, as_json: bool) -> None:
     if as_json:
         _json({"schema": 1, "engine": engine_id, "new": new})
     else:
-        print(f"{engine_id} is {'proved, installed' if new else 'here already'} and in use from the next start")
+        print(f"{engine_id} is {'proved, installed' if new else 'already installed'} and in use from the next start")
 
 
 def _json(document: dict[str, Any]) -> None:

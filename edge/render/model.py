@@ -1,4 +1,4 @@
-"""Models as tables."""
+"""Tables of models: list, catalogue, checks, results."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from edge.units import GIB, format_bytes
 
 
 def listing(lines: Sequence[Line], pending: Sequence[Pending], folder: Path) -> None:
-    """What can serve, then what cannot and why, then what is on its way."""
+    """Print usable models, then unusable files with the reason, then unfinished transfers."""
     out = console()
     good = [line for line in lines if line.usable]
     if good:
         out.print(_models(good))
     else:
-        out.print(f"no model is in {folder} yet; one to begin with (98 MB):", markup=False)
+        out.print(f"no model is in {folder} yet; a small one to start with (98 MB):", markup=False)
         out.print("  edgellm model pull SmolLM2-135M-Instruct")
     block(out, "notes", [(line.id, note) for line in good for note in line.notes])
     bad = [(line.entry.path.name, line.verdict.sentence) for line in lines if line.verdict]
@@ -43,17 +43,17 @@ def _models(lines: Sequence[Line]) -> Table:
     table.add_column("architecture", no_wrap=True)
     table.add_column("from", overflow="ellipsis", no_wrap=True, style="dim")
     for line in lines:
-        told = line.summary
-        if told is None:
+        header = line.summary
+        if header is None:
             continue
-        extra = (f", {told.n_expert} experts" if told.n_expert else "") + (" + projector" if line.mmproj else "")
+        extra = (f", {header.n_expert} experts" if header.n_expert else "") + (" + projector" if line.mmproj else "")
         shards = f" in {len(line.entry.shards)}" if len(line.entry.shards) > 1 else ""
         table.add_row(
-            model_id(line.entry.name, told.quant),
+            model_id(line.entry.name, header.quant),
             format_bytes(line.entry.bytes) + shards,
-            short(told.parameters),
-            context(told.n_ctx_train),
-            told.arch + extra,
+            short(header.parameters),
+            context(header.n_ctx_train),
+            header.arch + extra,
             line.entry.source or str(line.entry.path.parent),
         )
     return table
@@ -61,13 +61,13 @@ def _models(lines: Sequence[Line]) -> Table:
 
 def _state(one: Pending) -> str:
     if one.active:
-        return f"{one.kind} is going on"
-    after = {"pull": "the same pull goes on from there", "rejected": "set aside, for its hash was wrong"}
+        return f"{one.kind} in progress"
+    after = {"pull": "the same pull resumes it", "rejected": "set aside: its hash was wrong"}
     return after.get(one.kind, "the next command removes it")
 
 
 def catalogue(rows: Sequence[CatalogueRow]) -> None:
-    """One line a model, by role. Sizes in GiB; ≈ where only a rounded figure is known."""
+    """Print one line a model, by role. Sizes in GiB; ≈ where only a rounded figure is known."""
     out = console()
     for role in dict.fromkeys(row.role for row in rows):
         table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
@@ -86,10 +86,11 @@ def _size(one: CatalogueQuant) -> str:
 
 
 def checked(models: Sequence[ModelFile], bad: Sequence[Line], reports: Sequence[DeepReport]) -> None:
+    """Print the result of `model check`. `reports` is empty without --deep."""
     out = console()
     for number, model in enumerate(models):
         report = reports[number] if reports else None
-        mark, words = _judged(report)
+        mark, words = _verdict(report)
         out.print(Text.assemble(mark, " ", model_id(model.name, model.quant), "  ", words))
         for note in model.notes:
             out.print(f"    {note}", style="dim", markup=False)
@@ -101,13 +102,13 @@ def checked(models: Sequence[ModelFile], bad: Sequence[Line], reports: Sequence[
             out.print(f"    {line.verdict.hint}", style="dim", markup=False)
 
 
-def _judged(report: DeepReport | None) -> tuple[tuple[str, str], str]:
+def _verdict(report: DeepReport | None) -> tuple[tuple[str, str], str]:
     if report is None:
-        return ("✓", "green"), "header and sizes agree"
+        return ("✓", "green"), "header and sizes match"
     if not report.healthy:
         return ("✗", "red"), "is damaged: remove it and fetch it again"
     known = "the hash is that of its source" if report.files[0].expected else "no hash is known to compare with"
-    return ("✓", "green"), f"all {report.tensors} tensors are sound; {known}"
+    return ("✓", "green"), f"all {report.tensors} tensors are valid; {known}"
 
 
 def _findings(out: Console, report: DeepReport) -> None:
@@ -115,10 +116,11 @@ def _findings(out: Console, report: DeepReport) -> None:
         if not file.matches:
             out.print(f"    {Path(file.path).name}: SHA-256 {file.sha256} instead of {file.expected}", markup=False)
     for tensor in report.bad[:10]:
-        out.print(f"    {tensor.name} ({tensor.type}): {tensor.scales:,} scales are no finite numbers", markup=False)
+        out.print(f"    {tensor.name} ({tensor.type}): {tensor.scales:,} scales are not finite", markup=False)
 
 
 def arrived(model: ModelFile) -> None:
+    """Print a model that was added to the store, and the command that serves it."""
     out = console()
     out.print(Text.assemble(model_id(model.name, model.quant), f"  {format_bytes(model.bytes)}  {model.path}"))
     for note in model.notes:
@@ -133,7 +135,7 @@ def quantized(made: Quantized, source: ModelFile) -> None:
     mix = ", ".join(f"{kind} {count}" for kind, count in sorted(made.mix.items(), key=lambda item: -item[1]))
     out.print(f"  {share:.0%} of {format_bytes(source.bytes)}; tensors by type: {mix}", markup=False)
     if made.fallbacks:
-        out.print(f"  {made.fallbacks} tensors fell back to another type", markup=False)
+        out.print(f"  {made.fallbacks} tensors got another type", markup=False)
 
 
 def removed(gone: Removed) -> None:

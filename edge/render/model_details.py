@@ -1,4 +1,4 @@
-"""`edgellm model show`: one model on one screen."""
+"""Text of `edgellm model show`: one model on one screen."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edge.render.common import block, console, short
 from edge.units import format_bytes
 
 _BAR_CELLS = 28
-# One colour a kind of type: whole, large, middle, small.
+# A colour for each size of type: float, 8, 6, 5, 4 bits.
 _COLOURS = {"F": "bright_black", "B": "bright_black", "8": "blue", "6": "cyan", "5": "green", "4": "yellow"}
 
 
@@ -63,11 +63,11 @@ def _facts(model: ModelFile, note: Receipt | None) -> Iterator[tuple[str, str | 
 
 def _origin(note: Receipt | None) -> Iterator[tuple[str, str]]:
     if note is None:
-        yield "source", "not recorded: it was put there by hand"
+        yield "source", "not recorded: the file was copied by hand"
         return
     yield "source", note.source
     if note.files:
-        yield "verified", f"{note.at or 'when it came'}, SHA-256 {note.files[0].sha256}"
+        yield "verified", f"{note.at or 'on arrival'}, SHA-256 {note.files[0].sha256}"
     for text in note.notes:
         yield "", text
 
@@ -80,14 +80,14 @@ def _attention(meta: ModelMeta) -> str:
 
 
 def _mix(meta: ModelMeta) -> Iterator[tuple[str, Text]]:
-    """One bar a tensor type, by bytes."""
+    """Yield one bar a tensor type, by bytes."""
     size: Counter[str] = Counter()
     count: Counter[str] = Counter()
     for tensor in meta.tensors:
         size[tensor.type] += tensor.bytes
         count[tensor.type] += 1
-    for name, held in size.most_common():
-        share = held / max(1, meta.tensor_bytes)
+    for name, size_bytes in size.most_common():
+        share = size_bytes / max(1, meta.tensor_bytes)
         cells = round(share * _BAR_CELLS)
         letter = next((letter for letter in name if letter in _COLOURS), "")
         bar = ("█" * cells + "░" * (_BAR_CELLS - cells), _COLOURS.get(letter, "magenta"))
@@ -96,7 +96,7 @@ def _mix(meta: ModelMeta) -> Iterator[tuple[str, Text]]:
 
 
 def kv_bytes_per_token(meta: ModelMeta) -> int:
-    """f16 K and V of the layers that see the whole context, by the planner's own arithmetic."""
+    """Return the f16 K and V bytes of one token, from the planner's arithmetic at two contexts."""
     memory = memory_of(meta)
 
     def at(n_ctx: int) -> int:

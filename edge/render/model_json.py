@@ -1,4 +1,4 @@
-"""Models as JSON documents: `edgellm model … --json`."""
+"""JSON documents of `edgellm model … --json`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ SCHEMA = 1
 
 
 def dump(**document: Any) -> str:
+    """Return a document with its schema number as JSON."""
     return json.dumps({"schema": SCHEMA, **document}, indent=2)
 
 
 def line(one: Line) -> dict[str, Any]:
-    """A line of the list."""
-    told, verdict = one.summary, one.verdict
+    """Return one line of the list."""
+    header, verdict = one.summary, one.verdict
     return {
         "id": one.id,
         "usable": one.usable,
@@ -32,10 +33,10 @@ def line(one: Line) -> dict[str, Any]:
         "bytes": one.entry.bytes,
         "source": one.entry.source,
         "revision": one.entry.revision,
-        "arch": told.arch if told else None,
-        "parameters": told.parameters if told else None,
-        "n_ctx_train": told.n_ctx_train if told else None,
-        "tensor_bytes": told.tensor_bytes if told else None,
+        "arch": header.arch if header else None,
+        "parameters": header.parameters if header else None,
+        "n_ctx_train": header.n_ctx_train if header else None,
+        "tensor_bytes": header.tensor_bytes if header else None,
         "mmproj": str(one.mmproj) if one.mmproj else None,
         "verdict": {"kind": verdict.kind, "sentence": verdict.sentence, "hint": verdict.hint} if verdict else None,
         "notes": list(one.notes),
@@ -47,7 +48,7 @@ def pending(one: Pending) -> dict[str, Any]:
 
 
 def model(one: ModelFile, note: Receipt | None = None) -> dict[str, Any]:
-    """Everything of one model but its tensors' names."""
+    """Return one model without the names of its tensors."""
     meta = one.meta
     return {
         "id": f"{one.name}:{one.quant}",
@@ -90,7 +91,7 @@ def deep(report: DeepReport) -> dict[str, Any]:
 
 
 def row(one: CatalogueRow) -> dict[str, Any]:
-    """A row of the catalogue."""
+    """Return a row of the catalogue."""
     quants = [
         {"quant": q.quant, "bytes": q.bytes, "exact": q.exact, "source": q.source, "sha256": list(q.sha256)}
         for q in one.quants

@@ -1,4 +1,4 @@
-"""A plan as text: what, why, and where the memory goes."""
+"""Text of `edgellm plan`: settings with their reasons, memory by domain, other rungs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ _SUMS = ("required", "reserve", "available", "headroom")
 
 
 def plan_lines(plan: Plan, *, verbose: bool = False) -> list[str]:
+    """Return the plan; `verbose` adds command line and environment."""
     lines = [_board(plan.board), f"engine {plan.engine.id}{_version(plan)}"]
     names = {gpu.uuid: f"GPU{gpu.index if gpu.index is not None else i}" for i, gpu in enumerate(plan.board.gpus)}
     for model in plan.models.values():
@@ -24,7 +25,7 @@ def plan_lines(plan: Plan, *, verbose: bool = False) -> list[str]:
 
 
 def columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> list[str]:
-    """Aligned with two spaces between; columns of `right` are right-aligned."""
+    """Return rows aligned with two spaces between; columns of `right` are right-aligned."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
     return [
         "  ".join(
@@ -53,7 +54,7 @@ def _model(model: ModelPlan, verbose: bool, names: Mapping[str | None, str]) -> 
     ladder = model.ladder
     chosen = ladder.plans[ladder.chosen]
     lines = [
-        f"{model.id}: rung {ladder.chosen} of 0–{len(ladder.plans) - 1}" + ("" if ladder.chosen else ", as wished")
+        f"{model.id}: rung {ladder.chosen} of 0–{len(ladder.plans) - 1}" + ("" if ladder.chosen else ", as requested")
     ]
     lines += [
         f"  {line}" for line in columns([(r.subject, r.value, r.because, f"[{r.origin}]") for r in chosen.reasons])
@@ -71,7 +72,7 @@ def _model(model: ModelPlan, verbose: bool, names: Mapping[str | None, str]) -> 
 
 
 def command_lines(rung: LaunchPlan) -> list[str]:
-    """The command line, one option a line."""
+    """Return the command line, one option a line."""
     words: list[str] = []
     for word in rung.argv:
         if word.startswith("-") or not words or not words[-1].startswith("-") or " " in words[-1]:
@@ -82,6 +83,7 @@ def command_lines(rung: LaunchPlan) -> list[str]:
 
 
 def environment_lines(rung: LaunchPlan) -> list[str]:
+    """Return the environment, secrets redacted."""
     return ["environment:", *(f"  {name}={value}" for name, value in redacted(rung.env).items())]
 
 

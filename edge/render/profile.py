@@ -1,4 +1,4 @@
-"""Profiles as text."""
+"""Text of `edgellm profile show`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, a line now and then in a pipe; always on stderr."""
+"""Progress of transfers on stderr: bars on a terminal, a line each tenth in a pipe."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edge.units import format_bytes
 
 @contextlib.contextmanager
 def progress(quiet: bool) -> Iterator[Report | None]:
-    """What to give to pull, import, quantize and check as `progress`."""
+    """Yield the callback for pull, import, quantize and check; None when `quiet`."""
     if quiet:
         yield None
         return
@@ -47,7 +47,7 @@ def _bars(bars: Progress) -> Report:
 
 
 def _lines(out: Console) -> Report:
-    """For logs: when a phase begins, each further tenth, and notes."""
+    """Return a callback that prints the start of a phase, each further tenth, and notes."""
     shown: dict[str, int] = {}
 
     def report(step: Step) -> None:

@@ -1,4 +1,4 @@
-"""A running edgellm as text."""
+"""Text of `edgellm status` and `edgellm reload`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edge.units import format_seconds
 
 
 def status_lines(document: Mapping[str, Any]) -> list[str]:
-    """The document of the control socket: one block a model."""
+    """Return the status document as lines: one block a model."""
     urls = ", ".join(f"{url}/v1" for url in document["urls"])
     lines = [
         f"edgellm {document['version']}: {document['status']}, up {format_seconds(document['uptime_s'])}",
@@ -34,27 +34,27 @@ def _crash(crash: Mapping[str, Any]) -> str:
 
 
 def reload_lines(document: Mapping[str, Any]) -> list[str]:
-    """What became of each model."""
-    said = {
-        "kept": "goes on as it is",
-        "added": "is started",
-        "removed": "is gone",
+    """Return the result of a reload for each model."""
+    outcome = {
+        "kept": "unchanged",
+        "added": "starting",
+        "removed": "removed",
         "beside": "changed, without a pause",
-        "after": "changed; requests waited for it",
-        "asleep": "changed, and sleeps on",
-        "back": "could not be changed and goes on as it was",
+        "after": "changed; requests waited meanwhile",
+        "asleep": "changed; still asleep",
+        "back": "could not be changed; the old engine continues",
     }
     lines = []
     for model_id, how in document["models"].items():
-        lines.append(f"{model_id}: {said.get(how, how)}")
+        lines.append(f"{model_id}: {outcome.get(how, how)}")
         failure = document["failures"].get(model_id)
         if failure:
             lines += [f"  {failure['kind']}", *(f"  | {line}" for line in failure["evidence"].splitlines())]
             lines.append(f"  hint: {failure['hint']}")
     if document["after_restart"]:
         later = ", ".join(document["after_restart"])
-        lines.append(f"{later}: changed, and read only when edgellm starts: stop it and start it again")
-    return lines or ["nothing is served"]
+        lines.append(f"{later}: changed, but read only at start: stop edgellm and start it again")
+    return lines or ["no model is served"]
 
 
 def _model(model_id: str, model: Mapping[str, Any]) -> list[str]:
@@ -77,7 +77,7 @@ def _model(model_id: str, model: Mapping[str, Any]) -> list[str]:
 
 
 def _heat(telemetry: Mapping[str, Any] | None) -> str:
-    """`12.3 W (VDD_IN) · 61 °C · NOMINAL`; nothing where nothing is measured."""
+    """Return `12.3 W (VDD_IN) · 61 °C · NOMINAL`; nothing without a sensor."""
     if not telemetry or (telemetry.get("power_w") is None and telemetry.get("temp_c") is None):
         return ""
     power = [f"{telemetry['power_w']:.1f} W ({telemetry['rail']})"] if telemetry.get("power_w") is not None else []
@@ -87,5 +87,5 @@ def _heat(telemetry: Mapping[str, Any] | None) -> str:
 
 def _gate(name: str, gate: Mapping[str, Any]) -> str:
     took = format_seconds(gate["took_s"]) if gate.get("took_s") is not None else ""
-    why = gate.get("evidence") or (f"waits for {gate['blocked_by']}" if gate.get("blocked_by") else "")
+    why = gate.get("evidence") or (f"waiting for {gate['blocked_by']}" if gate.get("blocked_by") else "")
     return f"{'✓' if gate['ready'] else '·'} {name:<9} {took:>8}  {why}".rstrip()

@@ -1,4 +1,4 @@
-"""A start record as a waterfall of text."""
+"""Text of `edgellm timeline`: a start record as a waterfall."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BAR_CELLS = 44
 
 
 def waterfall(record: Mapping[str, Any]) -> list[str]:
-    """One line a span, in the order of their begin; spans of the engine are indented."""
+    """Return one line a span, ordered by start; spans of the engine are indented."""
     spans = sorted(record["spans"], key=lambda span: (span["start_s"], -span["end_s"]))
     total_s = max([span["end_s"] for span in spans], default=0.0) or 1.0
     resident = record["cache_state"]["resident_ratio"]
@@ -26,7 +26,7 @@ def waterfall(record: Mapping[str, Any]) -> list[str]:
 
 
 def comparison(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Two starts side by side: what each span took, and the difference."""
+    """Return two starts side by side: the duration of each span, and the difference."""
     first = {span["name"]: span["end_s"] - span["start_s"] for span in one["spans"]}
     second = {span["name"]: span["end_s"] - span["start_s"] for span in other["spans"]}
     lines = [f"  {'':<16} {'A':>9} {'B':>9} {'B - A':>9}"]
@@ -40,7 +40,7 @@ def comparison(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def trace(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Chrome's trace event format (chrome://tracing, Perfetto): complete events, microseconds."""
+    """Return Chrome's trace event format (chrome://tracing, Perfetto): complete events, microseconds."""
     events = [
         {
             "name": span["name"],

@@ -1,4 +1,4 @@
-"""`edgellm top` as one screen of text: 80 × 24 holds it all, a wider terminal gets longer bars."""
+"""Screen of `edgellm top`: 80 × 24 holds everything, a wider terminal gets longer bars."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from edge.units import format_bytes, format_seconds
 
 HISTORY = 240
 _BARS = " ▁▂▃▄▅▆▇█"
-_MOST_ROWS = 8  # temperatures and rails, shown side by side
-_OTHER_LINES = 16  # all but those rows and the models
+_MAX_ROWS = 8  # temperatures and rails, shown side by side
+_OTHER_LINES = 16  # all lines but those rows and the models
 _LEVEL_STYLE = {"NOMINAL": "green", "PASSIVE": "yellow", "HOT": "red", "CRITICAL": "bold white on red"}
 
 
 class Past:
-    """What this screen has seen, for its two curves."""
+    """Samples since the screen opened, for the two curves."""
 
     def __init__(self) -> None:
         self.power_w: deque[float | None] = deque(maxlen=HISTORY)
@@ -35,8 +35,8 @@ class Past:
 def screen(
     status: Mapping[str, Any], telemetry: Mapping[str, Any], past: Past, width: int, height: int = 24
 ) -> RenderableType:
-    """The documents of the control socket: /status and /telemetry. What does not fit is left out, least first."""
-    rows = max(2, min(_MOST_ROWS, height - _OTHER_LINES - len(status["models"])))
+    """Return the screen of the documents /status and /telemetry. Rows that do not fit are left out."""
+    rows = max(2, min(_MAX_ROWS, height - _OTHER_LINES - len(status["models"])))
     return Group(
         _head(status, telemetry, width),
         _models(status, telemetry),
@@ -215,7 +215,7 @@ def _joules(value: float | None) -> str:
 
 
 def plain(renderable: RenderableType, width: int) -> Iterable[str]:
-    """Without colours, for a pipe."""
+    """Render without colours, for a pipe."""
     from rich.console import Console
 
     console = Console(width=width, no_color=True, force_terminal=False)

@@ -30,7 +30,7 @@ def test_status_names_the_closed_gate_and_the_failure() -> None:
         "LOADING on rung 1",
         "2 restarts",
         "weights 42%",
-        "waits for weights",
+        "waiting for weights",
         "warning: x.conf: PrivateDevices=yes",
         "out_of_memory",
         "| b",

@@ -95,7 +95,7 @@ def test_list_shows_what_is_not_complete(edge: Edge, models: Path, tmp_path: Pat
         with pytest.raises(Resumable):
             pull(f"{hub.url}/files/owner/repo/Slow-Q5_K_M.gguf?key=s3cret", models, sleep=lambda seconds: None)
     out = edge("list")[1]
-    assert "Slow-Q5_K_M.gguf" in out and "the same pull goes on from there" in out and "s3cret" not in out
+    assert "Slow-Q5_K_M.gguf" in out and "the same pull resumes it" in out and "s3cret" not in out
     (pending,) = json.loads(edge("list", "--json")[1])["pending"]
     assert pending["kind"] == "pull" and pending["bytes"] >= 300_000 and not pending["active"]
 
@@ -157,7 +157,7 @@ def test_check_deep_finds_a_poisoned_scale(edge: Edge, models: Path) -> None:
         file.write(b"\x00\x7e")  # a NaN as the first block's scale
     code, out, _ = edge("check", "--deep", "Alpha:Q8_0")
     assert code == 65
-    assert "token_embd.weight (Q8_0): 1 scales are no finite numbers" in out
+    assert "token_embd.weight (Q8_0): 1 scales are not finite" in out
 
 
 def test_import_and_remove(edge: Edge, models: Path, tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_quantize_warns_and_reports_the_mix(edge: Edge, models: Path, tmp_path: 
     code, out, err = edge("quantize", "Odd:F16", "--to", "Q5_K_M", "--engine", server)
     assert code == 0, err
     assert "about 5 of 8 tensors" in err
-    assert "tensors by type: F16 5, F32 3" in out and "3 tensors fell back" in out
+    assert "tensors by type: F16 5, F32 3" in out and "3 tensors got another type" in out
     code, _, err = edge("quantize", "Alpha:Q5_K_M", "--to", "Q4_K_M", "--engine", server)
     assert code == 64 and "--force" in err
 
