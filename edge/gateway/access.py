@@ -7,15 +7,18 @@ address (DNS rebinding: a foreign Host), or across origins (a foreign Origin). O
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from urllib.parse import urlsplit
 
 from edge.gateway.openai import Fault
 
 _LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost", "ip6-loopback"})
 _SAFE_METHODS = frozenset({"GET", "HEAD"})
 _PREFLIGHT_S = "600"
+# Pages of programs on this machine: VS Code's webviews, Electron and Tauri apps. A web site cannot have such an origin.
+_APP_SCHEMES = frozenset({"vscode-webview", "vscode-file", "app", "tauri"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +34,16 @@ class Door:
             frozenset(host_name(host) for host in hosts), frozenset(each.rstrip("/").lower() for each in origins)
         )
 
-    def check_host(self, host: str | None, local_address: Callable[[], str | None]) -> Fault | None:
+    def check_host(
+        self,
+        host: str | None,
+        local_address: Callable[[], str | None],
+        own_names: Callable[[], Collection[str]] = tuple,
+    ) -> Fault | None:
         """Return a fault for a name that is not allowed.
 
         `local_address` returns the address of the connection's own end; None on a unix socket, which no browser uses.
+        `own_names` returns this machine's host names and addresses.
         """
         if not host:
             return None  # HTTP/1.0; a browser always names the host
@@ -47,31 +56,38 @@ class Door:
         local = local_address()
         if local is None or (address is not None and address == _address(local)):
             return None
+        if (name if address is None else str(address)) in own_names():
+            return None
         hint = f'add it to hosts in [gateway] of edgellm.toml: hosts = ["{name[:100]}"]'
         return Fault(403, "host_not_allowed", f"{name[:100]!r} is not a name of this server", hint)
 
-    def check_origin(self, method: str, origin: str | None, host: str | None, scheme: str) -> Fault | None:
+    def check_origin(
+        self, method: str, origin: str | None, host: str | None, scheme: str, *, loopback: bool = False
+    ) -> Fault | None:
         """Return a fault for a page of another site that does more than GET; answers to GET need CORS to be read."""
-        if origin is None or method in _SAFE_METHODS or self.allows(origin) or _same(origin, host, scheme):
+        if origin is None or method in _SAFE_METHODS or self.allows(origin, loopback) or _same(origin, host, scheme):
             return None
         hint = f'add it to cors_origins in [gateway] of edgellm.toml: cors_origins = ["{origin[:100]}"]'
         return Fault(403, "origin_not_allowed", f"pages from {origin[:100]!r} may not use this server", hint)
 
-    def allows(self, origin: str) -> bool:
-        return origin.isascii() and ("*" in self.origins or origin.lower() in self.origins)
+    def allows(self, origin: str, loopback: bool = False) -> bool:
+        """Return whether pages of `origin` may use the server; `loopback`: the connection came from this machine."""
+        if not origin.isascii():
+            return False
+        return "*" in self.origins or origin.lower() in self.origins or (loopback and _is_local(origin))
 
-    def cors(self, origin: str | None) -> dict[str, str]:
+    def cors(self, origin: str | None, *, loopback: bool = False) -> dict[str, str]:
         """Return the headers of every answer to a page with `origin`."""
-        if origin is None or not self.origins:
+        if origin is None or not (self.origins or loopback):
             return {}
-        if not self.allows(origin):
+        if not self.allows(origin, loopback):
             return {"Vary": "Origin"}
         exposed = "Edgellm-Degraded, Retry-After"
         return {"Access-Control-Allow-Origin": origin, "Vary": "Origin", "Access-Control-Expose-Headers": exposed}
 
-    def preflight(self, origin: str, headers: Mapping[str, str]) -> dict[str, str]:
+    def preflight(self, origin: str, headers: Mapping[str, str], *, loopback: bool = False) -> dict[str, str]:
         """Return the headers that answer a preflight. Browsers send it without a key, so no key is needed."""
-        if not self.allows(origin):
+        if not self.allows(origin, loopback):
             return {"Vary": "Origin"}
         asked = headers.get("Access-Control-Request-Headers", "*")
         answer = {
@@ -96,6 +112,19 @@ def host_name(host: str) -> str:
     if colon and ":" not in name and port.isdigit():
         host = name
     return host.rstrip(".")
+
+
+def _is_local(origin: str) -> bool:
+    """Return whether the page belongs to this machine: of a program's own scheme, or of a web server on loopback."""
+    try:
+        parts = urlsplit(origin)
+        name = parts.hostname or ""
+    except ValueError:
+        return False
+    if parts.scheme in _APP_SCHEMES:
+        return True
+    local = name in _LOOPBACK_NAMES or name.endswith(".localhost") or is_loopback(name)
+    return parts.scheme in ("http", "https") and local
 
 
 def is_loopback(address: str) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import socket
 from collections.abc import Mapping
 
 from aiohttp import web
 
 from edge.gateway import answers, keys, listing
+from edge.gateway.access import is_loopback
 from edge.gateway.context import Context
 from edge.gateway.openai import Fault
 from edge.gateway.passing import dispatch
@@ -44,14 +47,20 @@ async def _answer(context: Context, request: web.Request, record: Visit) -> web.
     """Return the answer. The only place where RejectedError becomes one."""
     headers = request.headers
     origin = headers.get("Origin")
-    extra = context.origins.cors(origin) if origin is not None else {}
+    loopback = origin is not None and is_loopback(_local_address(request) or "")
+    extra = context.origins.cors(origin, loopback=loopback)
     found = route(request.method, request.raw_path)
     record.route = found.name
     try:
-        _check_browser(context, request, origin)
-        if request.method == "OPTIONS" and origin is not None and "Access-Control-Request-Method" in headers:
-            return web.Response(status=204, headers={**answers.SERVER, **context.origins.preflight(origin, headers)})
-        key = _check_key(context, headers, found)
+        key = _find_key(context, headers)
+        if key is None:  # a page that was sent here under another name cannot know a key
+            _check_host(context, request)
+        if origin is not None:
+            if request.method == "OPTIONS" and "Access-Control-Request-Method" in headers:
+                allowed = context.origins.preflight(origin, headers, loopback=loopback)
+                return web.Response(status=204, headers={**answers.SERVER, **allowed})
+            _check_origin(context, request, origin, loopback)
+        _check_key(context, key, found)
         record.key = key.name if key else None
         record.admin = key is not None and key.admin
         return await _respond(context, request, found, record, extra)
@@ -75,15 +84,34 @@ def _rejection(request: web.Request, fault: Fault, extra: Mapping[str, str], adm
     return response
 
 
-def _check_browser(context: Context, request: web.Request, origin: str | None) -> None:
-    """Raise RejectedError for a browser that a page of another site sent here."""
-    host = request.headers.get("Host")
-    fault = context.origins.check_host(host, lambda: _local_address(request))
-    if fault is None and origin is not None and request.method != "OPTIONS":
-        scheme = "https" if request.secure else "http"
-        fault = context.origins.check_origin(request.method, origin, host, scheme)
+def _check_host(context: Context, request: web.Request) -> None:
+    """Raise RejectedError for a browser that reached this server by DNS rebinding."""
+    fault = context.origins.check_host(request.headers.get("Host"), lambda: _local_address(request), _own_names)
     if fault is not None:
         raise Refused(fault)
+
+
+def _check_origin(context: Context, request: web.Request, origin: str, loopback: bool) -> None:
+    """Raise RejectedError for a page of another site that does more than GET."""
+    if request.method == "OPTIONS":
+        return
+    scheme = "https" if request.secure else "http"
+    host = request.headers.get("Host")
+    fault = context.origins.check_origin(request.method, origin, host, scheme, loopback=loopback)
+    if fault is not None:
+        raise Refused(fault)
+
+
+def _own_names() -> set[str]:
+    """Return this machine's names, mDNS included, and its addresses. Read each time: DHCP changes both."""
+    import psutil
+
+    name = socket.gethostname().lower().rstrip(".")
+    short = name.partition(".")[0]
+    names = {name, short, f"{short}.local"} if short else set()
+    with contextlib.suppress(OSError):
+        names.update(each.address.partition("%")[0] for found in psutil.net_if_addrs().values() for each in found)
+    return names
 
 
 def _local_address(request: web.Request) -> str | None:
@@ -92,18 +120,20 @@ def _local_address(request: web.Request) -> str | None:
     return str(name[0]) if isinstance(name, tuple) else None
 
 
-def _check_key(context: Context, headers: Mapping[str, str], found: Route) -> keys.Key | None:
-    """Return the client's key, None where it sent none and none is needed. Raises RejectedError."""
-    ring = context.keys
-    ring.refresh()
-    known = next((key for secret in keys.presented(headers) if (key := ring.find(secret)) is not None), None)
+def _find_key(context: Context, headers: Mapping[str, str]) -> keys.Key | None:
+    """Return the client's key, None where it sent none that is valid."""
+    context.keys.refresh()
+    return next((key for secret in keys.presented(headers) if (key := context.keys.find(secret)) is not None), None)
+
+
+def _check_key(context: Context, key: keys.Key | None, found: Route) -> None:
+    """Raise RejectedError if the route needs another key, or is never served."""
     if found.kind is Kind.REFUSED:
         raise Refused(Fault(403, "refused", "edgellm does not serve this route", "start llama-server by hand for it"))
-    if known is None and ring.needed and not (found.kind is Kind.OURS and found.name in answers.PUBLIC):
+    if key is None and context.keys.needed and not (found.kind is Kind.OURS and found.name in answers.PUBLIC):
         raise Refused(Fault(401, "invalid_key", "Invalid API Key", "send Authorization: Bearer KEY"))
-    if found.kind is Kind.ADMIN and (known is None or not known.admin):
+    if found.kind is Kind.ADMIN and (key is None or not key.admin):
         raise Refused(Fault(403, "admin_only", "this route needs an admin key", "edgellm key add NAME --admin"))
-    return known
 
 
 async def _respond(

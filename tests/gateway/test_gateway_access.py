@@ -46,6 +46,52 @@ def test_no_host_on_a_unix_socket_and_any_host_where_the_owner_says_so() -> None
     assert Door.of(("*",), ()).check_host("evil.example", lambda: "10.0.0.7") is None
 
 
+def test_own_names_and_addresses_are_let_in_and_lookalikes_are_not() -> None:
+    door = Door.of((), ())
+    own = {"box", "box.local", "192.168.1.5", "fe80::1"}
+    for host in ("box", "BOX.local:8080", "192.168.1.5:80", "[fe80::1]:80"):
+        assert door.check_host(host, lambda: "127.0.0.1", lambda: own) is None
+    for host in ("box.evil.example", "local", "box.local.evil.example", "192.168.1.6", "192.168.1.5.evil.example"):
+        assert door.check_host(host, lambda: "127.0.0.1", lambda: own) is not None
+
+
+LOCAL = [
+    "http://localhost:3000",
+    "https://127.0.0.1",
+    "http://[::1]:5173",
+    "vscode-webview://1a2b",
+    "app://obsidian.md",
+]
+LOCAL += ["tauri://localhost", "http://tauri.localhost"]
+
+
+@pytest.mark.parametrize("origin", LOCAL)
+def test_local_pages_may_act_on_loopback_only(origin: str) -> None:
+    door = Door.of((), ())
+    assert door.check_origin("POST", origin, "localhost:1", "http", loopback=True) is None
+    assert door.cors(origin, loopback=True)["Access-Control-Allow-Origin"] == origin
+    assert "Access-Control-Allow-Headers" in door.preflight(origin, {}, loopback=True)
+    assert door.check_origin("POST", origin, "10.0.0.7", "http") is not None
+    assert door.cors(origin) == {}
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "https://evil.example",
+        "http://localhost.evil.example",
+        "http://127.0.0.1.evil.example",
+        "null",
+        "x:",
+        "http://[",
+    ],
+)
+def test_other_pages_may_not_act_on_loopback_either(origin: str) -> None:
+    door = Door.of((), ())
+    assert door.check_origin("POST", origin, "localhost:1", "http", loopback=True) is not None
+    assert door.cors(origin, loopback=True) == {"Vary": "Origin"}
+
+
 def test_a_page_elsewhere_may_look_but_not_act() -> None:
     door = Door.of((), ("https://chat.example",))
     assert door.check_origin("GET", "https://evil.example", "localhost:1", "http") is None

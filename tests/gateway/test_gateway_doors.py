@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,6 +164,36 @@ async def test_a_foreign_host_is_refused_on_every_route(rig: Rigs) -> None:
         assert "hosts" in json.loads(refused.body)["error"]["hint"]
         for host in ("box.lan:80", "127.0.0.1", f"localhost:{here.port}"):
             assert (await here.once(f"GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())).status == 200
+
+
+async def test_the_machines_own_name_is_no_foreign_host(rig: Rigs) -> None:
+    here = await rig()
+    name = socket.gethostname()
+    for host in (name, f"{name.partition('.')[0]}.local:{here.port}"):
+        assert (await here.once(f"GET /v1/models HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())).status == 200
+
+
+async def test_a_valid_key_makes_the_host_check_unnecessary_and_nothing_else_does(
+    rig: Rigs, keyed: GatewayConfig
+) -> None:
+    here = await rig(config=keyed)
+    rebound = "Host: rebound.evil.example"
+    for target in ("/v1/models", "/healthz", "/"):
+        for key in ("", "Authorization: Bearer wrong\r\n"):
+            refused = await here.once(f"GET {target} HTTP/1.1\r\n{rebound}\r\n{key}\r\n".encode())
+            assert (refused.status, json.loads(refused.body)["error"]["kind"]) == (403, "host_not_allowed")
+        request = f"GET {target} HTTP/1.1\r\n{rebound}\r\nAuthorization: Bearer {SECRET}\r\n\r\n"
+        assert (await here.once(request.encode())).status == 200
+
+
+async def test_an_editors_page_on_loopback_may_ask(rig: Rigs) -> None:
+    here = await rig()
+    page = "Origin: vscode-webview://1a2b3c"
+    preflight = await here.once(ask("OPTIONS", "/v1/chat/completions", page, "Access-Control-Request-Method: POST"))
+    answer = await here.once(ask("POST", "/v1/chat/completions", page))
+    assert (preflight.status, answer.status) == (204, 200)
+    for each in (preflight, answer):
+        assert each.all("access-control-allow-origin") == ["vscode-webview://1a2b3c"]
 
 
 async def test_an_address_that_others_reach_needs_a_key(rig: Rigs, keyed: GatewayConfig, tmp_path: Path) -> None:
