@@ -17,12 +17,11 @@ from edge.prepare import Prepared, prepare, without_gpu
 from edge.resources import data_dir, load_toml
 from edge.status import State
 from edge.supervisor.child import Child
-from edge.supervisor.hooks import Hooks
 from edge.supervisor.model_handle import UNNAMED, ModelHandle
 from edge.supervisor.patterns import Patterns
 from edge.supervisor.plain import safe_mode
 from edge.supervisor.state import Machine
-from edge.supervisor.supervisor import Supervisor
+from edge.supervisor.supervisor import Supervisor, SupervisorCallbacks
 from edge.terms import terms_of
 
 Changed = Callable[[Supervisor, Machine, Machine], None]
@@ -83,7 +82,7 @@ class Fleet:
             if not supervisor.status().degraded:
                 self._last_good.keep(model.id, good, tokens_s)
 
-        hooks = Hooks(
+        callbacks = SupervisorCallbacks(
             on_change=self._on_change,
             on_line=self._log(model.id).add,
             on_speed=on_speed,
@@ -94,7 +93,7 @@ class Fleet:
         terms = terms_of(prepared, model, self._last_good.tokens_s(model.id, good))
         socket_path = self._socket(model.id)
         return Supervisor(
-            model, socket_path, self._patterns, terms, hooks, expected_ready_s=expected_ready_s, asleep=asleep
+            model, socket_path, self._patterns, terms, callbacks, expected_ready_s=expected_ready_s, asleep=asleep
         )
 
     def run(self, supervisor: Supervisor, child: Child | None = None, started_at_s: float = 0.0) -> None:

@@ -6,8 +6,9 @@ import asyncio
 import itertools
 import signal
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,6 @@ from edge.supervisor.events import (
     WarmUp,
 )
 from edge.supervisor.exitwatch import reaped
-from edge.supervisor.hooks import Hooks
 from edge.supervisor.patterns import Patterns
 from edge.supervisor.plans import Plans, model_info
 from edge.supervisor.policy import Fault
@@ -51,6 +51,18 @@ SETTLED = (State.READY, State.FAILED, State.STOPPED)
 _generations = itertools.count(1)
 
 
+@dataclass(frozen=True, slots=True)
+class SupervisorCallbacks:
+    """Callbacks of a supervisor. They run on the event loop and must not block."""
+
+    on_change: Callable[[Supervisor, Machine, Machine], None] = lambda *_: None  # before, after
+    on_line: Callable[[str], None] = lambda _: None  # each log line of the engine
+    on_speed: Callable[[Supervisor, float], None] = lambda *_: None  # tokens/s, measured while idle
+    safe_mode: Callable[[LaunchPlan], LaunchPlan] = lambda plan: plan  # the plan without optional accelerations
+    cpu: Callable[[], LaunchPlan] | None = None  # plan for the CPU when the GPU stays absent; None: refuse
+    driver: Callable[[], str | None] = lambda: None  # evidence that the GPU's device nodes open, or None
+
+
 class Supervisor:
     """The supervisor of one model. Callers post events and read `status()`; only `run()` changes the machine."""
 
@@ -60,14 +72,14 @@ class Supervisor:
         socket_path: Path,
         patterns: Patterns,
         terms: Terms | None = None,
-        callbacks: Hooks | None = None,
+        callbacks: SupervisorCallbacks | None = None,
         *,
         expected_ready_s: float | None = None,
         asleep: bool = False,
     ) -> None:
         self.model = model
         self.terms = terms or Terms()
-        self.callbacks = callbacks or Hooks()
+        self.callbacks = callbacks or SupervisorCallbacks()
         self.generation = 0
         self.spawns = 0
         self.iterations = 0  # of run()'s loop, for the watchdog

@@ -18,7 +18,7 @@ from edge.folders import Folders, folders
 from edge.prepare import HostView, Prepared, prepare
 from edge.service.awaited import Vigil
 from edge.status import State
-from edge.supervisor.hooks import Hooks
+from edge.supervisor.supervisor import SupervisorCallbacks
 from edge.terms import terms_of
 from tests.app.served import install
 from tests.fakes.llama_switches import argv
@@ -110,8 +110,8 @@ async def test_a_model_that_lost_its_gpu_is_restarted_on_it(
     appear(orin)
     prepared = planned(places, smollm2, HostView(orin))
     command = argv(short_dir / "fake", offloaded=0)
-    hooks = Hooks(cpu=lambda: launch_plan(command, 0, settings()))
-    async with rigged(short_dir, argv=command, chosen=gpu_settings(), hooks=hooks) as rig:
+    callbacks = SupervisorCallbacks(cpu=lambda: launch_plan(command, 0, settings()))
+    async with rigged(short_dir, argv=command, chosen=gpu_settings(), callbacks=callbacks) as rig:
         await rig.ready()
         assert rig.supervisor.on_cpu_instead
         looks = 0

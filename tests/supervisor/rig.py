@@ -18,11 +18,10 @@ from edge.model.meta import ModelMeta
 from edge.plan.plan import DomainBudget, Ladder, LaunchPlan, ModelPlan, Settings
 from edge.resources import data_dir, load_toml
 from edge.status import State
-from edge.supervisor.hooks import Hooks
 from edge.supervisor.patterns import Patterns
 from edge.supervisor.policy import Policy
 from edge.supervisor.state import Machine
-from edge.supervisor.supervisor import Supervisor
+from edge.supervisor.supervisor import Supervisor, SupervisorCallbacks
 from edge.supervisor.terms import Terms
 from edge.units import MIB
 from tests.fakes import llama_switches
@@ -162,7 +161,7 @@ async def rigged(
     home: int = 0,
     chosen: Settings | None = None,
     terms: Terms | None = None,
-    hooks: Hooks | None = None,
+    callbacks: SupervisorCallbacks | None = None,
     start: bool = True,
     argv: tuple[str, ...] | None = None,
     model: ModelPlan | None = None,
@@ -173,10 +172,12 @@ async def rigged(
     command = argv or llama_switches.argv(fake, **switches)
     machines: list[Machine] = []
     lines: list[str] = []
-    hooks = replace(hooks or Hooks(), on_change=lambda _, __, after: machines.append(after), on_line=lines.append)
+    callbacks = replace(
+        callbacks or SupervisorCallbacks(), on_change=lambda _, __, after: machines.append(after), on_line=lines.append
+    )
     socket_path = folder / "m.sock"
     supervisor = Supervisor(
-        model or model_plan(command, rungs, chosen, home), socket_path, PATTERNS, terms or Terms(policy=FAST), hooks
+        model or model_plan(command, rungs, chosen, home), socket_path, PATTERNS, terms or Terms(policy=FAST), callbacks
     )
     owner = asyncio.create_task(supervisor.run())
     rig = Rig(supervisor, fake, owner, socket_path, machines, lines)

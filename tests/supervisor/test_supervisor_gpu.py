@@ -8,7 +8,7 @@ from pathlib import Path
 from edge.plan.plan import Ladder
 from edge.status import State
 from edge.supervisor.events import DeviceBack
-from edge.supervisor.hooks import Hooks
+from edge.supervisor.supervisor import SupervisorCallbacks
 from edge.supervisor.terms import Terms
 from tests.fakes.llama_switches import Death, argv
 from tests.supervisor.rig import FAST, gpu_settings, launch_plan, model_plan, rigged, settings
@@ -25,8 +25,8 @@ TERMS = Terms(policy=FAST, capability="8.7")
 
 
 async def test_six_gates_on_a_gpu(short_dir: Path) -> None:
-    hooks = Hooks(driver=lambda: "/dev/nvhost-ctrl-gpu opens")
-    async with rigged(short_dir, chosen=gpu_settings(), terms=TERMS, hooks=hooks, gpu=ORIN) as rig:
+    callbacks = SupervisorCallbacks(driver=lambda: "/dev/nvhost-ctrl-gpu opens")
+    async with rigged(short_dir, chosen=gpu_settings(), terms=TERMS, callbacks=callbacks, gpu=ORIN) as rig:
         await rig.ready()
         status = rig.supervisor.status()
         assert status.degraded == () and all(gate.ready for gate in status.gates.values())
@@ -107,8 +107,8 @@ async def test_a_driver_that_is_too_old_fails_at_once(short_dir: Path) -> None:
 
 async def test_fc74_fallback_cpu_serves_degraded_and_comes_back(short_dir: Path) -> None:
     command = argv(short_dir / "fake", **{**NOT_YET, "first_starts": 0})
-    hooks = Hooks(cpu=lambda: launch_plan(command, 0, settings(n_ctx=1024)))
-    async with rigged(short_dir, argv=command, chosen=gpu_settings(), hooks=hooks) as rig:
+    callbacks = SupervisorCallbacks(cpu=lambda: launch_plan(command, 0, settings(n_ctx=1024)))
+    async with rigged(short_dir, argv=command, chosen=gpu_settings(), callbacks=callbacks) as rig:
         await rig.ready()
         status = rig.supervisor.status()
         assert rig.supervisor.on_cpu_instead and rig.supervisor.model_info["n_ctx"] == 1024

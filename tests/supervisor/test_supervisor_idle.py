@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from edge.supervisor.hooks import Hooks
+from edge.supervisor.supervisor import SupervisorCallbacks
 from edge.supervisor.terms import ExpectedSpeed, Terms
 from tests.supervisor.rig import FAST, Rig, rigged, settings
 
@@ -29,9 +29,9 @@ def asked(rig: Rig) -> list[str]:
 async def test_speed_a_batch_all_slots_and_the_system_prompt(short_dir: Path) -> None:
     terms = Terms(policy=IDLE, warmup_tokens=(1, 128), system_prompt="You are kind.")
     speeds: list[float] = []
-    hooks = Hooks(on_speed=lambda _, tokens_s: speeds.append(tokens_s))
+    callbacks = SupervisorCallbacks(on_speed=lambda _, tokens_s: speeds.append(tokens_s))
     chosen = settings(n_ctx=4096, n_parallel=2, n_ubatch=512)
-    async with rigged(short_dir, terms=terms, hooks=hooks, chosen=chosen, tokens_s=42.0) as rig:
+    async with rigged(short_dir, terms=terms, callbacks=callbacks, chosen=chosen, tokens_s=42.0) as rig:
         await rig.until(lambda: speeds)
         assert asked(rig) == [
             "1 tokens, 16 back",

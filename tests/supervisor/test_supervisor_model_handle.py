@@ -11,10 +11,9 @@ from typing import cast
 import pytest
 
 from edge.status import Failure, ModelStatus, State
-from edge.supervisor.hooks import Hooks
 from edge.supervisor.model_handle import HOT_RETRY_S, ModelHandle
 from edge.supervisor.state import Machine, Then
-from edge.supervisor.supervisor import Supervisor
+from edge.supervisor.supervisor import Supervisor, SupervisorCallbacks
 from edge.supervisor.terms import Terms
 from edge.supervisor.turnover import blue_green, in_place, while_asleep
 from edge.telemetry.governor import AdmissionLimit
@@ -299,7 +298,9 @@ async def test_a_reload_whose_new_engine_is_stopped_for_heat(
     async with rigged(tmp_path) as rig:
         await rig.ready()
         handle = ModelHandle("chat", supervisor=rig.supervisor)
-        hot = Hooks(on_change=lambda new, before, after: new.stop() if after.state is State.STARTING else None)
+        hot = SupervisorCallbacks(
+            on_change=lambda new, before, after: new.stop() if after.state is State.STARTING else None
+        )
         new = Supervisor(rig.supervisor.model, tmp_path / "n.sock", PATTERNS, Terms(policy=FAST), hot)
         owner = asyncio.create_task(new.run())
         old = rig.supervisor

@@ -16,7 +16,7 @@ from edge.model.store import Store
 from edge.plan.argv import render
 from edge.plan.plan import Ladder, LaunchPlan, ModelPlan, Settings
 from edge.status import State
-from edge.supervisor.hooks import Hooks
+from edge.supervisor.supervisor import SupervisorCallbacks
 from tests.supervisor.rig import ENV, gpu_settings, launch_plan, rigged, settings
 
 CROSS = Path.home() / ".cache/edgellm-cross/cuda/llama-server.sh"
@@ -54,8 +54,8 @@ async def test_the_embedded_engine_never_stands_in_for_cuda(short_dir: Path, fil
 async def test_it_serves_degraded_where_the_profile_allows_the_cpu(short_dir: Path, file: ModelFile) -> None:
     engine = find_embedded(sys.executable)
     assert engine is not None
-    hooks = Hooks(cpu=lambda: plan(engine, file, CPU))
-    async with rigged(short_dir, model=model(engine, file), hooks=hooks) as rig:
+    callbacks = SupervisorCallbacks(cpu=lambda: plan(engine, file, CPU))
+    async with rigged(short_dir, model=model(engine, file), callbacks=callbacks) as rig:
         await rig.ready()
         first = rig.supervisor.status().degraded[0]
         assert (first.subject, first.got) == ("device", "CPU")
