@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, TextIO
 
@@ -14,12 +17,44 @@ from edge.ring import Ring
 from edge.status import Failure, Gate, ModelStatus
 from edge.units import format_bytes, format_seconds
 
+# POSIX: a pipe that poll() reports as writable takes PIPE_BUF bytes (4096 on Linux) without blocking.
+PIPE_BUF_BYTES = select.PIPE_BUF
+
+
+class BestEffortWriter:
+    """Writes text to a stream that may be full, closed, gone or not read: then the text is dropped.
+
+    A server must not end, and its event loop must not wait, for a terminal or a disk. The descriptor is written without
+    the stream's buffer: one that cannot be flushed would turn the exit code into 120.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._encoding = stream.encoding or "utf-8"
+        self._descriptor: int | None = None
+        with suppress(OSError, ValueError):  # io.UnsupportedOperation is both
+            self._descriptor = stream.fileno()
+
+    def write(self, text: str) -> None:
+        if self._descriptor is None:
+            self._stream.write(text)
+            return
+        data = text.encode(self._encoding, "replace")
+        with suppress(OSError):
+            for start in range(0, len(data), PIPE_BUF_BYTES):
+                if not select.select([], [self._descriptor], [], 0)[1]:
+                    return
+                os.write(self._descriptor, data[start : start + PIPE_BUF_BYTES])
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
 
 class Console:
     """Writes events to `out`; on a terminal, the progress of the weights is a line that is overwritten."""
 
     def __init__(self, out: TextIO | None = None, *, as_json: bool = False) -> None:
-        self._out = out or sys.stdout
+        self._out = BestEffortWriter(out or sys.stdout)
         self._json = as_json
         self._live = not as_json and self._out.isatty()
         self._open_line = False
@@ -44,7 +79,6 @@ class Console:
     def progress(self, status: ModelStatus) -> None:
         if self._live and status.progress is not None and status.progress < 1:
             self._out.write(f"\r\x1b[2K  {status.id}: weights {status.progress:.0%}")
-            self._out.flush()
             self._open_line = True
 
     def ready(self, status: ModelStatus, took_s: float, urls: list[str]) -> None:
@@ -99,7 +133,6 @@ class Console:
     def _write(self, line: str) -> None:
         self.ring.add(line)
         self._out.write(line + "\n")
-        self._out.flush()
 
 
 def describe(model: ModelPlan) -> str:

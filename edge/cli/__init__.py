@@ -1,40 +1,78 @@
-"""The command `edgellm`. `up` goes to the launcher before typer is imported: the engine is spawned first."""
+"""The command `edgellm`. `up` goes to its launcher before typer is imported, so that the engine starts first."""
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
+
+_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+_BROKEN_PIPE = 141  # 128 + SIGPIPE
+_IO_ERROR = 74  # EX_IOERR of sysexits.h
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command and return its exit code. The only place that catches EdgeError."""
+    """Run one command and return its exit code. The only place that catches EdgeError and OSError."""
     arguments = sys.argv[1:] if argv is None else argv
     from edge.errors import EdgeError
 
+    _prepare_streams()
     try:
-        if arguments[:1] == ["up"]:
-            from edge.launch import up
-
-            return up(arguments[1:])
-        from edge.cli.app import run
-
-        return run(arguments)
+        code = _run(arguments)
     except EdgeError as error:
         report(error)
-        return error.exit_code
+        code = error.exit_code
     except BrokenPipeError:
-        return 0
+        code = _BROKEN_PIPE
+    except OSError as error:
+        report(error, "check the path, its permissions and the space on its disk")
+        code = _IO_ERROR
     except KeyboardInterrupt:
-        return 130
+        code = _INTERRUPTED
+    return _flush(code)
 
 
-def report(error: Exception) -> None:
-    """Print an error on stderr: one sentence, its table, one next step."""
-    colour = sys.stderr.isatty()
-    head = "\x1b[31merror:\x1b[0m" if colour else "error:"
-    print(f"{head} {error}", file=sys.stderr)
-    table = getattr(error, "table", None)
-    if table:
-        print(table, file=sys.stderr)
-    hint = getattr(error, "hint", None)
-    if hint:
-        print(f"  hint: {hint}", file=sys.stderr)
+def _run(arguments: list[str]) -> int:
+    if arguments[:1] == ["up"]:
+        from edge.launch import up
+
+        return up(arguments[1:])
+    from edge.cli.app import run
+
+    return run(arguments)
+
+
+def _prepare_streams() -> None:
+    """Open /dev/null for closed standard streams, and replace what the locale's encoding cannot express.
+
+    Without the first, a socket would get the number of stdout and receive what is printed.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number: this stream's
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+        elif number and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace" if name == "stdout" else "backslashreplace")
+
+
+def _flush(code: int) -> int:
+    """Write buffered output. Return another code than 0 if that fails: the interpreter would exit with 120 later."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            code = code or (_BROKEN_PIPE if isinstance(error, BrokenPipeError) else _IO_ERROR)
+            if code == _IO_ERROR:
+                report(error)
+    return code
+
+
+def report(error: Exception, hint: str | None = None) -> None:
+    """Print one sentence, the table where there is one, and the hint on stderr."""
+    head = "\x1b[31merror:\x1b[0m" if sys.stderr.isatty() else "error:"
+    table, hint = getattr(error, "table", None), getattr(error, "hint", hint)
+    lines = [f"{head} {error}", *([table] if table else []), *([f"  hint: {hint}"] if hint else [])]
+    with suppress(OSError):
+        print("\n".join(lines), file=sys.stderr, flush=True)

@@ -1,0 +1,120 @@
+"""Output that cannot be written ends nothing: full, closed, unread or encoded for another alphabet."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import httpx
+import pytest
+
+from tests.fakes import llama_switches
+from tests.serving import PATIENCE_S, environment, eventually, free_port
+
+Process = subprocess.Popen[bytes]
+
+
+@contextmanager
+def up(
+    folder: Path, model: Path, stdout: int | IO[bytes] | None, **more: Any
+) -> Iterator[tuple[Process, Callable[[], str | None]]]:
+    """Start `edgellm up` by hand over the fake engine; yield it and a function that asks for its status."""
+    fake, port = folder / "fake", free_port()
+    fake.mkdir()
+    config = folder / "s" / "config" / "edgellm.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text('schema = 1\nprofile = "cpu"\n[restart]\nbackoff_s = [0.1]\n')
+    binary = llama_switches.write_fake(fake, kv_mib=400.0)
+    command = [sys.executable, "-m", "edge", "up", "--state-dir", str(folder / "s"), "--engine", str(binary)]
+    command += ["-m", str(model), "--listen", f"127.0.0.1:{port}"]
+    env = {**environment(), **more.pop("env", {})}
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, env=env, **more)
+
+    def status() -> str | None:
+        try:
+            return str(httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=10).json()["status"])
+        except (httpx.HTTPError, ValueError):
+            return None
+
+    try:
+        yield process, status
+    finally:
+        process.kill()
+        process.wait()
+
+
+def assert_serves_through_a_crash(folder: Path, process: Process, status: Callable[[], str | None]) -> None:
+    """READY, then again after the engine was killed, then an ordinary stop with exit code 0."""
+    eventually(lambda: status() in ("ok", "degraded"), lambda: f"not ready: {process.poll()}")
+    (pid,) = llama_switches.starts(folder / "fake")
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: len(llama_switches.starts(folder / "fake")) == 2, lambda: f"no second start: {process.poll()}")
+    eventually(lambda: status() in ("ok", "degraded"), lambda: f"not ready again: {process.poll()}")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_S) == 0
+
+
+def test_a_full_disk_ends_nothing(short_dir: Path, smollm2: Path) -> None:
+    with Path("/dev/full").open("wb") as full, up(short_dir, smollm2, full, stderr=full) as (process, status):
+        assert_serves_through_a_crash(short_dir, process, status)
+
+
+def test_a_reader_that_left_ends_nothing(short_dir: Path, smollm2: Path) -> None:
+    reader, writer = os.pipe()
+    with up(short_dir, smollm2, writer, stderr=writer) as (process, status):
+        os.close(writer)
+        os.close(reader)
+        assert_serves_through_a_crash(short_dir, process, status)
+
+
+def test_a_reader_that_never_reads_ends_nothing(short_dir: Path, smollm2: Path) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with pytest.raises(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+    with up(short_dir, smollm2, writer) as (process, status):
+        assert_serves_through_a_crash(short_dir, process, status)
+    os.close(reader)
+    os.close(writer)
+
+
+def test_closed_streams_end_nothing(short_dir: Path, smollm2: Path) -> None:
+    def close_all() -> None:
+        for number in (0, 1, 2):
+            os.close(number)
+
+    with up(short_dir, smollm2, None, preexec_fn=close_all) as (process, status):
+        assert_serves_through_a_crash(short_dir, process, status)
+
+
+@pytest.mark.parametrize("encoding", ["gbk", "iso-8859-1", "ascii"])
+def test_an_encoding_without_our_characters_ends_nothing(short_dir: Path, smollm2: Path, encoding: str) -> None:
+    log = short_dir / "log"
+    with log.open("wb") as out, up(short_dir, smollm2, out, env={"PYTHONIOENCODING": encoding}) as (process, status):
+        assert_serves_through_a_crash(short_dir, process, status)
+    assert b"? warm" in log.read_bytes().replace("·".encode("gbk"), b"?"), log.read_bytes()
+
+
+def run(arguments: list[str], **streams: Any) -> Process:
+    command = [sys.executable, "-m", "edge", *arguments]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment(), **streams)
+
+
+@pytest.mark.parametrize("arguments", [["profile", "list"], ["board"], ["plan", "--help"]])
+def test_a_command_whose_output_is_lost_does_not_exit_with_0(arguments: list[str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        lost = run(arguments, stdout=full, stderr=subprocess.PIPE)
+    assert b"No space left on device" in lost.communicate(timeout=PATIENCE_S)[1] and lost.returncode == 74
+    reader, writer = os.pipe()
+    os.close(reader)
+    cut = run(arguments, stdout=writer, stderr=subprocess.DEVNULL)
+    os.close(writer)
+    assert cut.wait(PATIENCE_S) in (1, 141)  # click's own answer to EPIPE, or 128 + SIGPIPE
