@@ -52,7 +52,7 @@ def test_a_key_from_standard_input_is_never_printed(
 def test_mistakes_have_their_exit_codes(
     tmp_path: Path, state: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["key", "revoke", "nobody", *state]) == 69
+    assert main(["key", "revoke", "missing", *state]) == 69
     assert main(["key", "add", "laptop", *state]) == 0
     assert main(["key", "add", "laptop", *state]) == 64
     monkeypatch.setattr("sys.stdin", io.StringIO("short\n"))
