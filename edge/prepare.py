@@ -26,12 +26,10 @@ from edge.plan.calibration_file import calibration_path, load
 from edge.plan.chosen import Chooser, fetch_first
 from edge.plan.environment import EnvFacts
 from edge.plan.plan import Plan
-from edge.plan.planner import Extras, make_plan, place
+from edge.plan.planner import Extras, make_plan, plan_inputs
 from edge.profile.profile import Profile, Wishes
 from edge.units import MIB, format_bytes
 
-# The rest of MemTotal is what a headless JetPack holds once it has started: 5-8 % on an Orin Nano 8GB and AGX 64GB.
-_FREE_AT_BOOT = 0.9
 _LEAST_BYTES = 64 * MIB  # llama-server alone, without a model
 
 
@@ -128,11 +126,11 @@ def _plan(
     folders: Folders,
     allow_missing: bool,
 ) -> Plan:
-    corrections = load(calibration_path(folders), engine.id)
-    preset, inputs = place(board, memory, profile, engine, corrections)
+    calibrations = load(calibration_path(folders), engine.id)
+    preset, inputs = plan_inputs(board, memory, profile, engine, calibrations)
     chosen = Chooser(standard(folders, config.store.dirs, os.environ), inputs).choose(config, preset)
     facts = EnvFacts(str(folders.cache), str(folders.cache), wsl=board.container == "wsl2")
-    plan = make_plan(board, memory, profile, engine, chosen.models, facts, Extras(chosen.smaller, corrections))
+    plan = make_plan(board, memory, profile, engine, chosen.models, facts, Extras(chosen.smaller, calibrations))
     if chosen.absent and not allow_missing:
         raise fetch_first(chosen.absent)
     pulls = (f"{offer.id} is not downloaded: edgellm model pull {offer.id}" for offer in chosen.absent.values())
@@ -169,11 +167,11 @@ def _memory(view: HostView, board: Board) -> MemorySnapshot:
         return assumed(board, view.available_bytes)
     memory = snapshot(view.root, board, view.available_bytes)
     held = view.held_bytes or {}
-    free = dict(memory.available_bytes)
-    for domain, total in memory.total_bytes.items():
-        free[domain] = min(total, free[domain] + held.get(domain, 0))
-        if view.at_boot:
-            free[domain] = max(free[domain], int(total * _FREE_AT_BOOT))
+    booted = assumed(board).available_bytes if view.at_boot else {}
+    free = {
+        domain: min(total, max(memory.available_bytes[domain] + held.get(domain, 0), booted.get(domain, 0)))
+        for domain, total in memory.total_bytes.items()
+    }
     return replace(memory, available_bytes=free)
 
 

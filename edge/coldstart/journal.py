@@ -1,4 +1,4 @@
-"""starts.jsonl and crashes.jsonl: the last 50 lines, rewritten atomically. A full or read-only disk loses only them."""
+"""Append to starts.jsonl and crashes.jsonl: the last 50 records, rewritten atomically."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEPT_LINES = 50
 
 
 def append(path: Path, record: dict[str, Any]) -> bool:
-    """False when it could not be written: history must never stop a start."""
+    """Append one record. Returns False on a full or read-only disk, which must not stop a start."""
     line = json.dumps(record, separators=(",", ":"))
     kept = [json.dumps(old, separators=(",", ":")) for old in read(path)[-(KEPT_LINES - 1) :]]
     try:
@@ -25,7 +25,7 @@ def append(path: Path, record: dict[str, Any]) -> bool:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Oldest first. Lines that are no JSON objects (a disk that filled up) are left out."""
+    """Return the records, oldest first, without lines that are no JSON objects (a disk that was full)."""
     records: list[dict[str, Any]] = []
     with contextlib.suppress(OSError):
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():

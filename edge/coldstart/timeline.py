@@ -1,4 +1,4 @@
-"""The record of one start: spans on the monotonic clock, relative to the start of the process. Pure."""
+"""Build the record of one start: spans on the monotonic clock, relative to the start of the process. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 SCHEMA = 1
 
-# What the engine does between two of its marks, in order: (span, from mark, to mark).
+# The engine's stages between two marks of its log, in order: (span, from mark, to mark).
 ENGINE_STAGES = (
     ("backend", "process", "load"),
     ("fit", "fit_begin", "fit_end"),
@@ -24,7 +24,7 @@ ENGINE_STAGES = (
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """`start_s`, `end_s`: seconds since the process began. `source`: who observed it: launcher, log, probe."""
+    """One stage of a start, in seconds since the process began. `source`: launcher | log | probe."""
 
     name: str
     parent: str | None
@@ -36,9 +36,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Instants:
-    """Monotonic seconds of one start. Absent is None."""
+    """Monotonic seconds of one start; None where it was not reached."""
 
-    process_s: float  # when our process began; for a restart: when the former child was gone
+    process_s: float  # start of our process; for a restart: the exit of the former engine
     spawned_s: float
     engine_ready_s: float | None = None
     ready_s: float | None = None
@@ -46,7 +46,7 @@ class Instants:
 
 
 def spans(instants: Instants, launcher: Sequence[Span], marks: Mapping[str, float], weights_bytes: int) -> list[Span]:
-    """The waterfall: the launcher's spans, the engine as a whole, its stages by its log, and the warm-up."""
+    """Return the launcher's spans, the engine as a whole, its stages by its log, and the warm-up."""
     zero = instants.process_s
     result = list(launcher)
     end = instants.engine_ready_s
@@ -77,7 +77,7 @@ def start_record(
     outcome: str,
     samples: Sequence[Sequence[float | int | None]] = (),
 ) -> dict[str, Any]:
-    """One line of starts.jsonl. Times are rounded to 0.1 ms; nothing here was measured better."""
+    """Return one record of starts.jsonl. Times are rounded to 0.1 ms, the precision of the log's timestamps."""
     zero = instants.process_s
 
     def since(at: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""Settings → the command line of one engine, in the spellings that its own --help lists. Pure."""
+"""Render settings as the command line of one llama-server, in the spellings that its own --help lists. Pure."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ SOCKET = "{socket}"
 
 @dataclass(frozen=True, slots=True)
 class Argv:
-    """`dropped`: options that this engine does not know, with what that means."""
+    """A rendered command line. `dropped`: options that this engine does not know."""
 
     args: tuple[str, ...]
     dropped: tuple[str, ...] = ()
 
 
 def argv(settings: Settings, engine: Engine, model: ModelFile, alias: str) -> tuple[str, ...]:
-    """The child's whole command line; `{socket}` stands for its private socket."""
+    """Return the engine's whole command line; `{socket}` stands for its private socket."""
     return render(settings, engine, model, alias).args
 
 
 def render(settings: Settings, engine: Engine, model: ModelFile, alias: str) -> Argv:
-    """As argv, with what had to be left out."""
+    """Return the command line and the options that this engine does not know."""
     if engine.kind == "embedded":
         params = json.dumps(common_params(settings, model, alias), separators=(",", ":"), sort_keys=True)
         return Argv((engine.path, *engine.args, "--params", params, "--socket", SOCKET))
@@ -94,7 +94,7 @@ def _logging(line: _Line) -> None:
 def _endpoints(line: _Line, settings: Settings) -> None:
     line.switch(("--no-ui", "--no-webui"))
     line.switch(("--offline",))
-    line.switch(("--no-warmup",))  # the warm-up completions are ours
+    line.switch(("--no-warmup",))  # the supervisor warms with real completions
     line.switch(("--slots",))
     line.switch(("--props",))
     line.switch(("--metrics",))
@@ -107,7 +107,7 @@ def _endpoints(line: _Line, settings: Settings) -> None:
 
 
 class _Line:
-    """Collects options in the spellings that the engine knows."""
+    """A command line under construction, in the spellings that the engine knows."""
 
     def __init__(self, engine: Engine) -> None:
         self.flags = engine.flags
@@ -118,7 +118,7 @@ class _Line:
         return next(((name, self.flags[name]) for name in names if name in self.flags), None)
 
     def add(self, names: tuple[str, ...], value: str, *, needed: bool = False) -> None:
-        """`needed` options are passed even to an engine whose --help does not list them."""
+        """Append an option; a `needed` one even where --help does not list it."""
         found = self.known(names)
         if found or needed:
             self.args += [found[0] if found else names[0], value]
@@ -133,7 +133,7 @@ class _Line:
             self.dropped.append(f"{names[0]}: this engine does not know it")
 
     def flash_attention(self, value: str) -> None:
-        """A value since mid-2025, a bare switch before."""
+        """Append --flash-attn: with a value since mid-2025, a bare switch before."""
         found = self.known(("--flash-attn", "-fa"))
         if found is None:
             self.dropped.append(f"--flash-attn {value}: this engine does not know it")
@@ -143,10 +143,10 @@ class _Line:
             self.args.append(found[0])
 
     def load_mode(self, mode: str) -> None:
-        """`--load-mode none` since mid-2026, `--no-mmap` and `--direct-io` before (FC-28)."""
+        """Append --load-mode (since mid-2026), or --no-mmap and --direct-io, which it replaced (FC-28)."""
         if self.known(("--load-mode",)):
             self.args += ["--load-mode", mode]
         elif mode == "none":
             self.switch(("--no-mmap",))
-        elif mode == "dio":  # before it existed the nearest thing is not to map
+        elif mode == "dio":  # engines without it: reading without a mapping is the nearest
             self.switch(("--direct-io", "-dio", "--no-mmap"))

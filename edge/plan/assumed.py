@@ -1,4 +1,4 @@
-"""An engine for boards that are not here, or have none yet: what `edgellm build` would make. Pure."""
+"""The engine that `edgellm build` would make, for boards that are not present or have none yet. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SWITCHES = (
 
 
 def assumed_engine(board: Board, recipe: str, path: str) -> Engine:
-    """llama-server in its newest spelling, with CUDA where the board has a GPU and the recipe is for one."""
+    """Return a llama-server of the newest spelling, with CUDA where the board has a GPU and the recipe is for one."""
     cuda = recipe != "cpu" and board.compute_capability is not None and board.refused is None
     capability = int(board.compute_capability.replace(".", "")) if board.compute_capability and cuda else None
     flags = {name: Flag(name, 1) for name in _VALUES.split()} | {name: Flag(name, 0) for name in _SWITCHES.split()}

@@ -1,4 +1,4 @@
-"""What past starts taught about the estimate: measured over estimated, by engine and architecture. Pure."""
+"""Calibrate the memory estimate by past starts: measured over estimated, per engine and architecture. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 from edge.plan.plan import LaunchPlan, Measured
 from edge.units import MIB
 
-# A factor outside these is a misread log, not a lesson.
+# The estimate was within these for every generated model (tests/plan/test_plan_real_engine.py): a factor outside them
+# is a log that was misread.
 _LEAST, _MOST = 0.5, 4.0
 _BUFFER = re.compile(r"(?P<where>\S+)\s+(?P<kind>model|KV|RS|compute|output) buffer size =\s+(?P<mib>[\d.]+) MiB")
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """A factor on the compute estimate, and a CUDA context's bytes where they were measured. `last`: the last start."""
+    """A factor on the compute estimate, and the measured bytes of one CUDA context. `last`: the last start."""
 
     compute: float = 1.0
     context_bytes: int | None = None
@@ -25,7 +26,7 @@ class Correction:
 
 
 def measure(what: str, log: Iterable[str], rss_bytes: int | None = None, gpu_bytes: int | None = None) -> Measured:
-    """Sums the buffers that an engine's log names. Only the last load counts: a dry run before it says the same."""
+    """Sum the buffers that an engine's log names. The last load counts: `--fit` logs the same buffers before it."""
     sums = {"model": 0, "KV": 0, "RS": 0, "compute": 0, "output": 0}
     for line in log:
         if "loading model tensors" in line:
@@ -36,10 +37,10 @@ def measure(what: str, log: Iterable[str], rss_bytes: int | None = None, gpu_byt
     return Measured(what, sums["model"], kv, compute, rss_bytes, gpu_bytes)
 
 
-def learn(old: Correction, plan: LaunchPlan, measured: Measured) -> Correction:
-    """The correction after one more start. `plan` was made with `old` applied.
+def calibrate(old: Correction, plan: LaunchPlan, measured: Measured) -> Correction:
+    """Return the calibration after one more start, whose `plan` was made with `old` applied.
 
-    A larger need is believed at once, a smaller one by halves: too little memory kills, too much only costs context.
+    A larger need counts at once, a smaller one by halves: too little memory kills, too much only costs context.
     """
     estimated = sum(domain.compute_bytes for domain in plan.budget.values()) / old.compute
     compute = old.compute

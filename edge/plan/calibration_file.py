@@ -1,4 +1,4 @@
-"""calibration.json in the data folder: corrections by engine id and architecture. Written atomically."""
+"""Read and write calibration.json in the data folder: calibrations by engine id and architecture."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.folders import Folders
-from edge.plan.calibration import Correction, learn
+from edge.plan.calibration import Correction, calibrate
 from edge.plan.plan import LaunchPlan, Measured
 
 SCHEMA = 1
@@ -19,18 +19,18 @@ def calibration_path(folders: Folders) -> Path:
 
 
 def load(path: Path, engine_id: str) -> dict[str, Correction]:
-    """By architecture. A missing, damaged or newer file teaches nothing."""
+    """Return the calibrations of this engine by architecture; none from a missing, damaged or newer file."""
     engine = _read(path).get(engine_id, {})
-    return {arch: _correction(row) for arch, row in engine.items() if isinstance(row, dict)}
+    return {arch: _calibration(row) for arch, row in engine.items() if isinstance(row, dict)}
 
 
 def record(path: Path, engine_id: str, arch: str, plan: LaunchPlan, measured: Measured) -> Correction:
-    """Learns from one start and keeps it. Raises OSError when the file cannot be written."""
+    """Calibrate by one start and save. Raises OSError when the file cannot be written."""
     from edge.linux.files import write_shared  # late: only reading is on the path of a start
 
     engines = _read(path)
     engine = engines.setdefault(engine_id, {})
-    new = learn(_correction(engine.get(arch, {})), plan, measured)
+    new = calibrate(_calibration(engine.get(arch, {})), plan, measured)
     engine[arch] = asdict(new)
     write_shared(path, json.dumps({"schema": SCHEMA, "engines": engines}, indent=1, sort_keys=True) + "\n")
     return new
@@ -49,7 +49,7 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
     )
 
 
-def _correction(row: object) -> Correction:
+def _calibration(row: object) -> Correction:
     if not isinstance(row, dict):
         return Correction()
 

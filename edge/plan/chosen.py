@@ -1,4 +1,4 @@
-"""Configuration and store → the model files of a plan: as named, or selected when nothing is named."""
+"""Choose the model files of a plan: those that the configuration names, or one selected from store and catalogue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edge.plan.offer import Offer
 from edge.plan.offers import Rank, absent, loader, of_name, offers, ranking
 from edge.plan.select import pick, select, smaller_quants
 from edge.plan.situation import Situation
-from edge.plan.subject import Subject, subject
+from edge.plan.subject import Subject, candidate_of
 from edge.profile.profile import Wishes
 from edge.units import format_bytes
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """`smaller`: files for later rungs, by model id. `absent`: what has to be fetched first, by model id."""
+    """Candidates by model id. `smaller`: files for later rungs. `absent`: not downloaded."""
 
     models: dict[str, tuple[Subject, ModelConfig]]
     smaller: dict[str, tuple[Subject, ...]]
@@ -34,24 +34,24 @@ class Chosen:
 
 
 class Chooser:
-    """Lists the store once; reads the headers of what is considered, once each."""
+    """A chooser over one listing of the store; it reads only the headers that it considers, once each."""
 
-    def __init__(self, store: Store, place: Situation, rows: Sequence[CatalogueRow] | None = None) -> None:
+    def __init__(self, store: Store, inputs: Situation, rows: Sequence[CatalogueRow] | None = None) -> None:
         self._store = store
-        self._place = place
+        self._place = inputs
         self._rows = rows
         self._entries: list[Entry] | None = None
         self._skipped: list[str] = []
         self._load = loader(store.models_dir, self._skipped, rows)
 
-    def choose(self, config: Config, wishes: Wishes) -> Chosen:
-        """Raises ModelMissingError, BadModelError, DoesNotFitError, UsageError."""
+    def choose(self, config: Config, preset: Wishes) -> Chosen:
+        """Return the candidates of every configured model. Raises ModelMissingError, BadModelError, DoesNotFitError."""
         if not config.models:
-            return self._selected(wishes)
+            return self._selected(preset)
         chosen = Chosen({}, {}, {})
         for model in config.models:
             own: dict[str, Any] = dict(model.set)
-            found, smaller, missing = self._named(model, replace(wishes, **own))
+            found, smaller, missing = self._named(model, replace(preset, **own))
             chosen.models[model.id] = (found, model)
             chosen.smaller[model.id] = smaller
             if missing is not None:
@@ -64,8 +64,8 @@ class Chooser:
             self._entries = self._store.list()
         return self._entries
 
-    def _selected(self, wishes: Wishes) -> Chosen:
-        found = select(offers(self.entries, ranking(), self._rows), wishes, self._place, self._load)
+    def _selected(self, preset: Wishes) -> Chosen:
+        found = select(offers(self.entries, ranking(), self._rows), preset, self._place, self._load)
         model_id = id_of(found.offer.name)
         notes = [f"no model was named: {found.offer.id} is {found.because}"]
         if found.tokens_s is not None:
@@ -74,44 +74,44 @@ class Chooser:
             size = format_bytes(found.better.bytes)
             notes.append(f"{found.better.id} would fit and is better: edgellm model pull {found.better.id} ({size})")
         return Chosen(
-            {model_id: (found.subject, ModelConfig(model_id, found.subject.file.path, origin="selected"))},
+            {model_id: (found.candidate, ModelConfig(model_id, found.candidate.file.path, origin="selected"))},
             {model_id: found.smaller},
             {} if found.offer.path else {model_id: found.offer},
             (*notes, *self._skipped),
         )
 
-    def _named(self, model: ModelConfig, wishes: Wishes) -> tuple[Subject, tuple[Subject, ...], Offer | None]:
+    def _named(self, model: ModelConfig, preset: Wishes) -> tuple[Subject, tuple[Subject, ...], Offer | None]:
         name, _, quant = model.ref.partition(":")
         if "/" in model.ref or model.ref.lower().endswith(".gguf"):
-            return subject(self._store.resolve(model.ref)), (), None
+            return candidate_of(self._store.resolve(model.ref)), (), None
         ranks: dict[str, Rank] = {}
         group = of_name(self.entries, name, ranks)
         exact = matching(group, quant) if quant else group
         if exact:
-            first = order(exact, QuantPreference(wishes.quant, wishes.prefer))[0]
-            found = None if quant or len(exact) == 1 else pick(exact, wishes, self._place, self._load)[0]
+            first = order(exact, QuantPreference(preset.quant, preset.prefer))[0]
+            found = None if quant or len(exact) == 1 else pick(exact, preset, self._place, self._load)[0]
             offer = found[0] if found else first
             loaded = self._load(offer)
             if loaded is not None:
                 return loaded, tuple(smaller_quants(offer, group, self._load)), None
-        return self._absent(name, quant, model, wishes)
+        return self._absent(name, quant, model, preset)
 
     def _absent(
-        self, name: str, quant: str, model: ModelConfig, wishes: Wishes
+        self, name: str, quant: str, model: ModelConfig, preset: Wishes
     ) -> tuple[Subject, tuple[Subject, ...], Offer | None]:
-        """Not here: as the catalogue expects it, else whatever the store says about the reference."""
-        from edge.model import catalogue  # late: a start with a model that is here does without it
+        """Take a model that is not in the store from the catalogue. Raises ModelMissingError."""
+        from edge.model import catalogue  # late: a start with a downloaded model does without it
 
         row = catalogue.find(name, tuple(self._rows) if self._rows is not None else None)
         if row is None:
-            return subject(self._store.resolve(model.ref)), (), None
+            return candidate_of(self._store.resolve(model.ref)), (), None
         group = [Offer(row.name, each.quant, each.bytes, None, each.source) for each in row.quants]
         if quant:
             group = matching(group, quant)
             if not group:
                 there = ", ".join(each.quant for each in row.quants)
                 raise ModelMissingError(f"there is no {quant} of {row.name}", f"the catalogue has {there}")
-        found = pick(group, wishes, self._place, self._load)[0]
+        found = pick(group, preset, self._place, self._load)[0]
         offer = found[0] if found else min(group, key=lambda one: (-bits(one.quant), one.bytes))
         return absent(offer, self._store.models_dir, self._rows), (), offer
 
@@ -129,4 +129,4 @@ def fetch_first(missing: dict[str, Offer]) -> NotDownloadedError:
     names = ", ".join(offer.id for offer in missing.values())
     size = format_bytes(sum(offer.bytes for offer in missing.values()))
     pulls = " && ".join(f"edgellm model pull {offer.id}" for offer in missing.values())
-    return NotDownloadedError(f"{names} is not here yet", f"{pulls} ({size}), or start with --yes", missing)
+    return NotDownloadedError(f"{names} is not downloaded", f"{pulls} ({size}), or start with --yes", missing)

@@ -1,4 +1,4 @@
-"""Settings → fields of xllamacpp's CommonParams, for the embedded engine. JSON; enum values by name. Pure."""
+"""Render settings as fields of xllamacpp's CommonParams, for the embedded engine: JSON, enum values by name. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edge.units import MIB
 
 
 def common_params(settings: Settings, model: ModelFile, alias: str) -> dict[str, Any]:
-    """Dotted keys are fields of a field. The child adds the socket."""
+    """Return the fields by name, nested ones dotted. The embedded engine's process adds the socket."""
     return {
         "model.path": model.path,
         "model_alias": [alias],

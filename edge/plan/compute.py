@@ -1,4 +1,4 @@
-"""Estimate of the engine's compute buffers. The graph allocator decides; a measured start corrects it. Pure.
+"""Estimate the engine's compute buffers. The graph allocator decides; a measured start calibrates it. Pure.
 
 The terms were found on llama.cpp of October 2026 with models of many shapes (tests/plan/test_plan_real_engine.py):
 the widest moment of one layer is its feed-forward or its attention, beside rows of embeddings and the attention mask.
@@ -16,24 +16,24 @@ _INPUTS = 12  # positions, indices and the like: values a row
 
 
 def compute_bytes(meta: ModelMeta, memory: Memory, settings: Settings, *, all_logits: bool = False) -> int:
-    """Where all layers are in one place. `all_logits`: this engine reserves logits for every token of a batch."""
+    """Return the bytes where one domain holds all layers. `all_logits`: reserved for every token of a batch."""
     if meta.arch in ENCODERS:
         return _encoder(meta, memory, settings)
     return _device(meta, memory, settings, all_logits) + _rows(settings) * _F32 * 2 * meta.n_embd
 
 
 def device_compute_bytes(meta: ModelMeta, memory: Memory, settings: Settings, *, all_logits: bool = False) -> int:
-    """On a GPU that holds layers; the inputs stay on the host."""
+    """Return the bytes on a GPU that holds layers; the inputs stay on the host."""
     return _device(meta, memory, settings, all_logits)
 
 
 def host_compute_bytes(meta: ModelMeta, memory: Memory, settings: Settings) -> int:
-    """On the host beside an offloaded model: inputs and mask of one batch."""
+    """Return the bytes on the host beside an offloaded model: inputs, mask and output of one batch."""
     return _rows(settings) * _F32 * 2 * meta.n_embd + _mask(memory, settings, _F16) + _output(meta, settings)
 
 
 def feed_forward(meta: ModelMeta) -> int:
-    """Values a token of the widest feed-forward: all experts that one token uses."""
+    """Return the values a token of the widest feed-forward: all experts that one token uses."""
     experts = integer(meta, "expert_used_count")
     dense = integer(meta, "feed_forward_length") or 4 * meta.n_embd
     if not experts:
@@ -43,7 +43,7 @@ def feed_forward(meta: ModelMeta) -> int:
 
 
 def _encoder(meta: ModelMeta, memory: Memory, settings: Settings) -> int:
-    """No gate in the feed-forward, no logits."""
+    """Return the bytes of an encoder: no gate in the feed-forward, no logits."""
     values = 2 * feed_forward(meta) + meta.n_embd + _INPUTS
     return _rows(settings) * _F32 * values + _mask(memory, settings, _F16)
 

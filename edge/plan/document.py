@@ -1,4 +1,4 @@
-"""Plan → the JSON document of `edgellm plan --json`. Pure."""
+"""Build the JSON document of `edgellm plan --json`. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCHEMA = 1
 
 
 def document(plan: Plan) -> dict[str, Any]:
-    """JSON-serialisable. The environment is redacted."""
+    """Return the JSON-serialisable document; secrets of the environment are hidden."""
     engine = plan.engine
     return {
         "schema": SCHEMA,

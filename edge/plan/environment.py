@@ -1,4 +1,4 @@
-"""The child's whole environment, from an allow-list: nothing is inherited (LLAMA_ARG_* would undo the plan). Pure."""
+"""Build the engine's whole environment from an allow-list: an inherited LLAMA_ARG_* would undo the plan. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from edge.engine.engine import Engine
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# The most that CUDA takes. Its default is smaller than what one llama.cpp can compile.
+# CUDA's upper limit. The default is smaller than what one llama.cpp compiles from PTX, which would repeat every start.
 _CUDA_CACHE_MAX_BYTES = 4 * 1024**3
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 
 @dataclass(frozen=True, slots=True)
 class EnvFacts:
-    """What the environment is built from: paths of this installation."""
+    """Paths of this installation that the environment names."""
 
     home: str
     cache: str  # edgellm's cache folder
@@ -25,7 +25,7 @@ class EnvFacts:
 def environment(
     engine: Engine, facts: EnvFacts, *, gpus: tuple[str, ...] | None = None, managed_memory: bool = False
 ) -> dict[str, str]:
-    """`gpus`: UUIDs of the discrete GPUs the child may see, () hides all, None says nothing (integrated GPU)."""
+    """Return the environment. `gpus`: UUIDs that CUDA may see; () hides all, None leaves it open (integrated GPU)."""
     env = {
         "PATH": _PATH,
         "HOME": facts.home,
@@ -55,7 +55,7 @@ def environment(
 
 
 def redacted(env: Mapping[str, str]) -> dict[str, str]:
-    """For printing: what may be a secret is hidden."""
+    """Return a copy for printing, without values whose names look like a secret."""
     return {
         name: "[hidden]" if any(word in name.upper() for word in _SECRET) else value
         for name, value in sorted(env.items())

@@ -1,4 +1,4 @@
-"""Exact size of the KV cache and of recurrent state, as llama.cpp allocates them. Pure.
+"""Compute the exact size of the KV cache and of recurrent state, as llama.cpp allocates them. Pure.
 
 Source: llama.cpp 0c1e57098, src/llama-kv-cache.cpp, -kv-cache-iswa.cpp, -memory-recurrent.cpp, -context.cpp.
 """
@@ -11,7 +11,7 @@ from edge.model.meta import ModelMeta
 from edge.plan.layers import Layer, layers, state_values, window
 from edge.plan.plan import Settings
 
-# ggml: bytes of one block, values in one block.
+# ggml-common.h: bytes of one block, values in one block.
 BLOCKS = {
     "f32": (4, 1),
     "f16": (2, 1),
@@ -23,13 +23,13 @@ BLOCKS = {
     "q4_0": (18, 32),
     "iq4_nl": (18, 32),
 }
-_PAD = 256  # cells are allocated in multiples of it
+_PAD = 256  # llama-context.cpp rounds a slot's cells up to it
 _F32 = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a model's layers remember, found once: sizes for any settings follow quickly."""
+    """What each layer of a model caches, independent of settings."""
 
     layers: tuple[Layer, ...]
     window: int
@@ -37,7 +37,7 @@ class Memory:
 
     @property
     def needs_checkpoints(self) -> bool:
-        """A window or a state cannot be rolled back: the engine keeps snapshots of it to reuse a prompt."""
+        """Whether the engine keeps snapshots to reuse a prompt: a window or a state cannot be rolled back."""
         return any(layer.recurrent or layer.cells == "window" for layer in self.layers)
 
 
@@ -46,7 +46,7 @@ def memory_of(meta: ModelMeta) -> Memory:
 
 
 def cache_by_layer(memory: Memory, settings: Settings) -> tuple[int, ...]:
-    """Bytes of each layer's cache and state. Raises ValueError for an unknown KV type."""
+    """Return the bytes of each layer's cache and state. Raises ValueError for an unknown KV type."""
     slots = settings.n_parallel
     cells = _cells(memory, settings)
     # Without flash attention V is kept transposed, every layer as wide as the widest.
@@ -63,7 +63,7 @@ def cache_by_layer(memory: Memory, settings: Settings) -> tuple[int, ...]:
 
 
 def checkpoint_bytes(memory: Memory, settings: Settings) -> int:
-    """One snapshot of one slot: the windowed cells and the states."""
+    """Return the bytes of one snapshot of one slot: its windowed cells and states."""
     cells = _cells(memory, settings)["window"]
     size = sum(memory.state_bytes for layer in memory.layers if layer.recurrent)
     for layer in memory.layers:
@@ -73,12 +73,12 @@ def checkpoint_bytes(memory: Memory, settings: Settings) -> int:
 
 
 def slot_context(n_ctx: int, n_parallel: int) -> int:
-    """Tokens that one slot gets of `n_ctx` over all slots."""
+    """Return the tokens that one slot gets of `n_ctx` over all slots."""
     return _padded(max(1, n_ctx // n_parallel))
 
 
 def row_bytes(kind: str, values: int) -> int:
-    """Bytes of `values` in a row of this type; rounded up to whole blocks."""
+    """Return the bytes of a row of `values` in this type, in whole blocks. Raises ValueError for an unknown type."""
     if kind not in BLOCKS:
         raise ValueError(f"unknown KV type {kind}")
     size, count = BLOCKS[kind]
@@ -86,7 +86,7 @@ def row_bytes(kind: str, values: int) -> int:
 
 
 def window_cells(memory: Memory, settings: Settings) -> int:
-    """Cells a slot of a windowed layer; 0 where there is none."""
+    """Return the cells a slot of the windowed layers; 0 where there are none."""
     return _cells(memory, settings)["window"] if any(layer.cells == "window" for layer in memory.layers) else 0
 
 

@@ -1,4 +1,4 @@
-"""The steps down from what is wished: smaller KV type, smaller context, fewer slots, no prompt cache. Pure."""
+"""Step down from the preset: smaller KV type, smaller context, fewer slots, no prompt cache. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KV_STEPS = ("q8_0", "q4_0")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one rung changes. `n_ctx` is over all slots."""
+    """The settings that one rung changes. `n_ctx` is over all slots."""
 
     n_ctx: int
     n_parallel: int
@@ -23,18 +23,18 @@ class Step:
     prompt_cache: bool = True
 
 
-def steps(wishes: Wishes, meta: ModelMeta) -> Iterator[Step]:
-    """From the wish to the profile's limits, each asking for less than the one before."""
-    slots = wishes.n_parallel
-    per_slot = wished_slot_context(wishes, meta)
-    least = min(per_slot, max(256, wishes.n_ctx_min))
-    key, value = str(wishes.kv_type_k), str(wishes.kv_type_v)
+def steps(preset: Wishes, meta: ModelMeta) -> Iterator[Step]:
+    """Yield steps from the preset to its limits, each with less memory than the one before."""
+    slots = preset.n_parallel
+    per_slot = requested_slot_context(preset, meta)
+    least = min(per_slot, max(256, preset.n_ctx_min))
+    key, value = str(preset.kv_type_k), str(preset.kv_type_v)
     yield Step(per_slot * slots, slots, key, value)
     for smaller in _KV_STEPS:
-        if bits(smaller) < bits(wishes.kv_type_min):
+        if bits(smaller) < bits(preset.kv_type_min):
             break
         # A quantized V cache needs flash attention.
-        new = (_least(key, smaller), value if wishes.flash_attention == "off" else _least(value, smaller))
+        new = (_least(key, smaller), value if preset.flash_attention == "off" else _least(value, smaller))
         if new != (key, value):
             key, value = new
             yield Step(per_slot * slots, slots, key, value)
@@ -44,19 +44,19 @@ def steps(wishes: Wishes, meta: ModelMeta) -> Iterator[Step]:
     while slots > 1:
         slots //= 2
         yield Step(per_slot * slots, slots, key, value)
-    if wishes.cache_ram:
+    if preset.cache_ram:
         yield Step(per_slot * slots, slots, key, value, prompt_cache=False)
 
 
-def wished_slot_context(wishes: Wishes, meta: ModelMeta) -> int:
-    """Tokens of one slot: as wished, never above the trained context (FC-22)."""
+def requested_slot_context(preset: Wishes, meta: ModelMeta) -> int:
+    """Return the tokens of one slot: as requested, never above the trained context (FC-22)."""
     trained = meta.n_ctx_train or 1 << 24
-    wanted = slot_context(wishes.n_ctx, wishes.n_parallel) if wishes.n_ctx else trained
+    wanted = slot_context(preset.n_ctx, preset.n_parallel) if preset.n_ctx else trained
     return slot_context(min(wanted, trained), 1)
 
 
 def bits(kind: str) -> float:
-    """Bits per value of a KV type."""
+    """Return the bits per value of a KV type."""
     size, count = BLOCKS[kind]
     return 8 * size / count
 

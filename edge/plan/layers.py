@@ -1,4 +1,4 @@
-"""What each layer of a model remembers: the whole context, a window of it, a recurrent state, or nothing. Pure.
+"""Find what each layer of a model caches: the whole context, a window, a recurrent state, or nothing. Pure.
 
 Source: llama.cpp 0c1e57098, src/models/*.cpp (load_arch_hparams) and src/llama-hparams.cpp.
 """
@@ -28,7 +28,7 @@ _PERIODS = {
 _WINDOWS = {"exaone4": 4096, "gemma2": 4096, "llama4": 8192, "smallthinker": 4096}  # where llama.cpp sets it itself
 _INTERVALS = {"qwen35": 4, "qwen35moe": 4, "qwen3next": 4}  # one layer in so many attends, the others are recurrent
 _BOTH = frozenset({"falcon-h1"})  # attention and state in every layer
-# They read their input at once and remember nothing.
+# They compute their input in one batch and cache nothing.
 ENCODERS = frozenset(
     {
         *(
@@ -49,7 +49,7 @@ _OWNERS = {"gemma3n": 20}  # layers from the start that have a cache of their ow
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """`cells` is "full", "window" or "none"; `key` and `value` are values a cell, over all heads."""
+    """The cache of one layer. `cells`: "full" | "window" | "none"; `key`, `value`: values a cell, over all heads."""
 
     cells: str
     key: int
@@ -58,7 +58,7 @@ class Layer:
 
 
 def layers(meta: ModelMeta) -> tuple[Layer, ...]:
-    """One entry a layer that the engine runs (not those for multi-token prediction)."""
+    """Return one entry for each layer that the engine runs, without those for multi-token prediction."""
     count = meta.n_layer - integer(meta, "nextn_predict_layers")
     owners = _OWNERS.get(meta.arch, count - integer(meta, "attention.shared_kv_layers"))
     windowed = _windowed(meta, count)
@@ -67,12 +67,12 @@ def layers(meta: ModelMeta) -> tuple[Layer, ...]:
 
 
 def window(meta: ModelMeta) -> int:
-    """Tokens of the sliding window; 0 is none."""
+    """Return the tokens of the sliding window; 0 is none."""
     return _WINDOWS.get(meta.arch, meta.sliding_window or 0) if meta.arch in _PERIODS else meta.sliding_window or 0
 
 
 def state_values(meta: ModelMeta) -> int:
-    """f32 values of one slot's state in one recurrent layer."""
+    """Return the f32 values of one slot's state in one recurrent layer."""
     if head := integer(meta, "wkv.head_size"):  # RWKV
         return meta.n_embd * (head + (integer(meta, "token_shift_count") or 2))
     if length := integer(meta, "shortconv.l_cache"):  # LFM2

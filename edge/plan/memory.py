@@ -1,4 +1,4 @@
-"""One memory assessment: what a model with these settings takes, domain by domain. Pure."""
+"""Estimate what a model with these settings takes, by memory domain. Pure."""
 
 from __future__ import annotations
 
@@ -12,58 +12,60 @@ from edge.plan.situation import Situation
 from edge.plan.subject import Subject
 from edge.units import MIB
 
-# Measured: llama-server with a tiny model keeps 30-40 MiB of its own on x86; the vocabulary comes on top.
+# Measured on x86: llama-server with a tiny model keeps 30-40 MiB of its own, and about 400 bytes a token of vocabulary.
 _PROCESS_BYTES = 40 * MIB
 _VOCAB_BYTES_PER_TOKEN = 400
-# An estimate until a start was measured: context, kernels and cuBLAS handles of one CUDA process.
+# Context, kernels and cuBLAS handles of one CUDA process; an estimate until a start was measured.
 _CUDA_CONTEXT_BYTES = 320 * MIB
-# Reading without mmap streams the file through the page cache: that window must stay, the rest is evictable.
+# Reading without mmap streams the file through the page cache: an allowance for that window, the rest is evictable.
 _STREAM_WINDOW_BYTES = 256 * MIB
-# dio: four pinned staging buffers of 64 MiB.
+# Direct I/O reads through four pinned staging buffers of 64 MiB (llama-model-loader.cpp, load_all_data).
 _DIO_STAGING_BYTES = 256 * MIB
 
 
-def budget(subject: Subject, settings: Settings, place: Situation) -> MemoryBudget:
-    """Bytes by domain. Every domain that the model touches is in it."""
-    domains: MemoryBudget = {place.host: place.domain(place.host)}
-    if settings.n_gpu_layers > 0 and place.gpus:
-        _offloaded(domains, subject, settings, place)
+def budget(candidate: Subject, settings: Settings, inputs: Situation) -> MemoryBudget:
+    """Return the bytes by domain, for every domain that the model touches."""
+    domains: MemoryBudget = {inputs.host: inputs.domain(inputs.host)}
+    if settings.n_gpu_layers > 0 and inputs.gpus:
+        _offloaded(domains, candidate, settings, inputs)
     else:
-        meta, correction = subject.file.meta, _correction(subject, place)
-        compute = compute_bytes(meta, subject.memory, settings, all_logits=place.all_logits)
+        meta, calibration = candidate.file.meta, _calibration(candidate, inputs)
+        compute = compute_bytes(meta, candidate.memory, settings, all_logits=inputs.all_logits)
         _add(
             domains,
-            place,
-            place.host,
-            weights_bytes=subject.weights.file_bytes + subject.file.mmproj_bytes,
-            kv_bytes=sum(cache_by_layer(subject.memory, settings)),
-            compute_bytes=int(compute * correction.compute),
+            inputs,
+            inputs.host,
+            weights_bytes=candidate.weights.file_bytes + candidate.file.mmproj_bytes,
+            kv_bytes=sum(cache_by_layer(candidate.memory, settings)),
+            compute_bytes=int(compute * calibration.compute),
         )
-    checkpoints = settings.ctx_checkpoints * settings.n_parallel * checkpoint_bytes(subject.memory, settings)
+    checkpoints = settings.ctx_checkpoints * settings.n_parallel * checkpoint_bytes(candidate.memory, settings)
     _add(
         domains,
-        place,
-        place.host,
-        context_bytes=_PROCESS_BYTES + (subject.file.meta.n_vocab or 0) * _VOCAB_BYTES_PER_TOKEN,
+        inputs,
+        inputs.host,
+        context_bytes=_PROCESS_BYTES + (candidate.file.meta.n_vocab or 0) * _VOCAB_BYTES_PER_TOKEN,
         prompt_cache_bytes=settings.cache_ram_bytes + checkpoints,
-        page_cache_bytes=_page_cache(settings, subject),
+        page_cache_bytes=_page_cache(settings, candidate),
     )
     return domains
 
 
-def device_required(domains: MemoryBudget, place: Situation) -> int:
-    """Bytes in the domains that decide: the GPUs' where they are discrete, else all."""
-    if not place.discrete:
+def device_required(domains: MemoryBudget, inputs: Situation) -> int:
+    """Return the bytes that the ladder has to reduce: the GPUs' where they are discrete, else all."""
+    if not inputs.discrete:
         return sum(domain.required_bytes for domain in domains.values())
-    return sum(domain.required_bytes for name, domain in domains.items() if name in place.gpus)
+    return sum(domain.required_bytes for name, domain in domains.items() if name in inputs.gpus)
 
 
-def shares(settings: Settings, place: Situation, n_layer: int) -> list[tuple[str, range]]:
-    """Which layers each GPU gets, the output being layer `n_layer`: runs in proportion to tensor_split, as llama.cpp
-    cuts them."""
+def shares(settings: Settings, inputs: Situation, n_layer: int) -> list[tuple[str, range]]:
+    """Return the layers of each GPU, the output being layer `n_layer`: runs in proportion to tensor_split.
+
+    Source: llama-model.cpp, load_tensors.
+    """
     first = max(0, n_layer + 1 - settings.n_gpu_layers)
     split = settings.tensor_split or (1.0,)
-    gpus = place.gpus[: len(split)]
+    gpus = inputs.gpus[: len(split)]
     total, count = sum(split) or 1.0, n_layer + 1 - first
     found, start, reached = [], first, 0.0
     for index, name in enumerate(gpus):
@@ -75,45 +77,47 @@ def shares(settings: Settings, place: Situation, n_layer: int) -> list[tuple[str
     return found
 
 
-def _offloaded(domains: MemoryBudget, subject: Subject, settings: Settings, place: Situation) -> None:
-    meta, weights, correction = subject.file.meta, subject.weights, _correction(subject, place)
-    caches = cache_by_layer(subject.memory, settings)
-    compute = device_compute_bytes(meta, subject.memory, settings, all_logits=place.all_logits)
-    context = _CUDA_CONTEXT_BYTES if correction.context_bytes is None else correction.context_bytes
-    for index, (name, share) in enumerate(shares(settings, place, meta.n_layer)):
+def _offloaded(domains: MemoryBudget, candidate: Subject, settings: Settings, inputs: Situation) -> None:
+    meta, weights, calibration = candidate.file.meta, candidate.weights, _calibration(candidate, inputs)
+    caches = cache_by_layer(candidate.memory, settings)
+    compute = device_compute_bytes(meta, candidate.memory, settings, all_logits=inputs.all_logits)
+    context = _CUDA_CONTEXT_BYTES if calibration.context_bytes is None else calibration.context_bytes
+    for index, (name, share) in enumerate(shares(settings, inputs, meta.n_layer)):
         _add(
             domains,
-            place,
+            inputs,
             name,
-            weights_bytes=weights.of(share) + (0 if index else subject.file.mmproj_bytes),
+            weights_bytes=weights.of(share) + (0 if index else candidate.file.mmproj_bytes),
             kv_bytes=sum(caches[share.start : share.stop]),
-            compute_bytes=int(compute * correction.compute),
+            compute_bytes=int(compute * calibration.compute),
             context_bytes=context,
         )
     first = max(0, meta.n_layer + 1 - settings.n_gpu_layers)
-    host_compute = host_compute_bytes(meta, subject.memory, settings)
+    host_compute = host_compute_bytes(meta, candidate.memory, settings)
     if first:
         host_compute = max(host_compute, compute)
     _add(
         domains,
-        place,
-        place.host,
+        inputs,
+        inputs.host,
         weights_bytes=weights.input_bytes + sum(weights.by_layer[:first]),
         kv_bytes=sum(caches[:first]),
-        compute_bytes=int(host_compute * correction.compute),
+        compute_bytes=int(host_compute * calibration.compute),
     )
 
 
-def _add(domains: MemoryBudget, place: Situation, name: str, **parts: int) -> None:
-    old = domains.get(name) or place.domain(name)
+def _add(domains: MemoryBudget, inputs: Situation, name: str, **parts: int) -> None:
+    old = domains.get(name) or inputs.domain(name)
     domains[name] = replace(old, **{part: getattr(old, part) + size for part, size in parts.items()})
 
 
-def _correction(subject: Subject, place: Situation) -> Correction:
-    return place.corrections.get(subject.file.meta.arch, Correction())
+def _calibration(candidate: Subject, inputs: Situation) -> Correction:
+    return inputs.calibrations.get(candidate.file.meta.arch, Correction())
 
 
-def _page_cache(settings: Settings, subject: Subject) -> int:
+def _page_cache(settings: Settings, candidate: Subject) -> int:
     if settings.load_mode == "mmap":
         return 0  # the mapped pages are the weights, counted there
-    return _DIO_STAGING_BYTES if settings.load_mode == "dio" else min(_STREAM_WINDOW_BYTES, subject.weights.file_bytes)
+    return (
+        _DIO_STAGING_BYTES if settings.load_mode == "dio" else min(_STREAM_WINDOW_BYTES, candidate.weights.file_bytes)
+    )

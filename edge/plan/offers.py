@@ -1,4 +1,4 @@
-"""What could be served: the files of the store and the rows of the catalogue, ranked. Reads names, not headers."""
+"""List what could be served: files of the store and rows of the catalogue, ranked, by name without the headers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edge.errors import BadDataError, ConfigError
 from edge.model.open import open_model
 from edge.model.store import Entry
 from edge.plan.offer import UNRANKED, Offer, expected_subject
-from edge.plan.subject import Subject, subject
+from edge.plan.subject import Subject, candidate_of
 from edge.resources import data_dir, load_toml
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    place: int
+    position: int
     active: float
 
 
 def ranking() -> dict[str, Rank]:
-    """profiles/ranking.toml by lower-case name. Raises ConfigError."""
+    """Read profiles/ranking.toml, by lower-case name. Raises ConfigError."""
     path = data_dir("profiles") / "ranking.toml"
     try:
         rows = load_toml(path)["model"]
@@ -35,7 +35,7 @@ def ranking() -> dict[str, Rank]:
 
 
 def offers(entries: Iterable[Entry], ranks: dict[str, Rank], rows: Sequence[CatalogueRow] | None = None) -> list[Offer]:
-    """Usable files, and what the catalogue knows beside them (chat models). `rows` None is the shipped catalogue."""
+    """Return usable files and the catalogue's other chat models. `rows` None is the shipped catalogue."""
     here = [
         _ranked(Offer(entry.name, entry.quant, entry.bytes, str(entry.path)), ranks)
         for entry in entries
@@ -55,14 +55,16 @@ def offers(entries: Iterable[Entry], ranks: dict[str, Rank], rows: Sequence[Cata
 def loader(
     models_dir: Path, skipped: list[str], rows: Sequence[CatalogueRow] | None = None
 ) -> Callable[[Offer], Subject | None]:
-    """Reads each header once. Files that cannot be used are named in `skipped`."""
+    """Return a function that reads each header once. It appends files that cannot be used to `skipped`."""
     known: dict[str, Subject | None] = {}
 
     def load(offer: Offer) -> Subject | None:
         key = offer.path or offer.id
         if key not in known:
             try:
-                known[key] = subject(open_model(Path(offer.path))) if offer.path else absent(offer, models_dir, rows)
+                known[key] = (
+                    candidate_of(open_model(Path(offer.path))) if offer.path else absent(offer, models_dir, rows)
+                )
             except BadDataError as error:
                 skipped.append(str(error))
                 known[key] = None
@@ -78,13 +80,13 @@ def absent(offer: Offer, models_dir: Path, rows: Sequence[CatalogueRow] | None =
 
 
 def of_name(entries: Iterable[Entry], name: str, ranks: dict[str, Rank]) -> list[Offer]:
-    """The files of one model that are here."""
+    """Return the files of one model in the store."""
     same = (entry for entry in entries if entry.name.lower() == name.lower() and entry.verdict is None)
     return [_ranked(Offer(entry.name, entry.quant, entry.bytes, str(entry.path)), ranks) for entry in same]
 
 
 def _rows(rows: Sequence[CatalogueRow] | None) -> Sequence[CatalogueRow]:
-    """The shipped catalogue where none is given. Imported late: a start with a named model does without it."""
+    """Load the shipped catalogue where none is given; late, because a start with a named model does without it."""
     if rows is not None:
         return rows
     from edge.model.catalogue import load
@@ -94,7 +96,7 @@ def _rows(rows: Sequence[CatalogueRow] | None) -> Sequence[CatalogueRow]:
 
 def _ranked(offer: Offer, ranks: dict[str, Rank]) -> Offer:
     rank = ranks.get(offer.name.lower(), Rank(UNRANKED, 1.0))
-    return Offer(offer.name, offer.quant, offer.bytes, offer.path, offer.source, rank.place, rank.active)
+    return Offer(offer.name, offer.quant, offer.bytes, offer.path, offer.source, rank.position, rank.active)
 
 
 def _row_of(offer: Offer, rows: Sequence[CatalogueRow]) -> tuple[CatalogueRow, CatalogueQuant]:

@@ -1,4 +1,4 @@
-"""The plan: what will be launched, what it costs, and why. Values only."""
+"""The plan of a launch: settings, memory and reasons. Values only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edge.model.file import ModelFile
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Neutral settings of one engine. argv (llama-server) and CommonParams (embedded) are renderings of it."""
+    """Settings of one engine process; `argv` renders them for llama-server, `common_params` for the embedded engine."""
 
     n_ctx: int  # tokens over all slots, llama.cpp's --ctx-size
     n_parallel: int  # slots
@@ -70,7 +70,7 @@ MemoryBudget = dict[str, DomainBudget]
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a setting has its value. `origin` names the layer it came from: profile:orin, flag, planner, ..."""
+    """Why a setting has its value. `origin` names the layer that set it: profile:orin, flag, planner, ..."""
 
     subject: str
     value: str
@@ -88,7 +88,7 @@ class LaunchPlan:
     argv: tuple[str, ...]
     env: dict[str, str]
     reasons: tuple[Reason, ...] = ()
-    model: ModelFile | None = None  # of this rung, where it is not the wanted one: a smaller quantization or model
+    model: ModelFile | None = None  # of this rung where it differs from the requested one
     warnings: tuple[str, ...] = ()  # options that this engine does not know
 
     @property
@@ -98,7 +98,7 @@ class LaunchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """Rung 0 is what is wanted; each later rung needs less memory. `chosen` is the first that fits."""
+    """Launch plans of one model: rung 0 as requested, then with less memory. `chosen`: the first that fits."""
 
     plans: tuple[LaunchPlan, ...]
     chosen: int
@@ -106,7 +106,7 @@ class Ladder:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one start took. Buffers are the engine's own words; the rest is read from outside, None where unknown."""
+    """Memory of one start: buffers by the engine's log, the rest by /proc and NVML, None where unknown."""
 
     what: str = ""  # "Qwen3.5-4B Q5_K_M, 16384 tokens"
     weights_bytes: int = 0
@@ -118,7 +118,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """One model as it will be served."""
+    """One model of a plan."""
 
     id: str
     aliases: tuple[str, ...]
@@ -130,7 +130,7 @@ class ModelPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that `up` needs, as one value."""
+    """Everything that `up` launches."""
 
     board: Board
     engine: Engine

@@ -1,4 +1,4 @@
-"""(board, memory, profile, engine, models) → Plan. Pure: nothing is read, nothing is launched."""
+"""Make the plan of board, memory, profile, engine and models. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edge.plan.plan import Ladder, LaunchPlan, ModelPlan, Plan
 from edge.plan.reasons import reasons
 from edge.plan.refusal import does_not_fit
 from edge.plan.role import role_of
-from edge.plan.rungs import Rung, climb
+from edge.plan.rungs import Rung, walk_ladder
 from edge.plan.situation import Situation, situation
 from edge.plan.subject import Subject
 from edge.profile.profile import Profile, Wishes
@@ -28,13 +28,13 @@ from edge.units import GIB
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What a plan may also know. `alternatives`: smaller files that are present, best first, by model id.
+    """Optional inputs. `alternatives`: smaller files in the store, best first, by model id.
 
-    `corrections`: what past starts of this engine taught, by architecture.
+    `calibrations`: from past starts of this engine, by architecture.
     """
 
     alternatives: Mapping[str, Sequence[Subject]] = field(default_factory=dict)
-    corrections: Mapping[str, Correction] = field(default_factory=dict)
+    calibrations: Mapping[str, Correction] = field(default_factory=dict)
 
 
 def make_plan(
@@ -46,33 +46,33 @@ def make_plan(
     facts: EnvFacts,
     extras: Extras | None = None,
 ) -> Plan:
-    """One plan for all models, which share the memory: by priority, then in their order.
+    """Plan all models, which share the memory by priority, then in their order.
 
-    `profile` is settled (tier and overrides applied). A model that fits alone but not beside the others is planned
-    alone and says so: it takes turns with them. Raises DoesNotFitError with the table and the cheapest ways out,
+    `profile` is resolved (tier and overrides applied). A model that fits alone but not beside the others is planned
+    alone, with a warning that they take turns. Raises DoesNotFitError with the table and the cheapest ways out,
     EngineMissingError, ModelMissingError.
     """
     if not models:
         raise ModelMissingError("there is no model to plan", "fetch one with `edgellm model pull`, or name one with -m")
     extras = extras or Extras()
-    wishes, whole = place(board, memory, profile, engine, extras.corrections)
-    job = _Job(profile, wishes, facts, extras)
+    preset, whole = plan_inputs(board, memory, profile, engine, extras.calibrations)
+    job = _Job(profile, preset, facts, extras)
     plans: dict[str, ModelPlan] = {}
     left = whole
     for model_id in sorted(models, key=lambda name: -models[name][1].priority):
         wanted, config = models[model_id]
         plan, left = job.plan(model_id, wanted, config, left, whole, tuple(plans))
         plans[model_id] = plan
-    notes = (*profile.notes, *_degraded(profile, engine, wishes), *_board_notes(board, wishes, plans), *memory.notes)
+    notes = (*profile.notes, *_degraded(profile, engine, preset), *_board_notes(board, preset, plans), *memory.notes)
     return Plan(board, engine, {model_id: plans[model_id] for model_id in models}, notes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What all models of one plan have in common."""
+    """The inputs that all models of one plan share."""
 
     profile: Profile
-    wishes: Wishes
+    preset: Wishes
     facts: EnvFacts
     extras: Extras
 
@@ -85,27 +85,27 @@ class _Job:
         whole: Situation,
         others: tuple[str, ...],
     ) -> tuple[ModelPlan, Situation]:
-        """→ the plan, and what is left beside it."""
+        """Return the plan of one model, and the inputs with the memory that is left beside it."""
         own: dict[str, Any] = dict(config.set)
-        wishes = without_crashes(replace(self.wishes, **own), left.engine)
-        subjects = (wanted, *self.extras.alternatives.get(model_id, ()))
+        preset = without_crashes(replace(self.preset, **own), left.engine)
+        candidates = (wanted, *self.extras.alternatives.get(model_id, ()))
         file = wanted.file
         turns: tuple[str, ...] = ()
-        place = left
+        inputs = left
         role = role_of(file.meta, config.role)
-        rungs = climb(wishes, subjects, role, place)
+        rungs = walk_ladder(preset, candidates, role, inputs)
         if others and not any(rung.fits for rung in rungs):
-            place = whole
-            rungs = climb(wishes, subjects, role, place)
+            inputs = whole
+            rungs = walk_ladder(preset, candidates, role, inputs)
             turns = (f"fits only while {' and '.join(others)} sleep: they take turns",)
         chosen = next((index for index, rung in enumerate(rungs) if rung.fits), None)
         if chosen is None:
-            raise does_not_fit(model_id, rungs[-1], wishes)
+            raise does_not_fit(model_id, rungs[-1], preset)
         origins = self.profile.origins | dict.fromkeys(own, config.origin or f"model {model_id}")
         launches = tuple(
-            self._launch(index, rung, wishes, config, file, place, origins) for index, rung in enumerate(rungs)
+            self._launch(index, rung, preset, config, file, inputs, origins) for index, rung in enumerate(rungs)
         )
-        known = place.corrections.get(file.meta.arch)
+        known = inputs.calibrations.get(file.meta.arch)
         plan = ModelPlan(
             model_id,
             config.aliases,
@@ -114,66 +114,66 @@ class _Job:
             turns + _no_template(file, role) + launches[chosen].warnings,
             known.last if known else None,
         )
-        return plan, (left if turns else place.less(rungs[chosen].budget))
+        return plan, (left if turns else inputs.less(rungs[chosen].budget))
 
     def _launch(
         self,
         index: int,
         rung: Rung,
-        wishes: Wishes,
+        preset: Wishes,
         config: ModelConfig,
         wanted: ModelFile,
-        place: Situation,
+        inputs: Situation,
         origins: Mapping[str, str],
     ) -> LaunchPlan:
-        file = rung.subject.file
-        gpus = None if place.board.unified_memory else place.gpus if rung.settings.n_gpu_layers else ()
-        line = render(rung.settings, place.engine, file, config.id)
+        file = rung.candidate.file
+        gpus = None if inputs.board.unified_memory else inputs.gpus if rung.settings.n_gpu_layers else ()
+        line = render(rung.settings, inputs.engine, file, config.id)
         return LaunchPlan(
             rung=index,
             settings=rung.settings,
             budget=rung.budget,
             argv=line.args,
-            env=environment(place.engine, self.facts, gpus=gpus, managed_memory=wishes.managed_memory),
-            reasons=reasons(rung.settings, wishes, config.role, rung.subject, wanted, place, origins),
+            env=environment(inputs.engine, self.facts, gpus=gpus, managed_memory=preset.managed_memory),
+            reasons=reasons(rung.settings, preset, config.role, rung.candidate, wanted, inputs, origins),
             model=None if file is wanted else file,
             warnings=line.dropped,
         )
 
 
-def place(
-    board: Board, memory: MemorySnapshot, profile: Profile, engine: Engine, corrections: Mapping[str, Correction]
+def plan_inputs(
+    board: Board, memory: MemorySnapshot, profile: Profile, engine: Engine, calibrations: Mapping[str, Correction]
 ) -> tuple[Wishes, Situation]:
-    """The wishes that this engine can serve, and where. Raises EngineMissingError; UnavailableError without a GPU."""
-    wishes = without_crashes(_usable(profile, board, engine), engine)
-    found = situation(board, memory, engine, wishes.reserve, corrections)
-    if wishes.backend == "cuda" and wishes.offload == "full" and not found.gpus:
-        if wishes.fallback != "cpu":
+    """Return the preset that this engine can serve, and its inputs. Raises EngineMissingError, UnavailableError."""
+    preset = without_crashes(_usable(profile, board, engine), engine)
+    found = situation(board, memory, engine, preset.reserve, calibrations)
+    if preset.backend == "cuda" and preset.offload == "full" and not found.gpus:
+        if preset.fallback != "cpu":
             raise _no_gpu(profile, board)
-        wishes = replace(wishes, offload="none")
-    return wishes, _one_gpu(found) if wishes.split_mode == "none" else found
+        preset = replace(preset, offload="none")
+    return preset, _one_gpu(found) if preset.split_mode == "none" else found
 
 
-def without_crashes(wishes: Wishes, engine: Engine) -> Wishes:
+def without_crashes(preset: Wishes, engine: Engine) -> Wishes:
     """Leave out what this engine crashed with when it was proved; a quantized V cache needs flash attention."""
     if not any("--flash-attn" in off.args for off in engine.without):
-        return wishes
-    plain = wishes.kv_type_v if wishes.kv_type_v in ("f32", "f16", "bf16") else "f16"
-    return replace(wishes, flash_attention="off", kv_type_v=plain)
+        return preset
+    plain = preset.kv_type_v if preset.kv_type_v in ("f32", "f16", "bf16") else "f16"
+    return replace(preset, flash_attention="off", kv_type_v=plain)
 
 
 def _usable(profile: Profile, board: Board, engine: Engine) -> Wishes:
-    """The wishes, without the GPU where the profile allows that. Raises EngineMissingError (never a silent CPU)."""
-    wishes = profile.wishes
-    if wishes.backend == "cpu":
-        return replace(wishes, offload="none")
-    if wishes.backend != "cuda" or engine.cuda:
-        return wishes
-    if wishes.fallback == "cpu":
-        return replace(wishes, offload="none")
-    recipe = wishes.recipe or profile.name
+    """Return the preset, without the GPU where the profile allows that. Raises EngineMissingError (no silent CPU)."""
+    preset = profile.wishes
+    if preset.backend == "cpu":
+        return replace(preset, offload="none")
+    if preset.backend != "cuda" or engine.cuda:
+        return preset
+    if preset.fallback == "cpu":
+        return replace(preset, offload="none")
+    recipe = preset.recipe or profile.name
     raise EngineMissingError(
-        f"profile {profile.name} wants the GPU of {board.module}, and engine {engine.id} has no CUDA",
+        f"profile {profile.name} needs the GPU of {board.module}, and engine {engine.id} has no CUDA",
         f"`edgellm build -p {recipe}`, or serve from the CPU with --set fallback=cpu",
         recipe=recipe,
     )
@@ -182,31 +182,31 @@ def _usable(profile: Profile, board: Board, engine: Engine) -> Wishes:
 def _no_gpu(profile: Profile, board: Board) -> UnavailableError:
     why = board.refused or ("its free memory is unknown" if any(gpu.uuid for gpu in board.gpus) else "there is none")
     return UnavailableError(
-        f"profile {profile.name} wants a GPU of {board.module}: {why}",
+        f"profile {profile.name} needs a GPU of {board.module}: {why}",
         "`edgellm doctor` says more; serve from the CPU with -p cpu",
     )
 
 
-def _degraded(profile: Profile, engine: Engine, wishes: Wishes) -> tuple[str, ...]:
+def _degraded(profile: Profile, engine: Engine, preset: Wishes) -> tuple[str, ...]:
     notes = [f"the engine runs without {off.id}, with which it crashed here: {off.lost}" for off in engine.without]
-    if profile.wishes.backend == "cuda" and wishes.offload != profile.wishes.offload:
+    if profile.wishes.backend == "cuda" and preset.offload != profile.wishes.offload:
         why = "no GPU can be used" if engine.cuda else f"engine {engine.id} has no CUDA"
-        notes.append(f"profile {profile.name} wants the GPU; {why}, so the CPU serves")
+        notes.append(f"profile {profile.name} asks for the GPU; {why}, so the CPU serves")
     return tuple(notes)
 
 
 def _no_template(file: ModelFile, role: str) -> tuple[str, ...]:
-    """FC-88: the engine falls back to a template of its own choosing, and answers look odd."""
+    """Warn of a file without a chat template: the engine takes ChatML, and answers look odd (FC-88)."""
     if role != "chat" or file.meta.chat_template:
         return ()
     return ("the file has no chat template: the engine takes a general one, and tools may not work",)
 
 
-def _board_notes(board: Board, wishes: Wishes, plans: Mapping[str, ModelPlan]) -> tuple[str, ...]:
-    """What a person should know before the start. NvMap of L4T 36.4.7 refuses single buffers above about 3 GiB."""
+def _board_notes(board: Board, preset: Wishes, plans: Mapping[str, ModelPlan]) -> tuple[str, ...]:
+    """Return notes on the board. NvMap of L4T 36.4.7 refuses single buffers above about 3 GiB (FC-16)."""
     if board.refused is not None:
         return (f"the CPU serves: {board.refused}",)
-    if board.l4t != "36.4.7" or wishes.managed_memory:
+    if board.l4t != "36.4.7" or preset.managed_memory:
         return ()
     chosen = (plan.ladder.plans[plan.ladder.chosen] for plan in plans.values())
     if not any(rung.settings.n_gpu_layers and rung.budget["unified"].weights_bytes > 3 * GIB for rung in chosen):
@@ -214,8 +214,8 @@ def _board_notes(board: Board, wishes: Wishes, plans: Mapping[str, ModelPlan]) -
     return ("L4T 36.4.7 may refuse buffers this large: update to 36.5 or later, or --set managed_memory=true",)
 
 
-def _one_gpu(place: Situation) -> Situation:
-    """The discrete GPU with the most free memory."""
-    if len(place.gpus) < 2:
-        return place
-    return replace(place, gpus=(max(place.gpus, key=lambda gpu: place.available_bytes[gpu]),))
+def _one_gpu(inputs: Situation) -> Situation:
+    """Keep the discrete GPU with the most free memory."""
+    if len(inputs.gpus) < 2:
+        return inputs
+    return replace(inputs, gpus=(max(inputs.gpus, key=lambda gpu: inputs.available_bytes[gpu]),))

@@ -1,4 +1,4 @@
-"""Why each setting has its value, in words. Pure."""
+"""Explain each setting of a plan in one sentence. Pure."""
 
 from __future__ import annotations
 
@@ -17,50 +17,50 @@ _PLAIN_KV = ("f32", "f16", "bf16")
 
 def reasons(
     chosen: Settings,
-    wishes: Wishes,
+    preset: Wishes,
     role: str,
     subject: Subject,
     wanted: ModelFile,
-    place: Situation,
+    inputs: Situation,
     origins: Mapping[str, str],
 ) -> tuple[Reason, ...]:
-    """In the order of the printed plan. `origins` names, by key, the layer that a wish came from; `role` was wished."""
+    """Return the reasons in the order of the printed plan. `origins`: by key, the layer that set it."""
 
     def reason(subject: str, value: object, because: str, key: str | None = None) -> Reason:
         return Reason(subject, str(value), because, origins.get(key, "default") if key else "planner")
 
     n_layer = subject.file.meta.n_layer
-    fewer = chosen.n_parallel < wishes.n_parallel
-    shrunk = fewer or chosen.n_ctx < wishes.n_ctx
-    dropped = bool(wishes.cache_ram) and not chosen.cache_ram_bytes
+    fewer = chosen.n_parallel < preset.n_parallel
+    shrunk = fewer or chosen.n_ctx < preset.n_ctx
+    dropped = bool(preset.cache_ram) and not chosen.cache_ram_bytes
     found = [
         _model(subject.file, wanted),
-        reason("n_ctx", chosen.n_ctx, _context(chosen, wishes, subject.file), None if shrunk else "n_ctx"),
-        reason("n_parallel", chosen.n_parallel, _slots(chosen, wishes), None if fewer else "n_parallel"),
-        reason("n_gpu_layers", f"{chosen.n_gpu_layers}/{n_layer + 1}", _offload(chosen, n_layer, wishes, place)),
-        reason("kv_type", _kv(chosen), _kv_reason(chosen, wishes), "kv_type_k" if _kv_wished(chosen, wishes) else None),
-        reason("flash_attention", chosen.flash_attention, _flash(chosen, wishes), "flash_attention"),
+        reason("n_ctx", chosen.n_ctx, _context(chosen, preset, subject.file), None if shrunk else "n_ctx"),
+        reason("n_parallel", chosen.n_parallel, _slots(chosen, preset), None if fewer else "n_parallel"),
+        reason("n_gpu_layers", f"{chosen.n_gpu_layers}/{n_layer + 1}", _offload(chosen, n_layer, preset, inputs)),
+        reason("kv_type", _kv(chosen), _kv_reason(chosen, preset), "kv_type_k" if _kv_wished(chosen, preset) else None),
+        reason("flash_attention", chosen.flash_attention, _flash(chosen, preset), "flash_attention"),
         reason(
             "load_mode",
             chosen.load_mode,
-            _load(chosen, n_layer, wishes),
-            None if wishes.load_mode == "auto" else "load_mode",
+            _load(chosen, n_layer, preset),
+            None if preset.load_mode == "auto" else "load_mode",
         ),
-        reason("n_threads", chosen.n_threads, _threads(wishes, place), "n_threads"),
+        reason("n_threads", chosen.n_threads, _threads(preset, inputs), "n_threads"),
         reason(
             "cache_ram",
             f"{chosen.cache_ram_bytes // MIB} MiB",
-            _cache(chosen, wishes),
+            _cache(chosen, preset),
             None if dropped else "cache_ram",
         ),
     ]
-    return (*found, *_special(chosen, wishes, role, subject, place, reason))
+    return (*found, *_special(chosen, preset, role, subject, inputs, reason))
 
 
 def _special(
-    chosen: Settings, wishes: Wishes, role: str, subject: Subject, place: Situation, reason: Callable[..., Reason]
+    chosen: Settings, preset: Wishes, role: str, subject: Subject, inputs: Situation, reason: Callable[..., Reason]
 ) -> list[Reason]:
-    """What only some models or machines have."""
+    """Explain what only some models or machines have."""
     found: list[Reason] = []
     if chosen.role != role:
         found.append(reason("role", chosen.role, "the file pools its output: it cannot chat"))
@@ -70,8 +70,8 @@ def _special(
         found.append(reason("ctx_checkpoints", chosen.ctx_checkpoints, why))
     if chosen.tensor_split:
         split = ", ".join(f"{share:g}" for share in chosen.tensor_split)
-        given = len(wishes.tensor_split) == len(place.gpus)
-        found.append(reason("tensor_split", split, "as wished" if given else "free memory of each GPU, in GiB"))
+        given = len(preset.tensor_split) == len(inputs.gpus)
+        found.append(reason("tensor_split", split, "as requested" if given else "free memory of each GPU, in GiB"))
     return found
 
 
@@ -82,33 +82,33 @@ def _model(file: ModelFile, wanted: ModelFile) -> Reason:
     return Reason("model", f"{file.name} {file.quant}", size, "model")
 
 
-def _context(chosen: Settings, wishes: Wishes, file: ModelFile) -> str:
+def _context(chosen: Settings, preset: Wishes, file: ModelFile) -> str:
     slot, trained = chosen.n_ctx // chosen.n_parallel, file.meta.n_ctx_train
     share = f"{slot} tokens a slot, " if chosen.n_parallel > 1 else ""
     if trained and slot >= trained:
         return f"{share}all that the model was trained for"
-    wished = (wishes.n_ctx or trained) // wishes.n_parallel
-    if slot < wished:
-        return f"{share}less than the {wished} wished, so that it fits; the model was trained for {trained}"
-    return f"{share}as wished; the model was trained for {trained}"
+    requested = (preset.n_ctx or trained) // preset.n_parallel
+    if slot < requested:
+        return f"{share}less than the {requested} requested, so that it fits; the model was trained for {trained}"
+    return f"{share}as requested; the model was trained for {trained}"
 
 
-def _slots(chosen: Settings, wishes: Wishes) -> str:
-    if chosen.n_parallel < wishes.n_parallel:
-        return f"fewer than the {wishes.n_parallel} wished, so that it fits"
+def _slots(chosen: Settings, preset: Wishes) -> str:
+    if chosen.n_parallel < preset.n_parallel:
+        return f"fewer than the {preset.n_parallel} requested, so that it fits"
     return "one request at a time" if chosen.n_parallel == 1 else "requests at once"
 
 
-def _offload(chosen: Settings, n_layer: int, wishes: Wishes, place: Situation) -> str:
+def _offload(chosen: Settings, n_layer: int, preset: Wishes, inputs: Situation) -> str:
     if chosen.n_gpu_layers > n_layer:
         return f"everything on {', '.join(chosen.devices)}"
     if chosen.n_gpu_layers:
         return "as many layers as fit; the rest runs on the CPU, slower"
-    if place.board.refused:
+    if inputs.board.refused:
         return "its GPU cannot be used"
-    if place.gpus:
-        return "the GPU is not used, as wished" if wishes.offload == "none" else "the GPU's memory is too small"
-    return "this engine has no CUDA" if place.board.gpus else "no GPU here"
+    if inputs.gpus:
+        return "the GPU is not used, as requested" if preset.offload == "none" else "the GPU's memory is too small"
+    return "this engine has no CUDA" if inputs.board.gpus else "no GPU here"
 
 
 def _kv(chosen: Settings) -> str:
@@ -116,22 +116,22 @@ def _kv(chosen: Settings) -> str:
     return chosen.kv_type_k if same else f"{chosen.kv_type_k}/{chosen.kv_type_v}"
 
 
-def _kv_reason(chosen: Settings, wishes: Wishes) -> str:
-    return "as wished" if _kv_wished(chosen, wishes) else "a smaller cache, so that it fits"
+def _kv_reason(chosen: Settings, preset: Wishes) -> str:
+    return "as requested" if _kv_wished(chosen, preset) else "a smaller cache, so that it fits"
 
 
-def _kv_wished(chosen: Settings, wishes: Wishes) -> bool:
-    return (chosen.kv_type_k, chosen.kv_type_v) == (wishes.kv_type_k, wishes.kv_type_v)
+def _kv_wished(chosen: Settings, preset: Wishes) -> bool:
+    return (chosen.kv_type_k, chosen.kv_type_v) == (preset.kv_type_k, preset.kv_type_v)
 
 
-def _flash(chosen: Settings, wishes: Wishes) -> str:
-    needed = chosen.kv_type_v not in _PLAIN_KV and wishes.flash_attention != "on"
-    return "a quantized V cache needs it" if needed else "as wished"
+def _flash(chosen: Settings, preset: Wishes) -> str:
+    needed = chosen.kv_type_v not in _PLAIN_KV and preset.flash_attention != "on"
+    return "a quantized V cache needs it" if needed else "as requested"
 
 
-def _load(chosen: Settings, n_layer: int, wishes: Wishes) -> str:
-    if wishes.load_mode == chosen.load_mode:
-        return "as wished"
+def _load(chosen: Settings, n_layer: int, preset: Wishes) -> str:
+    if preset.load_mode == chosen.load_mode:
+        return "as requested"
     if chosen.load_mode == "mmap" and chosen.n_gpu_layers:
         return "a part stays on the host, where mapped pages can be dropped and others cannot"
     if chosen.load_mode == "mmap":
@@ -139,12 +139,12 @@ def _load(chosen: Settings, n_layer: int, wishes: Wishes) -> str:
     return "all weights go to the GPU: a mapping would keep them twice" if chosen.n_gpu_layers > n_layer else "no mmap"
 
 
-def _threads(wishes: Wishes, place: Situation) -> str:
-    return "as wished" if wishes.n_threads else f"one for each of {place.board.cpu.physical_cores} physical cores"
+def _threads(preset: Wishes, inputs: Situation) -> str:
+    return "as requested" if preset.n_threads else f"one for each of {inputs.board.cpu.physical_cores} physical cores"
 
 
-def _cache(chosen: Settings, wishes: Wishes) -> str:
-    if wishes.cache_ram and not chosen.cache_ram_bytes and chosen.role == "chat":
+def _cache(chosen: Settings, preset: Wishes) -> str:
+    if preset.cache_ram and not chosen.cache_ram_bytes and chosen.role == "chat":
         return "no prompt cache, so that it fits"
     if not chosen.cache_ram_bytes:
         return "prompt cache off; the engine would take up to 8 GiB of host memory"

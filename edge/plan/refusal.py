@@ -1,4 +1,4 @@
-"""Nothing fits: the table of what is missing, and the three cheapest ways out. Pure."""
+"""Build the error for a model that does not fit: the memory table and the three cheapest ways out. Pure."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from edge.profile.profile import Wishes
 from edge.units import GIB, format_bytes
 
 _PARTS = ("weights", "kv", "compute", "context", "prompt_cache", "page_cache")
-_DESKTOP_BYTES = GIB  # what leaving the desktop usually frees
+_DESKTOP_BYTES = GIB  # an Orin Nano 8GB has 6.4 GB available headless, 5.2 GB with the desktop
 
 
-def does_not_fit(model_id: str, rung: Rung, wishes: Wishes) -> DoesNotFitError:
-    """About the smallest way to run that the profile allows."""
+def does_not_fit(model_id: str, rung: Rung, preset: Wishes) -> DoesNotFitError:
+    """Return the error for `rung`, the smallest that the profile allows."""
     name, domain = min(rung.budget.items(), key=lambda item: item[1].headroom_bytes)
     missing = -domain.headroom_bytes
-    file = rung.subject.file
+    file = rung.candidate.file
     message = (
         f"{model_id} ({file.name} {file.quant}) does not fit: even with {rung.settings.n_ctx} tokens of context "
         f"{format_bytes(missing)} of {name} memory are missing"
     )
-    hint = "; or ".join(ways_out(rung, domain, wishes)[:3])
+    hint = "; or ".join(ways_out(rung, domain, preset)[:3])
     return DoesNotFitError(message, hint, table=table(rung.budget))
 
 
-def ways_out(rung: Rung, domain: DomainBudget, wishes: Wishes) -> list[str]:
-    """What would help. Those that are enough by themselves first, the cheapest of them first."""
+def ways_out(rung: Rung, domain: DomainBudget, preset: Wishes) -> list[str]:
+    """Return what would help: first, cheapest first, what is enough by itself."""
     missing, settings = -domain.headroom_bytes, rung.settings
     ways: list[tuple[int, str]] = []
     if settings.cache_ram_bytes and domain.prompt_cache_bytes:
         ways.append((settings.cache_ram_bytes, "no prompt cache: --set cache_ram=0"))
-    if wishes.kv_type_min != "q4_0" and settings.flash_attention != "off" and domain.kv_bytes:
+    if preset.kv_type_min != "q4_0" and settings.flash_attention != "off" and domain.kv_bytes:
         now, least = (size / count for size, count in (BLOCKS[settings.kv_type_k], BLOCKS["q4_0"]))
         ways.append((int(domain.kv_bytes * (1 - least / now)), "a smaller KV cache: --set kv_type_min=q4_0"))
     slot = settings.n_ctx // settings.n_parallel
@@ -48,7 +48,7 @@ def ways_out(rung: Rung, domain: DomainBudget, wishes: Wishes) -> list[str]:
 
 
 def table(budget: MemoryBudget) -> str:
-    """Bytes by part, one column a domain."""
+    """Return a text table: bytes by part, one column a domain."""
     rows = [["", *budget]]
     for part in (*_PARTS, "required", "reserve", "available", "headroom"):
         cells = [format_bytes(getattr(domain, f"{part}_bytes")) for domain in budget.values()]

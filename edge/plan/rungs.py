@@ -1,4 +1,4 @@
-"""The ladder of one model: what is wished first, then what needs less and less of the deciding memory. Pure."""
+"""Build the ladder of one model: as requested first, then with less and less of the deciding memory. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from edge.plan.situation import Situation
 from edge.plan.subject import Subject
 from edge.profile.profile import Wishes
 
-_MOST_RUNGS = 16
+_MOST_RUNGS = 16  # enough for three files; a longer ladder only costs planning time
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One way to run, before it is rendered."""
+    """Settings and memory of one candidate, before they are rendered."""
 
-    subject: Subject
+    candidate: Subject
     settings: Settings
     budget: MemoryBudget
 
@@ -29,41 +29,41 @@ class Rung:
         return all(domain.fits for domain in self.budget.values())
 
 
-def climb(wishes: Wishes, subjects: Sequence[Subject], role: str, place: Situation) -> list[Rung]:
-    """Each rung needs less of the deciding memory than the one before. `subjects`: what is wanted, then smaller."""
+def walk_ladder(preset: Wishes, candidates: Sequence[Subject], role: str, inputs: Situation) -> list[Rung]:
+    """Return rungs that each need less of the deciding memory. `candidates`: the requested file, then smaller ones."""
     rungs: list[Rung] = []
-    for rung in _candidates(wishes, subjects, role, place):
-        if not rungs or device_required(rung.budget, place) < device_required(rungs[-1].budget, place):
+    for rung in _candidates(preset, candidates, role, inputs):
+        if not rungs or device_required(rung.budget, inputs) < device_required(rungs[-1].budget, inputs):
             rungs.append(rung)
         if len(rungs) == _MOST_RUNGS:
             break
-    if place.discrete and wishes.partial_offload and rungs[-1].settings.n_gpu_layers:
-        rungs += _partial(rungs[-1], wishes, place)
+    if inputs.discrete and preset.partial_offload and rungs[-1].settings.n_gpu_layers:
+        rungs += _partial(rungs[-1], preset, inputs)
     return rungs
 
 
-def _candidates(wishes: Wishes, subjects: Sequence[Subject], role: str, place: Situation) -> Iterator[Rung]:
-    for subject in subjects:
-        for step in steps(wishes, subject.file.meta):
-            chosen = settings(wishes, step, subject, role, place)
-            yield Rung(subject, chosen, budget(subject, chosen, place))
+def _candidates(preset: Wishes, candidates: Sequence[Subject], role: str, inputs: Situation) -> Iterator[Rung]:
+    for candidate in candidates:
+        for step in steps(preset, candidate.file.meta):
+            chosen = settings(preset, step, candidate, role, inputs)
+            yield Rung(candidate, chosen, budget(candidate, chosen, inputs))
 
 
-def _partial(last: Rung, wishes: Wishes, place: Situation) -> Iterator[Rung]:
-    """On discrete GPUs: as many layers as fit, half of them, none (where the profile allows the CPU)."""
-    full, needed = last.settings.n_gpu_layers, device_required(last.budget, place)
-    most = next((n for n in range(full - 1, 0, -1) if _with_layers(last, n, place).fits), full // 2)
+def _partial(last: Rung, preset: Wishes, inputs: Situation) -> Iterator[Rung]:
+    """Yield rungs for discrete GPUs: as many layers as fit, half of them, none where the profile allows the CPU."""
+    full, needed = last.settings.n_gpu_layers, device_required(last.budget, inputs)
+    most = next((n for n in range(full - 1, 0, -1) if _with_layers(last, n, inputs).fits), full // 2)
     for count in dict.fromkeys((most, most // 2)):
-        rung = _with_layers(last, count, place)
-        if count and device_required(rung.budget, place) < needed:
-            needed = device_required(rung.budget, place)
+        rung = _with_layers(last, count, inputs)
+        if count and device_required(rung.budget, inputs) < needed:
+            needed = device_required(rung.budget, inputs)
             yield rung
-    if wishes.fallback == "cpu":
-        yield _with_layers(last, 0, place)
+    if preset.fallback == "cpu":
+        yield _with_layers(last, 0, inputs)
 
 
-def _with_layers(rung: Rung, n_gpu_layers: int, place: Situation) -> Rung:
+def _with_layers(rung: Rung, n_gpu_layers: int, inputs: Situation) -> Rung:
     chosen = replace(rung.settings, n_gpu_layers=n_gpu_layers, load_mode="mmap")
     if n_gpu_layers == 0:
         chosen = replace(chosen, devices=(), split_mode=None, tensor_split=())
-    return replace(rung, settings=chosen, budget=budget(rung.subject, chosen, place))
+    return replace(rung, settings=chosen, budget=budget(rung.candidate, chosen, inputs))

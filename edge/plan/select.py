@@ -1,7 +1,7 @@
-"""Which model, which quantization, which context: from what is here and what the catalogue knows. Pure.
+"""Select a model and its quantization from the store and the catalogue when the configuration names none. Pure.
 
-Wanted is the profile's quantization. A smaller one of the same model comes before a context under the profile's
-smallest, then a smaller model; larger ones only when there is room and the profile prefers quality.
+The preset's quantization comes first. A smaller one of the same model comes before a context under the preset's
+smallest, then a smaller model; larger ones only when there is room and the preset prefers quality.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from edge.model.quant import QuantPreference, bits, order, plain
 from edge.plan.offer import Offer
 from edge.plan.refusal import does_not_fit
 from edge.plan.role import role_of
-from edge.plan.rungs import Rung, climb
+from edge.plan.rungs import Rung, walk_ladder
 from edge.plan.situation import Situation
 from edge.plan.subject import Subject
 from edge.profile.profile import Wishes
 
-# Part of the memory's bandwidth that llama.cpp reaches when it writes tokens one by one.
+# Part of the memory's bandwidth that llama.cpp reaches when it generates token by token.
 _REACHED = 0.6
-# A model that is chosen by itself leaves this part of the memory to the rest of the machine.
+# A selected model leaves this share of a unified memory to desktop, camera pipeline and page cache.
 _REST = 0.3
 _CPU_BYTES_S = 30e9  # assumed for a CPU whose memory bandwidth is unknown: two channels of DDR4 give 40
 
@@ -30,21 +30,21 @@ Load = Callable[[Offer], Subject | None]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """`smaller` are files that are here, for later rungs: other quantizations, and where it is tight another model.
+    """A selected model. `smaller`: files in the store for later rungs, another model where memory is tight.
 
-    `tokens_s` is what the memory's bandwidth allows.
+    `tokens_s`: what the memory's bandwidth allows. `better`: not downloaded, but would fit too.
     """
 
     offer: Offer
-    subject: Subject
+    candidate: Subject
     because: str
     smaller: tuple[Subject, ...] = ()
     tokens_s: float | None = None
-    better: Offer | None = None  # not here, but would fit too
+    better: Offer | None = None
 
 
-def select(offers: Sequence[Offer], wishes: Wishes, place: Situation, load: Load) -> Selection:
-    """What is here first, then the catalogue. `load` reads a header; None is a file that cannot be used.
+def select(offers: Sequence[Offer], preset: Wishes, inputs: Situation, load: Load) -> Selection:
+    """Select from the store, then from the catalogue. `load` reads a header; None is a file that cannot be used.
 
     Raises DoesNotFitError when nothing fits.
     """
@@ -53,82 +53,82 @@ def select(offers: Sequence[Offer], wishes: Wishes, place: Situation, load: Load
     last: Rung | None = None
     for groups, strict in ((here, True), (here, False), (there, True), (there, False)):
         for index, group in enumerate(groups):
-            chosen, rung = pick(group, wishes, place, load, strict=strict)
+            chosen, rung = pick(group, preset, inputs, load, strict=strict)
             last = rung or last
             if chosen is None:
                 continue
-            offer, subject = chosen
-            because, speed = _because(offer, group, wishes), tokens_s(offer, wishes, place)
+            offer, candidate = chosen
+            because, speed = _because(offer, group, preset), tokens_s(offer, preset, inputs)
             if not offer.path:
-                return Selection(offer, subject, because, tokens_s=speed)
+                return Selection(offer, candidate, because, tokens_s=speed)
             smaller = smaller_quants(offer, group, load)
-            if not climb(wishes, [subject], "chat", place)[0].fits:  # tight: another model may be needed
+            if not walk_ladder(preset, [candidate], "chat", inputs)[0].fits:  # tight: another model may be needed
                 smaller += _smaller_model(groups[index + 1 :], load)
-            better = _better(offer, there, wishes, place, load)
-            return Selection(offer, subject, because, tuple(smaller), speed, better)
+            better = _better(offer, there, preset, inputs, load)
+            return Selection(offer, candidate, because, tuple(smaller), speed, better)
     if last is None:
         raise DoesNotFitError("no model is small enough for this machine", "name one with -m to see what is missing")
-    raise does_not_fit(last.subject.file.name, last, wishes)
+    raise does_not_fit(last.candidate.file.name, last, preset)
 
 
 def pick(
-    group: Sequence[Offer], wishes: Wishes, place: Situation, load: Load, *, strict: bool = False
+    group: Sequence[Offer], preset: Wishes, inputs: Situation, load: Load, *, strict: bool = False
 ) -> tuple[tuple[Offer, Subject] | None, Rung | None]:
-    """The quantization of one model. → what fits, or None; and the smallest way to run that was looked at.
+    """Return the quantization of one chat model that fits, or None; and the smallest rung that was considered.
 
-    Only models that chat. `strict`: with a chat template, fast enough, and leaving room to the rest of the machine.
+    `strict`: with a chat template, fast enough, and with room left for the rest of the machine.
     """
     last: Rung | None = None
-    for offer in order(group, QuantPreference(wishes.quant, wishes.prefer)):
-        if offer.bytes > _room(wishes, place) or (strict and not _comfortable(offer, wishes, place)):
+    for offer in order(group, QuantPreference(preset.quant, preset.prefer)):
+        if offer.bytes > _room(preset, inputs) or (strict and not _comfortable(offer, preset, inputs)):
             continue
-        subject = load(offer)
-        if subject is None or role_of(subject.file.meta, "chat") != "chat":
+        candidate = load(offer)
+        if candidate is None or role_of(candidate.file.meta, "chat") != "chat":
             continue
-        if strict and not subject.file.meta.chat_template:
+        if strict and not candidate.file.meta.chat_template:
             continue
-        rungs = climb(wishes, [subject], "chat", place)
+        rungs = walk_ladder(preset, [candidate], "chat", inputs)
         last = rungs[-1]
-        larger = wishes.prefer == "quality" and bits(offer.quant) > bits(wishes.quant)
+        larger = preset.prefer == "quality" and bits(offer.quant) > bits(preset.quant)
         if rungs[0].fits if larger else any(_whole(rung) for rung in rungs):
-            return (offer, subject), last
+            return (offer, candidate), last
     return None, last
 
 
 def smaller_quants(chosen: Offer, group: Iterable[Offer], load: Load, most: int = 2) -> list[Subject]:
-    """Files of the same model that are here and smaller, largest first."""
+    """Return smaller files of the same model in the store, largest first."""
     files = sorted((o for o in group if o.path and o.bytes < chosen.bytes), key=lambda offer: -offer.bytes)
     loaded = (load(offer) for offer in files[:most])
-    return [subject for subject in loaded if subject is not None]
+    return [candidate for candidate in loaded if candidate is not None]
 
 
-def tokens_s(offer: Offer, wishes: Wishes, place: Situation) -> float | None:
-    """Tokens a second that the memory's bandwidth allows; None where it is unknown."""
-    bandwidth = place.board.bandwidth_bytes_s
-    if bandwidth is None and (wishes.offload == "none" or not place.gpus):
+def tokens_s(offer: Offer, preset: Wishes, inputs: Situation) -> float | None:
+    """Return the tokens a second that the memory's bandwidth allows; None where it is unknown."""
+    bandwidth = inputs.board.bandwidth_bytes_s
+    if bandwidth is None and (preset.offload == "none" or not inputs.gpus):
         bandwidth = _CPU_BYTES_S
     return None if bandwidth is None else _REACHED * bandwidth / max(1.0, offer.bytes * offer.active)
 
 
-def _comfortable(offer: Offer, wishes: Wishes, place: Situation) -> bool:
-    speed = tokens_s(offer, wishes, place)
-    fast = speed is None or speed >= wishes.min_tokens_s
-    shared = not place.gpus or not place.discrete or wishes.offload == "none"
-    return fast and (not shared or offer.bytes <= place.board.memory_bytes * (1 - _REST))
+def _comfortable(offer: Offer, preset: Wishes, inputs: Situation) -> bool:
+    speed = tokens_s(offer, preset, inputs)
+    fast = speed is None or speed >= preset.min_tokens_s
+    shared = not inputs.gpus or not inputs.discrete or preset.offload == "none"
+    return fast and (not shared or offer.bytes <= inputs.board.memory_bytes * (1 - _REST))
 
 
 def _whole(rung: Rung) -> bool:
-    """It fits without leaving layers on the host: a model that only fits by halves is not chosen by itself."""
-    return rung.fits and not 0 < rung.settings.n_gpu_layers <= rung.subject.file.meta.n_layer
+    """Return whether it fits without leaving layers on the host: a model that does not is never selected."""
+    return rung.fits and not 0 < rung.settings.n_gpu_layers <= rung.candidate.file.meta.n_layer
 
 
-def _room(wishes: Wishes, place: Situation) -> int:
-    names = place.gpus if place.gpus and wishes.offload == "full" else (place.host,)
-    return sum(place.available_bytes[name] - place.reserve_bytes[name] for name in names)
+def _room(preset: Wishes, inputs: Situation) -> int:
+    names = inputs.gpus if inputs.gpus and preset.offload == "full" else (inputs.host,)
+    return sum(inputs.available_bytes[name] - inputs.reserve_bytes[name] for name in names)
 
 
 def _by_model(offers: Iterable[Offer]) -> list[list[Offer]]:
-    """Best first: by rank, then by size."""
+    """Group by model, best first: by rank, then by size."""
     groups: dict[str, list[Offer]] = {}
     for offer in offers:
         groups.setdefault(offer.name.lower(), []).append(offer)
@@ -136,32 +136,32 @@ def _by_model(offers: Iterable[Offer]) -> list[list[Offer]]:
 
 
 def _smaller_model(groups: Sequence[Sequence[Offer]], load: Load) -> list[Subject]:
-    """The next model that is here, in its smallest file."""
+    """Return the next model of the store, in its smallest file."""
     for group in groups:
-        subject = load(min(group, key=lambda offer: offer.bytes))
-        if subject is not None:
-            return [subject]
+        candidate = load(min(group, key=lambda offer: offer.bytes))
+        if candidate is not None:
+            return [candidate]
     return []
 
 
 def _better(
-    chosen: Offer, there: Sequence[Sequence[Offer]], wishes: Wishes, place: Situation, load: Load
+    chosen: Offer, there: Sequence[Sequence[Offer]], preset: Wishes, inputs: Situation, load: Load
 ) -> Offer | None:
-    """A better ranked model of the catalogue that would fit."""
+    """Return a better ranked model of the catalogue that would fit."""
     for group in there:
         if group[0].rank >= chosen.rank or group[0].name.lower() == chosen.name.lower():
             return None
-        found, _rung = pick(group, wishes, place, load, strict=True)
+        found, _rung = pick(group, preset, inputs, load, strict=True)
         if found is not None:
             return found[0]
     return None
 
 
-def _because(offer: Offer, group: Sequence[Offer], wishes: Wishes) -> str:
-    where = "the best that is here and fits" if offer.path else "the best of the catalogue that fits"
-    there = any(plain(one.quant) == plain(wishes.quant) for one in group)
-    if plain(offer.quant) == plain(wishes.quant):
-        return f"{where}, in the wanted {wishes.quant}"
-    if bits(offer.quant) > bits(wishes.quant):
-        return f"{where}; {offer.quant}, because {'there is room' if there else f'there is no {wishes.quant} of it'}"
-    return f"{where}; {offer.quant}, because {wishes.quant} {'does not fit' if there else 'of it is not known'}"
+def _because(offer: Offer, group: Sequence[Offer], preset: Wishes) -> str:
+    where = "the best in the store that fits" if offer.path else "the best of the catalogue that fits"
+    there = any(plain(one.quant) == plain(preset.quant) for one in group)
+    if plain(offer.quant) == plain(preset.quant):
+        return f"{where}, in the wanted {preset.quant}"
+    if bits(offer.quant) > bits(preset.quant):
+        return f"{where}; {offer.quant}, because {'there is room' if there else f'there is no {preset.quant} of it'}"
+    return f"{where}; {offer.quant}, because {preset.quant} {'does not fit' if there else 'of it is not known'}"

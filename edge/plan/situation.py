@@ -1,4 +1,4 @@
-"""Where one model would run: memory domains, devices, engine and what past starts taught. Values only."""
+"""The inputs of a plan: memory domains, devices, engine and calibrations. Values only."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ HOST = "host"
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """`gpus` are the domains that layers can go to, in CUDA's order; on unified memory that is `unified` itself."""
+    """Memory and devices of one machine. `gpus`: domains for layers in CUDA's order; `unified` on unified memory."""
 
     board: Board
     engine: Engine
     available_bytes: dict[str, int]
     reserve_bytes: dict[str, int]
     gpus: tuple[str, ...]
-    corrections: Mapping[str, Correction] = field(default_factory=dict)  # by architecture, of this engine
+    calibrations: Mapping[str, Correction] = field(default_factory=dict)  # by architecture, of this engine
 
     @property
     def host(self) -> str:
@@ -33,7 +33,7 @@ class Situation:
 
     @property
     def all_logits(self) -> bool:
-        """Engines before autumn 2026 reserve logits for every token of a batch, not for those that are asked for."""
+        """Whether logits are reserved for every token of a batch, as before autumn 2026."""
         return self.engine.era != "load-mode"
 
     @property
@@ -41,19 +41,19 @@ class Situation:
         return bool(self.gpus) and not self.board.unified_memory
 
     def less(self, budget: MemoryBudget) -> Situation:
-        """What is left beside a model that is planned already."""
+        """Return the inputs with the memory that is left beside a planned model."""
         left = {d: free - (budget[d].required_bytes if d in budget else 0) for d, free in self.available_bytes.items()}
         return replace(self, available_bytes=left)
 
     def domain(self, name: str) -> DomainBudget:
-        """An empty budget of this domain."""
+        """Return an empty budget of this domain."""
         return DomainBudget(self.available_bytes[name], self.reserve_bytes[name])
 
 
 def situation(
-    board: Board, memory: MemorySnapshot, engine: Engine, reserve: str, corrections: Mapping[str, Correction]
+    board: Board, memory: MemorySnapshot, engine: Engine, reserve: str, calibrations: Mapping[str, Correction]
 ) -> Situation:
-    """`reserve` is the profile's formula; it counts on each domain's total."""
+    """Build the inputs. `reserve` is the preset's formula, applied to each domain's total."""
     gpus: tuple[str, ...] = ()
     if engine.cuda and board.unified_memory and board.refused is None:
         gpus = (UNIFIED,)
@@ -66,5 +66,5 @@ def situation(
         dict(memory.available_bytes),
         {name: reserve_bytes(reserve, total) for name, total in memory.total_bytes.items()},
         gpus,
-        corrections,
+        calibrations,
     )

@@ -1,4 +1,4 @@
-"""One model as the planner sees it: found once, weighed many times. Pure."""
+"""A model file with what a plan needs of its header, computed once. Pure."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ class Subject:
     memory: Memory
 
 
-def subject(file: ModelFile) -> Subject:
+def candidate_of(file: ModelFile) -> Subject:
     return Subject(file, weights(file.meta), memory_of(file.meta))

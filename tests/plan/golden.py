@@ -15,7 +15,7 @@ from edge.model.store import Store
 from edge.plan.chosen import Chooser
 from edge.plan.environment import EnvFacts
 from edge.plan.plan import Plan
-from edge.plan.planner import Extras, make_plan, place
+from edge.plan.planner import Extras, make_plan, plan_inputs
 from edge.render.plan import command_lines, environment_lines, plan_lines
 from tests.plan import shapes
 from tests.trees import trees
@@ -47,9 +47,9 @@ def planned(name: str, era: str) -> Plan:
     config = load(FOLDERS, {}, {}, NOWHERE)
     profile = settle(config, board, FOLDERS, NOWHERE)
     engine = shapes.engine(cuda=profile.wishes.backend == "cuda", era=era)
-    wishes, where = place(board, memory, profile, engine, {})
+    preset, where = plan_inputs(board, memory, profile, engine, {})
     chooser = Chooser(Store(FOLDERS.models), where)
-    chosen = chooser.choose(config, wishes)
+    chosen = chooser.choose(config, preset)
     facts = EnvFacts("/var/cache/edgellm", "/var/cache/edgellm", wsl=board.container == "wsl2")
     return make_plan(board, memory, profile, engine, chosen.models, facts, Extras(chosen.smaller))
 

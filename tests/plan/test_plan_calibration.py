@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.plan.calibration import Correction, learn, measure
+from edge.plan.calibration import Correction, calibrate, measure
 from edge.plan.calibration_file import load, record
 from edge.plan.memory import budget
 from edge.plan.plan import LaunchPlan, Measured, Settings
 from edge.plan.situation import situation
-from edge.plan.subject import subject
+from edge.plan.subject import candidate_of
 from edge.units import MIB
 from tests.plan import shapes
 
@@ -33,12 +33,12 @@ LOG = """
 GPU = Settings(4096, 1, 33, "f16", "f16", "on", "none", 8, 0, devices=("CUDA0",))
 
 
-def plan(correction: Correction | None = None) -> LaunchPlan:
+def plan(calibration: Correction | None = None) -> LaunchPlan:
     board = shapes.gpu_board(24)
-    place = situation(board, shapes.memory(board), shapes.engine(cuda=True), "1GiB", {})
-    if correction:
-        place = replace(place, corrections={"llama": correction})
-    return LaunchPlan(0, GPU, budget(subject(shapes.model()), GPU, place), (), {})
+    inputs = situation(board, shapes.memory(board), shapes.engine(cuda=True), "1GiB", {})
+    if calibration:
+        inputs = replace(inputs, calibrations={"llama": calibration})
+    return LaunchPlan(0, GPU, budget(candidate_of(shapes.model()), GPU, inputs), (), {})
 
 
 def compute(found: LaunchPlan) -> int:
@@ -57,23 +57,23 @@ def test_buffers_are_read_from_the_log() -> None:
 
 def test_a_larger_need_is_believed_at_once_a_smaller_one_by_halves() -> None:
     estimate = compute(plan())
-    more = learn(Correction(), plan(), Measured(compute_bytes=2 * estimate))
+    more = calibrate(Correction(), plan(), Measured(compute_bytes=2 * estimate))
     assert more.compute == pytest.approx(2)
-    again = learn(more, plan(more), Measured(compute_bytes=estimate))
+    again = calibrate(more, plan(more), Measured(compute_bytes=estimate))
     assert again.compute == pytest.approx(1.5)
     assert (again.samples, again.last) == (2, Measured(compute_bytes=estimate))
 
 
 def test_the_context_is_what_the_gpu_held_beside_the_buffers() -> None:
     measured = Measured("M", 100 * MIB, 50 * MIB, 10 * MIB, None, 560 * MIB)
-    assert learn(Correction(), plan(), measured).context_bytes == 400 * MIB
-    assert learn(Correction(), plan(), replace(measured, gpu_bytes=None)).context_bytes is None
+    assert calibrate(Correction(), plan(), measured).context_bytes == 400 * MIB
+    assert calibrate(Correction(), plan(), replace(measured, gpu_bytes=None)).context_bytes is None
 
 
 @given(st.integers(0, 1 << 45), st.integers(0, 1 << 45), st.integers(0, 5))
 def test_no_log_makes_a_plan_absurd(compute_bytes: int, gpu_bytes: int, samples: int) -> None:
     old = Correction(samples=samples)
-    new = learn(old, plan(), Measured("M", 1, 1, compute_bytes, None, gpu_bytes))
+    new = calibrate(old, plan(), Measured("M", 1, 1, compute_bytes, None, gpu_bytes))
     assert 0.5 <= new.compute <= 4
     assert new.context_bytes is None or new.context_bytes >= 0
 

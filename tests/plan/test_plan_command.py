@@ -18,6 +18,7 @@ from edge.folders import folders
 from edge.plan.calibration_file import calibration_path, record
 from edge.plan.plan import LaunchPlan, Measured, Settings
 from edge.prepare import HostView, prepare
+from edge.units import GIB
 from tests.trees import trees
 
 DOMAIN = {
@@ -164,4 +165,4 @@ def test_a_service_is_planned_for_the_memory_after_boot(tmp_path: Path, smollm2:
         prepare(config, places, HostView(root), allow_missing=True)
     booted = prepare(config, places, HostView(root, at_boot=True), allow_missing=True)
     budget = booted.plan.models["m"].ladder.plans[0].budget["host"]
-    assert budget.available_bytes == int(16_000_000 * 1024 * 0.9)
+    assert budget.available_bytes == 16_000_000 * 1024 - 3 * GIB // 2

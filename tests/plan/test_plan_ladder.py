@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from edge.plan.ladder import Step, bits, steps
 from edge.plan.memory import budget, device_required
-from edge.plan.rungs import climb
+from edge.plan.rungs import walk_ladder
 from edge.plan.settings import settings as make_settings
 from edge.plan.situation import Situation, situation
-from edge.plan.subject import Subject, subject
+from edge.plan.subject import Subject, candidate_of
 from edge.profile.profile import Wishes
 from edge.units import GIB
 from tests.plan import shapes
@@ -40,10 +40,10 @@ def subjects(draw: st.DrawFn) -> Subject:
         tied=draw(st.booleans()),
         extra=extra if hybrid else None,
     )
-    return subject(shapes.model(header=header))
+    return candidate_of(shapes.model(header=header))
 
 
-wishes = st.builds(
+preset = st.builds(
     Wishes,
     n_ctx=st.sampled_from([0, 512, 4096, 10_000, 32768, 262144]),
     n_ctx_min=st.sampled_from([256, 2048, 8192]),
@@ -78,17 +78,17 @@ def places(draw: st.DrawFn) -> Situation:
 
 
 @settings(max_examples=60, deadline=None)
-@given(subjects(), wishes, places())
-def test_each_rung_needs_less_than_the_one_before(it: Subject, wish: Wishes, place: Situation) -> None:
-    rungs = climb(wish, [it], "chat", place)
-    needs = [device_required(rung.budget, place) for rung in rungs]
+@given(subjects(), preset, places())
+def test_each_rung_needs_less_than_the_one_before(it: Subject, preset: Wishes, inputs: Situation) -> None:
+    rungs = walk_ladder(preset, [it], "chat", inputs)
+    needs = [device_required(rung.budget, inputs) for rung in rungs]
     assert needs == sorted(needs, reverse=True)
     assert len(set(needs)) == len(needs)
     for rung in rungs:
         fits = all(domain.headroom_bytes >= 0 for domain in rung.budget.values())
         assert rung.fits == fits
         for name, domain in rung.budget.items():
-            assert domain.headroom_bytes == place.available_bytes[name] - place.reserve_bytes[name] - (
+            assert domain.headroom_bytes == inputs.available_bytes[name] - inputs.reserve_bytes[name] - (
                 domain.weights_bytes
                 + domain.kv_bytes
                 + domain.compute_bytes
@@ -99,47 +99,47 @@ def test_each_rung_needs_less_than_the_one_before(it: Subject, wish: Wishes, pla
 
 
 @settings(max_examples=60, deadline=None)
-@given(subjects(), wishes, places(), st.integers(1, 4), st.lists(st.integers(256, 200_000), min_size=2, max_size=4))
+@given(subjects(), preset, places(), st.integers(1, 4), st.lists(st.integers(256, 200_000), min_size=2, max_size=4))
 def test_more_context_never_needs_less_memory(
-    it: Subject, wish: Wishes, place: Situation, slots: int, contexts: list[int]
+    it: Subject, preset: Wishes, inputs: Situation, slots: int, contexts: list[int]
 ) -> None:
-    wish = replace(wish, cache_ram=0)  # checkpoints are paid for out of its cap: their number falls with their size
+    preset = replace(preset, cache_ram=0)  # checkpoints are paid for out of its cap: their number falls with their size
     needs = []
     for n_ctx in sorted(contexts):
-        chosen = make_settings(wish, Step(n_ctx, slots, "f16", "f16"), it, "chat", place)
-        needs.append({name: domain.required_bytes for name, domain in budget(it, chosen, place).items()})
+        chosen = make_settings(preset, Step(n_ctx, slots, "f16", "f16"), it, "chat", inputs)
+        needs.append({name: domain.required_bytes for name, domain in budget(it, chosen, inputs).items()})
     for less, more in pairwise(needs):
         assert all(more[name] >= less[name] for name in less)
 
 
 @settings(max_examples=60, deadline=None)
-@given(subjects(), wishes)
-def test_steps_keep_to_the_profile_and_the_trained_context(it: Subject, wish: Wishes) -> None:
+@given(subjects(), preset)
+def test_steps_keep_to_the_profile_and_the_trained_context(it: Subject, preset: Wishes) -> None:
     trained = it.file.meta.n_ctx_train
-    found = list(steps(wish, it.file.meta))
+    found = list(steps(preset, it.file.meta))
     assert len(set(found)) == len(found)
     for step in found:
         slot = step.n_ctx // step.n_parallel
         assert 256 <= slot <= trained
-        assert slot >= min(wish.n_ctx_min, found[0].n_ctx // found[0].n_parallel)
-        assert 1 <= step.n_parallel <= wish.n_parallel
-        assert bits(step.kv_type_k) >= min(bits(wish.kv_type_min), bits(wish.kv_type_k))
-        if wish.flash_attention == "off":
-            assert step.kv_type_v == wish.kv_type_v
+        assert slot >= min(preset.n_ctx_min, found[0].n_ctx // found[0].n_parallel)
+        assert 1 <= step.n_parallel <= preset.n_parallel
+        assert bits(step.kv_type_k) >= min(bits(preset.kv_type_min), bits(preset.kv_type_k))
+        if preset.flash_attention == "off":
+            assert step.kv_type_v == preset.kv_type_v
 
 
 @settings(max_examples=40, deadline=None)
-@given(subjects(), wishes, places())
-def test_a_quantized_v_cache_always_comes_with_flash_attention(it: Subject, wish: Wishes, place: Situation) -> None:
-    for rung in climb(replace(wish, flash_attention="auto"), [it], "chat", place):
+@given(subjects(), preset, places())
+def test_a_quantized_v_cache_always_comes_with_flash_attention(it: Subject, preset: Wishes, inputs: Situation) -> None:
+    for rung in walk_ladder(replace(preset, flash_attention="auto"), [it], "chat", inputs):
         if rung.settings.kv_type_v not in ("f16", "bf16", "f32"):
             assert rung.settings.flash_attention == "on"
 
 
 def test_the_order_of_steps() -> None:
     """Smaller KV type, smaller context, fewer slots, no prompt cache."""
-    wish = Wishes(n_ctx=32768, n_ctx_min=8192, n_parallel=2)
-    found = [(s.n_ctx, s.n_parallel, s.kv_type_k, s.prompt_cache) for s in steps(wish, shapes.meta())]
+    preset = Wishes(n_ctx=32768, n_ctx_min=8192, n_parallel=2)
+    found = [(s.n_ctx, s.n_parallel, s.kv_type_k, s.prompt_cache) for s in steps(preset, shapes.meta())]
     assert found == [
         (32768, 2, "f16", True),
         (32768, 2, "q8_0", True),
@@ -150,11 +150,11 @@ def test_the_order_of_steps() -> None:
 
 
 def test_smaller_files_come_after_smaller_settings() -> None:
-    large, small = (subject(shapes.model(header=shapes.meta(quant=quant))) for quant in ("Q5_K_M", "Q4_K_M"))
+    large, small = (candidate_of(shapes.model(header=shapes.meta(quant=quant))) for quant in ("Q5_K_M", "Q4_K_M"))
     board = shapes.jetson(16)
-    place = situation(board, shapes.memory(board), shapes.engine(cuda=True), "1GiB", {})
-    rungs = climb(Wishes(n_ctx=8192), [large, small], "chat", place)
-    order = [rung.subject.file.quant for rung in rungs]
+    inputs = situation(board, shapes.memory(board), shapes.engine(cuda=True), "1GiB", {})
+    rungs = walk_ladder(Wishes(n_ctx=8192), [large, small], "chat", inputs)
+    order = [rung.candidate.file.quant for rung in rungs]
     assert order == sorted(order, reverse=True)
     assert {"Q5_K_M", "Q4_K_M"} == set(order)
     first = rungs[order.index("Q4_K_M")]
@@ -162,19 +162,19 @@ def test_smaller_files_come_after_smaller_settings() -> None:
 
 
 def test_partial_offload_exists_on_discrete_gpus_only() -> None:
-    it = subject(shapes.model())
-    wish = Wishes(n_ctx=4096, partial_offload=True, fallback="cpu", split_mode="none")
+    it = candidate_of(shapes.model())
+    preset = Wishes(n_ctx=4096, partial_offload=True, fallback="cpu", split_mode="none")
     board = shapes.gpu_board(4)
-    place = situation(board, shapes.memory(board), shapes.engine(cuda=True), "1GiB", {})
-    layers = [rung.settings.n_gpu_layers for rung in climb(wish, [it], "chat", place)]
+    inputs = situation(board, shapes.memory(board), shapes.engine(cuda=True), "1GiB", {})
+    layers = [rung.settings.n_gpu_layers for rung in walk_ladder(preset, [it], "chat", inputs)]
     assert layers[0] == 33
     assert layers[-1] == 0
     assert 0 < layers[-3] < 33
-    chosen = next(rung for rung in climb(wish, [it], "chat", place) if rung.fits)
+    chosen = next(rung for rung in walk_ladder(preset, [it], "chat", inputs) if rung.fits)
     assert 0 < chosen.settings.n_gpu_layers < 33
     assert chosen.settings.load_mode == "mmap"  # a host part could not be dropped otherwise (FC-19)
-    refusing = climb(replace(wish, fallback="refuse"), [it], "chat", place)
+    refusing = walk_ladder(replace(preset, fallback="refuse"), [it], "chat", inputs)
     assert refusing[-1].settings.n_gpu_layers > 0
     board = shapes.jetson(4)
     unified = situation(board, shapes.memory(board), shapes.engine(cuda=True), "1GiB", {})
-    assert {rung.settings.n_gpu_layers for rung in climb(wish, [it], "chat", unified)} == {33}
+    assert {rung.settings.n_gpu_layers for rung in walk_ladder(preset, [it], "chat", unified)} == {33}

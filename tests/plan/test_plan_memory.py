@@ -11,7 +11,7 @@ from edge.plan.calibration import Correction
 from edge.plan.memory import budget, shares
 from edge.plan.plan import DomainBudget, Settings
 from edge.plan.situation import Situation, situation
-from edge.plan.subject import Subject, subject
+from edge.plan.subject import Subject, candidate_of
 from edge.plan.weights import weights
 from edge.units import MIB
 from tests.plan import shapes
@@ -22,7 +22,7 @@ def settings(layers: int, n_ctx: int = 4096, mode: str = "none", **more: object)
     return replace(base, **more)  # type: ignore[arg-type]
 
 
-def place(*vram_gib: float, unified: bool = False, era: str = "load-mode") -> Situation:
+def inputs(*vram_gib: float, unified: bool = False, era: str = "load-mode") -> Situation:
     board = shapes.jetson(61.3) if unified else shapes.gpu_board(*vram_gib) if vram_gib else shapes.cpu_board()
     cuda = unified or bool(vram_gib)
     return situation(board, shapes.memory(board), shapes.engine(cuda=cuda, era=era), "1GiB", {})
@@ -44,12 +44,12 @@ def thirteen_billion() -> ModelMeta:
 
 
 def of(header: ModelMeta) -> Subject:
-    return subject(shapes.model(header=header))
+    return candidate_of(shapes.model(header=header))
 
 
 def test_buffers_agree_with_a_recorded_start_on_a_real_gpu() -> None:
     """NVIDIA H200, llama.cpp 0c1e57098: CUDA0 8427.75 + 3200 + 115.01 MiB, host 107.42 + 24.01 + 0.12 MiB."""
-    found = budget(of(thirteen_billion()), settings(41), place(140))
+    found = budget(of(thirteen_billion()), settings(41), inputs(140))
     gpu, host = found["GPU-0"], found["host"]
     assert gpu.weights_bytes / MIB == pytest.approx(8427.75, rel=0.001)
     assert gpu.kv_bytes / MIB == 3200
@@ -62,8 +62,8 @@ def test_buffers_agree_with_a_recorded_start_on_a_real_gpu() -> None:
 def test_on_unified_memory_everything_is_one_sum() -> None:
     """The input table stays on the host, which is the same memory."""
     it = of(thirteen_billion())
-    discrete = budget(it, settings(41), place(140))
-    unified = budget(it, settings(41), place(unified=True))
+    discrete = budget(it, settings(41), inputs(140))
+    unified = budget(it, settings(41), inputs(unified=True))
     assert set(unified) == {"unified"}
     for part in ("weights_bytes", "kv_bytes", "compute_bytes", "context_bytes", "page_cache_bytes"):
         assert getattr(unified["unified"], part) == sum(getattr(domain, part) for domain in discrete.values())
@@ -74,10 +74,10 @@ def test_a_tied_table_is_kept_twice_once_the_output_is_offloaded() -> None:
     table = header.tensors[0].bytes
     whole = weights(header)
     assert whole.file_bytes == header.tensor_bytes
-    found = budget(of(header), settings(3), place(24))
+    found = budget(of(header), settings(3), inputs(24))
     assert found["host"].weights_bytes == table
     assert found["GPU-0"].weights_bytes == header.tensor_bytes
-    assert budget(of(header), settings(0), place())["host"].weights_bytes == header.tensor_bytes
+    assert budget(of(header), settings(0), inputs())["host"].weights_bytes == header.tensor_bytes
 
 
 def test_an_encoder_has_no_output_table() -> None:
@@ -87,51 +87,51 @@ def test_an_encoder_has_no_output_table() -> None:
 
 
 def test_fc_19_what_stays_on_the_host_is_counted() -> None:
-    """FC-19: 41 of 43 layers offloaded left 2.85 GB of host memory that nobody had counted."""
+    """FC-19: 41 of 43 layers offloaded left 2.85 GB of host memory that was not counted."""
     it = of(thirteen_billion())
-    full, partial = budget(it, settings(41), place(140)), budget(it, settings(31, mode="mmap"), place(140))
+    full, partial = budget(it, settings(41), inputs(140)), budget(it, settings(31, mode="mmap"), inputs(140))
     layer = it.weights.by_layer[0]
     assert partial["host"].weights_bytes == full["host"].weights_bytes + 10 * layer
     assert partial["host"].kv_bytes == 10 * 80 * MIB
     assert partial["GPU-0"].weights_bytes == full["GPU-0"].weights_bytes - 10 * layer
     per_layer = Tensor("per_layer_token_embd.weight", "Q8_0", (1,), 0, 500 * MIB)
     more = replace(it.file.meta, tensors=(*it.file.meta.tensors, per_layer))
-    assert budget(of(more), settings(41), place(140))["host"].weights_bytes == full["host"].weights_bytes + 500 * MIB
+    assert budget(of(more), settings(41), inputs(140))["host"].weights_bytes == full["host"].weights_bytes + 500 * MIB
 
 
 def test_the_projector_goes_where_the_layers_go() -> None:
     it = of(thirteen_billion())
     seen = replace(it, file=replace(it.file, mmproj="/m/mmproj.gguf", mmproj_bytes=600 * MIB))
-    assert budget(seen, settings(41), place(140))["GPU-0"].weights_bytes == 600 * MIB + (
-        budget(it, settings(41), place(140))["GPU-0"].weights_bytes
+    assert budget(seen, settings(41), inputs(140))["GPU-0"].weights_bytes == 600 * MIB + (
+        budget(it, settings(41), inputs(140))["GPU-0"].weights_bytes
     )
-    assert budget(seen, settings(0), place())["host"].weights_bytes == it.weights.file_bytes + 600 * MIB
+    assert budget(seen, settings(0), inputs())["host"].weights_bytes == it.weights.file_bytes + 600 * MIB
 
 
 @pytest.mark.parametrize(("mode", "wanted"), [("mmap", 0), ("none", 256 * MIB), ("dio", 256 * MIB)])
 def test_a_mode_of_loading_costs_what_it_keeps_beside_the_weights(mode: str, wanted: int) -> None:
-    found = budget(of(thirteen_billion()), settings(41, mode=mode), place(unified=True))
+    found = budget(of(thirteen_billion()), settings(41, mode=mode), inputs(unified=True))
     assert found["unified"].page_cache_bytes == wanted
 
 
 def test_engines_before_autumn_2026_reserve_logits_for_a_whole_batch() -> None:
     it = of(shapes.meta(vocab=150_000))
-    new, old = (budget(it, settings(0), place(era=era))["host"].compute_bytes for era in ("load-mode", "flash-value"))
+    new, old = (budget(it, settings(0), inputs(era=era))["host"].compute_bytes for era in ("load-mode", "flash-value"))
     assert old - new > 100 * MIB
 
 
 def test_layers_are_cut_as_llama_cpp_cuts_them() -> None:
     """41 units over 3 : 1 are 31 and 10; the output is the last."""
     chosen = settings(41, devices=("CUDA0", "CUDA1"), split_mode="layer", tensor_split=(3.0, 1.0))
-    assert shares(chosen, place(24, 24), 40) == [("GPU-0", range(31)), ("GPU-1", range(31, 41))]
+    assert shares(chosen, inputs(24, 24), 40) == [("GPU-0", range(31)), ("GPU-1", range(31, 41))]
     partly = replace(chosen, n_gpu_layers=10, tensor_split=(1.0, 1.0))
-    assert shares(partly, place(24, 24), 40) == [("GPU-0", range(31, 36)), ("GPU-1", range(36, 41))]
+    assert shares(partly, inputs(24, 24), 40) == [("GPU-0", range(31, 36)), ("GPU-1", range(36, 41))]
 
 
 def test_several_gpus_hold_the_whole_model_between_them() -> None:
     it = of(thirteen_billion())
     chosen = settings(41, devices=("CUDA0", "CUDA1"), split_mode="layer", tensor_split=(2.0, 1.0))
-    one, two = budget(it, settings(41), place(48)), budget(it, chosen, place(24, 24))
+    one, two = budget(it, settings(41), inputs(48)), budget(it, chosen, inputs(24, 24))
     for part in ("weights_bytes", "kv_bytes"):
         assert getattr(two["GPU-0"], part) + getattr(two["GPU-1"], part) == getattr(one["GPU-0"], part)
     assert two["GPU-0"].compute_bytes == two["GPU-1"].compute_bytes > 0
@@ -140,8 +140,8 @@ def test_several_gpus_hold_the_whole_model_between_them() -> None:
 
 def test_a_correction_scales_compute_and_replaces_the_context() -> None:
     it = of(thirteen_billion())
-    where = replace(place(140), corrections={"llama": Correction(compute=2.0, context_bytes=500 * MIB, samples=1)})
-    plain, corrected = (budget(it, settings(41), p)["GPU-0"] for p in (place(140), where))
+    where = replace(inputs(140), calibrations={"llama": Correction(compute=2.0, context_bytes=500 * MIB, samples=1)})
+    plain, corrected = (budget(it, settings(41), p)["GPU-0"] for p in (inputs(140), where))
     assert corrected.compute_bytes == pytest.approx(2 * plain.compute_bytes, abs=1)
     assert corrected.context_bytes == 500 * MIB
     assert corrected.weights_bytes == plain.weights_bytes

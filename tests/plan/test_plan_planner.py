@@ -19,7 +19,7 @@ from edge.plan.calibration import Correction
 from edge.plan.environment import EnvFacts
 from edge.plan.plan import LaunchPlan, Measured, Plan
 from edge.plan.planner import Extras, make_plan
-from edge.plan.subject import Subject, subject
+from edge.plan.subject import Subject, candidate_of
 from edge.profile.loader import load_profile
 from edge.profile.profile import Profile, Wishes
 from edge.profile.resolve import resolve_tier
@@ -32,14 +32,14 @@ SMALL = shapes.meta(layers=28, embd=2560, heads=20, ff=9728, vocab=151_936, ctx=
 TINY = shapes.meta(layers=16, embd=1024, heads=8, kv_heads=4, ff=4096, vocab=50_000)
 
 
-def profile(**wishes: Any) -> Profile:
-    return Profile("test", "", Wishes(**wishes))
+def profile(**preset: Any) -> Profile:
+    return Profile("test", "", Wishes(**preset))
 
 
 def plan(
     board: shapes.Board,
     *,
-    wishes: Profile | None = None,
+    preset: Profile | None = None,
     engine: Engine | None = None,
     memory: MemorySnapshot | None = None,
     models: dict[str, tuple[Subject, ModelConfig]] | None = None,
@@ -49,7 +49,7 @@ def plan(
     return make_plan(
         board,
         memory or shapes.memory(board),
-        wishes or profile(),
+        preset or profile(),
         engine or shapes.engine(cuda=cuda),
         models or one(),
         FACTS,
@@ -58,7 +58,7 @@ def plan(
 
 
 def one(file: ModelFile | None = None, **config: Any) -> dict[str, tuple[Subject, ModelConfig]]:
-    return {"chat": (subject(file or shapes.model("Small", SMALL)), ModelConfig("chat", "Small", **config))}
+    return {"chat": (candidate_of(file or shapes.model("Small", SMALL)), ModelConfig("chat", "Small", **config))}
 
 
 def chosen(found: Plan, model_id: str = "chat") -> LaunchPlan:
@@ -74,10 +74,10 @@ def why(found: LaunchPlan, subject: str) -> tuple[str, str, str]:
 def test_every_setting_has_a_reason_and_its_origin(tmp_path: Path) -> None:
     board = shapes.jetson(7.4)
     orin = resolve_tier(load_profile("orin", folders({}, tmp_path)), board)
-    rung = chosen(plan(board, wishes=orin))
+    rung = chosen(plan(board, preset=orin))
     assert why(rung, "n_ctx") == (
         "16384",
-        "as wished; the model was trained for 40960",
+        "as requested; the model was trained for 40960",
         "profile orin, tier 8GB",
     )
     assert why(rung, "n_gpu_layers") == ("29/29", "everything on CUDA0", "planner")
@@ -118,20 +118,20 @@ def test_fc_17_without_memavailable_the_estimate_counts_cache_but_not_swap(tmp_p
     assert any("MemAvailable" in note for note in found.notes)
 
 
-@pytest.mark.parametrize("wished", ["auto", "none", "mmap", "dio"])
+@pytest.mark.parametrize("requested", ["auto", "none", "mmap", "dio"])
 @pytest.mark.parametrize("vram_gib", [24, 3])
-def test_fc_19_without_mmap_only_when_every_layer_leaves_the_host(wished: str, vram_gib: float) -> None:
+def test_fc_19_without_mmap_only_when_every_layer_leaves_the_host(requested: str, vram_gib: float) -> None:
     """FC-19: direct I/O with layers left on the host got a server killed; the mode is decided by the plan."""
     board = shapes.gpu_board(vram_gib)
-    wish = profile(load_mode=wished, partial_offload=True, split_mode="none", kv_type_min="f16")
-    rung = chosen(plan(board, wishes=wish))
+    preset = profile(load_mode=requested, partial_offload=True, split_mode="none", kv_type_min="f16")
+    rung = chosen(plan(board, preset=preset))
     full = rung.settings.n_gpu_layers == 29
     assert full == (vram_gib == 24)
     if not full:
         assert rung.settings.load_mode == "mmap"
-        assert "stays on the host" in why(rung, "load_mode")[1] or wished == "mmap"
+        assert "stays on the host" in why(rung, "load_mode")[1] or requested == "mmap"
     else:
-        assert rung.settings.load_mode == ("none" if wished == "auto" else wished)
+        assert rung.settings.load_mode == ("none" if requested == "auto" else requested)
     assert ("--load-mode", rung.settings.load_mode) in zip(rung.argv, rung.argv[1:], strict=False)
 
 
@@ -139,10 +139,10 @@ def test_fc_20_the_prompt_cache_is_bounded_and_paid_for(tmp_path: Path) -> None:
     """FC-20: left alone, the engine keeps up to 8 GiB of prompts in host memory: more than this board has."""
     board = shapes.jetson(7.4)
     orin = resolve_tier(load_profile("orin", folders({}, tmp_path)), board)
-    rung = chosen(plan(board, wishes=orin))
+    rung = chosen(plan(board, preset=orin))
     assert rung.argv[rung.argv.index("--cache-ram") + 1] == "128"
     assert rung.budget["unified"].prompt_cache_bytes == 128 * MIB
-    old = plan(board, wishes=orin, engine=shapes.engine(cuda=True, era="flash-bare"))
+    old = plan(board, preset=orin, engine=shapes.engine(cuda=True, era="flash-bare"))
     assert "--cache-ram" not in chosen(old).argv
     assert any(warning.startswith("--cache-ram 128") for warning in old.models["chat"].warnings)
 
@@ -151,7 +151,7 @@ def test_fc_20_checkpoints_of_a_hybrid_model_are_bounded_and_paid_for() -> None:
     """FC-20's sibling: 32 snapshots of a recurrent state are gigabytes that no cache limit covers."""
     keys = {"ssm.state_size": 128, "ssm.inner_size": 6144, "ssm.conv_kernel": 4, "ssm.group_count": 16}
     header = shapes.meta("qwen35", layers=64, kv_heads=4, head_size=256, ff=4096, extra=keys)
-    rung = chosen(plan(shapes.jetson(61), models=one(shapes.model("Hybrid", header)), wishes=profile(cache_ram=GIB)))
+    rung = chosen(plan(shapes.jetson(61), models=one(shapes.model("Hybrid", header)), preset=profile(cache_ram=GIB)))
     settings = rung.settings
     assert rung.argv[rung.argv.index("--ctx-checkpoints") + 1] == str(settings.ctx_checkpoints)
     assert 1 <= settings.ctx_checkpoints <= 4
@@ -170,10 +170,10 @@ def test_fc_23_the_engine_may_not_change_the_plan(era: str, known: bool) -> None
 
 def test_fc_22_the_context_is_always_given_and_never_above_the_trained_one() -> None:
     """FC-22: unset, the engine takes the trained context of 131072 tokens."""
-    for wished, wanted in ((0, 40960), (1_000_000, 40960), (4096, 4096)):
-        rung = chosen(plan(shapes.cpu_board(32), wishes=profile(offload="none", n_ctx=wished)))
+    for requested, wanted in ((0, 40960), (1_000_000, 40960), (4096, 4096)):
+        rung = chosen(plan(shapes.cpu_board(32), preset=profile(offload="none", n_ctx=requested)))
         assert rung.argv[rung.argv.index("--ctx-size") + 1] == str(wanted)
-    rung = chosen(plan(shapes.cpu_board(32), wishes=profile(offload="none", n_ctx=0)))
+    rung = chosen(plan(shapes.cpu_board(32), preset=profile(offload="none", n_ctx=0)))
     assert why(rung, "n_ctx")[1] == "all that the model was trained for"
 
 
@@ -188,11 +188,11 @@ def test_fc_88_a_file_without_a_chat_template_is_a_warning_only_where_it_shall_c
 
 def test_a_smaller_plan_says_what_it_gave_up() -> None:
     board = shapes.jetson(7.4)
-    found = plan(board, memory=shapes.memory(board, 4.6), wishes=profile(n_ctx=32768))
+    found = plan(board, memory=shapes.memory(board, 4.6), preset=profile(n_ctx=32768))
     rung = chosen(found)
     assert rung.rung > 0
     assert why(rung, "kv_type") == ("q8_0", "a smaller cache, so that it fits", "planner")
-    assert "less than the 32768 wished, so that it fits" in why(rung, "n_ctx")[1]
+    assert "less than the 32768 requested, so that it fits" in why(rung, "n_ctx")[1]
     assert rung.fits
     assert not found.models["chat"].ladder.plans[rung.rung - 1].fits
 
@@ -201,7 +201,7 @@ def test_a_smaller_quantization_that_is_here_becomes_a_rung() -> None:
     large = shapes.model("Big", shapes.meta())
     small = shapes.model("Big", shapes.meta(quant="Q4_K_M"))
     board = shapes.jetson(16)
-    extras = Extras(alternatives={"chat": [subject(small)]})
+    extras = Extras(alternatives={"chat": [candidate_of(small)]})
     found = plan(board, models=one(large), memory=shapes.memory(board, 7.4), extras=extras)
     rung = chosen(found)
     assert rung.model is small
@@ -230,10 +230,10 @@ def test_nothing_fits_says_what_is_missing_and_three_ways_out() -> None:
 def test_a_missing_backend_is_refused_unless_the_profile_allows_the_cpu() -> None:
     board, engine = shapes.jetson(16), shapes.engine()
     with pytest.raises(EngineMissingError) as caught:
-        plan(board, engine=engine, wishes=profile(backend="cuda", recipe="orin"))
+        plan(board, engine=engine, preset=profile(backend="cuda", recipe="orin"))
     assert "has no CUDA" in str(caught.value)
     assert "edgellm build -p orin" in str(caught.value.hint)
-    found = plan(board, engine=engine, wishes=profile(backend="cuda", fallback="cpu"))
+    found = plan(board, engine=engine, preset=profile(backend="cuda", fallback="cpu"))
     assert chosen(found).settings.n_gpu_layers == 0
     assert any("so the CPU serves" in note for note in found.notes)
 
@@ -243,7 +243,7 @@ def test_what_crashed_at_the_proof_is_off_in_every_plan() -> None:
     flash = Acceleration("flash attention", ("--flash-attn", "off"), {}, "no quantized V cache")
     graphs = Acceleration("CUDA graphs", (), {"GGML_CUDA_DISABLE_GRAPHS": "1"}, "slower")
     engine = replace(shapes.engine(), without=(repack, flash, graphs))
-    found = plan(shapes.cpu_board(), wishes=profile(kv_type_k="q8_0", kv_type_v="q8_0"), engine=engine)
+    found = plan(shapes.cpu_board(), preset=profile(kv_type_k="q8_0", kv_type_v="q8_0"), engine=engine)
     launch = chosen(found)
     assert "--no-repack" in launch.argv and launch.argv.count("--flash-attn") == 1
     assert (launch.settings.flash_attention, launch.settings.kv_type_v) == ("off", "f16")
@@ -258,12 +258,12 @@ def test_no_model_says_how_to_get_one() -> None:
 
 def test_models_share_the_memory_in_the_order_of_their_priority() -> None:
     board = shapes.cpu_board(32)
-    first, second = subject(shapes.model("A", SMALL)), subject(shapes.model("B", TINY))
+    first, second = candidate_of(shapes.model("A", SMALL)), candidate_of(shapes.model("B", TINY))
     models = {
         "b": (second, ModelConfig("b", "B")),
         "a": (first, ModelConfig("a", "A", priority=1)),
     }
-    found = plan(board, models=models, wishes=profile(offload="none"))
+    found = plan(board, models=models, preset=profile(offload="none"))
     assert list(found.models) == ["b", "a"]
     a, b = chosen(found, "a").budget["host"], chosen(found, "b").budget["host"]
     assert b.available_bytes == a.available_bytes - a.required_bytes
@@ -272,8 +272,8 @@ def test_models_share_the_memory_in_the_order_of_their_priority() -> None:
 
 def test_a_model_that_fits_only_alone_takes_turns() -> None:
     board = shapes.cpu_board(8)
-    models = {name: (subject(shapes.model(name, SMALL)), ModelConfig(name, name)) for name in ("a", "b")}
-    found = plan(board, models=models, memory=shapes.memory(board, 5.5), wishes=profile(offload="none"))
+    models = {name: (candidate_of(shapes.model(name, SMALL)), ModelConfig(name, name)) for name in ("a", "b")}
+    found = plan(board, models=models, memory=shapes.memory(board, 5.5), preset=profile(offload="none"))
     assert found.models["a"].warnings == ()
     assert found.models["b"].warnings == ("fits only while a sleep: they take turns",)
     assert chosen(found, "b").budget["host"].available_bytes == chosen(found, "a").budget["host"].available_bytes
@@ -281,13 +281,13 @@ def test_a_model_that_fits_only_alone_takes_turns() -> None:
 
 def test_settings_of_one_model_are_its_own() -> None:
     models = one(set={"n_ctx": 2048}, origin="edgellm.toml: model 1")
-    rung = chosen(plan(shapes.cpu_board(), models=models, wishes=profile(offload="none")))
-    assert why(rung, "n_ctx") == ("2048", "as wished; the model was trained for 40960", "edgellm.toml: model 1")
+    rung = chosen(plan(shapes.cpu_board(), models=models, preset=profile(offload="none")))
+    assert why(rung, "n_ctx") == ("2048", "as requested; the model was trained for 40960", "edgellm.toml: model 1")
 
 
 def test_the_gpu_with_most_free_memory_is_taken_when_one_is_wished() -> None:
     board = shapes.gpu_board(24, 24)
-    found = plan(board, memory=shapes.memory(board, gpu_gib=(10, 20)), wishes=profile(split_mode="none"))
+    found = plan(board, memory=shapes.memory(board, gpu_gib=(10, 20)), preset=profile(split_mode="none"))
     rung = chosen(found)
     assert set(rung.budget) == {"host", "GPU-1"}
     assert rung.env["CUDA_VISIBLE_DEVICES"] == "GPU-1"
@@ -301,7 +301,7 @@ def test_several_gpus_split_by_free_memory_in_pci_order() -> None:
         {"host": 64 * GIB, "GPU-0": 24 * GIB, "GPU-1": 12 * GIB},
         {"host": 60 * GIB, "GPU-0": 22 * GIB, "GPU-1": 11 * GIB},
     )
-    rung = chosen(plan(board, memory=memory, wishes=profile(reserve="1GiB")))
+    rung = chosen(plan(board, memory=memory, preset=profile(reserve="1GiB")))
     assert rung.env["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"
     assert rung.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert rung.settings.tensor_split == (21.0, 10.0)
@@ -328,7 +328,7 @@ def test_the_nvmap_regression_is_named_before_it_strikes() -> None:
     board = replace(shapes.jetson(61), l4t="36.4.7")
     big = one(shapes.model("Big", shapes.meta()))
     assert any("36.5 or later" in note for note in plan(board, models=big).notes)
-    managed = plan(board, models=big, wishes=profile(managed_memory=True))
+    managed = plan(board, models=big, preset=profile(managed_memory=True))
     assert not any("36.5" in note for note in managed.notes)
     assert chosen(managed).env["GGML_CUDA_ENABLE_UNIFIED_MEMORY"] == "1"
     assert not any("36.5" in note for note in plan(replace(board, l4t="36.5.0"), models=big).notes)
@@ -336,7 +336,7 @@ def test_the_nvmap_regression_is_named_before_it_strikes() -> None:
 
 def test_what_past_starts_taught_is_applied_and_shown() -> None:
     last = Measured("Small Q5_K_M, 8192 tokens", 1, 2, 3)
-    extras = Extras(corrections={"llama": Correction(compute=1.5, samples=2, last=last)})
+    extras = Extras(calibrations={"llama": Correction(compute=1.5, samples=2, last=last)})
     plain, taught = plan(shapes.jetson(16)), plan(shapes.jetson(16), extras=extras)
     before, after = (chosen(found).budget["unified"].compute_bytes for found in (plain, taught))
     assert after == pytest.approx(1.5 * before, abs=2)
@@ -346,19 +346,19 @@ def test_what_past_starts_taught_is_applied_and_shown() -> None:
 def test_a_file_that_pools_its_output_is_served_as_what_it_is() -> None:
     """Without its switch the engine would answer 501; its whole input has to fit one batch."""
     pooled = shapes.meta(layers=4, embd=512, heads=4, ctx=8192, extra={"pooling_type": 1})
-    rung = chosen(plan(shapes.cpu_board(), models=one(shapes.model("E", pooled)), wishes=profile(offload="none")))
+    rung = chosen(plan(shapes.cpu_board(), models=one(shapes.model("E", pooled)), preset=profile(offload="none")))
     assert why(rung, "role") == ("embedding", "the file pools its output: it cannot chat", "planner")
     assert rung.settings.n_batch == rung.settings.n_ubatch == 8192
     last = replace(pooled, extra={**pooled.extra, "llama.pooling_type": 3})
-    rung = chosen(plan(shapes.cpu_board(), models=one(shapes.model("L", last)), wishes=profile(offload="none")))
+    rung = chosen(plan(shapes.cpu_board(), models=one(shapes.model("L", last)), preset=profile(offload="none")))
     assert rung.settings.n_batch == rung.settings.n_ubatch == 512
     ranks = replace(pooled, extra={**pooled.extra, "llama.pooling_type": 4})
-    rung = chosen(plan(shapes.cpu_board(), models=one(shapes.model("R", ranks)), wishes=profile(offload="none")))
+    rung = chosen(plan(shapes.cpu_board(), models=one(shapes.model("R", ranks)), preset=profile(offload="none")))
     assert "--reranking" in rung.argv
 
 
 def test_a_profile_that_wants_a_gpu_never_serves_from_the_cpu_in_silence() -> None:
-    """No GPU, one whose memory nobody tells, one that is refused: an error unless the profile says cpu."""
+    """No GPU, one whose memory is unknown, one that is refused: an error unless the profile says cpu."""
     cuda = shapes.engine(cuda=True)
     unknown = shapes.gpu_board(24)
     cases = [
@@ -368,21 +368,21 @@ def test_a_profile_that_wants_a_gpu_never_serves_from_the_cpu_in_silence() -> No
     ]
     for board, memory, said in cases:
         with pytest.raises(UnavailableError, match=said):
-            plan(board, engine=cuda, memory=memory, wishes=profile(backend="cuda"))
+            plan(board, engine=cuda, memory=memory, preset=profile(backend="cuda"))
         allowed = profile(backend="cuda", fallback="cpu")
-        found = plan(board, engine=cuda, memory=memory, wishes=allowed, models=one(shapes.model("Tiny", TINY)))
+        found = plan(board, engine=cuda, memory=memory, preset=allowed, models=one(shapes.model("Tiny", TINY)))
         assert chosen(found).settings.n_gpu_layers == 0
         assert any("no GPU can be used, so the CPU serves" in note for note in found.notes)
 
 
 def test_a_profile_that_wants_the_cpu_leaves_the_gpu_alone() -> None:
-    rung = chosen(plan(shapes.gpu_board(24), wishes=profile(backend="cpu")))
+    rung = chosen(plan(shapes.gpu_board(24), preset=profile(backend="cpu")))
     assert rung.settings.n_gpu_layers == 0
     assert rung.env["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_an_embedding_model_gets_no_prompt_cache_and_its_switch() -> None:
-    rung = chosen(plan(shapes.cpu_board(), models=one(role="embedding"), wishes=profile(offload="none")))
+    rung = chosen(plan(shapes.cpu_board(), models=one(role="embedding"), preset=profile(offload="none")))
     assert rung.settings.cache_ram_bytes == 0
     assert "--embedding" in rung.argv
     assert "--jinja" not in rung.argv

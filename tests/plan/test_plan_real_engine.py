@@ -27,7 +27,7 @@ from edge.plan.plan import Settings
 from edge.plan.role import role_of
 from edge.plan.settings import settings
 from edge.plan.situation import situation
-from edge.plan.subject import Subject, subject
+from edge.plan.subject import Subject, candidate_of
 from edge.profile.profile import Wishes
 from edge.units import MIB
 from tests.plan import shapes
@@ -107,16 +107,16 @@ def test_estimate_agrees_with_what_the_engine_allocates(
     path = smollm2 if name == "smollm2" else folder / f"{name}.gguf"
     if not path.exists():
         write(path, SHAPES[name], smollm2)
-    it = subject(open_model(path))
+    it = candidate_of(open_model(path))
     board = shapes.cpu_board(cores=2)
-    place = situation(board, shapes.memory(board), engine, "1GiB", {})
-    wishes = Wishes(offload="none", flash_attention=flash, n_parallel=slots, cache_ram=0)
-    chosen = settings(wishes, Step(n_ctx, slots, key, value), it, role_of(it.file.meta, "chat"), place)
-    estimate = budget(it, chosen, place)["host"]
-    told = allocated(chosen, it, engine, folder)
-    assert estimate.weights_bytes == pytest.approx(told["model"], rel=0.05)
-    assert estimate.kv_bytes == pytest.approx(told.get("KV", 0) + told.get("RS", 0), rel=0.05)
-    assert estimate.compute_bytes == pytest.approx(told["compute"] + told["output"], rel=0.15)
+    inputs = situation(board, shapes.memory(board), engine, "1GiB", {})
+    preset = Wishes(offload="none", flash_attention=flash, n_parallel=slots, cache_ram=0)
+    chosen = settings(preset, Step(n_ctx, slots, key, value), it, role_of(it.file.meta, "chat"), inputs)
+    estimate = budget(it, chosen, inputs)["host"]
+    reported = allocated(chosen, it, engine, folder)
+    assert estimate.weights_bytes == pytest.approx(reported["model"], rel=0.05)
+    assert estimate.kv_bytes == pytest.approx(reported.get("KV", 0) + reported.get("RS", 0), rel=0.05)
+    assert estimate.compute_bytes == pytest.approx(reported["compute"] + reported["output"], rel=0.15)
 
 
 def allocated(chosen: Settings, it: Subject, engine: Engine, folder: Path) -> dict[str, float]:

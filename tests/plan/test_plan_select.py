@@ -24,10 +24,10 @@ from edge.plan.assumed import assumed_engine
 from edge.plan.chosen import Chooser, Chosen
 from edge.plan.offer import Offer
 from edge.plan.offers import ranking
-from edge.plan.planner import place
+from edge.plan.planner import plan_inputs
 from edge.plan.select import select, tokens_s
 from edge.plan.situation import situation
-from edge.plan.subject import subject
+from edge.plan.subject import candidate_of
 from edge.profile.profile import Wishes
 from tests.plan import shapes
 from tests.plan.random_gguf import Shape, write
@@ -55,8 +55,8 @@ def choose(
     board, memory = machine(name)
     profile = settle(config, board, places)
     engine = assumed_engine(board, profile.wishes.recipe, "/e/llama-server")
-    wishes, where = place(board, memory, profile, engine, {})
-    return Chooser(Store(places.models), where, rows).choose(config, wishes), config
+    preset, where = plan_inputs(board, memory, profile, engine, {})
+    return Chooser(Store(places.models), where, rows).choose(config, preset), config
 
 
 GOLDEN = {
@@ -121,19 +121,19 @@ def test_speed_follows_from_bandwidth_and_the_weights_a_token_reads() -> None:
 def test_what_is_here_is_preferred_and_a_better_one_is_named(tmp_path: Path) -> None:
     board = shapes.jetson(15.3)
     where = situation(board, shapes.memory(board), shapes.engine(cuda=True), "1GiB", {})
-    small = subject(shapes.model("Small", shapes.meta(layers=8)))
-    large = subject(shapes.model("Large", shapes.meta()))
+    small = candidate_of(shapes.model("Small", shapes.meta(layers=8)))
+    large = candidate_of(shapes.model("Large", shapes.meta()))
     here = Offer("Small", "Q5_K_M", small.file.bytes, "/m/small.gguf", rank=5)
     there = Offer("Large", "Q5_K_M", large.file.bytes, None, "hf://x/y", rank=1)
     found = select([here, there], Wishes(), where, lambda o: small if o.name == "Small" else large)
     assert (found.offer, found.better) == (here, there)
-    assert "the best that is here and fits" in found.because
+    assert "the best in the store that fits" in found.because
 
 
 def test_a_slow_or_tight_model_that_is_here_is_still_served() -> None:
     board = replace(shapes.jetson(15.3), bandwidth_bytes_s=10e9)
     where = situation(board, shapes.memory(board), shapes.engine(cuda=True), "1GiB", {})
-    it = subject(shapes.model())
+    it = candidate_of(shapes.model())
     only = Offer("Slow", "Q5_K_M", it.file.bytes, "/m/slow.gguf")
     assert select([only], Wishes(), where, lambda _: it).offer is only
 
@@ -147,7 +147,7 @@ def test_a_model_that_cannot_chat_is_not_chosen() -> None:
         "Base": replace(shapes.meta(layers=24), chat_template=False),
         "Chat": shapes.meta(layers=8),
     }
-    loaded = {name: subject(shapes.model(name, header)) for name, header in files.items()}
+    loaded = {name: candidate_of(shapes.model(name, header)) for name, header in files.items()}
     here = [Offer(name, "Q5_K_M", it.file.bytes, f"/m/{name}.gguf") for name, it in loaded.items()]
     assert select(here, Wishes(), where, lambda offer: loaded[offer.name]).offer.name == "Chat"
     assert select(here[:2], Wishes(), where, lambda offer: loaded[offer.name]).offer.name == "Base"
@@ -164,7 +164,8 @@ def test_nothing_small_enough_is_said() -> None:
 def test_where_it_is_tight_the_next_model_stands_behind() -> None:
     """Its header is not read otherwise: that would delay each start."""
     files = {
-        name: subject(shapes.model(name, shapes.meta(layers=layers))) for name, layers in (("Large", 32), ("Small", 8))
+        name: candidate_of(shapes.model(name, shapes.meta(layers=layers)))
+        for name, layers in (("Large", 32), ("Small", 8))
     }
     here = [Offer(name, "Q5_K_M", it.file.bytes, f"/m/{name}.gguf") for name, it in files.items()]
     board = shapes.jetson(15.3)
@@ -213,7 +214,7 @@ def test_a_name_of_the_catalogue_is_planned_before_it_is_here(rows: tuple[Catalo
     with pytest.raises(ModelMissingError, match=r"there is no Q2_K of Qwen3\.5-9B"):
         choose("orin-nano-8", rows, tmp_path, model="Qwen3.5-9B:Q2_K")
     with pytest.raises(ModelMissingError):
-        choose("orin-nano-8", rows, tmp_path, model="Nobody-Knows-This")
+        choose("orin-nano-8", rows, tmp_path, model="No-Such-Model")
 
 
 def test_the_ranking_names_models_of_the_catalogue(rows: tuple[CatalogueRow, ...]) -> None:
