@@ -56,7 +56,7 @@ def config_text(document: dict[str, Any], made_from: Path | None) -> str:
     """Return the TOML text; `made_from` is the file that it started from."""
     import tomli_w
 
-    origin = f", from {made_from}" if made_from else ""
+    origin = ", from " + ascii(str(made_from))[1:-1] if made_from else ""
     head = f"# Written by `edgellm service install`{origin}. After a change: `systemctl restart edgellm`.\n"
     rest = {key: value for key, value in document.items() if key != "model"}
     models = "".join(f"\n[[model]]\n{_model(model)}" for model in document.get("model", []))
@@ -67,11 +67,14 @@ def _model(values: dict[str, Any]) -> str:
     """Return the keys of one model with its tables inline: a user may append another [[model]] below."""
     import tomli_w
 
-    lines = []
-    for key, value in values.items():
+    def key(name: str) -> str:
+        return tomli_w.dumps({name: 0}).rpartition(" = ")[0]
+
+    def inline(value: Any) -> str:
         if isinstance(value, dict):
-            inside = ", ".join(tomli_w.dumps({name: each}).strip() for name, each in value.items())
-            lines.append(f"{key} = {{ {inside} }}\n")
-        else:
-            lines.append(tomli_w.dumps({key: value}))
-    return "".join(lines)
+            return f"{{ {', '.join(f'{key(name)} = {inline(each)}' for name, each in value.items())} }}"
+        if isinstance(value, list):
+            return f"[{', '.join(map(inline, value))}]"
+        return tomli_w.dumps({"x": value}).partition(" = ")[2].strip()
+
+    return "".join(f"{key(name)} = {inline(value)}\n" for name, value in values.items())

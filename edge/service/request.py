@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import grp
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge.errors import ConfigError, UsageError
 from edge.folders import Folders, system_folders
-from edge.listen import parse_address
 from edge.service import program
 from edge.service.config_file import NAME, read_base
 from edge.service.disk import user_exists
-from edge.service.unitfile import TEMPORARY, within
+from edge.service.unitfile import TEMPORARY, endpoint, within
 from edge.service.wish import USER, UnitSettings, read_record
 
 GPU_GROUPS = ("video", "render")
 RECORD = "service.json"
 ETC = Path("etc/edgellm")
+# Names that User= takes without a warning (systemd's valid_user_group_name, relaxed), without `%`, a specifier there.
+_USER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,30}\$?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ def unit_settings(request: Request, wheels: Path | None = None) -> UnitSettings:
             raise UsageError(f"the service cannot see {folder} (PrivateTmp)", "keep the models elsewhere")
     if request.run_as in ("root", "0"):
         raise UsageError("edgellm does not run as root", "leave --run-as out: the service has its own user")
+    if not _USER_NAME.fullmatch(request.run_as):
+        raise UsageError(f"a unit file cannot name the user {request.run_as!r}", "name an existing user with --run-as")
     if request.run_as != USER and not user_exists(request.run_as):
         raise ConfigError(f"there is no user {request.run_as!r}", "name an existing user with --run-as")
     before = read_record(system_folders().data / RECORD) or UnitSettings()
@@ -72,7 +76,7 @@ def _addresses(request: Request) -> tuple[str, ...]:
     configured, _ = read_base(request.configurations)
     given = request.listen or tuple(configured.get("listen", ()))
     for address in given:
-        parse_address(address)
+        endpoint(address)
     return tuple(given)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ipaddress import ip_address
 from pathlib import PurePosixPath
 
 from edge.errors import UsageError
+from edge.listen import parse_address
 from edge.service.wish import GROUP, LISTEN, PYTHON, USER, UnitSettings
 
 HEAD = "# Written by `edgellm service install`. Your own changes go into another file of this folder.\n"
@@ -61,13 +63,22 @@ def drop_in_text(sections: Sections) -> str:
 def _listen(addresses: Sequence[str]) -> list[str]:
     if tuple(addresses) == LISTEN:
         return []
-    return ["ListenStream=", *(f"ListenStream={_endpoint(address)}" for address in addresses)]
+    return ["ListenStream=", *(f"ListenStream={endpoint(address)}" for address in addresses)]
 
 
-def _endpoint(address: str) -> str:
-    """Add the loopback address to a bare port, as `up` does; systemd would bind every address."""
-    host, _, port = address.rpartition(":")
-    return f"{host or '127.0.0.1'}:{port}"
+def endpoint(address: str) -> str:
+    """Return the value of ListenStream=, which takes IP addresses only; a bare port means loopback, as for `up`.
+
+    Raises UsageError for a host name or a scope, ConfigError for what is no address at all.
+    """
+    host, port = parse_address(address)
+    try:
+        ip = ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError:
+        ip = None
+    if ip is None or getattr(ip, "scope_id", None):
+        raise UsageError(f"a socket unit cannot listen on {address!r}", "use an IP address of this machine")
+    return f"[{ip}]:{port}" if ip.version == 6 else f"{ip}:{port}"
 
 
 def _service(settings: UnitSettings) -> Sections:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from edge.errors import ConfigError
 from edge.service.config_file import Served, config_text, merge, read_base
@@ -42,6 +45,21 @@ def test_it_can_be_read_and_written_on() -> None:
     assert "from /home/ann/edgellm.toml" in written.splitlines()[0]
     added = tomllib.loads(written + '\n[[model]]\nid = "third"\nref = "x.gguf"\n')
     assert [model["id"] for model in added["model"]] == ["chat", "embed", "third"]
+
+
+KEYS = st.text(max_size=8)
+VALUES = st.recursive(
+    st.one_of(st.text(max_size=20), st.integers(-(2**53), 2**53), st.booleans()),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(KEYS, inner, max_size=3)),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(KEYS, VALUES, max_size=4), st.text(max_size=20))
+def test_any_model_and_any_origin_keep_the_structure(model: dict[str, Any], origin: str) -> None:
+    document = {"schema": 1, "model": [model, {"id": "second"}]}
+    assert tomllib.loads(config_text(document, Path(origin))) == document
 
 
 def test_the_first_that_is_there(tmp_path: Path) -> None:

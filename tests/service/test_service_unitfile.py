@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 
@@ -9,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.errors import UsageError
-from edge.service.unitfile import drop_ins, escaped, mount_units, quoted, within
+from edge.errors import ConfigError, UsageError
+from edge.service.unitfile import drop_ins, endpoint, escaped, mount_units, quoted, within
 from edge.service.wish import UnitSettings
 
 PRINTABLE = st.text(
@@ -45,6 +46,31 @@ def test_control_characters_are_refused() -> None:
         quoted("/opt/a\nExecStartPre=/bin/evil")
 
 
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(st.text(max_size=30), st.builds("{}:{}".format, st.text(max_size=20), st.integers(0, 65535))))
+def test_an_address_adds_no_line_and_no_specifier(address: str) -> None:
+    """A line break in `listen` of a user's configuration must not become a directive of a root-owned unit."""
+    try:
+        value = endpoint(address)
+    except (ConfigError, UsageError):
+        return
+    assert re.fullmatch(r"[0-9.]+:\d+|\[[0-9a-f:.]+\]:\d+", value)
+
+
+@pytest.mark.parametrize(
+    ("address", "value"),
+    [(":9000", "127.0.0.1:9000"), ("localhost:1", "127.0.0.1:1"), ("[::1]:8080", "[::1]:8080"), ("0.0.0.0:80",) * 2],
+)
+def test_addresses_as_up_takes_them(address: str, value: str) -> None:
+    assert endpoint(address) == value
+
+
+@pytest.mark.parametrize("address", ["%H:80", "127.0.0.1\nExecStartPre=/bin/sh:80", "[fe80::1%eth0]:80", "board:80"])
+def test_addresses_that_a_socket_unit_cannot_hold(address: str) -> None:
+    with pytest.raises(UsageError):
+        endpoint(address)
+
+
 @pytest.mark.skipif(shutil.which("systemd-escape") is None, reason="systemd-escape is not installed")
 @pytest.mark.parametrize("path", ["/mnt/models", "/srv/my models 100%/a-b", "/.hidden/ü", "/a_b:c.d", "//x//y/"])
 def test_mount_names_are_systemds(path: str) -> None:
@@ -67,7 +93,7 @@ def test_another_python_and_user_are_everywhere_they_matter() -> None:
     assert (
         'ExecStart=\nExecStart="/srv/edge 1%%/bin/python" -I -X faulthandler -m edge up\n' in texts["edgellm.service"]
     )
-    assert "User=" in texts["edgellm-ready.service"]
+    assert "User=ann\n" in texts["edgellm-ready.service"]  # quotes would be part of the name: 217/USER
     assert "ListenStream=\nListenStream=127.0.0.1:9000\n" in texts["edgellm.socket"]
     assert "-m edge.service.power restore" in texts["edgellm-power.service"]
 
