@@ -1,5 +1,5 @@
 # Jetson Xavier: AGX Xavier, Xavier NX (Tegra194, Volta GPU sm_72, Carmel CPU). JetPack 5, CUDA 11.4.
-# UNPROVEN: nobody has shown that current llama.cpp compiles with CUDA 11.4 and gcc 9. `edgellm build` refuses without
+# UNPROVEN: no build of current llama.cpp with CUDA 11.4 and gcc 9 is known. `edgellm build` refuses without
 # --force. CUDA 13 has dropped sm_72.
 include("${CMAKE_CURRENT_LIST_DIR}/common.cmake")
 

@@ -1,4 +1,4 @@
-"""An engine as one file: for board 2…50, and for boards without a network or a compiler."""
+"""Export an engine as one file and import it on boards without a network or a compiler."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def export_engine(engines: Path, engine_id: str, file: Path) -> int:
-    """Writes one tar (gzip when the name ends in .gz or .tgz), manifest first. → its size in bytes."""
+    """Write one tar (gzip if the name ends in .gz or .tgz), manifest first. Return its size in bytes."""
     load(engines, engine_id)
     document = manifest(engines, engine_id)
     partial = file.with_name(f".{file.name}.partial-{os.getpid()}")
@@ -49,7 +49,7 @@ def export_engine(engines: Path, engine_id: str, file: Path) -> int:
 
 
 def _anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo:
-    """No owner of the exporting machine, no time: the same engine makes the same bytes."""
+    """Drop owner and time, so that the same engine makes the same bytes."""
     info.uid = info.gid = 0
     info.uname = info.gname = ""
     info.mtime = 0
@@ -57,9 +57,9 @@ def _anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def import_engine(engines: Path, file: Path, *, machine: str | None = None, root: Path = Path("/")) -> tuple[str, bool]:
-    """Checks every file against the manifest, proves the engine here, installs and selects it.
+    """Check every file against the manifest, prove the engine here, install and select it.
 
-    → (id, whether it was new). A bad file (BadDataError) or a failed proof (BuildError) changes nothing.
+    Return (id, whether it was new). A bad file (BadDataError) or a failed proof (BuildError) changes nothing.
     """
     with locked(engines), staging(engines) as folder:
         document = _unpack(file, folder)
@@ -80,7 +80,7 @@ def import_engine(engines: Path, file: Path, *, machine: str | None = None, root
         return commit(engines, folder, describe(folder, engine_id, proof, made, read_selection(engines).current)), True
 
 
-# What describe() states anew on the importing machine.
+# describe() writes these anew on the importing machine.
 _OURS = {
     "schema",
     "id",
@@ -101,7 +101,7 @@ def _next_id(engines: Path, document: dict[str, Any]) -> str:
 
 
 def _same(engines: Path, document: dict[str, Any]) -> str | None:
-    """An installed engine with the same files."""
+    """Return an installed engine with the same files."""
     for engine_id in ids(engines):
         with contextlib.suppress(EdgeError):  # a broken neighbour is not the same engine
             if manifest(engines, engine_id).get("files") == document["files"]:
@@ -121,7 +121,7 @@ def _unpack(file: Path, folder: Path) -> dict[str, Any]:
             while (member := tar.next()) is not None:
                 _extract(file, tar, member, expected, folder)
     except OSError as error:
-        if error.errno is None:  # gzip's and lzma's own words for a damaged file
+        if error.errno is None:  # how gzip and lzma report a damaged file
             raise BadDataError(f"{file.name} cannot be read: {error}", "copy it again") from error
         raise BadDataError(f"{file.name} cannot be unpacked: {error.strerror}", "is the disk full?") from error
     except (tarfile.TarError, EOFError, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -145,12 +145,14 @@ def _manifest(file: Path, tar: tarfile.TarFile, member: tarfile.TarInfo) -> dict
 
 
 def _extract(file: Path, tar: tarfile.TarFile, member: tarfile.TarInfo, expected: dict[str, Any], folder: Path) -> None:
-    """One file of bin/, streamed and hashed. Links, folders, other places and unlisted names are refused."""
+    """Extract and hash one file of bin/. Links, folders, other places and unlisted names are refused."""
     listed = expected.pop(member.name, None)
     parts = member.name.split("/")
     plain = len(parts) == 2 and parts[0] == "bin" and parts[1] not in ("", ".", "..")
     if listed is None or not plain or not member.isfile() or member.size != listed["bytes"]:
-        raise BadDataError(f"{file.name} holds {member.name!r}, which its manifest does not list so", "copy it again")
+        raise BadDataError(
+            f"{file.name} holds {member.name!r}, which its manifest does not list like this", "copy it again"
+        )
     content = tar.extractfile(member)
     assert content is not None
     digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""What the bytes of a llama-server (and of the libraries beside it) say without running it."""
+"""Read a llama-server's properties from the bytes of its files, without running it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VMM = b"cuMemAddressReserve"
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """`no_vmm` is None where there is no CUDA. `built_for`: machine code for these GPUs, (87,); `ptx`: to compile."""
+    """Properties of a binary. `built_for`: GPUs with machine code (87,); `ptx`: with PTX. `no_vmm`: None without CUDA."""
 
     progress_protocol: bool
     cuda: bool
@@ -29,7 +29,7 @@ class Traits:
 
 
 def traits(binary: Path) -> Traits:
-    """Markers in the file and in the .so files beside it (split builds keep the server and CUDA in libraries)."""
+    """Search the file and the .so files beside it: split builds keep the server and CUDA in libraries."""
     seen: set[bytes] = set()
     sass: set[int] = set()
     ptx: set[int] = set()
@@ -50,7 +50,7 @@ def traits(binary: Path) -> Traits:
 
 
 def neighbours(binary: Path) -> list[Path]:
-    """llama.cpp's own libraries beside a binary or in ../lib."""
+    """Return llama.cpp's own libraries beside a binary or in ../lib."""
     folders = (binary.parent, binary.parent.parent / "lib")
     return [
         path
@@ -63,7 +63,7 @@ def neighbours(binary: Path) -> list[Path]:
 
 @contextmanager
 def _mapped(path: Path) -> Iterator[mmap.mmap | None]:
-    """None for an empty file, which cannot be mapped."""
+    """Map a file for reading; None for an empty file, which cannot be mapped."""
     with path.open("rb") as file:
         if path.stat().st_size == 0:
             yield None

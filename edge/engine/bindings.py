@@ -1,4 +1,4 @@
-"""llama-cpp-python from the pinned source with the same recipe, for those who want the model in their own process."""
+"""Build the llama-cpp-python wheel from the pinned source with the same recipe."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from edge.engine.unpack import unpack
 from edge.errors import UnavailableError, UsageError
 
 _NOT_FOR_LIBRARIES = frozenset({"BUILD_SHARED_LIBS", "LLAMA_BUILD_SERVER", "CMAKE_MAKE_PROGRAM"})
-_LEFT_OUT = ("vendor/llama.cpp/.git",)  # a file that names a folder of somebody else's
+_LEFT_OUT = ("vendor/llama.cpp/.git",)  # a file that names a folder of the machine that packed it
 
 
 def build_bindings(request: Request, plan: BuildPlan, report: Report) -> Path:
-    """→ the wheel. Its folder in the cache is named by the build's fingerprint. Raises EdgeError."""
+    """Build the wheel and return its path, in a cache folder named by the build's fingerprint. Raises EdgeError."""
     if request.source.type != "pypi":
         raise UsageError("the bindings are built from the pinned sdist", "leave --source out")
     _stop(plan.preflight)
@@ -58,18 +58,18 @@ def _stop(preflight: Preflight) -> None:
 
 
 def _whole(pypi: Mapping[str, Any]) -> dict[str, Any]:
-    """The pin's archive with the bindings around llama.cpp's tree."""
+    """Return the pin for the whole archive: the bindings around llama.cpp's tree."""
     return {**pypi, "inside": PurePosixPath(pypi["inside"]).parts[0]}
 
 
 def _command(sources: Path, build: Path, wheels: Path) -> list[str]:
-    """In folders with fixed names, not in pip's own temporary ones: ccache knows a file by its path."""
+    """Return pip's command line, with fixed folders in place of temporary ones: ccache knows a file by its path."""
     options = ["--no-deps", "--verbose", f"--config-settings=build-dir={build}", "--wheel-dir", str(wheels)]
     return [*pip_command(), "wheel", *options, str(sources)]
 
 
 def _environment(request: Request, plan: BuildPlan) -> dict[str, str]:
-    """pip may read its own configuration; CMAKE_ARGS carries the recipe, and CMAKE_BUILD_PARALLEL_LEVEL the jobs."""
+    """Return pip's environment: its own configuration, the recipe in CMAKE_ARGS, the jobs for cmake."""
     environment = build_environment(request.environment, [str(Path(plan.inputs.ninja.path).parent)])
     environment.update({name: value for name, value in os.environ.items() if name.startswith(("PIP_", "UV_"))})
     environment["CMAKE_ARGS"] = cmake_args(plan.inputs)
@@ -78,6 +78,6 @@ def _environment(request: Request, plan: BuildPlan) -> dict[str, str]:
 
 
 def cmake_args(inputs: Inputs) -> str:
-    """The recipe's options, without what makes one program of everything: the bindings load libraries."""
+    """Return the recipe's options without static linking: the bindings load shared libraries."""
     options = [*inputs.recipe.options, *overrides(inputs)]
     return shlex.join(f"-D{option.name}={option.value}" for option in options if option.name not in _NOT_FOR_LIBRARIES)

@@ -1,4 +1,4 @@
-"""One build from the plan to the installed engine. No failure on the way touches an engine that is installed."""
+"""Run one build from the plan to the installed engine; no failure touches an installed engine."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _KEPT_LINES = 20_000  # a failed step and what was printed beside it
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Where a build tells what it does: sentences, and progress many times a second."""
+    """Callbacks of a build: sentences, and progress many times a second."""
 
     say: Callable[[str], None]
     progress: Callable[[Progress], None]
 
 
 def build(request: Request, plan: BuildPlan, report: Report) -> Result:
-    """Fetch, configure, compile, prove, install, select. Raises EdgeError; Ctrl-C leaves a build that can go on."""
+    """Fetch, configure, compile, prove, install, select. Raises EdgeError; the next build continues after Ctrl-C."""
     if request.stand_in:
         raise BugError("a board that is not here cannot be built for")
     start_s = time.monotonic()
@@ -71,7 +71,7 @@ def _stop_if_failed(plan: BuildPlan) -> None:
 
 
 def _check_options(plan: BuildPlan, report: Report) -> tuple[str, ...]:
-    """ggml takes unknown GGML_* names without a word, so the tree's own list is asked."""
+    """Return the recipe's options that the tree does not declare: cmake ignores unknown GGML_* names silently."""
     tree = Path(plan.source.tree)
     paths = [*tree.rglob("CMakeLists.txt"), *tree.rglob("*.cmake")]
     unknown = unknown_options(plan.recipe, declared_options(path.read_text(errors="replace") for path in paths))
@@ -86,9 +86,9 @@ def _check_options(plan: BuildPlan, report: Report) -> tuple[str, ...]:
 
 
 def _compile(request: Request, plan: BuildPlan, log: Path, report: Report) -> Commands:
-    """Configure and make; half the jobs after an out-of-memory kill, the safe CPU once after a header mismatch.
+    """Configure and compile; halve the jobs after an out-of-memory kill, use the baseline CPU after a header mismatch.
 
-    → the commands that succeeded. Their fingerprint stays that of the plan: the same order makes the same engine.
+    Return the commands that succeeded, under the plan's fingerprint: the same order makes the same engine.
     """
     made, inputs = plan.commands, plan.inputs
     environment = build_environment(request.environment, [str(Path(inputs.ninja.path).parent)])
@@ -100,10 +100,10 @@ def _compile(request: Request, plan: BuildPlan, log: Path, report: Report) -> Co
             return made
         if failure.retry == "half" and jobs > 1:
             jobs = max(1, jobs // 2)
-            report.say(f"{failure.sentence}: going on with {jobs} at once")
+            report.say(f"{failure.sentence}: continuing with {jobs} compilers at once")
         elif failure.retry == "baseline" and not inputs.baseline and inputs.machine == "aarch64":
             inputs = replace(inputs, baseline=True)
-            report.say(f"{failure.sentence}: once more with the safe CPU architecture")
+            report.say(f"{failure.sentence}: once more with the baseline CPU architecture")
         else:
             evidence = "\n".join(f"  {line}" for line in failure.evidence)
             raise BuildError(f"{failure.sentence} (log: {log})", failure.hint, table=evidence or None)

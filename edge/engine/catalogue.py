@@ -1,4 +1,4 @@
-"""What engines there are, as JSON documents for people and programs."""
+"""Describe the engines of this machine as JSON documents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edge.folders import Folders
 
 
 def catalogue(engines: Path) -> dict[str, Any]:
-    """Every installed engine, broken ones with their reason, and the embedded one."""
+    """List every installed engine, broken ones with the reason, and the embedded engine."""
     selected = read_selection(engines)
     embedded = find_embedded(sys.executable)
     return {
@@ -49,7 +49,7 @@ def _entry(engines: Path, engine_id: str) -> dict[str, Any]:
 
 
 def current_id(engines: Path) -> str:
-    """Raises EngineMissingError when none is selected."""
+    """Return the selected engine. Raises EngineMissingError if none is."""
     current = read_selection(engines).current
     if current is None:
         raise EngineMissingError("no engine is selected", "build one: `edgellm build`")
@@ -57,7 +57,7 @@ def current_id(engines: Path) -> str:
 
 
 def about(folders: Folders, wanted: str | None) -> dict[str, Any]:
-    """One engine: its manifest when it is installed, else what the binary says of itself."""
+    """Describe one engine: the manifest of an installed one, else the answers of the binary."""
     engines = folders.engines
     chosen = wanted or current_id(engines)
     if is_id(chosen) and (engines / chosen).is_dir():

@@ -82,7 +82,7 @@ def _wanted(folders: Folders, wanted: str, python: str) -> Engine:
         return load(folders.engines, wanted)
     path = Path(wanted).expanduser()
     if os.sep in wanted or path.is_file():
-        from edge.engine.inspect import inspect  # late: only for somebody else's binary
+        from edge.engine.inspect import inspect  # late: only for a binary that was not built here
 
         server = path / "llama-server" if path.is_dir() else path
         return inspect(server, folders.cache / "inspect")

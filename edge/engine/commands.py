@@ -1,4 +1,4 @@
-"""The exact commands of a build, and why each argument is there. Pure."""
+"""Compute the commands of a build, with the reason for each argument. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from edge.engine.recipe import Option, Recipe, arm_architecture
 from edge.engine.tools import Tool, Toolkit
 
-# What a build may be told beyond its recipe when the compiler and the CPU disagree (FC-07).
+# -march for builds without native detection (FC-07): what every CPU of the machine's kind runs.
 BASELINE = {"aarch64": "armv8-a"}
 
 
@@ -27,7 +27,7 @@ class Commands:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Everything that decides what is built."""
+    """Everything that determines the build."""
 
     recipe: Recipe
     tree: str
@@ -48,7 +48,7 @@ class Inputs:
 
 
 def overrides(inputs: Inputs) -> tuple[Option, ...]:
-    """What depends on the machine and so is in no recipe."""
+    """Return the options that depend on the machine, so that no recipe has them."""
     found = [
         Option("LLAMA_BUILD_COMMIT", inputs.commit[:9], "STRING", "what --version answers: the sdist has no history"),
         Option("LLAMA_BUILD_NUMBER", str(inputs.build_number), "STRING", "a shallow tree would count 1"),
@@ -75,7 +75,7 @@ def overrides(inputs: Inputs) -> tuple[Option, ...]:
 
 
 def _cpu(inputs: Inputs) -> tuple[Option, ...]:
-    """aarch64 never detects natively: gcc and the feature probes disagree there (FC-07)."""
+    """Return the CPU options. On aarch64 native detection is always off: gcc and ggml's probes disagree (FC-07)."""
     if inputs.baseline:
         why = "any CPU of this kind, not only what the compiler detects here (FC-07)"
         arm = BASELINE.get(inputs.machine)
@@ -94,7 +94,7 @@ def _cpu(inputs: Inputs) -> tuple[Option, ...]:
 
 
 def fingerprint(inputs: Inputs) -> str:
-    """Names the build folder: a changed recipe or toolchain gets a new one, since an old CMakeCache would win."""
+    """Return the name of the build folder. Each recipe and toolchain has its own: an old CMakeCache would win."""
     parts = [
         inputs.commit,
         inputs.tree if inputs.commit == "unknown" else "",
@@ -107,7 +107,7 @@ def fingerprint(inputs: Inputs) -> str:
 
 
 def commands(inputs: Inputs, build_root: str, *, keep: str | None = None) -> Commands:
-    """`keep`: the fingerprint of a build that is configured once more in its own folder."""
+    """Compute the commands. `keep`: the fingerprint of a build that is configured again in its own folder."""
     extra = overrides(inputs)
     name = keep or fingerprint(inputs)
     folder = f"{build_root}/{name}"
@@ -118,5 +118,5 @@ def commands(inputs: Inputs, build_root: str, *, keep: str | None = None) -> Com
 
 
 def estimate_minutes(recipe: Recipe, jobs: int) -> int:
-    """Wall minutes on `jobs` server cores; a board's cores need about twice that."""
+    """Estimate the wall minutes on `jobs` server cores; a board's cores need about twice that."""
     return max(1, round(recipe.cpu_minutes / max(1, jobs)))

@@ -1,4 +1,4 @@
-"""Runs cmake and ninja: whole log, progress, an end that leaves no compiler behind."""
+"""Run cmake and ninja with a log and progress, and end all their processes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from edge.engine.ninja import STATUS, Meter, Progress
 
 _GRACE_S = 10.0
-# Nothing else of the environment reaches a compiler: CFLAGS or CUDAARCHS of somebody's shell are not in the recipe.
+# Nothing else of the environment reaches a compiler: CFLAGS or CUDAARCHS of the user's shell are not in the recipe.
 _ALLOWED = ("HOME", "TMPDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
 
 OnLine = Callable[[str], None]
 
 
 def build_environment(environment: Mapping[str, str], first_on_path: Sequence[str]) -> dict[str, str]:
-    """The compilers' whole environment. ccache's own variables pass."""
+    """Return the compilers' whole environment, ccache's variables included."""
     path = [*first_on_path, *environment.get("PATH", "/usr/local/bin:/usr/bin:/bin").split(":")]
     kept = {name: environment[name] for name in _ALLOWED if name in environment}
     kept.update({name: value for name, value in environment.items() if name.startswith("CCACHE_")})
@@ -28,9 +28,9 @@ def build_environment(environment: Mapping[str, str], first_on_path: Sequence[st
 
 
 def run_logged(command: Sequence[str], environment: Mapping[str, str], log: Path, on_line: OnLine) -> int:
-    """The command's exit code; 127 when it cannot be started. Its output goes to the log and, by line, to `on_line`.
+    """Run a command and return its exit code, 127 if it cannot start. Its output goes to the log and to `on_line`.
 
-    A log that cannot be written does not end the command: on a full disk the compiler's own words are what matters.
+    A log that cannot be written does not end the command: on a full disk the compiler's message still arrives.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab", buffering=0) as file:
@@ -70,9 +70,9 @@ def run_logged(command: Sequence[str], environment: Mapping[str, str], log: Path
 
 
 def end_session(child: subprocess.Popen[str]) -> None:
-    """Interrupts it, waits, then kills what is left of its session: compilers sit in groups of their own.
+    """Interrupt a session, wait, then kill the rest of it: compilers have process groups of their own.
 
-    Only processes of the session that we made (its id is the child's pid) are touched.
+    Only processes of the child's own session (its id is the child's pid) get a signal.
     """
     for sign, patience_s in ((signal.SIGINT, _GRACE_S), (signal.SIGKILL, _GRACE_S)):
         for pid in session_members(child.pid):
@@ -89,7 +89,7 @@ def end_session(child: subprocess.Popen[str]) -> None:
 
 
 def session_members(session: int, proc: Path = Path("/proc")) -> list[int]:
-    """Living processes of a session, from /proc/<pid>/stat (field 6; zombies do not count)."""
+    """Return the running processes of a session, from /proc/<pid>/stat (field 6), without zombies."""
     return [pid for pid, state, of in _stats(proc) if of == session and state != "Z"]
 
 
@@ -113,7 +113,7 @@ def make(
     on_progress: Callable[[Progress], None],
     on_line: OnLine,
 ) -> int:
-    """Ninja's exit code."""
+    """Run ninja, report its progress, and return its exit code."""
     meter = Meter(cuda_steps)
     start_s = time.monotonic()
 
@@ -127,7 +127,7 @@ def make(
 
 
 def count_cuda_steps(build_dir: Path) -> int:
-    """How many .cu files the configured build compiles."""
+    """Return how many .cu files the configured build compiles."""
     try:
         text = (build_dir / "build.ninja").read_text(encoding="utf-8", errors="replace")
     except OSError:

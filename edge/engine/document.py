@@ -1,4 +1,4 @@
-"""A build plan and an engine as JSON documents. Pure."""
+"""Describe a build plan and its result as JSON documents. Pure."""
 
 from __future__ import annotations
 
@@ -55,5 +55,5 @@ def result_document(result: Result) -> dict[str, Any]:
 
 
 def shell(command: tuple[str, ...]) -> str:
-    """As it would be typed."""
+    """Return a command as a shell line."""
     return shlex.join(command)

@@ -1,4 +1,4 @@
-"""Fetching sources through the clients that people have set up: pip and git."""
+"""Fetch sources with pip and git, which bring the user's proxies and certificates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Say = Callable[[str], None]
 
 
 def download(pypi: Mapping[str, Any], src_dir: Path, say: Say) -> Path:
-    """The sdist through pip, with the user's index, proxy and certificates. pip checks the hash, and so does unpack."""
+    """Download the sdist with pip. Its hash is checked by pip and again by unpack."""
     archive = src_dir / str(pypi["file"])
     if archive.is_file() and archive.stat().st_size == pypi["bytes"]:
         return archive
@@ -41,7 +41,7 @@ def download(pypi: Mapping[str, Any], src_dir: Path, say: Say) -> Path:
             f"{pypi['file']} has another hash than the pinned one", "the index serves another file: do not use it"
         )
     if done.returncode != 0 or not archive.is_file():
-        last = (text.strip().splitlines() or ["pip said nothing"])[-1]
+        last = (text.strip().splitlines() or ["pip printed nothing"])[-1]
         raise UnavailableError(
             f"{pypi['file']} could not be fetched: {last}", "fetch it elsewhere and give --source path:FILE"
         )
@@ -49,7 +49,7 @@ def download(pypi: Mapping[str, Any], src_dir: Path, say: Say) -> Path:
 
 
 def pip_command() -> list[str]:
-    """This Python's pip, else the system's. Raises UnavailableError."""
+    """Return this Python's pip, else the system's. Raises UnavailableError."""
     own = [sys.executable, "-m", "pip"]
     if subprocess.run([*own, "--version"], stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0:
         return own
@@ -60,7 +60,7 @@ def pip_command() -> list[str]:
 
 
 def clone(url: str, ref: str, tree: Path, say: Say) -> None:
-    """One commit, no history. A full commit id is its own hash."""
+    """Clone one commit without history. A full commit id is its own hash."""
     say(f"fetching {ref} from {url}")
     partial = tree.with_name(f".{tree.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
@@ -97,7 +97,7 @@ def _git(command: list[str], folder: Path) -> None:
 
 
 def head(tree: Path) -> str | None:
-    """The commit of a git tree; None where there is none."""
+    """Return the commit of a git tree, None without one."""
     if not (tree / ".git").exists():
         return None
     done = subprocess.run(
@@ -108,7 +108,7 @@ def head(tree: Path) -> str | None:
 
 
 def fetch_tools(tools_dir: Path, requirements: Sequence[str], say: Say) -> None:
-    """cmake and ninja from their PyPI wheels into a folder of our own; nothing of the system changes."""
+    """Install cmake and ninja from their PyPI wheels into our own folder; the system stays as it is."""
     if all((tools_dir / "bin" / name).exists() for name in ("cmake", "ninja")):
         return
     say(f"fetching {', '.join(requirements)} from PyPI")
@@ -130,7 +130,7 @@ def fetch_tools(tools_dir: Path, requirements: Sequence[str], say: Say) -> None:
             [*command, *requirements], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
         if done.returncode != 0:
-            last = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
+            last = (done.stderr.strip().splitlines() or ["pip printed nothing"])[-1]
             raise UnavailableError(
                 f"cmake and ninja could not be fetched: {last}", "sudo apt install cmake ninja-build"
             )

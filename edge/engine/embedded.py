@@ -69,7 +69,7 @@ def die_with_parent() -> None:
 
 
 def leave_when_stdin_ends() -> None:
-    """A second tie to the parent, as llama-server has with its progress protocol. A thread: the GIL is free by then."""
+    """Exit when stdin closes, as llama-server does with its progress protocol. A thread: the GIL is free by then."""
 
     def watch() -> None:
         while os.read(0, 4096):
@@ -80,9 +80,9 @@ def leave_when_stdin_ends() -> None:
 
 
 def serve_until_sigterm(_server: Any, path: str) -> None:
-    """The server's threads serve as long as it is referred to.
+    """Serve until SIGTERM: the server's threads live as long as the object is referenced.
 
-    Takes SIGTERM over from llama.cpp's own handler, which would stop the server but not this process.
+    Replaces llama.cpp's SIGTERM handler, which stops the server but not this process.
     """
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())

@@ -1,4 +1,4 @@
-"""The engine of the extra `edgellm[embedded]`: xllamacpp, llama.cpp's server inside a Python child. CPU only."""
+"""Find the engine of `edgellm[embedded]`: xllamacpp, llama.cpp's server in a Python child, CPU only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ASK = (
 
 
 def find_embedded(python: str) -> Engine | None:
-    """The xllamacpp that `python` would import, found without importing it; None when there is none."""
+    """Find the xllamacpp that `python` would import, without importing it; None without one."""
     package = _package_here() if python == sys.executable else _package_of(python)
     if package is None:
         return None
@@ -58,7 +58,7 @@ def _package_of(python: str) -> Path | None:
 
 
 def _version(package: Path) -> str | None:
-    """From the name of its .dist-info folder: importlib.metadata would cost more than the whole search."""
+    """Read the version from the .dist-info folder's name: importlib.metadata costs more than the whole search."""
     for info in sorted(package.parent.glob("xllamacpp-*.dist-info"), reverse=True):
         return info.name.removeprefix("xllamacpp-").removesuffix(".dist-info")
     return None

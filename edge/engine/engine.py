@@ -1,4 +1,4 @@
-"""An engine is something that serves llama.cpp's HTTP API on a unix socket. Values only."""
+"""An engine: a program that serves llama.cpp's HTTP API on a unix socket. Values only."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Acceleration:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """`kind` llama-server: `path` is the binary. `kind` embedded: `path` is the Python that has xllamacpp."""
+    """An engine. `kind` llama-server: `path` is the binary. `kind` embedded: `path` is a Python with xllamacpp."""
 
     id: str
     kind: str  # "llama-server" | "embedded"

@@ -1,4 +1,4 @@
-"""Which spelling of the command line a llama-server understands. Pure: --help and build/llama-server.toml decide."""
+"""Determine a llama-server's era, the spelling of its command line, by --help and build/llama-server.toml. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NEWEST = "load-mode"
 
 
 def era_of(flags: Mapping[str, Flag], eras: Mapping[str, Mapping[str, Any]]) -> str:
-    """The first era whose conditions hold; the newest when none does (an unknown future is nearest to today)."""
+    """Return the first era whose conditions hold, else the newest: an unknown future build is nearest to it."""
     for name, era in eras.items():
         if _holds(flags, era):
             return name

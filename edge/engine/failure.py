@@ -1,4 +1,4 @@
-"""Why a build failed: signatures searched in its whole log. Pure."""
+"""Diagnose a failed build by signatures in its whole log. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FIRST_ERROR = re.compile(r"(?:\berror\b|\bfatal\b|FAILED:|CMake Error)", re.IGN
 
 @dataclass(frozen=True, slots=True)
 class BuildFailure:
-    """`retry` is None, `half` (fewer jobs) or `baseline` (the safe CPU architecture). `evidence`: lines of the log."""
+    """A diagnosis. `retry`: None, `half` (the jobs) or `baseline` (CPU architecture). `evidence`: lines of the log."""
 
     id: str
     sentence: str
@@ -22,9 +22,9 @@ class BuildFailure:
 
 
 def diagnose(lines: Iterable[str], table: Iterable[Mapping[str, Any]]) -> BuildFailure:
-    """The first signature (in the table's order) that any line matches, with the first error lines as evidence.
+    """Return the first signature of the table that any line matches, with the first error lines as evidence.
 
-    The real error often stands far above the end, so the whole log is read and not its tail (D-11).
+    The whole log is read, not its tail: ninja finishes other steps after the one that failed.
     """
     kept = list(lines)
     for entry in table:
@@ -36,4 +36,4 @@ def diagnose(lines: Iterable[str], table: Iterable[Mapping[str, Any]]) -> BuildF
             )
     errors = tuple(line.strip() for line in kept if _FIRST_ERROR.search(line))[:3]
     last = tuple(line.strip() for line in kept[-3:])
-    return BuildFailure("unknown", "the build failed", "the log has the whole story", None, errors or last)
+    return BuildFailure("unknown", "the build failed", "see the whole log", None, errors or last)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 STARTS_BEFORE_ROLLBACK = 3
-# What the supervisor calls a SIGKILL that nobody owned up to.
+# The supervisor's kind for a SIGKILL of unknown origin.
 _KILLED = frozenset({"killed"})
 
 
@@ -66,7 +66,7 @@ def fallback(current: str, previous: str | None, starts: Iterable[Start], judged
         return None
     for start in mine:
         if start.failed in judged_by.at_once:
-            return Fallback(previous, current, f"{current} failed for good ({start.failed})")
+            return Fallback(previous, current, f"{current} failed permanently ({start.failed})")
     tried = [start for start in mine if start.failed not in judged_by.innocent]
     if len(tried) >= STARTS_BEFORE_ROLLBACK:
         return Fallback(previous, current, f"{current} has not become ready in {len(tried)} starts")

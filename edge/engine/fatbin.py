@@ -1,4 +1,4 @@
-"""Which GPUs a binary holds machine code for: the fat binaries in its ELF sections. Pure, on bytes; untrusted input.
+"""Read which GPUs a binary has machine code for, from its ELF sections. Pure; the bytes are untrusted.
 
 Layout as nvcc 11 to 13 writes it: section `.nv_fatbin` is a row of containers, each `magic 0xBA55ED50, u16 version,
 u16 header size, u64 size of what follows`; in it entries of `u16 kind (1 PTX, 2 machine code), u16, u32 header size,
@@ -25,7 +25,7 @@ Buffer: TypeAlias = "bytes | mmap"
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Compute capabilities as numbers (87): machine code, and PTX that a driver would still have to compile."""
+    """Compute capabilities as numbers (87): machine code, and PTX that a driver compiles at the first start."""
 
     sass: tuple[int, ...]
     ptx: tuple[int, ...]
@@ -33,7 +33,7 @@ class Kernels:
 
 
 def elf_machine(data: Buffer) -> str | None:
-    """`x86_64`, `aarch64`, another machine's number as text, or None when this is no 64-bit little-endian ELF file."""
+    """Return `x86_64`, `aarch64`, another machine's number, or None unless this is a 64-bit little-endian ELF file."""
     if len(data) < 64 or bytes(data[:6]) != _ELF64:
         return None
     number = struct.unpack_from("<H", data, 18)[0]
@@ -41,7 +41,7 @@ def elf_machine(data: Buffer) -> str | None:
 
 
 def kernels(data: Buffer) -> Kernels | None:
-    """What the `.nv_fatbin` sections hold; None when there is no such section (no CUDA linked in)."""
+    """Read the `.nv_fatbin` sections; None without one (no CUDA is linked in)."""
     found = sections(data, (".nv_fatbin", "__nv_relfatbin"))
     if not found:
         return None
@@ -56,7 +56,7 @@ def kernels(data: Buffer) -> Kernels | None:
 
 
 def sections(data: Buffer, names: tuple[str, ...]) -> list[tuple[int, int]]:
-    """(offset, size) of the named sections; damaged tables give an empty list."""
+    """Return (offset, size) of the named sections; damaged tables give an empty list."""
     if elf_machine(data) is None:
         return []
     table, entry_size, count, names_index = _section_table(data)

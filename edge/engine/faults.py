@@ -1,4 +1,4 @@
-"""The engine's own branches of the error tree (errors.py): same exit codes, stable kinds."""
+"""Errors of engines and builds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edge.errors import BadDataError, EdgeError
 
 
 class EngineBrokenError(BadDataError):
-    """A file that should be a llama-server but does not run, or not as one. Exit code 65."""
+    """A file that is not a llama-server that runs here. Exit code 65."""
 
     kind = "engine_broken"
 
@@ -32,7 +32,7 @@ class BuildError(EdgeError):
 
 @contextmanager
 def full_disk_named() -> Iterator[None]:
-    """ENOSPC anywhere in the block is a BuildError that says so (FC-14)."""
+    """Turn ENOSPC and EDQUOT in the block into a BuildError that names the disk (FC-14)."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Any llama-server binary → Engine: it is asked once (--version, --help, --list-devices), and the answers are kept."""
+"""Make an Engine of any llama-server binary by its --version, --help and --list-devices; the answers are cached."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ _ENVIRONMENT = {
 def inspect(
     path: Path, cache_dir: Path | None, *, engine_id: str | None = None, root: Path = Path("/"), bare: bool = False
 ) -> Engine:
-    """Asks the binary, or the cache (key: path, mtime, size, the GPUs present under `root`).
+    """Run the binary, or read the cache (key: path, mtime, size, the GPUs present under `root`).
 
-    `bare`: with nothing at all in the environment and no help to find its libraries, as a proof must.
-    Raises EngineMissingError when there is no such file, EngineBrokenError when it is no llama-server that runs here.
+    `bare`: with an empty environment and no search for its libraries, as the proof of a build requires.
+    Raises EngineMissingError when there is no such file, EngineBrokenError if it is not a llama-server that runs here.
     """
     path = path.absolute()
     try:
@@ -75,7 +75,7 @@ def inspect(
 
 
 def gpus_present(root: Path) -> list[str]:
-    """What makes a remembered device list stale: PCI GPUs of NVIDIA's driver and Tegra's device nodes."""
+    """List PCI GPUs of NVIDIA's driver and Tegra's device nodes; a change makes a cached device list stale."""
     nodes = ("dev/nvhost-ctrl-gpu", "dev/nvgpu/igpu0/ctrl", "dev/nvidia0", "dev/nvmap", "dev/dxg")
     found = [f"/{node}" for node in nodes if (root / node).exists()]
     with contextlib.suppress(OSError):
@@ -127,7 +127,7 @@ def _devices(path: Path, library_path: str | None, environment: dict[str, str]) 
 def _with_the_drivers_folder(
     path: Path, library_path: str | None, environment: dict[str, str], root: Path
 ) -> tuple[tuple[Device, ...], str | None]:
-    """A container's libcuda often lies where only LD_LIBRARY_PATH points, and a service has none: remember it."""
+    """Look for devices with libcuda's usual folders: a container's is often on LD_LIBRARY_PATH only, which a service lacks."""
     for folder in _DRIVER_FOLDERS:
         if not (root / folder / "libcuda.so.1").exists():
             continue
@@ -139,7 +139,7 @@ def _with_the_drivers_folder(
 
 
 def _first_answer(path: Path, environment: dict[str, str]) -> tuple[str | None, str]:
-    """--version, with the libraries beside the binary when it needs them (FC-10). → (library path, text)."""
+    """Return (library path, text) of --version, with the libraries beside the binary if it needs them (FC-10)."""
     beside = ":".join(str(folder) for folder in (path.parent, path.parent.parent / "lib"))
     error = ""
     for library_path in (None, beside) if environment else (None,):
@@ -162,7 +162,7 @@ def run_probe(
     timeout_s: float = _ASK_TIMEOUT_S,
     environment: Mapping[str, str] = _ENVIRONMENT,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the binary from / with our own environment and no input; as its owner when we are root and it is not."""
+    """Run the binary from / with our own environment and no input; as root, under `_identity`."""
     whole = {**environment, "LD_LIBRARY_PATH": library_path} if library_path else dict(environment)
     user, group, groups = _identity(path)
     try:
@@ -188,7 +188,7 @@ def run_probe(
 
 
 def _identity(path: Path) -> tuple[int | None, int | None, list[int] | None]:
-    """Root runs no file that somebody else may write: such a file runs as its owner, or as nobody."""
+    """Return the (user, group, groups) to run as: root runs a file that others may write as its owner, or as `nobody`."""
     if os.geteuid() != 0:
         return None, None, None
     stat = path.stat()

@@ -1,4 +1,4 @@
-"""Engines come and go by renames: a new one appears whole beside the former ones; selected.json says which serves."""
+"""Install, select and remove engines by renames; selected.json names the one that serves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from edge.linux.files import sync_folder, write_shared
 
 @contextlib.contextmanager
 def locked(engines: Path) -> Iterator[None]:
-    """One build, import or removal at a time. Raises UnavailableError when another holds it."""
+    """Hold the lock of builds, imports and removals. Raises UnavailableError if another process holds it."""
     engines.mkdir(parents=True, exist_ok=True)
     with (engines / ".lock").open("w") as file:
         try:
@@ -36,7 +36,7 @@ def locked(engines: Path) -> Iterator[None]:
 
 
 def new_id(engines: Path, commit: str, recipe: str) -> str:
-    """`<commit9>-<recipe>-<n>`, n one above what is there."""
+    """Return `<commit9>-<recipe>-<n>`, n one above the highest installed."""
     stem = f"{commit[:9]}-{re.sub(r'[^A-Za-z0-9_.]+', '-', recipe)}"
     taken = [int(name.rpartition("-")[2]) for name in ids(engines) if re.fullmatch(rf"{re.escape(stem)}-\d+", name)]
     return f"{stem}-{max(taken, default=0) + 1}"
@@ -44,7 +44,7 @@ def new_id(engines: Path, commit: str, recipe: str) -> str:
 
 @contextlib.contextmanager
 def staging(engines: Path) -> Iterator[Path]:
-    """An empty folder on the same disk; gone afterwards unless it was renamed away. Leftovers of a crash go too."""
+    """Yield an empty folder on the same disk, removed afterwards unless it was renamed. Removes leftovers of a crash."""
     engines.mkdir(parents=True, exist_ok=True)
     for leftover in engines.glob(".new-*"):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -57,7 +57,7 @@ def staging(engines: Path) -> Iterator[Path]:
 
 
 def copy_programs(build_bin: Path, programs: Sequence[str], folder: Path) -> None:
-    """Copies what was built into the staging folder, synced. A full disk is named and changes nothing (FC-14)."""
+    """Copy the built programs into the staging folder and sync them. A full disk is named (FC-14)."""
     try:
         for name in programs:
             target = folder / "bin" / name
@@ -77,7 +77,7 @@ def _sync(path: Path) -> None:
 def describe(
     folder: Path, engine_id: str, proof: Proof, made: Mapping[str, Any], previous: str | None
 ) -> dict[str, Any]:
-    """engine.json. `made` brings source, recipe, options, toolchain, target, fingerprint and what the build noted."""
+    """Make engine.json. `made` has source, recipe, options, toolchain, target, fingerprint and the build's notes."""
     files = {
         str(path.relative_to(folder)): {"sha256": sha256_of(path), "bytes": path.stat().st_size}
         for path in sorted((folder / "bin").iterdir())
@@ -117,7 +117,7 @@ def proof_document(proof: Proof) -> dict[str, Any]:
 
 
 def commit(engines: Path, folder: Path, document: Mapping[str, Any]) -> str:
-    """Staging folder → engines/<id>, then selected. Only after everything is on the disk."""
+    """Sync the staging folder, rename it to engines/<id> and select it."""
     engine_id = str(document["id"])
     if not is_id(engine_id):
         raise BadDataError(f"{engine_id!r} is no name for an engine")
@@ -130,7 +130,7 @@ def commit(engines: Path, folder: Path, document: Mapping[str, Any]) -> str:
 
 
 def use(engines: Path, engine_id: str) -> Selection:
-    """Selects an installed engine; what served before becomes `previous`."""
+    """Select an installed engine; the one selected before becomes `previous`."""
     load(engines, engine_id)
     before = read_selection(engines)
     if before.current == engine_id:
@@ -141,7 +141,7 @@ def use(engines: Path, engine_id: str) -> Selection:
 
 
 def rollback(engines: Path) -> Selection:
-    """Swaps current and previous. Without a previous one the embedded engine is what there was before."""
+    """Swap current and previous. Without a previous engine the embedded one is selected."""
     before = read_selection(engines)
     if before.current is None and before.previous is None:
         raise EngineMissingError(
@@ -157,7 +157,7 @@ def rollback(engines: Path) -> Selection:
 
 
 def remove(engines: Path, engine_id: str, build_root: Path | None = None) -> None:
-    """Deletes an engine that is not the current one, and its build folder. Raises UsageError for the current one."""
+    """Delete an engine and its build folder. Raises UsageError for the selected one."""
     selected = read_selection(engines)
     if engine_id == selected.current:
         raise UsageError(f"{engine_id} is in use", "select another first: `edgellm engine use ID`, or `rollback`")

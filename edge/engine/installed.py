@@ -1,4 +1,4 @@
-"""The engines that this machine holds: engines/<id>/{bin/,engine.json} and engines/selected.json."""
+"""Read installed engines: engines/<id>/{bin/,engine.json} and engines/selected.json."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SERVER = "bin/llama-server"
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which engine serves and which one did before. Ids, or None."""
+    """The selected engine and the one before it. Ids, or None."""
 
     current: str | None = None
     previous: str | None = None
 
 
 def read_selection(engines: Path) -> Selection:
-    """An absent or unreadable file selects nothing."""
+    """Read selected.json; an absent or unreadable file selects nothing."""
     try:
         kept = json.loads((engines / "selected.json").read_text(encoding="utf-8"))
         return Selection(_id(kept.get("current")), _id(kept.get("previous")))
@@ -36,7 +36,7 @@ def read_selection(engines: Path) -> Selection:
 
 
 def write_selection(engines: Path, selection: Selection) -> None:
-    """One rename. A running server keeps the engine it was started with."""
+    """Replace selected.json. A running server keeps the engine it was started with."""
     document = {"schema": SCHEMA, "current": selection.current, "previous": selection.previous}
     write_shared(engines / "selected.json", json.dumps(document, indent=2) + "\n")
 
@@ -46,12 +46,12 @@ def _id(value: object) -> str | None:
 
 
 def is_id(text: str) -> bool:
-    """A plain folder name: no separators, not hidden."""
+    """Return whether `text` is a plain folder name: no separator, not hidden."""
     return bool(text) and "/" not in text and "\0" not in text and not text.startswith(".")
 
 
 def manifest(engines: Path, engine_id: str) -> dict[str, Any]:
-    """engine.json. Raises EngineMissingError when there is none, EngineBrokenError when it cannot be read."""
+    """Read engine.json. Raises EngineMissingError when there is none, EngineBrokenError when it cannot be read."""
     path = engines / engine_id / "engine.json"
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -65,7 +65,7 @@ def manifest(engines: Path, engine_id: str) -> dict[str, Any]:
 
 
 def ids(engines: Path) -> list[str]:
-    """Installed engines, oldest first."""
+    """Return the installed engines, oldest first."""
     if not engines.is_dir():
         return []
     found = [entry for entry in engines.iterdir() if is_id(entry.name) and (entry / "engine.json").is_file()]
@@ -75,7 +75,7 @@ def ids(engines: Path) -> list[str]:
 
 
 def load(engines: Path, engine_id: str) -> Engine:
-    """An installed engine from its manifest alone; nothing is run. Its server file must be there and of its size."""
+    """Load an installed engine from its manifest; nothing is run. The server's file must have its recorded size."""
     document = manifest(engines, engine_id)
     binary = engines / engine_id / SERVER
     try:

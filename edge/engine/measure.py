@@ -1,4 +1,4 @@
-"""What the machine that builds has: tools, GPUs, disk, memory, clock."""
+"""Measure the machine that builds: GPUs, disk, memory, clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edge.engine.tools import Tool, Toolchain, Toolkit
 
 
 def measure(request: Request, tools: Toolchain, source: Source, pin: Pin) -> Machine:
-    """Disk, memory, cores and clock of the machine that builds."""
+    """Measure disk, memory, cores and clock."""
     build, tmp = (
         _existing(request.build_root),
         _existing(Path(request.environment.get("TMPDIR") or tempfile.gettempdir())),
@@ -52,7 +52,7 @@ def _memory_available(root: Path) -> int:
 
 
 def newest_mtime_s(tree: Path) -> float:
-    """Of the files a build reads; 0 while there is no tree."""
+    """Return the newest mtime of the files that a build reads; 0 without a tree."""
     newest = 0.0
     for folder, _, names in os.walk(tree):
         for name in names:
@@ -62,7 +62,7 @@ def newest_mtime_s(tree: Path) -> float:
 
 
 def find_arch(request: Request, recipe: Recipe) -> tuple[int, ...]:
-    """--arch > the recipe's own > the GPUs'. Numbers only: nothing else reaches cmake (FC-02)."""
+    """Return the GPU architectures: --arch > the recipe's > the GPUs'. Only numbers reach cmake (FC-02)."""
     if not recipe.cuda:
         return ()
     if request.arch:
@@ -78,7 +78,7 @@ def find_arch(request: Request, recipe: Recipe) -> tuple[int, ...]:
 
 
 def assumed_toolchain(request: Request, recipe: Recipe, table: Mapping[str, Any]) -> Toolchain:
-    """What a stock image of that board has, so that the commands can be shown."""
+    """Return the toolchain of that board's stock image, for the commands of a dry run."""
     pin = pin_for(table, None)
     cuda = numbers(request.board.cuda) if request.board.cuda else pin.cuda_proven
     folder = f"cuda-{request.board.cuda}" if request.board.cuda else "cuda"
@@ -96,7 +96,7 @@ def assumed_toolchain(request: Request, recipe: Recipe, table: Mapping[str, Any]
 
 
 def matching_cc(tools: Toolchain, cxx: Tool) -> Tool:
-    """The gcc of a chosen g++-12 is gcc-12, where it is installed."""
+    """Return the C compiler beside a C++ compiler: gcc-12 for g++-12, where it is installed."""
     name = Path(cxx.path).name
     if name.startswith("g++-"):
         beside = Path(cxx.path).with_name(name.replace("g++", "gcc"))

@@ -1,4 +1,4 @@
-"""Ninja's counter → how far, how long still. Pure."""
+"""Turn ninja's counter into progress and remaining time. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LINE = re.compile(r"^\[(\d+)/(\d+)\] (.*)$")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`eta_s` is None until enough steps are done to say."""
+    """Progress of a build. `eta_s` is None until enough steps are done."""
 
     done: int
     total: int
@@ -27,7 +27,7 @@ class Progress:
 
 @dataclass(slots=True)
 class Meter:
-    """Feed it lines with the time since the start. A CUDA step is weighed: it takes many times a C++ step's time."""
+    """Estimator of the remaining time. CUDA steps have a weight: one takes many times a C++ step's time."""
 
     cuda_steps: int = 0  # how many .cu files the whole build has
     cuda_weight: float = 8.0
@@ -35,7 +35,7 @@ class Meter:
     _cuda_skipped: int | None = None
 
     def read(self, line: str, elapsed_s: float) -> Progress | None:
-        """None for lines that are no step."""
+        """Return the progress after a line, None for lines that are no step."""
         match = _LINE.match(line.rstrip())
         if match is None:
             return None
@@ -54,6 +54,6 @@ class Meter:
 
 
 def _what(text: str) -> str:
-    """`Building CXX object src/CMakeFiles/llama.dir/llama-quant.cpp.o` → `llama-quant.cpp`."""
+    """Return the file of a step: `Building CXX object src/CMakeFiles/llama.dir/llama-quant.cpp.o` → `llama-quant.cpp`."""
     last = text.split()[-1] if text.split() else text
     return last.rsplit("/", 1)[-1].removesuffix(".o")

@@ -1,4 +1,4 @@
-"""What a person asks for (a profile, a board, a recipe) → a build request, for `edgellm build` and `up --yes`."""
+"""Turn the options of `edgellm build` (profile, board, recipe) into a build request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edge.units import parse_size
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The command line of `edgellm build`, as it was typed."""
+    """The options of `edgellm build`."""
 
     profile: str | None = None
     board: str | None = None
@@ -37,7 +37,7 @@ class Order:
 
 
 def request_for(order: Order, folders: Folders, environment: Mapping[str, str]) -> Request:
-    """Raises UsageError or ConfigError for words that mean nothing."""
+    """Resolve the options. Raises UsageError or ConfigError for unknown names."""
     root = Path(order.root) if order.root else Path("/")
     board = _board(order, root)
     return Request(
@@ -62,7 +62,7 @@ def _board(order: Order, root: Path) -> Board:
 
 
 def _recipe_of(profile: str | None, board: Board, folders: Folders) -> str | None:
-    """A profile's recipe; `auto`, or no profile, leaves the choice to the board's GPU."""
+    """Return a profile's recipe; None for `auto` or no profile: the board's GPU decides."""
     if profile is None or profile == "auto":
         return None
     loaded = load_profile(profile, folders)
@@ -72,7 +72,7 @@ def _recipe_of(profile: str | None, board: Board, folders: Folders) -> str | Non
 
 
 def parse_arch(text: str | None) -> tuple[int, ...]:
-    """`90`, `9.0`, `sm_90` or several with commas. Numbers only reach cmake (FC-02)."""
+    """Parse `90`, `9.0`, `sm_90` or several with commas. Numbers only reach cmake (FC-02)."""
     if text is None:
         return ()
     found = []

@@ -1,4 +1,4 @@
-"""Pins of llama.cpp, as build/llama.cpp.toml lists them. Pure."""
+"""Read the pins of llama.cpp in build/llama.cpp.toml. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One llama.cpp that is trusted by hash. `pypi` and `git` are its two sources."""
+    """A llama.cpp release that is trusted by hash. `pypi` and `git` are its two sources."""
 
     id: str
     commit: str
@@ -33,7 +33,7 @@ class Pin:
 
 
 def pins(table: Mapping[str, Any]) -> tuple[Pin, ...]:
-    """Newest first."""
+    """Return all pins, newest first."""
     return tuple(
         Pin(
             id=entry["id"],
@@ -53,21 +53,21 @@ def pins(table: Mapping[str, Any]) -> tuple[Pin, ...]:
 
 
 def pin_for(table: Mapping[str, Any], cuda: tuple[int, ...] | None) -> Pin:
-    """The newest pin that this CUDA reaches; the newest of all for a CPU build or when none does."""
+    """Return the newest pin that this CUDA can build, else the newest; None is a CPU build."""
     known = pins(table)
     return next((pin for pin in known if cuda is None or pin.cuda_min <= cuda), known[0])
 
 
 @dataclass(frozen=True, slots=True)
 class SourceChoice:
-    """--source: `pypi`, `git`, `git:TAG` or `path:DIR`."""
+    """The option --source: `pypi`, `git`, `git:TAG` or `path:DIR`."""
 
     type: str  # "pypi" | "git" | "path"
     ref: str | None = None
 
 
 def parse_source(text: str) -> SourceChoice:
-    """Raises UsageError."""
+    """Parse --source. Raises UsageError."""
     kind, colon, rest = text.partition(":")
     if kind == "pypi" and not colon:
         return SourceChoice("pypi")

@@ -1,4 +1,4 @@
-"""A request and this machine → a build plan: recipe, pin, toolkit, commands. Measures; fetches and builds nothing."""
+"""Plan a build for this machine: recipe, pin, toolkit, commands. Measures; fetches and builds nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def build_table() -> dict[str, Any]:
 
 
 def make_plan(request: Request) -> BuildPlan:
-    """Raises UsageError or UnavailableError where no build can be planned at all."""
+    """Plan a build. Raises UsageError or UnavailableError if none can be planned."""
     table = build_table()
     recipe = find_recipe(request, table)
     _refuse(request, recipe, table)
@@ -61,7 +61,7 @@ def make_plan(request: Request) -> BuildPlan:
 
 
 def _refuse(request: Request, recipe: Recipe, table: Mapping[str, Any]) -> None:
-    """In the first second, before an hour of compiling that must fail (FC-04)."""
+    """Refuse a hopeless build before an hour of compiling (FC-04)."""
     if recipe.cuda and (reason := hopeless(table, request.board.compute_capability)):
         raise UnavailableError(f"{request.board.module}: {reason[0]}", reason[1])
     if recipe.refused and not request.force:
@@ -102,7 +102,7 @@ def _inputs(
     checked: Preflight,
     table: Mapping[str, Any],
 ) -> Inputs:
-    """Where a tool is missing the plan still shows its name; the preflight says that it is not there."""
+    """Collect the inputs. A missing tool has its plain name, and the preflight reports it."""
     cxx = checked.host_compiler or (tools.cxx[0] if tools.cxx else Tool("c++", ()))
     return Inputs(
         recipe=recipe,
@@ -125,7 +125,7 @@ def _inputs(
 
 
 def find_built(engines: Path, fingerprint: str) -> str | None:
-    """The newest installed engine of this fingerprint that is whole."""
+    """Return the newest complete engine of this fingerprint."""
     for engine_id in reversed(ids(engines)):
         try:
             if manifest(engines, engine_id).get("fingerprint") == fingerprint:

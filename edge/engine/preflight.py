@@ -1,4 +1,4 @@
-"""Whether a build can succeed, before it starts: one sentence a finding. Pure: facts in, judgments out."""
+"""Judge before the start whether a build can succeed: one sentence a finding. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edge.units import format_bytes, parse_size
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What was measured on the machine that builds. Times are epoch seconds."""
+    """Measurements of the machine that builds. Times are epoch seconds."""
 
     toolchain: Toolchain
     build_free_bytes: int
@@ -28,7 +28,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be built, for what. `board_cuda` is the CUDA of its JetPack or the newest its driver serves."""
+    """The requested build. `board_cuda`: the CUDA of its JetPack, or the newest that its driver supports."""
 
     recipe: Recipe
     arch: tuple[int, ...]
@@ -42,7 +42,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """The findings, and what they chose."""
+    """The findings, and the choices made with them."""
 
     findings: tuple[Finding, ...]
     toolkit: Toolkit | None
@@ -131,7 +131,7 @@ def _architecture(toolkit: Toolkit, arch: tuple[int, ...], table: Mapping[str, A
 
 
 def choose_jobs(wanted: Wanted, machine: Machine, table: Mapping[str, Any]) -> int:
-    """--jobs, else what memory allows, never more than cores and never less than one."""
+    """Return --jobs, else what memory allows, at least one and at most the number of cores."""
     if wanted.jobs is not None:
         return max(1, wanted.jobs)
     return max(1, min(machine.cores, machine.memory_available_bytes // _per_job(wanted, table)))
@@ -150,7 +150,7 @@ def _jobs_sentence(jobs: int, wanted: Wanted, machine: Machine) -> str:
 
 
 def _disk(wanted: Wanted, machine: Machine, jobs: int, table: Mapping[str, Any]) -> list[Finding]:
-    """The build folder and TMPDIR, together where they share a disk (FC-14)."""
+    """Check the space of the build folder and TMPDIR, together if they share a disk (FC-14)."""
     build = wanted.recipe.disk_bytes
     tmp = jobs * parse_size(table["costs"]["tmp_per_job"])
     needs = [("disk", "the build folder", machine.build_free_bytes, build + (tmp if machine.same_disk else 0))]
@@ -170,7 +170,7 @@ def _disk(wanted: Wanted, machine: Machine, jobs: int, table: Mapping[str, Any])
 
 
 def _clock(machine: Machine) -> Finding:
-    """A board without a battery wakes in the past; ninja then rebuilds for ever (FC-13)."""
+    """Check the clock: a board without a battery boots in the past, and ninja then rebuilds without end (FC-13)."""
     if machine.now_s + 60 < machine.newest_source_s:
         days = (machine.newest_source_s - machine.now_s) / 86400
         return Finding(

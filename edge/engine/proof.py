@@ -1,4 +1,4 @@
-"""Proof before install: the binary runs from anywhere, is what was asked for, and computes."""
+"""Prove an engine before it is installed: it runs from anywhere, matches the request, and computes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edge.resources import data_dir, load_toml
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What was seen. `gpu`: the smoke run had every layer on a GPU; None where no GPU is in sight."""
+    """The results of a proof. `gpu`: the smoke run had every layer on a GPU; None for a CPU build."""
 
     engine: Engine
     traits: Traits
@@ -40,7 +40,7 @@ def prove(
     root: Path = Path("/"),
     report: Callable[[str], None] = lambda _: None,
 ) -> Proof:
-    """Raises BuildError that names the part of the proof that failed."""
+    """Prove a binary. Raises BuildError that names the part that failed."""
     try:
         # From / with nothing in the environment, as a service manager would start it (FC-10).
         engine = inspect(binary, None, root=root, bare=True)
@@ -49,7 +49,7 @@ def prove(
     found = traits(binary)
     notes = _cuda(binary, engine, found, arch, root) if cuda else []
     if not cuda and engine.cuda:
-        notes.append("CUDA is in a binary that was meant for the CPU")
+        notes.append("the binary has CUDA although the recipe is for the CPU")
     gpu = bool(engine.devices) if cuda else False
     engine, run, crash = first_graph(engine, gpu, accelerations(), report)
     notes += [f"it runs without {off.id}, with which it crashed ({crash}): {off.lost}" for off in engine.without]
@@ -107,11 +107,11 @@ def _can_switch_off(engine: Engine, off: Acceleration) -> bool:
 
 
 def _cuda(binary: Path, engine: Engine, found: Traits, arch: tuple[int, ...], root: Path) -> list[str]:
-    """CUDA is in it, for this GPU; and where a GPU is, the engine sees it (FC-01, FC-05)."""
+    """Check that the binary has CUDA for this GPU, and finds the GPU where there is one (FC-01, FC-05)."""
     notes: list[str] = []
     if not found.cuda:
         raise BuildError(
-            "the proof failed: CUDA was wanted and is not in the binary", "see the configure part of the log"
+            "the proof failed: CUDA was requested and is not in the binary", "see the configure part of the log"
         )
     lacking = [a for a in arch if a not in found.built_for]
     if lacking:
@@ -125,17 +125,17 @@ def _cuda(binary: Path, engine: Engine, found: Traits, arch: tuple[int, ...], ro
     if gpus_present(root):
         done = run_probe(binary, ["--list-devices"], engine.library_path, timeout_s=90)
         lines = [line for line in (done.stderr + done.stdout).splitlines() if "CUDA" in line]
-        why = lines[0].strip() if lines else "it says nothing about CUDA"
+        why = lines[0].strip() if lines else "it prints nothing about CUDA"
         raise BuildError(
-            f"the proof failed: a GPU is here and the engine does not see it: {why}",
+            f"the proof failed: a GPU is present and the engine does not see it: {why}",
             "a toolkit newer than the driver, or no permission for the device nodes (groups video and render)",
         )
-    notes.append("no GPU is in sight: the kernels were checked in the file, not run")
+    notes.append("no GPU is visible: the kernels were checked in the file, not run")
     return notes
 
 
 def cuobjdump_archs(binary: Path) -> tuple[int, ...]:
-    """NVIDIA's own reading of the file, where its tool is installed; empty where it is not."""
+    """Return the architectures that NVIDIA's cuobjdump finds; empty without the tool."""
     tool = shutil.which("cuobjdump") or next((str(p) for p in Path("/usr/local").glob("cuda*/bin/cuobjdump")), None)
     if tool is None:
         return ()

@@ -1,4 +1,4 @@
-"""What llama-server prints about itself: --help, --version, --list-devices. Pure; every era since 2023."""
+"""Parse llama-server's --help, --version and --list-devices of every era since 2023. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NAME = re.compile(r"-{1,2}[A-Za-z][\w-]*")
 _BULLET = re.compile(r"\s+- ([A-Za-z0-9_+]+)(?: \(default\))?: ")
 _ALLOWED = re.compile(r"\s+allowed values: (.+)")
 _CHOICES = re.compile(r"[\[{<]([\w+]+(?:[|,][\w+]+)+)[\]}>]")
-# An option that is still listed and only throws: it does not exist for us.
+# An option that is still listed and only throws: it counts as absent.
 _REMOVED = "the argument has been removed"
 _MIB = 1024**2
 
@@ -23,14 +23,14 @@ _COMMIT = re.compile(r"[0-9a-f]{6,40}")
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """`number` is the release or the build number as printed; shallow clones say 1, so only `commit` compares."""
+    """A version. `number` is the release or the build number as printed; shallow clones say 1, so only `commit` compares."""
 
     number: str
     commit: str | None
 
 
 def parse_version(text: str) -> Version | None:
-    """`version: 0.5.0-dev (build 0, commit 0c1e57098)`, `version: 8762 (073bb2c20)` or `version: 7770`."""
+    """Parse `version: 0.5.0-dev (build 0, commit 0c1e57098)`, `version: 8762 (073bb2c20)` or `version: 7770`."""
     new = _VERSION_NEW.search(text)
     if new:
         return Version(new[1], _commit(new[3]))
@@ -43,7 +43,7 @@ def _commit(text: str | None) -> str | None:
 
 
 def parse_devices(text: str) -> tuple[Device, ...]:
-    """The lines after `Available devices:`; the CPU is not listed by llama-server."""
+    """Parse the lines after `Available devices:`, without the CPU."""
     _, found, rest = text.partition("Available devices:")
     if not found:
         return ()
@@ -59,7 +59,7 @@ def _mib(text: str | None) -> int | None:
 
 
 def parse_help(text: str) -> dict[str, Flag]:
-    """Every option by every name. Options that are listed only to say that they were removed are left out."""
+    """Parse every option by every name, without those that are listed as removed."""
     flags: dict[str, Flag] = {}
     for block in _blocks(text):
         names, hint = _split(block[0])
@@ -74,7 +74,7 @@ def parse_help(text: str) -> dict[str, Flag]:
 
 
 def _blocks(text: str) -> list[list[str]]:
-    """One block an option: its first line starts in column 0…2, what belongs to it is indented further."""
+    """Split into one block per option: its first line starts in column 0 to 2, its description further right."""
     blocks: list[list[str]] = []
     for line in text.splitlines():
         if line[:3].lstrip().startswith("-") and not line.startswith("----"):
@@ -85,7 +85,7 @@ def _blocks(text: str) -> list[list[str]]:
 
 
 def _split(line: str) -> tuple[list[str], str]:
-    """`-fa,   --flash-attn [on|off|auto]    set …` → names, value hint. Old help repeats the hint after each name."""
+    """Split `-fa,   --flash-attn [on|off|auto]    set …` into names and value hint; old help repeats the hint."""
     names: list[str] = []
     hint = ""
     rest = line.strip()

@@ -1,4 +1,4 @@
-"""Recipes: cmake cache scripts in build/, and what build/llama.cpp.toml knows about them. Pure, on texts and tables."""
+"""Parse recipes: cmake cache scripts of build/ with their table in build/llama.cpp.toml. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DECLARED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One cache entry. `why` is the entry's own text."""
+    """One cache entry. `why` is its help text."""
 
     name: str
     value: str
@@ -35,7 +35,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One kind of build. `sha256` covers its script and what it includes; `arch` is empty where the GPU is asked."""
+    """One kind of build. `sha256` covers its script and what it includes; `arch` is empty if the GPU decides."""
 
     name: str
     script: str  # path of the .cmake file
@@ -54,17 +54,17 @@ class Recipe:
 
 
 def parse_script(text: str) -> tuple[Option, ...]:
-    """`set(NAME VALUE CACHE TYPE "why")` lines; nothing else of cmake is understood, and recipes hold nothing else."""
+    """Parse the `set(NAME VALUE CACHE TYPE "why")` lines, the only statements of a recipe besides include."""
     return tuple(Option(m[1], m[2].strip('"'), m[3], m[4]) for m in _ENTRY.finditer(text))
 
 
 def includes(text: str) -> tuple[str, ...]:
-    """Files beside a script that it includes; one level, recipes do not go deeper."""
+    """Return the files beside a script that it includes, one level deep."""
     return tuple(_INCLUDE.findall(text))
 
 
 def make_recipe(name: str, script: str, texts: Iterable[str], known: Mapping[str, Any]) -> Recipe:
-    """`texts`: what the script includes, then itself. `known`: the recipe's table, or {} for a user's own script."""
+    """Make a recipe. `texts`: the included files, then the script. `known`: the recipe's table, or {} for a user's own script."""
     all_texts = list(texts)
     options: dict[str, Option] = {}
     for text in all_texts:
@@ -91,7 +91,7 @@ def make_recipe(name: str, script: str, texts: Iterable[str], known: Mapping[str
 
 
 def recipe_name(table: Mapping[str, Any], capability: str | None, has_gpu: bool) -> str:
-    """The recipe for a compute capability; cuda for any other NVIDIA GPU, else cpu."""
+    """Return the recipe for a compute capability, `cuda` for any other NVIDIA GPU, else `cpu`."""
     for name, known in table["recipes"].items():
         if capability in known["capability"]:
             return str(name)
@@ -99,7 +99,7 @@ def recipe_name(table: Mapping[str, Any], capability: str | None, has_gpu: bool)
 
 
 def hopeless(table: Mapping[str, Any], capability: str | None) -> tuple[str, str] | None:
-    """(because, hint) for GPUs that no pin can serve (FC-04)."""
+    """Return (reason, hint) for GPUs that no pin supports (FC-04)."""
     for entry in table.get("hopeless", ()):
         if capability in entry["capability"]:
             return entry["because"], entry["hint"]
@@ -107,7 +107,7 @@ def hopeless(table: Mapping[str, Any], capability: str | None) -> tuple[str, str
 
 
 def declared_options(texts: Iterable[str]) -> frozenset[str]:
-    """Every name that a tree's cmake files let a user set. ggml swallows unknown GGML_* names without a word."""
+    """Return every option that a tree's cmake files declare; cmake ignores unknown GGML_* names silently."""
     names: set[str] = set()
     for text in texts:
         uncommented = re.sub(r"#.*", "", text)
@@ -117,7 +117,7 @@ def declared_options(texts: Iterable[str]) -> frozenset[str]:
 
 
 def unknown_options(recipe: Recipe, declared: frozenset[str]) -> tuple[str, ...]:
-    """Options of the recipe that the tree does not know. cmake's own are always known."""
+    """Return the recipe's options that the tree does not declare, without cmake's own."""
     return tuple(
         option.name
         for option in recipe.options
@@ -126,12 +126,12 @@ def unknown_options(recipe: Recipe, declared: frozenset[str]) -> tuple[str, ...]
 
 
 def dropped(path: str, patterns: Iterable[str]) -> bool:
-    """Whether a file of the tree (path inside it) is left out when it is unpacked."""
+    """Return whether a file (by its path in the tree) is left out when the archive is unpacked."""
     return any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
 
 
 def arm_architecture(isa: Iterable[str]) -> str:
-    """/proc/cpuinfo's Features → what gcc is told on aarch64, in place of -mcpu=native (FC-07)."""
+    """Turn /proc/cpuinfo's Features into gcc's -march on aarch64, in place of -mcpu=native (FC-07)."""
     have = set(isa)
     extras = []
     if "asimddp" in have:

@@ -1,4 +1,4 @@
-"""Where recipes are read from: the user's configuration folder, a file, or what is shipped."""
+"""Find a recipe in the user's configuration folder, in a file, or among the shipped ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge.resources import data_dir
 
 
 def find_recipe(request: Request, table: Mapping[str, Any]) -> Recipe:
-    """--recipe or the profile's (a name or a file), else the board's. The user's configuration folder comes first."""
+    """Read the recipe of --recipe or the profile (name or file), else the board's; the user's folder comes first."""
     wanted = request.recipe
     if wanted and wanted.endswith(".cmake"):
         return _read_recipe(Path(wanted).stem, Path(wanted).expanduser().resolve(), {})

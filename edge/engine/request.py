@@ -1,4 +1,4 @@
-"""What a build was asked for, and what was decided about it. Values only."""
+"""A build request, its plan and its result. Values only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edge.folders import Folders
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`stand_in`: the board is named and not here, so nothing of this machine is checked and nothing can be built."""
+    """A build request. `stand_in`: the board is named with --board, so this machine is not checked and builds nothing."""
 
     folders: Folders
     board: Board
@@ -49,7 +49,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class BuildPlan:
-    """Everything that is known before the first byte is fetched."""
+    """All decisions of a build, made before the first byte is fetched."""
 
     recipe: Recipe
     pin: Pin
@@ -66,7 +66,7 @@ class BuildPlan:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`new` is False when the fingerprint was built before."""
+    """The result. `new` is False if the fingerprint was built before."""
 
     engine_id: str
     new: bool

@@ -1,4 +1,4 @@
-"""One real completion of a real server on a tiny model: the proof that a binary computes."""
+"""Run one completion of the server on a tiny model: the proof that a binary computes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OFFLOAD = re.compile(r"offloaded (\d+)/(\d+) layers to GPU")
 
 @dataclass(frozen=True, slots=True)
 class Smoke:
-    """`offloaded` is (layers on the GPU, layers), where the server said so."""
+    """The result. `offloaded`: (layers on the GPU, layers), None if the server did not log it."""
 
     tokens: int
     tokens_s: float
@@ -51,7 +51,7 @@ def smoke(engine: Engine, *, gpu: bool, under: tuple[str, ...] = ()) -> Smoke:
 
 
 def _short_tmp() -> str | None:
-    """A socket's path has 107 bytes; a long TMPDIR leaves no room."""
+    """Return a folder for the socket: its path may have 107 bytes (unix(7)), too few for a long TMPDIR."""
     return None if len(tempfile.gettempdir()) < 60 else "/tmp"
 
 
@@ -76,7 +76,7 @@ def _smoke(engine: Engine, folder: Path, gpu: bool, under: tuple[str, ...]) -> S
 
 
 def smoke_command(engine: Engine, model: Path, socket: Path, gpu: bool) -> list[str]:
-    """Only options that this server's --help knows."""
+    """Return the command line, with options of this server's --help only."""
     wanted: list[tuple[str, ...]] = [
         ("--ctx-size", "256"),
         ("--parallel", "1"),
@@ -179,7 +179,7 @@ def _complete(socket: Path, child: subprocess.Popen[bytes], log: Path) -> dict[s
 
 
 class _UnixConnection(HTTPConnection):
-    """HTTP over a unix socket; a refused connection leaves no socket behind."""
+    """An HTTP connection over a unix socket."""
 
     def __init__(self, path: Path) -> None:
         super().__init__("engine", timeout=_DEADLINE_S)
@@ -192,7 +192,7 @@ class _UnixConnection(HTTPConnection):
 
 
 def request(path: Path, method: str, target: str, body: str | None = None) -> tuple[int, bytes]:
-    """(status, body). Raises OSError or HTTPException."""
+    """Return (status, body). Raises OSError or HTTPException."""
     with contextlib.closing(_UnixConnection(path)) as connection:
         connection.request(method, target, body, {"Content-Type": "application/json"} if body else {})
         response = connection.getresponse()
@@ -200,7 +200,7 @@ def request(path: Path, method: str, target: str, body: str | None = None) -> tu
 
 
 def last_line(log: Path) -> str:
-    """The last error line of a log, else its last line."""
+    """Return the last error line of a log, else its last line."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if " E " in line or "error" in line.lower()]
     return (errors or lines or ["it printed nothing"])[-1]

@@ -1,4 +1,4 @@
-"""Where the source tree comes from, and the proof that it is the pinned one."""
+"""Locate and fetch the source tree, verified against its pin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edge.errors import BadDataError
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A llama.cpp tree on disk. `sha256` is the archive's, where there was one; `pinned`: its hash is a pinned one."""
+    """A llama.cpp tree on disk. `sha256`: the archive's, if any; `pinned`: the hash is that of a pin."""
 
     type: str
     tree: Path
@@ -27,7 +27,7 @@ class Source:
 
 
 def locate(choice: SourceChoice, pin: Pin, src_dir: Path) -> Source:
-    """Where the tree is or will be; nothing is fetched."""
+    """Return where the tree is or will be, without fetching it."""
     if choice.type == "path":
         return _path_source(Path(choice.ref or "."), pin, src_dir)
     if choice.type == "pypi" or (choice.ref is None or choice.ref == pin.commit):
@@ -42,7 +42,7 @@ def locate(choice: SourceChoice, pin: Pin, src_dir: Path) -> Source:
 
 
 def fetch(choice: SourceChoice, pin: Pin, src_dir: Path, drop: tuple[str, ...], say: Say) -> Source:
-    """Makes the tree be there. Raises BadDataError for a wrong hash, UnavailableError when it cannot be fetched."""
+    """Fetch the tree if it is absent. Raises BadDataError for a wrong hash, UnavailableError if it cannot be fetched."""
     source = locate(choice, pin, src_dir)
     if (source.tree / "CMakeLists.txt").is_file():
         return source
@@ -60,8 +60,8 @@ def fetch(choice: SourceChoice, pin: Pin, src_dir: Path, drop: tuple[str, ...], 
 
 
 def _path_source(path: Path, pin: Pin, src_dir: Path) -> Source:
-    """A tree, a llama-cpp-python checkout that holds one, or the pinned sdist as a file."""
-    # Resolved: through a symlink, a .git file's relative path points nowhere and ninja never settles.
+    """Return the source at a path: a tree, a llama-cpp-python checkout, or the pinned sdist."""
+    # Resolved: through a symlink, a .git file's relative path points nowhere and ninja restarts without end.
     path = path.expanduser().resolve()
     if path.is_file():
         return Source(

@@ -1,7 +1,6 @@
-"""A GGUF model of a few hundred kilobytes, written by this code: enough to prove that an engine computes.
+"""Write a GGUF model of a few hundred kilobytes, enough to prove that an engine computes.
 
-Its words are nonsense (the weights are random), its shapes are not: head size 64 and Q8_0 matrices run the same kernels
-as a real model. Format: github.com/ggml-org/ggml, docs/gguf.md, version 3.
+The weights are random, but head size 64 and Q8_0 matrices run the same kernels as a real model. Format: github.com/ggml-org/ggml, docs/gguf.md, version 3.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """`pattern` is repeated to `size` bytes."""
+    """A tensor: `pattern` is repeated to `size` bytes."""
 
     name: str
     shape: tuple[int, ...]  # GGUF's order: row length first
@@ -43,7 +42,7 @@ class _Tensor:
 
 
 def write_tiny_model(path: Path, shape: Shape = Shape(), *, seed: int = 1) -> Path:
-    """Writes the same bytes for the same arguments, without holding them all. Raises OSError."""
+    """Write the model piece by piece; the same arguments give the same bytes. Raises OSError."""
     with path.open("wb") as file:
         for piece in tiny_model(shape, seed=seed):
             file.write(piece)
@@ -51,7 +50,7 @@ def write_tiny_model(path: Path, shape: Shape = Shape(), *, seed: int = 1) -> Pa
 
 
 def tiny_model(shape: Shape = Shape(), *, seed: int = 1) -> Iterator[bytes]:
-    """The file in pieces. A larger shape makes a larger model; its matrices then repeat a pattern."""
+    """Yield the file in pieces. The matrices of a larger shape repeat a pattern."""
     tokens, scores, types = _vocabulary()
     tensors = _tensors(shape, len(tokens), random.Random(seed))
     metadata: list[tuple[str, int, Any]] = [
@@ -83,7 +82,7 @@ def tiny_model(shape: Shape = Shape(), *, seed: int = 1) -> Iterator[bytes]:
 
 
 def _vocabulary() -> tuple[list[str], list[float], list[int]]:
-    """The special tokens, a token for every byte, and letters: any text can be spelled."""
+    """Return special tokens, a token for every byte, and letters, which cover any text."""
     normal, unknown, control, byte = 1, 2, 3, 6
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{value:02X}>" for value in range(256))]
     types = [unknown, control, control, *([byte] * 256)]

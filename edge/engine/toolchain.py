@@ -1,4 +1,4 @@
-"""The compilers and tools of this machine: found where they hide, and asked what they are."""
+"""Find the compilers and tools of this machine and read their versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TIMEOUT_S = 10.0
 _CUDA_RELEASE = re.compile(r"release (\d+)\.(\d+)")
 _NUMBERS = re.compile(r"\d+(?:\.\d+)+|\d+")
 _ARCH = re.compile(r"compute_(\d+)[af]?")
-# Never trust a driver's sentence where a number should be (FC-02).
+# nvidia-smi may print a sentence in place of a number (FC-02).
 _CAPABILITY = re.compile(r"\d{1,2}\.\d")
 
 Run = Callable[[list[str]], str | None]
@@ -28,7 +28,7 @@ def survey(
     tools_dir: Path | None = None,
     machine: str | None = None,
 ) -> Toolchain:
-    """Looks along PATH, and for nvcc where JetPack puts it. `tools_dir` holds fetched tools and goes first."""
+    """Search PATH, and JetPack's folders for nvcc. `tools_dir` holds fetched tools and comes first."""
     path = _search_path(environment, root, tools_dir)
     run = _runner(environment, path)
     compilers = [environment["CXX"]] if environment.get("CXX") else ["c++", "g++"]
@@ -45,7 +45,7 @@ def survey(
 
 
 def find_toolkits(environment: Mapping[str, str], root: Path, run: Run) -> tuple[Toolkit, ...]:
-    """Every nvcc: PATH, CUDA_HOME, CUDACXX, /usr/local/cuda, /usr/local/cuda-*. A service's PATH has none (FC-01)."""
+    """Find every nvcc: PATH, CUDA_HOME, CUDACXX, /usr/local/cuda, /usr/local/cuda-*. A service's PATH has none (FC-01)."""
     folders = [Path(entry) for entry in environment.get("PATH", "").split(":") if entry]
     folders += [Path(environment[name]) / "bin" for name in ("CUDA_HOME", "CUDA_PATH") if environment.get(name)]
     folders += [Path(environment["CUDACXX"]).parent] if environment.get("CUDACXX") else []
@@ -83,14 +83,14 @@ def _toolkit(nvcc: Path, run: Run) -> Toolkit | None:
 
 
 def gpu_capabilities(run: Run) -> tuple[str, ...]:
-    """What nvidia-smi says of each GPU, numbers only: a sentence or [N/A] is no answer (FC-02)."""
+    """Read each GPU's compute capability from nvidia-smi; a sentence or [N/A] is not a number (FC-02)."""
     text = run(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]) or ""
     lines = [line.strip() for line in text.splitlines()]
     return tuple(dict.fromkeys(line for line in lines if _CAPABILITY.fullmatch(line)))
 
 
 def ask_gpu(environment: Mapping[str, str], root: Path = Path("/")) -> tuple[str, ...]:
-    """Compute capabilities of the installed GPUs, ("9.0",); empty where no driver answers."""
+    """Return the compute capabilities of the installed GPUs, ("9.0",); empty if no driver answers."""
     return gpu_capabilities(_runner(environment, _search_path(environment, root, None)))
 
 
@@ -104,7 +104,7 @@ def _runner(environment: Mapping[str, str], path: list[str]) -> Run:
     env = {**environment, "PATH": ":".join(path), "LC_ALL": "C"}
 
     def run(command: list[str]) -> str | None:
-        """stdout, or None when it is not there, fails, or does not answer in time."""
+        """Return stdout, None if the program is absent, fails, or does not answer in time."""
         program = command[0] if "/" in command[0] else _which(command[0], path)
         if program is None:
             return None

@@ -1,4 +1,4 @@
-"""Which of several CUDA toolkits and host compilers is used. Pure."""
+"""Choose among several CUDA toolkits and host compilers. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OK, WARN, FAIL = "ok", "warn", "fail"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`verdict` is ok, warn or fail."""
+    """One finding of the preflight. `verdict` is ok, warn or fail."""
 
     name: str
     verdict: str
@@ -22,7 +22,7 @@ class Finding:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """`"12.6"` → (12, 6)."""
+    """Parse a version: `"12.6"` → (12, 6)."""
     return tuple(int(part) for part in text.split("."))
 
 
@@ -32,7 +32,7 @@ def choose_toolkit(
     cuda_min: tuple[int, ...],
     cuda_proven: tuple[int, ...],
 ) -> tuple[Toolkit | None, Finding]:
-    """The toolkit of this JetPack, else the nearest older, else the nearest newer of the same major (FC-05)."""
+    """Choose this JetPack's toolkit, else the nearest older, else the nearest newer of the same major (FC-05)."""
     if not toolkits:
         return None, Finding(
             "toolkit",
@@ -48,21 +48,21 @@ def choose_toolkit(
         hint = "use the CPU build (edgellm build -p cpu), or install a newer toolkit if the driver allows it"
         return None, Finding("toolkit", FAIL, f"CUDA {best.text} is too old: llama.cpp needs {need} or newer", hint)
     if board is not None and best.version[0] > board[0]:
-        wish = ".".join(map(str, board))
+        own = ".".join(map(str, board))
         hint = (
             f"install the toolkit that belongs to the driver: sudo apt install cuda-toolkit-{'-'.join(map(str, board))}"
         )
-        return None, Finding("toolkit", FAIL, f"{name} is newer than the driver, which serves CUDA {wish}", hint)
+        return None, Finding("toolkit", FAIL, f"{name} is newer than the driver, which serves CUDA {own}", hint)
     if board is not None and best.version[:2] != board[:2]:
-        wish = ".".join(map(str, board))
-        return best, Finding("toolkit", WARN, f"{name}; this system's own is {wish}: minor versions usually work")
+        own = ".".join(map(str, board))
+        return best, Finding("toolkit", WARN, f"{name}; this system's own is {own}: minor versions usually work")
     if best.version < (12, 0) <= cuda_proven:
         return best, Finding("toolkit", WARN, f"{name}; llama.cpp with CUDA 11 is unproven")
     return best, Finding("toolkit", OK, name)
 
 
 def _distance(version: tuple[int, ...], board: tuple[int, ...] | None) -> tuple[int, int]:
-    """Smaller is better: the same, older of the major, newer of the major, older majors, newer majors."""
+    """Return a sort key: the same version, older of the major, newer of the major, older majors, newer majors."""
     ordinal = version[0] * 1000 + version[1]
     if board is None:
         return (0, -ordinal)
@@ -73,7 +73,7 @@ def _distance(version: tuple[int, ...], board: tuple[int, ...] | None) -> tuple[
 
 
 def toolkit_row(version: tuple[int, ...], table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The newest row of the table that is not newer than this toolkit; the oldest row for older ones."""
+    """Return the newest row that is not newer than this toolkit, else the oldest row."""
     rows: list[Mapping[str, Any]] = sorted(table["toolkits"], key=lambda row: numbers(row["cuda"]))
     fitting = [row for row in rows if numbers(row["cuda"]) <= version]
     return fitting[-1] if fitting else rows[0]
@@ -82,7 +82,7 @@ def toolkit_row(version: tuple[int, ...], table: Mapping[str, Any]) -> Mapping[s
 def choose_host_compiler(
     compilers: tuple[Tool, ...], toolkit: Toolkit, gcc_min: int, table: Mapping[str, Any]
 ) -> tuple[Tool | None, Finding]:
-    """The default g++ when this nvcc takes it, else the newest installed one that it takes."""
+    """Choose the default g++ if this nvcc supports it, else the newest installed one that it supports."""
     most = int(toolkit_row(toolkit.version, table)["gcc_max"])
     fitting = [tool for tool in compilers if gcc_min <= tool.version[0] <= most]
     if fitting and fitting[0] == compilers[0]:

@@ -1,4 +1,4 @@
-"""Programs that build an engine, as values."""
+"""Programs that build an engine. Values only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Toolkit:
-    """One CUDA toolkit. `archs` is what its nvcc says it can compile; empty where it does not say."""
+    """One CUDA toolkit. `archs`: what its nvcc lists, empty if it lists nothing."""
 
     nvcc: str
     version: tuple[int, ...]
@@ -32,7 +32,7 @@ class Toolkit:
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """Absent is None or an empty tuple."""
+    """All tools of a machine. Absent is None or an empty tuple."""
 
     machine: str  # "x86_64", "aarch64"
     cmake: Tool | None = None

@@ -1,4 +1,4 @@
-"""An archive that is what its hash says, and a tree that appears whole or not at all."""
+"""Verify an archive by hash and unpack it into a tree that appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sha256_of(path: Path) -> str:
 
 
 def verify(archive: Path, sha256: str) -> None:
-    """Raises BadDataError for another hash than the pinned one."""
+    """Compare an archive's hash. Raises BadDataError for another hash than the pinned one."""
     try:
         actual = sha256_of(archive)
     except OSError as error:
@@ -39,7 +39,7 @@ def verify(archive: Path, sha256: str) -> None:
 
 
 def unpack(archive: Path, pypi: Mapping[str, Any], tree: Path, drop: tuple[str, ...]) -> None:
-    """Checks the hash, then writes the tree beside its place and renames it. Links and odd names are not written."""
+    """Verify the archive, unpack it beside `tree` and rename it. Links and unsafe names are skipped."""
     verify(archive, str(pypi["sha256"]))
     partial = tree.with_name(f".{tree.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
@@ -59,7 +59,7 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, inside: str, to: Path,
     if not member.isfile() or not name.is_relative_to(inside):
         return
     path = name.relative_to(inside)
-    # .git is a file that names a folder outside the tree: ninja would never settle.
+    # .git is a file that names a folder outside the tree: ninja would restart without end.
     if ".." in path.parts or path.parts[:1] == (".git",) or dropped(str(path), drop):
         return
     content = tar.extractfile(member)

@@ -1,4 +1,4 @@
-"""Architecture names of llama.cpp 0c1e57098 (src/llama-arch.cpp). An unknown one is no fault: the engine decides."""
+"""Architecture names of llama.cpp 0c1e57098 (src/llama-arch.cpp). An unknown one is no error: the engine decides."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ KNOWN = frozenset(_KNOWN.split())
 
 
 def note(arch: str) -> str | None:
-    """What to tell about an architecture this program has never heard of."""
+    """Return a note on an architecture that is not in the list, else None."""
     return None if arch in KNOWN else f"architecture {arch!r} is not known here; whether it loads is up to the engine"

@@ -1,4 +1,4 @@
-"""The catalogue `profiles/models.toml`: models that were looked up, with files, sizes, licence and where from."""
+"""Read the catalogue `profiles/models.toml`: models with their files, sizes, licences and sources."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class CatalogueFile:
-    """One file. None is what nobody has looked up; nothing here is invented."""
+    """One file. None is unknown: only figures that were read at the source are listed."""
 
     path: str
     bytes: int | None = None
@@ -28,7 +28,7 @@ class CatalogueFile:
 
 @dataclass(frozen=True, slots=True)
 class CatalogueQuant:
-    """One quantization. `bytes` of all files is exact or, where only a rounded figure was read, close."""
+    """One quantization. `bytes` of all files is exact, or close where the source gives a rounded figure."""
 
     quant: str
     files: tuple[CatalogueFile, ...]
@@ -46,7 +46,7 @@ class CatalogueQuant:
 
 @dataclass(frozen=True, slots=True)
 class CatalogueRow:
-    """One model. Figures are estimates before the download; the file's own header rules afterwards. None is unknown."""
+    """One model. Its figures are for the time before the download; then the file's header counts. None is unknown."""
 
     name: str
     family: str
@@ -56,7 +56,7 @@ class CatalogueRow:
     fixed_bytes: int  # state and windows that do not grow with the context, per slot
     n_ctx_train: int | None
     licence: str
-    checked: str  # date, or "never": when somebody last fetched it
+    checked: str  # date, or "never": when it was last fetched
     min_llama_cpp: str | None
     role: str  # chat | embedding | vision
     mmproj: CatalogueFile | None = None
@@ -68,7 +68,7 @@ class CatalogueRow:
 
 
 def load(path: Path | None = None) -> tuple[CatalogueRow, ...]:
-    """The shipped catalogue, or the one at `path`. Raises ConfigError that names the row."""
+    """Read the shipped catalogue, or the one at `path`. Raises ConfigError that names the row."""
     return _load(path or data_dir("profiles") / "models.toml")
 
 
@@ -84,7 +84,7 @@ def _load(path: Path) -> tuple[CatalogueRow, ...]:
 
 
 def find(name: str, rows: tuple[CatalogueRow, ...] | None = None) -> CatalogueRow | None:
-    """By name, in any case."""
+    """Return the row of a name, in any case."""
     return next((row for row in (load() if rows is None else rows) if row.name.lower() == name.lower()), None)
 
 
@@ -114,7 +114,7 @@ def choose(
 
 
 def by_source(text: str) -> tuple[CatalogueRow, CatalogueQuant] | None:
-    """The row whose file a source is, for its known hash."""
+    """Return the row that lists a source, for its known hash."""
     for row in load():
         for quant in row.quants:
             if quant.source == text:

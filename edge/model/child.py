@@ -1,4 +1,4 @@
-"""Child processes that end with us, even when we are killed: they must not go on writing behind the next attempt."""
+"""Child processes that end with their parent, also after SIGKILL, so that none writes while the next attempt does."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 def tied(command: Sequence[str]) -> list[str]:
-    """`command` as one whose process dies when the calling thread's process does (PR_SET_PDEATHSIG)."""
+    """Return `command` for a process that dies with the calling process (PR_SET_PDEATHSIG, prctl(2))."""
     return [sys.executable, "-I", "-c", _TIED, str(os.getpid()), *command]

@@ -1,4 +1,4 @@
-"""`check --deep`: reads every byte once, hashes it and looks at every scale. Constant memory; the hash sets the pace.
+"""Deep check of a model: read every byte once, hash it and test every scale, in constant memory.
 
 The scan needs numpy, which the package gguf (extra `tools`) brings.
 """
@@ -27,7 +27,7 @@ _PIECE_BYTES = 2 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class FileReport:
-    """One file. `expected` is the hash that its receipt has; None when nobody knows it."""
+    """One file. `expected` is the hash in its receipt, None without one."""
 
     path: str
     bytes: int
@@ -41,7 +41,7 @@ class FileReport:
 
 @dataclass(frozen=True, slots=True)
 class BadTensor:
-    """A tensor with scales that are infinite or no numbers."""
+    """A tensor with infinite or NaN scales."""
 
     name: str
     type: str
@@ -50,7 +50,7 @@ class BadTensor:
 
 @dataclass(frozen=True, slots=True)
 class DeepReport:
-    """What a deep check found. `unscanned` are tensors of types whose scales are not known here."""
+    """The result of a deep check. `unscanned`: tensors of types whose block layout is not listed in scales.py."""
 
     files: tuple[FileReport, ...]
     tensors: int
@@ -64,14 +64,14 @@ class DeepReport:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A run of bytes of the file; of one tensor and whole blocks, or of none."""
+    """A run of bytes of the file: whole blocks of one tensor, or bytes of none."""
 
     bytes: int
     tensor: Tensor | None
 
 
 def check_deep(model: ModelFile, progress: Report | None = None) -> DeepReport:
-    """Raises UnavailableError without the extra `tools`, BadModelError when a header cannot be read, OSError."""
+    """Check all files of a model. Raises UnavailableError without the extra `tools`, BadModelError when a header cannot be read, OSError."""
     numpy = _numpy()
     note = receipt.read(Path(model.path).parent)
     meter = Meter("check", Path(model.path).name, model.bytes, progress)
@@ -92,7 +92,7 @@ def check_deep(model: ModelFile, progress: Report | None = None) -> DeepReport:
 
 
 class _Scan:
-    """Counts scales that are no finite numbers, by tensor."""
+    """Counts of scales that are not finite, by tensor."""
 
     def __init__(self, numpy: Any) -> None:
         self._numpy = numpy
@@ -112,7 +112,7 @@ class _Scan:
 
 
 def _stream(path: Path, meta: ModelMeta, scan: _Scan, meter: Meter) -> str:
-    """Reads the file once, in order, through one buffer. A thread for the hash gains little: the scan takes a tenth."""
+    """Read the file once, in order, through one buffer. A hash thread would gain little: the scan takes a tenth."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(_PIECE_BYTES))
     with path.open("rb", buffering=0) as file:
@@ -127,7 +127,7 @@ def _stream(path: Path, meta: ModelMeta, scan: _Scan, meter: Meter) -> str:
 
 
 def _pieces(meta: ModelMeta) -> Iterator[_Piece]:
-    """The whole file as pieces: header, tensors in whole blocks, and the padding between."""
+    """Yield the whole file as pieces: header, tensors in whole blocks, and the padding between."""
     at = 0
     for tensor in sorted(meta.tensors, key=lambda tensor: tensor.offset):
         begin = meta.data_offset + tensor.offset

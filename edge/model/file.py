@@ -20,4 +20,4 @@ class ModelFile:
     meta: ModelMeta  # of the whole set: tensors of all shards
     mmproj: str | None = None
     mmproj_bytes: int = 0  # of the projector's file
-    notes: tuple[str, ...] = ()  # what a person should know: unknown architecture, a name that says another quant
+    notes: tuple[str, ...] = ()  # for the user: unknown architecture, a name with another quantization

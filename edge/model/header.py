@@ -1,4 +1,4 @@
-"""A GGUF file's header as ModelMeta. Standard library only; safe on hostile files; reads no tensor data."""
+"""Read a GGUF header as ModelMeta: safe on hostile files, no tensor data, standard library only."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _MAX_VALUE = 1 << 40  # of a dimension, head count or context; larger is damage
 
 
 def read_header(path: Path, *, complete: bool = True) -> ModelMeta:
-    """The header of one file. `complete` also demands that every tensor's bytes are there.
+    """Read the header of one file. `complete` also requires that the file holds every tensor's bytes.
 
-    Raises VerdictError (a BadModelError) that says what the file is instead, OSError when it cannot be read.
+    Raises VerdictError (a BadModelError) that names what the file is instead, OSError when it cannot be read.
     """
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
@@ -32,7 +32,7 @@ def read_header(path: Path, *, complete: bool = True) -> ModelMeta:
 
 
 def peek_kind(path: Path) -> str | None:
-    """What a file is by its first keys: `model`, `mmproj`, ...; None when it cannot be told. Reads one window."""
+    """Return the kind of a file by its first keys (`model`, `mmproj`, ...), None if they do not tell. Reads one window."""
     try:
         with path.open("rb", buffering=0) as file:
             raw = Reader(file, os.fstat(file.fileno()).st_size, path.name).peek()
@@ -95,7 +95,7 @@ def _meta(raw: RawHeader, size: int, complete: bool) -> ModelMeta:
 
 
 class _Keys:
-    """Typed access: a key of the wrong type or of an absurd size is damage, a missing one is the default."""
+    """Typed access to metadata: a wrong type or an absurd size is damage, a missing key is the default."""
 
     def __init__(self, raw: RawHeader) -> None:
         self._raw = raw
@@ -159,7 +159,7 @@ def _tensor(tensor: RawTensor, starts: list[int], data_bytes: int) -> Tensor:
 
 
 def _check_complete(tensors: tuple[Tensor, ...], data_offset: int, size: int) -> None:
-    """By offsets only: names that a dense model would have say nothing about a mixture of experts."""
+    """Compare offsets with the file's size. Tensor names are not checked: a mixture of experts has others."""
     beyond = [tensor for tensor in tensors if data_offset + tensor.offset + tensor.bytes > size]
     if beyond:
         first = min(beyond, key=lambda tensor: tensor.offset)
@@ -171,18 +171,18 @@ def _split(get: _Keys) -> Split | None:
     count = get.integer("split.count", 0)
     no = get.integer("split.no", 0)
     if count > 1 and no >= count:
-        raise _BadError(damaged(f"it says to be shard {no + 1} of {count}"))
+        raise _BadError(damaged(f"it claims to be shard {no + 1} of {count}"))
     return Split(no, count) if count > 1 else None
 
 
 def _kind(raw: RawHeader, arch: str, has_tensors: bool) -> str:
-    """general.type where it is plain; older files are told by their architecture and keys."""
-    told = str(raw.values.get("general.type", "model"))
-    if arch == "clip" or told in ("mmproj", "clip-vision"):
+    """Return general.type, or for older files the kind that architecture and keys imply."""
+    declared = str(raw.values.get("general.type", "model"))
+    if arch == "clip" or declared in ("mmproj", "clip-vision"):
         return "mmproj"
-    if arch == "imatrix" or told == "imatrix" or "imatrix.datasets" in raw.lengths:
+    if arch == "imatrix" or declared == "imatrix" or "imatrix.datasets" in raw.lengths:
         return "imatrix"
-    if told == "adapter" or arch == "controlvector" or "adapter.type" in raw.values:
+    if declared == "adapter" or arch == "controlvector" or "adapter.type" in raw.values:
         return "adapter"
     split = raw.values.get("split.count", 0)
     if not has_tensors and not (isinstance(split, int) and split > 1):
@@ -191,7 +191,7 @@ def _kind(raw: RawHeader, arch: str, has_tensors: bool) -> str:
 
 
 def quant_of(file_type: int | None, tensors: tuple[Tensor, ...]) -> str:
-    """The declared mix where the tensors bear it out, else the type that holds the most weight bytes."""
+    """Return the declared mix if the tensors confirm it, else the type with the most weight bytes."""
     label = file_type_label(file_type)
     weights: Counter[str] = Counter()
     for tensor in tensors:

@@ -1,4 +1,4 @@
-"""The Hugging Face cache of this user: where it is, and which repo and revision a file in it belongs to. Pure."""
+"""The user's Hugging Face cache: its folder, and the repository and revision of a file in it. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def named_folder(env: Mapping[str, str]) -> Path | None:
 
 
 def origin(path: Path) -> tuple[str, str] | None:
-    """`…/models--owner--repo/snapshots/<rev>/a/b.gguf` -> ("hf://owner/repo/a/b.gguf", rev)."""
+    """Return source and revision: `…/models--owner--repo/snapshots/<rev>/a/b.gguf` -> ("hf://owner/repo/a/b.gguf", rev)."""
     parts = path.parts
     for at, part in enumerate(parts[:-3]):
         if part.startswith("models--") and parts[at + 1] == "snapshots":

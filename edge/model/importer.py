@@ -1,4 +1,4 @@
-"""Takes a model file of this machine into the store: copied (or cloned, where the file system can), then verified."""
+"""Import a model file of this machine: copy it (or clone it where the file system can), then verify it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def import_model(
     progress: Report | None = None,
     link: Callable[[Path], bool] = lambda _: False,
 ) -> ModelFile:
-    """Copies the model at `path`, all shards and its projector, into `models_dir`.
+    """Copy the model at `path`, all shards and its projector, into `models_dir`.
 
     `link`: which files may be hard-linked instead; the one file then has two names.
 

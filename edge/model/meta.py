@@ -1,4 +1,4 @@
-"""What a GGUF file says about itself. Values only."""
+"""Metadata of a GGUF file. Values only."""
 
 from __future__ import annotations
 

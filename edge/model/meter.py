@@ -1,4 +1,4 @@
-"""Turns a growing byte count into Progress with a rate and the time that is left, at most a few times a second."""
+"""Turn a growing byte count into progress with rate and remaining time, at most a few times a second."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SMOOTHING_S = 5.0
 
 
 class Meter:
-    """One file or set. `start` counts bytes that were there before; `report` may be None."""
+    """Progress of one file or set. `start` counts bytes of a former try; `report` may be None."""
 
     def __init__(
         self,

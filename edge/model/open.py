@@ -1,4 +1,4 @@
-"""Opens one model: a file, or all shards of a set, judged by name and header before any engine sees it."""
+"""Open one model, a file or all shards of a set, and judge it by name and header before an engine loads it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edge.model.verdict import Verdict, VerdictError, not_a_model
 
 
 def open_model(path: Path) -> ModelFile:
-    """The model at `path`, which is its file, any of its shards, or a folder that holds just one.
+    """Open the model at `path`: its file, any of its shards, or a folder that holds exactly one model.
 
     Raises BadModelError with the verdict, UsageError for a folder that holds more or none.
     """
@@ -45,7 +45,7 @@ def open_model(path: Path) -> ModelFile:
 
 
 def read_found(found: Found) -> ModelMeta:
-    """The header of a candidate, of all its shards. Raises VerdictError."""
+    """Read the headers of all shards of a candidate as one. Raises VerdictError."""
     if found.wrong:
         raise VerdictError(found.wrong, found.path.name)
     metas = [_header(shard) for shard in found.shards]
@@ -61,18 +61,18 @@ def read_found(found: Found) -> ModelMeta:
 
 
 def label(found: Found, meta: ModelMeta) -> tuple[str, str | None]:
-    """The quant to show, and what is odd about it. The name's tag holds where the tensors bear it out."""
-    told = label_from_name(str(found.path) if len(found.shards) > 1 else found.path.name)
-    if told == UNKNOWN or plain(told) == meta.quant:
-        return (meta.quant if told == UNKNOWN else told), None
+    """Return the quantization to show, and a note where name and tensors disagree."""
+    named = label_from_name(str(found.path) if len(found.shards) > 1 else found.path.name)
+    if named == UNKNOWN or plain(named) == meta.quant:
+        return (meta.quant if named == UNKNOWN else named), None
     types = {tensor.type for tensor in meta.tensors}
-    if plain(told) not in FILE_TYPES.values() and base_types(told) & types:
-        return told, None  # a tag of a publisher's own (Q4_K_XL, Q6_K_L) over the same types
-    return meta.quant, f"its name says {told}, its tensors are {meta.quant}; memory is counted from the tensors"
+    if plain(named) not in FILE_TYPES.values() and base_types(named) & types:
+        return named, None  # a tag of a publisher's own (Q4_K_XL, Q6_K_L) over the same types
+    return meta.quant, f"its name has {named}, its tensors are {meta.quant}; memory is counted from the tensors"
 
 
 def fingerprint(paths: Iterable[Path]) -> str:
-    """Changes when a file's path, size or time of change does. Cheap: no content is read."""
+    """Return a key that changes with a file's path, size or mtime; no content is read."""
     digest = sha256()
     for path in paths:
         stat = path.stat()

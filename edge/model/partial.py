@@ -1,6 +1,6 @@
-"""`models/.partial/`: work that is not a model yet. One folder a job; it becomes a model by one rename, or is swept.
+"""Jobs in `models/.partial/`: one folder each, which becomes a model by one rename or is removed.
 
-    .partial/<key>/lock       held by flock while somebody works on it
+    .partial/<key>/lock       held by flock while a process works on it
                    job.json   what it is: {"kind": "pull", "source": ...}
                    payload/   what will be the model's folder
                    work/      scraps
@@ -28,7 +28,7 @@ from edge.model.scan import PARTIAL, size_of
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One locked folder under `.partial/`, and the folder its payload becomes."""
+    """A locked folder under `.partial/`, and the folder that its payload becomes."""
 
     folder: Path
     final: Path
@@ -42,13 +42,13 @@ class Job:
         return self.folder / "work"
 
     def set_aside(self, path: Path, name: str) -> None:
-        """Keeps a file that must not be used where it can be looked at until the next job sweeps it away."""
+        """Move a bad file aside, for inspection until the next job removes it."""
         rejected = self.folder / "rejected"
         rejected.mkdir(exist_ok=True)
         path.replace(rejected / name)
 
     def install(self, what: Receipt) -> Path:
-        """Makes the payload a model: everything on disk first, then one rename. Returns the model's folder."""
+        """Sync the payload and rename it to the model's folder, which is returned."""
         write_json(self.payload / receipt.FILE_NAME, what.to_json())
         for path in sorted(self.payload.rglob("*"), reverse=True):
             sync(path)
@@ -60,10 +60,10 @@ class Job:
 
 @contextlib.contextmanager
 def job(models_dir: Path, name: str, identity: str, kind: str, shown: str | None = None) -> Iterator[Job]:
-    """A job's folder, locked. It is removed when the work was done or cannot go on; kept when the next try can resume.
+    """Lock a job's folder. It is removed when the work is done or cannot be resumed, and kept when it can.
 
-    `name` and `shown` are for people, `identity` (never written) tells one job from another. Raises TemporaryError
-    when somebody else works on it.
+    `name` and `shown` are for messages, `identity` (never written) is the key of the job. Raises TemporaryError when
+    another process works on it.
     """
     sweep(models_dir)
     key = f"{name}-{sha256(identity.encode()).hexdigest()[:8]}"
@@ -75,7 +75,7 @@ def job(models_dir: Path, name: str, identity: str, kind: str, shown: str | None
         if lock is not None:
             break
     else:
-        raise TemporaryError(f"somebody else is at work on {name}", "wait for it, or see: edgellm model list")
+        raise TemporaryError(f"another process works on {name}", "wait for it, or see: edgellm model list")
     try:
         one = Job(folder, models_dir / key)
         write_json(folder / "job.json", {"schema": 1, "kind": kind, "source": shown or identity})
@@ -94,17 +94,17 @@ def job(models_dir: Path, name: str, identity: str, kind: str, shown: str | None
 
 
 def _holds_work(folder: Path) -> bool:
-    """Bytes that a next try need not fetch again."""
+    """Return whether the folder holds bytes that the next try need not fetch again."""
     files = [*folder.glob("payload/**/*"), *folder.glob("work/**/*.part"), *folder.glob("work/**/*.whl")]
     return any(path.is_file() and path.stat().st_size for path in files)
 
 
 class Resumable(TemporaryError):
-    """The work broke off, but what is there is good and the next try goes on from it."""
+    """The work was interrupted; its bytes are good and the next try continues from them."""
 
 
 def sweep(models_dir: Path) -> list[str]:
-    """Removes what nobody works on and nothing can resume. Returns the names of what went."""
+    """Remove unlocked jobs that cannot be resumed. Return their names."""
     gone = []
     for folder in _folders(models_dir):
         lock = _lock(folder)
@@ -121,7 +121,7 @@ def sweep(models_dir: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Work that is going on or was broken off, for lists."""
+    """A job that runs or was interrupted, for lists."""
 
     source: str
     kind: str
@@ -130,7 +130,7 @@ class Pending:
 
 
 def jobs(models_dir: Path) -> list[Pending]:
-    """What lies in `.partial/` and says what it is."""
+    """List the jobs in `.partial/`."""
     found = []
     for folder in _folders(models_dir):
         source, kind = job_field(folder, "source"), kind_of(folder)
@@ -144,7 +144,7 @@ def jobs(models_dir: Path) -> list[Pending]:
 
 
 def kind_of(folder: Path) -> str | None:
-    """None for a folder whose job was killed before it could say what it is."""
+    """Return a job's kind, None if it was killed before job.json was written."""
     return job_field(folder, "kind")
 
 
@@ -164,14 +164,14 @@ def _folders(models_dir: Path) -> list[Path]:
 
 
 def _lock(folder: Path) -> int | None:
-    """An open descriptor that holds the folder's lock; None when another process has it (or removed the folder)."""
+    """Return a descriptor that holds the folder's lock, None if another process has it or removed the folder."""
     try:
         descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The one who held it may have removed the folder in the meantime: this lock would guard nothing.
+        # The former holder may have removed the folder in the meantime: this lock would guard nothing.
         if os.fstat(descriptor).st_nlink:
             return descriptor
     except OSError:
@@ -181,7 +181,7 @@ def _lock(folder: Path) -> int | None:
 
 
 def write_json(path: Path, data: object) -> None:
-    """Atomic: a reader sees the old file or the new one."""
+    """Replace a JSON file atomically."""
     temporary = path.with_name(path.name + ".new")
     with temporary.open("w") as file:
         json.dump(data, file, indent=1)

@@ -1,4 +1,4 @@
-"""Chooses the quantization to fetch from what a repository holds, and says why. Pure."""
+"""Choose the quantization to fetch from a repository's files, with the reason. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOT_MODELS = ("mmproj", "imatrix", "-vocab", "lora", "adapter")
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file of a repository. None is what the hub does not tell."""
+    """One file of a repository. None: the hub does not tell."""
 
     path: str
     bytes: int | None = None
@@ -42,14 +42,14 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What to fetch, and why in a few words."""
+    """An option and the reason for it."""
 
     option: Option
     because: str
 
 
 def options(files: Iterable[RemoteFile]) -> list[Option]:
-    """The models among a repository's files, small first. A set that lacks a shard there is none."""
+    """Return the models among a repository's files, smallest first, without incomplete split sets."""
     sets: dict[tuple[str, int], dict[int, RemoteFile]] = {}
     for file in files:
         lower = file.path.lower()
@@ -102,9 +102,9 @@ def choose(
 
 
 def room_bytes(total: Mapping[str, int], available: Mapping[str, int], reserve: str) -> int:
-    """What weights may take, by memory domain: unified memory, else the largest GPU, else the host's.
+    """Return the bytes that weights may take in unified memory, else in the largest GPU, else in host memory.
 
-    `reserve` is the configured formula. An allowance stands for what is known only after the download.
+    `reserve` is the configured formula. An allowance stands for KV cache and buffers, which only the header tells.
     """
     gpus = [domain for domain in available if domain not in ("unified", "host")]
     domain = "unified" if "unified" in available else max(gpus, key=lambda gpu: available[gpu], default="host")

@@ -1,4 +1,4 @@
-"""How far a long work on a model is. Values only."""
+"""Progress of a long operation on a model. Values only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One instant. `phase` is fetch, verify, unpack, copy or quantize; rate and rest are None until they are known."""
+    """One instant. `phase`: fetch, verify, unpack, copy or quantize; rate and remaining time are None until known."""
 
     phase: str
     what: str  # file name

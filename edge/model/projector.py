@@ -1,4 +1,4 @@
-"""Vision and audio projectors (`mmproj`): told by their header, paired with a model only when there is one choice."""
+"""Find the vision or audio projector (`mmproj`) of a model by header, if the choice is unambiguous."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _WORD = re.compile(r"(?:^|[-_. ])mm-?proj(?:ector)?(?=$|[-_. ])", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """`path` is the projector to use, if any; `note` says why there is none although some are near."""
+    """`path` is the projector to use, None without one; `note` is the reason if the folder holds some."""
 
     path: Path | None = None
     note: str | None = None
 
 
 def beside(model: Path) -> Pairing:
-    """`pair` over the files of a model's folder, each told by its header."""
+    """Pair a model with a projector of its folder, by the headers of the files there."""
     projectors, models = [], {public_name(str(model))}
     try:
         siblings = sorted(model.parent.iterdir())
@@ -39,7 +39,7 @@ def beside(model: Path) -> Pairing:
 
 
 def pair(model: Path, projectors: Sequence[Path], models: Collection[str]) -> Pairing:
-    """The projector for `model` among those of its folder, which holds models of the names `models`.
+    """Choose the projector of `model` in a folder that holds models of the names `models`.
 
     One that carries the model's name wins over one that carries none; a lone projector beside a lone model needs no
     name. Anything else is a choice, and choices are the user's.
@@ -59,7 +59,7 @@ def pair(model: Path, projectors: Sequence[Path], models: Collection[str]) -> Pa
 
 
 def stem(path: Path) -> str:
-    """What remains of a projector's name without `mmproj`, quant and extension: the model's name, or nothing."""
+    """Strip `mmproj`, quantization and extension from a projector's name: the model's name, or an empty string."""
     rest = _WORD.sub("-", path.name[: -len(".gguf")] if path.name.lower().endswith(".gguf") else path.name)
     rest = rest.strip("-_. ")
     if not rest:
@@ -73,7 +73,7 @@ def _plain(name: str) -> str:
 
 
 def usable(paired: Pairing) -> tuple[Pairing, int]:
-    """The pairing and the bytes of its projector; a broken projector is a note, for the model can serve without."""
+    """Return the pairing and its bytes; a broken projector becomes a note, as the model can serve without it."""
     if paired.path is None:
         return paired, 0
     try:
@@ -83,8 +83,10 @@ def usable(paired: Pairing) -> tuple[Pairing, int]:
 
 
 def check(path: Path) -> int:
-    """The bytes of the tensors of a projector that was named. Raises BadModelError when it is something else."""
+    """Return the tensor bytes of a projector that the user named. Raises BadModelError if it is something else."""
     meta = read_header(path)
     if meta.kind != "mmproj":
-        raise BadModelError(f"{path.name} is a {meta.kind}, not a projector", "give a file whose header says mmproj")
+        raise BadModelError(
+            f"{path.name} is a {meta.kind}, not a projector", "give a file whose header has the type mmproj"
+        )
     return meta.tensor_bytes

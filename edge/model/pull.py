@@ -1,4 +1,4 @@
-"""Fetches a model: whole and verified, or not at all. What breaks off is resumed by the same command."""
+"""Fetch a model whole and verified, or not at all; the same command resumes an interrupted pull."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["Progress", "Wanted", "pull", "wanted_of"]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A reference as something to fetch. `row` and `entry` are the catalogue's, when it was asked for by name."""
+    """A reference as something to fetch. `row` and `entry` are the catalogue's, for a reference by name."""
 
     source: source.Source
     row: CatalogueRow | None = None
@@ -65,7 +65,7 @@ def pull(
     endpoint: str | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> ModelFile:
-    """Fetches `ref` (a source or a catalogue name) into `models_dir` and opens it. Already there: opens it.
+    """Fetch `ref` (a source or a catalogue name) into `models_dir`, unless it is there, and open it.
 
     Raises Resumable or another TemporaryError (try again), BadDataError (a hash, or no model), UnavailableError.
     """
@@ -85,7 +85,7 @@ def pull(
 def wanted_of(
     ref: str, quant: str | None = None, room_bytes: int | None = None, preference: QuantPreference | None = None
 ) -> Wanted:
-    """A catalogue name (`NAME[:QUANT]`) or a source. Raises UsageError that says what the catalogue has."""
+    """Parse a catalogue name (`NAME[:QUANT]`) or a source. Raises UsageError that lists the catalogue."""
     if source.is_source(ref):
         parsed = source.parse(ref)
         known = catalogue.by_source(str(parsed))
@@ -156,7 +156,7 @@ def _fetch_and_install(
 
 
 def _install(work: Job, files: list[InstalledFile], shown: str, revision: str | None, row: CatalogueRow | None) -> None:
-    """The last look before the rename: every file is whole, and the first one is a model."""
+    """Check that every file is whole and the first one is a model, then rename the job into the store."""
     for file in files:
         read_header(work.payload / file.path)
     open_model(work.payload / files[0].path)
@@ -164,7 +164,7 @@ def _install(work: Job, files: list[InstalledFile], shown: str, revision: str | 
 
 
 def _shards(what: source.UrlSource) -> tuple[Remote, ...]:
-    """The file, or all files of the set that its name says it belongs to."""
+    """Return the file, or all files of the split set that its name belongs to."""
     name = what.file if what.file.lower().endswith(".gguf") else f"{what.file}.gguf"
     shard = shard_of(name[: -len(".gguf")])
     if shard is None:
@@ -179,7 +179,7 @@ def _shards(what: source.UrlSource) -> tuple[Remote, ...]:
 
 
 def _pinned(what: source.HubSource, remotes: tuple[Remote, ...], entry: CatalogueQuant | None) -> tuple[Remote, ...]:
-    """The hub's hashes held against the catalogue's. Files are re-uploaded under old names: that must be seen."""
+    """Compare the hub's hashes with the catalogue's: files are re-uploaded under old names."""
     if entry is None:
         return remotes
     known = {file.path.rpartition("/")[2]: file for file in entry.files}
@@ -189,7 +189,7 @@ def _pinned(what: source.HubSource, remotes: tuple[Remote, ...], entry: Catalogu
         if sha256 and remote.sha256 and sha256 != remote.sha256:
             raise BadDataError(
                 f"{remote.shown} is not the file the catalogue knows: it was replaced on the hub",
-                f"to take what is there now all the same: edgellm model pull hf://{what.repo}:{entry.quant}",
+                f"to take the file that is there now: edgellm model pull hf://{what.repo}:{entry.quant}",
             )
         pinned.append(replace(remote, sha256=remote.sha256 or sha256))
     return tuple(pinned)

@@ -31,7 +31,7 @@ class QuantPreference:
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """`block` weights are stored together in `bytes` bytes."""
+    """A ggml type: `block` weights are stored together in `bytes` bytes."""
 
     name: str
     block: int
@@ -195,7 +195,7 @@ def file_type_label(file_type: int | None) -> str:
 
 
 def base_types(label: str) -> frozenset[str]:
-    """The tensor types that give a mix its name: Q5_K_M -> {Q5_K}. A label without them among its tensors is wrong."""
+    """Return the tensor types that a label requires: Q5_K_M -> {Q5_K}."""
     mix = plain(label)
     if mix in ("IQ3_XS", "IQ3_M"):
         return frozenset({"IQ3_XXS", "IQ3_S"})
@@ -205,13 +205,13 @@ def base_types(label: str) -> frozenset[str]:
 
 
 def canonical(tag: str) -> str:
-    """`ud-q4_k_m` -> `UD-Q4_K_M`, `fp16` -> `F16`, `MXFP4_MOE` -> `MXFP4`."""
+    """Return the canonical spelling: `ud-q4_k_m` -> `UD-Q4_K_M`, `fp16` -> `F16`, `MXFP4_MOE` -> `MXFP4`."""
     upper = tag.upper().replace("UD_", "UD-")
     return {"FP16": "F16", "FP32": "F32", "MXFP4_MOE": "MXFP4"}.get(upper, upper)
 
 
 def label_from_name(name: str) -> str:
-    """The quant tag in a file name or path; the last one when there are several; `unknown` instead of a guess.
+    """Return the last quantization tag in a file name or path, else `unknown`.
 
     A file name without a tag takes that of its folder (`Q4_K_M/model-00001-of-00003.gguf`).
     """
@@ -223,13 +223,13 @@ def label_from_name(name: str) -> str:
 
 
 def shard_of(stem: str) -> tuple[int, int] | None:
-    """`model-00002-of-00005` -> (2, 5); None when the name is not that of a shard."""
+    """Return number and count of a shard: `model-00002-of-00005` -> (2, 5); None for other names."""
     match = _SHARD.search(stem)
     return (int(match["no"]), int(match["count"])) if match else None
 
 
 def public_name(path: str) -> str:
-    """A stable id from a file name: no folder, `.gguf`, shard number or quant; fit for a URL and a command line."""
+    """Return a stable id from a file name, without folder, `.gguf`, shard number and quantization."""
     folder, _, file = path.replace("\\", "/").rpartition("/")
     stem = _SHARD.sub("", file[: -len(".gguf")] if file.lower().endswith(".gguf") else file)
     found = list(_TAG.finditer(stem))

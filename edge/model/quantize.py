@@ -1,4 +1,4 @@
-"""Makes a smaller quant of a model that is here, with the engine's own llama-quantize."""
+"""Quantize an installed model with the engine's llama-quantize."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FELL_BACK = re.compile(r"(\d+) of (\d+) tensor\(s\) required fallback")
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """What came of it. `mix` counts tensors by type; `fallbacks` is the tool's own count."""
+    """The result. `mix` counts tensors by type; `fallbacks` is the tool's own count."""
 
     model: ModelFile
     mix: dict[str, int]
@@ -41,7 +41,7 @@ class Quantized:
 
 
 def tool_of(engine: Engine) -> Path:
-    """llama-quantize beside the engine's llama-server. Raises EngineMissingError."""
+    """Return the llama-quantize beside the engine's llama-server. Raises EngineMissingError."""
     tool = Path(engine.path).parent / "llama-quantize"
     if engine.kind != "llama-server" or not os.access(tool, os.X_OK):
         raise EngineMissingError(
@@ -51,7 +51,7 @@ def tool_of(engine: Engine) -> Path:
 
 
 def will_fall_back(meta: ModelMeta, label: str) -> int:
-    """Counts tensors with rows that the wanted type's blocks do not divide: they take another type, of more bytes."""
+    """Count tensors whose rows the type's blocks do not divide: llama-quantize gives them a larger type."""
     blocks = [kind.block for kind in TENSOR_TYPES.values() if kind.name in base_types(label)]
     block = max(blocks, default=1)
     return sum(1 for tensor in meta.tensors if len(tensor.shape) > 1 and tensor.shape[0] % block)
@@ -67,7 +67,7 @@ def quantize(
     library_path: str | None = None,
     progress: Report | None = None,
 ) -> Quantized:
-    """A new model `NAME:TO` in `models_dir`. Nothing is left of a try that failed or was killed.
+    """Make a model `NAME:TO` in `models_dir`. A failed or killed try leaves nothing.
 
     Raises UsageError (unknown quant, lossy input without `force`), DoesNotFitError, EdgeError with the tool's words.
     """
@@ -100,7 +100,7 @@ def _wanted(to: str, model: ModelFile, force: bool) -> str:
 
 
 def _estimate(meta: ModelMeta, label: str) -> int:
-    """Bytes of the result, rather too many: its base type for all weights, and a fifth for what stays larger."""
+    """Estimate the bytes of the result, rather too high: the base type for all weights, plus a fifth."""
     kinds = [kind for kind in TENSOR_TYPES.values() if kind.name in base_types(label)]
     density = max(kind.bytes / kind.block for kind in kinds)
     count = 0
@@ -115,7 +115,7 @@ def _estimate(meta: ModelMeta, label: str) -> int:
 def _run(
     tool: Path, model: ModelFile, target: Path, label: str, library_path: str | None, progress: Report | None
 ) -> int:
-    """Runs the tool to its end. Returns its count of fallbacks."""
+    """Run the tool to its end and return its count of fallbacks."""
     again = [] if model.meta.quant in _WHOLE else ["--allow-requantize"]
     name = {"MXFP4": "MXFP4_MOE"}.get(label, label)
     threads = str(len(os.sched_getaffinity(0)))
@@ -137,8 +137,8 @@ def _run(
                 last.append(line.rstrip())
                 if step := _STEP.search(line):
                     meter.at(model.meta.tensor_bytes * int(step[1]) // max(1, int(step[2])))
-                elif told := _FELL_BACK.search(line):
-                    fallbacks = int(told[1])
+                elif counted := _FELL_BACK.search(line):
+                    fallbacks = int(counted[1])
         except BaseException:
             child.kill()
             raise
@@ -155,7 +155,7 @@ def _environment(library_path: str | None) -> Mapping[str, str]:
 
 
 def _words(lines: deque[str], code: int) -> str:
-    """The lines that name the fault, else the last one, and how the tool ended."""
+    """Return the lines that name the fault, else the last line, and how the tool ended."""
     said = [line.strip()[:300] for line in lines if line.strip()]
     named = [line for line in said if re.search(r"fail|error|disabled|unable|cannot|exception", line, re.IGNORECASE)]
     ended = f"signal {-code}" if code < 0 else f"exit code {code}"
@@ -163,7 +163,7 @@ def _words(lines: deque[str], code: int) -> str:
 
 
 def _verify_and_install(work: Job, target: Path, model: ModelFile, label: str, progress: Report | None) -> None:
-    """The tool's exit code is not believed alone: the result must be whole and have every tensor of its source."""
+    """Check that the result is whole and has every tensor of its source: the exit code alone is not trusted."""
     meta = read_header(target)
     before, after = {t.name for t in model.meta.tensors}, {t.name for t in meta.tensors}
     if before != after:

@@ -1,6 +1,6 @@
-"""Reads the bytes of a GGUF header through a moving window. No count, length or alignment in it is trusted.
+"""Read a GGUF header through a moving window, trusting no count, length or alignment in it.
 
-What it costs is bounded whatever the file says: memory by the window and `_KEPT_BYTES`, time by the budgets below.
+Its cost is bounded for any file: memory by the window and `_KEPT_BYTES`, time by the budgets below.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class RawHeader:
 
 
 class Reader:
-    """A cursor over `file`, which holds `size` bytes. Raises VerdictError for whatever does not fit into them."""
+    """A cursor over `file`, which holds `size` bytes. Raises VerdictError for everything that does not fit into them."""
 
     def __init__(self, file: BinaryIO, size: int, where: str) -> None:
         self._file = file
@@ -79,7 +79,7 @@ class Reader:
         self._strings = 0
 
     def header(self) -> RawHeader:
-        """Everything up to the tensor data."""
+        """Read everything up to the tensor data."""
         raw, keys, tensors = self._start()
         for _ in range(keys):
             self._value(raw, self._key(raw))
@@ -89,7 +89,7 @@ class Reader:
         return raw
 
     def peek(self) -> RawHeader:
-        """The first keys, up to the tokenizer's."""
+        """Read the first keys, up to the tokenizer's."""
         raw, keys, _ = self._start()
         for _ in range(min(keys, 64)):
             key = self._key(raw)
@@ -207,7 +207,7 @@ class Reader:
             self._fail(ends_in_header(self._size))
 
     def _skip_strings(self, count: int) -> None:
-        """Walks over `count` strings by their length fields: the hot loop, 0.5 million rounds for a big vocabulary."""
+        """Skip `count` strings by their length fields: the hot loop, 0.5 million rounds for a large vocabulary."""
         while count:
             self._fill(8)
             buffer, at, last = self._buffer, self._at, len(self._buffer) - 8
@@ -222,7 +222,7 @@ class Reader:
                 self._fail(ends_in_header(self._size))
 
     def _fill(self, count: int) -> None:
-        """Makes `count` bytes readable at the cursor. Only small counts come here: the window stays small."""
+        """Make `count` bytes readable at the cursor. Callers pass small counts, so the window stays small."""
         if self._at + count <= len(self._buffer):
             return
         position = self._base + self._at

@@ -1,4 +1,4 @@
-"""Where an installed model came from: `source.json` beside its files, written before they appear in the store."""
+"""The receipt of an installed model: `source.json` beside its files, written before they appear in the store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class InstalledFile:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """`source` is what was asked for, without secrets; `revision` is the commit it stood for, where there is one."""
+    """`source` is the requested source without secrets; `revision` is its commit, where there is one."""
 
     source: str
     files: tuple[InstalledFile, ...]
@@ -55,12 +55,12 @@ def now_utc() -> str:
 
 
 def name_of(path: Path, note: Receipt | None) -> str:
-    """The stable public id of a model file."""
+    """Return the stable public id of a model file."""
     return note.name if note and note.name else public_name(str(path))
 
 
 def read(folder: Path) -> Receipt | None:
-    """The receipt of a folder; None when there is none or it cannot be understood (the files still can be used)."""
+    """Read the receipt of a folder; None when it is missing or unreadable (the files are usable without)."""
     try:
         data = json.loads((folder / FILE_NAME).read_bytes())
         if data["schema"] > SCHEMA:

@@ -1,4 +1,4 @@
-"""Removes a model from our own folder: at once or not at all for the store's eyes."""
+"""Remove a model from our own folder, by one rename before the deletion."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edge.model.store import Entry, Store
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What went."""
+    """What was removed."""
 
     id: str
     paths: tuple[str, ...]
@@ -22,7 +22,7 @@ class Removed:
 
 
 def remove(store: Store, ref: str) -> Removed:
-    """Removes `NAME[:QUANT]`, usable or not. Raises UsageError when that means several models or none of ours."""
+    """Remove `NAME[:QUANT]`, usable or not. Raises UsageError if that matches several models or none of ours."""
     found = store.named(ref)
     own = [entry for entry in found if entry.writable]
     if not own:
@@ -35,7 +35,7 @@ def remove(store: Store, ref: str) -> Removed:
 
 
 def _remove(models_dir: Path, entry: Entry) -> Removed:
-    """What was pulled or imported goes with its folder; loose files go alone."""
+    """Remove the folder of a pulled or imported model, or the loose files alone."""
     folder = entry.path.parent
     whole = folder != models_dir and (folder / receipt.FILE_NAME).is_file()
     paths = [folder] if whole else list(entry.shards)

@@ -1,4 +1,4 @@
-"""What is known of a file in the making: `x.json` beside `x.part`, so that a later process can go on."""
+"""State of a partial download: `x.json` beside `x.part`, so that a later process can resume it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Remote:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The remote file as the server told it. None is untold."""
+    """The remote file as the server described it. None: not sent."""
 
     etag: str | None = None  # strong ones only
     modified: str | None = None
@@ -37,13 +37,13 @@ class Known:
 
     @property
     def may_resume(self) -> bool:
-        """With a hash any mixture would be found out. Without one a validator must vouch, and the machine must not
-        have gone down since: after a power cut a file may hold zeros where data was."""
+        """Return whether a part may be continued. A hash would reveal any mixture. Without one the server must give a
+        validator and the boot must be the same: after a power cut a file may hold zeros in place of data."""
         return bool(self.sha256) or (bool(self.validator) and self.boot == boot_id())
 
 
 def load(part: Path, remote: Remote) -> Known:
-    """Drops the part when nothing is known of it, or when it belongs to something else than what is wanted now."""
+    """Read the state of a part; delete a part that has none, or one of another file than `remote`."""
     fresh = Known(sha256=remote.sha256, total=remote.bytes)
     try:
         saved = Known(**json.loads(part.with_suffix(".json").read_bytes()))

@@ -1,4 +1,4 @@
-"""Where ggml's blocks keep their floating-point scales: a NaN there poisons every answer. Data only.
+"""Positions of the floating-point scales in ggml's blocks: a NaN there spoils every answer. Data only.
 
 Source: ggml 0.25.3, ggml/src/ggml-common.h. `f16`, `f32` and `bf16` are tested by their exponent, `e8m0` by 255.
 """

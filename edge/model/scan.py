@@ -1,4 +1,4 @@
-"""Finds what may be models under a folder, by names only. No file is opened here."""
+"""Find candidates for models under a folder, by names only; no file is opened."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge.model.verdict import Verdict
 PARTIAL = ".partial"
 _DEPTH = 8  # a hub cache needs 5
 _SKIPPED = frozenset({PARTIAL, "blobs", "refs", ".no_exist", ".locks", ".cache", ".git"})
-# Names of downloads that somebody has not finished, and of pieces that must be joined first.
+# Names of unfinished downloads, and of pieces that must be joined first.
 _UNFINISHED = (
     ".part",
     ".partial",
@@ -29,7 +29,7 @@ _UNFINISHED = (
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One candidate: its shards in order. `missing` are shards that its own name promises; `wrong` damns it."""
+    """One candidate: its shards in order. `missing`: shards that its name implies; `wrong`: the reason it is unusable."""
 
     path: Path
     shards: tuple[Path, ...]
@@ -39,14 +39,14 @@ class Found:
 
 
 def scan(folder: Path, depth: int = _DEPTH) -> list[Found]:
-    """Every candidate under `folder`, by path. A folder that is not there or not readable has none."""
+    """Return every candidate under `folder`, by path; none for an absent or unreadable folder."""
     files = sorted(_walk(folder, depth, set()))
     found = [one for path in files if (one := _single(path)) is not None]
     return found + list(_sets([path for path in files if _is_gguf(path) and shard_of(path.stem)]))
 
 
 def _walk(folder: Path, depth: int, seen: set[tuple[int, int]]) -> Iterator[Path]:
-    """`seen` holds the folders walked so far: links may lead round in circles."""
+    """Walk a folder. `seen` holds the folders walked so far: links may form a loop."""
     try:
         stat = folder.stat()
         entries = list(os.scandir(folder))
@@ -82,7 +82,7 @@ def _single(path: Path) -> Found | None:
 
 
 def unfinished(name: str) -> Verdict | None:
-    """Judges a name that goes on after `.gguf`: a download that broke off, or a piece of a cut file."""
+    """Judge a name with a suffix after `.gguf`: an interrupted download, or a piece of a cut file."""
     lower = name.lower()
     if lower.endswith(_UNFINISHED):
         return Verdict("partial", "is a download that was not finished", "fetch it again, or remove it")

@@ -1,5 +1,4 @@
-"""A file that grows by appended chunks. Writing and hashing happen on a thread of their own (both free the GIL), so
-that the one who receives only receives."""
+"""Append chunks to a file and hash them on a thread of its own (both release the GIL), beside the receiving thread."""
 
 from __future__ import annotations
 
@@ -18,9 +17,9 @@ _QUEUED = 4  # batches: bounds memory when the network is faster than disk and h
 
 
 class Sink:
-    """Use as a context manager. `keep` bytes of what the file holds already are kept and hashed first.
+    """A file that grows, as a context manager. `keep` bytes of its content are kept and hashed first.
 
-    `size` counts what was given; it is on disk when the context has ended without an error.
+    `size` counts the bytes passed in; they are on disk when the context has ended without an error.
     """
 
     def __init__(self, path: Path, keep: int) -> None:
@@ -52,7 +51,7 @@ class Sink:
             raise self._failed
 
     def write(self, chunk: bytes) -> None:
-        """Raises OSError of an earlier write: the disk is full."""
+        """Queue a chunk. Raises the OSError of a former write, e.g. ENOSPC."""
         self._batch.append(chunk)
         self._held += len(chunk)
         self.size += len(chunk)
@@ -63,7 +62,7 @@ class Sink:
             self._batch, self._held = [], 0
 
     def digest(self) -> str:
-        """Hex. Only after the context has ended."""
+        """Return the SHA-256 in hex, after the context has ended."""
         return self._hash.hexdigest()
 
     def _work(self) -> None:
@@ -76,7 +75,7 @@ class Sink:
             written = os.writev(self._file.fileno(), batch)
             for chunk in batch:
                 self._hash.update(chunk)
-                if written < len(chunk):  # a full disk takes part of it; the next write says why
+                if written < len(chunk):  # a full disk takes part of it; the next write raises ENOSPC
                     self._rest(memoryview(chunk)[max(0, written) :])
                 written -= len(chunk)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Model sources as people write them: hf://, https://, pypi://, file://. Pure."""
+"""Parse model sources: hf://, https://, pypi://, file://. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PypiSource:
 
 @dataclass(frozen=True, slots=True)
 class UrlSource:
-    """One file at a URL. `str()` leaves out what may be secret: user, password, query. `#sha256=HEX` pins it."""
+    """One file at a URL. `str()` omits user, password and query, which may be secret. `#sha256=HEX` pins it."""
 
     url: str
 
@@ -64,7 +64,7 @@ class UrlSource:
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """A file of this machine."""
+    """A file on this machine."""
 
     path: str
 
@@ -87,7 +87,7 @@ def is_source(ref: str) -> bool:
 
 
 def parse(text: str) -> Source:
-    """Raises UsageError with the form that was expected."""
+    """Parse a source. Raises UsageError with the expected form."""
     if text.startswith("hf://"):
         match = _HUB.fullmatch(text)
         if not match:

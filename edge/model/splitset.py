@@ -1,4 +1,4 @@
-"""Split sets: shards whose names and headers must agree before an engine opens them. Pure."""
+"""Check split sets: names and headers of the shards must agree before an engine opens them. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def missing_shards(missing: Sequence[str]) -> Verdict:
 
 
 def judge_shard(stem: str, meta: ModelMeta) -> Verdict | None:
-    """The engine derives the other shards' names from the first: a renamed or mislabelled shard cannot be followed."""
+    """Compare a shard's name with its header: the engine derives the other shards' names from the first."""
     named = shard_of(stem)
     if meta.split is None:
         return None
@@ -27,13 +27,13 @@ def judge_shard(stem: str, meta: ModelMeta) -> Verdict | None:
         sentence = f"is shard {number} of {count} of a set, under a name that does not say so"
         return Verdict("renamed_shard", sentence, f"name it so that it ends in {proper}, beside the other shards")
     if named != (number, count):
-        sentence = f"is named shard {named[0]} of {named[1]}, but its header says {number} of {count}"
+        sentence = f"is named shard {named[0]} of {named[1]}, but its header has {number} of {count}"
         return Verdict("wrong_shard", sentence, f"rename it so that it ends in {proper}")
     return None
 
 
 def merge(metas: Sequence[ModelMeta]) -> ModelMeta:
-    """One header for a set: keys of the first shard, tensors and sizes of all. Offsets stay those within each shard."""
+    """Merge the headers of a set: keys of the first shard, tensors and sizes of all, offsets within each shard."""
     first = metas[0]
     if len(metas) == 1:
         return first

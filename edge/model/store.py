@@ -1,6 +1,6 @@
-"""The model folder and what else holds models: list what is there, and turn a reference into one usable file.
+"""List models in our folder and in other stores, and resolve a reference to one usable file.
 
-Names decide here; headers are read only of the one that is wanted (survey.py reads them all, for people).
+Names decide here; a header is read only of the requested model (survey.py reads them all).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edge.model.verdict import Verdict, VerdictError, of_kind
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of the list: a file or a set, usable or not. `quant` is by its name; the header may know better."""
+    """A file or a set, usable or not. `quant` is the name's; the header may correct it."""
 
     name: str
     quant: str
@@ -48,14 +48,14 @@ class Store:
         self.extra_dirs = tuple(extra_dirs)
 
     def list(self) -> list[Entry]:
-        """Everything by name, then size. A bad file is an entry with a verdict, never an error."""
+        """List everything by name, then size. A bad file is an entry with a verdict, never an error."""
         return sorted(
             (self.entry(found) for found in self.found()),
             key=lambda entry: (entry.name.lower(), entry.bytes, not entry.writable, str(entry.path)),
         )
 
     def found(self) -> Iterable[Found]:
-        """Every candidate once: a hub cache shows the same file under each revision."""
+        """Yield every candidate once: a hub cache has the same file under each revision."""
         seen: set[str] = set()
         for folder in (self.models_dir, *self.extra_dirs):
             for found in scan(folder):
@@ -84,9 +84,9 @@ class Store:
         )
 
     def resolve(self, ref: str) -> ModelFile:
-        """`NAME[:QUANT]`, a path, or a source that was installed.
+        """Resolve `NAME[:QUANT]`, a path, or the source of an installed model.
 
-        Raises ModelMissingError (what there is, and the next step) or BadModelError (the verdict).
+        Raises ModelMissingError, or BadModelError with the verdict.
         """
         if source.is_source(ref):
             return self._resolve_source(ref)
@@ -99,7 +99,7 @@ class Store:
         return self._best(self.named(ref), ref)
 
     def named(self, ref: str) -> Sequence[Entry]:
-        """The entries that `NAME[:QUANT]` may mean, in any case. Raises ModelMissingError."""
+        """Return the entries that `NAME[:QUANT]` matches, in any case. Raises ModelMissingError."""
         name, _, quant = ref.partition(":")
         entries = self.list()
         same = [entry for entry in entries if entry.name.lower() == name.lower()]
@@ -120,7 +120,7 @@ class Store:
         return self._best(found, str(wanted))
 
     def _best(self, entries: Iterable[Entry], ref: str) -> ModelFile:
-        """The preferred quant among usable ones; the verdict of the first when none is usable."""
+        """Return the preferred usable quantization. Raises BadModelError with the first verdict if none is usable."""
         best = order(sorted(entries, key=lambda entry: not entry.writable))
         ranked = sorted(best, key=lambda entry: entry.verdict is not None)
         error: VerdictError | None = None
@@ -147,7 +147,7 @@ def standard(folders: Folders, dirs: Iterable[str], env: Mapping[str, str]) -> S
 
 
 def missing(ref: str, entries: Sequence[Entry]) -> ModelMissingError:
-    """Says what exists instead, nearest first, and the next step."""
+    """Return the error for a missing model, with what exists, nearest name first, and the next step."""
     import difflib
 
     ids = list(dict.fromkeys(entry.id for entry in entries if entry.verdict is None))
@@ -160,7 +160,7 @@ def missing(ref: str, entries: Sequence[Entry]) -> ModelMissingError:
 
 
 def _quant_by_header(entry: Entry) -> str | None:
-    """For a file whose name tells no quant, or another one than its tensors."""
+    """Return the header's quantization if the file's name has none or a wrong one."""
     try:
         return open_model(entry.path).quant
     except VerdictError:

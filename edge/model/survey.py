@@ -1,4 +1,4 @@
-"""The list for people and programs: every entry of the store with what its header says. Headers are cached by file."""
+"""List every entry of the store with its header's facts; headers are cached by file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CACHE_NAME = "headers.json"
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a list shows of a header. `quant` is what the tensors bear out; `verdict` None is a model that can serve."""
+    """Facts of one header. `quant` is confirmed by the tensors; `verdict` is None for a model that can be served."""
 
     arch: str
     kind: str
@@ -41,7 +41,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One entry, judged. `summary` is None when the header cannot be read: then there is a verdict."""
+    """One judged entry. `summary` is None when the header cannot be read: then there is a verdict."""
 
     entry: Entry
     summary: Summary | None
@@ -59,7 +59,7 @@ class Line:
 
 
 def survey(store: Store, cache_dir: Path | None = None) -> list[Line]:
-    """Every entry in the order of `Store.list`, one bad file being one bad line. Without a cache headers are read."""
+    """Judge every entry, in the order of `Store.list`. Without a cache all headers are read."""
     cache = _Cache(cache_dir / _CACHE_NAME if cache_dir else None)
     judged = [(store.entry(found), *cache.judge(found)) for found in store.found()]
     cache.save()
@@ -96,7 +96,7 @@ def _judge(found: Found) -> tuple[Summary | None, Verdict | None]:
 
 
 class _Cache:
-    """Judgements by the fingerprint of a candidate's files. A cache that cannot be read or written is no cache."""
+    """Summaries by the fingerprint of a candidate's files. A cache that cannot be read or written is skipped."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -119,8 +119,8 @@ class _Cache:
         hit = self._old.get(key)
         if hit is not None:
             with contextlib.suppress(TypeError, KeyError):
-                told = hit["summary"]
-                summary = Summary(**{**told, "notes": tuple(told["notes"])}) if told else None
+                kept = hit["summary"]
+                summary = Summary(**{**kept, "notes": tuple(kept["notes"])}) if kept else None
                 verdict = Verdict(**hit["verdict"]) if hit["verdict"] else None
                 self._new[key] = hit
                 return summary, verdict
@@ -141,7 +141,7 @@ class _Cache:
 
 
 def _paired(judged: Iterable[tuple[Entry, Summary | None, Verdict | None]]) -> list[Line]:
-    """Gives each model its projector, by folder."""
+    """Assign each model its projector, by folder."""
     judged = list(judged)
     projectors: dict[Path, list[Path]] = defaultdict(list)
     models: dict[Path, set[str]] = defaultdict(set)
@@ -165,7 +165,7 @@ def _paired(judged: Iterable[tuple[Entry, Summary | None, Verdict | None]]) -> l
 
 
 def _winners(judged: Iterable[tuple[Entry, Summary | None, Verdict | None]]) -> dict[str, Path]:
-    """Two files may have one id. It means the one whose name says so too, then the one that comes first."""
+    """On equal ids prefer the file whose name contains the id, then the first."""
     found: dict[str, tuple[bool, Path]] = {}
     for entry, summary, verdict in judged:
         if verdict is None and summary is not None:

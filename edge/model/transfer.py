@@ -1,7 +1,7 @@
-"""One file over HTTP: resumed where it broke off, and only if the server proves that it is still the same file.
+"""Download one file over HTTP, resumed only if the server proves that it is still the same file.
 
-A resume asks with Range and If-Range and believes nothing but a 206 whose Content-Range starts where we stopped;
-everything else starts anew. httpx speaks, so proxies, netrc and certificates are as people know them.
+A resume sends Range and If-Range and accepts only a 206 whose Content-Range starts where the part ends; everything
+else starts again from byte 0. httpx follows the environment's proxies, netrc and certificates.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ AGAIN = "run the same command again: it goes on from there"
 
 
 class MismatchError(BadDataError):
-    """All bytes came, and they are not the promised ones."""
+    """All bytes arrived and their hash is not the expected one."""
 
     kind = "hash_mismatch"
 
 
 class _Restart(Exception):
-    """What is here does not belong to what the server has now."""
+    """The part does not belong to the server's current file."""
 
 
 class _Retry(Exception):
@@ -52,10 +52,10 @@ class _Retry(Exception):
 def download(
     remote: Remote, part: Path, client: httpx.Client, meter: Meter, sleep: Callable[[float], None] = time.sleep
 ) -> str:
-    """Fills `part` to the end, verifies it and returns its SHA-256.
+    """Download into `part`, verify it and return its SHA-256.
 
-    Raises Resumable when it broke off, UnavailableError when the server refuses, MismatchError or BadDataError when
-    what comes is not what was promised, VerdictError when it is no GGUF at all.
+    Raises Resumable if it was interrupted, UnavailableError if the server refuses, MismatchError or BadDataError for
+    other bytes than expected, VerdictError if it is no GGUF at all.
     """
     import httpx
 
@@ -83,7 +83,7 @@ def download(
 
 
 class _Download:
-    """The part on disk and what is known of it."""
+    """The part on disk and its state."""
 
     def __init__(self, remote: Remote, part: Path, client: httpx.Client, meter: Meter) -> None:
         self._remote = remote
@@ -102,7 +102,7 @@ class _Download:
         self._known = Known(sha256=self._remote.sha256, total=self._remote.bytes)
 
     def attempt(self) -> str:
-        """One request to the end of the file or of a piece. Raises _Restart or _Retry."""
+        """Send one request and receive the file or the piece to its end. Raises _Restart or _Retry."""
         have = self.size if self._known.may_resume else 0
         total = self._known.total
         if total is not None and have > total:
@@ -147,7 +147,7 @@ class _Download:
         return sink
 
     def _judge(self, response: httpx.Response, have: int) -> int:
-        """By status and headers: how many bytes of the part may stay. Updates what is known."""
+        """Return how many bytes of the part may stay, by status and headers, and update its state."""
         if response.status_code == 206:
             match = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
             total = int(match[3]) if match and match[3] != "*" else self._known.total
@@ -179,14 +179,14 @@ class _Download:
         return have
 
     def _changed(self, response: httpx.Response, total: int | None) -> bool:
-        """With a hash in hand the ETag does not matter: mirrors and caches have their own."""
+        """Return whether the server has another file now. With a hash ETags do not count: mirrors have their own."""
         etag = response.headers.get("ETag")
         if not self._known.sha256 and self._known.etag and etag and etag != self._known.etag:
             return True
         return self._known.total is not None and total != self._known.total
 
     def _check_start(self, chunk: bytes) -> None:
-        """The first bytes tell a web page from a model, before it is fetched to the end."""
+        """Reject a web page by its first bytes, before it is fetched to the end."""
         wrong = not_gguf(chunk[:512], len(chunk))
         if wrong:
             self._part.unlink(missing_ok=True)
@@ -203,11 +203,11 @@ class _Download:
 
 
 def _linked_sha256(response: httpx.Response) -> str | None:
-    """The hub tells a large file's SHA-256 in the answer that redirects to it."""
+    """Return the SHA-256 that the hub sends with its redirect to a large file."""
     for answer in (*response.history, response):
-        told = answer.headers.get("X-Linked-Etag", "").strip('"')
-        if re.fullmatch(r"[0-9a-f]{64}", told):
-            return str(told)
+        linked = answer.headers.get("X-Linked-Etag", "").strip('"')
+        if re.fullmatch(r"[0-9a-f]{64}", linked):
+            return str(linked)
     return None
 
 
@@ -220,7 +220,7 @@ def _refused(response: httpx.Response, shown: str) -> NoReturn:
         raise _Retry(f"the server answers {code}", float(after) if after.isdigit() else None)
     if code in (401, 403):
         hint = "accept its licence on the hub and set HF_TOKEN, or look at user and password"
-        raise UnavailableError(f"{shown} is not open to everybody ({code})", hint)
+        raise UnavailableError(f"{shown} is not public ({code})", hint)
     if code in (404, 410):
         raise UnavailableError(f"{shown} is not there ({code})", "look at the name and the revision")
     raise UnavailableError(f"{shown}: the server answers {code}", "look at the address, or try a mirror")

@@ -1,4 +1,4 @@
-"""Why a file is no model that can be served: one sentence and one next step each. Pure."""
+"""Verdicts on files that cannot be served: one sentence and one next step each. Pure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _HTML = (b"<!doctype", b"<html", b"<head", b"<?xml", b"<script", b"<body", b"<!-
 
 
 def not_gguf(head: bytes, size: int) -> Verdict | None:
-    """Judges a file by its first bytes (64 or more); None when they are `GGUF`."""
+    """Judge a file by its first bytes (64 or more); None if they are `GGUF`."""
     if size == 0:
         return Verdict("empty", "the file is empty", PULL_AGAIN)
     if head[:4] == b"GGUF":
@@ -76,7 +76,7 @@ def not_gguf(head: bytes, size: int) -> Verdict | None:
 
 
 def bad_version(version: int) -> Verdict | None:
-    """GGUF 2 and 3 are read. A byte-swapped small number is a big-endian file."""
+    """Return the verdict on a GGUF version other than 2 and 3; a byte-swapped small number is a big-endian file."""
     if version in (2, 3):
         return None
     if version & 0xFFFF == 0 and version != 0:
@@ -117,7 +117,7 @@ HEALTHY_KINDS = frozenset(_KINDS)
 
 
 def not_a_model(meta: ModelMeta) -> Verdict | None:
-    """A healthy GGUF that is something else than a language model. Unknown architectures are left to the engine."""
+    """Return the verdict on a GGUF of another kind than a language model; the engine judges unknown architectures."""
     return None if meta.kind == "model" else of_kind(meta.kind)
 
 

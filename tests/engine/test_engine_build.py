@@ -164,7 +164,7 @@ def test_fc07_a_header_mismatch_is_tried_once_more_with_the_safe_cpu(bench: Benc
     bench.outcomes(mismatch)
     with pytest.raises(BuildError, match="disagree"):
         build(bench.request, on_arm, bench.report)
-    assert len(bench.made) == 2, "once more, not for ever"
+    assert len(bench.made) == 2, "once more, not without end"
 
 
 def test_an_engine_that_crashes_at_the_proof_is_installed_with_what_works(bench: Bench, places: Folders) -> None:
@@ -266,7 +266,7 @@ def test_fc14_a_disk_that_is_full_at_the_last_step(bench: Bench, places: Folders
 
 
 def test_fc14_a_disk_that_fills_up_while_it_compiles(bench: Bench, places: Folders, tmp_path: Path) -> None:
-    """The log lies on the disk that is full: the compiler's words are read all the same."""
+    """The log lies on the disk that is full: the compiler's message is still read."""
     lines: list[str] = []
     said = ["sh", "-c", "echo 'fatal error: No space left on device'; exit 1"]
     assert run_logged(said, {"PATH": "/usr/bin:/bin"}, Path("/dev/full"), lines.append) == 1

@@ -83,7 +83,7 @@ def test_fc61_two_precisions_are_a_choice(tmp_path: Path) -> None:
 
 
 def test_fc61_a_broken_projector_does_not_stop_its_model(tmp_path: Path) -> None:
-    """The model serves without it, and says so."""
+    """The model serves without it, with a note."""
     path, eyes = model(tmp_path / "x-Q5_K_M.gguf"), proj(tmp_path / "mmproj-x.gguf")
     eyes.write_bytes(eyes.read_bytes()[:-5000])
     opened = open_model(path)

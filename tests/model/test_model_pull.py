@@ -461,7 +461,7 @@ def test_progress_has_rate_and_rest(hub: Hub, models: Path) -> None:
 
 
 def test_two_pulls_of_one_model_do_not_mix(hub: Hub, models: Path) -> None:
-    """The second says that somebody is at work; the first is not disturbed."""
+    """The second names the running process; the first is not disturbed."""
     event = threading.Event()
     hub.faults.append(Fault("slow", event=event))
     outcome: list[object] = []
