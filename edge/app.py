@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
+from edge.coldstart import journal
 from edge.coldstart.timeline import Span
 from edge.comeback import recover_gpu
 from edge.config import Config, load
@@ -285,7 +286,7 @@ class App:
             self.recorder.crash(supervisor, before, failure)
         prepared = self.prepared
         if prepared is not None and not prepared.config.engine and prepared.fallback is None:
-            fallback = fallback_now(self.launch.folders)
+            fallback = fallback_now(self.launch.folders.engines, journal.read(self.launch.folders.starts))
             if fallback is not None:
                 self.console.warn(f"{fallback.because}: {fallback.engine} serves instead")
                 self._spare(self._reload())

@@ -13,6 +13,7 @@ from edge.board.board import Board
 from edge.board.memory import MemorySnapshot, assumed, snapshot
 from edge.board.probe import probe
 from edge.board.visible import VARIABLE, visible
+from edge.coldstart import journal
 from edge.config import Config, settle
 from edge.config.values import ModelConfig, Override
 from edge.engine.choose import choose, fallback_now
@@ -70,7 +71,7 @@ def prepare(config: Config, folders: Folders, view: HostView | None = None, *, a
     view = view or HostView()
     board = view.board or visible(probe(view.root), os.environ.get(VARIABLE))
     profile = settle(config, board, folders)
-    fallback = None if config.engine or view.board else fallback_now(folders)
+    fallback = None if config.engine or view.board else fallback_now(folders.engines, journal.read(folders.starts))
     engine, notes = _engine(config, profile, board, folders, view, allow_missing)
 
     def planned(board: Board) -> Plan:
@@ -92,7 +93,9 @@ def prepare(config: Config, folders: Folders, view: HostView | None = None, *, a
 def engine_for(config: Config, profile: Profile, board: Board, folders: Folders, *, needs_gpu: bool) -> Engine:
     """Return the installed engine that serves this profile. Raises EngineMissingError, UsageError."""
     recipe = profile.wishes.recipe or profile.name
-    return choose(folders, config.engine or None, needs_gpu, profile=recipe, capability=board.compute_capability)
+    starts = journal.read(folders.starts)
+    capability = board.compute_capability
+    return choose(folders, config.engine or None, needs_gpu, profile=recipe, capability=capability, starts=starts)
 
 
 def wants_gpu(profile: Profile) -> bool:

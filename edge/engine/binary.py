@@ -18,7 +18,7 @@ _VMM = b"cuMemAddressReserve"
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """Properties of a binary. `built_for`: GPUs with machine code (87,); `ptx`: with PTX. `no_vmm`: None without CUDA."""
+    """Properties of a binary. `built_for`: GPUs with machine code, (87,). `no_vmm`: None without CUDA."""
 
     progress_protocol: bool
     cuda: bool

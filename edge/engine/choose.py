@@ -1,15 +1,14 @@
-"""Which engine a start uses: asked for > selected > embedded. Standard library only: it runs before the child."""
+"""Choose the engine of a start: requested > selected > embedded. Imported before the spawn."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from edge.engine import gpu_code
 from edge.engine.embedded_engine import find_embedded
 from edge.engine.engine import Engine
 from edge.engine.fallback import Fallback, fallback, rules, starts_from_records
@@ -26,18 +25,20 @@ def choose(
     *,
     profile: str = "auto",
     capability: str | None = None,
+    starts: Iterable[Mapping[str, Any]] = (),
     python: str = sys.executable,
 ) -> Engine:
-    """`wanted` is --engine: an id, `embedded`, or a path. `capability` ("8.7") is the GPU's, where it is known.
+    """Choose an engine. `wanted` is --engine: an id, `embedded`, or a path. `capability` ("8.7"): the GPU's.
 
-    An engine without CUDA, or without machine code for the GPU, is no engine for a plan that asks for the GPU: that
-    raises EngineMissingError instead of serving from the CPU. What was asked for by name is used as it is.
+    Raises EngineMissingError for an engine without CUDA, or without machine code for the GPU, if the plan uses the GPU:
+    serving from the CPU instead would be silent. An engine requested by name is used as it is. `starts`: the records of
+    this instance's starts, which may speak against the selected engine.
     """
     if wanted:
         return _wanted(folders, wanted, python)
     selected = read_selection(folders.engines)
     if selected.current is not None:
-        instead = fallback_now(folders)
+        instead = fallback_now(folders.engines, starts)
         engine = load(folders.engines, instead.engine if instead else selected.current)
         if needs_gpu:
             _must_fit(engine, profile, capability)
@@ -50,26 +51,17 @@ def choose(
     return engine_or_none
 
 
-def fallback_now(folders: Folders) -> Fallback | None:
-    """Why the former engine serves in place of the selected one, from the starts that this instance recorded."""
-    selected = read_selection(folders.engines)
+def fallback_now(engines: Path, starts: Iterable[Mapping[str, Any]]) -> Fallback | None:
+    """Return why the former engine serves in place of the selected one, by this instance's start records."""
+    selected = read_selection(engines)
     if selected.current is None or selected.previous is None:
         return None
-    try:
-        lines = folders.starts.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    judged_by = rules(load_toml(data_dir("build") / "llama-server.toml"))
-    return fallback(selected.current, selected.previous, starts_from_records(_records(lines)), judged_by)
-
-
-def _records(lines: list[str]) -> Iterator[dict[str, Any]]:
-    """A line that a power cut left half written is no record."""
-    for line in lines:
-        with contextlib.suppress(ValueError):
-            record = json.loads(line)
-            if isinstance(record, dict):
-                yield record
+    known = starts_from_records(starts)
+    if all(start.engine != selected.current or start.ready for start in known):
+        return None  # the ordinary case reads no table
+    return fallback(
+        selected.current, selected.previous, known, rules(load_toml(data_dir("build") / "llama-server.toml"))
+    )
 
 
 def _wanted(folders: Folders, wanted: str, python: str) -> Engine:
@@ -93,21 +85,14 @@ def _wanted(folders: Folders, wanted: str, python: str) -> Engine:
 def _must_fit(engine: Engine, profile: str, capability: str | None) -> None:
     if not engine.cuda:
         raise missing(f"the selected engine {engine.id} has no CUDA, and the plan asks for the GPU", profile)
-    if capability is None or not engine.built_for:
-        return
-    wanted = int(capability.replace(".", ""))
-    # Machine code of one major runs on later minors of it, except on Tegra, where it must be exact.
-    tegra = {53, 62, 72, 87, 101, 110}
-    fits = any(
-        a == wanted or (wanted not in tegra and a // 10 == wanted // 10 and a <= wanted) for a in engine.built_for
-    )
-    if not fits:
-        built = ", ".join(f"sm_{arch}" for arch in engine.built_for)
+    wanted = gpu_code.architecture(capability)
+    if wanted is not None and engine.built_for and not gpu_code.runs(engine.built_for, wanted):
+        built = gpu_code.listed(engine.built_for)
         raise missing(f"the selected engine {engine.id} is built for {built}, and this GPU is sm_{wanted}", profile)
 
 
 def missing(message: str, profile: str, *, embedded: bool = False) -> EngineMissingError:
-    """The one wording of "build first": what to run, how long, how much disk."""
+    """Return the error for a missing engine, with the command, its minutes and its disk."""
     command = f"edgellm build -p {profile}"
     recipe = load_toml(data_dir("build") / "llama.cpp.toml")["recipes"].get(profile)
     minutes, disk = (recipe["cpu_minutes"], recipe["disk"]) if recipe else (51, "2GiB")

@@ -127,7 +127,7 @@ def _devices(path: Path, library_path: str | None, environment: dict[str, str]) 
 def _with_the_drivers_folder(
     path: Path, library_path: str | None, environment: dict[str, str], root: Path
 ) -> tuple[tuple[Device, ...], str | None]:
-    """Look for devices with libcuda's usual folders: a container's is often on LD_LIBRARY_PATH only, which a service lacks."""
+    """Look for devices with libcuda's usual folders: a container's is often on LD_LIBRARY_PATH only."""
     for folder in _DRIVER_FOLDERS:
         if not (root / folder / "libcuda.so.1").exists():
             continue
@@ -188,7 +188,7 @@ def run_probe(
 
 
 def _identity(path: Path) -> tuple[int | None, int | None, list[int] | None]:
-    """Return the (user, group, groups) to run as: root runs a file that others may write as its owner, or as `nobody`."""
+    """Return the (user, group, groups) to run as: root runs what others may write as its owner or `nobody`."""
     if os.geteuid() != 0:
         return None, None, None
     stat = path.stat()

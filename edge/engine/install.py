@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -18,9 +17,8 @@ from edge.engine.embedded_engine import find_embedded
 from edge.engine.faults import BuildError
 from edge.engine.installed import SCHEMA, Selection, ids, is_id, load, manifest, read_selection, write_selection
 from edge.engine.proof import Proof
-from edge.engine.unpack import sha256_of
 from edge.errors import BadDataError, EdgeError, EngineMissingError, UnavailableError, UsageError
-from edge.linux.files import sync_folder, write_shared
+from edge.linux.files import sha256_file, sync_folder, try_lock, write_shared
 
 
 @contextlib.contextmanager
@@ -28,10 +26,8 @@ def locked(engines: Path) -> Iterator[None]:
     """Hold the lock of builds, imports and removals. Raises UnavailableError if another process holds it."""
     engines.mkdir(parents=True, exist_ok=True)
     with (engines / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UnavailableError("another build or import is running here", "wait for it to end") from error
+        if not try_lock(file):
+            raise UnavailableError("another build or import is running here", "wait for it to end")
         yield
 
 
@@ -44,7 +40,7 @@ def new_id(engines: Path, commit: str, recipe: str) -> str:
 
 @contextlib.contextmanager
 def staging(engines: Path) -> Iterator[Path]:
-    """Yield an empty folder on the same disk, removed afterwards unless it was renamed. Removes leftovers of a crash."""
+    """Yield an empty folder on the same disk, removed afterwards unless it was renamed. Remove old leftovers."""
     engines.mkdir(parents=True, exist_ok=True)
     for leftover in engines.glob(".new-*"):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -79,7 +75,7 @@ def describe(
 ) -> dict[str, Any]:
     """Make engine.json. `made` has source, recipe, options, toolchain, target, fingerprint and the build's notes."""
     files = {
-        str(path.relative_to(folder)): {"sha256": sha256_of(path), "bytes": path.stat().st_size}
+        str(path.relative_to(folder)): {"sha256": sha256_file(path), "bytes": path.stat().st_size}
         for path in sorted((folder / "bin").iterdir())
     }
     target = {**made.get("target", {}), "cuda_arch": list(proof.traits.built_for), "no_vmm": proof.traits.no_vmm}

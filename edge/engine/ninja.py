@@ -54,6 +54,6 @@ class Meter:
 
 
 def _what(text: str) -> str:
-    """Return the file of a step: `Building CXX object src/CMakeFiles/llama.dir/llama-quant.cpp.o` → `llama-quant.cpp`."""
+    """Return the file of a step: `Building CXX object src/llama.dir/llama-quant.cpp.o` → `llama-quant.cpp`."""
     last = text.split()[-1] if text.split() else text
     return last.rsplit("/", 1)[-1].removesuffix(".o")

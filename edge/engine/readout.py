@@ -23,7 +23,7 @@ _COMMIT = re.compile(r"[0-9a-f]{6,40}")
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A version. `number` is the release or the build number as printed; shallow clones say 1, so only `commit` compares."""
+    """A version. `number`: as printed (1 from a shallow clone), so only `commit` compares."""
 
     number: str
     commit: str | None

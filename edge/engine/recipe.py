@@ -64,7 +64,7 @@ def includes(text: str) -> tuple[str, ...]:
 
 
 def make_recipe(name: str, script: str, texts: Iterable[str], known: Mapping[str, Any]) -> Recipe:
-    """Make a recipe. `texts`: the included files, then the script. `known`: the recipe's table, or {} for a user's own script."""
+    """Make a recipe. `texts`: the included files, then the script. `known`: its table, {} for a user's script."""
     all_texts = list(texts)
     options: dict[str, Option] = {}
     for text in all_texts:

@@ -18,7 +18,7 @@ from edge.folders import Folders
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A build request. `stand_in`: the board is named with --board, so this machine is not checked and builds nothing."""
+    """A build request. `stand_in`: the board comes from --board, so this machine is not checked and builds nothing."""
 
     folders: Folders
     board: Board

@@ -42,7 +42,7 @@ def locate(choice: SourceChoice, pin: Pin, src_dir: Path) -> Source:
 
 
 def fetch(choice: SourceChoice, pin: Pin, src_dir: Path, drop: tuple[str, ...], say: Say) -> Source:
-    """Fetch the tree if it is absent. Raises BadDataError for a wrong hash, UnavailableError if it cannot be fetched."""
+    """Fetch the tree if it is absent. Raises BadDataError for a wrong hash, UnavailableError if fetching fails."""
     source = locate(choice, pin, src_dir)
     if (source.tree / "CMakeLists.txt").is_file():
         return source

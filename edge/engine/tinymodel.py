@@ -1,6 +1,7 @@
 """Write a GGUF model of a few hundred kilobytes, enough to prove that an engine computes.
 
-The weights are random, but head size 64 and Q8_0 matrices run the same kernels as a real model. Format: github.com/ggml-org/ggml, docs/gguf.md, version 3.
+The weights are random, but head size 64 and Q8_0 matrices run the same kernels as a real
+model. Format: github.com/ggml-org/ggml, docs/gguf.md, version 3.
 """
 
 from __future__ import annotations

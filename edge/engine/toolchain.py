@@ -45,7 +45,7 @@ def survey(
 
 
 def find_toolkits(environment: Mapping[str, str], root: Path, run: Run) -> tuple[Toolkit, ...]:
-    """Find every nvcc: PATH, CUDA_HOME, CUDACXX, /usr/local/cuda, /usr/local/cuda-*. A service's PATH has none (FC-01)."""
+    """Find every nvcc: PATH, CUDA_HOME, CUDACXX, /usr/local/cuda, /usr/local/cuda-*. (FC-01)"""
     folders = [Path(entry) for entry in environment.get("PATH", "").split(":") if entry]
     folders += [Path(environment[name]) / "bin" for name in ("CUDA_HOME", "CUDA_PATH") if environment.get(name)]
     folders += [Path(environment["CUDACXX"]).parent] if environment.get("CUDACXX") else []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import tarfile
@@ -13,22 +12,13 @@ from typing import Any
 from edge.engine.faults import BuildError
 from edge.engine.recipe import dropped
 from edge.errors import BadDataError
-
-_CHUNK_BYTES = 1 << 20
-
-
-def sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+from edge.linux.files import CHUNK_BYTES, sha256_file
 
 
 def verify(archive: Path, sha256: str) -> None:
     """Compare an archive's hash. Raises BadDataError for another hash than the pinned one."""
     try:
-        actual = sha256_of(archive)
+        actual = sha256_file(archive)
     except OSError as error:
         raise BadDataError(f"{archive} cannot be read: {error.strerror}") from error
     if actual != sha256:
@@ -68,6 +58,6 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, inside: str, to: Path,
     target = to / path
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("wb") as file:
-        shutil.copyfileobj(content, file, _CHUNK_BYTES)
+        shutil.copyfileobj(content, file, CHUNK_BYTES)
     target.chmod(0o755 if member.mode & 0o100 else 0o644)
     os.utime(target, (member.mtime, member.mtime))

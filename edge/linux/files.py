@@ -38,6 +38,11 @@ def write_atomic(path: Path, text: str, mode: int = 0o600) -> None:
         raise
 
 
+def write_json(path: Path, data: object, mode: int = 0o644) -> None:
+    """Replace a JSON file in one step. Raises OSError."""
+    write_atomic(path, json.dumps(data, indent=1) + "\n", mode)
+
+
 def write_shared(path: Path, text: str) -> None:
     """Replace a file that every user may read, create its folder, and make the rename durable. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)

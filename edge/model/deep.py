@@ -71,7 +71,7 @@ class _Piece:
 
 
 def check_deep(model: ModelFile, progress: Report | None = None) -> DeepReport:
-    """Check all files of a model. Raises UnavailableError without the extra `tools`, BadModelError when a header cannot be read, OSError."""
+    """Check all files of a model. Raises UnavailableError without the extra `tools`, BadModelError, OSError."""
     numpy = _numpy()
     note = receipt.read(Path(model.path).parent)
     meter = Meter("check", Path(model.path).name, model.bytes, progress)

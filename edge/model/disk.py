@@ -33,15 +33,3 @@ def copy(source: IO[bytes], target: IO[bytes], meter: Meter) -> str:
         target.write(chunk)
         meter.add(len(chunk))
     return digest.hexdigest()
-
-
-def sha256_file(path: Path, meter: Meter | None = None) -> str:
-    digest = hashlib.sha256()
-    buffer = bytearray(CHUNK_BYTES)
-    view = memoryview(buffer)
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(view[:count])
-            if meter:
-                meter.add(count)
-    return digest.hexdigest()

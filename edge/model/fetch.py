@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge.linux.files import write_json
 from edge.model.disk import need_space
 from edge.model.meter import Meter
-from edge.model.partial import Job, write_json
+from edge.model.partial import Job
 from edge.model.progress import Report
 from edge.model.receipt import InstalledFile
 from edge.model.resume import Remote

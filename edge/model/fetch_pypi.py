@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edge.errors import BadDataError, TemporaryError, UnavailableError
+from edge.linux.files import sha256_file
 from edge.model import catalogue
 from edge.model.child import tied
-from edge.model.disk import copy, need_space, sha256_file
+from edge.model.disk import copy, need_space
 from edge.model.meter import Meter
 from edge.model.partial import Job, Resumable
 from edge.model.progress import Report

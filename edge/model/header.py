@@ -32,7 +32,7 @@ def read_header(path: Path, *, complete: bool = True) -> ModelMeta:
 
 
 def peek_kind(path: Path) -> str | None:
-    """Return the kind of a file by its first keys (`model`, `mmproj`, ...), None if they do not tell. Reads one window."""
+    """Return the kind of a file by its first keys (`model`, `mmproj`, ...), else None. Reads one window."""
     try:
         with path.open("rb", buffering=0) as file:
             raw = Reader(file, os.fstat(file.fileno()).st_size, path.name).peek()

@@ -22,7 +22,7 @@ def named_folder(env: Mapping[str, str]) -> Path | None:
 
 
 def origin(path: Path) -> tuple[str, str] | None:
-    """Return source and revision: `…/models--owner--repo/snapshots/<rev>/a/b.gguf` -> ("hf://owner/repo/a/b.gguf", rev)."""
+    """Return source and revision: `models--owner--repo/snapshots/<rev>/a.gguf` -> ("hf://owner/repo/a.gguf", rev)."""
     parts = path.parts
     for at, part in enumerate(parts[:-3]):
         if part.startswith("models--") and parts[at + 1] == "snapshots":

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edge.errors import ModelMissingError
-from edge.model.disk import copy, need_space, sha256_file
+from edge.linux.files import sha256_file
+from edge.model.disk import copy, need_space
 from edge.model.file import ModelFile
 from edge.model.meter import Meter
 from edge.model.open import open_model
@@ -55,10 +56,10 @@ def _take(source: Path, target: Path, meter: Meter, link: bool) -> InstalledFile
     if link:
         with contextlib.suppress(OSError):  # another disk
             target.hardlink_to(source.resolve())
-            return InstalledFile(source.name, target.stat().st_size, sha256_file(target, meter))
+            return InstalledFile(source.name, target.stat().st_size, sha256_file(target, meter.add))
     with source.open("rb") as reader, target.open("wb") as writer:
         with contextlib.suppress(OSError):
             fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
-            return InstalledFile(source.name, target.stat().st_size, sha256_file(target, meter))
+            return InstalledFile(source.name, target.stat().st_size, sha256_file(target, meter.add))
         digest = copy(reader, writer, meter)
     return InstalledFile(source.name, target.stat().st_size, digest)

@@ -11,7 +11,6 @@ A process that is killed leaves its folder without the lock: the next job resume
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -21,6 +20,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from edge.errors import BadDataError, TemporaryError
+from edge.linux.files import sync_folder, try_lock, write_json
 from edge.model import receipt
 from edge.model.receipt import Receipt
 from edge.model.scan import PARTIAL, size_of
@@ -51,10 +51,11 @@ class Job:
         """Sync the payload and rename it to the model's folder, which is returned."""
         write_json(self.payload / receipt.FILE_NAME, what.to_json())
         for path in sorted(self.payload.rglob("*"), reverse=True):
-            sync(path)
-        sync(self.payload)
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        sync_folder(self.payload)
         self.payload.rename(self.final)
-        sync(self.final.parent)
+        sync_folder(self.final.parent)
         return self.final
 
 
@@ -170,29 +171,10 @@ def _lock(folder: Path) -> int | None:
     except OSError:
         return None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # The former holder may have removed the folder in the meantime: this lock would guard nothing.
-        if os.fstat(descriptor).st_nlink:
+        if try_lock(descriptor) and os.fstat(descriptor).st_nlink:
             return descriptor
     except OSError:
         pass
     os.close(descriptor)
     return None
-
-
-def write_json(path: Path, data: object) -> None:
-    """Replace a JSON file atomically."""
-    temporary = path.with_name(path.name + ".new")
-    with temporary.open("w") as file:
-        json.dump(data, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

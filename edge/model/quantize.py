@@ -12,8 +12,9 @@ from pathlib import Path
 
 from edge.engine.engine import Engine
 from edge.errors import BadDataError, EdgeError, EngineMissingError, UsageError
+from edge.linux.files import sha256_file
 from edge.model.child import tied
-from edge.model.disk import need_space, sha256_file
+from edge.model.disk import need_space
 from edge.model.file import ModelFile
 from edge.model.header import read_header
 from edge.model.meta import ModelMeta
@@ -170,7 +171,7 @@ def _verify_and_install(work: Job, target: Path, model: ModelFile, label: str, p
         lost = sorted(before ^ after)
         raise BadDataError(f"the result differs in tensor {lost[0]}", "nothing was installed; report this engine")
     meter = Meter("verify", target.name, meta.file_bytes, progress)
-    file = InstalledFile(target.name, meta.file_bytes, sha256_file(target, meter))
+    file = InstalledFile(target.name, meta.file_bytes, sha256_file(target, meter.add))
     meter.end()
     note = f"quantized to {label} from {model.quant}"
     work.install(Receipt(f"file://{model.path}", (file,), None, now_utc(), (note,), model.name))

@@ -66,7 +66,7 @@ class RawHeader:
 
 
 class Reader:
-    """A cursor over `file`, which holds `size` bytes. Raises VerdictError for everything that does not fit into them."""
+    """A cursor over `file`, which holds `size` bytes. Raises VerdictError for everything that exceeds them."""
 
     def __init__(self, file: BinaryIO, size: int, where: str) -> None:
         self._file = file

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from edge.model.partial import write_json
+from edge.linux.files import write_json
 
 
 @dataclass(frozen=True, slots=True)

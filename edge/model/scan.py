@@ -29,7 +29,7 @@ _UNFINISHED = (
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One candidate: its shards in order. `missing`: shards that its name implies; `wrong`: the reason it is unusable."""
+    """One candidate: its shards in order. `missing`: shards that its name implies; `wrong`: why it is unusable."""
 
     path: Path
     shards: tuple[Path, ...]

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edge.linux.files import write_json
 from edge.model import arch, projector
 from edge.model.meta import ModelMeta
 from edge.model.open import fingerprint, label, read_found
-from edge.model.partial import write_json
 from edge.model.scan import Found
 from edge.model.store import Entry, Store
 from edge.model.verdict import Verdict, VerdictError, not_a_model

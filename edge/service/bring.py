@@ -12,8 +12,8 @@ from edge.engine import install
 from edge.engine.engine import Engine
 from edge.engine.installed import ids, manifest, read_selection
 from edge.errors import BadDataError, EdgeError, UsageError
+from edge.linux.files import sha256_file
 from edge.model import receipt
-from edge.model.disk import sha256_file
 from edge.model.file import ModelFile
 from edge.model.importer import import_model
 from edge.model.progress import Report

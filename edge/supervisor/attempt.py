@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edge.engine import gpu_code
 from edge.plan.plan import LaunchPlan
-from edge.supervisor import native
 from edge.supervisor.gates import Gates
 from edge.supervisor.patterns import Mark, Patterns, Signature, parse_line
 from edge.supervisor.truth import Facts
@@ -241,7 +241,7 @@ class Attempt:
         if on_gpu < min(layers, self.plan.settings.n_gpu_layers):
             self.gates = self.gates.refuse("backend", evidence)
             return []
-        code = native.describe(self.facts.archs, self._capability)
+        code = gpu_code.describe(self.facts.archs, self._capability)
         # With layers on the GPU a context exists; the oldest builds print no line for it.
         self.gates = self.gates.open_up_to("context", at_s, evidence)
         self.gates = self.gates.open("backend", at_s, f"{evidence}, {code}" if code else evidence)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -113,22 +112,15 @@ def test_ids_are_listed_oldest_first_and_leftovers_are_not_engines(places: Folde
     assert set(ids(places.engines)) == {"a-cpu-1", "b-cpu-1"}
 
 
-def _starts(places: Folders, *lines: dict[str, object]) -> None:
-    places.starts.parent.mkdir(parents=True, exist_ok=True)
-    places.starts.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"half": ')
-
-
 def test_a_new_engine_that_never_becomes_ready_gives_way(places: Folders) -> None:
     put(places.engines, "old")
     put(places.engines, "new")
     write_selection(places.engines, Selection("new", "old"))
     ready = {"engine": "old", "outcome": "ready"}
     dead = {"engine": "new", "outcome": "failed: exited"}
-    _starts(places, ready, dead, dead)
-    assert choose(places, None, needs_gpu=False).id == "new"
-    _starts(places, ready, dead, dead, dead)
-    assert choose(places, None, needs_gpu=False).id == "old"
-    instead = fallback_now(places)
+    assert choose(places, None, needs_gpu=False, starts=[ready, dead, dead]).id == "new"
+    assert choose(places, None, needs_gpu=False, starts=[ready, dead, dead, dead]).id == "old"
+    instead = fallback_now(places.engines, [ready, dead, dead, dead])
     assert instead is not None and instead.instead_of == "new"
     assert read_selection(places.engines) == Selection("new", "old"), "what was selected is not rewritten"
 

@@ -45,7 +45,7 @@ def _server(folder: Path, entries: list[tuple[int, int]] | None, **behaviour: ob
 
 
 def test_fc01_cuda_wanted_and_not_there(tmp_path: Path, no_gpu: Path) -> None:
-    with pytest.raises(BuildError, match="CUDA was wanted"):
+    with pytest.raises(BuildError, match="CUDA was requested"):
         prove(_server(tmp_path, None), cuda=True, arch=(87,), root=no_gpu)
 
 
@@ -61,7 +61,7 @@ def test_machine_code_of_the_wanted_architecture_must_be_there(
 def test_without_a_gpu_in_sight_the_file_is_the_proof_and_says_so(tmp_path: Path, no_gpu: Path) -> None:
     proof = prove(_server(tmp_path, [(MACHINE_CODE, 87)]), cuda=True, arch=(87,), root=no_gpu)
     assert (proof.gpu, proof.engine.built_for, proof.traits.no_vmm) == (False, (87,), True)
-    assert "no GPU is in sight" in proof.notes[0]
+    assert "no GPU is visible" in proof.notes[0]
 
 
 def test_fc05_a_gpu_is_here_and_the_engine_does_not_see_it(tmp_path: Path, with_gpu: Path) -> None:

@@ -362,7 +362,7 @@ def test_large_files_come_in_pieces(hub: Hub, models: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [("404", "not there"), ("401", "not open"), ("gzip", "compressed"), ("400", "answers 400")]
+    ("kind", "words"), [("404", "not there"), ("401", "not public"), ("gzip", "compressed"), ("400", "answers 400")]
 )
 def test_refusals_are_final_and_leave_nothing(hub: Hub, models: Path, kind: str, words: str) -> None:
     pauses = Pauses()
@@ -474,7 +474,7 @@ def test_two_pulls_of_one_model_do_not_mix(hub: Hub, models: Path) -> None:
     worker.start()
     try:
         assert started.wait(30)
-        with pytest.raises(EdgeError, match="at work"):
+        with pytest.raises(EdgeError, match="another process works"):
             fetch(hub, models, url_of(hub))
         assert sweep(models) == []
     finally:

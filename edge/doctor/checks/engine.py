@@ -6,6 +6,7 @@ from edge.board.board import Board
 from edge.board.lore import lore
 from edge.doctor.check import Check, bad, ok, unknown, warn
 from edge.doctor.facts import Facts
+from edge.engine import gpu_code
 from edge.units import GIB, format_bytes
 
 
@@ -39,27 +40,17 @@ def architecture(facts: Facts) -> Check | None:
     engine, board = facts.serving.engine, facts.board
     if engine is None or not engine.cuda or board.compute_capability is None:
         return None
-    wanted = sm(board.compute_capability)
-    if not engine.built_for:
+    wanted = gpu_code.architecture(board.compute_capability)
+    if not engine.built_for or wanted is None:
         return unknown("engine.arch", f"for which GPUs it was built is not recorded; this one is sm_{wanted}")
-    built = ", ".join(f"sm_{arch}" for arch in engine.built_for)
-    if any(runs(arch, wanted, board) for arch in engine.built_for):
+    built = gpu_code.listed(engine.built_for)
+    if gpu_code.runs(engine.built_for, wanted):
         return ok("engine.arch", f"built for {built}, this GPU is sm_{wanted}")
     says = f"built for {built}, but this GPU is sm_{wanted}"
     if board.soc is None and min(engine.built_for) < wanted:
         step = "the driver compiles it at the first start (minutes), if it holds PTX; build for this GPU"
         return warn("engine.arch", says, step, "edgellm build")
     return bad("engine.arch", f"{says}: it dies at the first request", "build for this GPU", "edgellm build")
-
-
-def sm(capability: str) -> int:
-    """`8.7` → 87, `11.0` → 110"""
-    return int(capability.replace(".", ""))
-
-
-def runs(arch: int, wanted: int, board: Board) -> bool:
-    same_major = arch // 10 == wanted // 10
-    return arch == wanted or (board.soc is None and same_major and arch < wanted)
 
 
 def driver(facts: Facts) -> Check | None:
