@@ -13,7 +13,8 @@ _PROMPT_CHARACTERS = 2000
 class AccessEntry:
     """One request. Times in seconds, None where unknown.
 
-    `outcome`: ok, gone (the client left), cut (the engine died in mid-answer), refused, bug.
+    `outcome`: ok, gone (the client left), cut (the engine died in mid-answer), error (the
+    engine reported one, or its stream lacks its end), refused (by the gateway), bug.
     """
 
     method: str

@@ -103,6 +103,7 @@ class GatewayCollector:
         for name, text in (
             ("retries", "Requests sent once more because the engine died before it answered."),
             ("cut", "Answers that ended before their end."),
+            ("errors", "Answers that report an error of the engine, or lack their end."),
             ("gone", "Clients that left before the end of their answer."),
         ):
             counter = CounterMetricFamily(f"edgellm_requests_{name}", text, labels=["model"])

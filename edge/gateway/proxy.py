@@ -18,7 +18,7 @@ from edge.gateway import headers
 from edge.gateway.again import Again, UpstreamDied, died_fault
 from edge.gateway.body import Body
 from edge.gateway.hold import Kept
-from edge.gateway.openai import sse_error
+from edge.gateway.openai import Fault, sse_error
 from edge.gateway.pool import Pools
 from edge.gateway.refused import Refused
 from edge.gateway.tally import Tally
@@ -81,6 +81,9 @@ async def _attempt(
         answer = await _send(session, exchange, keep)
         try:
             progress.moved()
+            if answer.status >= 400 and (unusable := await _unusable_error(exchange, answer)) is not None:
+                exchange.record.outcome = "error"
+                raise Refused(unusable)
             if exchange.opened is not None:
                 return await _into(exchange.opened, exchange, answer, progress, loop)
             if _is_whole(exchange.request, answer):
@@ -96,6 +99,22 @@ def _is_whole(request: web.Request, answer: aiohttp.ClientResponse) -> bool:
     length = answer.content_length
     bodiless = request.method == "HEAD" or answer.status in _BODILESS
     return length is not None and length <= WHOLE_BYTES and not bodiless
+
+
+async def _unusable_error(exchange: Exchange, answer: aiohttp.ClientResponse) -> Fault | None:
+    """Return a fault in place of an error without a body, or with a web page that only a browser can show.
+
+    cpp-httplib itself answers 4xx with an empty body where llama-server's handlers were not reached.
+    """
+    html = answer.content_type == "text/html"
+    if html and "text/html" in exchange.request.headers.get("Accept", ""):
+        return None
+    if exchange.request.method == "HEAD" or not (html or answer.content_length == 0):
+        return None
+    message = (
+        f"the engine of model {exchange.upstream.model_id!r} answered {answer.status} {answer.reason or ''}".rstrip()
+    )
+    return Fault(answer.status, "engine_error", message, "edgellm logs --engine shows the engine's last lines")
 
 
 @lru_cache(maxsize=256)

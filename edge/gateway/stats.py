@@ -47,6 +47,7 @@ class ModelStats:
     last_per_s: float | None = None
     retries: int = 0  # sent once more, because the engine died before it answered
     cut: int = 0  # answers that broke off
+    errors: int = 0  # answers that report an error of the engine, or lack their end
     gone: int = 0  # clients that left before the end of their answer
 
 

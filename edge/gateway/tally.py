@@ -17,6 +17,14 @@ _NUMBER = re.compile(
 )
 
 
+# An error event starts a line; generated text cannot, since JSON escapes line ends. Older llama.cpp sent `error: {`.
+_ERROR_EVENT = re.compile(rb'(?:^|\n)(?:event: (?:error|response\.failed)\b|data: \{\s*"error"\s*:|error: \{)')
+_ERROR_DOCUMENT = re.compile(rb'\s*\{\s*"error"\s*:\s*[^\sn]')  # not null
+# Streams of these routes end with `data: [DONE]`, of a whole answer only.
+_DONE_ROUTES = frozenset({"/v1/chat/completions", "/chat/completions", "/v1/completions", "/completions"})
+_MOST_TOKENS = 1e12  # more is no count: an engine or a model can make such a number appear
+
+
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """None where the answer has no figure. `per_s` is the engine's own: tokens generated per second."""
@@ -29,7 +37,9 @@ class Tokens:
 
 def parse_tokens(tail: bytes) -> Tokens:
     """Read the figures in the last bytes of an answer. The last occurrence of a key wins."""
-    found = {key.decode(): float(value) for key, value in _NUMBER.findall(tail)}
+    found = {
+        key.decode(): number for key, value in _NUMBER.findall(tail) if 0 <= (number := float(value)) < _MOST_TOKENS
+    }
 
     def first(*keys: str) -> int | None:
         return next((int(found[key]) for key in keys if key in found), None)
@@ -82,6 +92,14 @@ class Tally:
         if self._tokens is None:
             self._tokens = parse_tokens(self._tail)
         return self._tokens
+
+    def failed(self, route: str, streamed: bool) -> bool:
+        """Return whether the answer reports an error, or is a stream that ended too early."""
+        if not streamed:
+            return self.size_bytes <= TAIL_BYTES and _ERROR_DOCUMENT.match(self._tail) is not None
+        if _ERROR_EVENT.search(self._tail):
+            return True
+        return route in _DONE_ROUTES and b"data: [DONE]" not in self._tail
 
     def per_s(self) -> float | None:
         """Return tokens per second: the engine's figure, otherwise from the times of the chunks."""

@@ -38,17 +38,26 @@ class Visit:
 
     def finish(self, stats: Stats, now_s: float, log: AccessLog) -> None:
         """Add it to `stats` and write it to `log`."""
+        if self.outcome == "ok" and self._failed():
+            self.outcome = "error"
         stats.requests[self.route, str(self.code), self.model or ""] += 1
         if self.model is not None:
             self._count(stats, self.model, now_s)
         if log.wanted:
             log.write(self._entry(now_s))
 
+    def _failed(self) -> bool:
+        """Return whether the engine's answer reports a failure, whatever its status."""
+        if self.usage is None or not self.usage.chunks:
+            return False
+        return self.code >= 500 or (self.code == 200 and self.usage.failed(self.route, self.streamed))
+
     def _count(self, stats: Stats, model_id: str, now_s: float) -> None:
         model = stats.model(model_id)
         model.duration_s.observe(now_s - self.began_s)
         model.retries += self.retried
         model.cut += self.outcome == "cut"
+        model.errors += self.outcome == "error"
         model.gone += self.outcome == "gone"
         if self.usage is None:
             return

@@ -54,6 +54,7 @@ async def stream(line: Line, request: Received) -> None:
     await line.chunk(b'data: {"choices":[]}\n\n')
     await line.chunk(b'data: {"choices":[]}\n\n')
     await line.chunk(f"data: {json.dumps({'choices': [], **USAGE})}\n\n".encode())
+    await line.chunk(b"data: [DONE]\n\n")
     await line.end()
 
 
@@ -98,6 +99,112 @@ async def test_requests_tokens_and_times_are_counted(rig: Rigs) -> None:
     assert found[key("edgellm_time_to_first_token_seconds_count", model="chat")] == 3
     assert found[key("edgellm_request_duration_seconds_count", model="chat")] == 3
     assert found[key("edgellm_requests_in_flight", model="chat")] == 0
+
+
+DONE = b"data: [DONE]\n\n"
+TOKEN = b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n'
+ERROR = b'data: {"error":{"code":500,"message":"Failed to parse"}}\n\n'
+QUOTED = json.dumps({"choices": [{"delta": {"content": '\n\ndata: {"error": 1}\n\nevent: error'}}]})
+
+
+@pytest.mark.parametrize(
+    ("route", "chunks", "outcome"),
+    [
+        ("/v1/chat/completions", [TOKEN, DONE], "ok"),
+        ("/v1/chat/completions", [TOKEN, b"data: [DO", b"NE]\n\n"], "ok"),
+        ("/v1/chat/completions", [TOKEN, f"data: {QUOTED}\n\n".encode(), DONE], "ok"),
+        ("/v1/chat/completions", [TOKEN], "error"),
+        ("/v1/chat/completions", [TOKEN, ERROR], "error"),
+        ("/v1/chat/completions", [TOKEN, ERROR, DONE], "error"),
+        ("/v1/messages", [b"event: message_start\ndata: {}\n\n", b"event: error\ndata: {}\n\n"], "error"),
+        ("/v1/messages", [b"event: message_stop\ndata: {}\n\n"], "ok"),
+        ("/v1/responses", [b"event: response.failed\ndata: {}\n\n"], "error"),
+        ("/completion", [b'data: {"content":"x","stop":true}\n\n'], "ok"),
+    ],
+)
+async def test_a_stream_that_fails_is_counted_as_one(
+    rig: Rigs, caplog: pytest.LogCaptureFixture, route: str, chunks: list[bytes], outcome: str
+) -> None:
+    async def script(line: Line, request: Received) -> None:
+        await line.stream()
+        for chunk in chunks:
+            await line.chunk(chunk)
+        await line.end()
+
+    caplog.set_level(logging.INFO, "edge.access")
+    here = await rig(script)
+    client = await here.connect()
+    await client.request("POST", route, b"{}")
+    assert (await client.answer()).body == b"".join(chunks)
+    found = await scrape(here)
+    assert f" 200 {outcome} " in caplog.messages[0]
+    assert found[key("edgellm_requests_errors_total", model="chat")] == (outcome == "error")
+
+
+@pytest.mark.parametrize(
+    ("status", "document", "outcome"),
+    [
+        ("200 OK", {"choices": [], "error": None}, "ok"),
+        ("200 OK", {"error": None, "choices": []}, "ok"),
+        ("200 OK", {"error": {"message": "x"}}, "error"),
+        ("500 Internal Server Error", {"error": {"message": "null in arguments"}}, "error"),
+        ("400 Bad Request", {"error": {"message": "no messages"}}, "ok"),
+        ("200 OK", {"usage": {"prompt_tokens": 1e300, "completion_tokens": -4}, "x": "1e400"}, "ok"),
+    ],
+)
+async def test_an_answer_that_reports_an_error_is_counted_as_one(
+    rig: Rigs, caplog: pytest.LogCaptureFixture, status: str, document: dict[str, object], outcome: str
+) -> None:
+    async def script(line: Line, request: Received) -> None:
+        await line.json(document, status)
+
+    caplog.set_level(logging.INFO, "edge.access")
+    here = await rig(script)
+    assert (await here.once(POST)).status == int(status[:3])
+    assert f" {status[:3]} {outcome} " in caplog.messages[0]
+
+
+@pytest.mark.parametrize("number", ["1e400", "9" * 400, "-1e400", "-3", "1e13"])
+async def test_a_number_out_of_range_spoils_neither_the_answer_nor_the_counts(rig: Rigs, number: str) -> None:
+    body = f'{{"usage":{{"prompt_tokens":{number},"completion_tokens":8}}}}'.encode()
+
+    async def script(line: Line, request: Received) -> None:
+        await line.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+    here = await rig(script)
+    answer = await here.once(POST)
+    assert (answer.status, answer.body) == (200, body)
+    found = await scrape(here)
+    assert found[key("edgellm_tokens_total", model="chat", kind="prompt")] == 0
+    assert found[key("edgellm_tokens_total", model="chat", kind="completion")] == 8
+
+
+@pytest.mark.parametrize(("accept", "shown"), [("*/*", False), ("text/html,application/xhtml+xml", True)])
+@pytest.mark.parametrize("status", ["404 Not Found", "502 Bad Gateway"])
+async def test_an_html_error_page_is_for_browsers_only(rig: Rigs, accept: str, shown: bool, status: str) -> None:
+    page = b"<html>oops</html>"
+
+    async def script(line: Line, request: Received) -> None:
+        head = f"HTTP/1.1 {status}\r\nContent-Type: text/html\r\nContent-Length: {len(page)}\r\n\r\n"
+        await line.write(head.encode() + page)
+
+    here = await rig(script)
+    client = await here.connect()
+    for _ in range(2):
+        await client.request("POST", "/v1/chat/completions", b"{}", f"Accept: {accept}")
+        answer = await client.answer()
+        assert answer.status == int(status[:3])
+        assert answer.body == page if shown else json.loads(answer.body)["error"]["kind"] == "engine_error"
+
+
+async def test_an_empty_error_of_the_engine_gets_the_envelope(rig: Rigs) -> None:
+    async def script(line: Line, request: Received) -> None:
+        await line.write(b"HTTP/1.1 413 Payload Too Large\r\nContent-Length: 0\r\n\r\n")
+
+    here = await rig(script)
+    answer = await here.once(POST)
+    error = json.loads(answer.body)["error"]
+    assert (answer.status, error["kind"], error["code"]) == (413, "engine_error", 413)
 
 
 async def test_the_state_of_the_model_is_shown(rig: Rigs) -> None:
