@@ -14,7 +14,7 @@ from edge.board.memory import MemorySnapshot, assumed, snapshot
 from edge.board.probe import probe
 from edge.board.visible import VARIABLE, visible
 from edge.coldstart import journal
-from edge.config import Config, settle
+from edge.config import Config, resolve_profile
 from edge.config.values import ModelConfig, Override
 from edge.engine.choose import choose, fallback_now
 from edge.engine.engine import Engine
@@ -70,7 +70,7 @@ def prepare(config: Config, folders: Folders, view: HostView | None = None, *, a
     """
     view = view or HostView()
     board = view.board or visible(probe(view.root), os.environ.get(VARIABLE))
-    profile = settle(config, board, folders)
+    profile = resolve_profile(config, board, folders)
     fallback = None if config.engine or view.board else fallback_now(folders.engines, journal.read(folders.starts))
     engine, notes = _engine(config, profile, board, folders, view, allow_missing)
 

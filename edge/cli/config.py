@@ -22,13 +22,13 @@ def show(
     from msgspec import to_builtins
 
     from edge.board.probe import probe
-    from edge.config import load, settle
+    from edge.config import load, resolve_profile
     from edge.config.show import rows
     from edge.render.config import config_lines
 
     folders = folders_of(state_dir)
     config = load(folders, given(profile=profile, model=model, set=set), os.environ)
-    found = rows(config, settle(config, probe(), folders))
+    found = rows(config, resolve_profile(config, probe(), folders))
     if as_json:
         print_json({"schema": 1, "values": [to_builtins(row) for row in found]})
     else:

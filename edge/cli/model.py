@@ -227,13 +227,13 @@ def _room(state_dir: Path | None) -> tuple[int, QuantPreference]:
     """Return the memory that weights may take on this board now, and the quantization its profile asks for."""
     from edge.board.memory import snapshot
     from edge.board.probe import probe
-    from edge.config import load, settle
+    from edge.config import load, resolve_profile
     from edge.model.pick import room_bytes
     from edge.model.quant import QuantPreference
 
     folders = folders_of(state_dir)
     board = probe(Path("/"))
     memory = snapshot(Path("/"), board)
-    preset = settle(load(folders, {}, os.environ), board, folders).wishes
+    preset = resolve_profile(load(folders, {}, os.environ), board, folders).wishes
     free = room_bytes(memory.total_bytes, memory.available_bytes, preset.reserve)
     return free, QuantPreference(preset.quant, preset.prefer)

@@ -45,7 +45,7 @@ def load(folders: Folders, flags: Mapping[str, object], env: Mapping[str, str], 
     return replace(config, models=models, memory=MemoryConfig(reserve), overrides=overrides, origins=origins)
 
 
-def settle(config: Config, board: Board, folders: Folders, system: Path = SYSTEM_CONFIG) -> Profile:
+def resolve_profile(config: Config, board: Board, folders: Folders, system: Path = SYSTEM_CONFIG) -> Profile:
     """Return the profile for this board: choice, tier and overrides applied. Raises ConfigError."""
     profile = load_profile(config.profile, folders, system)
     name = choose(profile, board)

@@ -9,9 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from msgspec import Meta
-
-from edge.profile.fields import RESERVE, SIZE, fields_of
+from edge.profile.fields import fields_of, key
 from edge.profile.profile import RestartConfig as RestartConfig
 from edge.profile.profile import TelemetryConfig as TelemetryConfig
 from edge.profile.profile import ThermalConfig as ThermalConfig
@@ -23,15 +21,15 @@ from edge.units import MIB
 class ModelConfig:
     """One `[[model]]`. `set` holds settings of this model only."""
 
-    id: Annotated[str, Meta(description="public id of the model; from ref where it is missing")] = ""
-    ref: Annotated[str, Meta(description="NAME[:QUANT], a path, hf://, pypi:// or https://")] = ""
-    aliases: Annotated[tuple[str, ...], Meta(description="other ids of this model")] = ()
-    preload: Annotated[bool, Meta(description="load at start; false loads at the first request")] = True
-    ttl_s: Annotated[float, Meta(ge=0, description="idle seconds until the model sleeps; 0 is never")] = 0.0
-    priority: Annotated[int, Meta(description="higher is planned first and evicted last")] = 0
-    pin: Annotated[bool, Meta(description="never evict")] = False
-    warm_at: Annotated[str, Meta(description="time of day, HH:MM, by which the model is warm")] = ""
-    role: Annotated[Literal["chat", "embedding", "rerank"], Meta(description="kind of requests it serves")] = "chat"
+    id: Annotated[str, key("public id of the model; from ref where it is missing")] = ""
+    ref: Annotated[str, key("NAME[:QUANT], a path, hf://, pypi:// or https://")] = ""
+    aliases: Annotated[tuple[str, ...], key("other ids of this model")] = ()
+    preload: Annotated[bool, key("load at start; false loads at the first request")] = True
+    ttl_s: Annotated[float, key("idle seconds until the model sleeps; 0 is never", ge=0)] = 0.0
+    priority: Annotated[int, key("higher is planned first and evicted last")] = 0
+    pin: Annotated[bool, key("never evict")] = False
+    warm_at: Annotated[str, key("time of day, HH:MM, by which the model is warm")] = ""
+    role: Annotated[Literal["chat", "embedding", "rerank"], key("kind of requests it serves")] = "chat"
     set: dict[str, object] = field(default_factory=dict)
     origin: str = ""
 
@@ -40,7 +38,7 @@ class ModelConfig:
 class StoreConfig:
     """`[store]`: where models are looked for beside the store's own folder."""
 
-    dirs: Annotated[tuple[str, ...], Meta(description="extra model folders, read only")] = ()
+    dirs: Annotated[tuple[str, ...], key("extra model folders, read only")] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +46,7 @@ class MemoryConfig:
     """`[memory]`."""
 
     reserve: Annotated[
-        str,
-        Meta(
-            extra=RESERVE,
-            description="memory that stays free, of MemTotal or of a GPU's VRAM, e.g. max(1GiB, 10%)",
-        ),
+        str, key("memory that stays free, of MemTotal or of a GPU's VRAM, e.g. max(1GiB, 10%)", kind="reserve")
     ] = DEFAULT_RESERVE
 
 
@@ -60,30 +54,26 @@ class MemoryConfig:
 class HoldConfig:
     """`[gateway.hold]`: how much the gateway keeps waiting while a model loads."""
 
-    requests: Annotated[int, Meta(ge=0, description="requests held while a model loads")] = 64
-    bytes: Annotated[int, Meta(ge=0, extra=SIZE, description="bytes of bodies held while a model loads")] = 64 * MIB
+    requests: Annotated[int, key("requests held while a model loads", ge=0)] = 64
+    bytes: Annotated[int, key("bytes of bodies held while a model loads", ge=0, kind="size")] = 64 * MIB
     # A 35 GB model takes ten minutes from the SD card of a Jetson (60 MB/s).
-    seconds: Annotated[float, Meta(ge=0, description="longest hold")] = 900.0
+    seconds: Annotated[float, key("longest hold", ge=0)] = 900.0
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
     """`[gateway]`."""
 
-    keys_file: Annotated[str, Meta(description="file of API keys; empty is keys.toml in the config folder")] = ""
-    cors_origins: Annotated[tuple[str, ...], Meta(description="web origins that may call the API")] = ()
-    hosts: Annotated[tuple[str, ...], Meta(description="extra names the Host header may carry")] = ()
-    max_body_bytes: Annotated[int, Meta(ge=1024, extra=SIZE, description="largest request body")] = 64 * MIB
-    unknown_model: Annotated[
-        Literal["only", "strict"], Meta(description="only: any name gets the only model; strict: 404")
-    ] = "only"
-    queue: Annotated[int, Meta(ge=0, description="requests in line for a slot of a model before others get 429")] = 8
-    tls_cert: Annotated[str, Meta(description="certificate chain, PEM; with it the API speaks TLS")] = ""
-    tls_key: Annotated[str, Meta(description="key of the certificate, PEM")] = ""
-    access_log: Annotated[Literal["text", "json", "off"], Meta(description="one line a request, in the run folder")] = (
-        "text"
-    )
-    log_prompts: Annotated[bool, Meta(description="the access log holds the start of each request's body")] = False
+    keys_file: Annotated[str, key("file of API keys; empty is keys.toml in the config folder")] = ""
+    cors_origins: Annotated[tuple[str, ...], key("web origins that may call the API")] = ()
+    hosts: Annotated[tuple[str, ...], key("extra names the Host header may carry")] = ()
+    max_body_bytes: Annotated[int, key("largest request body", ge=1024, kind="size")] = 64 * MIB
+    unknown_model: Annotated[Literal["only", "strict"], key("only: any name gets the only model; strict: 404")] = "only"
+    queue: Annotated[int, key("requests in line for a slot of a model before others get 429", ge=0)] = 8
+    tls_cert: Annotated[str, key("certificate chain, PEM; with it the API speaks TLS")] = ""
+    tls_key: Annotated[str, key("key of the certificate, PEM")] = ""
+    access_log: Annotated[Literal["text", "json", "off"], key("one line a request, in the run folder")] = "text"
+    log_prompts: Annotated[bool, key("the access log holds the start of each request's body")] = False
     hold: HoldConfig = HoldConfig()
 
 
@@ -99,13 +89,13 @@ class Override:
 class Config:
     """`origins` names, by dotted key, where each value came from; a key that it lacks has its default."""
 
-    profile: Annotated[
-        str, Meta(description="kind of board: auto, orin, thor, xavier, cuda, multi-gpu, wsl2, cpu, or a file")
-    ] = "auto"
-    listen: Annotated[tuple[str, ...], Meta(description="addresses of the API, host:port")] = ("127.0.0.1:8080",)
-    strict: Annotated[bool, Meta(description="refuse to serve when degraded")] = False
-    insecure: Annotated[bool, Meta(description="serve other machines without a key")] = False
-    engine: Annotated[str, Meta(description="engine id or a llama-server binary; empty is the selected one")] = ""
+    profile: Annotated[str, key("kind of board: auto, orin, thor, xavier, cuda, multi-gpu, wsl2, cpu, or a file")] = (
+        "auto"
+    )
+    listen: Annotated[tuple[str, ...], key("addresses of the API, host:port")] = ("127.0.0.1:8080",)
+    strict: Annotated[bool, key("refuse to serve when degraded")] = False
+    insecure: Annotated[bool, key("serve other machines without a key")] = False
+    engine: Annotated[str, key("engine id or a llama-server binary; empty is the selected one")] = ""
     models: tuple[ModelConfig, ...] = ()
     store: StoreConfig = StoreConfig()
     memory: MemoryConfig = MemoryConfig()

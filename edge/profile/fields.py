@@ -1,7 +1,7 @@
 """Keys of edgellm.toml and of profiles, derived from annotated classes: type, limits and help of each. Pure.
 
-A key is a class attribute `name: Annotated[type, Meta(…, description=help)] = default`; an attribute without a
-description is no key. msgspec converts, `Field` explains what was wrong.
+A key is a class attribute `name: Annotated[type, key(help, limits)] = default`; an attribute without help is no key.
+msgspec converts, `Field` explains what was wrong.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from edge.errors import ConfigError, UsageError
 from edge.profile.reserve import check_reserve
 from edge.units import parse_size
 
-# Meta(extra=…) of the two kinds of value that TOML has no type for.
-SIZE = {"kind": "size"}
-RESERVE = {"kind": "reserve"}
 _WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+
+
+def key(help: str, kind: Literal["size", "reserve"] | None = None, **limits: Any) -> Meta:
+    """Return the metadata of a key: help, limits (ge, le), and `kind` of a value that TOML has no type for."""
+    return Meta(description=help, extra={"kind": kind} if kind else None, **limits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge.cli import main
-from edge.config import load, settle
+from edge.config import load, resolve_profile
 from edge.config.schema import reference
 from edge.config.show import rows
 from edge.config.values import CONFIG_KEYS, MODEL_KEYS
@@ -20,7 +20,7 @@ from tests.plan import shapes
 
 def test_auto_takes_the_profile_of_the_board_and_its_tier(tmp_path: Path) -> None:
     places = folders({}, tmp_path)
-    profile = settle(load(places, {}, {}), shapes.jetson(8), places)
+    profile = resolve_profile(load(places, {}, {}), shapes.jetson(8), places)
     assert (profile.name, profile.tier) == ("orin", "8GB")
     assert profile.wishes.n_ctx == 16384
     assert profile.origins["n_ctx"] == "profile orin, tier 8GB"
@@ -29,7 +29,9 @@ def test_auto_takes_the_profile_of_the_board_and_its_tier(tmp_path: Path) -> Non
 
 def test_what_is_configured_beats_the_tier(tmp_path: Path) -> None:
     places = folders({}, tmp_path)
-    profile = settle(load(places, {"set": ["n_ctx=1024", "memory.reserve=3GiB"]}, {}), shapes.jetson(8), places)
+    profile = resolve_profile(
+        load(places, {"set": ["n_ctx=1024", "memory.reserve=3GiB"]}, {}), shapes.jetson(8), places
+    )
     assert (profile.wishes.n_ctx, profile.wishes.reserve) == (1024, "3GiB")
     assert profile.origins["n_ctx"] == profile.origins["reserve"] == "--set"
 
@@ -37,7 +39,7 @@ def test_what_is_configured_beats_the_tier(tmp_path: Path) -> None:
 def test_show_names_every_key_and_its_origin(tmp_path: Path) -> None:
     places = folders({}, tmp_path)
     config = load(places, {"set": ["gateway.hold.requests=7", "reserve=2GiB"], "model": ["a=b"]}, {})
-    found = {row.key: row for row in rows(config, settle(config, shapes.cpu_board(), places))}
+    found = {row.key: row for row in rows(config, resolve_profile(config, shapes.cpu_board(), places))}
     assert set(found) == {*CONFIG_KEYS, *(f"set.{key}" for key in SETTINGS), "model.a.ref"}
     assert (found["gateway.hold.requests"].value, found["gateway.hold.requests"].origin) == (7, "--set")
     assert (found["memory.reserve"].value, found["memory.reserve"].origin) == ("2GiB", "--set")

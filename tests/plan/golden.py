@@ -9,7 +9,7 @@ from edge.board.board import Board
 from edge.board.memory import MemorySnapshot, snapshot
 from edge.board.named import board_by_id
 from edge.board.probe import probe
-from edge.config import load, settle
+from edge.config import load, resolve_profile
 from edge.folders import Folders
 from edge.model.store import Store
 from edge.plan.chosen import Chooser
@@ -45,7 +45,7 @@ def planned(name: str, era: str) -> Plan:
     """As `edgellm plan` would: nothing configured, nothing in the store."""
     board, memory = machine(name)
     config = load(FOLDERS, {}, {}, NOWHERE)
-    profile = settle(config, board, FOLDERS, NOWHERE)
+    profile = resolve_profile(config, board, FOLDERS, NOWHERE)
     engine = shapes.engine(cuda=profile.wishes.backend == "cuda", era=era)
     preset, where = plan_inputs(board, memory, profile, engine, {})
     chooser = Chooser(Store(FOLDERS.models), where)

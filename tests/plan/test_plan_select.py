@@ -13,7 +13,7 @@ from edge.board.board import Board
 from edge.board.memory import MemorySnapshot, snapshot
 from edge.board.named import board_by_id
 from edge.board.probe import probe
-from edge.config import Config, load, settle
+from edge.config import Config, load, resolve_profile
 from edge.errors import DoesNotFitError, ModelMissingError
 from edge.folders import folders
 from edge.model.catalogue import CatalogueRow
@@ -53,7 +53,7 @@ def choose(
     places = folders({}, tmp_path)
     config = load(places, {"set": list(settings), "model": [model] if model else []}, {})
     board, memory = machine(name)
-    profile = settle(config, board, places)
+    profile = resolve_profile(config, board, places)
     engine = assumed_engine(board, profile.wishes.recipe, "/e/llama-server")
     preset, where = plan_inputs(board, memory, profile, engine, {})
     return Chooser(Store(places.models), where, rows).choose(config, preset), config

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta
 
-from edge.profile.fields import RESERVE, SIZE, Field
+from edge.profile.fields import Field, key
 from edge.profile.reserve import reserve_bytes
 from edge.units import GIB, MIB
 
@@ -20,12 +20,12 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
     tuple[int, ...]: st.lists(st.integers(0, 10**6), max_size=5).map(tuple),
     tuple[str, ...]: st.lists(st.text("abc.:-", min_size=1, max_size=8), max_size=5).map(tuple),
 }
-SIZED = Field(Annotated[int, Meta(ge=0, extra=SIZE)])
-RESERVED = Field(Annotated[str, Meta(extra=RESERVE)])
+SIZED = Field(Annotated[int, key("", "size", ge=0)])
+RESERVED = Field(Annotated[str, key("", "reserve")])
 
 
 def field(kind: Any) -> Field:
-    return Field(Annotated[kind, Meta(description="")])
+    return Field(Annotated[kind, key("")])
 
 
 @given(st.data())
@@ -71,7 +71,7 @@ def test_a_number_is_no_boolean_and_a_boolean_no_number() -> None:
     ],
 )
 def test_a_limit_is_named(kind: Any, value: object, said: str) -> None:
-    made = Field(Annotated[kind, Meta(description="x")])
+    made = Field(Annotated[kind, key("x")])
     with pytest.raises(ValueError) as caught:
         made.parse(value) if isinstance(value, str) else made.read(value)
     assert str(caught.value) == said

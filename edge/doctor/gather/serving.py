@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from edge.board.board import Board
-from edge.config.load import load, settle
+from edge.config.load import load, resolve_profile
 from edge.config.values import Config, ModelConfig
 from edge.doctor.facts import Serving, WantedModel
 from edge.engine.installed import manifest
@@ -24,7 +24,7 @@ def read_serving(
     """Read the configuration with `flags` by Option.dest, as `up` takes them."""
     try:
         config = load(folders, flags, env)
-        profile = settle(config, board, folders)
+        profile = resolve_profile(config, board, folders)
     except EdgeError as error:
         return Serving(config_problem=str(error), config_hint=error.hint)
     serving = Serving(
