@@ -1,4 +1,4 @@
-"""What a machine is. Values only."""
+"""Values that describe a machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PowerMode:
-    """nvpmodel's active mode. Numbers differ by module and image: the name is what counts."""
+    """A mode of nvpmodel. Ids differ by module and image: compare names (FC-43)."""
 
     id: int
     name: str
@@ -28,6 +28,8 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
+    """The processor as llama.cpp uses it."""
+
     name: str
     physical_cores: int
     logical_cores: int
@@ -37,7 +39,7 @@ class Cpu:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """One machine. Absent is None. `notes` are sentences for people: what was assumed and why."""
+    """A machine. Absent is None. `notes` are sentences on what was assumed and why."""
 
     id: str  # "agx-orin-64", "orin-nano-8", "x86_64", ...
     module: str
@@ -55,5 +57,5 @@ class Board:
     container: str | None = None  # "docker", "podman", "nspawn", "wsl2", ...
     notes: tuple[str, ...] = ()
     refused: str | None = None  # why its GPU cannot be used (Jetson Nano, TX2)
-    model: str | None = None  # the device tree's own words, for display only
+    model: str | None = None  # `model` of the device tree, for display only
     driver: str | None = None  # NVIDIA driver of discrete GPUs: "580.95.05"

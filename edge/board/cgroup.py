@@ -1,4 +1,4 @@
-"""What the control group of this process allows, v2 or v1."""
+"""Read the limits of this process's control group, v2 or v1."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _V2 = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The tightest limit on the way up. `left_bytes` counts file cache of the group as free: the kernel drops it."""
+    """The tightest memory limit. `left_bytes` counts the group's file cache as free: the kernel drops it first."""
 
     limit_bytes: int
     left_bytes: int
@@ -21,7 +21,7 @@ class Limit:
 
 
 def memory_limit(tree: Tree, total_bytes: int) -> Limit | None:
-    """None when nothing is limited below the machine's own memory."""
+    """Return the limit that leaves least; None when none is below the machine's memory."""
     v2 = _limits(tree, "", _V2, ("memory.max", "memory.current"), "cgroup v2")
     names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
     v1 = _limits(tree, "memory", ("/sys/fs/cgroup/memory",), names, "cgroup v1")
@@ -30,7 +30,7 @@ def memory_limit(tree: Tree, total_bytes: int) -> Limit | None:
 
 
 def cpu_quota(tree: Tree) -> float | None:
-    """How many cores' worth of time the group gets; None is unlimited."""
+    """Return the group's CPU time in cores; None is unlimited."""
     quotas = []
     for folder, _ in _levels(tree, "", _V2):
         words = (tree.text(f"{folder}/cpu.max") or "").split()
@@ -52,7 +52,7 @@ def _limits(tree: Tree, controller: str, bases: tuple[str, ...], names: tuple[st
 
 
 def _levels(tree: Tree, controller: str, bases: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """(folder, group) from our own group up to the mount's top. In a container only the top may exist."""
+    """Yield (folder, group) from our own group to the top of the mount. In a container only the top may exist."""
     path = _own_paths(tree).get(controller)
     if path is None:
         return
@@ -63,7 +63,7 @@ def _levels(tree: Tree, controller: str, bases: tuple[str, ...]) -> Iterator[tup
 
 
 def _own_paths(tree: Tree) -> dict[str, str]:
-    """Controller → path of /proc/self/cgroup; "" is v2."""
+    """Parse /proc/self/cgroup to controller → path; the controller of v2 is ""."""
     paths: dict[str, str] = {}
     for line in tree.lines("/proc/self/cgroup"):
         fields = line.split(":", 2)

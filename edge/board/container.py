@@ -1,4 +1,4 @@
-"""In which kind of container or guest this runs, as one word."""
+"""Detect the kind of container or guest, as one word."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from edge.board.tree import Tree
 
 
 def read(tree: Tree) -> str | None:
-    """`wsl2`, `docker`, `podman`, `kubernetes`, `systemd-nspawn`, `lxc`, ...; None on a machine of its own."""
+    """Return `wsl2`, `docker`, `podman`, `kubernetes`, `systemd-nspawn`, `lxc`, …; None outside of any."""
     return "wsl2" if is_wsl(tree) else inside(tree)
 
 
 def inside(tree: Tree) -> str | None:
-    """The container alone, also within WSL2."""
+    """Return the container, also within WSL2."""
     if tree.exists("/var/run/secrets/kubernetes.io") or tree.exists("/run/secrets/kubernetes.io"):
         return "kubernetes"
     if tree.exists("/run/.containerenv"):
@@ -29,5 +29,6 @@ def inside(tree: Tree) -> str | None:
 
 
 def is_wsl(tree: Tree) -> bool:
+    """Return whether this is WSL2, which has a GPU through /dev/dxg."""
     version = (tree.text("/proc/version") or "").lower()
     return "microsoft" in version and ("wsl2" in version or tree.exists("/dev/dxg"))

@@ -1,4 +1,4 @@
-"""The CPU from /proc/cpuinfo and sysfs."""
+"""Read the CPU from /proc/cpuinfo and sysfs."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Callable, Iterator, Mapping
 from edge.board.board import Cpu
 from edge.board.tree import Tree
 
-# What llama.cpp's CPU kernels ask for.
+# Features that llama.cpp's CPU kernels are compiled for.
 _X86 = ("avx", "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8", "fma", "f16c", "bmi2", "sse4_2")
 _ARM = ("asimd", "fphp", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2", "sme")
 _CPUS = "/sys/devices/system/cpu"
-_CPUS_MAX = 8191  # the kernel's own limit
+_CPUS_MAX = 8191  # CPU numbers of the largest kernel configuration (NR_CPUS 8192)
 
 
 def machine(tree: Tree) -> str:
-    """`x86_64` or `aarch64`, from the form of /proc/cpuinfo, so that a copied tree tells its own."""
+    """Return `x86_64` or `aarch64`, from the form of /proc/cpuinfo: uname does not know a copied tree."""
     fields = next(_blocks(tree.text("/proc/cpuinfo") or ""), {})
     return "aarch64" if "Features" in fields or "CPU implementer" in fields else "x86_64"
 
 
 def read(tree: Tree, parts: Callable[[], Mapping[str, str]]) -> Cpu:
-    """`parts` gives names of ARM cores by `implementer:part`; other machines name themselves."""
+    """Read the CPU. `parts` names ARM cores by `implementer:part`; other CPUs have a model name."""
     blocks = list(_blocks(tree.text("/proc/cpuinfo") or ""))
     first = blocks[0] if blocks else {}
     flags = (first.get("flags") or first.get("Features") or "").split()
@@ -35,12 +35,12 @@ def read(tree: Tree, parts: Callable[[], Mapping[str, str]]) -> Cpu:
 
 
 def online_cpus(tree: Tree) -> set[int]:
-    """A power mode takes cores offline: what is online now counts."""
+    """Return the numbers of online CPUs: a power mode takes some offline."""
     return expand(tree.word(f"{_CPUS}/online") or "")
 
 
 def expand(ranges: str) -> set[int]:
-    """`0-3,8` → {0, 1, 2, 3, 8}. What is not a number, or no CPU the kernel could have, is left out."""
+    """Expand `0-3,8` to {0, 1, 2, 3, 8}. Other text, and numbers that no kernel has, are left out."""
     numbers: set[int] = set()
     for part in ranges.split(","):
         low, _, high = part.strip().partition("-")
@@ -51,7 +51,7 @@ def expand(ranges: str) -> set[int]:
 
 
 def _physical(tree: Tree, online: set[int], blocks: list[dict[str, str]]) -> int:
-    """Hyper-threads of one core share thread_siblings; without sysfs, (package, core) of cpuinfo; else all."""
+    """Count cores by thread_siblings; without sysfs by (package, core) of cpuinfo; else count CPUs."""
     cores = set()
     for number in online:
         topology = f"{_CPUS}/cpu{number}/topology"
@@ -72,7 +72,7 @@ def _name(fields: Mapping[str, str], parts: Callable[[], Mapping[str, str]]) -> 
 
 
 def _blocks(cpuinfo: str) -> Iterator[dict[str, str]]:
-    """One dict a processor."""
+    """Yield one dict a processor."""
     fields: dict[str, str] = {}
     for line in cpuinfo.splitlines():
         name, colon, value = line.partition(":")

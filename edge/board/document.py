@@ -1,4 +1,4 @@
-"""A board with its memory → the JSON document of `edgellm board --json`. Pure."""
+"""Build the JSON document of `edgellm board --json`. Pure."""
 
 from __future__ import annotations
 
@@ -12,4 +12,5 @@ SCHEMA = 1
 
 
 def document(board: Board, memory: MemorySnapshot) -> dict[str, Any]:
+    """Build the document of a board and its memory."""
     return {"schema": SCHEMA, "board": asdict(board), "memory": asdict(memory)}

@@ -1,4 +1,4 @@
-"""The board that a command means: this one, one by name (`--board`), or a copied tree (`--root`)."""
+"""Choose the board of a command: this machine, one by name (`--board`) or a copied tree (`--root`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edge.errors import UsageError
 def board_and_memory(
     board_id: str | None, root: Path | None, available_bytes: int | None
 ) -> tuple[Board, MemorySnapshot]:
-    """Raises UsageError for a wrong name, a missing folder, or both ways at once."""
+    """Return the board and its memory. Raises UsageError for an unknown name, a missing folder, or both options."""
     if board_id is not None and root is not None:
         raise UsageError("--board and --root are two ways to name another board", "give one of them")
     if board_id is not None:

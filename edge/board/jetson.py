@@ -1,4 +1,4 @@
-"""Which Jetson a device tree describes. `compatible` decides; `model` is free text that carrier makers change."""
+"""Identify a Jetson by its device tree: by `compatible`, for `model` is text that makers of carrier boards change."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _BASE = ("/sys/firmware/devicetree/base", "/proc/device-tree")
 
 @dataclass(frozen=True, slots=True)
 class Jetson:
-    """`row` is None for a module that the table does not have: the chip alone is known."""
+    """A Jetson. `row` is None for a module that is not in the table: only its chip is known."""
 
     soc: Soc
     row: Row | None
-    super_image: bool  # an image with the Super clocks
+    super_image: bool  # a device tree with the Super clocks (JetPack 6.2)
     model: str | None
     notes: tuple[str, ...] = ()
 
 
 def read(tree: Tree, memory_kb: int) -> Jetson | None:
-    """None when the device tree is not of a Jetson, or not there."""
+    """Identify the board; None when the device tree is absent or not a Jetson's."""
     compatible = _strings(tree, "compatible")
     if not any(entry.startswith("nvidia,tegra") for entry in compatible):
         return None
@@ -38,7 +38,7 @@ def read(tree: Tree, memory_kb: int) -> Jetson | None:
 
 
 def match(compatible: list[str], soc: Soc, rows: tuple[Row, ...], memory_kb: int) -> tuple[Row | None, tuple[str, ...]]:
-    """The table row by p-number. One device tree may list several modules, or a new one: MemTotal then decides."""
+    """Find the table row by p-number; if several or none match, by MemTotal, with a note."""
     # In "p3768-0000+p3767-0005" the module comes last; the first is the carrier.
     parts = {found[-1] for entry in compatible if (found := _PART.findall(entry))}
     hits = [row for row in rows if parts & set(row.part)]
@@ -52,13 +52,13 @@ def match(compatible: list[str], soc: Soc, rows: tuple[Row, ...], memory_kb: int
 
 
 def _by_memory(rows: list[Row], memory_kb: int) -> Row | None:
-    """The row whose memory is within a quarter of this board's."""
+    """Return the nearest row whose memory is within a quarter of this board's."""
     near = min(rows, key=lambda row: abs(row.memory_kb - memory_kb), default=None)
     return near if near is not None and abs(near.memory_kb - memory_kb) <= near.memory_kb / 4 else None
 
 
 def bandwidth_bytes_s(row: Row, super_image: bool, memory_clock_cap_hz: int | None) -> float:
-    """What the memory can move in the active power mode: the cap of nvpmodel on the memory clock, two bits a cycle."""
+    """Return the memory bandwidth under nvpmodel's cap of the memory clock; LPDDR moves two bits a cycle and line."""
     most = (row.super_bandwidth_gb_s if super_image else None) or row.bandwidth_gb_s
     if memory_clock_cap_hz and row.bus_bits:
         return min(most * 1e9, 2.0 * memory_clock_cap_hz * row.bus_bits / 8)

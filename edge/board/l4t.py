@@ -1,4 +1,4 @@
-"""Which L4T this is, and which JetPack and CUDA that means. Pure."""
+"""Identify the L4T release and its JetPack and CUDA. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edge.board.table import Release
 
-# "# R36 (release), REVISION: 4.7, GCID: 42132812, BOARD: generic, ..." – vendors add lines of their own below.
+# "# R36 (release), REVISION: 4.7, GCID: 42132812, BOARD: generic, ..." and lines that vendors add.
 _RELEASE_FILE = re.compile(r"^#\s*R(\d+)\s*\(release\),\s*REVISION:\s*([0-9.]+)", re.MULTILINE)
 _PACKAGE = re.compile(r"^Package: nvidia-l4t-core\n(?:[^\n]+\n)*?Version: (\d+\.\d+(?:\.\d+)?)", re.MULTILINE)
 _KERNEL = re.compile(r"Linux version (\d+\.\d+)\S*tegra")
@@ -16,7 +16,7 @@ _MAJOR_OF_KERNEL = {"4.9": 32, "5.10": 35, "5.15": 36, "6.8": 38}
 
 @dataclass(frozen=True, slots=True)
 class L4t:
-    """`version` is what the board says; JetPack and CUDA are the table's, `note` says when they are a guess."""
+    """A release. `version` is read on the board, JetPack and CUDA in the table; `note` explains a guess."""
 
     version: str | None
     jetpack: str | None
@@ -25,25 +25,25 @@ class L4t:
 
 
 def from_release_file(text: str) -> str | None:
-    """`36.4.7` from /etc/nv_tegra_release."""
+    """Parse `36.4.7` from /etc/nv_tegra_release."""
     match = _RELEASE_FILE.search(text)
     return f"{match[1]}.{match[2].strip('.')}" if match else None
 
 
 def from_dpkg_status(text: str) -> str | None:
-    """`39.2.1` from the version of package nvidia-l4t-core (39.2.1-20260806224157)."""
+    """Parse `39.2.1` from the version of package nvidia-l4t-core (39.2.1-20260806224157)."""
     match = _PACKAGE.search(text)
     return match[1] if match else None
 
 
 def major_from_kernel(proc_version: str) -> int | None:
-    """The L4T major that a tegra kernel belongs to, for containers that hide the release file."""
+    """Return the L4T major of a tegra kernel, for containers without the release file."""
     match = _KERNEL.search(proc_version)
     return _MAJOR_OF_KERNEL.get(match[1]) if match else None
 
 
 def identify(version: str | None, kernel_major: int | None, releases: tuple[Release, ...]) -> L4t:
-    """Looks the release up. An unknown one is read as its nearest known neighbour, and says so (FC-64)."""
+    """Look the release up. An unknown one is treated as the nearest known one, with a note (FC-64)."""
     if version is not None:
         return _by_version(version, releases)
     if kernel_major is None:
@@ -65,7 +65,7 @@ def _by_version(version: str, releases: tuple[Release, ...]) -> L4t:
 
 
 def _nearest(wanted: tuple[int, ...], releases: tuple[Release, ...]) -> Release:
-    """The newest known that is not newer than `wanted`, within its major where there is one; else the oldest."""
+    """Return the newest release up to `wanted`, of its major if it has one; else the oldest."""
     older = [release for release in releases if release.version <= wanted]
     same_major = [release for release in releases if release.version[0] == wanted[0]]
     if older and (older[-1].version[0] == wanted[0] or not same_major):

@@ -1,4 +1,4 @@
-"""The rest of profiles/boards.toml, which `up` does not need: machines by name, known faults, drivers."""
+"""Load the part of profiles/boards.toml that only commands need: named machines, known issues, drivers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge.errors import BugError
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine that is not a Jetson, to plan for without having it."""
+    """A named machine that is not a Jetson, for plans with `--board`."""
 
     id: str
     name: str
@@ -27,7 +27,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """A fault of certain L4T releases, in the words of the doctor."""
+    """A known fault of L4T releases, as the doctor reports it."""
 
     l4t: tuple[str, ...]
     says: str
@@ -46,6 +46,8 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class Lore:
+    """Named machines, known issues and drivers of the shipped file."""
+
     machines: tuple[Machine, ...]
     issues: tuple[Issue, ...]
     drivers: tuple[Driver, ...]  # newest CUDA first
@@ -53,7 +55,7 @@ class Lore:
 
 @lru_cache(maxsize=1)
 def lore() -> Lore:
-    """Raises BugError when the shipped file does not have this shape."""
+    """Load the shipped file once. Raises BugError if it does not have this shape."""
     path = resources.data_dir("profiles") / "boards.toml"
     try:
         raw = resources.load_toml(path)

@@ -1,4 +1,4 @@
-"""/proc/meminfo in bytes. Pure."""
+"""Parse /proc/meminfo to bytes. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 def parse(text: str) -> dict[str, int]:
-    """Bytes by name. Lines without kB (HugePages_Total) are counts and left out."""
+    """Return bytes by name. Lines without kB (HugePages_Total) are counts and left out."""
     values: dict[str, int] = {}
     for line in text.splitlines():
         name, _, rest = line.partition(":")
@@ -17,10 +17,10 @@ def parse(text: str) -> dict[str, int]:
 
 
 def available_bytes(values: Mapping[str, int]) -> tuple[int, str | None]:
-    """(MemAvailable, None); where the line is missing an estimate and a sentence that says so (FC-17).
+    """Return (MemAvailable, None); for a kernel without that line an estimate and a note (FC-17).
 
-    The estimate is what the kernel could give back: free pages, half of the clean file cache beyond what tmpfs
-    holds, and half of the reclaimable slab. Half, because a working system needs the other half back at once.
+    The estimate adds to the free pages half of the file cache beyond tmpfs and half of the reclaimable slab. Half,
+    because a working system reads the rest again: the kernel's si_mem_available() keeps back half at most, too.
     """
     if "MemAvailable" in values:
         return values["MemAvailable"], None

@@ -1,4 +1,4 @@
-"""Memory at one instant."""
+"""Read how much memory is available now, by domain."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from edge.units import GIB, format_bytes
 
 @dataclass(frozen=True, slots=True)
 class MemorySnapshot:
-    """Bytes by domain: `unified` on a Jetson, else `host` and each GPU's UUID.
-
-    Available is MemAvailable, never MemFree.
-    """
+    """Bytes by domain: `unified` on a Jetson, else `host` and each GPU's UUID. Available is MemAvailable (FC-17)."""
 
     total_bytes: dict[str, int]
     available_bytes: dict[str, int]
@@ -25,10 +22,9 @@ class MemorySnapshot:
 
 
 def snapshot(root: Path, board: Board, available_bytes: int | None = None) -> MemorySnapshot:
-    """Reads the machine under `root`. `available_bytes` (`--memory`) replaces what is available in the main domain.
+    """Read the machine under `root`. `available_bytes` (`--memory`) replaces that of the domain `unified` or `host`.
 
-    The main domain is `unified` or `host`; each discrete GPU is one more, read from the driver. A GPU whose memory
-    the driver does not tell is left out and named in the notes.
+    Each discrete GPU is one more domain, read from the driver; one whose memory is unknown is left out, with a note.
     """
     tree = Tree(root)
     values = meminfo.parse(tree.text("/proc/meminfo") or "")
@@ -40,9 +36,7 @@ def snapshot(root: Path, board: Board, available_bytes: int | None = None) -> Me
         total = limit.limit_bytes
         if available_bytes is None and limit.left_bytes < available:
             available = limit.left_bytes
-            notes.append(
-                f"{limit.where} allows {format_bytes(limit.limit_bytes)}: that counts, not the machine's memory"
-            )
+            notes.append(f"{limit.where} allows {format_bytes(limit.limit_bytes)}: less than the machine's memory")
     if available_bytes is not None:
         available = available_bytes
         notes.append(f"available memory given by hand: {format_bytes(available_bytes)}")
@@ -54,9 +48,9 @@ def snapshot(root: Path, board: Board, available_bytes: int | None = None) -> Me
 
 
 def assumed(board: Board, available_bytes: int | None = None) -> MemorySnapshot:
-    """For a board that is not here (`--board`): a headless system that has just started.
+    """Assume the memory of a named board (`--board`): a headless system after boot.
 
-    Orin Nano 8GB and AGX Orin 64GB keep 1.5 GiB and 3.2 GiB for themselves then; 5 % of a bigger memory is between.
+    That leaves an Orin Nano 8GB 1.5 GiB less than its total and an AGX Orin 64GB 3.2 GiB less, 5 % of the latter.
     """
     domain = "unified" if board.unified_memory else "host"
     own = max(int(1.5 * GIB), board.memory_bytes // 20) if board.memory_bytes > 4 * GIB else GIB
@@ -80,6 +74,6 @@ def _add_gpus(tree: Tree, board: Board, totals: dict[str, int], free: dict[str, 
     for gpu in board.gpus:
         now = readings.get(gpu.uuid)
         if gpu.uuid is None or now is None or now.gpu.memory_bytes is None or now.free_bytes is None:
-            notes.append(f"free memory of {gpu.name} is unknown: the driver did not tell")
+            notes.append(f"free memory of {gpu.name} is unknown: the driver does not report it")
             continue
         totals[gpu.uuid], free[gpu.uuid] = now.gpu.memory_bytes, now.free_bytes

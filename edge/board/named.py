@@ -1,4 +1,4 @@
-"""Boards by name, for `--board agx-orin-64` on a machine that is not one."""
+"""Build boards by name, for `--board agx-orin-64` on another machine."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from edge.units import MIB
 
 
 def board_ids() -> tuple[str, ...]:
-    """Every name that `board_by_id` takes, without aliases."""
+    """Return every name that `board_by_id` accepts, without aliases."""
     return tuple(row.id for row in table().rows) + tuple(machine.id for machine in lore().machines)
 
 
 def board_by_id(id: str) -> Board:
-    """The board of that name as a stock image would show it. Raises UsageError with the nearest name."""
+    """Build the board as a stock image shows it. Raises UsageError with the nearest name."""
     known = table()
     wanted = id.strip().lower()
     is_super = wanted.endswith("-super")

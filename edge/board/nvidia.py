@@ -1,4 +1,4 @@
-"""Discrete NVIDIA GPUs: what the driver says, through the cheapest way that answers."""
+"""Read discrete NVIDIA GPUs through the cheapest way that answers."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from edge.board.reading import GpuReading, Reading, mig_notes
 from edge.board.tree import Tree
 from edge.units import MIB
 
-# What nvidia-smi prints with --format=csv,nounits; a copied tree keeps it beside its files.
+# Output of nvidia-smi with --format=csv,nounits, kept in a copied tree.
 RECORDED = "/nvidia-smi.csv"
 _DRIVER_NODES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
 
 
 def read(tree: Tree) -> Reading:
-    """NVML on this machine, the recorded answer in a copied tree, else what /proc tells. Nothing without a driver."""
+    """Read NVML here, or the recorded answer in a copied tree, else /proc. Empty without a driver."""
     if not tree.live:
         recorded = tree.text(RECORDED)
         return from_csv(recorded) if recorded else from_proc(tree)
     if not any(tree.exists(node) for node in _DRIVER_NODES):
         return Reading()
-    from edge.board import nvml  # and with it ctypes: machines without a driver start without
+    from edge.board import nvml  # late: it imports ctypes, which machines without a driver do not need
 
     return nvml.read() or from_proc(tree)
 
 
 def from_csv(text: str) -> Reading:
-    """nvidia-smi's own names: index, uuid, name, pci.bus_id, memory.total [MiB], memory.free [MiB], compute_cap, ..."""
+    """Parse nvidia-smi's columns: index, uuid, name, pci.bus_id, memory.total [MiB], compute_cap, …"""
     import csv
 
     rows = [
@@ -33,35 +33,35 @@ def from_csv(text: str) -> Reading:
         for row in csv.DictReader(text.splitlines(), skipinitialspace=True)
     ]
     gpus = tuple(_from_row(row) for row in rows)
-    driver = next((_told(row.get("driver_version")) for row in rows), None)
+    driver = next((_known(row.get("driver_version")) for row in rows), None)
     return Reading(gpus, driver, source="recorded", notes=mig_notes(gpus))
 
 
 def _from_row(row: dict[str, str]) -> GpuReading:
-    index, total, free = (_told(row.get(name)) for name in ("index", "memory.total", "memory.free"))
+    index, total, free = (_known(row.get(name)) for name in ("index", "memory.total", "memory.free"))
     gpu = Gpu(
-        name=_told(row.get("name")) or "NVIDIA GPU",
-        uuid=_told(row.get("uuid")),
+        name=_known(row.get("name")) or "NVIDIA GPU",
+        uuid=_known(row.get("uuid")),
         index=int(index) if index and index.isdecimal() else None,
-        pci_bus_id=_told(row.get("pci.bus_id")),
+        pci_bus_id=_known(row.get("pci.bus_id")),
         memory_bytes=int(total) * MIB if total and total.isdecimal() else None,
-        compute_capability=_told(row.get("compute_cap")),
+        compute_capability=_known(row.get("compute_cap")),
         mig=row.get("mig.mode.current", "").strip() == "Enabled",
     )
-    persistence = _told(row.get("persistence_mode"))
+    persistence = _known(row.get("persistence_mode"))
     return GpuReading(
         gpu, int(free) * MIB if free and free.isdecimal() else None, persistence == "Enabled" if persistence else None
     )
 
 
-def _told(value: str | None) -> str | None:
-    """nvidia-smi writes [N/A] and [Not Supported] where it knows nothing."""
+def _known(value: str | None) -> str | None:
+    """Return the cell; None for nvidia-smi's [N/A] and [Not Supported]."""
     text = (value or "").strip()
     return text if text and not text.startswith("[") else None
 
 
 def from_proc(tree: Tree) -> Reading:
-    """/proc/driver/nvidia: names, UUIDs and bus ids. No memory, no compute capability."""
+    """Read names, UUIDs and bus ids from /proc/driver/nvidia, which has no memory and no compute capability."""
     base = "/proc/driver/nvidia/gpus"
     gpus = []
     for index, bus in enumerate(tree.children(base)):
@@ -74,6 +74,6 @@ def from_proc(tree: Tree) -> Reading:
 
 
 def driver_version(tree: Tree) -> str | None:
-    """`570.133.07` from /proc/driver/nvidia/version."""
+    """Read `570.133.07` from /proc/driver/nvidia/version."""
     words = (tree.text("/proc/driver/nvidia/version") or "").partition("\n")[0].split()
     return next((word for word in words if word[0].isdecimal() and "." in word), None)

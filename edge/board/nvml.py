@@ -1,6 +1,6 @@
-"""NVIDIA's management library, asked directly: `up` may import nothing but the standard library before the spawn.
+"""Call NVML through ctypes: nvidia-ml-py is optional, and its import costs time before the engine is started.
 
-Only entry points that have kept their form since driver 450 are called. NVML opens no CUDA context and takes no memory.
+Only entry points that have not changed since driver 450 are called. NVML opens no CUDA context and takes no memory.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _TEXT_BYTES = 96
 
 
 class _Memory(ctypes.Structure):
-    """nvmlMemory_t"""
+    """nvmlMemory_t."""
 
     _fields_ = (("total", c_ulonglong), ("free", c_ulonglong), ("used", c_ulonglong))
 
 
 class _Pci(ctypes.Structure):
-    """nvmlPciInfo_t of nvmlDeviceGetPciInfo_v3"""
+    """nvmlPciInfo_t of nvmlDeviceGetPciInfo_v3."""
 
     _fields_ = (
         ("bus_id_legacy", c_char * 16),
@@ -36,7 +36,7 @@ class _Pci(ctypes.Structure):
 
 
 def read(libraries: tuple[str, ...] = _LIBRARIES) -> Reading | None:
-    """Every GPU that NVML lists. None when there is no library or it does not start."""
+    """Read every GPU that NVML lists. None when there is no library or it does not initialize."""
     nvml = _load(libraries)
     if nvml is None or nvml.nvmlInit_v2() != 0:
         return None
@@ -87,7 +87,7 @@ def _persistence(nvml: ctypes.CDLL, handle: c_void_p) -> bool | None:
 
 
 def _mig(nvml: ctypes.CDLL, handle: c_void_p, current: c_uint, pending: c_uint) -> bool:
-    """Drivers before 450 do not have the call."""
+    """Return whether the call for the MIG mode succeeded; drivers before 450 do not have it."""
     try:
         return bool(nvml.nvmlDeviceGetMigMode(handle, byref(current), byref(pending)) == 0)
     except AttributeError:
@@ -107,7 +107,7 @@ def _driver(nvml: ctypes.CDLL) -> str | None:
 
 
 def _cuda(nvml: ctypes.CDLL) -> str | None:
-    """12080 → `12.8`"""
+    """Convert 12080 to `12.8`."""
     version = c_int()
     if nvml.nvmlSystemGetCudaDriverVersion_v2(byref(version)) != 0:
         return None

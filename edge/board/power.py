@@ -1,4 +1,4 @@
-"""nvpmodel's active mode from its state files: no process, no root. Pure."""
+"""Parse nvpmodel's state files, without its process and without root. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _DEFAULT = re.compile(r"<\s*PM_CONFIG\s+DEFAULT=(\d+)\s*>")
 
 
 def modes(conf: str) -> tuple[PowerMode, ...]:
-    """Every mode of /etc/nvpmodel.conf. Numbers differ by module and image (FC-43)."""
+    """Return every mode of /etc/nvpmodel.conf. Ids differ by module and image (FC-43)."""
     return tuple(PowerMode(int(number), name) for number, name in _MODEL.findall(conf))
 
 
 def active(status: str | None, conf: str | None) -> PowerMode | None:
-    """From `/var/lib/nvpmodel/status` (`pmode:0002 fmode:fanNull`); before its first run, the conf's default."""
+    """Return the mode of `/var/lib/nvpmodel/status` (`pmode:0002 fmode:fanNull`), else the conf's default."""
     known = {mode.id: mode for mode in modes(conf or "")}
     match = _ACTIVE.search(status or "") or _DEFAULT.search(conf or "")
     if match is None:

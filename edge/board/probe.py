@@ -1,4 +1,4 @@
-"""What this machine is."""
+"""Identify the machine: Jetson or computer, CPU, GPUs, memory, releases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MEMORY_CLOCK_CAPS = ("/sys/kernel/nvpmodel_clk_cap/emc", "/sys/kernel/nvpmodel_
 
 
 def probe(root: Path = Path("/")) -> Board:
-    """Reads the machine under `root`. Standard library only; never fails: what is not known is None or noted."""
+    """Read the machine under `root`. Never fails: unknown values are None, assumptions are noted."""
     tree = Tree(root)
     memory_bytes = meminfo.parse(tree.text("/proc/meminfo") or "").get("MemTotal", 0)
     cores = _usable(tree, cpu.read(tree, lambda: table().cpus))
@@ -28,7 +28,7 @@ def probe(root: Path = Path("/")) -> Board:
 
 
 def _usable(tree: Tree, cores: Cpu) -> Cpu:
-    """More threads than the affinity or the container's quota allows make llama.cpp slower, not faster."""
+    """Limit the cores to affinity and CPU quota: more threads than that make llama.cpp slower."""
     allowed: list[float] = [quota] if (quota := cgroup.cpu_quota(tree)) else []
     if tree.live:
         allowed.append(len(os.sched_getaffinity(0)))
@@ -70,12 +70,12 @@ def _l4t_version(tree: Tree) -> str | None:
 
 
 def _computer(tree: Tree, cores: Cpu, memory_bytes: int) -> Board:
-    from edge.board import nvidia  # costs a Jetson's start nothing
+    from edge.board import nvidia  # late: a Jetson does not need it
 
     reading = nvidia.read(tree)
     machine = cpu.machine(tree)
     gpus = tuple(found.gpu for found in reading.gpus)
-    # DGX Spark and its kin: an NVIDIA GPU without memory of its own, said by a driver that answers.
+    # DGX Spark and similar: NVML answers and reports a GPU without memory of its own.
     unified = bool(gpus) and reading.source != "proc" and all(gpu.memory_bytes is None for gpu in gpus)
     product = tree.word("/sys/devices/virtual/dmi/id/product_name")
     return Board(

@@ -1,4 +1,4 @@
-"""What a GPU driver said at one instant. Values only."""
+"""Values that a GPU driver reports at one instant."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edge.board.board import Gpu
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One GPU at one instant. Without memory the driver does not tell: an integrated GPU, or no NVML."""
+    """One GPU. Its memory is unknown for an integrated GPU and without NVML."""
 
     gpu: Gpu
     free_bytes: int | None = None
@@ -18,7 +18,7 @@ class GpuReading:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """`source` is nvml, recorded or proc; `cuda` is the newest CUDA that the driver serves, where it tells."""
+    """All GPUs. `source` is nvml, recorded or proc; `cuda` is the newest CUDA that the driver supports, if known."""
 
     gpus: tuple[GpuReading, ...] = ()
     driver: str | None = None
@@ -28,7 +28,7 @@ class Reading:
 
 
 def mig_notes(gpus: tuple[GpuReading, ...]) -> tuple[str, ...]:
-    """MIG is said aloud: the whole card's memory is not what one instance gets."""
+    """Return a note for each GPU with MIG: an instance has only part of the card's memory."""
     return tuple(
         f"{reading.gpu.name} is split by MIG: CUDA sees its instances, not the card, and one instance has less memory"
         for reading in gpus

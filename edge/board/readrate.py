@@ -1,6 +1,6 @@
-"""How fast a file can be read past the page cache: the best of several stream counts, bounded in bytes and time.
+"""Measure how fast a file can be read past the page cache, with several stream counts, bounded in bytes and time.
 
-A cold start cannot be faster than this. Direct reads leave the page cache alone, so measuring costs no warm model.
+A cold start cannot be faster. Direct reads leave the page cache as it is, so measuring evicts no warm model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ALIGN_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class ReadRate:
-    """`by_streams` holds bytes a second for each stream count that was tried."""
+    """The best rate. `by_streams` has the bytes per second of each stream count."""
 
     bytes_s: float
     streams: int
@@ -39,7 +39,7 @@ def measure(
     limit_s: float = _LIMIT_S,
     clock: Callable[[], float] = time.perf_counter,
 ) -> ReadRate | None:
-    """None when the file is too small or its file system has no direct reads. Raises OSError when it cannot be read."""
+    """Measure one file; None if it is too small or has no direct reads. Raises OSError if it is unreadable."""
     size = path.stat().st_size
     share = budget_bytes // len(streams)
     if size < _CHUNK_BYTES:
@@ -48,7 +48,7 @@ def measure(
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
     except OSError:  # EINVAL: tmpfs and some network file systems
         with path.open("rb"):
-            return None  # it can be read, just not directly
+            return None  # readable, but not with O_DIRECT
     started = clock()
     rates: dict[int, float] = {}
     total = 0
@@ -72,7 +72,7 @@ def measure(
 
 
 def biggest_file(folders: tuple[Path, ...], depth: int = 3) -> Path | None:
-    """The biggest plain file under the folders. A folder that cannot be read is passed over."""
+    """Return the largest regular file under the folders; unreadable folders are skipped."""
     best: tuple[int, Path] | None = None
     for folder in folders:
         for root, names, files in os.walk(folder):
@@ -90,13 +90,13 @@ def biggest_file(folders: tuple[Path, ...], depth: int = 3) -> Path | None:
 
 
 def _regions(start: int, length: int, count: int, size: int) -> list[tuple[int, int]]:
-    """`count` stretches of the file, one a stream, wrapped at its end."""
+    """Return `count` ranges of the file, one a stream, wrapped at its end."""
     each = max(_CHUNK_BYTES, _aligned(length // count))
     return [(_aligned((start + number * each) % max(1, size - each + 1)), each) for number in range(count)]
 
 
 def _run(fd: int, regions: list[tuple[int, int]], clock: Callable[[], float], limit_s: float) -> tuple[int, float]:
-    """(bytes read, seconds) of all streams together."""
+    """Read all ranges in parallel and return (bytes read, seconds)."""
     barrier = threading.Barrier(len(regions) + 1)
     done = [0] * len(regions)
 

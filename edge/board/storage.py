@@ -1,4 +1,4 @@
-"""On what kind of storage a folder lies."""
+"""Find the kind of storage of a folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SLAVES_DEPTH = 4
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """`kind`: nvme, ssd, hdd, usb, emmc, sd, virtual, network, windows, memory, container, unknown."""
+    """Storage. `kind`: nvme, ssd, hdd, usb, emmc, sd, virtual, network, windows, memory, container, unknown."""
 
     mount: str
     filesystem: str
@@ -27,6 +27,8 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
+    """A line of /proc/self/mountinfo."""
+
     device: str  # "259:1"
     point: str
     options: str
@@ -36,7 +38,7 @@ class Mount:
 
 
 def classify(tree: Tree, folder: Path) -> Storage | None:
-    """None when the mount table cannot be read."""
+    """Return the storage of a folder; None when the mount table cannot be read."""
     mount = mount_of(mounts(tree), folder)
     if mount is None:
         return None
@@ -45,7 +47,7 @@ def classify(tree: Tree, folder: Path) -> Storage | None:
 
 
 def mounts(tree: Tree) -> list[Mount]:
-    """/proc/self/mountinfo, in mount order."""
+    """Parse /proc/self/mountinfo, in mount order."""
     found = []
     for line in tree.lines("/proc/self/mountinfo"):
         left, _, right = line.partition(" - ")
@@ -57,7 +59,7 @@ def mounts(tree: Tree) -> list[Mount]:
 
 
 def mount_of(table: list[Mount], folder: Path) -> Mount | None:
-    """The innermost mount that holds the folder; the last one mounted where several lie on one point."""
+    """Return the innermost mount of the folder, the last one mounted of several on one point."""
     path = PurePosixPath(folder)
     holding = [
         mount for mount in table if path == PurePosixPath(mount.point) or PurePosixPath(mount.point) in path.parents
@@ -81,7 +83,7 @@ def _kind(tree: Tree, mount: Mount) -> tuple[str, str | None]:
 
 
 def _disk(tree: Tree, mount: Mount) -> str | None:
-    """The whole disk below partition, LVM, encryption or RAID (its first member)."""
+    """Return the disk below partition, LVM, encryption or RAID (its first member)."""
     block = "/sys/class/block"
     name = next((n for n in tree.children(block) if tree.word(f"{block}/{n}/dev") == mount.device), None)
     name = name or (mount.source.removeprefix("/dev/") if mount.source.startswith("/dev/") else None)
@@ -114,5 +116,5 @@ def _disk_kind(tree: Tree, disk: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """mountinfo writes a blank as \\040."""
+    """Decode mountinfo's octal escapes: a blank is \\040."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

@@ -1,4 +1,4 @@
-"""profiles/boards.toml as values: chips, modules, L4T releases, CPU parts. What only commands need is in lore.py."""
+"""Load what every start needs of profiles/boards.toml: chips, modules, L4T releases, CPU parts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge.errors import BugError
 
 @dataclass(frozen=True, slots=True)
 class Soc:
-    """A chip. `refused` says why edgellm cannot use its GPU."""
+    """A chip. `refused` is the reason why its GPU cannot be used."""
 
     key: str  # "tegra234"
     name: str
@@ -26,7 +26,7 @@ class Soc:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One module. `memory_kb` is MemTotal of a stock image; `trust` is measured, reported or datasheet."""
+    """A module. `memory_kb` is MemTotal of a stock image; `trust` is measured, reported or datasheet."""
 
     id: str
     name: str
@@ -46,7 +46,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One L4T release and what it brings."""
+    """An L4T release with its JetPack and CUDA."""
 
     version: tuple[int, ...]
     jetpack: str
@@ -59,6 +59,8 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Table:
+    """The shipped tables."""
+
     socs: dict[str, Soc]
     rows: tuple[Row, ...]
     releases: tuple[Release, ...]  # oldest first
@@ -67,12 +69,12 @@ class Table:
 
 @lru_cache(maxsize=1)
 def table() -> Table:
-    """The shipped table."""
+    """Load the shipped tables once."""
     return load(resources.data_dir("profiles") / "boards.toml")
 
 
 def load(path: Path) -> Table:
-    """Raises BugError when the file is not there or does not have this shape: it is shipped with the code."""
+    """Load a file. Raises BugError if it is missing or malformed: it is shipped with the code."""
     try:
         raw = resources.load_toml(path)
         return Table(

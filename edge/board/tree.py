@@ -1,28 +1,28 @@
-"""Reading small files of a machine that may be a copy under some folder. Standard library, no writing."""
+"""Read small files of this machine, or of a copy of another one under a folder."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-_LINKS_MAX = 40  # as the kernel's own limit
+_LINKS_MAX = 40  # MAXSYMLINKS of the kernel
 _READ_MAX_BYTES = 4 * 2**20
 
 
 class Tree:
-    """`/` or a copy of it. Absolute symbolic links inside a copy stay inside it."""
+    """The file system of a machine: `/` or a copy, in which absolute symbolic links stay."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.root = root
         self.live = root.resolve() == Path("/")
 
     def path(self, name: str | Path) -> Path:
-        """Where `/proc/meminfo` is on this machine."""
+        """Return the real path of `/proc/meminfo` and the like."""
         plain = str(name).lstrip("/")
         return Path("/") / plain if self.live else self._inside(Path(plain))
 
     def text(self, name: str | Path) -> str | None:
-        """The file's text (at most 4 MiB), None if it is absent or cannot be read (EAGAIN of a sleeping sensor too)."""
+        """Return the file's text (at most 4 MiB); None if it is absent or unreadable, as a gated sensor is (EAGAIN)."""
         data = self.data(name)
         return None if data is None else data.decode(errors="replace")
 
@@ -30,7 +30,7 @@ class Tree:
         try:
             with self.path(name).open("rb") as file:
                 return file.read(_READ_MAX_BYTES)
-        except (OSError, ValueError):  # ValueError: a name with a zero byte, out of some file
+        except (OSError, ValueError):  # ValueError: a name with a NUL, read from a file
             return None
 
     def number(self, name: str | Path) -> int | None:
@@ -41,7 +41,7 @@ class Tree:
             return None
 
     def word(self, name: str | Path) -> str | None:
-        """The text without white space and zero bytes around it; None if nothing is left."""
+        """Return the text without surrounding white space and NULs; None if it is empty."""
         text = self.text(name)
         return (text.strip("\0 \t\r\n") or None) if text is not None else None
 
@@ -52,7 +52,7 @@ class Tree:
             return False
 
     def children(self, name: str | Path) -> list[str]:
-        """Sorted names in a folder, [] if it is not there. cpu2 comes before cpu10."""
+        """Return sorted names in a folder, cpu2 before cpu10; [] without the folder."""
         try:
             return sorted((entry.name for entry in self.path(name).iterdir()), key=_natural)
         except (OSError, ValueError):
@@ -62,7 +62,7 @@ class Tree:
         yield from (self.text(name) or "").splitlines()
 
     def _inside(self, relative: Path) -> Path:
-        """Follows links by hand, so that `/sys/...` in a copy means the copy's."""
+        """Resolve links here, so that a link to `/sys/…` in a copy means the copy's."""
         done = self.root
         waiting = [part for part in relative.parts if part != "/"]
         links = 0

@@ -1,4 +1,4 @@
-"""CUDA_VISIBLE_DEVICES of our own environment: who started us may hide GPUs, and the plan must not use them. Pure."""
+"""Apply CUDA_VISIBLE_DEVICES of our environment: the engine inherits it and must not plan for hidden GPUs. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible(board: Board, value: str | None) -> Board:
-    """The board with the GPUs that are left. None: the variable is not set."""
+    """Return the board with its visible GPUs. `value` None: the variable is not set."""
     if value is None or not board.gpus:
         return board
     left = _left(board.gpus, [token.strip() for token in value.split(",")])
@@ -21,7 +21,7 @@ def visible(board: Board, value: str | None) -> Board:
 
 
 def _left(gpus: Sequence[Gpu], tokens: Sequence[str]) -> tuple[Gpu, ...]:
-    """By number in PCI order or by UUID, which may be cut. As in CUDA, the first that is no GPU ends the list."""
+    """Select by number in PCI order or by a prefix of the UUID. As in CUDA, the first invalid entry ends the list."""
     ordered = sorted(gpus, key=lambda gpu: gpu.pci_bus_id or "")
     found: list[Gpu] = []
     for token in tokens:

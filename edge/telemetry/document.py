@@ -1,4 +1,4 @@
-"""Samples, energy and levels as JSON. Pure: instants become wall time by `offset_s` (wall minus monotonic clock)."""
+"""Build the JSON documents of samples, energy and levels. Pure: `offset_s` is wall clock minus monotonic clock."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from edge.telemetry.energy import EnergyMeter
 from edge.telemetry.governor import Decision
-from edge.telemetry.history import History, Moment
+from edge.telemetry.history import History, HistoryPoint
 from edge.telemetry.sample import Sample
 
 COLUMNS = ("at", "power_w", "temp_c", "gpu_load_ratio", "memory_used_bytes")
 
 
 def sample_document(sample: Sample | None, now: float) -> dict[str, Any]:
-    """The latest sample; every key is there whether known or not. `source` "none" when there is nothing."""
+    """Build the document of a sample. Unknown values are null; without a sample `source` is "none"."""
     if sample is None:
         return {"source": "none", "age_s": None}
     memory = None if sample.memory is None else {**asdict(sample.memory), "gpu_used_bytes": sample.gpu_used_bytes}
@@ -42,6 +42,7 @@ def sample_document(sample: Sample | None, now: float) -> dict[str, Any]:
 
 
 def governor_document(decision: Decision, act: bool, max_watts: float | None) -> dict[str, Any]:
+    """Build the document of the thermal governor's last decision."""
     return {
         "level": decision.level.name,
         "because": decision.because,
@@ -52,7 +53,7 @@ def governor_document(decision: Decision, act: bool, max_watts: float | None) ->
 
 
 def energy_document(meter: EnergyMeter) -> dict[str, Any]:
-    """Joules since telemetry began. A model's are its estimated share of the time in which it had requests."""
+    """Build the document of joules since telemetry started; those of a model are its estimated share."""
     return {
         "joules": round(meter.total_joules, 3),
         "idle_joules": round(meter.idle_joules, 3),
@@ -74,7 +75,7 @@ def energy_document(meter: EnergyMeter) -> dict[str, Any]:
 
 
 def history_document(history: History, offset_s: float) -> dict[str, Any]:
-    """Rows of COLUMNS: the last ten minutes by second, the last day by minute."""
+    """Build rows of COLUMNS: the last ten minutes by second, the last day by minute."""
     return {
         "columns": list(COLUMNS),
         "seconds": _rows(history.seconds, offset_s),
@@ -82,7 +83,7 @@ def history_document(history: History, offset_s: float) -> dict[str, Any]:
     }
 
 
-def _rows(moments: Iterable[Moment], offset_s: float) -> list[list[float | int | None]]:
+def _rows(points: Iterable[HistoryPoint], offset_s: float) -> list[list[float | int | None]]:
     return [
         [
             round(m.at_s + offset_s, 1),
@@ -91,7 +92,7 @@ def _rows(moments: Iterable[Moment], offset_s: float) -> list[list[float | int |
             _round(m.gpu_load_ratio),
             m.memory_used_bytes,
         ]
-        for m in moments
+        for m in points
     ]
 
 
@@ -100,13 +101,13 @@ def _round(value: float | None) -> float | None:
 
 
 def notes(sample: Sample | None, parts: Mapping[str, Sample], tokens_per_s: float | None) -> list[str]:
-    """What a reader of the figures should know."""
+    """Return sentences on figures that may mislead."""
     found = []
     jtop = parts.get("jtop")
     others = (part.gpu_load_ratio for name, part in parts.items() if name != "jtop")
     if jtop and jtop.gpu_load_ratio == 0 and tokens_per_s and not any(load is not None for load in others):
-        # jtop sticks to a source that says 0 for ever when it was started before the GPU's node was there.
-        found.append("jtop says GPU load 0 while tokens are generated: restart jtop.service")
+        # jtop keeps a source that always reads 0 when it was started before the GPU's node appeared (FC-71).
+        found.append("jtop reports GPU load 0 while tokens are generated: restart jtop.service")
     if sample and sample.power and sample.power.note:
         found.append(f"power: {sample.power.note}")
     return found

@@ -1,7 +1,7 @@
-"""Joules from watts: the trapezoid over measured power with its real timestamps, and who used them.
+"""Integrate measured power to joules (trapezoid) and share them among requests and models.
 
-Gaps are never bridged: where samples are more than `GAP_S` apart the energy is unknown, not interpolated. All instants
-are on one monotonic clock, given by the caller.
+Gaps are not bridged: where samples are more than `GAP_S` apart the energy is unknown. All instants are on one monotonic
+clock, given by the caller.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from edge.telemetry.jtop_line import CALM_S
+from edge.telemetry.jtop_line import IDLE_INTERVAL_S
 
-# The slowest source that may be the only one with power is jtop; one late sample of it is no gap.
-GAP_S = 2 * CALM_S + 1.0
+# jtop is the slowest source and may be the only one with power; one late sample of it is no gap.
+GAP_S = 2 * IDLE_INTERVAL_S + 1.0
 KEEP_S = 900.0  # at least this much history, and more while an older request is open
 KEEP_POINTS = 7200
 KEEP_WORK = 2000  # requests remembered for sharing with a long one that they overlap
@@ -25,13 +25,15 @@ HOURS = 48
 
 @dataclass(frozen=True, slots=True)
 class Point:
+    """One measurement of power."""
+
     at_s: float
     power_w: float
 
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """One request. `tokens` once it ended, `so_far` counts them while it runs (0: unknown); `end_s` None while open."""
+    """One request. `tokens` is set at its end, `so_far` counts them before (0: unknown); `end_s` is None while open."""
 
     start_s: float
     model: str
@@ -43,7 +45,7 @@ class Work:
         return self.so_far() if self.end_s is None and self.so_far is not None else self.tokens
 
     def rate(self, now: float) -> float | None:
-        """Tokens per second so far; None where no token is known."""
+        """Return tokens per second so far; None while no token is known."""
         length = (now if self.end_s is None else self.end_s) - self.start_s
         tokens = self.count()
         return tokens / length if tokens and length > 0 else None
@@ -54,7 +56,7 @@ class Work:
 
 @dataclass(slots=True)
 class Use:
-    """One model since telemetry began. `joules`: its share of the time in which it had requests, short ones too."""
+    """Totals of one model since telemetry started. `joules` are its share while it had requests."""
 
     joules: float = 0.0
     tokens: int = 0
@@ -63,13 +65,13 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Power over time, linear between points and held for `GAP_S` at most beyond both ends."""
+    """Power over time: linear between points, constant beyond both ends for at most `GAP_S`."""
 
     points: Sequence[Point]
     times: Sequence[float]
 
     def joules(self, start_s: float, end_s: float) -> float | None:
-        """Energy between two instants; None where a gap makes it unknown."""
+        """Return the energy between two instants; None where a gap makes it unknown."""
         if not self.points or self.times[0] - start_s > GAP_S or end_s - self.times[-1] > GAP_S:
             return None
         inner = self.points[bisect_right(self.times, start_s) : bisect_left(self.times, end_s)]
@@ -91,7 +93,7 @@ class Curve:
 
 
 def share(mine: Work, active: Sequence[Work], now: float) -> float:
-    """My part while `active` (me among them) ran: by generated tokens. Who has no token counted yet counts like me."""
+    """Return the share of `mine` while `active` ran, by generated tokens; a request without tokens counts as `mine`."""
     own = mine.rate(now)
     if own is None:
         return 1 / len(active)
@@ -100,7 +102,7 @@ def share(mine: Work, active: Sequence[Work], now: float) -> float:
 
 @dataclass(slots=True)
 class EnergyMeter:
-    """Feed it power with `add`, tell it of requests with `begin` and `request`; everything else is arithmetic."""
+    """Energy of a board, its models and requests, from power (`add`) and requests (`begin`, `request`, `cancel`)."""
 
     total_joules: float = 0.0
     idle_joules: float = 0.0
@@ -112,7 +114,7 @@ class EnergyMeter:
     _work: list[Work] = field(default_factory=list)
 
     def add(self, at_s: float, power_w: float, unix_s: float | None = None) -> None:
-        """One measurement. Instants must rise: an older one is ignored. `unix_s` files it under its hour."""
+        """Add one measurement, unless it is older than the last. `unix_s` selects the hour it counts for."""
         last = self._points[-1] if self._points else None
         if last is not None and at_s <= last.at_s:
             return
@@ -126,13 +128,13 @@ class EnergyMeter:
         self._forget(at_s)
 
     def begin(self, start_s: float, model: str = "", so_far: Callable[[], int] | None = None) -> Work:
-        """A request starts. Hand the result to `request` at its end; `so_far` counts its tokens meanwhile."""
+        """Start a request. `so_far` counts its tokens until the result is passed to `request` or `cancel`."""
         work = Work(start_s, model, so_far=so_far)
         self._work.append(work)
         return work
 
     def request(self, start_s: float, end_s: float, tokens: int, work: Work | None = None) -> float | None:
-        """Estimated joules of a finished request; None unless at least three samples fall inside it, without a gap.
+        """End a request and return its estimated joules; None with fewer than three samples inside it, or with a gap.
 
         Requests that overlap share by generated tokens.
         """
@@ -147,29 +149,29 @@ class EnergyMeter:
         return self._part(mine, _curve(points))
 
     def cancel(self, work: Work, end_s: float) -> None:
-        """A request that ended without an answer: it shares in the energy of its time, and counts no token."""
+        """End a request without an answer: it shares the energy of its time and counts no token."""
         work.end_s = max(work.start_s, end_s)
 
     def open(self, model: str | None = None) -> int:
         return sum(work.end_s is None and model in (None, work.model) for work in self._work)
 
     def tokens(self, model: str | None = None) -> int:
-        """Finished requests' tokens and those of open ones so far; of all models without a name."""
+        """Return tokens of finished and open requests of a model; of all models without a name."""
         done = sum(use.tokens for name, use in self.by_model.items() if model in (None, name))
         return done + sum(work.count() for work in self._work if work.end_s is None and model in (None, work.model))
 
     def tokens_per_joule(self, model: str) -> float | None:
-        """None until tokens and joules are known."""
+        """Return tokens per joule; None until both are known."""
         tokens, use = self.tokens(model), self.by_model.get(model)
         return tokens / use.joules if tokens and use is not None and use.joules else None
 
     @property
     def idle_w(self) -> float | None:
-        """Mean power while no request was open."""
+        """Return the mean power while no request was open."""
         return self.idle_joules / self.idle_s if self.idle_s > 0 else None
 
     def _part(self, mine: Work, curve: Curve) -> float | None:
-        """`mine`'s energy: between two changes of who is at work, its share of what was drawn."""
+        """Sum the share of `mine` over the intervals between starts and ends of requests."""
         end_s = mine.end_s if mine.end_s is not None else mine.start_s
         energy = 0.0
         for left, right in self._intervals(mine.start_s, end_s):
@@ -180,7 +182,7 @@ class EnergyMeter:
         return energy
 
     def _account(self, start_s: float, end_s: float, unix_s: float | None) -> None:
-        """The newest segment: to the hour, and to the models at work or to idling."""
+        """Add the newest segment to its hour and to the active models, or to idling."""
         curve = _curve([self._points[-2], self._points[-1]])
         for left, right in self._intervals(start_s, end_s):
             drawn = curve.joules(left, right) or 0.0
@@ -196,7 +198,7 @@ class EnergyMeter:
                 self.by_model.setdefault(work.model, Use()).joules += drawn * share(work, active, right)
 
     def _intervals(self, start_s: float, end_s: float) -> list[tuple[float, float]]:
-        """[start, end] cut wherever a request begins or ends."""
+        """Cut [start, end] wherever a request starts or ends."""
         edges = {start_s, end_s}
         for work in self._work:
             edges.update(at for at in (work.start_s, work.end_s) if at is not None and start_s < at < end_s)
@@ -207,7 +209,7 @@ class EnergyMeter:
         return [work for work in self._work if work.covers(start_s, end_s)]
 
     def _forget(self, now: float) -> None:
-        """What no open request can ask for any more."""
+        """Drop points and requests that no open request needs."""
         oldest = min((work.start_s for work in self._work if work.end_s is None), default=now)
         self._work = [work for work in self._work if work.end_s is None or work.end_s > oldest][-KEEP_WORK:]
         while self._points and self._points[0].at_s < min(oldest, now - KEEP_S) - GAP_S:

@@ -1,13 +1,12 @@
-"""How warm the board may get: levels from its own trip points, with hysteresis and dwell times. Pure.
+"""Choose a thermal level from the board's own trip points, with hysteresis and dwell times. Pure.
 
-    NOMINAL    everything is admitted
+    NOMINAL    all requests are admitted
     PASSIVE    passive − 10 °C   fewer requests at once
     HOT        passive − 4 °C    new requests wait, running ones finish
-    CRITICAL   critical − 2 °C   drain, stop the engine, come back when cool
+    CRITICAL   critical − 2 °C   the engine is drained and stopped, and started again when it is cool
 
-Only PASSIVE acts unless `act` is set: a board protects itself in hardware, and an appliance that stops unasked is
-worse than a slow one. What the board itself throttles for, and over-current, are reported beside the level and never
-change it.
+Only PASSIVE acts unless `act` is set: the board protects itself in hardware, and an appliance that stops without being
+configured to is worse than a slow one. Throttling by the board and over-current are reported and never change a level.
 """
 
 from __future__ import annotations
@@ -17,12 +16,15 @@ from enum import IntEnum
 
 from edge.telemetry.sample import Sample, Zone
 
-# Between software throttle and shutdown of every Jetson we know: Orin 99.0 and 104.5, Thor 109 and 114.5.
+# Between software throttling and shutdown: Orin 99.0 and 104.5 (NVIDIA's kernel patch for p3701), Thor about 109 and
+# 114.5 (L4T R38.4).
 _PASSIVE_BELOW_CRITICAL_C = 5.5
 _NEVER_S = float("-inf")
 
 
 class Level(IntEnum):
+    """Thermal level of the board."""
+
     NOMINAL = 0
     PASSIVE = 1
     HOT = 2
@@ -31,7 +33,7 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The wishes of [thermal]. Margins in °C below a zone's trip point."""
+    """Limits of the governor, see [thermal]. Margins are in °C below a zone's trip point."""
 
     act: bool = False
     max_watts: float | None = None
@@ -39,18 +41,18 @@ class Limits:
     hot_margin_c: float = 4.0
     critical_margin_c: float = 2.0
     hysteresis_c: float = 3.0
-    dwell_s: float = 10.0  # a level is kept at least this long before the next lower one follows
-    stale_s: float = 60.0  # without data for so long a level falls back to NOMINAL: no data stops no model
+    dwell_s: float = 10.0  # a level is kept at least this long before the next lower one
+    stale_s: float = 60.0  # without data for this long the level becomes NOMINAL: missing data stops no model
     average_s: float = 10.0  # of power, before it is compared with max_watts
     passive_fraction: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimit:
-    """What the gateway and the supervisor shall do. `fraction` of the slots (at least one) may be busy at once.
+    """Limit for gateway and supervisor. `fraction` of the slots, at least one, may be busy at once.
 
-    `hold_new`: new requests wait, then get 503 with Retry-After. `drain`: finish or abort what runs and stop the
-    engine; start it again when `drain` is false.
+    `hold_new`: new requests wait, then get 503 with Retry-After. `drain`: finish or abort running requests and stop the
+    engine until `drain` is false.
     """
 
     fraction: float = 1.0
@@ -60,7 +62,7 @@ class AdmissionLimit:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`level` is what the board is at; `limit` is what to do about it (never more than PASSIVE's unless `act`)."""
+    """A level and the limit that follows from it, at most that of PASSIVE unless `act`."""
 
     level: Level
     limit: AdmissionLimit
@@ -70,7 +72,7 @@ class Decision:
 
 @dataclass(slots=True)
 class Governor:
-    """One board. Feed it every sample; it answers at once and keeps only levels and when they were entered."""
+    """The governor of one board: fed with every sample, it keeps levels and when they were entered."""
 
     limits: Limits = field(default_factory=Limits)
     level: Level = Level.NOMINAL
@@ -82,11 +84,11 @@ class Governor:
         self._heat, self._watts = _Heat(self.limits), _Watts(self.limits)
 
     def decide(self, sample: Sample | None, now: float) -> Decision:
-        """A sample that is None or lacks a figure keeps the level that came from it, for `stale_s`."""
+        """Return the decision for one sample. A missing value keeps the level it led to for `stale_s`."""
         heat, watts = self._heat.step(sample, now), self._watts.step(sample, now)
         level = max(heat, watts)
         changed, self.level = level != self.level, level
-        # A stopped engine comes back when the board is cool again, not when it is merely no longer critical.
+        # A stopped engine starts again at PASSIVE, not at HOT, where it would be stopped again soon.
         self._stopped = level >= Level.CRITICAL or (self._stopped and level >= Level.HOT)
         because = self._watts.because if watts > heat else self._heat.because
         return Decision(level, self._limit(level), because, changed)
@@ -101,6 +103,8 @@ class Governor:
 
 @dataclass(slots=True)
 class _Heat:
+    """Level by temperature."""
+
     limits: Limits
     level: Level = Level.NOMINAL
     because: str = "no temperature with a trip point"
@@ -116,7 +120,7 @@ class _Heat:
             return self.level
         self.seen_s = now
         wanted = max(self._of(zone, 0.0) for zone in zones)
-        # Downwards one level at a time, and only when it is cooler than the threshold by the hysteresis.
+        # Down one level at a time, and only when cooler than the threshold by the hysteresis.
         kept = max(self._of(zone, self.limits.hysteresis_c) for zone in zones)
         if wanted > self.level:
             self._enter(wanted, now)
@@ -141,7 +145,7 @@ class _Heat:
 
 @dataclass(slots=True)
 class _Watts:
-    """Above `max_watts` one level up per dwell, HOT at most; below 95 % of it one level down per dwell."""
+    """Level by power: above `max_watts` one up a dwell time, HOT at most; below 95 % of it one down."""
 
     limits: Limits
     level: Level = Level.NOMINAL
@@ -168,7 +172,7 @@ class _Watts:
 
 
 def _passive(zone: Zone) -> float:
-    """The zone's software-throttle point; 0.0 for one without trip points (board and diode sensors)."""
+    """Return the zone's software-throttle point; 0.0 for one without trip points (board and diode sensors)."""
     if zone.passive_c is not None:
         return zone.passive_c
     return 0.0 if zone.critical_c is None else zone.critical_c - _PASSIVE_BELOW_CRITICAL_C

@@ -1,4 +1,4 @@
-"""Any machine, through psutil: CPU, memory, swap, disk, and the package temperature."""
+"""Read CPU, memory, swap, disk and package temperature of any machine through psutil."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PACKAGE_CHIPS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
 
 @dataclass(slots=True)
 class HostSource:
-    """`disk` is a folder on the file system that counts (the models'). Blocking: call it off the event loop."""
+    """A sensor source for any machine. `disk` is a folder on the models' file system."""
 
     disk: Path = Path("/")
     name: str = field(default="host", init=False)
@@ -23,7 +23,7 @@ class HostSource:
     _primed: bool = field(default=False, init=False)
 
     def read(self, now: float, *, quick: bool = False) -> Sample:
-        """The first `cpu_load_ratio` is None: a load is a difference."""
+        """Return one sample. The first has no `cpu_load_ratio`: a load is a difference between two reads."""
         import psutil
 
         memory, swap = psutil.virtual_memory(), psutil.swap_memory()
@@ -54,5 +54,5 @@ class HostSource:
         sensors = psutil.sensors_temperatures()
         readings = [entry for chip in _PACKAGE_CHIPS for entry in sensors.get(chip, ())]
         hottest = max(readings, key=lambda entry: entry.current, default=None)
-        # Without trip points: coretemp's "critical" is where a CPU throttles itself by design, so nothing to act on.
+        # Without trip points: coretemp's "critical" is where a CPU throttles itself by design, under any full load.
         self._zones = () if hottest is None else (Zone("package", hottest.current),)

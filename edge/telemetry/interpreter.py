@@ -1,4 +1,4 @@
-"""Which Python has the jetson-stats of the jtop service. Client and service must come from the same installation."""
+"""Find the Python that runs the jtop service: client and service must come from the same installation (FC-65)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EXEC = re.compile(r"^ExecStart=[-@:+!]*(\S+)", re.MULTILINE)
 
 
 def find(root: Path = Path("/")) -> Path | None:
-    """The running service's interpreter, else its unit's, else ours if jetson-stats is installed in it."""
+    """Return the running service's interpreter, else its unit's, else ours if jetson-stats is installed in it."""
     for candidate in (_of_process(root), _of_unit(root)):
         if candidate is not None and trusted(candidate):
             return candidate
@@ -22,9 +22,9 @@ def find(root: Path = Path("/")) -> Path | None:
 
 
 def trusted(path: Path) -> bool:
-    """Only root or we can change what this path runs: every folder on the way, the file, and what it links to.
+    """Return whether only root or this user can change what the path runs: each folder, the file, its link's target.
 
-    Anybody can start a process that calls itself jtop; without this, we would run his program as ourselves.
+    Any user can start a process named jtop; without this check its program would run as ours.
     """
     return all(_safe(part) for end in (path, path.resolve()) for part in (end, *end.parents))
 
@@ -42,7 +42,7 @@ def _safe(path: Path) -> bool:
 
 
 def _of_process(root: Path) -> Path | None:
-    """`PYTHON …/jtop --force`, run by root or by us."""
+    """Return the interpreter of a process `PYTHON …/jtop --force` of root or of this user."""
     for process in sorted((root / "proc").glob("[0-9]*")):
         try:
             words = (process / "cmdline").read_bytes().split(b"\0")
@@ -56,7 +56,7 @@ def _of_process(root: Path) -> Path | None:
 
 
 def _of_unit(root: Path) -> Path | None:
-    """The shebang of the program that jtop.service starts."""
+    """Return the shebang's interpreter of the program that jtop.service starts."""
     for folder in _UNITS:
         try:
             program = _EXEC.search((root / folder / "jtop.service").read_text())

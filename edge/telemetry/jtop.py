@@ -1,9 +1,8 @@
-"""jtop, a guest in another room: its reader is a process that is watched, replaced, and never waited for.
+"""Read jtop through a process that is supervised and replaced, and whose loss affects nothing else.
 
-`JtopSource.run()` finds the interpreter that owns the jtop service, runs jtop_reader.py with it, and takes its lines,
-each with a deadline. A reader that hangs, dies or says why it cannot go on is replaced after a growing pause. Where
-edgellm-jtop.service shares the lines on a socket (jtop_share.py), they are taken from there. Losing jtop changes
-`trouble`, nothing else.
+`JtopSource.run()` runs jtop_reader.py with the Python of the jtop service and reads its lines, each with a deadline. A
+reader that hangs, dies or reports an error is replaced after a growing pause. Where edgellm-jtop.service shares the
+lines on a socket (jtop_share.py), they are read from there. Losing jtop only sets `fault`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edge.telemetry import interpreter
-from edge.telemetry.jtop_line import CALM_S, Trouble, error_line, interval_of, parse, trouble
+from edge.telemetry.jtop_line import IDLE_INTERVAL_S, JtopFault, error_line, interval_of, jtop_fault, parse
 from edge.telemetry.sample import Sample
 from edge.telemetry.source import Clock
 
@@ -27,16 +26,16 @@ log = logging.getLogger("edge.telemetry")
 
 SOCKET = Path("/run/jtop.sock")
 READER = Path(__file__).with_name("jtop_reader.py")
-_FIRST_LINE_S = 60.0  # the reader gives up by itself before that, and says why
+_FIRST_LINE_S = 60.0  # the reader gives up by itself before that, with a reason
 _GRACE_S = 5.0
-_HEALTHY_S = 60.0  # a reader that lived so long starts the pauses from the beginning
+_HEALTHY_S = 60.0  # a reader that ran this long resets the pauses
 _MAX_LINE_BYTES = 1 << 20
 
 
 class JtopSource:
-    """`python` None: found by itself at each start. `share`: edgellm-jtop.service's socket, used when it is there.
+    """A source of jtop samples. `python` None: found at each start. `share`: the socket of edgellm-jtop.service.
 
-    `on_line` gets every line of a sample, and a line of the reader's kind for every trouble.
+    `on_line` gets the line of every sample, and an error line for every fault.
     """
 
     name = "jtop"
@@ -51,39 +50,39 @@ class JtopSource:
         on_line: Callable[[bytes], None] | None = None,
     ) -> None:
         self.latest: Sample | None = None
-        self.trouble: Trouble | None = None
+        self.fault: JtopFault | None = None
         self.restarts = 0
         self._python = python
         self._share = share
         self._clock = clock
         self._pauses_s = pauses_s
         self._on_line = on_line
-        self._wish_s = CALM_S
-        self._interval_s = CALM_S
+        self._requested_s = IDLE_INTERVAL_S
+        self._interval_s = IDLE_INTERVAL_S
         self._writer: asyncio.StreamWriter | None = None
-        self._said: str | None = None
+        self._logged: str | None = None
 
     def fresh(self, now: float) -> Sample | None:
-        """The latest sample unless it is older than three intervals."""
+        """Return the latest sample unless it is older than three intervals."""
         sample = self.latest
         return sample if sample is not None and sample.age_s(now) <= 3 * self._interval_s else None
 
-    def pace(self, interval_s: float) -> None:
-        """Asks for another interval. It may take the service some seconds."""
-        if interval_s != self._wish_s:
-            self._wish_s = interval_s
+    def set_interval(self, interval_s: float) -> None:
+        """Request another interval; it takes the service some seconds to follow."""
+        if interval_s != self._requested_s:
+            self._requested_s = interval_s
             self._ask()
 
     async def run(self) -> None:
-        """Until cancelled; the reader ends with it."""
+        """Run readers until cancelled; the last one ends with the task."""
         pause_s = self._pauses_s[0]
         while True:
             began = self._clock()
             try:
                 found = await self._once()
-            except Exception as error:  # no process or thread to be had: whatever it is, it must not end the task
-                found = trouble("failed", f"the reader could not be started: {error}")
-            self._tell(found)
+            except Exception as error:  # EAGAIN of fork, MemoryError: nothing may end the task
+                found = jtop_fault("failed", f"the reader could not be started: {error}")
+            self._report(found)
             if self._on_line is not None:
                 self._on_line(error_line(found))
             if self._clock() - began > _HEALTHY_S:
@@ -92,30 +91,30 @@ class JtopSource:
             pause_s = min(2 * pause_s, self._pauses_s[1])
             self.restarts += 1
 
-    async def _once(self) -> Trouble:
-        """One reader (or one connection to the share), to its end."""
+    async def _once(self) -> JtopFault:
+        """Run one reader, or one connection to the share, to its end."""
         if self._share is not None and self._share.is_socket():
             try:
                 lines, writer = await asyncio.open_unix_connection(self._share, limit=_MAX_LINE_BYTES)
             except OSError as error:
-                return trouble("failed", f"{self._share}: {error.strerror}")
+                return jtop_fault("failed", f"{self._share}: {error.strerror}")
             try:
-                return await self._take(lines, writer, shared=True)
+                return await self._read_lines(lines, writer, shared=True)
             finally:
                 writer.close()
-        refused = why_not(SOCKET)
-        if refused is not None:
-            return refused
+        fault = socket_fault(SOCKET)
+        if fault is not None:
+            return fault
         python = self._python or await asyncio.to_thread(interpreter.find)
-        return trouble("not_installed") if python is None else await self._read_with(python)
+        return jtop_fault("not_installed") if python is None else await self._read_with(python)
 
-    async def _read_with(self, python: Path) -> Trouble:
+    async def _read_with(self, python: Path) -> JtopFault:
         process = await asyncio.create_subprocess_exec(
             python,
             "-I",
             READER,
             "--interval",
-            str(self._wish_s),
+            str(self._requested_s),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
@@ -125,74 +124,74 @@ class JtopSource:
         )
         assert process.stdin is not None and process.stdout is not None
         try:
-            return await self._take(process.stdout, process.stdin)
+            return await self._read_lines(process.stdout, process.stdin)
         finally:
             await _end(process)
 
-    async def _take(
+    async def _read_lines(
         self, lines: asyncio.StreamReader, writer: asyncio.StreamWriter, *, shared: bool = False
-    ) -> Trouble:
-        """Lines until there are none, or none in time. A share outlives its readers' troubles."""
+    ) -> JtopFault:
+        """Read lines until the end, or until one is late. A share stays open over faults of its reader."""
         self._writer = writer
         self._ask()
         try:
             while True:
                 line = await asyncio.wait_for(lines.readline(), None if shared else self._deadline_s())
                 if not line:
-                    return trouble("lost")
+                    return jtop_fault("lost")
                 value = parse(line, self._clock())
-                if isinstance(value, Trouble):
+                if isinstance(value, JtopFault):
                     if not shared:
                         return value
-                    self._tell(value)
+                    self._report(value)
                 elif value is not None:
                     self._interval_s = interval_of(line) or self._interval_s
                     self.latest = value
-                    self._tell(None)
+                    self._report(None)
                     if self._on_line is not None:
                         self._on_line(line)
         except (asyncio.TimeoutError, TimeoutError):
-            return trouble("frozen")
+            return jtop_fault("frozen")
         except (OSError, ValueError) as error:  # the pipe broke, or a line without end
-            return trouble("failed", str(error))
+            return jtop_fault("failed", str(error))
         finally:
             self._writer = None
 
     def _deadline_s(self) -> float:
-        """While it connects or changes pace the reader is silent for a while, and gives up by itself."""
-        settled = self.latest is not None and self.trouble is None and self._wish_s == self._interval_s
+        """Return the limit for the next line: long while the reader connects or changes its interval."""
+        settled = self.latest is not None and self.fault is None and self._requested_s == self._interval_s
         return 3 * self._interval_s + _GRACE_S if settled else _FIRST_LINE_S
 
     def _ask(self) -> None:
         if self._writer is not None:
             with contextlib.suppress(OSError, RuntimeError):
-                self._writer.write(b"interval %g\n" % self._wish_s)
+                self._writer.write(b"interval %g\n" % self._requested_s)
 
-    def _tell(self, now: Trouble | None) -> None:
-        """One line per change. A machine without jtop is no trouble to tell of."""
-        before, self.trouble = self._said, now
-        self._said = now.kind if now else "ok"
-        if self._said == before:
+    def _report(self, fault: JtopFault | None) -> None:
+        """Log one line per change. A machine without jtop is normal and not logged."""
+        before, self.fault = self._logged, fault
+        self._logged = fault.kind if fault else "ok"
+        if self._logged == before:
             return
-        if now is None:
-            log.info("telemetry: jtop %s", "answers" if before is None else "is back")
-        elif before is not None or now.kind not in ("no_socket", "not_installed"):
-            log.warning("telemetry: no jtop: %s (%s)", now.because, now.hint)
+        if fault is None:
+            log.info("telemetry: jtop %s", "answers" if before is None else "answers again")
+        elif before is not None or fault.kind not in ("no_socket", "not_installed"):
+            log.warning("telemetry: no jtop: %s (%s)", fault.because, fault.hint)
 
 
-def why_not(socket: Path) -> Trouble | None:
-    """What can be seen of the service's socket before anybody connects."""
+def socket_fault(socket: Path) -> JtopFault | None:
+    """Return the fault that the service's socket shows before connecting (FC-68); None if it can be opened."""
     try:
         mode = socket.stat().st_mode
     except OSError:
-        return trouble("no_socket")
+        return jtop_fault("no_socket")
     if stat.S_ISDIR(mode):
-        return trouble("socket_is_directory")
-    return None if os.access(socket, os.R_OK | os.W_OK) else trouble("no_access")
+        return jtop_fault("socket_is_directory")
+    return None if os.access(socket, os.R_OK | os.W_OK) else jtop_fault("no_access")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Its stdin ends, which it obeys at once; a frozen one is killed with whatever it started."""
+    """End a reader by closing its stdin; kill its process group if it does not follow."""
     assert process.stdin is not None
     process.stdin.close()
     try:

@@ -1,4 +1,4 @@
-"""The reader's JSON lines as values, and what its errors mean for people. Pure."""
+"""Parse the JSON lines of jtop_reader.py and explain its errors. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from edge.telemetry.rails import SUM, SUM_NOTE
 from edge.telemetry.sample import Fan, GpuProcess, GpuState, Power, Rail, Sample, Zone, celsius
 
 SCHEMA = 1
-CALM_S, WATCHED_S = 5.0, 1.0  # between samples while nobody looks, and while somebody does
+IDLE_INTERVAL_S, WATCHED_INTERVAL_S = 5.0, 1.0  # between samples: without a client that shows them, and with one
 _VERSIONS = re.compile(r"service: \[([^\]]+)\] and client: \[([^\]]+)\]")
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
-    """Why there is no jtop now. `kind` is stable; `hint` is one next step."""
+class JtopFault:
+    """Why jtop gives no values now. `kind` is a stable word; `hint` is one next step."""
 
     kind: str
     because: str
@@ -46,37 +46,39 @@ _HINTS = {
 }
 
 
-def trouble(kind: str, message: str = "") -> Trouble:
+def jtop_fault(kind: str, message: str = "") -> JtopFault:
+    """Explain an error of the reader; `message` is that of jtop's own exception."""
     because, hint = _HINTS.get(kind, _HINTS["failed"])
     versions = _VERSIONS.search(message)
     if kind == "version_mismatch" and versions:
         because = f"version mismatch: service {versions[1]}, client {versions[2]}"
     elif kind == "failed" and message:
         because = f"{because}: {message[:200]}"
-    return Trouble(kind, because, hint)
+    return JtopFault(kind, because, hint)
 
 
-def parse(line: bytes, now: float) -> Sample | Trouble | None:
-    """One line. None: not a line of a reader (of this schema)."""
+def parse(line: bytes, now: float) -> Sample | JtopFault | None:
+    """Parse one line; None if it is not a reader's line of this schema."""
     try:
         row = json.loads(line)
         if not isinstance(row, dict) or row.get("schema") != SCHEMA:
             return None
         if row.get("event") == "error":
-            told = trouble(str(row.get("kind")), str(row.get("message", "")))
-            return replace(told, because=str(row.get("because", told.because)))
+            fault = jtop_fault(str(row.get("kind")), str(row.get("message", "")))
+            return replace(fault, because=str(row.get("because", fault.because)))
         return sample_of(row, now) if row.get("event") == "sample" else None
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
 
 
-def error_line(now: Trouble) -> bytes:
-    """As the reader writes it, with our own words added."""
+def error_line(now: JtopFault) -> bytes:
+    """Build an error line as the reader writes it, with our explanation added."""
     row = {"schema": SCHEMA, "event": "error", "kind": now.kind, "because": now.because}
     return json.dumps(row).encode() + b"\n"
 
 
 def interval_of(line: bytes) -> float | None:
+    """Return the interval that a sample line reports, in seconds."""
     try:
         return float(json.loads(line)["interval_s"])
     except (ValueError, TypeError, KeyError):
@@ -84,7 +86,7 @@ def interval_of(line: bytes) -> float | None:
 
 
 def sample_of(row: dict[str, Any], now: float) -> Sample:
-    """Raises ValueError, TypeError or KeyError for a shape that is not the reader's."""
+    """Build a sample. Raises ValueError, TypeError or KeyError for a row of another shape."""
     power, mode, fan = row.get("power"), row.get("power_mode"), row.get("fan")
     temps = [(name, celsius(float(value))) for name, value in row.get("temps_c", {}).items()]
     return Sample(

@@ -1,15 +1,15 @@
-"""Reads jtop's service and prints JSON lines. A program of its own: run it with the interpreter that has jetson-stats.
+"""Read jtop's service and print JSON lines: a program of its own, run with the interpreter that has jetson-stats.
 
     python jtop_reader.py [--interval 5]     lines on stdout; commands ("interval S") on stdin; ends when stdin does
 
-It stands alone (nothing of edgellm is imported, Python 3.8 is enough) because client and service must agree on their
-version and on Python's pickle, because a client can hang for ever, breaks for good when the service restarts, changes
-how its process starts others, and is under the AGPL. It never survives a fault: it says what happened and ends, and
-whoever started it starts a new one.
+It imports nothing of edgellm and needs Python 3.8 only, because client and service must agree on their version and on
+Python's pickle (FC-65), because a client can hang without limit, stays broken after a restart of the service (FC-70),
+changes multiprocessing's start method, and is under the AGPL. It ends after any fault with an error line; its parent
+starts a new one.
 
 A sample: {"event": "sample", "at_s": CLOCK_MONOTONIC, "interval_s", "power", "rails", "temps_c", "gpus", "memory", ...}
-The last line of a reader that gives up: {"event": "error", "kind": KIND, "message": TEXT}
-Units are in the names: W, °C, Hz, bytes, ratios. What jtop does not know is left out.
+The last line of a reader that ends: {"event": "error", "kind": KIND, "message": TEXT}
+Units are in the names: W, °C, Hz, bytes, ratios. Unknown values are left out.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ import time
 from typing import Any
 
 SCHEMA = 1
-START_DEADLINE_S = 10.0  # connecting: start() of the client waits without limit when the service is frozen
+START_DEADLINE_S = 10.0  # the client's start() waits without limit when the service is frozen
 SLOWEST_S = 10.0
 QUIET_S = 4.0
-TRIES = 3  # to have one's own pace, before somebody else's is taken
+TRIES = 3  # for our interval, before that of another client is accepted
 LATE_FACTOR = 3.0  # a sample later than this many intervals is late (jtop's own measure)
 FEWEST_LATE_S = 5.0
 OFFLINE_C = -256.0
 MAX_RAIL_W = 500.0
 KHZ_RANGE = (10000, 10000000)  # jtop gives Thor's clocks in MHz or kHz: a value outside is not trusted
 
-# Beginnings of the messages of its one exception class. Texts differ between versions after these words.
+# Beginnings of the messages of JtopException, the only class it has. Later words differ between 4.3.2 and 7.2.2.
 KINDS = (
     ("The jtop.service is not active", "not_active"),
     ("I can't access jtop.service", "no_access"),
@@ -46,7 +46,7 @@ KINDS = (
 
 
 def kind_of(error: BaseException) -> str:
-    """A stable word for what the client raised; it uses one class for everything, and leaks raw socket errors too."""
+    """Return a stable word for an error of the client, which raises raw socket errors too."""
     text = str(error)
     for beginning, kind in KINDS:
         if text.startswith(beginning):
@@ -56,7 +56,7 @@ def kind_of(error: BaseException) -> str:
     return "lost" if isinstance(error, (OSError, EOFError)) else "failed"
 
 
-def say(line: dict[str, Any]) -> None:
+def write_line(line: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
 
@@ -65,7 +65,7 @@ def say(line: dict[str, Any]) -> None:
 
 
 def rails_of(power: dict[str, Any]) -> list[dict[str, Any]]:
-    """mW, mV and mA → W, V and A. USB-C ports that 4.3 lists as rails are not rails of the board."""
+    """Convert rails from mW, mV and mA, without the USB-C ports (ucsi…) that 4.3.2 lists as rails."""
     rails = []
     for name, rail in power.get("rail", {}).items():
         watts = rail.get("power", -1) / 1000
@@ -79,7 +79,7 @@ def rails_of(power: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def power_of(power: dict[str, Any], rails: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The total: a rail that jtop names, else the sum of the rails that are real."""
+    """Return the total: the rail that jtop names, else the sum of the rails."""
     total = power.get("tot", {})
     if total.get("name") and 0 <= total.get("power", -1) / 1000 <= MAX_RAIL_W:
         return {"power_w": total["power"] / 1000, "rail": total["name"], "parts": [total["name"]]}
@@ -90,7 +90,7 @@ def power_of(power: dict[str, Any], rails: list[dict[str, Any]]) -> dict[str, An
 
 
 def temps_of(temperature: dict[str, Any]) -> dict[str, float]:
-    """Zones that are online. "tmp451 tboard" (7.x) and "tboard" (4.3) are the same sensor."""
+    """Return online zones in °C. "tmp451 tboard" (7.x) and "tboard" (4.3) are the same sensor."""
     return {
         name.split()[-1].lower(): float(zone["temp"])
         for name, zone in temperature.items()
@@ -113,7 +113,7 @@ def gpu_of(name: str, gpu: dict[str, Any]) -> dict[str, Any]:
 
 
 def memory_of(memory: dict[str, Any]) -> dict[str, Any]:
-    """EMC and what the GPU holds of the RAM. jtop has no "available", so RAM itself is left to others."""
+    """Return the EMC and the GPU's part of the RAM. jtop knows no MemAvailable, so RAM comes from other sources."""
     row: dict[str, Any] = {}
     emc = memory.get("EMC", {})
     if emc.get("cur") and emc.get("online", True):
@@ -137,7 +137,7 @@ def fan_of(fans: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def describe(client: Any) -> dict[str, Any]:
-    """One sample of a connected client in our units."""
+    """Return one sample of a connected client in our units."""
     rails = rails_of(client.power)
     mode, clocks = client.nvpmodel, client.jetson_clocks
     sample: dict[str, Any] = {
@@ -158,15 +158,15 @@ def describe(client: Any) -> dict[str, Any]:
 
 
 class Reader:
-    """Samples in a thread that may hang for ever, and a clock beside it that does not.
+    """A thread that samples and may hang, and a deadline beside it.
 
-    The service has one pace for all its clients: the first one sets it, and it is free again when no client was heard
-    of for QUIET_S (three of the last wish, where that is more). So changing pace means to hang up and wait; where
-    somebody else keeps the service awake, his pace is taken.
+    The service has one interval for all clients. The first client sets it; it is free again after QUIET_S without any
+    client (three of the last interval, if that is longer). To change it we disconnect and wait; while another client
+    keeps the service busy, its interval is accepted.
     """
 
     def __init__(self, interval_s: float) -> None:
-        self.wish_s = interval_s
+        self.requested_s = interval_s
         self.deadline_s = time.monotonic() + START_DEADLINE_S
         self.ended: dict[str, Any] | None = None
         self.done = threading.Event()
@@ -176,22 +176,22 @@ class Reader:
 
     def _run(self) -> None:
         try:
-            wish_s, pace_s, tries = self.wish_s, self.wish_s, 1
+            requested_s, interval_s, tries = self.requested_s, self.requested_s, 1
             while True:
-                found_s = self._samples(wish_s, pace_s, picky=tries > 0)
-                if self.wish_s != wish_s:
-                    wish_s = pace_s = self.wish_s
+                found_s = self._samples(requested_s, interval_s, picky=tries > 0)
+                if self.requested_s != requested_s:
+                    requested_s = interval_s = self.requested_s
                     tries = TRIES
                 elif tries > 0:
                     tries -= 1
                 else:
-                    pace_s = found_s
+                    interval_s = found_s
                     continue
-                if wish_s < found_s:
-                    self._connect(wish_s).close()  # it waits for three of the last wish: make that a short one
+                if requested_s < found_s:
+                    self._connect(requested_s).close()  # it waits for three of the last interval: make that short
                 self._alive(2 * QUIET_S)
                 time.sleep(QUIET_S)
-        except BaseException as error:  # whatever a client raises, raw socket errors among it, this process is over
+        except BaseException as error:  # any error of a client, raw socket errors included, ends this process
             self.ended = {"kind": kind_of(error), "message": " ".join(str(error).split()) or type(error).__name__}
         self.done.set()
 
@@ -199,35 +199,40 @@ class Reader:
         self.deadline_s = time.monotonic() + for_s
 
     def _connect(self, interval_s: float) -> Any:
-        from jtop import jtop  # imported late: a missing package is a message like any other
+        from jtop import jtop  # late: a missing package is reported like any other error
 
         client = jtop(interval=interval_s)
         self._alive(START_DEADLINE_S + LATE_FACTOR * interval_s)
         client.start()
         return client
 
-    def _samples(self, wish_s: float, pace_s: float, picky: bool) -> float:
-        """One connection, until another interval is wished for or the service's own does not suit: the service's."""
-        client = self._connect(pace_s)
+    def _samples(self, requested_s: float, interval_s: float, picky: bool) -> float:
+        """Sample on one connection until its interval no longer suits; return the service's interval."""
+        client = self._connect(interval_s)
         try:
-            said_s = float("-inf")
+            written_s = float("-inf")
             theirs_s = float(client.interval)
-            suits = theirs_s <= 2 * pace_s and not (picky and theirs_s < wish_s / 2)
-            while suits and self.wish_s == wish_s:
-                self._alive(max(FEWEST_LATE_S, LATE_FACTOR * pace_s))
+            suits = theirs_s <= 2 * interval_s and not (picky and theirs_s < requested_s / 2)
+            while suits and self.requested_s == requested_s:
+                self._alive(max(FEWEST_LATE_S, LATE_FACTOR * interval_s))
                 if not client.ok():
                     raise EOFError("the service stopped sending")
                 now = time.monotonic()
-                if now - said_s > 0.8 * wish_s:
-                    said_s = now
-                    head = {"schema": SCHEMA, "event": "sample", "at_s": now, "interval_s": max(wish_s, pace_s)}
-                    say({**head, **describe(client)})
+                if now - written_s > 0.8 * requested_s:
+                    written_s = now
+                    head = {
+                        "schema": SCHEMA,
+                        "event": "sample",
+                        "at_s": now,
+                        "interval_s": max(requested_s, interval_s),
+                    }
+                    write_line({**head, **describe(client)})
             return theirs_s
         finally:
             client.close()
 
     def watch(self, stdin: int) -> int:
-        """Until stdin ends (0) or the reader gives up (1). Commands: "interval S"."""
+        """Read commands ("interval S") until stdin ends (returns 0), or sampling ends or hangs (returns 1)."""
         rest = b""
         while not self.done.is_set():
             ready, _, _ = select.select([stdin], [], [], 0.25)
@@ -241,13 +246,13 @@ class Reader:
             if time.monotonic() > self.deadline_s and not self.done.is_set():
                 self.ended = {"kind": "frozen", "message": "the jtop service does not answer"}
                 break
-        say({"schema": SCHEMA, "event": "error", **(self.ended or {"kind": "failed", "message": ""})})
+        write_line({"schema": SCHEMA, "event": "error", **(self.ended or {"kind": "failed", "message": ""})})
         return 1
 
     def command(self, line: bytes) -> None:
         words = line.split()
         if words[:1] == [b"interval"] and words[1:] and words[1].replace(b".", b"", 1).isdigit():
-            self.wish_s = min(SLOWEST_S, max(1.0, float(words[1])))
+            self.requested_s = min(SLOWEST_S, max(1.0, float(words[1])))
 
 
 def main(arguments: list[str]) -> int:
@@ -261,4 +266,4 @@ def main(arguments: list[str]) -> int:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
-    os._exit(code)  # a hung client thread must not hold us
+    os._exit(code)  # a hung client thread must not block the exit

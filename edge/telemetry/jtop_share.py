@@ -1,9 +1,10 @@
-"""edgellm-jtop.service: the only process of edgellm in group jtop (as good as root); gives jtop's lines to others.
+"""Share the lines of the jtop reader on a unix socket: the program of edgellm-jtop.service.
 
     python -m edge.telemetry.jtop_share --listen /run/edgellm-jtop/share.sock [--python PYTHON]
 
-Who connects gets the reader's JSON lines (jtop_reader.py), starting with the latest, and may ask for a pace
-("interval S"): the fastest wish counts. Ends on SIGTERM.
+Members of group jtop can change clocks and fans and exchange pickles with a root service, so this is the only process
+of edgellm in that group. A client gets the JSON lines of jtop_reader.py, the latest first, and may request an interval
+("interval S"); the shortest requested one is used. Ends on SIGTERM.
 """
 
 from __future__ import annotations
@@ -19,19 +20,21 @@ import sys
 from pathlib import Path
 
 from edge.telemetry.jtop import JtopSource
-from edge.telemetry.jtop_line import CALM_S, WATCHED_S
+from edge.telemetry.jtop_line import IDLE_INTERVAL_S, WATCHED_INTERVAL_S
 
 _MOST_BACKLOG_BYTES = 1 << 20
 
 
-class Share:
+class JtopShare:
+    """A server of jtop lines."""
+
     def __init__(self, python: Path | None = None) -> None:
-        self.source = JtopSource(python=python, on_line=self._spread)
+        self.source = JtopSource(python=python, on_line=self._broadcast)
         self._last = b""
-        self._wishes: dict[asyncio.StreamWriter, float] = {}
+        self._intervals: dict[asyncio.StreamWriter, float] = {}
 
     async def serve(self, listener: socket.socket) -> None:
-        """Until cancelled."""
+        """Serve until cancelled."""
         server = await asyncio.start_unix_server(self._client, sock=listener)
         try:
             await self.source.run()
@@ -39,27 +42,29 @@ class Share:
             server.close()
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._wishes[writer] = CALM_S
+        self._intervals[writer] = IDLE_INTERVAL_S
         try:
             writer.write(self._last)
             while line := await reader.readline():
                 words = line.split()
                 if words[:1] == [b"interval"] and words[1:]:
-                    self._wishes[writer] = CALM_S if words[1] != b"%g" % WATCHED_S else WATCHED_S
-                    self._pace()
+                    self._intervals[writer] = (
+                        IDLE_INTERVAL_S if words[1] != b"%g" % WATCHED_INTERVAL_S else WATCHED_INTERVAL_S
+                    )
+                    self._apply_interval()
         except (OSError, ValueError):
-            pass  # it left, or sent a line without end
+            pass  # the client left, or sent an endless line
         finally:
-            del self._wishes[writer]
-            self._pace()
+            del self._intervals[writer]
+            self._apply_interval()
             writer.close()
 
-    def _pace(self) -> None:
-        self.source.pace(min(self._wishes.values(), default=CALM_S))
+    def _apply_interval(self) -> None:
+        self.source.set_interval(min(self._intervals.values(), default=IDLE_INTERVAL_S))
 
-    def _spread(self, line: bytes) -> None:
+    def _broadcast(self, line: bytes) -> None:
         self._last = line
-        for writer in self._wishes:
+        for writer in self._intervals:
             if writer.transport.get_write_buffer_size() > _MOST_BACKLOG_BYTES:
                 writer.transport.abort()
             else:
@@ -67,7 +72,7 @@ class Share:
 
 
 def bind(path: Path) -> socket.socket:
-    """A socket for our user and group."""
+    """Bind a socket that user and group may use."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     before = os.umask(0o117)
@@ -84,7 +89,7 @@ async def _main(listener: socket.socket, python: Path | None) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     with contextlib.suppress(asyncio.CancelledError):
-        await Share(python).serve(listener)
+        await JtopShare(python).serve(listener)
 
 
 if __name__ == "__main__":

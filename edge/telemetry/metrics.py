@@ -1,4 +1,4 @@
-"""Heat, power and energy for /metrics, in Prometheus' base units. Families are made anew for each scrape."""
+"""Export temperature, power and energy to Prometheus, in its base units. Families are built at each scrape."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from edge.telemetry.telemetry import Telemetry
 
 
 class Registry(Protocol):
-    """The gateway's registry."""
+    """The part of the gateway's registry that is used here."""
 
     def add(self, collector: TelemetryCollector) -> None: ...
 
 
 def register(registry: Registry, telemetry: Telemetry) -> None:
+    """Add the metrics of `telemetry` to the gateway's registry."""
     registry.add(TelemetryCollector(telemetry))
 
 
 class TelemetryCollector:
+    """A collector over one Telemetry."""
+
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
 
     def describe(self) -> list[Any]:
-        """Spares a collection at registration."""
+        """Return nothing, which spares a collection at registration."""
         return []
 
     def collect(self) -> Iterator[Any]:
@@ -41,30 +44,30 @@ class TelemetryCollector:
 
     def _energy(self) -> Iterator[Any]:
         meter = self._telemetry.energy
-        yield _counter("energy_joules", "Of the rail that counts, since start.", [((), meter.total_joules)])
-        yield _counter("energy_idle_joules", "While no request was open.", [((), meter.idle_joules)])
+        yield _counter("energy_joules", "Joules of the total, since start.", [((), meter.total_joules)])
+        yield _counter("energy_idle_joules", "Joules while no request was open.", [((), meter.idle_joules)])
         if meter.idle_w is not None:
-            yield _gauge("power_idle_watts", "Mean while no request was open.", [((), meter.idle_w)])
+            yield _gauge("power_idle_watts", "Mean power while no request was open.", [((), meter.idle_w)])
         models = list(meter.by_model.items())
-        text = "Estimated share of a model in the time when it had requests."
+        text = "Estimated joules of a model, while it had requests."
         yield _counter("model_energy_joules", text, [((name,), use.joules) for name, use in models], "model")
         rates = [((name,), meter.tokens_per_joule(name)) for name, _ in models]
-        yield _gauge("tokens_per_joule", "Generated tokens by model.", rates, "model")
+        yield _gauge("tokens_per_joule", "Generated tokens per joule, by model.", rates, "model")
 
     def _governor(self) -> Iterator[Any]:
         level = self._telemetry.decision.level
         rows = [((each.name,), 1.0 if each is level else 0.0) for each in Level]
-        yield _gauge("thermal_level", "1: the board is at this level.", rows, "level")
+        yield _gauge("thermal_level", "1 for the present level.", rows, "level")
         limit = self._telemetry.decision.limit
-        yield _gauge("admission_limit_ratio", "Part of the slots that may be busy.", [((), limit.fraction)])
+        yield _gauge("admission_limit_ratio", "Share of the slots that may be busy.", [((), limit.fraction)])
 
     def _ages(self) -> Iterator[Any]:
         sampler = self._telemetry.sampler
         now = sampler.clock()
         ages = [((part.name,), part.latest.age_s(now)) for part in sampler.parts if part.latest is not None]
-        yield _gauge("telemetry_age_seconds", "Of a source's last sample.", ages, "source")
+        yield _gauge("telemetry_age_seconds", "Age of a source's last sample.", ages, "source")
         up = [((part.name,), 1.0 if part.fresh(now) else 0.0) for part in sampler.parts]
-        yield _gauge("telemetry_up", "1: the source has a fresh sample.", up, "source")
+        yield _gauge("telemetry_up", "1 while the source has a fresh sample.", up, "source")
 
 
 Rows = Iterable[tuple[tuple[str, ...], float | int | None]]
@@ -73,35 +76,38 @@ Rows = Iterable[tuple[tuple[str, ...], float | int | None]]
 def _power(sample: Sample) -> Iterator[Any]:
     power = sample.power
     total = [] if power is None else [((power.rail,), power.power_w)]
-    yield _gauge("power_watts", "Of the rail that counts.", total, "rail")
-    yield _gauge("rail_power_watts", "Of each rail.", [((r.name,), r.power_w) for r in sample.rails], "rail")
+    yield _gauge("power_watts", "Total power; the label names the rail, or the sum.", total, "rail")
+    yield _gauge("rail_power_watts", "Power of each rail.", [((r.name,), r.power_w) for r in sample.rails], "rail")
     events = [((line,), count) for line, count in sample.overcurrent.items()]
-    yield _counter("overcurrent_events", "Since start.", events, "line")
+    yield _counter("overcurrent_events", "Over-current events, since start.", events, "line")
     yield _gauge(
-        "throttled", "1: the board slows itself down for this.", [((r,), 1) for r in sample.throttled], "reason"
+        "throttled",
+        "1 for each reason to lower clocks.",
+        [((r,), 1) for r in sample.throttled],
+        "reason",
     )
 
 
 def _heat(sample: Sample) -> Iterator[Any]:
     for name, text, get in (
-        ("temperature_celsius", "Now.", "temp_c"),
-        ("temperature_passive_celsius", "Where the zone throttles by software.", "passive_c"),
-        ("temperature_critical_celsius", "Where the zone shuts the board down.", "critical_c"),
+        ("temperature_celsius", "Temperature of a zone.", "temp_c"),
+        ("temperature_passive_celsius", "Trip point at which the kernel throttles.", "passive_c"),
+        ("temperature_critical_celsius", "Trip point at which the board shuts down.", "critical_c"),
     ):
         yield _gauge(name, text, [((zone.name,), getattr(zone, get)) for zone in sample.zones], "zone")
     fan = sample.fan
     if fan is not None:
-        yield _gauge("fan_speed_ratio", "Of its full speed.", [((), fan.speed_ratio)])
-        yield _gauge("fan_revolutions_per_minute", "Measured.", [((), fan.rpm)])
+        yield _gauge("fan_speed_ratio", "Share of full speed.", [((), fan.speed_ratio)])
+        yield _gauge("fan_revolutions_per_minute", "Measured speed.", [((), fan.rpm)])
 
 
 def _gpus(sample: Sample) -> Iterator[Any]:
     for name, text, get in (
-        ("gpu_load_ratio", "Busy.", "load_ratio"),
-        ("gpu_clock_hertz", "Now.", "clock_hz"),
-        ("gpu_power_watts", "Of the GPU board.", "power_w"),
-        ("gpu_memory_used_bytes", "Of the GPU's own memory.", "memory_used_bytes"),
-        ("gpu_memory_total_bytes", "The GPU's own memory.", "memory_total_bytes"),
+        ("gpu_load_ratio", "Load of a GPU.", "load_ratio"),
+        ("gpu_clock_hertz", "Clock of a GPU.", "clock_hz"),
+        ("gpu_power_watts", "Power of a GPU board.", "power_w"),
+        ("gpu_memory_used_bytes", "Used memory of a discrete GPU.", "memory_used_bytes"),
+        ("gpu_memory_total_bytes", "Memory of a discrete GPU.", "memory_total_bytes"),
     ):
         yield _gauge(name, text, [((gpu.uuid or gpu.name,), getattr(gpu, get)) for gpu in sample.gpus], "gpu")
 
@@ -113,10 +119,10 @@ def _host(sample: Sample) -> Iterator[Any]:
         yield _gauge("memory_available_bytes", "MemAvailable.", [((), memory.available_bytes)])
         yield _gauge("swap_used_bytes", "Swap in use.", [((), memory.swap_used_bytes)])
     for name, text, value in (
-        ("memory_gpu_used_bytes", "What the integrated GPU holds of it.", sample.gpu_used_bytes),
-        ("cpu_load_ratio", "All cores.", sample.cpu_load_ratio),
-        ("memory_controller_load_ratio", "EMC.", sample.emc_load_ratio),
-        ("disk_free_bytes", "Where the models are.", sample.disk_free_bytes),
+        ("memory_gpu_used_bytes", "Memory that the integrated GPU holds.", sample.gpu_used_bytes),
+        ("cpu_load_ratio", "Load of all cores.", sample.cpu_load_ratio),
+        ("memory_controller_load_ratio", "Load of the memory controller (EMC).", sample.emc_load_ratio),
+        ("disk_free_bytes", "Free space of the models' disk.", sample.disk_free_bytes),
     ):
         if value is not None:
             yield _gauge(name, text, [((), value)])

@@ -1,17 +1,17 @@
-"""Small files of sysfs and procfs, read so that nothing can block, raise or be taken for a value."""
+"""Read small files of sysfs and procfs without blocking and without raising."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-# Non-blocking: a power-gated zone answers EAGAIN, and a FIFO or a dead device must not hold the reader.
+# Non-blocking: a power-gated zone answers EAGAIN (FC-62), and a FIFO or a dead device must not block the reader.
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _MOST_BYTES = 65536
 
 
 def read_bytes(path: str) -> bytes | None:
-    """The file's bytes (64 KiB at most), or None where it cannot be read now, whatever the reason."""
+    """Return the file's bytes (64 KiB at most); None where it cannot be read now, for any reason."""
     try:
         handle = os.open(path, _FLAGS)
     except (OSError, ValueError):
@@ -25,13 +25,13 @@ def read_bytes(path: str) -> bytes | None:
 
 
 def read_text(path: str) -> str | None:
-    """Without surrounding white space and final NULs (device-tree strings)."""
+    """Return the text without surrounding white space and NULs (device-tree strings end in one)."""
     data = read_bytes(path)
     return None if data is None else data.decode("utf-8", "replace").strip(" \t\r\n\0")
 
 
 def read_int(path: str) -> int | None:
-    """Empty, garbage and unreadable are all None."""
+    """Return the integer; None for an empty, malformed or unreadable file."""
     data = read_bytes(path)
     try:
         return None if data is None else int(data)
@@ -40,7 +40,7 @@ def read_int(path: str) -> int | None:
 
 
 def children(path: str, prefix: str = "") -> list[str]:
-    """Paths in a folder whose names start with `prefix`, in the order of their numbers; [] if there is no folder."""
+    """Return paths in a folder whose names start with `prefix`, in numeric order; [] without the folder."""
     try:
         names = [entry.name for entry in Path(path).iterdir() if entry.name.startswith(prefix)]
     except OSError:

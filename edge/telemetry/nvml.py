@@ -1,4 +1,4 @@
-"""Discrete NVIDIA GPUs (and what NVML tells of an integrated one) through nvidia-ml-py, the extra `nvml`."""
+"""Read NVIDIA GPUs through nvidia-ml-py (the extra `nvml`): discrete ones, and the integrated one of a Thor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from edge.telemetry.sample import GpuState, Power, Sample, Zone
 
-# Why the clocks are held down. Idle, wished-for clocks and group syncing are no throttling.
+# nvmlClocksEventReasons of nvml.h. Idle, application clocks and synchronized groups are no throttling.
 _REASONS = {
     0x04: "gpu-power-cap",
     0x08: "gpu-hw-slowdown",
@@ -25,12 +25,14 @@ NOTE = "GPU boards only; the host is not measured"
 
 
 def installed() -> bool:
-    """Is nvidia-ml-py there? (Whether a driver answers is known at the first read.)"""
+    """Return whether nvidia-ml-py is installed. Whether a driver answers shows at the first read."""
     return importlib.util.find_spec("pynvml") is not None
 
 
 @dataclass(frozen=True, slots=True)
 class _Device:
+    """A GPU and what does not change about it."""
+
     handle: Any
     uuid: str
     name: str
@@ -39,10 +41,9 @@ class _Device:
 
 
 class NvmlSource:
-    """`uuids`: the GPUs that count (None: all). `integrated`: one GPU that shares the board's memory (Thor).
+    """A sensor source for the GPUs `uuids` (None: all). `integrated`: one GPU that shares the board's memory (Thor).
 
-    An integrated GPU is named without its UUID, so that it is the same one as in other sources, and no total is made of
-    what it draws.
+    An integrated GPU has no UUID here, as in the other sources it is merged with, and its power is not the total.
     """
 
     name = "nvml"
@@ -54,7 +55,7 @@ class NvmlSource:
         self._devices: list[_Device] = []
 
     def read(self, now: float, *, quick: bool = False) -> Sample:
-        """Raises pynvml.NVMLError or ImportError when there is no NVML; the next read starts anew."""
+        """Return one sample. Raises pynvml.NVMLError or ImportError without NVML; the next read starts again."""
         try:
             devices = self._devices or self._open()
             states = [self._state(device, quick) for device in devices]
@@ -128,7 +129,7 @@ class NvmlSource:
         return [reason for bit, reason in _REASONS.items() if bits & bit]
 
     def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """None for what this GPU does not tell; a GPU or driver that is gone raises."""
+        """Call NVML; None where this GPU does not support the call. Raises NVMLError if the GPU or driver is gone."""
         assert self._nvml is not None
         nvml = self._nvml
         try:
@@ -141,7 +142,7 @@ class NvmlSource:
 
 
 def _total(states: list[GpuState]) -> Power | None:
-    """The sum, and only of all: one silent GPU would make a saving."""
+    """Sum the power of all GPUs; None if one is unknown: its absence would look like a saving."""
     watts = [state.power_w for state in states if state.power_w is not None]
     if not watts or len(watts) < len(states):
         return None

@@ -1,4 +1,4 @@
-"""Power rails of Jetson modules: INA3221 by label and INA238, and which figure counts as the total."""
+"""Read power rails of Jetson modules (INA3221 by label, INA238) and choose the total."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from pathlib import Path
 from edge.telemetry.nodes import children, read_int, read_text
 from edge.telemetry.sample import Power, Rail
 
-# Rails that carry everything else on the module (or the carrier too: VIN), best first.
+# Rails that feed all others of the module (of the carrier too: VIN), best first. The order is that
+# of jetson-stats 7.2.2.
 TOTAL_RAILS = ("VIN", "VDD_IN", "POM_5V_IN")
 SUM = "sum of rails"
 SUM_NOTE = "sum of the module's rails; the carrier board is not measured"
-# Four times the largest module's limit: more is a unit mistaken or a broken sensor.
+# Almost four times the largest module (Thor, 130 W): more is a mistaken unit or a broken sensor.
 MAX_W = 500.0
 
 
 @dataclass(frozen=True, slots=True)
 class RailNode:
-    """`power_uw` is used where the chip computes power itself (INA238), else mV × mA."""
+    """Paths of one rail. Where the chip computes power itself (INA238) `power_uw` is read, else mV × mA."""
 
     name: str
     millivolt: str
@@ -38,7 +39,7 @@ class RailNode:
 
 
 def find_rails(sys: str) -> tuple[RailNode, ...]:
-    """Rails under `sys` ("/sys"). hwmon numbers change between boots: chips are found by name, rails by label."""
+    """Find rails under `sys` ("/sys"), by chip name and label: hwmon numbers change between boots."""
     found: list[RailNode] = []
     for hwmon in children(f"{sys}/class/hwmon", "hwmon"):
         chip = read_text(f"{hwmon}/name")
@@ -50,7 +51,7 @@ def find_rails(sys: str) -> tuple[RailNode, ...]:
 
 
 def _ina3221(hwmon: str) -> list[RailNode]:
-    """Three channels. `NC` is not connected; in7 sums shunt voltages and has no current."""
+    """Return the connected channels of three. `NC` means not connected; in7 sums shunt voltages and has no current."""
     nodes = []
     for channel in (1, 2, 3):
         label = read_text(f"{hwmon}/in{channel}_label")
@@ -61,9 +62,9 @@ def _ina3221(hwmon: str) -> list[RailNode]:
 
 
 def total(rails: Sequence[Rail], expected: int) -> Power | None:
-    """VIN, VDD_IN or POM_5V_IN where there is one; else the sum, and only of all `expected` rails.
+    """Return VIN, VDD_IN or POM_5V_IN where there is one, else the sum, and only of all `expected` rails.
 
-    A sum that misses one rail would look like a saving.
+    A sum that lacks one rail would look like a saving.
     """
     by_name = {rail.name: rail for rail in rails}
     for name in TOTAL_RAILS:

@@ -1,4 +1,4 @@
-"""What sensors said at one instant. Values only; absent is None, never −256 and never 0."""
+"""Values of sensors at one instant. An absent value is None, never −256 and never 0."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import TypeVar
 
 from edge.board.board import PowerMode
 
-# jtop's and the kernel's word for a sensor whose rail is off. Real sub-zero values are kept.
+# jtop and tegrastats print this for a sensor whose rail is off (FC-62). Real values below zero are kept.
 OFFLINE_C = -256.0
 
 
 @dataclass(frozen=True, slots=True)
 class Rail:
+    """Power of one supply rail."""
+
     name: str  # the board's own label: "VDD_IN", "VIN_SYS_5V0"
     power_w: float
     voltage_v: float | None = None
@@ -22,7 +24,7 @@ class Rail:
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """The figure that counts. `rail` names it: one rail, "sum of rails" or "sum of GPUs"; `parts` are what it is of."""
+    """Total power. `rail` names its origin: one rail, "sum of rails" or "sum of GPUs"; `parts` are its summands."""
 
     power_w: float
     rail: str
@@ -32,7 +34,7 @@ class Power:
 
 @dataclass(frozen=True, slots=True)
 class Zone:
-    """One temperature with its trip points. `temp_c` None: gated or unreadable now."""
+    """A temperature with its trip points. `temp_c` is None while the sensor is gated or unreadable."""
 
     name: str  # lower case, without "-thermal": "tj", "cpu", "gpu", "soc0"; a GPU's UUID for discrete ones
     temp_c: float | None
@@ -42,6 +44,8 @@ class Zone:
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
+    """A GPU at one instant."""
+
     name: str
     uuid: str | None = None  # None: the board's integrated GPU
     load_ratio: float | None = None
@@ -55,7 +59,7 @@ class GpuState:
 
 @dataclass(frozen=True, slots=True)
 class MemoryState:
-    """MemAvailable, never MemFree."""
+    """The machine's memory: MemAvailable, never MemFree, which counts the page cache as used (FC-17)."""
 
     total_bytes: int
     available_bytes: int
@@ -69,12 +73,16 @@ class MemoryState:
 
 @dataclass(frozen=True, slots=True)
 class Fan:
+    """A fan: PWM duty and measured speed."""
+
     speed_ratio: float | None = None
     rpm: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
+    """A process with GPU memory."""
+
     pid: int
     name: str
     gpu_memory_bytes: int | None = None
@@ -82,10 +90,10 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One source's view, or several merged: `source` is where power and temperature came from, `at_by_source` has all.
+    """The values of one source, or of several merged; `source` is then where power and temperature came from.
 
-    `at_s` is on the monotonic clock. `throttled` names what the board itself slows down for, heat and power alike;
-    `overcurrent` counts events since telemetry began: reported, not judged (some healthy boards count all the time).
+    `at_s` is on the monotonic clock. `throttled` names the reasons for which the board itself lowers its clocks;
+    `overcurrent` counts events since telemetry started and is only reported: some healthy boards count all the time.
     """
 
     at_s: float
@@ -117,26 +125,25 @@ class Sample:
 
     @property
     def temp_c(self) -> float | None:
-        """The hottest zone; Jetson's `tj` is the kernel's own maximum."""
+        """Return the hottest zone; `tj` of a Jetson is the maximum of its junction sensors."""
         return max((zone.temp_c for zone in self.zones if zone.temp_c is not None), default=None)
 
     @property
     def gpu_load_ratio(self) -> float | None:
-        """The busiest GPU."""
+        """Return the load of the busiest GPU."""
         return max((gpu.load_ratio for gpu in self.gpus if gpu.load_ratio is not None), default=None)
 
 
 def celsius(value: float) -> float | None:
-    """A temperature, or None for the sentinel of a sensor that is off."""
+    """Return a temperature, None for the sentinel of a sensor that is off."""
     return None if value <= OFFLINE_C else value
 
 
 def merge(parts: Iterable[Sample]) -> Sample | None:
-    """One sample from several, best source first: each field comes from the first part that has it.
+    """Merge samples, best source first: each field comes from the first part that has it.
 
-    Zones are joined by name (a zone file that reads wins over another source's sentinel), GPUs by UUID, so that jtop
-    can add what sysfs could not read. `source` is the first part that knows power, else temperature, else
-    the last one.
+    Zones are joined by name and GPUs by UUID, so that jtop fills in what sysfs cannot read. `source` is the first part
+    with power, else with a temperature, else the last. Returns None without parts.
     """
     ordered = list(parts)
     if not ordered:
@@ -176,7 +183,7 @@ _FILLED = (
 
 
 def _fill(into: Sample, part: Sample) -> Sample:
-    """Absent fields of `into` from `part`. Rails travel with the power that was made of them."""
+    """Fill absent fields of `into` from `part`. Rails come from the source of the power that was summed from them."""
     gaps = {name: getattr(part, name) for name in _FILLED if _absent(getattr(into, name))}
     if "power" in gaps:
         gaps["rails"] = part.rails
@@ -196,7 +203,7 @@ def _join_zones(parts: list[Sample]) -> tuple[Zone, ...]:
 
 
 def _join_gpus(parts: list[Sample]) -> tuple[GpuState, ...]:
-    """Integrated GPUs are one and the same whatever a source calls it (`gpu`, `ga10b`, "Thor")."""
+    """Join GPUs by UUID. The integrated GPU has none: sources call it `gpu`, `ga10b` or "Thor"."""
     gpus: dict[str | None, GpuState] = {}
     for gpu in (gpu for part in parts for gpu in part.gpus):
         known = gpus.get(gpu.uuid)
@@ -205,6 +212,6 @@ def _join_gpus(parts: list[Sample]) -> tuple[GpuState, ...]:
 
 
 def _join(known: _T, other: _T) -> _T:
-    """`known` with its gaps filled from `other`."""
+    """Fill absent fields of `known` from `other`."""
     gaps = {f.name: getattr(other, f.name) for f in fields(known) if getattr(known, f.name) is None}
     return replace(known, **gaps)

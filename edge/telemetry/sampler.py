@@ -1,4 +1,4 @@
-"""The one task that asks all sources, keeps the latest merged sample and a history, and feeds the energy meter."""
+"""Poll all sources in one task, keep the latest merged sample and a history, and feed the energy meter."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from edge.telemetry.energy import EnergyMeter
-from edge.telemetry.history import History, Moment
+from edge.telemetry.history import History, HistoryPoint
 from edge.telemetry.jtop import JtopSource
-from edge.telemetry.jtop_line import CALM_S, WATCHED_S
+from edge.telemetry.jtop_line import IDLE_INTERVAL_S, WATCHED_INTERVAL_S
 from edge.telemetry.sample import Sample, merge
 from edge.telemetry.source import Clock, Reader, Source
 from edge.waits import happens
@@ -19,16 +19,16 @@ from edge.waits import happens
 log = logging.getLogger("edge.telemetry")
 
 QUICK_S = 0.1
-WATCHED_FOR_S = 10.0  # after somebody looked, he is taken to look again
-_WAIT_S = 0.5  # for a slow source, once, before samples are made without it
-_ORDER = ("sysfs", "nvml", "jtop", "host")  # most trusted first
+WATCHED_FOR_S = 10.0  # `edgellm top` and the status page ask again within seconds
+_WAIT_S = 0.5  # for a slow source; then the sample is made without it
+_ORDER = ("sysfs", "nvml", "jtop", "host")  # most trusted first: jtop reads the same files later
 
-# (t, W, bytes, °C) on the monotonic clock: the start record's samples.
+# (instant on the monotonic clock, W, bytes, °C): the samples of a start record.
 TracePoint = tuple[float, float | None, int | None, float | None]
 
 
 class Sampler:
-    """`run()` is the task; everything else is read from the same event loop."""
+    """The sampling task `run()` and its results, all on one event loop."""
 
     def __init__(
         self,
@@ -49,45 +49,45 @@ class Sampler:
         self._interval_s = interval_s
         self._listeners: list[Callable[[Sample | None], None]] = []
         self._traces: list[list[TracePoint]] = []
-        self._hurry = asyncio.Event()
+        self._trace_opened = asyncio.Event()
         self._watched_until_s = float("-inf")
-        self._said: dict[str, str] = {}
+        self._logged: dict[str, str] = {}
 
     @property
     def parts(self) -> list[Reader | JtopSource]:
         return [*self.readers, *([self.jtop] if self.jtop is not None else [])]
 
     def fresh(self, now: float) -> dict[str, Sample]:
-        """By source, what is not too old to count."""
+        """Return the fresh samples by source."""
         return {part.name: sample for part in self.parts if (sample := part.fresh(now)) is not None}
 
     def on_sample(self, listener: Callable[[Sample | None], None]) -> None:
-        """Called once an interval, on the event loop; None when no source has anything fresh. It must not block."""
+        """Register a callback for each interval, on the event loop; it gets None when no source is fresh."""
         self._listeners.append(listener)
 
     def watched(self) -> None:
-        """Somebody looks: jtop is asked every second for a while."""
+        """Poll jtop every second for a while, because a client shows its values."""
         self._watched_until_s = self.clock() + WATCHED_FOR_S
         if self.jtop is not None:
-            self.jtop.pace(WATCHED_S)
+            self.jtop.set_interval(WATCHED_INTERVAL_S)
 
     @contextlib.contextmanager
     def trace(self) -> Iterator[list[TracePoint]]:
-        """While open, power, memory and temperature are read ten times a second into the list."""
+        """Collect power, memory and temperature ten times a second while the context is open."""
         points: list[TracePoint] = []
         self._traces.append(points)
-        self._hurry.set()
+        self._trace_opened.set()
         try:
             yield points
         finally:
             self._traces = [trace for trace in self._traces if trace is not points]
 
     async def run(self) -> None:
-        """Until cancelled. A full sample every interval, quick ones between while a trace is open.
+        """Sample until cancelled: fully every interval, quickly between while a trace is open.
 
-        May be run again after it failed: the readers and their threads go on until it is cancelled.
+        It may run again after a failure; the readers and their threads end only when it is cancelled.
         """
-        guest = asyncio.create_task(self.jtop.run()) if self.jtop is not None else None
+        jtop_task = asyncio.create_task(self.jtop.run()) if self.jtop is not None else None
         due = self.clock()
         try:
             while True:
@@ -99,20 +99,20 @@ class Sampler:
                 reader.close()
             raise
         finally:
-            if guest is not None:
-                guest.cancel()
-                await asyncio.gather(guest, return_exceptions=True)
+            if jtop_task is not None:
+                jtop_task.cancel()
+                await asyncio.gather(jtop_task, return_exceptions=True)
 
     async def _until(self, due: float) -> None:
-        self._hurry.clear()
+        self._trace_opened.clear()
         while (left := due - self.clock()) > 0:
             if self._traces:
                 await asyncio.sleep(min(QUICK_S, left))
                 if due - self.clock() > QUICK_S / 2:
                     await self._quick()
                 continue
-            await happens(self._hurry, left)
-            self._hurry.clear()  # a trace that was opened and closed again must not make this spin
+            await happens(self._trace_opened, left)
+            self._trace_opened.clear()  # else a trace that was opened and closed again would make this spin
 
     async def _ask(self, *, quick: bool) -> Sample | None:
         asked_s = self.clock()
@@ -127,7 +127,7 @@ class Sampler:
         merged = await self._ask(quick=False)
         self._report()
         if self.jtop is not None and self.clock() > self._watched_until_s:
-            self.jtop.pace(CALM_S)
+            self.jtop.set_interval(IDLE_INTERVAL_S)
         if merged is not None:
             self.latest = merged
             self._keep(merged)
@@ -143,7 +143,7 @@ class Sampler:
         self._measure(sample)
         used = sample.memory.used_bytes if sample.memory else None
         tokens = self.energy.tokens()
-        self.history.add(Moment(sample.at_s, sample.power_w, sample.temp_c, sample.gpu_load_ratio, used, tokens))
+        self.history.add(HistoryPoint(sample.at_s, sample.power_w, sample.temp_c, sample.gpu_load_ratio, used, tokens))
 
     def _measure(self, sample: Sample) -> None:
         if sample.power_w is not None:
@@ -153,14 +153,14 @@ class Sampler:
             points.append((sample.at_s, sample.power_w, used, sample.temp_c))
 
     def _report(self) -> None:
-        """One line when a source fails and one when it is back."""
+        """Log one line when a source fails and one when it recovers."""
         for reader in self.readers:
-            if reader.error is None and reader.name in self._said:
-                log.info("telemetry: %s is back", reader.name)
-                del self._said[reader.name]
-            elif reader.error is not None and reader.error != self._said.get(reader.name):
+            if reader.error is None and reader.name in self._logged:
+                log.info("telemetry: %s answers again", reader.name)
+                del self._logged[reader.name]
+            elif reader.error is not None and reader.error != self._logged.get(reader.name):
                 log.warning("telemetry: %s failed: %s", reader.name, reader.error)
-                self._said[reader.name] = reader.error
+                self._logged[reader.name] = reader.error
 
 
 def _rank(name: str) -> int:

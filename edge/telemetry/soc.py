@@ -1,4 +1,4 @@
-"""The rest of a Jetson that files tell: GPU load and clocks, memory controller, fan, power mode, locked clocks."""
+"""Read GPU load and clocks, memory controller, fan, power mode and locked clocks of a Jetson from files."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from edge.board.board import PowerMode
 from edge.telemetry.nodes import children, read_int, read_text
 from edge.telemetry.sample import Fan, GpuState, MemoryState
 
-# Device-tree names of integrated GPUs by generation; JetPack 6 and later say "gpu".
+# Device-tree names of integrated GPUs: Xavier, TX2, Orin, Thor; JetPack 6 and later say "gpu".
 _GPU_NODES = ("gv11b", "gp10b", "ga10b", "gb10b")
 
 
 @dataclass(frozen=True, slots=True)
 class GpuNode:
+    """devfreq folder and load file of the integrated GPU."""
+
     name: str
     devfreq: str
     load: str | None  # permille
@@ -30,13 +32,13 @@ class GpuNode:
         )
 
     def locked(self) -> bool | None:
-        """min_freq == max_freq, as jetson_clocks leaves it."""
+        """Return whether min_freq equals max_freq, as jetson_clocks sets them."""
         low, high = read_int(f"{self.devfreq}/min_freq"), read_int(f"{self.devfreq}/max_freq")
         return None if low is None or high is None else low == high
 
 
 def find_gpu(sys: str) -> GpuNode | None:
-    """The integrated GPU's devfreq node. It may appear late at boot: ask again while it is None."""
+    """Find the integrated GPU's devfreq node; None while it is absent, which it may be early in the boot (FC-71)."""
     for devfreq in children(f"{sys}/class/devfreq"):
         name = devfreq.rpartition("/")[2]
         node = (read_text(f"{devfreq}/device/of_node/name") or "").lower()
@@ -48,7 +50,7 @@ def find_gpu(sys: str) -> GpuNode | None:
 
 
 def read_emc(sys: str) -> tuple[float | None, float | None]:
-    """(load ratio, clock in Hz) of the memory controller. debugfs: root only, else (None, None)."""
+    """Return (load ratio, clock in Hz) of the memory controller; (None, None) without root: it is in debugfs."""
     rate = read_int(f"{sys}/kernel/debug/bpmp/debug/clk/emc/rate")
     busy = read_int(f"{sys}/kernel/debug/cactmon/mc_all")  # kHz × percent
     if not rate:
@@ -58,7 +60,7 @@ def read_emc(sys: str) -> tuple[float | None, float | None]:
 
 
 def find_fan(sys: str) -> tuple[str | None, str | None]:
-    """(pwm1 path, rpm path)."""
+    """Return the paths of the fan's PWM duty and speed."""
     pwm = rpm = None
     for hwmon in children(f"{sys}/class/hwmon", "hwmon"):
         kind = read_text(f"{hwmon}/name")
@@ -77,12 +79,12 @@ def read_fan(nodes: tuple[str | None, str | None]) -> Fan | None:
 
 
 def read_power_mode(root: str) -> PowerMode | None:
-    """nvpmodel's active mode, without its process."""
+    """Read nvpmodel's active mode from its files, without running it."""
     return power.active(read_text(f"{root}/var/lib/nvpmodel/status"), read_text(f"{root}/etc/nvpmodel.conf"))
 
 
 def cpu_locked(sys: str) -> bool | None:
-    """Every online core's scaling_min_freq == scaling_max_freq."""
+    """Return whether scaling_min_freq equals scaling_max_freq on every online core; None without cpufreq."""
     states = []
     for cpu in children(f"{sys}/devices/system/cpu", "cpu"):
         low, high = read_int(f"{cpu}/cpufreq/scaling_min_freq"), read_int(f"{cpu}/cpufreq/scaling_max_freq")
@@ -92,7 +94,7 @@ def cpu_locked(sys: str) -> bool | None:
 
 
 def read_memory(proc: str) -> tuple[MemoryState | None, int | None]:
-    """(memory, bytes that the integrated GPU holds of it: not every kernel says)."""
+    """Return the memory and the bytes that the integrated GPU holds of it (None without NvMapMemUsed)."""
     values = meminfo.parse(read_text(f"{proc}/meminfo") or "")
     total = values.get("MemTotal")
     if total is None:

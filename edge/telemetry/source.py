@@ -1,4 +1,4 @@
-"""What a sampler reads: blocking sources, each in a thread of its own, so that one that hangs costs only itself."""
+"""Read each blocking sensor source in a thread of its own, so that one that hangs costs only itself."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from typing import Protocol
 from edge.telemetry.sample import Sample
 
 Clock = Callable[[], float]
-_LONGEST_REST = 32  # intervals between tries of a source that keeps failing
+_LONGEST_PAUSE = 32  # intervals between reads of a source that keeps failing
 
 
 class Source(Protocol):
+    """A set of sensors that is read together."""
+
     @property
     def name(self) -> str: ...
 
     def read(self, now: float, *, quick: bool = False) -> Sample:
-        """May block. `quick`: power, temperature and memory are enough."""
+        """Return one sample; may block, may raise. `quick`: power, temperature and memory are enough."""
         ...
 
 
 class Reader:
-    """One source and its thread. `ask()` starts a read; `latest` is what came last, `error` why nothing comes now.
+    """A source and its thread. `latest` is its last sample, `error` why the last read failed.
 
-    The thread is a daemon: a read that never returns (a dead I2C bus, a lost GPU) must not hold up our exit.
+    The thread is a daemon: a read that never returns (a dead I2C bus, a lost GPU) must not block the exit.
     """
 
     def __init__(self, source: Source, interval_s: float, clock: Clock) -> None:
@@ -39,21 +41,21 @@ class Reader:
         self._quick = False
         self._closed = False
         self._failures = 0
-        self._rest_until_s = float("-inf")
+        self._paused_until_s = float("-inf")
         self._reading: asyncio.Future[None] | None = None
         self._thread: threading.Thread | None = None
 
     def fresh(self, now: float) -> Sample | None:
-        """The latest unless it is three intervals old (three seconds at least: the machine may be busy)."""
+        """Return the latest sample unless it is older than three intervals (at least 3 s: the machine may be busy)."""
         sample = self.latest
         return sample if sample is not None and sample.age_s(now) <= 3 * max(1.0, self._interval_s) else None
 
     def ready(self, now: float) -> bool:
-        """Not while a read is under way, and less and less often while it fails."""
-        return (self._reading is None or self._reading.done()) and now >= self._rest_until_s
+        """Return whether a read may start: none is running, and the pause after a failure is over."""
+        return (self._reading is None or self._reading.done()) and now >= self._paused_until_s
 
     def ask(self, *, quick: bool = False) -> asyncio.Future[None]:
-        """Done when a sample is there, or the read failed. Only when `ready`."""
+        """Start a read, only when `ready`. The future completes with the read, failed or not."""
         self._quick = quick
         self._reading = asyncio.get_running_loop().create_future()
         if self._thread is None:
@@ -80,7 +82,7 @@ class Reader:
         sample, error = None, None
         try:
             sample = self._source.read(self._clock(), quick=self._quick)
-        except Exception as failure:  # a driver's library may raise anything; telemetry must outlive it
+        except Exception as failure:  # libraries of drivers raise classes of their own; telemetry must outlive them
             error = f"{type(failure).__name__}: {failure}"
         try:
             future.get_loop().call_soon_threadsafe(self._done, future, sample, error)
@@ -88,11 +90,11 @@ class Reader:
             self._closed = True
 
     def _done(self, future: asyncio.Future[None], sample: Sample | None, error: str | None) -> None:
-        """On the event loop."""
+        """Keep the result; called on the event loop."""
         self.latest, self.error = sample or self.latest, error
         self._failures = 0 if error is None else self._failures + 1
         if error is not None:
-            pause = min(2 ** (self._failures - 1), _LONGEST_REST)
-            self._rest_until_s = self._clock() + pause * self._interval_s - self._interval_s / 2
+            pause = min(2 ** (self._failures - 1), _LONGEST_PAUSE)
+            self._paused_until_s = self._clock() + pause * self._interval_s - self._interval_s / 2
         if not future.done():
             future.set_result(None)

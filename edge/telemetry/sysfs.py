@@ -1,7 +1,7 @@
-"""A Jetson (or any Linux box) read from files alone: no process, no root, complete on its own.
+"""Read the sensors of a Jetson, or of any Linux machine, from files alone: no process, no root.
 
-Nodes are found by name and type once, then read each second; what was missing is looked for again every
-`REPROBE_S`, because devfreq nodes may appear after we started (a source that sticks to "load 0" for ever is worse).
+Nodes are found by name and type once and read each second. While one is missing they are searched again every
+`REPROBE_S`, because devfreq nodes may appear after the start (FC-71).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edge.telemetry.soc import GpuNode, cpu_locked, find_fan, find_gpu, read_emc
 from edge.telemetry.zones import ZoneNode, find_overcurrent, find_throttle_alerts, find_zones
 
 REPROBE_S = 30.0
-_SLOW_S = 10.0  # power mode and locked clocks change by hand
+_SLOW_S = 10.0  # power mode and locked clocks only change when an operator changes them
 _BUSY_RATIO = 0.9
 _CLOCK_LOW_RATIO = 0.9
 _LOW_CLOCK_SAMPLES = 3
@@ -25,6 +25,8 @@ _LOW_CLOCK_SAMPLES = 3
 
 @dataclass(slots=True)
 class _Nodes:
+    """Paths of all sensors found."""
+
     rails: tuple[RailNode, ...]
     zones: tuple[ZoneNode, ...]
     alerts: tuple[tuple[str, str], ...]
@@ -35,6 +37,8 @@ class _Nodes:
 
 @dataclass(slots=True)
 class _Slow:
+    """Values that are read every `_SLOW_S`."""
+
     at_s: float = float("-inf")
     power_mode: PowerMode | None = None
     jetson_clocks: bool | None = None
@@ -42,7 +46,7 @@ class _Slow:
 
 @dataclass(slots=True)
 class SysfsSource:
-    """`read()` takes about a millisecond of file reads: call it off the event loop. `root` stands in for "/"."""
+    """A sensor source for Jetson boards. `read()` takes about 1 ms of file reads. `root` replaces "/" (tests)."""
 
     root: Path = Path("/")
     name: str = field(default="sysfs", init=False)
@@ -57,7 +61,7 @@ class SysfsSource:
         self._sys = str(self.root / "sys")
 
     def read(self, now: float, *, quick: bool = False) -> Sample:
-        """One sample. `quick`: only power, temperature and memory (10 Hz while a model starts)."""
+        """Return one sample; with `quick` only power, temperature and memory (10 Hz while a model starts)."""
         nodes = self._probe(now)
         rails = tuple(rail for node in nodes.rails if (rail := node.read()))
         memory, gpu_used = read_memory(str(self.root / "proc"))
@@ -89,7 +93,7 @@ class SysfsSource:
         )
 
     def _probe(self, now: float) -> _Nodes:
-        """Looks again while something that a Jetson has is missing."""
+        """Return the known nodes; search again while one that a Jetson has is missing."""
         known = self._nodes
         if known and (now - self._probed_s < REPROBE_S or (known.rails and known.zones and _readable(known.gpu))):
             return known

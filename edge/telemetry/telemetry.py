@@ -1,10 +1,10 @@
-"""Everything about power and temperature of one running edgellm, put together: what the application holds.
+"""Combine sampler, governor and energy meter into the telemetry of one running application.
 
 telemetry = Telemetry.of(board, config.telemetry, config.thermal, models_folder)
 telemetry.on_limit(...)          admission and supervisor follow the governor
 await telemetry.run()            the task
-telemetry.document()             /telemetry and the summary in /healthz
-telemetry.energy                 requests: begin, request
+telemetry.document()             /telemetry; summary() for /healthz
+telemetry.energy                 begin and end of requests
 with telemetry.trace() as points ten samples a second while a model starts
 """
 
@@ -26,7 +26,7 @@ from edge.telemetry.energy import EnergyMeter
 from edge.telemetry.governor import AdmissionLimit, Decision, Governor, Level, Limits
 from edge.telemetry.host import HostSource
 from edge.telemetry.jtop import JtopSource
-from edge.telemetry.news import News
+from edge.telemetry.news import ChangeReporter
 from edge.telemetry.sample import Sample
 from edge.telemetry.sampler import Sampler, TracePoint
 from edge.telemetry.source import Clock, Source
@@ -38,10 +38,10 @@ JTOP_SHARE = Path("/run/edgellm-jtop/share.sock")  # edgellm-jtop.service
 
 
 class Telemetry:
-    """Lives on one event loop."""
+    """The telemetry of one application, used on one event loop."""
 
     def __init__(self, sampler: Sampler, governor: Governor, *, pauses_s: tuple[float, float] = (10.0, 300.0)) -> None:
-        """`pauses_s`: the first and the longest before it is tried again after a fault of ours."""
+        """`pauses_s`: the first and the longest pause before sampling restarts after a failure."""
         self.sampler = sampler
         self.governor = governor
         self.decision = Decision(Level.NOMINAL, AdmissionLimit(), "nothing measured yet")
@@ -49,7 +49,7 @@ class Telemetry:
         self._pauses_s = pauses_s
         self._listeners: list[Callable[[AdmissionLimit], None]] = []
         self._history: dict[str, Any] | None = None
-        self._news = News()
+        self._changes = ChangeReporter()
         sampler.on_sample(self._judge)
 
     @classmethod
@@ -65,15 +65,16 @@ class Telemetry:
         limits: Limits | None = None,
         clock: Clock = time.monotonic,
     ) -> Telemetry:
-        """`root` stands in for "/", `jtop` for the service's own and `limits` for those of `thermal` (tests)."""
+        """Build the telemetry of a board. `root`, `jtop`, `limits` and `clock` replace the real ones in tests."""
         settings, thermal = settings or TelemetryConfig(), thermal or ThermalConfig()
         sources: list[Source] = [SysfsSource(root), HostSource(disk)]
         thor = board.soc is not None and "thor" in board.soc.lower()
         asked = root == Path("/") and (thor or (bool(board.gpus) and board.soc is None))
         if asked and nvml.installed():
             sources.append(nvml.NvmlSource(integrated=board.unified_memory))
-        guest = jtop or (JtopSource(share=JTOP_SHARE) if settings.jtop == "auto" and board.soc is not None else None)
-        sampler = Sampler(sources, guest, interval_s=settings.interval_s, clock=clock)
+        if jtop is None and settings.jtop == "auto" and board.soc is not None:
+            jtop = JtopSource(share=JTOP_SHARE)
+        sampler = Sampler(sources, jtop, interval_s=settings.interval_s, clock=clock)
         telemetry = cls(sampler, Governor(limits or limits_of(thermal)))
         if asked and not nvml.installed():
             telemetry.missing["nvml"] = ("nvidia-ml-py is not installed", "pip install 'edgellm[nvml]'")
@@ -88,17 +89,14 @@ class Telemetry:
         return self.sampler.latest
 
     async def run(self) -> None:
-        """Until cancelled. Nothing in here can stop a model; at worst there are no figures.
-
-        A fault of ours is said, and everything is admitted as if nothing were measured until samples come again.
-        """
+        """Sample until cancelled. A failure is logged and sampling restarts; meanwhile nothing is limited."""
         pause_s = self._pauses_s[0]
         while True:
             began_s = self.sampler.clock()
             try:
                 await self.sampler.run()
-            except Exception as error:  # whatever it is: a level that nobody revises any more is worse than none
-                log.warning("telemetry failed, and is tried again: %s: %s", type(error).__name__, error)
+            except Exception as error:  # any: a level that is no longer updated is worse than none
+                log.warning("telemetry failed and restarts: %s: %s", type(error).__name__, error)
             self._decide(Decision(Level.NOMINAL, AdmissionLimit(), "nothing is measured: telemetry failed"))
             if self.sampler.clock() - began_s > self._pauses_s[1]:
                 pause_s = self._pauses_s[0]
@@ -109,24 +107,24 @@ class Telemetry:
         return self.sampler.trace()
 
     def on_limit(self, listener: Callable[[AdmissionLimit], None]) -> None:
-        """Called on the event loop whenever the governor's limit changes."""
+        """Register a callback for changes of the governor's limit, on the event loop."""
         self._listeners.append(listener)
 
     def summary(self) -> dict[str, Any]:
-        """/healthz's `telemetry`."""
+        """Build the `telemetry` of /healthz."""
         latest = self.latest
         age_s = None if latest is None else round(latest.age_s(self.sampler.clock()), 2)
         return {"source": latest.source if latest else "none", "age_s": age_s, "thermal": self.decision.level.name}
 
     def status(self) -> dict[str, Any]:
-        """The summary with the two figures that people ask for first."""
+        """Build the summary with power and temperature, for `edgellm status`."""
         latest = self.latest
         power = latest.power if latest else None
         figures = {"power_w": power.power_w if power else None, "rail": power.rail if power else None}
         return {**self.summary(), **figures, "temp_c": latest.temp_c if latest else None}
 
     def document(self, *, history: bool = True) -> dict[str, Any]:
-        """/telemetry. Asking counts as watching: jtop is read every second for a while."""
+        """Build /telemetry. Each call makes jtop be polled every second for a while."""
         self.sampler.watched()
         sampler, now = self.sampler, self.sampler.clock()
         rate = sampler.history.rate()
@@ -161,29 +159,29 @@ class Telemetry:
             }
         jtop = self.sampler.jtop
         if jtop is not None:
-            trouble = jtop.trouble
-            state = "unavailable" if trouble else "ok" if jtop.fresh(now) else "silent"
-            because, hint = (trouble.because, trouble.hint) if trouble else (None, None)
+            fault = jtop.fault
+            state = "unavailable" if fault else "ok" if jtop.fresh(now) else "silent"
+            because, hint = (fault.because, fault.hint) if fault else (None, None)
             found["jtop"] = {"state": state, "age_s": _age(jtop.latest, now), "because": because, "hint": hint}
         return found
 
     def _judge(self, sample: Sample | None) -> None:
-        """With each sample: the level, who follows it, and one line per change."""
+        """Judge a sample: decide, log one line per change, pass limits on."""
         self._history = None
         before = self.decision
         decision = self.governor.decide(sample, self.sampler.clock())
         if decision.changed:
-            told = log.warning if decision.level > before.level else log.info
-            told("thermal: %s: %s%s", decision.level.name, decision.because, _what(decision.limit))
+            write = log.warning if decision.level > before.level else log.info
+            write("thermal: %s: %s%s", decision.level.name, decision.because, _effect(decision.limit))
         self._decide(decision)
         if sample is not None:
-            self._tell(sample)
+            self._log(sample)
 
-    def _tell(self, sample: Sample) -> None:
-        mode = self._news.mode(sample)
+    def _log(self, sample: Sample) -> None:
+        mode = self._changes.mode(sample)
         if mode is not None:
             log.info("%s", mode)
-        for line in self._news.warnings(sample, self.sampler.clock(), self.sampler.history.rate()):
+        for line in self._changes.warnings(sample, self.sampler.clock(), self.sampler.history.rate()):
             log.warning("%s", line)
 
     def _decide(self, decision: Decision) -> None:
@@ -192,19 +190,21 @@ class Telemetry:
             for listener in self._listeners:
                 try:
                     listener(decision.limit)
-                except Exception as error:  # one who cannot follow must not keep the others from it
-                    log.warning("thermal: a follower failed: %s: %s", type(error).__name__, error)
+                except Exception as error:  # the other listeners must still get the limit
+                    log.warning("thermal: a listener failed: %s: %s", type(error).__name__, error)
 
 
-def _what(limit: AdmissionLimit) -> str:
+def _effect(limit: AdmissionLimit) -> str:
+    """Describe a limit for the log."""
     if limit.drain:
-        return "; the engine is stopped until it is cool"
+        return "; the engine is stopped until the board is cool"
     if limit.hold_new:
         return "; new requests wait"
     return "; fewer requests at once" if limit.fraction < 1 else ""
 
 
 def limits_of(thermal: ThermalConfig) -> Limits:
+    """Return the governor's limits of a configuration."""
     return Limits(
         act=thermal.act,
         max_watts=thermal.max_watts,

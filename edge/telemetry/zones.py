@@ -1,4 +1,4 @@
-"""Thermal zones with their trip points, throttle alerts of cooling devices, and over-current counters."""
+"""Find thermal zones with their trip points, throttle alerts and over-current counters in sysfs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from edge.telemetry.nodes import children, read_int, read_text
 from edge.telemetry.sample import Zone, celsius
 
-# Trip points outside this are placeholders of x86 firmware (0, -274), not limits.
+# Trip points outside this range are placeholders of x86 firmware (0 and −274 °C), not limits.
 _SANE_TRIP_C = (40.0, 150.0)
 
 
 @dataclass(frozen=True, slots=True)
 class ZoneNode:
+    """Path and trip points of one thermal zone."""
+
     name: str
     path: str
     passive_c: float | None
@@ -25,7 +27,7 @@ class ZoneNode:
 
 
 def find_zones(sys: str) -> tuple[ZoneNode, ...]:
-    """Zones under `sys`, by type: "cpu-thermal" (JetPack 6), "CPU" (JetPack 5) and "CPU-therm" all are `cpu`."""
+    """Find zones under `sys`. "cpu-thermal" (JetPack 6), "CPU" and "CPU-therm" (JetPack 5) all become `cpu`."""
     nodes: dict[str, ZoneNode] = {}
     for folder in children(f"{sys}/class/thermal", "thermal_zone"):
         kind = read_text(f"{folder}/type")
@@ -40,7 +42,7 @@ def find_zones(sys: str) -> tuple[ZoneNode, ...]:
 
 
 def _trips(folder: str) -> dict[str, float]:
-    """The lowest sane trip of each type, in °C."""
+    """Return the lowest plausible trip point of each type, in °C."""
     trips: dict[str, float] = {}
     for path in children(folder, "trip_point_"):
         if not path.endswith("_type"):
@@ -52,7 +54,7 @@ def _trips(folder: str) -> dict[str, float]:
 
 
 def find_throttle_alerts(sys: str) -> tuple[tuple[str, str], ...]:
-    """(type, cur_state path) of cooling devices that mean "slowed down". A fan is cooling, not throttling."""
+    """Return (type, cur_state path) of cooling devices that report throttling; a fan is a cooling device too."""
     found = []
     for folder in children(f"{sys}/class/thermal", "cooling_device"):
         kind = read_text(f"{folder}/type")
@@ -62,7 +64,7 @@ def find_throttle_alerts(sys: str) -> tuple[tuple[str, str], ...]:
 
 
 def find_overcurrent(sys: str) -> tuple[tuple[str, str], ...]:
-    """(oc1…oc3, path of its event counter since boot)."""
+    """Return (oc1…oc3, path of its event counter since boot)."""
     return tuple(
         (path.rsplit("/", 1)[1].removesuffix("_event_cnt"), path)
         for hwmon in children(f"{sys}/class/hwmon", "hwmon")

@@ -18,7 +18,7 @@ from edge.telemetry import metrics, nvml
 from edge.telemetry.document import notes
 from edge.telemetry.energy import EnergyMeter
 from edge.telemetry.governor import AdmissionLimit, Decision
-from edge.telemetry.news import News
+from edge.telemetry.news import ChangeReporter
 from edge.telemetry.sample import GpuState, Power, Sample
 from edge.telemetry.telemetry import Telemetry, limits_of
 from tests.fakes.fake_jetson.tree import FakeBoard
@@ -88,16 +88,14 @@ class Broken:
         raise ZeroDivisionError("a bug")
 
 
-async def test_a_fault_of_ours_is_said_and_nothing_stays_as_it_was_for_ever(
-    board: FakeBoard, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A level that nobody revises any more would keep the engine stopped: everything is admitted until samples come."""
+async def test_a_failure_of_ours_is_logged_and_limits_end(board: FakeBoard, caplog: pytest.LogCaptureFixture) -> None:
+    """A level that is no longer updated would keep the engine stopped: everything is admitted until samples come."""
     telemetry = telemetry_of(board, ThermalConfig(act=True))
     telemetry._pauses_s = (0.01, 0.01)
     limits: list[AdmissionLimit] = []
 
     def failing(_: AdmissionLimit) -> None:
-        raise RuntimeError("who follows first cannot")
+        raise RuntimeError("the first listener fails")
 
     telemetry.on_limit(failing)
     telemetry.on_limit(limits.append)
@@ -111,7 +109,7 @@ async def test_a_fault_of_ours_is_said_and_nothing_stays_as_it_was_for_ever(
         await until(lambda: sum("ZeroDivisionError" in record.message for record in caplog.records) >= 2)
         telemetry.governor = sound
         await until(lambda: limits[-1].drain)
-    assert any("a follower failed: RuntimeError" in record.message for record in caplog.records)
+    assert any("a listener failed: RuntimeError" in record.message for record in caplog.records)
 
 
 async def test_document_summary_and_their_age(board: FakeBoard) -> None:
@@ -202,7 +200,7 @@ def test_fc71_load_0_while_tokens_flow_is_a_hint_not_a_verdict() -> None:
     """FC-71: only when nothing else knows the load; a readable devfreq node settles it."""
     stuck = Sample(0.0, "jtop", gpus=(GpuState("gpu", load_ratio=0.0),))
     assert notes(stuck, {"jtop": stuck}, 12.0) == [
-        "jtop says GPU load 0 while tokens are generated: restart jtop.service"
+        "jtop reports GPU load 0 while tokens are generated: restart jtop.service"
     ]
     assert notes(stuck, {"jtop": stuck}, None) == []
     files = Sample(0.0, "sysfs", gpus=(GpuState("gpu", load_ratio=0.8),))
@@ -262,7 +260,7 @@ async def test_overcurrent_is_told_when_it_begins_and_when_it_ends(
 async def test_fc44_the_start_says_which_mode_and_clocks_are_active(
     board: FakeBoard, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """FC-44: once, and again when somebody changed them; what is not known is left out."""
+    """FC-44: once, and again after a change; unknown values are left out."""
     caplog.set_level(logging.INFO, "edge.telemetry")
     clock = Clock()
     telemetry = telemetry_of(board, clock=clock)
@@ -275,8 +273,8 @@ async def test_fc44_the_start_says_which_mode_and_clocks_are_active(
         f"power mode MAXN, {clocks}",
         f"power mode MODE_15W, {clocks}",
     ]
-    assert News().mode(Sample(0.0, "jtop", power_mode=PowerMode(2, "25W"))) == "power mode 25W"
-    assert News().mode(Sample(0.0, "host")) is None
+    assert ChangeReporter().mode(Sample(0.0, "jtop", power_mode=PowerMode(2, "25W"))) == "power mode 25W"
+    assert ChangeReporter().mode(Sample(0.0, "host")) is None
     for reader in telemetry.sampler.readers:
         reader.close()
 

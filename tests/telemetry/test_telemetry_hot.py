@@ -1,4 +1,4 @@
-"""While the board is at CRITICAL nothing starts, whoever asks for it; and all of it does when the board is cool."""
+"""While the board is at CRITICAL no engine starts, for any cause; when it is cool, all do."""
 
 from pathlib import Path
 

@@ -15,8 +15,8 @@ import pytest
 
 from edge.telemetry import interpreter, jtop
 from edge.telemetry.jtop import JtopSource
-from edge.telemetry.jtop_line import Trouble, trouble
-from edge.telemetry.jtop_share import Share, bind
+from edge.telemetry.jtop_line import JtopFault, jtop_fault
+from edge.telemetry.jtop_share import JtopShare, bind
 from tests.fakes.fake_jetson.client import jtop_python
 from tests.fakes.fake_jetson.service import JtopService
 from tests.fakes.fake_jetson.tree import FakeBoard
@@ -32,7 +32,7 @@ def readers() -> list[psutil.Process]:
 
 def watched(**options: object) -> JtopSource:
     source = JtopSource(pauses_s=SOON, **options)  # type: ignore[arg-type]
-    source.pace(1.0)
+    source.set_interval(1.0)
     return source
 
 
@@ -58,51 +58,51 @@ async def test_fc70_values_follow_live_and_a_killed_service_is_outlived(
             await until(lambda w=watts, c=celsius: shows(source, w, c))
         first = readers()
         service.kill()
-        await until(lambda: source.trouble)
+        await until(lambda: source.fault)
         assert source.fresh(source.latest.at_s + 1.0) is source.latest
         assert source.fresh(source.latest.at_s + 3.5) is None
         service.clean()
         service.start()
-        await until(lambda: source.trouble is None)
+        await until(lambda: source.fault is None)
         assert readers() != first
     assert readers() == []
     lines = [record.message for record in caplog.records]
     assert lines[0] == "telemetry: jtop answers"
-    assert lines[-1] == "telemetry: jtop is back"
+    assert lines[-1] == "telemetry: jtop answers again"
     assert all(line.startswith("telemetry: no jtop: ") for line in lines[1:-1])
     assert 1 <= len(lines[1:-1]) <= 3  # lost, then not active, then perhaps no socket: each once
 
 
-def test_fc68_why_not_is_said_each_in_its_own_words() -> None:
+def test_fc68_each_socket_fault_has_its_own_remedy() -> None:
     """FC-68: no socket, a folder in its place, no permission: three causes, three remedies."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
         path = Path(folder) / "jtop.sock"
-        causes = [jtop.why_not(path)]
+        causes = [jtop.socket_fault(path)]
         path.mkdir()
-        causes.append(jtop.why_not(path))
+        causes.append(jtop.socket_fault(path))
         path.rmdir()
         listener.bind(str(path))
-        assert jtop.why_not(path) is None
+        assert jtop.socket_fault(path) is None
         path.chmod(0o600 if os.geteuid() == 0 else 0)
-        causes.append(as_nobody(path) if os.geteuid() == 0 else jtop.why_not(path))
+        causes.append(without_the_group(path) if os.geteuid() == 0 else jtop.socket_fault(path))
     assert [cause.kind for cause in causes] == ["no_socket", "socket_is_directory", "no_access"]
     assert len({cause.hint for cause in causes}) == 3
 
 
-def as_nobody(path: Path) -> Trouble:
-    """What a user without the group sees; asked in a child that gives its rights up."""
+def without_the_group(path: Path) -> JtopFault:
+    """Return the fault that a user without the group finds, in a child without privileges."""
     path.parent.chmod(0o755)
     pid = os.fork()
     if pid == 0:
-        try:  # whatever happens: a second test run must not come out of here
+        try:  # a second test run must not continue from here
             os.setgroups([])
             os.setresgid(65534, 65534, 65534)
             os.setresuid(65534, 65534, 65534)
-            os._exit(0 if jtop.why_not(path) == trouble("no_access") else 1)
+            os._exit(0 if jtop.socket_fault(path) == jtop_fault("no_access") else 1)
         finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    return trouble("no_access")
+    return jtop_fault("no_access")
 
 
 async def test_a_machine_without_jtop_is_silent(caplog: pytest.LogCaptureFixture, jtop_lock: None) -> None:
@@ -110,8 +110,8 @@ async def test_a_machine_without_jtop_is_silent(caplog: pytest.LogCaptureFixture
     source = JtopSource(pauses_s=(0.01, 0.01))
     async with running(source.run()):
         await until(lambda: source.restarts >= 3)
-    assert source.trouble is not None
-    assert source.trouble.kind == "no_socket"
+    assert source.fault is not None
+    assert source.fault.kind == "no_socket"
     assert caplog.records == []
 
 
@@ -134,8 +134,8 @@ async def test_a_reader_that_cannot_be_started_is_said_once_and_tried_again(
         listener.bind(str(path))
         async with running(source.run()):
             await until(lambda: source.restarts >= 3)
-    assert source.trouble is not None
-    assert source.trouble.kind == "failed"
+    assert source.fault is not None
+    assert source.fault.kind == "failed"
     (record,) = caplog.records
     assert ("can't start new thread" if find else "Permission denied") in record.message
 
@@ -191,19 +191,19 @@ async def test_both_lines_of_jetson_stats_on_three_boards(
 
 @pytest.mark.full
 async def test_a_frozen_service_is_named_and_its_reader_replaced(board: FakeBoard, service: JtopService) -> None:
-    """start() of the client would hang for ever; the event loop and the data of others never wait for it."""
+    """start() of the client hangs without limit; the event loop and other sources do not wait for it."""
     source = watched()
     async with running(source.run()):
         await until(lambda: source.latest)
         service.freeze()
-        await until(lambda: source.trouble and source.trouble.kind in ("lost", "frozen"))
-        await until(lambda: source.trouble and source.trouble.kind == "frozen", within_s=120)  # a new client's start()
+        await until(lambda: source.fault and source.fault.kind in ("lost", "frozen"))
+        await until(lambda: source.fault and source.fault.kind == "frozen", within_s=120)  # a new client's start()
         assert len(readers()) <= 1
         service.thaw()
         service.kill()
         service.clean()
         service.start()
-        await until(lambda: source.trouble is None)
+        await until(lambda: source.fault is None)
     assert readers() == []
 
 
@@ -214,8 +214,8 @@ async def test_a_frozen_reader_is_killed(service: JtopService) -> None:
         await until(lambda: source.latest)
         (reader,) = readers()
         reader.send_signal(signal.SIGSTOP)
-        await until(lambda: source.trouble and source.trouble.kind == "frozen")
-        await until(lambda: source.trouble is None)
+        await until(lambda: source.fault and source.fault.kind == "frozen")
+        await until(lambda: source.fault is None)
         assert not reader.is_running() or reader.status() == psutil.STATUS_ZOMBIE
 
 
@@ -224,8 +224,8 @@ async def test_fc65_two_versions_are_named_and_nothing_else_breaks(service: Jtop
     """FC-65: client 4.3.2, service 7.2.2."""
     source = watched(python=jtop_python("4.3.2"))
     async with running(source.run()):
-        await until(lambda: source.trouble and source.trouble.kind == "version_mismatch")
-    assert source.trouble.because == "version mismatch: service 7.2.2, client 4.3.2"
+        await until(lambda: source.fault and source.fault.kind == "version_mismatch")
+    assert source.fault.because == "version mismatch: service 7.2.2, client 4.3.2"
 
 
 @pytest.mark.full
@@ -235,10 +235,10 @@ async def test_a_service_of_another_version_is_read_with_its_own_python(board: F
     async with running(source.run()):
         await until(lambda: source.latest)
         service.stop()
-        await until(lambda: source.trouble)
+        await until(lambda: source.fault)
         older = JtopService(board, jtop_python("4.3.2")).start()
         try:
-            await until(lambda: source.trouble is None)
+            await until(lambda: source.fault is None)
             assert readers()[0].cmdline()[0] == str(jtop_python("4.3.2"))
         finally:
             older.stop()
@@ -246,13 +246,13 @@ async def test_a_service_of_another_version_is_read_with_its_own_python(board: F
 
 @pytest.mark.full
 async def test_the_pace_changes_both_ways(service: JtopService) -> None:
-    """5 s when calm, 1 s while somebody watches: the service has one pace for all, and must be let go of in between."""
+    """5 s without clients, 1 s with one: the service has one interval for all and must be released in between."""
     source = JtopSource(pauses_s=SOON)
     intervals: list[float] = []
     async with running(source.run()):
-        for wish in (5.0, 1.0, 5.0):
-            source.pace(wish)
-            await until(lambda w=wish: source._interval_s == w and source.latest, within_s=60)
+        for interval_s in (5.0, 1.0, 5.0):
+            source.set_interval(interval_s)
+            await until(lambda w=interval_s: source._interval_s == w and source.latest, within_s=60)
             before = source.latest
             await until(lambda b=before: source.latest is not b)
             intervals.append(source.latest.at_s - before.at_s)
@@ -266,16 +266,16 @@ async def test_the_pace_changes_both_ways(service: JtopService) -> None:
 async def test_a_share_gives_the_lines_to_a_process_without_the_group(service: JtopService, tmp_path: Path) -> None:
     """edgellm-jtop.service's part and the other end of it, and what the other end sees when the service goes."""
     path = tmp_path / "share.sock"
-    share = Share()
+    share = JtopShare()
     source = watched(share=path)
     share.source._pauses_s = SOON
     async with running(share.serve(bind(path))), running(source.run()):
-        await until(lambda: source.latest and source.trouble is None)
+        await until(lambda: source.latest and source.fault is None)
         assert path.stat().st_mode & 0o777 == 0o660
         service.stop()
-        await until(lambda: source.trouble and source.trouble.kind == "no_socket")
+        await until(lambda: source.fault and source.fault.kind == "no_socket")
         service.start()
-        await until(lambda: source.trouble is None)
+        await until(lambda: source.fault is None)
 
 
 def pythons(minor: str) -> list[Path]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.telemetry import jtop_reader
-from edge.telemetry.jtop_line import Trouble, error_line, parse, trouble
+from edge.telemetry.jtop_line import JtopFault, error_line, jtop_fault, parse
 from edge.telemetry.sample import Sample, Zone, merge
 
 SOURCE = Path(jtop_reader.__file__).read_text()
@@ -94,7 +94,7 @@ def test_clocks_in_an_unknown_unit_are_not_guessed(clock: int | None, known: boo
 )
 def test_whatever_the_client_raises_has_a_kind(error: Exception, kind: str) -> None:
     assert jtop_reader.kind_of(error) == kind
-    found = trouble(kind, str(error))
+    found = jtop_fault(kind, str(error))
     assert found.kind == kind
     assert found.hint
 
@@ -104,15 +104,15 @@ def test_fc65_a_version_mismatch_names_both() -> None:
     message = (
         "Mismatch version jtop service: [4.2.2] and client: [4.2.1]. Please run: sudo systemctl restart jtop.service"
     )
-    found = trouble("version_mismatch", message)
+    found = jtop_fault("version_mismatch", message)
     assert found.because == "version mismatch: service 4.2.2, client 4.2.1"
     assert parse(error_line(found), 0.0) == found
 
 
 @pytest.mark.parametrize("kind", ["no_socket", "frozen", "lost", "no_access", "failed", "unheard of"])
 def test_troubles_survive_being_shared(kind: str) -> None:
-    found = trouble(kind, "by cause")
-    assert parse(error_line(found), 0.0) == Trouble(found.kind, found.because, found.hint)
+    found = jtop_fault(kind, "by cause")
+    assert parse(error_line(found), 0.0) == JtopFault(found.kind, found.because, found.hint)
 
 
 def test_a_line_from_a_clock_ahead_is_not_from_the_future() -> None:

@@ -80,7 +80,7 @@ async def test_fc67_a_source_that_fails_is_said_once_and_again_when_it_is_back(
         await until(lambda: sampler.latest.power_w > 20)
     assert [record.message for record in caplog.records] == [
         "telemetry: scripted failed: RuntimeError: reader thread died",
-        "telemetry: scripted is back",
+        "telemetry: scripted answers again",
     ]
 
 

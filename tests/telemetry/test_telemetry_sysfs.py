@@ -117,7 +117,7 @@ def test_fc43_power_mode_by_name_whatever_its_number(board: FakeBoard) -> None:
 
 
 def test_fc44_clocks_and_mode_are_read_not_remembered(board: FakeBoard) -> None:
-    """FC-44: after a power cycle the clock lock is gone, and the sample says so."""
+    """FC-44: after a power cycle the clock lock is gone, and so is it in the sample."""
     for number in range(board.spec["cpus"]):
         put(board.sys / f"devices/system/cpu/cpu{number}/cpufreq/scaling_min_freq", board.spec["cpu_khz"]["max"])
     put(board.sys / "class/devfreq/17000000.gpu/min_freq", board.spec["gpu_hz"]["max"])

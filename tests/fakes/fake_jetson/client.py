@@ -1,7 +1,7 @@
 """Interpreters with the real jetson-stats from the package index, kept in the cache home between runs.
 
 7.x has a wheel. 4.3.2 is a source archive whose installation as root would install and start a system service: it is
-downloaded as nobody (a user namespace) and its package is unpacked, not installed.
+downloaded as user `nobody` (a user namespace) and its package is unpacked, not installed.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def _unpack(python: Path, version: str) -> None:
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
     target = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
     with tempfile.TemporaryDirectory() as folder:
-        wish = ["--no-deps", "--no-binary", "jetson-stats", f"jetson-stats=={version}", "-d", folder]
-        _pip(python, "download", *wish, prefix=("unshare", "--user"))
+        arguments = ["--no-deps", "--no-binary", "jetson-stats", f"jetson-stats=={version}", "-d", folder]
+        _pip(python, "download", *arguments, prefix=("unshare", "--user"))
         archive = next(Path(folder).glob("*.tar.gz"))
         with tarfile.open(archive) as tar:
             tar.extractall(folder, filter="data") if hasattr(tarfile, "data_filter") else tar.extractall(folder)

@@ -268,7 +268,7 @@ class FakeBoard:
         for number, kind in enumerate(self.spec["zones"]):
             zone = base / f"thermal_zone{number}"
             name = kind.split("-")[0]
-            # The rails of cv0-cv2 are off unless somebody uses them.
+            # The rails of cv0-cv2 are off while their accelerators are unused.
             values = {"type": kind, "temp": b"" if name.startswith("cv") else 45000, "mode": "enabled"}
             for trip, (label, milli) in enumerate(zip(("passive", "hot", "critical"), self.spec["trips"], strict=True)):
                 values |= {f"trip_point_{trip}_type": label, f"trip_point_{trip}_temp": milli}
