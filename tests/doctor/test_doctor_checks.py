@@ -116,7 +116,7 @@ def test_little_available_memory_names_who_holds_it(tmp_path: Path) -> None:
 
 def test_control_group_limit_is_said(tmp_path: Path) -> None:
     facts = patient("x86-vm", tmp_path)
-    note = "cgroup v2 /docker allows 2.0 GiB: that counts, not the machine's memory"
+    note = "cgroup v2 /docker allows 2.0 GiB: less than the machine's memory"
     assert_check(replace(facts, memory=replace(facts.memory, notes=(note,))), "memory.limit", Verdict.WARN, "2.0 GiB")
 
 
