@@ -16,6 +16,9 @@ from edge.supervisor.truth import Facts
 from edge.units import format_bytes
 
 PROTOCOL = "cmd_child_to_router:state:"
+LINE_CHARACTERS = (
+    4096  # the longest line that llama.cpp prints with a path in it stays below; the rest is text of a model
+)
 KEPT_LINES = 400  # the cause of an exit stands before its backtrace, which is long
 CPU_ONLY_HINT = (
     "the engine put every layer on the CPU: was it built with CUDA (`edgellm engine show`), and does the driver "
@@ -87,6 +90,7 @@ class Attempt:
 
     def stderr(self, raw: str, now_s: float) -> Sequence[Sighting]:
         """Take one log line. Lines without a prefix (of a chat template, say) match no pattern."""
+        raw = raw[:LINE_CHARACTERS]
         self.tail.append(raw)
         if self._patterns.noise(raw):
             return ()

@@ -1,0 +1,56 @@
+"""No log line can stop the event loop: every pattern takes 64 kB of anything, and lines are cut before matching."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from edge.resources import data_dir, load_toml
+from edge.supervisor.attempt import LINE_CHARACTERS, Attempt
+from tests.supervisor.rig import PATTERNS, launch_plan, settings
+
+LENGTH = 64 * 1024
+CPU_S = 20  # all patterns together take about a second; one that is quadratic in the line takes longer than this
+LITERAL = re.compile(r"[A-Za-z_: ]{3,}")
+
+
+def every_pattern() -> list[str]:
+    table = load_toml(data_dir("build") / "llama-server.toml")
+    groups = [value for name in ("gates", "marks", "facts", "noise") for value in table[name].values()]
+    listed = [pattern for group in groups for pattern in ([group] if isinstance(group, str) else group)]
+    return [*listed, *(row["pattern"] for row in table["signatures"])]
+
+
+def lines(pattern: str) -> Iterator[str]:
+    """Yield lines that are long everywhere a pattern could wait for its end: repeated, or after each of its words."""
+    for unit in ("x", " ", "1", "1.", "a ", "'", "- "):
+        yield unit * (LENGTH // len(unit))
+    for literal in LITERAL.findall(pattern):
+        yield literal * (LENGTH // len(literal))
+        yield from (literal + fill * (LENGTH - len(literal)) for fill in ("x", " ", "1"))
+
+
+def search_all() -> None:
+    for pattern in every_pattern():
+        compiled = re.compile(pattern)
+        for line in lines(pattern):
+            compiled.search(line)
+
+
+def test_each_pattern_takes_64_kb_of_anything() -> None:
+    """In a process with a limit of CPU time, so that a machine under load does not fail it."""
+    code = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_CPU, ({CPU_S}, {CPU_S}))\n"
+        f"from tests.supervisor.{Path(__file__).stem} import search_all; search_all()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_a_long_line_is_cut_before_it_is_matched_and_kept() -> None:
+    attempt = Attempt(launch_plan(("x",), 0, settings()), PATTERNS, 100.0, 1)
+    attempt.stderr("x" * LENGTH + " llama_context: constructing llama_context", 101.0)
+    assert not attempt.gates.openings.get("weights")
+    assert [len(line) for line in attempt.tail] == [LINE_CHARACTERS]
