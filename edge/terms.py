@@ -32,6 +32,7 @@ def gateway_config(config: Config, folders: Folders) -> GatewayConfig:
         strict=config.strict,
         insecure=config.insecure,
         queue_requests=section.queue,
+        heartbeat_s=section.heartbeat_s,
         tls_cert=Path(section.tls_cert) if section.tls_cert else None,
         tls_key=Path(section.tls_key) if section.tls_key else None,
         access_log=None if section.access_log == "off" else folders.instance_run / "log" / "access.log",

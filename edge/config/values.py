@@ -69,7 +69,8 @@ class GatewayConfig:
     hosts: Annotated[tuple[str, ...], key("extra names the Host header may carry")] = ()
     max_body_bytes: Annotated[int, key("largest request body", ge=1024, kind="size")] = 64 * MIB
     unknown_model: Annotated[Literal["only", "strict"], key("only: any name gets the only model; strict: 404")] = "only"
-    queue: Annotated[int, key("requests in line for a slot of a model before others get 429", ge=0)] = 8
+    queue: Annotated[int, key("requests that wait for a slot of a model before others get 429", ge=0)] = 64
+    heartbeat_s: Annotated[float, key("seconds between comments in a stream that waits; 0: none", ge=0)] = 10.0
     tls_cert: Annotated[str, key("certificate chain, PEM; with it the API speaks TLS")] = ""
     tls_key: Annotated[str, key("key of the certificate, PEM")] = ""
     access_log: Annotated[Literal["text", "json", "off"], key("one line a request, in the run folder")] = "text"

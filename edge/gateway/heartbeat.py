@@ -1,4 +1,4 @@
-"""Write comments into an event stream while its request waits."""
+"""Write comments into an event stream while its request waits, so that clients and proxies keep the connection."""
 
 from __future__ import annotations
 
@@ -10,30 +10,38 @@ from aiohttp import web
 
 from edge.status import ModelStatus
 
-INTERVAL_S = 5.0
+INTERVAL_S = 5.0  # for a request that asks for comments where `heartbeat_s` is 0
 
 
 class Heartbeat:
-    """Opens the stream and writes comments until the `async with` ends; the stream stays open for the answer."""
+    """Opens the stream after `first_s` and writes a comment each `interval_s`, until stop() or the end of `with`.
+
+    `streams` returns whether the client awaits an event stream. Until the stream is open an error keeps its status.
+    """
 
     def __init__(
         self,
         request: web.Request,
-        headers: Mapping[str, str],
+        headers: Callable[[], Mapping[str, str]],
         status: Callable[[], ModelStatus],
-        interval_s: float = INTERVAL_S,
+        streams: Callable[[], bool],
+        *,
+        first_s: float,
+        interval_s: float,
     ) -> None:
         self._request = request
+        self._headers = headers
         self._status = status
+        self._streams = streams
+        self._first_s = first_s
         self._interval_s = interval_s
+        self._stopped = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        kind = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "Server": "edgellm"}
-        self.response = web.StreamResponse(headers={**kind, **headers})
+        self.opened: web.StreamResponse | None = None
 
-    async def __aenter__(self) -> web.StreamResponse:
-        await self.response.prepare(self._request)
+    async def __aenter__(self) -> Heartbeat:
         self._task = asyncio.ensure_future(self._beat())
-        return self.response
+        return self
 
     async def __aexit__(self, *_: object) -> None:
         assert self._task is not None
@@ -41,10 +49,30 @@ class Heartbeat:
         with contextlib.suppress(asyncio.CancelledError, ConnectionError):
             await self._task
 
+    async def stop(self) -> web.StreamResponse | None:
+        """End the comments, the last one whole. Return the open stream, None if there is none."""
+        assert self._task is not None
+        self._stopped.set()
+        with contextlib.suppress(ConnectionError):
+            await self._task
+        return self.opened
+
     async def _beat(self) -> None:
-        while True:
-            await self.response.write(_comment(self._status()))
-            await asyncio.sleep(self._interval_s)
+        pause_s = self._first_s
+        while not await self._stopped_within(pause_s):
+            if self.opened is None:
+                if not self._streams():
+                    return
+                kind = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "Server": "edgellm"}
+                self.opened = web.StreamResponse(headers={**kind, **self._headers()})
+                await self.opened.prepare(self._request)
+            await self.opened.write(_comment(self._status()))
+            pause_s = self._interval_s
+
+    async def _stopped_within(self, pause_s: float) -> bool:
+        with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+            await asyncio.wait_for(self._stopped.wait(), pause_s)
+        return self._stopped.is_set()
 
 
 def _comment(status: ModelStatus) -> bytes:

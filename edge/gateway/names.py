@@ -25,7 +25,12 @@ class _Named(msgspec.Struct, gc=False):
     model: msgspec.Raw = msgspec.Raw(b"")
 
 
+class _Streamed(msgspec.Struct, gc=False):
+    stream: msgspec.Raw = msgspec.Raw(b"")
+
+
 _decoder = msgspec.json.Decoder(_Named)
+_stream_decoder = msgspec.json.Decoder(_Streamed)
 
 
 def named_model(body: bytes | None, content_type: str, target: str) -> str | None:
@@ -47,6 +52,14 @@ def named_model(body: bytes | None, content_type: str, target: str) -> str | Non
     except (ValueError, RecursionError) as error:
         message = "the request body is not JSON" if isinstance(error, ValueError) else "the body is nested too deeply"
         raise Refused(Fault(400, "bad_json", message, "send a JSON object in UTF-8", param="body")) from None
+
+
+def asks_for_stream(body: bytes | None) -> bool:
+    """Return whether a JSON body has `"stream": true`."""
+    try:
+        return body is not None and bytes(_stream_decoder.decode(body).stream) == b"true"
+    except (ValueError, RecursionError):
+        return False
 
 
 def _form_field(body: bytes) -> str | None:

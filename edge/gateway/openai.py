@@ -119,14 +119,24 @@ def sse_error(target: str, fault: Fault) -> bytes:
 
     It starts with a blank line, which ends an event that was cut off.
     """
-    document = fault.document()
+    return b"\n\n" + sse_document(target, fault.document())
+
+
+def sse_document(target: str, document: Any) -> bytes:
+    """Return a document as an event; an error's envelope in the format of the route's API."""
     path = target.split("?", 1)[0]
-    if path.endswith("/messages"):
-        document = {"type": "error", "error": {"type": "api_error", "message": fault.message}}
-    elif path.endswith("/responses"):
-        document = {"type": "error", "code": fault.kind, "message": fault.message, "param": None}
-    named = "event: error\n" if "type" in document else ""
-    return f"\n\n{named}data: {json.dumps(document)}\n\n".encode()
+    error = document.get("error") if isinstance(document, dict) else None
+    name = ""
+    if isinstance(error, dict):
+        message = str(error.get("message") or "")
+        if path.endswith("/messages"):
+            document = {"type": "error", "error": {"type": "api_error", "message": message}}
+            name = "event: error\n"
+        elif path.endswith("/responses"):
+            code = error.get("kind") or error.get("type")
+            document = {"type": "error", "code": code, "message": message, "param": None}
+            name = "event: error\n"
+    return f"{name}data: {json.dumps(document)}\n\n".encode()
 
 
 LOADING = {"error": {"message": "Loading model", "type": "unavailable_error", "code": 503}}

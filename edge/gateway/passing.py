@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 
 from aiohttp import web
 
@@ -13,10 +12,10 @@ from edge.gateway.body import Body
 from edge.gateway.context import Context
 from edge.gateway.energy import measured
 from edge.gateway.health import DEGRADED, degraded_header
-from edge.gateway.heartbeat import Heartbeat
+from edge.gateway.heartbeat import INTERVAL_S, Heartbeat
 from edge.gateway.hold import Kept
 from edge.gateway.intake import acquire_slot
-from edge.gateway.names import named_model
+from edge.gateway.names import asks_for_stream, named_model
 from edge.gateway.openai import Fault, sse_error
 from edge.gateway.proxy import Exchange, forward
 from edge.gateway.refused import Refused
@@ -45,22 +44,22 @@ async def dispatch(
         record.usage = Tally(record.began_s, stats.between_tokens_s)
         wait_until_s = record.began_s + _max_wait_s(request, context.config.hold_seconds)
         exchange = Exchange(request, upstream, found.target, body, reserved, record, record.usage, wait_until_s, extra)
-        if request.headers.get("Edgellm-Heartbeat") == "1" and _would_wait(context, upstream, found):
-            return await _send_with_heartbeat(context, exchange, found)
-        return await _send(context, exchange, found, None)
+        heartbeat = _heartbeat(context, exchange, found)
+        if heartbeat is None:
+            return await _send(context, exchange, found, None)
+        async with heartbeat:
+            return await _send_with_heartbeat(context, exchange, found, heartbeat)
 
 
-async def _send(
-    context: Context, exchange: Exchange, found: Route, beating: AsyncExitStack | None
-) -> web.StreamResponse:
+async def _send(context: Context, exchange: Exchange, found: Route, heartbeat: Heartbeat | None) -> web.StreamResponse:
     """Wait for a slot, end the heartbeat if there is one, and proxy. Raises RejectedError."""
     upstream = exchange.upstream
     stats = context.stats.model(upstream.model_id)
     async with acquire_slot(context.waiting, context.admission, exchange, slot=found.slot) as endpoint:
-        if beating is not None:
-            await beating.aclose()
+        exchange.opened = None if heartbeat is None else await heartbeat.stop()
         exchange.extra = _with_degraded(context, upstream, exchange.extra)
         if exchange.opened is not None:
+            exchange.record.code = 200
             await _comment_degraded(exchange.opened, exchange.extra)
         stats.in_flight += 1
         try:
@@ -70,20 +69,42 @@ async def _send(
             stats.in_flight -= 1
 
 
-async def _send_with_heartbeat(context: Context, exchange: Exchange, found: Route) -> web.StreamResponse:
-    status = exchange.upstream.status()
-    known = {**exchange.extra, DEGRADED: degraded_header(status)} if status.degraded else exchange.extra
-    heartbeat = Heartbeat(exchange.request, known, exchange.upstream.status)
-    async with AsyncExitStack() as beating:
-        exchange.opened = await beating.enter_async_context(heartbeat)
+def _heartbeat(context: Context, exchange: Exchange, found: Route) -> Heartbeat | None:
+    """Return the heartbeat of a request that has to wait; `Edgellm-Heartbeat` 1 starts it at once, 0 turns it off."""
+    upstream, request = exchange.upstream, exchange.request
+    asked, every_s = request.headers.get("Edgellm-Heartbeat"), context.config.heartbeat_s
+    at_once = asked == "1"
+    if not at_once and (asked == "0" or not found.slot or every_s <= 0):
+        return None
+    if upstream.endpoint() is not None and not (found.slot and context.admission.crowded(upstream)):
+        return None
+
+    def headers() -> Mapping[str, str]:
+        status = upstream.status()
+        return {**exchange.extra, DEGRADED: degraded_header(status)} if status.degraded else exchange.extra
+
+    def streams() -> bool:
+        return at_once or (exchange.body.complete and asks_for_stream(exchange.body.data))
+
+    interval_s = min(INTERVAL_S, every_s or INTERVAL_S) if at_once else every_s
+    return Heartbeat(
+        request, headers, upstream.status, streams, first_s=0.0 if at_once else every_s, interval_s=interval_s
+    )
+
+
+async def _send_with_heartbeat(
+    context: Context, exchange: Exchange, found: Route, heartbeat: Heartbeat
+) -> web.StreamResponse:
+    try:
+        return await _send(context, exchange, found, heartbeat)
+    except Refused as refused:
+        opened = await heartbeat.stop()
+        if opened is None:
+            raise
         exchange.record.code = 200
-        try:
-            return await _send(context, exchange, found, beating)
-        except Refused as refused:
-            await beating.aclose()
-            exchange.record.refused()
-            await exchange.opened.write(sse_error(exchange.target, refused.fault))
-            return exchange.opened
+        exchange.record.failed()
+        await opened.write(sse_error(exchange.target, refused.fault))
+        return opened
 
 
 async def _comment_degraded(opened: web.StreamResponse, extra: Mapping[str, str]) -> None:
@@ -122,10 +143,6 @@ def _named(context: Context, name: str | None) -> Upstream:
     if upstream is None:
         raise Refused(answers.unknown_model(context, name))
     return upstream
-
-
-def _would_wait(context: Context, upstream: Upstream, found: Route) -> bool:
-    return upstream.endpoint() is None or (found.slot and context.admission.crowded(upstream))
 
 
 def _max_wait_s(request: web.Request, most_s: float) -> float:

@@ -18,7 +18,7 @@ from edge.gateway import headers
 from edge.gateway.again import Again, UpstreamDied, died_fault
 from edge.gateway.body import Body
 from edge.gateway.hold import Kept
-from edge.gateway.openai import Fault, sse_error
+from edge.gateway.openai import Fault, sse_document, sse_error
 from edge.gateway.pool import Pools
 from edge.gateway.refused import Refused
 from edge.gateway.tally import Tally
@@ -232,7 +232,9 @@ async def _into(
         document = json.loads(await answer.read())
     except (aiohttp.ClientError, OSError, ValueError):
         raise Refused(died_fault(exchange.upstream, f"status {answer.status}")) from None
-    await response.write(f"data: {json.dumps(document)}\n\n".encode())
+    if answer.status >= 400:
+        exchange.record.failed()
+    await response.write(sse_document(exchange.target, document))
     return response
 
 

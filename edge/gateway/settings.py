@@ -35,7 +35,8 @@ class GatewayConfig:
     hold_bytes: int = 64 * MIB
     hold_seconds: float = 900.0
     unknown_model: str = "only"  # "only" | "strict"
-    queue_requests: int = 8  # per model, beyond its slots
+    queue_requests: int = 64  # per model, beyond its slots
+    heartbeat_s: float = 10.0  # between comments in a stream that waits; 0: none
     strict: bool = False
     insecure: bool = False
     tls_cert: Path | None = None

@@ -36,6 +36,11 @@ class Visit:
         if self.outcome == "ok":
             self.outcome = "refused"
 
+    def failed(self) -> None:
+        """Mark it as failed after the answer began: the client gets an error event in place of the rest."""
+        if self.outcome in ("ok", "refused"):
+            self.outcome = "error"
+
     def finish(self, stats: Stats, now_s: float, log: AccessLog) -> None:
         """Add it to `stats` and write it to `log`."""
         if self.outcome == "ok" and self._failed():

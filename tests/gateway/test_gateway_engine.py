@@ -163,6 +163,21 @@ async def test_its_own_pages_are_under_upstream(here: Rig) -> None:
     assert page.body[:2] == b"\x1f\x8b"
 
 
+async def test_thirty_two_chats_of_one_client_are_all_answered_by_one_slot(rig: Rigs, engine: Path) -> None:
+    """The bare engine queues them all; so does the gateway, and the connection is not lost meanwhile."""
+    from openai import AsyncOpenAI
+
+    model = FakeModel(socket_path=str(engine))
+    model.slots = 1
+    here = await rig(models={"chat": model})
+    hello: Any = [{"role": "user", "content": "Say hello."}]
+    async with AsyncOpenAI(base_url=f"http://127.0.0.1:{here.port}/v1/", api_key="none", max_retries=0) as client:
+        answers = await asyncio.gather(
+            *(client.chat.completions.create(model="chat", messages=hello, max_tokens=2) for _ in range(32))
+        )
+    assert [answer.choices[0].message.role for answer in answers] == ["assistant"] * 32
+
+
 async def test_a_dead_engine_is_a_cut_stream_and_then_a_502(rig: Rigs, smollm2: Path, sockets: Path) -> None:
     path = sockets / "dies.sock"
     with real_engine(smollm2, path) as child:

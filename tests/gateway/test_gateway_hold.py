@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from dataclasses import replace
 
 import pytest
@@ -236,3 +237,102 @@ async def test_an_engines_refusal_is_an_event_in_a_heartbeat_stream(rig: Rigs) -
     await here.model.ready(str(here.engine.path))
     event = b"".join(await client.chunks())
     assert json.loads(event.partition(b"data: ")[2])["error"]["message"] == "context too small"
+
+
+STREAM = json.dumps({"messages": [], "stream": True}).encode()
+OFTEN = GatewayConfig(heartbeat_s=0.02)
+
+
+async def test_a_stream_that_waits_gets_comments_without_asking(rig: Rigs) -> None:
+    async def events(line, request):  # type: ignore[no-untyped-def]
+        await line.stream()
+        await line.chunk(b"data: 1\n\n")
+        await line.end()
+
+    here = await rig(events, loading=True, config=OFTEN)
+    client = await here.connect()
+    await client.request("POST", "/v1/chat/completions", STREAM)
+    head = await client.head()
+    assert (head.status, head.header("content-type")) == (200, "text/event-stream")
+    assert [await client.chunk() for _ in range(3)] == [b": waiting LOADING\n\n"] * 3
+    await here.model.ready(str(here.engine.path))
+    assert [each for each in await client.chunks() if not each.startswith(b":")] == [b"data: 1\n\n"]
+    assert here.engine.requests[0].body == STREAM
+
+
+async def test_a_stream_that_waits_for_a_slot_gets_comments(rig: Rigs) -> None:
+    go = asyncio.Event()
+
+    async def slow(line, request):  # type: ignore[no-untyped-def]
+        await go.wait()
+        await line.stream()
+        await line.chunk(b"data: [DONE]\n\n")
+        await line.end()
+
+    here = await rig(slow, config=OFTEN)
+    here.model.slots = 1
+    first, second = await here.connect(), await here.connect()
+    await first.request("POST", "/v1/chat/completions", STREAM)
+    await until(lambda: len(here.engine.requests) == 1)
+    await second.request("POST", "/v1/chat/completions", STREAM)
+    await second.head()
+    assert await second.chunk() == b": waiting READY\n\n"
+    go.set()
+    for client in (first, second):
+        if client is first:
+            await client.head()
+        assert (await client.chunks())[-1] == b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    ("target", "body", "header"),
+    [
+        ("/v1/chat/completions", b'{"messages":[{"stream":true}]}', "Accept: */*"),
+        ("/v1/chat/completions", b'{"stream":false}', "Accept: */*"),
+        ("/v1/chat/completions", STREAM, "Edgellm-Heartbeat: 0"),
+        ("/v1/embeddings", b"[true]", "Accept: */*"),
+        ("/props", b"", "Accept: */*"),
+    ],
+)
+async def test_what_is_no_stream_gets_no_comment(rig: Rigs, target: str, body: bytes, header: str) -> None:
+    here = await rig(loading=True, config=OFTEN)
+    client = await here.connect()
+    await client.request("POST" if body else "GET", target, body, header)
+    await until(lambda: here.model.waiting == 1)
+    await asyncio.sleep(0.1)  # five times the interval
+    await here.model.fail("bad_model", "pull it again")
+    answer = await client.answer()
+    assert (answer.status, json.loads(answer.body)["error"]["kind"]) == (503, "bad_model")
+
+
+async def test_until_the_first_comment_a_failure_keeps_its_status(rig: Rigs) -> None:
+    here = await rig(loading=True)
+    client = await here.connect()
+    await client.request("POST", "/v1/chat/completions", STREAM)
+    await until(lambda: here.model.waiting == 1)
+    await here.model.fail("bad_model", "pull it again")
+    assert (await client.answer()).status == 503
+
+
+@pytest.mark.parametrize(
+    ("target", "start"),
+    [
+        ("/v1/chat/completions", b'data: {"error": {"message": '),
+        ("/v1/messages", b'event: error\ndata: {"type": "error", "error": {"type": "api_error", '),
+        ("/v1/responses", b'event: error\ndata: {"type": "error", "code": "bad_model", '),
+    ],
+)
+async def test_after_the_first_comment_it_is_an_event_in_the_clients_shape_and_counted(
+    rig: Rigs, caplog: pytest.LogCaptureFixture, target: str, start: bytes
+) -> None:
+    caplog.set_level(logging.INFO, "edge.access")
+    here = await rig(loading=True, config=OFTEN)
+    client = await here.connect()
+    await client.request("POST", target, STREAM)
+    await client.head()
+    await client.chunk()
+    await here.model.fail("bad_model", "pull it again")
+    event = b"".join(each for each in await client.chunks() if not each.startswith(b":")).lstrip()
+    assert event.startswith(start)
+    await until(lambda: caplog.messages)
+    assert f"{target} 200 error " in caplog.messages[0]
