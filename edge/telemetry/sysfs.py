@@ -46,9 +46,13 @@ class _Slow:
 
 @dataclass(slots=True)
 class SysfsSource:
-    """A sensor source for Jetson boards. `read()` takes about 1 ms of file reads. `root` replaces "/" (tests)."""
+    """A sensor source for Jetson boards. `read()` takes about 1 ms of file reads. `root` replaces "/".
+
+    `since_boot`: over-current events are those since boot, not since the first read.
+    """
 
     root: Path = Path("/")
+    since_boot: bool = False
     name: str = field(default="sysfs", init=False)
     _sys: str = field(init=False)
     _nodes: _Nodes | None = field(default=None, init=False)
@@ -121,7 +125,7 @@ class SysfsSource:
         for name, path in nodes.overcurrent:
             count = read_int(path)
             if count is not None:
-                base = self._overcurrent_base.setdefault(name, count)
+                base = 0 if self.since_boot else self._overcurrent_base.setdefault(name, count)
                 counts[name] = max(0, count - base)
         return counts
 

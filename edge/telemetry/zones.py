@@ -10,6 +10,10 @@ from edge.telemetry.sample import Zone, celsius
 # Trip points outside this range are placeholders of x86 firmware (0 and −274 °C), not limits.
 _SANE_TRIP_C = (40.0, 150.0)
 
+# Types of cooling devices that slow something down: `cpu-throttle-alert` (Orin, Thor), `cpufreq-cpu0`, `17000000.gpu`,
+# `devfreq-gpu-gpc-0` (Thor), `Processor` (ACPI). A fan (`pwm-fan`, `Fan`) is none.
+_THROTTLES = ("throttle", "cpufreq", "devfreq", ".gpu", ".ga10b", ".gv11b", "Processor")
+
 
 @dataclass(frozen=True, slots=True)
 class ZoneNode:
@@ -54,11 +58,11 @@ def _trips(folder: str) -> dict[str, float]:
 
 
 def find_throttle_alerts(sys: str) -> tuple[tuple[str, str], ...]:
-    """Return (type, cur_state path) of cooling devices that report throttling; a fan is a cooling device too."""
+    """Return (type, cur_state path) of cooling devices that lower a clock; a fan is a cooling device too."""
     found = []
     for folder in children(f"{sys}/class/thermal", "cooling_device"):
         kind = read_text(f"{folder}/type")
-        if kind and kind.endswith("-throttle-alert"):
+        if kind and any(word in kind for word in _THROTTLES):
             found.append((kind, f"{folder}/cur_state"))
     return tuple(found)
 

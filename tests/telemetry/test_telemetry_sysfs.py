@@ -141,6 +141,8 @@ def test_throttle_alerts_count_and_a_fan_does_not(board: FakeBoard) -> None:
     assert SysfsSource(board.root).read(0.0).throttled == ()
     board.set_cooling("gpu-throttle-alert", 1)
     assert SysfsSource(board.root).read(0.0).throttled == ("gpu-throttle-alert",)
+    board.set_cooling("cpufreq-cpu0", 3)
+    assert SysfsSource(board.root).read(0.0).throttled == ("cpufreq-cpu0", "gpu-throttle-alert")
 
 
 def test_overcurrent_is_counted_from_when_we_began(board: FakeBoard) -> None:
@@ -149,6 +151,7 @@ def test_overcurrent_is_counted_from_when_we_began(board: FakeBoard) -> None:
     assert source.read(0.0).overcurrent == {"oc1": 0, "oc2": 0, "oc3": 0}
     board.set_overcurrent(3, 712)
     assert source.read(1.0).overcurrent["oc3"] == 12
+    assert SysfsSource(board.root, since_boot=True).read(1.0).overcurrent["oc3"] == 712
 
 
 @pytest.mark.parametrize("garbage", [b"", b"garbage", b"-5", b"99999999999"])
