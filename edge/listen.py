@@ -11,6 +11,7 @@ from typing import NamedTuple
 from edge.errors import AddressInUseError, ConfigError, UnavailableError
 
 FIRST_INHERITED = 3  # SD_LISTEN_FDS_START of sd-daemon.h
+DEFAULT_PORT = 8080
 BACKLOG = 1024  # connections that wait in the kernel until the gateway accepts; capped by net.core.somaxconn
 
 
@@ -48,9 +49,15 @@ def inherited(env: MutableMapping[str, str]) -> list[socket.socket]:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Split `127.0.0.1:8080`, `[::1]:8080`, `:8080` or `8080` (both loopback). Raises ConfigError."""
-    host, _, port = text.rpartition(":")
-    if not port.isdigit() or not 0 <= int(port) <= 65535:
+    """Split `127.0.0.1:8080`, `[::1]:8080`, `0.0.0.0`, `:8080` or `8080` (both loopback). Raises ConfigError.
+
+    `http://` before it and a slash behind it are allowed, as in Ollama's OLLAMA_HOST.
+    """
+    plain = text.strip().removeprefix("http://").removesuffix("/")
+    if plain and not plain.isdigit() and (":" not in plain or plain.endswith("]")):
+        plain += f":{DEFAULT_PORT}"
+    host, _, port = plain.rpartition(":")
+    if "/" in plain or not port.isdigit() or not 0 <= int(port) <= 65535:
         raise ConfigError(f"not an address: {text!r}", "write it like 127.0.0.1:8080 or [::1]:8080")
     return host.strip("[]") or "127.0.0.1", int(port)
 

@@ -25,7 +25,7 @@ def data_dir(name: str) -> Path:
 def load_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file. Raises OSError, or ValueError for bad TOML, bad UTF-8, a file too large or nested too deep."""
     try:
-        values: dict[str, Any] = tomllib.loads(read_bounded(path).decode())
+        values: dict[str, Any] = tomllib.loads(read_bounded(path).decode("utf-8-sig"))  # editors on Windows write a BOM
     except RecursionError:
         raise ValueError(f"{path} is nested too deep") from None
     return values

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from edge.config.models import read_models
-from edge.config.values import CONFIG_KEYS, ModelConfig
+from edge.config.values import CONFIG_KEYS, ModelConfig, place_of
 from edge.errors import ConfigError, UsageError
 from edge.profile.fields import flatten, parse_field, read_field
 from edge.profile.profile import SETTINGS
@@ -19,6 +20,11 @@ KEYS = {**SETTINGS, **CONFIG_KEYS}
 # Read elsewhere, so no keys of the configuration.
 RESERVED_ENV = frozenset({"EDGELLM_STATE_DIR", "EDGELLM_API_KEY"})
 _PREFIX = "EDGELLM_"
+# Variables that Kubernetes injects for each Service, and Docker's links, in every container beside one called edgellm:
+# https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
+_FOREIGN = re.compile(
+    r"EDGELLM_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?|NAME|ENV_\w+)"
+)
 # One setting has two spellings: a table of edgellm.toml and a key of a profile.
 _SAME = {"memory.reserve": "reserve"}
 
@@ -50,8 +56,8 @@ def file_layer(path: Path) -> Layer | None:
     settings = table.pop("set", {})
     if not isinstance(settings, dict):
         raise ConfigError(f"{source}: set wants a table, written [set]")
-    values = {key: read_field(CONFIG_KEYS, key, value, source) for key, value in flatten(table).items()}
-    values |= {key: read_field(SETTINGS, key, value, f"{source}: set") for key, value in settings.items()}
+    values = {key: read_field(CONFIG_KEYS, key, value, source, place_of) for key, value in flatten(table).items()}
+    values |= {key: read_field(SETTINGS, key, value, f"{source}: set", place_of) for key, value in settings.items()}
     return Layer(source, _renamed(values), models)
 
 
@@ -59,11 +65,16 @@ def env_layers(env: Mapping[str, str]) -> list[Layer]:
     """Return one layer a variable: EDGELLM_GATEWAY__HOLD__SECONDS=5 sets gateway.hold.seconds. Raises ConfigError."""
     layers = []
     for name in sorted(env):
-        if not name.startswith(_PREFIX) or name in RESERVED_ENV:
+        if not name.startswith(_PREFIX) or name in RESERVED_ENV or _FOREIGN.fullmatch(name):
             continue
         key = name.removeprefix(_PREFIX).lower().replace("__", ".")
         layers.append(Layer(f"env {name}", _renamed({key: parse_field(KEYS, key, env[name], f"environment {name}")})))
     return layers
+
+
+def foreign_variables(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the variables with our prefix that Kubernetes or Docker made of a Service's name."""
+    return tuple(name for name in sorted(env) if _FOREIGN.fullmatch(name))
 
 
 def set_layer(settings: Iterable[str]) -> Layer:

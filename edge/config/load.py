@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import convert
 
 from edge.board.board import Board
-from edge.config.layers import Layer, env_layers, file_layer, flag_layer, set_layer
+from edge.config.layers import Layer, env_layers, file_layer, flag_layer, foreign_variables, set_layer
 from edge.config.models import check_names, with_flags
 from edge.config.values import CONFIG_KEYS, Config, MemoryConfig, ModelConfig, Override
 from edge.folders import Folders
@@ -42,7 +42,10 @@ def load(folders: Folders, flags: Mapping[str, object], env: Mapping[str, str], 
     config = convert(nested({key: value for key, value in values.items() if key in CONFIG_KEYS}), Config)
     overrides = {key: Override(value, origins[key]) for key, value in values.items() if key in SETTINGS}
     reserve = str(values.get("reserve", config.memory.reserve))
-    return replace(config, models=models, memory=MemoryConfig(reserve), overrides=overrides, origins=origins)
+    ignored = foreign_variables(env)
+    notes = (f"made by Kubernetes or Docker, so no settings: {', '.join(ignored)}",) if ignored else ()
+    memory = MemoryConfig(reserve)
+    return replace(config, models=models, memory=memory, overrides=overrides, origins=origins, notes=notes)
 
 
 def resolve_profile(config: Config, board: Board, folders: Folders, system: Path = SYSTEM_CONFIG) -> Profile:
@@ -53,6 +56,7 @@ def resolve_profile(config: Config, board: Board, folders: Folders, system: Path
         profile = replace(
             load_profile(name, folders, system), notes=(f"profile {config.profile} means {name} on this board",)
         )
+    profile = replace(profile, notes=(*profile.notes, *config.notes))
     return with_overrides(resolve_tier(profile, board), config)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from edge.config.values import MODEL_KEYS, ModelConfig
+from edge.config.values import MODEL_KEYS, ModelConfig, place_of
 from edge.errors import ConfigError, UsageError
 from edge.model.quant import public_name
 from edge.profile.fields import read_field
@@ -33,9 +33,9 @@ def _model(row: dict[str, Any], source: str) -> ModelConfig:
     if not isinstance(own, dict):
         raise ConfigError(f"{source}: set wants a table, written set = {{ n_ctx = 8192 }}")
     values: dict[str, Any] = {
-        key: read_field(MODEL_KEYS, key, value, source) for key, value in row.items() if key != "set"
+        key: read_field(MODEL_KEYS, key, value, source, place_of) for key, value in row.items() if key != "set"
     }
-    settings = {key: read_field(SETTINGS, key, value, f"{source}: set") for key, value in own.items()}
+    settings = {key: read_field(SETTINGS, key, value, f"{source}: set", place_of) for key, value in own.items()}
     if not values.get("ref"):
         raise ConfigError(f"{source}: ref is missing", 'write ref = "NAME:Q5_K_M", a path or a source')
     values.setdefault("id", id_of(values["ref"]))

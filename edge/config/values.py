@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from edge.profile.fields import fields_of, key
+from edge.profile.profile import SETTINGS
 from edge.profile.profile import RestartConfig as RestartConfig
 from edge.profile.profile import TelemetryConfig as TelemetryConfig
 from edge.profile.profile import ThermalConfig as ThermalConfig
@@ -105,9 +106,21 @@ class Config:
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     thermal: ThermalConfig = field(default_factory=ThermalConfig)
     overrides: dict[str, Override] = field(default_factory=dict)  # settings by key
+    notes: tuple[str, ...] = ()  # for `plan` and the console
     origins: dict[str, str] = field(default_factory=dict)
 
 
 # Keys of edgellm.toml except `[[model]]` and `[set]`, dotted, and those of one `[[model]]`.
 CONFIG_KEYS = fields_of(Config)
 MODEL_KEYS = fields_of(ModelConfig)
+
+
+def place_of(key: str) -> str | None:
+    """Return the section that a misplaced key belongs to, as it is written; None for an unknown key."""
+    dotted = next((known for known in CONFIG_KEYS if known == key or known.endswith(f".{key}")), None)
+    if dotted is not None:
+        table, _, name = dotted.rpartition(".")
+        return f"[{table}] of edgellm.toml: {name} = …" if table else f"the top of edgellm.toml: {name} = …"
+    if key in SETTINGS:
+        return f"[set], or for one model: set = {{ {key} = … }}"
+    return f"[[model]]: {key} = …" if key in MODEL_KEYS else None

@@ -6,8 +6,9 @@ msgspec converts, `Field` explains what was wrong.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -18,6 +19,8 @@ from edge.errors import ConfigError, UsageError
 from edge.profile.reserve import check_reserve
 from edge.units import parse_size
 
+# Where a key that is unknown in one section belongs; None for a key that no section has.
+Place = Callable[[str], str | None]
 _WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
@@ -56,10 +59,19 @@ class Field:
         return self._convert(value, strict=True)
 
     def parse(self, text: str) -> Any:
-        """Convert text of --set or of an environment variable; commas separate a list. Raises ValueError."""
-        if self.is_list:
-            return self._convert([part.strip() for part in text.split(",") if part.strip()], strict=False)
-        return self._convert(text, strict=False)
+        """Convert text of --set or of an environment variable. Raises ValueError.
+
+        A list is `a,b`, or as in TOML `["a", "b"]`.
+        """
+        if not self.is_list:
+            return self._convert(text, strict=False)
+        try:
+            parts = json.loads(text) if text.lstrip().startswith("[") else None
+        except ValueError:  # [::1]:8080 begins with a bracket too
+            parts = None
+        if not isinstance(parts, list):
+            parts = [part.strip() for part in text.split(",") if part.strip()]
+        return self._convert(parts, strict=False)
 
     def _convert(self, value: object, *, strict: bool) -> Any:
         given = value
@@ -104,9 +116,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def read_field(fields: Mapping[str, Field], key: str, value: object, source: str) -> Any:
+def read_field(fields: Mapping[str, Field], key: str, value: object, source: str, place: Place | None = None) -> Any:
     """Convert one key of a TOML file. Raises ConfigError naming file and key."""
-    field = known_field(fields, key, source)
+    field = known_field(fields, key, source, place)
     try:
         return field.read(value)
     except ValueError as error:
@@ -122,10 +134,13 @@ def parse_field(fields: Mapping[str, Field], key: str, text: str, source: str) -
         raise ConfigError(f"{source}: {key} {error}", f"{key}: {field.help}") from None
 
 
-def known_field(fields: Mapping[str, Field], key: str, source: str) -> Field:
-    """Return the field of a key. Raises ConfigError with the nearest known key."""
+def known_field(fields: Mapping[str, Field], key: str, source: str, place: Place | None = None) -> Field:
+    """Return the field of a key. Raises ConfigError with the place of the key, or the nearest known one."""
     field = fields.get(key)
     if field is None:
+        where = place(key) if place else None
+        if where:
+            raise ConfigError(f"{source}: {key} is not a key of this section", f"it belongs into {where}")
         raise ConfigError(
             f"{source}: unknown key {key}{did_you_mean(key, fields)}", "`edgellm config show` lists the keys"
         )

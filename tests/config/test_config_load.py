@@ -113,6 +113,60 @@ def test_a_fault_in_the_file_names_file_and_key(places: Folders, text: str, said
     assert caught.value.exit_code == 78
 
 
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("hosts = ['box.local']\n", "[gateway] of edgellm.toml: hosts = …"),
+        ("[gateway]\nstrict = true\n", None),
+        ("n_ctx = 4096\n", "[set], or for one model: set = { n_ctx = … }"),
+        ("ttl_s = 60\n", "[[model]]: ttl_s = …"),
+        ("[[model]]\nref = 'a'\nn_ctx = 4096\n", "[set], or for one model: set = { n_ctx = … }"),
+        ("[[model]]\nref = 'a'\nlisten = []\n", "the top of edgellm.toml: listen = …"),
+        ("[set]\nqueue = 4\n", "[gateway] of edgellm.toml: queue = …"),
+    ],
+)
+def test_a_key_in_the_wrong_section_names_the_right_one(places: Folders, text: str, place: str | None) -> None:
+    write(places, text)
+    with pytest.raises(ConfigError) as caught:
+        load(places, {}, {})
+    if place is None:
+        assert "unknown key gateway.strict" in str(caught.value)
+    else:
+        assert "is not a key of this section" in str(caught.value)
+        assert caught.value.hint == f"it belongs into {place}"
+
+
+def test_a_file_with_a_byte_order_mark_is_read(places: Folders) -> None:
+    (places.config / "edgellm.toml").write_bytes("\ufeffstrict = true\n".encode())
+    assert load(places, {}, {}).strict is True
+
+
+def test_a_list_in_the_environment_may_be_written_as_in_toml(places: Folders) -> None:
+    config = load(places, {}, {"EDGELLM_LISTEN": '["127.0.0.1:1", "[::1]:2"]'})
+    assert config.listen == ("127.0.0.1:1", "[::1]:2")
+    assert load(places, {"set": ["listen=[::1]:8080"]}, {}).listen == ("[::1]:8080",)
+
+
+def test_variables_of_kubernetes_and_docker_are_ignored_and_named(places: Folders) -> None:
+    """A Service called edgellm or edgellm-gpu puts its address into the environment of every container beside it."""
+    env = {
+        "EDGELLM_PORT": "tcp://10.0.0.1:8080",
+        "EDGELLM_PORT_8080_TCP": "tcp://10.0.0.1:8080",
+        "EDGELLM_PORT_8080_TCP_ADDR": "10.0.0.1",
+        "EDGELLM_SERVICE_HOST": "10.0.0.1",
+        "EDGELLM_SERVICE_PORT": "8080",
+        "EDGELLM_SERVICE_PORT_HTTP": "8080",
+        "EDGELLM_GPU_SERVICE_HOST": "10.0.0.2",
+        "EDGELLM_GPU_PORT_80_TCP_PROTO": "tcp",
+        "EDGELLM_NAME": "/web/edgellm",
+        "EDGELLM_ENV_PATH": "/bin",
+        "EDGELLM_STRICT": "true",
+    }
+    config = load(places, {}, env)
+    assert config.strict is True
+    assert config.notes == (f"made by Kubernetes or Docker, so no settings: {', '.join(sorted(env)[:-1])}",)
+
+
 def test_a_fault_elsewhere_names_where(places: Folders) -> None:
     with pytest.raises(ConfigError, match=r"environment EDGELLM_N_CTZ: unknown key n_ctz; did you mean n_ctx\?"):
         load(places, {}, {"EDGELLM_N_CTZ": "1"})

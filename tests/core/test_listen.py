@@ -20,13 +20,17 @@ from edge.errors import AddressInUseError, ConfigError
         (":8080", ("127.0.0.1", 8080)),
         ("8080", ("127.0.0.1", 8080)),
         ("0.0.0.0:0", ("0.0.0.0", 0)),
+        ("0.0.0.0", ("0.0.0.0", 8080)),
+        ("[::]", ("::", 8080)),
+        ("http://0.0.0.0:11434", ("0.0.0.0", 11434)),
+        ("127.0.0.1:8080/", ("127.0.0.1", 8080)),
     ],
 )
 def test_addresses(text: str, address: tuple[str, int]) -> None:
     assert listen.parse_address(text) == address
 
 
-@pytest.mark.parametrize("text", ["", "127.0.0.1", "a:b", "1.2.3.4:70000", "1.2.3.4:-1"])
+@pytest.mark.parametrize("text", ["", "http://", "a:b", "https://127.0.0.1:1", "1.2.3.4:70000", "1.2.3.4:-1"])
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(ConfigError):
         listen.parse_address(text)
