@@ -11,7 +11,7 @@ import struct
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 
@@ -30,28 +30,38 @@ class LogQuestion:
     since: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Actions:
-    """The operations of the application. `status` returns the whole document, evidence included.
+class Operations(Protocol):
+    """The operations that the socket offers, implemented by the application."""
 
-    `logs` returns `lines`, and `next`, the `since` of the next request. `reload` may raise EdgeError.
-    `telemetry` returns /telemetry without its history, for readers that poll every second.
-    """
+    def status(self) -> dict[str, Any]:
+        """Return the whole document, evidence included."""
+        ...
 
-    status: Callable[[], dict[str, Any]]
-    logs: Callable[[LogQuestion], dict[str, Any]]
-    stop: Callable[[bool], None]
-    restart: Callable[[str | None], list[str]]
-    reload: Callable[[], Awaitable[dict[str, Any]]]
-    telemetry: Callable[[], dict[str, Any]]
+    def telemetry(self) -> dict[str, Any]:
+        """Return /telemetry without its history, for readers that poll every second."""
+        ...
+
+    def logs(self, asked: LogQuestion, /) -> dict[str, Any]:
+        """Return `lines`, and `next`, the `since` of the next request."""
+        ...
+
+    def stop(self, now: bool, /) -> None: ...
+
+    def restart(self, model_id: str | None, /) -> list[str]:
+        """Return the ids of the models that are restarted."""
+        ...
+
+    async def reload(self) -> dict[str, Any]:
+        """Raises EdgeError if the configuration has no plan."""
+        ...
 
 
 class Control:
-    """A server of `Actions`. `for_group`: the service's group can read; changes are for the owner and root."""
+    """A server of `Operations`. `for_group`: the service's group can read; changes are for the owner and root."""
 
-    def __init__(self, path: Path, actions: Actions, *, for_group: bool = False) -> None:
+    def __init__(self, path: Path, operations: Operations, *, for_group: bool = False) -> None:
         self._path = path
-        self._actions = actions
+        self._operations = operations
         self._mask = 0o117 if for_group else 0o177
         self._group = _group(GROUP) if for_group else None
         self._runner: web.AppRunner | None = None
@@ -83,27 +93,27 @@ class Control:
             self._path.unlink(missing_ok=True)
 
     async def _status(self, _: web.Request) -> web.Response:
-        return web.json_response(self._actions.status())
+        return web.json_response(self._operations.status())
 
     async def _telemetry(self, _: web.Request) -> web.Response:
-        return web.json_response(self._actions.telemetry())
+        return web.json_response(self._operations.telemetry())
 
     async def _logs(self, request: web.Request) -> web.Response:
         query = request.query
         question = LogQuestion(query.get("engine") == "1", query.get("model"), _numbers(query.get("since", "{}")))
-        return web.json_response({"schema": 1, **self._actions.logs(question)})
+        return web.json_response({"schema": 1, **self._operations.logs(question)})
 
     async def _stop(self, request: web.Request) -> web.Response:
-        self._actions.stop(request.query.get("now") == "1")
+        self._operations.stop(request.query.get("now") == "1")
         return web.json_response({"schema": 1, "stopping": True}, status=202)
 
     async def _restart(self, request: web.Request) -> web.Response:
-        restarted = self._actions.restart(request.query.get("model"))
+        restarted = self._operations.restart(request.query.get("model"))
         return web.json_response({"schema": 1, "restarting": restarted}, status=202 if restarted else 404)
 
     async def _reload(self, _: web.Request) -> web.Response:
         try:
-            return web.json_response(await self._actions.reload())
+            return web.json_response(await self._operations.reload())
         except EdgeError as error:
             fault = {"message": str(error), "kind": error.kind, "hint": error.hint, "table": error.table}
             return web.json_response({"schema": 1, "error": fault}, status=422)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -49,7 +50,7 @@ class Fleet:
         self._on_change = on_change
         self._last_good = last_good
         self._patterns = Patterns(load_toml(data_dir("build") / "llama-server.toml"))
-        self._crews: dict[int, Crew] = {}
+        self._tasks: dict[int, Crew] = {}
         self._socket_number = 0
 
     def supervisors(self) -> list[Supervisor]:
@@ -73,7 +74,7 @@ class Fleet:
     def make(
         self, prepared: Prepared, model: ModelPlan, expected_ready_s: float | None = None, *, asleep: bool = False
     ) -> Supervisor:
-        """Not started yet. A model that is here already gets a socket of its own beside it."""
+        """Make a supervisor, not started. Beside one that serves the model already it gets another socket path."""
         engine = prepared.plan.engine
         may_use_cpu = prepared.profile.wishes.fallback == "cpu"
         good = key(model.model.fingerprint, engine.id, model.ladder.chosen)
@@ -87,7 +88,7 @@ class Fleet:
             on_line=self._log(model.id).add,
             on_speed=on_speed,
             safe_mode=lambda plan: safe_mode(plan, engine, model.model, model.id),
-            cpu=(lambda: self._on_cpu(prepared, model.id)) if may_use_cpu else None,
+            cpu=(lambda: self._cpu_plan(prepared, model.id)) if may_use_cpu else None,
             driver=lambda: _driver(prepared),
         )
         terms = terms_of(prepared, model, self._last_good.tokens_s(model.id, good))
@@ -97,44 +98,45 @@ class Fleet:
         )
 
     def run(self, supervisor: Supervisor, child: Child | None = None, started_at_s: float = 0.0) -> None:
-        """Gives it a task. `child`: what the launcher spawned for it; `started_at_s`: when the launcher began."""
+        """Run it in a task. `child`: the engine that the launcher spawned; `started_at_s`: when the launcher began."""
         if child is not None:
             supervisor.adopt(child, started_at_s)
         owner = asyncio.create_task(supervisor.run())
-        self._crews[id(supervisor)] = Crew(supervisor, owner)
+        self._tasks[id(supervisor)] = Crew(supervisor, owner)
         owner.add_done_callback(self._ended)
 
     async def dismiss(self, supervisor: Supervisor) -> None:
-        """It is at rest, or shall be ended now."""
-        crew = self._crews.pop(id(supervisor), None)
-        if crew is not None:
-            crew.owner.cancel()
-            await asyncio.gather(crew.owner, return_exceptions=True)
+        """Cancel the task of a supervisor, whose engine is killed if it runs."""
+        task = self._tasks.pop(id(supervisor), None)
+        if task is not None:
+            task.owner.cancel()
+            await asyncio.gather(task.owner, return_exceptions=True)
 
     async def stop(self, *, now: bool) -> None:
-        """Drain, TERM, KILL by the machines' own deadlines."""
-        crews = list(self._crews.values())
-        for crew in crews:
-            crew.supervisor.stop(now=now)
-        await asyncio.gather(*(_over(crew) for crew in crews))
+        """Drain, TERM, KILL by the supervisors' own deadlines."""
+        running = list(self._tasks.values())
+        for task in running:
+            task.supervisor.stop(now=now)
+        await asyncio.gather(*(_stopped(task) for task in running))
 
     def kill(self) -> None:
-        for crew in self._crews.values():
-            crew.supervisor.stop(now=True)
+        for task in self._tasks.values():
+            task.supervisor.stop(now=True)
 
     async def close(self) -> None:
-        for crew in list(self._crews.values()):
-            await self.dismiss(crew.supervisor)
+        for task in list(self._tasks.values()):
+            await self.dismiss(task.supervisor)
         for log in self.logs.values():
             log.close()
 
     def _ended(self, owner: asyncio.Task[None]) -> None:
         if owner.cancelled():
             return
+        self.broke.set()  # before printing, which can fail
         error = owner.exception()
         if error is not None:
-            traceback.print_exception(error)  # a bug: said in full, and the end
-        self.broke.set()
+            with suppress(OSError):
+                traceback.print_exception(error)
 
     def _log(self, model_id: str) -> ChildLog:
         if model_id not in self.logs:
@@ -150,17 +152,17 @@ class Fleet:
         self._socket_number += 1
         return first.with_name(f"{first.stem[:28]}~{self._socket_number}.sock")
 
-    def _on_cpu(self, prepared: Prepared, model_id: str) -> LaunchPlan:
-        """Raises EdgeError."""
+    def _cpu_plan(self, prepared: Prepared, model_id: str) -> LaunchPlan:
+        """Return the model's plan without the GPU. Raises EdgeError."""
         instead = prepare(without_gpu(prepared.config), self._folders)
         ladder = instead.plan.models[model_id].ladder
         return replace(ladder.plans[ladder.chosen], model=instead.plan.models[model_id].model)
 
 
-async def _over(crew: Crew) -> None:
-    """At rest, or without an owner: a task that broke brings nothing to rest any more."""
-    rest = asyncio.create_task(crew.supervisor.settled(State.STOPPED, State.FAILED))
-    await asyncio.wait([rest, crew.owner], return_when=asyncio.FIRST_COMPLETED)
+async def _stopped(task: Crew) -> None:
+    """Wait until it is at rest, or its task has ended by itself, after which it cannot come to rest."""
+    rest = asyncio.create_task(task.supervisor.settled(State.STOPPED, State.FAILED))
+    await asyncio.wait([rest, task.owner], return_when=asyncio.FIRST_COMPLETED)
     rest.cancel()
 
 

@@ -59,7 +59,8 @@ def up(argv: list[str]) -> int:
         if isinstance(plan, Prepared):
             clock.lap("spawn")
         spawn_cpu_s = time.process_time() if children else None
-        from edge.app import Launched, LaunchTimes, run
+        from edge.app import Launched, run
+        from edge.recorder import LaunchTimes
 
         gc.freeze()
         gc.enable()

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from edge.coldstart import journal
 from edge.coldstart.timeline import Instants, Span, spans, start_record
@@ -18,6 +18,15 @@ from edge.plan.calibration_file import calibration_path, record
 from edge.status import Failure, State
 from edge.supervisor.state import Machine
 from edge.supervisor.supervisor import Supervisor
+
+
+class LaunchTimes(NamedTuple):
+    """When the process began (monotonic), the launcher's spans since then, and its CPU time until the spawn."""
+
+    began_s: float
+    spans: Sequence[Span]
+    spawn_cpu_s: float | None
+
 
 Samples = Callable[[str, float], Sequence[Sequence[float | int | None]]]  # (model id, zero_s) → telemetry samples
 
@@ -52,13 +61,25 @@ class Recorder:
                 return float(row["ready_s"])
         return None
 
-    def start(
-        self, supervisor: Supervisor, outcome: str, began_s: float, launcher: Sequence[Span], spawn_cpu_s: float | None
-    ) -> None:
-        """Record one start, ready or failed. `began_s`: monotonic start of our process, or of the restart."""
+    def ready(self, supervisor: Supervisor, launch: LaunchTimes) -> None:
+        """Record a start that became ready, and calibrate by it."""
+        self._start(supervisor, "ready", launch)
+        self._calibrate(supervisor)
+
+    def crashed(self, supervisor: Supervisor, before: Machine, failure: Failure, launch: LaunchTimes) -> None:
+        """Record the end of an engine, and its start if it was not ready yet."""
+        if before.ready_since is None:
+            self._start(supervisor, f"failed: {failure.kind}", launch)
+        self._crash(supervisor, before, failure)
+
+    def _start(self, supervisor: Supervisor, outcome: str, launch: LaunchTimes) -> None:
+        """Record one start. Only the launcher's own first child has its times; others begin with their spawn."""
         watch = supervisor.watch
         if watch is None:
             return
+        if not (supervisor.launched and supervisor.restarts == 0):
+            launch = LaunchTimes(supervisor.started_at_s or time.monotonic(), (), None)
+        began_s = launch.began_s
         instants = Instants(
             process_s=began_s,
             spawned_s=watch.child.spawned_at_s,
@@ -75,15 +96,15 @@ class Recorder:
             rung=supervisor.machine.rung,
             resident_ratio=self._resident.pop(supervisor.model_id, None),
             instants=instants,
-            spans=spans(instants, launcher, watch.attempt.marks, weights_bytes),
+            spans=spans(instants, launch.spans, watch.attempt.marks, weights_bytes),
             weights_bytes=weights_bytes,
-            spawn_cpu_s=spawn_cpu_s,
+            spawn_cpu_s=launch.spawn_cpu_s,
             outcome=outcome,
             samples=self._samples(supervisor.model_id, began_s),
         )
         self._append(self._folders.starts, row)
 
-    def calibrate(self, supervisor: Supervisor) -> None:
+    def _calibrate(self, supervisor: Supervisor) -> None:
         """Store the memory that the engine allocated, by which the next plan of this architecture is corrected."""
         watch = supervisor.watch
         if watch is None:
@@ -96,7 +117,7 @@ class Recorder:
             with suppress(OSError):
                 record(calibration_path(self._folders), self._engine, file.meta.arch, plan, measured)
 
-    def crash(self, supervisor: Supervisor, before: Machine, failure: Failure) -> None:
+    def _crash(self, supervisor: Supervisor, before: Machine, failure: Failure) -> None:
         row = {
             "schema": 1,
             "at": time.time(),

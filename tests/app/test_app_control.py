@@ -10,48 +10,51 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from edge.control import Actions, Control, LogQuestion
+from edge.control import Control, LogQuestion
 from edge.errors import ConfigError
 
 
 class Application:
-    """Actions that record their calls."""
+    """Operations that record their calls."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
 
-    def actions(self) -> Actions:
-        async def reload() -> dict[str, Any]:
-            raise ConfigError("profil: unknown key", "did you mean profile?")
+    def status(self) -> dict[str, Any]:
+        return {"schema": 1, "status": "ok"}
 
-        def logs(question: LogQuestion) -> dict[str, Any]:
-            self.calls.append(question)
-            return {"lines": ["a"], "next": {"": 1}}
+    def telemetry(self) -> dict[str, Any]:
+        return {"schema": 1, "source": "none"}
 
-        def restart(model: str | None) -> list[str]:
-            return [model] if model == "chat" else []
+    def logs(self, asked: LogQuestion) -> dict[str, Any]:
+        self.calls.append(asked)
+        return {"lines": ["a"], "next": {"": 1}}
 
-        return Actions(
-            status=lambda: {"schema": 1, "status": "ok"},
-            logs=logs,
-            stop=lambda now: self.calls.append(("stop", now)),
-            restart=restart,
-            reload=reload,
-            telemetry=lambda: {"schema": 1, "source": "none"},
-        )
+    def stop(self, now: bool) -> None:
+        self.calls.append(("stop", now))
+
+    def restart(self, model_id: str | None) -> list[str]:
+        return [model_id] if model_id == "chat" else []
+
+    async def reload(self) -> dict[str, Any]:
+        raise ConfigError("profil: unknown key", "did you mean profile?")
+
+
+class Reloadable(Application):
+    async def reload(self) -> dict[str, Any]:
+        return {"schema": 1, "models": {"chat": "kept"}, "failures": {}}
 
 
 @asynccontextmanager
 async def control(folder: Path, *, for_group: bool = False) -> AsyncIterator[tuple[Application, aiohttp.ClientSession]]:
     application = Application()
-    served = Control(folder / "c.sock", application.actions(), for_group=for_group)
+    served = Control(folder / "c.sock", application, for_group=for_group)
     await served.start()
     connector = aiohttp.UnixConnector(path=str(folder / "c.sock"))
     try:
@@ -135,13 +138,7 @@ async def test_the_group_looks_and_only_the_owner_and_root_change(
 
 
 async def test_a_reload_that_works_is_passed_on(short_dir: Path) -> None:
-    application = Application()
-    actions = application.actions()
-
-    async def reload() -> dict[str, Any]:
-        return {"schema": 1, "models": {"chat": "kept"}, "failures": {}}
-
-    served = Control(short_dir / "c.sock", replace(actions, reload=reload))
+    served = Control(short_dir / "c.sock", Reloadable())
     await served.start()
     connector = aiohttp.UnixConnector(path=str(short_dir / "c.sock"))
     async with (

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from fcntl import ioctl
 from pathlib import Path
+from termios import TIOCSCTTY
 from typing import IO, Any
 
 import httpx
 import pytest
 
 from tests.fakes import llama_switches
-from tests.serving import PATIENCE_S, environment, eventually, free_port
+from tests.serving import PATIENCE_S, alive, edgellm, environment, eventually, free_port
 
 Process = subprocess.Popen[bytes]
 
@@ -31,10 +34,20 @@ def up(
     config.parent.mkdir(parents=True)
     config.write_text('schema = 1\nprofile = "cpu"\n[restart]\nbackoff_s = [0.1]\n')
     binary = llama_switches.write_fake(fake, kv_mib=400.0)
-    command = [sys.executable, "-m", "edge", "up", "--state-dir", str(folder / "s"), "--engine", str(binary)]
+    command = [
+        *more.pop("prefix", ()),
+        sys.executable,
+        "-m",
+        "edge",
+        "up",
+        "--state-dir",
+        str(folder / "s"),
+        "--engine",
+        str(binary),
+    ]
     command += ["-m", str(model), "--listen", f"127.0.0.1:{port}"]
     env = {**environment(), **more.pop("env", {})}
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, env=env, **more)
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, env=env, cwd=folder, **more)
 
     def status() -> str | None:
         try:
@@ -118,3 +131,54 @@ def test_a_command_whose_output_is_lost_does_not_exit_with_0(arguments: list[str
     cut = run(arguments, stdout=writer, stderr=subprocess.DEVNULL)
     os.close(writer)
     assert cut.wait(PATIENCE_S) in (1, 141)  # click's own answer to EPIPE, or 128 + SIGPIPE
+
+
+@contextmanager
+def in_a_terminal(folder: Path, model: Path, *prefix: str) -> Iterator[tuple[Process, Callable[[], str | None], int]]:
+    """`up` as an interactive shell starts it: foreground of a session with a controlling terminal; its other end."""
+    ours, its = pty.openpty()
+
+    def take_terminal() -> None:
+        os.setsid()
+        ioctl(its, TIOCSCTTY, 0)
+
+    with up(folder, model, its, prefix=prefix, stderr=its, preexec_fn=take_terminal) as (process, status):
+        os.close(its)
+        eventually(lambda: status() in ("ok", "degraded"), lambda: f"not ready: {process.poll()}")
+        try:
+            yield process, status, ours
+        finally:
+            with suppress(OSError):
+                os.close(ours)
+
+
+def test_a_hangup_of_the_terminal_stops_in_order(short_dir: Path, smollm2: Path) -> None:
+    with in_a_terminal(short_dir, smollm2) as (process, _, ours):
+        os.close(ours)
+        assert process.wait(PATIENCE_S) == 129
+        (pid,) = llama_switches.starts(short_dir / "fake")
+        assert not alive(pid)
+
+
+def test_a_sighup_with_the_terminal_still_there_reloads(short_dir: Path, smollm2: Path) -> None:
+    with in_a_terminal(short_dir, smollm2) as (process, status, ours):
+        process.send_signal(signal.SIGHUP)
+        text = b""
+        while b"reloaded: " not in text:
+            text += os.read(ours, 4096)
+        assert status() in ("ok", "degraded") and process.poll() is None
+
+
+@pytest.mark.parametrize("prefix", [("nohup",), ("setsid", "--wait")])
+def test_under_nohup_or_setsid_it_serves_on_without_its_terminal(
+    short_dir: Path, smollm2: Path, prefix: tuple[str, ...]
+) -> None:
+    """The engine's next crash, whose lines have nowhere to go, ends nothing either."""
+    with in_a_terminal(short_dir, smollm2, *prefix) as (process, status, ours):
+        os.close(ours)
+        (pid,) = llama_switches.starts(short_dir / "fake")
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: len(llama_switches.starts(short_dir / "fake")) == 2, lambda: f"{process.poll()}")
+        eventually(lambda: status() in ("ok", "degraded"), lambda: f"not ready again: {process.poll()}")
+        assert edgellm("stop", "--state-dir", str(short_dir / "s")).returncode == 0
+        eventually(lambda: status() is None, "it still answers")

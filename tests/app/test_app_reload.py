@@ -52,8 +52,8 @@ def test_nothing_changed_keeps_the_engine(up: Served) -> None:
 def test_what_is_read_only_at_start_is_named(up: Served, chat: str) -> None:
     up.configure(chat, top='[gateway]\nqueue = 3\n[telemetry]\njtop = "off"')
     said = up.cli("reload")
-    assert "chat: goes on as it is" in said
-    assert "gateway.queue, telemetry.jtop: changed, and read only when edgellm starts" in said
+    assert "chat: unchanged" in said
+    assert "gateway.queue, telemetry.jtop: changed, but read only at start" in said
     assert "gateway.queue, telemetry.jtop" in up.output
 
 
@@ -102,7 +102,7 @@ def test_a_new_plan_that_does_not_come_up_changes_nothing(up: Served, chat: str)
     change(up.fake, death=BAD_FLAG)
     up.configure(smaller(chat, 4096))
     said = up.cli("reload", rc=1)
-    assert "goes on as it was" in said and "bad_flag" in said and "hint:" in said
+    assert "the old engine continues" in said and "bad_flag" in said and "hint:" in said
     assert (up.model()["pid"], up.model()["state"]) == (pid, "READY")
     assert up.chat().status_code == 200
 

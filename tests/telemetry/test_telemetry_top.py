@@ -15,12 +15,13 @@ from fcntl import ioctl
 from pathlib import Path
 from termios import TIOCSWINSZ, tcgetattr
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from edge.board.probe import probe
 from edge.config.values import TelemetryConfig
-from edge.control import Actions, Control
+from edge.control import Control
 from edge.folders import folders
 from edge.instance import acquire
 from edge.render.top import Past, plain, screen
@@ -123,15 +124,8 @@ async def test_on_a_terminal_it_draws_over_itself_and_leaves_it_as_it_was(short_
     telemetry = await document(board)
     places = folders({}, short_dir)
     lock = acquire(places)
-    actions = Actions(
-        status=lambda: status("chat"),
-        logs=lambda _: [],
-        stop=lambda _: None,
-        restart=lambda _: [],
-        reload=None,
-        telemetry=lambda: telemetry,  # type: ignore[arg-type]
-    )
-    control = Control(places.control_socket, actions)
+    operations = Mock(status=lambda: status("chat"), telemetry=lambda: telemetry)
+    control = Control(places.control_socket, operations)
     await control.start()
     try:
         with terminal(sys.executable, "-m", "edge", "top", "--state-dir", str(short_dir)) as (process, ours, its):
