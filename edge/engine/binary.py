@@ -10,7 +10,9 @@ from pathlib import Path
 
 from edge.engine.fatbin import elf_machine, kernels
 
+# The prefix of the progress lines on stdout, tools/server/server-models.cpp of llama.cpp.
 _PROGRESS = b"cmd_child_to_router:state"
+# ggml/src/ggml-cuda/ggml-cuda.cu: in every build with the CUDA backend, also in a stripped one (log text).
 _CUDA = b"ggml_cuda_init"
 # VMM builds call the driver API for it; GGML_CUDA_NO_VMM compiles every such call out.
 _VMM = b"cuMemAddressReserve"

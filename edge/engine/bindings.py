@@ -21,6 +21,7 @@ from edge.engine.request import BuildPlan, Request
 from edge.engine.unpack import unpack
 from edge.errors import UnavailableError, UsageError
 
+# Options that make one program: the bindings load libllama.so, and scikit-build-core brings its own ninja.
 _NOT_FOR_LIBRARIES = frozenset({"BUILD_SHARED_LIBS", "LLAMA_BUILD_SERVER", "CMAKE_MAKE_PROGRAM"})
 _LEFT_OUT = ("vendor/llama.cpp/.git",)  # a file that names a folder of the machine that packed it
 

@@ -38,7 +38,7 @@ class Report:
 def build(request: Request, plan: BuildPlan, report: Report) -> Result:
     """Fetch, configure, compile, prove, install, select. Raises EdgeError; the next build continues after Ctrl-C."""
     if request.stand_in:
-        raise BugError("a board that is not here cannot be built for")
+        raise BugError("a build for another board is not possible here")
     start_s = time.monotonic()
     engines = request.folders.engines
     with locked(engines), full_disk_named():
@@ -78,7 +78,7 @@ def _check_options(plan: BuildPlan, report: Report) -> tuple[str, ...]:
     critical = [name for name in unknown if name in plan.table["tree"]["critical"]]
     if critical:
         raise BuildError(
-            f"this llama.cpp does not know {', '.join(critical)}, which the recipe needs", "take another source"
+            f"this llama.cpp does not know {', '.join(critical)}, which the recipe needs", "use another --source"
         )
     if unknown:
         report.say(f"this llama.cpp does not know {', '.join(unknown)}: left without effect")

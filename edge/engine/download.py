@@ -76,7 +76,7 @@ def clone(url: str, ref: str, tree: Path, say: Say) -> None:
         if len(ref) == 40 and got != ref:
             raise BadDataError(f"{url} answered {got} for the commit {ref}", "do not use this mirror")
         if not (partial / "tools/server").is_dir():
-            raise BadDataError(f"{ref} of {url} has no tools/server", "take a tag of 2025 or newer")
+            raise BadDataError(f"{ref} of {url} has no tools/server", "use a tag of 2025 or newer")
         partial.replace(tree)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -88,11 +88,11 @@ def _git(command: list[str], folder: Path) -> None:
             command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
     except OSError as error:
-        raise UnavailableError("git is not installed", "sudo apt install git, or take --source pypi") from error
+        raise UnavailableError("git is not installed", "sudo apt install git, or use --source pypi") from error
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["git said nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["git printed nothing"])[-1]
         raise UnavailableError(
-            f"{' '.join(command[:2])} failed: {last}", "check the tag and the network, or take --source pypi"
+            f"{' '.join(command[:2])} failed: {last}", "check the tag and the network, or use --source pypi"
         )
 
 

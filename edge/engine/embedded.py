@@ -16,6 +16,7 @@ import sys
 import threading
 from typing import Any
 
+# <sys/prctl.h>
 PR_SET_PDEATHSIG = 1
 
 # CommonParams fields that hold enums, and the prefix of their members' names.
@@ -27,6 +28,7 @@ ENUMS = {
     "pooling_type": ("llama_pooling_type", "LLAMA_POOLING_TYPE_"),
     "split_mode": ("llama_split_mode", "LLAMA_SPLIT_MODE_"),
 }
+# Members of xllamacpp's enums llama_flash_attn_type and llama_load_mode, without their prefix.
 FLASH_ATTENTION = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}
 LOAD_MODE = {"dio": "DIRECT_IO", "mmap+mlock": "MMAP_MLOCK"}
 

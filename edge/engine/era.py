@@ -7,6 +7,7 @@ from typing import Any
 
 from edge.engine.engine import Flag
 
+# Unknown future builds are nearest to this one.
 NEWEST = "load-mode"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+# A start may fail for a reason outside the engine; three in a row without one READY are the engine's.
 STARTS_BEFORE_ROLLBACK = 3
 # The supervisor's kind for a SIGKILL of unknown origin.
 _KILLED = frozenset({"killed"})

@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from mmap import mmap
 from typing import TypeAlias
 
+# \x7fELF, 64-bit, little-endian; elf(5).
 _ELF64 = b"\x7fELF\x02\x01"
 _MAGIC = 0xBA55ED50
 _PTX, _MACHINE_CODE = 1, 2
+# e_machine: EM_X86_64, EM_AARCH64; <elf.h>.
 _MACHINES = {62: "x86_64", 183: "aarch64"}
+# e_shnum has 16 bits.
 _MAX_SECTIONS = 65_535
+# Elf64_Shdr, elf(5).
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _CONTAINER = struct.Struct("<IHHQ")
 

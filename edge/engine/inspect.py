@@ -20,12 +20,17 @@ from edge.errors import EngineMissingError
 from edge.linux.files import write_shared
 from edge.resources import data_dir, load_toml
 
+# Increase it when the answers get another form: old cache files are then ignored.
 _CACHE_SCHEMA = 2
+# The kernel's overflow uid, which is `nobody` on Debian and Ubuntu.
 _NOBODY = 65534
+# --help takes 10 ms; a cold SD card needs seconds to read a binary of 70 MB.
 _ASK_TIMEOUT_S = 20.0
 # The first CUDA contact took 17 s on one board.
 _DEVICES_TIMEOUT_S = 90.0
+# glibc's ld.so, elf/dl-error-skeleton.c.
 _MISSING_LIBRARY = "error while loading shared libraries"
+# Where container runtimes, WSL2 and JetPack 5 and 6 put libcuda.so.1.
 _DRIVER_FOLDERS = (
     "usr/local/nvidia/lib64",
     "usr/lib/wsl/lib",

@@ -140,13 +140,11 @@ def rollback(engines: Path) -> Selection:
     """Swap current and previous. Without a previous engine the embedded one is selected."""
     before = read_selection(engines)
     if before.current is None and before.previous is None:
-        raise EngineMissingError(
-            "no engine is selected, so there is nothing to go back from", "see `edgellm engine list`"
-        )
+        raise EngineMissingError("no engine is selected, so there is nothing to roll back", "see `edgellm engine list`")
     if before.previous is not None:
         load(engines, before.previous)
     elif find_embedded(sys.executable) is None:
-        raise EngineMissingError("there is no former engine to go back to", "see `edgellm engine list`")
+        raise EngineMissingError("there is no former engine to roll back to", "see `edgellm engine list`")
     after = Selection(before.previous, before.current)
     write_selection(engines, after)
     return after

@@ -73,7 +73,7 @@ def _survey(request: Request, recipe: Recipe) -> Toolchain:
 
 
 def _not_checked(tools: Toolchain, wanted: Wanted) -> Preflight:
-    sentence = "planned for a board that is not here: its tools, memory, disk and clock are assumed, not checked"
+    sentence = "planned for another board: its tools, memory, disk and clock are assumed, not checked"
     kit = tools.toolkits[0] if tools.toolkits else None
     return Preflight((Finding("machine", WARN, sentence),), kit, tools.cxx[0], wanted.jobs or 4)
 

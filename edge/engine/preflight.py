@@ -117,7 +117,7 @@ def _tools(wanted: Wanted, machine: Machine) -> list[Finding]:
 
 def _architecture(toolkit: Toolkit, arch: tuple[int, ...], table: Mapping[str, Any]) -> Finding:
     if not arch:
-        hint = "say it with --arch, e.g. --arch 90"
+        hint = "name it: --arch 90"
         return Finding("architecture", FAIL, "no GPU answers, so its architecture is unknown", hint)
     row = toolkit_row(toolkit.version, table)
     known = toolkit.archs
@@ -143,7 +143,7 @@ def _per_job(wanted: Wanted, table: Mapping[str, Any]) -> int:
 
 def _jobs_sentence(jobs: int, wanted: Wanted, machine: Machine) -> str:
     if wanted.jobs is not None:
-        return f"{jobs} at once, as asked"
+        return f"{jobs} at once, as requested"
     limit = "cores" if jobs == machine.cores else "memory"
     available = format_bytes(machine.memory_available_bytes)
     return f"{jobs} at once: {machine.cores} cores, {available} available ({limit} decides)"

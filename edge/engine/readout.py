@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from edge.engine.engine import Device, Flag
 
+# Forms of common/arg.cpp: names, bullet lists of values, "allowed values:", and choices in brackets.
 _NAME = re.compile(r"-{1,2}[A-Za-z][\w-]*")
 _BULLET = re.compile(r"\s+- ([A-Za-z0-9_+]+)(?: \(default\))?: ")
 _ALLOWED = re.compile(r"\s+allowed values: (.+)")
@@ -18,6 +19,7 @@ _MIB = 1024**2
 _VERSION_NEW = re.compile(r"^version: (\S+) \(build (\d+), commit (\w+)\)", re.MULTILINE)
 _VERSION_OLD = re.compile(r"^version: (\d+)(?: \((\w+)\))?", re.MULTILINE)
 _DEVICE = re.compile(r"^\s+([A-Za-z]+\d+): (.+?)(?: \((\d+) MiB(?:, (\d+) MiB free)?\))?\s*$", re.MULTILINE)
+# Builds without git print `unknown` or an empty commit.
 _COMMIT = re.compile(r"[0-9a-f]{6,40}")
 
 

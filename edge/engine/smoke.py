@@ -21,9 +21,11 @@ from edge.engine.engine import Engine
 from edge.engine.faults import EngineBrokenError, EngineDiedError
 from edge.engine.tinymodel import write_tiny_model
 
+# Enough for prompt processing, generation and a rate; a tiny model answers in milliseconds.
 _TOKENS = 16
 # The first CUDA contact took 17 s on one board; the rest is milliseconds.
 _DEADLINE_S = 180.0
+# Faults of the program itself: bad instruction, bad address, failed assertion (ggml_abort).
 _CRASHES = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP)
 _OFFLOAD = re.compile(r"offloaded (\d+)/(\d+) layers to GPU")
 

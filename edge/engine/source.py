@@ -72,5 +72,5 @@ def _path_source(path: Path, pin: Pin, src_dir: Path) -> Source:
         raise BadDataError(f"{path} is no llama.cpp tree", "give the folder that holds CMakeLists.txt and tools/server")
     pointer = tree / ".git"
     if pointer.is_file() and not (tree / pointer.read_text().removeprefix("gitdir: ").strip()).is_dir():
-        raise BadDataError(f"{pointer} points to a folder that is not there", f"delete it: rm {pointer}")
+        raise BadDataError(f"{pointer} points to a folder that does not exist", f"delete it: rm {pointer}")
     return Source("path", tree, str(tree), None, head(tree) or "unknown", 0, pinned=False)

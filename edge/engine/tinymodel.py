@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# GGUF_DEFAULT_ALIGNMENT, ggml/include/gguf.h.
 _ALIGNMENT = 32
 _U32, _F32, _BOOL, _STRING, _ARRAY, _I32 = 4, 6, 7, 8, 9, 5
 _TYPE_F32, _TYPE_Q8_0 = 0, 8

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from edge.engine.tools import Tool, Toolchain, Toolkit
 
+# `nvcc --version` takes 0.1 s; a wrapper that waits for a license server must not stop the plan.
 _TIMEOUT_S = 10.0
 _CUDA_RELEASE = re.compile(r"release (\d+)\.(\d+)")
 _NUMBERS = re.compile(r"\d+(?:\.\d+)+|\d+")
+# `nvcc --list-gpu-arch`: compute_87, compute_90a, compute_100f.
 _ARCH = re.compile(r"compute_(\d+)[af]?")
 # nvidia-smi may print a sentence in place of a number (FC-02).
 _CAPABILITY = re.compile(r"\d{1,2}\.\d")

@@ -21,4 +21,8 @@ KNOWN = frozenset(_KNOWN.split())
 
 def note(arch: str) -> str | None:
     """Return a note on an architecture that is not in the list, else None."""
-    return None if arch in KNOWN else f"architecture {arch!r} is not known here; whether it loads is up to the engine"
+    return (
+        None
+        if arch in KNOWN
+        else f"architecture {arch!r} is not in edgellm's list; the engine decides whether it loads"
+    )

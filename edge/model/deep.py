@@ -22,6 +22,7 @@ from edge.model.progress import Report
 from edge.model.quant import TENSOR_TYPES
 from edge.model.scales import FORMATS, SCALES
 
+# A multiple of every block's bytes fits, and numpy's temporaries stay in the L2 cache.
 _PIECE_BYTES = 2 * 1024 * 1024
 
 

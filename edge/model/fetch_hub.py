@@ -97,7 +97,7 @@ def _choice(
     if not found:
         there = ", ".join(file.path for file in listing.files if file.path.lower().endswith(".gguf")) or "no GGUF file"
         raise UnavailableError(f"{wanted.repo} has no model {wanted.file}", f"it has {there[:400]}")
-    return Choice(found[0], f"{found[0].quant}: as asked")
+    return Choice(found[0], f"{found[0].quant}: as requested")
 
 
 def _projector(listing: Listing, name: str) -> RemoteFile:

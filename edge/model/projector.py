@@ -11,6 +11,7 @@ from edge.errors import BadModelError
 from edge.model.header import peek_kind, read_header
 from edge.model.quant import public_name
 
+# mmproj, mm-proj, mmprojector: the spellings on the hub.
 _WORD = re.compile(r"(?:^|[-_. ])mm-?proj(?:ector)?(?=$|[-_. ])", re.IGNORECASE)
 
 
@@ -55,7 +56,7 @@ def pair(model: Path, projectors: Sequence[Path], models: Collection[str]) -> Pa
         if group:
             break
     names = ", ".join(sorted(path.name for path in (named or projectors)))
-    return Pairing(None, f"no projector is used, for there is no single one for this model: {names}; set mmproj=PATH")
+    return Pairing(None, f"no projector is used, because several may belong to this model: {names}; set mmproj=PATH")
 
 
 def stem(path: Path) -> str:

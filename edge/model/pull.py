@@ -93,7 +93,7 @@ def wanted_of(
     name, _, label = ref.partition(":")
     row = catalogue.find(name)
     if row is None:
-        hint = "see what it has: edgellm model list --catalogue; or give a source: hf://owner/repo:QUANT"
+        hint = "list it: edgellm model list --catalogue; or give a source: hf://owner/repo:QUANT"
         raise UsageError(f"{name!r} is neither a source nor in the catalogue", hint)
     chosen = catalogue.choose(row, quant or label or None, room_bytes, preference)
     return Wanted(source.parse(chosen.source), row, chosen)

@@ -138,6 +138,7 @@ _TAG = re.compile(
     r"|MXFP4(?:_MOE)?|NVFP4|BF16|FP?16|FP?32)(?![A-Za-z0-9])",
     re.IGNORECASE,
 )
+# LLAMA_SPLIT's pattern %s-%05d-of-%05d.gguf, src/llama.cpp.
 _SHARD = re.compile(r"-(?P<no>\d{5})-of-(?P<count>\d{5})$")
 
 

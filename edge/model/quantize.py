@@ -28,6 +28,7 @@ from edge.model.receipt import InstalledFile, Receipt, now_utc
 # What may be quantized without much loss. The first three are not quantized at all.
 _WHOLE = ("F32", "F16", "BF16")
 _GOOD = (*_WHOLE, "Q8_0")
+# Lines of tools/quantize and src/llama-quant.cpp.
 _STEP = re.compile(r"\[\s*(\d+)/\s*(\d+)\]\s+(\S+)")
 _FELL_BACK = re.compile(r"(\d+) of (\d+) tensor\(s\) required fallback")
 
@@ -145,7 +146,7 @@ def _run(
             raise
     code = child.returncode
     if code:
-        raise EdgeError(f"llama-quantize failed: {_words(last, code)}", "nothing was installed; its words say why")
+        raise EdgeError(f"llama-quantize failed: {_words(last, code)}", "nothing was installed; see its messages")
     meter.end()
     return fallbacks
 

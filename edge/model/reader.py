@@ -19,6 +19,7 @@ _STRING_KEPT_BYTES = 4096  # longer values (chat templates) are skipped, their l
 _ARRAY_KEPT = 4096  # longer arrays are skipped, their length is kept
 _KEY_BYTES = 65535  # the format's own limit
 _NAME_BYTES = 127  # ggml itself allows 63
+# Published files have under 100 keys.
 _KEYS = 65536
 _TENSORS = 65536  # the largest real ones have a few thousand
 _STRINGS = 2_000_000  # in all arrays; vocabularies have 0.3 million tokens and 0.5 million merges
@@ -116,7 +117,7 @@ class Reader:
     def _key(self, raw: RawHeader) -> str:
         key = self._text(_KEY_BYTES, "a key")
         if not key or key in raw.values or key in raw.lengths:
-            self._fail(damaged(f"key {key[:64]!r} is empty or there twice"))
+            self._fail(damaged(f"key {key[:64]!r} is empty or occurs twice"))
         return key
 
     def _value(self, raw: RawHeader, key: str) -> None:

@@ -12,6 +12,7 @@ from edge.model.verdict import Verdict
 
 PARTIAL = ".partial"
 _DEPTH = 8  # a hub cache needs 5
+# Folders of the Hugging Face cache whose files are not models under their own names, and our own work.
 _SKIPPED = frozenset({PARTIAL, "blobs", "refs", ".no_exist", ".locks", ".cache", ".git"})
 # Names of unfinished downloads, and of pieces that must be joined first.
 _UNFINISHED = (
@@ -118,5 +119,5 @@ def size_of(path: Path) -> int | None:
 def _dangling(path: Path) -> Verdict:
     if path.is_symlink():
         hint = "the file it stood for was moved or removed: fetch it again, or remove the link"
-        return Verdict("dangling", f"is a link to {path.readlink()}, which is not there", hint)
+        return Verdict("dangling", f"is a link to {path.readlink()}, which does not exist", hint)
     return Verdict("unreadable", "cannot be read", "look at its permissions and those of its folders")

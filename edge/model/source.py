@@ -77,6 +77,7 @@ Source = HubSource | PypiSource | UrlSource | FileSource
 _HUB = re.compile(
     r"hf://(?P<repo>[\w.-]+/[\w.-]+?)(?P<file>/[^:@]+?)?(?::(?P<quant>[\w.-]+))?(?:@(?P<rev>[\w./-]+))?", re.ASCII
 )
+# Names and versions as in PEP 508 and PEP 440.
 _PYPI = re.compile(r"pypi://(?P<dist>[A-Za-z0-9][\w.-]*)==(?P<version>[\w.!+-]+)/(?P<member>.+)", re.ASCII)
 # A page about a file on the hub: people copy it from the address bar.
 _HUB_PAGE = re.compile(r"(https?://[^/]+/[^/]+/[^/]+)/(?:blob|raw)/(.+)")

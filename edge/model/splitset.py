@@ -24,7 +24,7 @@ def judge_shard(stem: str, meta: ModelMeta) -> Verdict | None:
     number, count = meta.split.no + 1, meta.split.count
     proper = f"-{number:05d}-of-{count:05d}.gguf"
     if named is None:
-        sentence = f"is shard {number} of {count} of a set, under a name that does not say so"
+        sentence = f"is shard {number} of {count} of a set, under a name without shard number"
         return Verdict("renamed_shard", sentence, f"name it so that it ends in {proper}, beside the other shards")
     if named != (number, count):
         sentence = f"is named shard {named[0]} of {named[1]}, but its header has {number} of {count}"

@@ -19,6 +19,7 @@ from edge.model.scan import Found
 from edge.model.store import Entry, Store
 from edge.model.verdict import Verdict, VerdictError, not_a_model
 
+# Increase it when Summary changes: old entries are then read anew.
 _SCHEMA = 1
 _CACHE_NAME = "headers.json"
 

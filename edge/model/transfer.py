@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     import httpx
 
 _TRIES = 6  # in a row without progress
+# A longer Retry-After is left to the user: the same command resumes.
 _LONGEST_PAUSE_S = 60.0
 # The hub's delivery network gives no more than 50 GB in one answer.
 PIECE_BYTES = 16 * 10**9
+# Content-Range, RFC 9110 section 14.4.
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 AGAIN = "run the same command again: it goes on from there"
 
@@ -222,5 +224,5 @@ def _refused(response: httpx.Response, shown: str) -> NoReturn:
         hint = "accept its licence on the hub and set HF_TOKEN, or look at user and password"
         raise UnavailableError(f"{shown} is not public ({code})", hint)
     if code in (404, 410):
-        raise UnavailableError(f"{shown} is not there ({code})", "look at the name and the revision")
+        raise UnavailableError(f"{shown} does not exist ({code})", "look at the name and the revision")
     raise UnavailableError(f"{shown}: the server answers {code}", "look at the address, or try a mirror")

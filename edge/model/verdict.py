@@ -46,6 +46,7 @@ _FORMATS: tuple[tuple[bytes, str, str], ...] = (
     (b"%PDF", "pdf", "a PDF document"),
     (b"version https://git-lfs", "lfs_pointer", "a Git LFS pointer, not the file it stands for"),
 )
+# First bytes of the pages that proxies and login forms answer with.
 _HTML = (b"<!doctype", b"<html", b"<head", b"<?xml", b"<script", b"<body", b"<!--")
 
 
@@ -96,7 +97,7 @@ def ends_in_header(size: int) -> Verdict:
 def truncated(tensor: str, expected_bytes: int, actual_bytes: int) -> Verdict:
     missing = expected_bytes - actual_bytes
     sentence = (
-        f"is truncated: {actual_bytes:,} of {expected_bytes:,} bytes are there, {missing:,} are missing, "
+        f"is truncated: {actual_bytes:,} of {expected_bytes:,} bytes are present, {missing:,} are missing, "
         f"from tensor {tensor} on"
     )
     return Verdict("truncated", sentence, PULL_AGAIN)

@@ -145,7 +145,7 @@ def test_what_is_no_server_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("owner", "mode"), [(65534, 0o755), (0, 0o777)], ids=["a user's", "root's, and anybody may write it"]
 )
-def test_root_runs_what_others_may_write_as_somebody_else(owner: int, mode: int) -> None:
+def test_root_runs_what_others_may_write_as_another_user(owner: int, mode: int) -> None:
     """In a folder that anybody may enter; a shell script, since the test's Python may lie in root's home."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         folder = Path(name)

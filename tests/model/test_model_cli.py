@@ -84,7 +84,7 @@ def test_an_empty_store_says_how_to_begin(edge: Edge) -> None:
 
 
 def test_list_shows_what_is_not_complete(edge: Edge, models: Path, tmp_path: Path) -> None:
-    """FC-59: our own partial downloads are told from models, and how to go on."""
+    """FC-59: our own partial downloads are marked, with the way to resume them."""
     from edge.model.partial import Resumable
     from edge.model.pull import pull
     from tests.fakes.hub import Fault

@@ -158,12 +158,12 @@ def test_version_2_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_fc52_healthy_files_that_are_no_models(tmp_path: Path, verdict_of: Judge, gguf: Gguf, kind: str) -> None:
-    """FC-52: projector, adapter, vocabulary and importance matrix are told by their header."""
+    """FC-52: projector, adapter, vocabulary and importance matrix are recognized by their header."""
     assert verdict_of(gguf.save(tmp_path / "x-Q5_K_M.gguf")).kind == kind
 
 
 def test_peek_reads_no_tokenizer(tmp_path: Path) -> None:
-    """The kind is told from the first keys, even when what follows is torn."""
+    """The kind is read from the first keys, even when what follows is torn."""
     path = tmp_path / "p.gguf"
     whole = Gguf("clip").projector().set("tokenizer.ggml.tokens", ["x"] * 100).bytes()
     path.write_bytes(whole[: whole.index(b"tokenizer") + 40])

@@ -54,7 +54,7 @@ def arguments(kind: str, source: Path, hub: Hub, tool: Path) -> tuple[str, ...]:
 
 
 def sound(models: Path, source: Path) -> None:
-    """Whatever the store shows is whole; whatever lies in the making says what it is or is swept."""
+    """Whatever the store shows is whole; every job names its kind or is removed."""
     for line in survey(Store(models)):
         assert line.usable, line
         assert Path(line.entry.path).read_bytes() == source.read_bytes()

@@ -1,4 +1,4 @@
-"""FC-61 and FC-52: projectors are told by their header and paired only when there is one choice."""
+"""FC-61 and FC-52: projectors are recognized by their header and paired only if the choice is unambiguous."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_fc61_a_broken_projector_does_not_stop_its_model(tmp_path: Path) -> None
 
 
 def test_fc52_a_projector_is_no_entry_to_choose(tmp_path: Path) -> None:
-    """FC-52: who lists by names alone does not take it for a model either."""
+    """FC-52: a list by names alone does not take it for a model either."""
     model(tmp_path / "x-Q5_K_M.gguf")
     proj(tmp_path / "mmproj-x-F16.gguf")
     assert [entry.id for entry in Store(tmp_path).list() if entry.verdict is None] == ["x:Q5_K_M"]

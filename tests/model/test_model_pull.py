@@ -324,7 +324,7 @@ def test_fc49_what_is_torn_at_its_source_is_not_installed(hub: Hub, models: Path
 
 
 def test_fc52_a_projector_alone_is_not_installed(hub: Hub, models: Path) -> None:
-    """FC-52: pulled by its URL it is told for what it is."""
+    """FC-52: pulled by its URL it is recognized."""
     with pytest.raises(VerdictError, match="projector"):
         fetch(hub, models, f"{hub.url}/files/acme/Gamma-GGUF/mmproj-F16.gguf")
     assert Store(models).list() == []
@@ -362,7 +362,8 @@ def test_large_files_come_in_pieces(hub: Hub, models: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [("404", "not there"), ("401", "not public"), ("gzip", "compressed"), ("400", "answers 400")]
+    ("kind", "words"),
+    [("404", "does not exist"), ("401", "not public"), ("gzip", "compressed"), ("400", "answers 400")],
 )
 def test_refusals_are_final_and_leave_nothing(hub: Hub, models: Path, kind: str, words: str) -> None:
     pauses = Pauses()

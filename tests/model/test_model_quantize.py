@@ -123,7 +123,7 @@ def test_the_tool_lies_beside_the_engine(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_the_real_tool_on_the_real_smollm2(smollm2: Path, built_programs: Path, tmp_path: Path) -> None:
-    """SmolLM2's 576 columns: 180 of 272 tensors fall back, and the real mix is told."""
+    """SmolLM2's 576 columns: 180 of 272 tensors fall back, and the real mix is shown."""
     with pytest.raises(UsageError, match="does not come back"):
         quantize(open_model(smollm2), "F16", tmp_path / "models", built_programs / "llama-quantize")
     whole = quantize(open_model(smollm2), "F16", tmp_path / "models", built_programs / "llama-quantize", force=True)

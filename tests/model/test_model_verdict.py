@@ -106,7 +106,7 @@ def test_fc50_the_first_shard_may_be_the_missing_one(tmp_path: Path, verdict_of:
 
 
 def test_fc50_header_and_name_disagree(tmp_path: Path, verdict_of: Judge) -> None:
-    """FC-50: the header says 3 and the name says 4."""
+    """FC-50: the header has 3 and the name has 4."""
     first = save_set(tmp_path, "big", 4, numbers={4: 3})[0]
     verdict = verdict_of_any(verdict_of, first, tmp_path / "big-00004-of-00004.gguf")
     assert verdict.kind == "wrong_shard"
