@@ -51,9 +51,8 @@ def diagnose(death: Death, patterns: Patterns) -> Diagnosis:
         hint = "the kernel killed it for memory: use a smaller context, quantization or model, or free memory"
         return Diagnosis(Fault.OOM, Failure("out_of_memory", evidence, hint))
     if signature := _cause(_last_words(death, killed), patterns):
-        fault = _fault(signature)
-        if death.served and fault is Fault.PERMANENT:
-            fault = Fault.CRASH  # it has served, so its settings do not make every start fail
+        # Once it has served, its log holds text of clients: it explains a crash, but takes no rung and ends no retry.
+        fault = Fault.CRASH if death.served else _fault(signature)
         here = f" (this board runs L4T {death.l4t})" if fault is Fault.NVMAP and death.l4t else ""
         return Diagnosis(fault, Failure(signature.kind, evidence, signature.hint + here))
     if exit.signal is not None:
@@ -62,9 +61,14 @@ def diagnose(death: Death, patterns: Patterns) -> Diagnosis:
 
 
 def _last_words(death: Death, killed: bool) -> Sequence[str]:
-    if killed:
-        return death.log[-KILLED_LINES:]
-    return death.log[-SERVING_LINES:] if death.served else death.log
+    """Return the lines that may explain the exit.
+
+    A serving engine that a signal ended is explained by them only if it called abort(3), as llama.cpp does for errors
+    of its own: what stands in its log before a SIGSEGV or SIGKILL may be text of a client.
+    """
+    if death.served:
+        return death.log[-SERVING_LINES:] if death.exit.signal in (None, signal.SIGABRT) else ()
+    return death.log[-KILLED_LINES:] if killed else death.log
 
 
 def _cause(log: Sequence[str], patterns: Patterns) -> Signature | None:

@@ -74,13 +74,18 @@ def test_an_old_complaint_is_not_what_a_server_died_of() -> None:
     assert diagnose(Death(status(signal=signal.SIGKILL), near, served=True), PATTERNS).failure.kind == "killed"
 
 
-def test_what_served_does_not_fail_for_good_by_a_line_of_its_log() -> None:
-    """A client can make the engine print nearly anything."""
-    log = ["srv  operator(): got exception: chat template parsing error", "another line"]
-    for exit_status in (status(signal=signal.SIGSEGV), status(signal=signal.SIGKILL)):
-        found = diagnose(Death(exit_status, log, served=True), PATTERNS)
-        assert (found.fault, found.failure.kind) == (Fault.CRASH, "bad_model")
-        assert diagnose(Death(exit_status, log), PATTERNS).fault is Fault.PERMANENT
+@pytest.mark.parametrize("line", ["chat template parsing error", *LINES["cuda-buffer-oom"], *LINES["nvrm-open"]])
+def test_a_line_in_the_log_of_a_serving_engine_takes_no_rung_and_ends_no_retry(line: str) -> None:
+    """A client can make the engine print nearly anything: a grammar whose text holds an allocator's message, say."""
+    log = [line, "another line"]
+    for number, kind in ((signal.SIGSEGV, "signal_segv"), (signal.SIGKILL, "killed")):
+        found = diagnose(Death(status(signal=number), log, served=True), PATTERNS)
+        assert (found.fault in (Fault.CRASH, Fault.KILLED), found.failure.kind) == (True, kind)
+        assert diagnose(Death(status(signal=number), log), PATTERNS).failure.kind != kind, "of a start it is evidence"
+    aborted = diagnose(Death(status(signal=signal.SIGABRT), log, served=True), PATTERNS)
+    assert aborted.fault is Fault.CRASH and aborted.failure.kind != "signal_abrt", "it explains"
+    by_kernel = Death(status(signal=signal.SIGKILL), log, oom_killed=True, served=True)
+    assert diagnose(by_kernel, PATTERNS).fault is Fault.OOM, "the kernel's counter decides"
 
 
 def test_a_line_that_only_explains_does_not_match_another_cause_either() -> None:
