@@ -11,8 +11,8 @@ import pytest
 
 from edge.cli import main
 from edge.engine.choose import choose
-from edge.folders import Folders, folders
-from edge.model.pull import pull
+from edge.models.pull import pull
+from edge.paths import Folders, folders
 from tests.serving import DEMO
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgellm-tests"
@@ -81,3 +81,9 @@ def short_dir() -> object:
     folder = Path(tempfile.mkdtemp(prefix="e-", dir="/tmp"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Folders:
+    """The five folders of an edgellm of this test."""
+    return folders({}, tmp_path / "state")

@@ -43,7 +43,7 @@ say "no compiler, no root"
 run "$container" -- sh -c '! command -v g++ cmake ninja && test "$(id -u)" = 10001 && edgellm engine list'
 
 say "serve"
-models=$("$python" -c 'from edge.model.pull import pull; from tests.conftest import CACHE; from tests.serving import DEMO; from pathlib import Path; print(Path(pull(DEMO, CACHE / "models").path).parent)')
+models=$("$python" -c 'from edge.models.pull import pull; from tests.conftest import CACHE; from tests.serving import DEMO; from pathlib import Path; print(Path(pull(DEMO, CACHE / "models").path).parent)')
 run -v "$models:/edgellm/data/models:ro" "$container" -- \
     edgellm up -p cpu --set n_threads=1 --listen "127.0.0.1:$port" >"$work/up.log" 2>&1 &
 server=$!

@@ -13,7 +13,7 @@ wheel=$(ls "$work"/dist/*.whl)
 cd "$work"
 model=$(cd "$checkout" && "$python" -c '
 from tests.conftest import CACHE
-from edge.model.pull import pull
+from edge.models.pull import pull
 from tests.serving import DEMO
 print(pull(DEMO, CACHE / "models").path)')
 "$work/venv/bin/edgellm" plan -p cpu -m "$model" --state-dir "$work/state" --json >plan.json

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 
-@dataclass(frozen=True, slots=True)
-class PowerMode:
+class PowerMode(Struct, frozen=True):
     """A mode of nvpmodel. Ids differ by module and image: compare names (FC-43)."""
 
     id: int
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(Struct, frozen=True):
     """One discrete NVIDIA GPU (NVML) or the integrated one (`uuid` None)."""
 
     name: str
@@ -26,8 +27,7 @@ class Gpu:
     mig: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Cpu:
+class Cpu(Struct, frozen=True):
     """The processor as llama.cpp uses it."""
 
     name: str
@@ -37,8 +37,7 @@ class Cpu:
     usable_cores: int | None = None  # where affinity or a cgroup quota leaves fewer than physical_cores
 
 
-@dataclass(frozen=True, slots=True)
-class Board:
+class Board(Struct, frozen=True):
     """A machine. Absent is None. `notes` are sentences on what was assumed and why."""
 
     id: str  # "agx-orin-64", "orin-nano-8", "x86_64", ...
@@ -59,3 +58,67 @@ class Board:
     refused: str | None = None  # why its GPU cannot be used (Jetson Nano, TX2)
     model: str | None = None  # `model` of the device tree, for display only
     driver: str | None = None  # NVIDIA driver of discrete GPUs: "580.95.05"
+
+
+# Values that a GPU driver reports at one instant.
+
+
+class GpuReading(Struct, frozen=True):
+    """One GPU. Its memory is unknown for an integrated GPU and without NVML."""
+
+    gpu: Gpu
+    free_bytes: int | None = None
+    persistence: bool | None = None  # the driver keeps the GPU's state between users
+
+
+class Reading(Struct, frozen=True):
+    """All GPUs. `source` is nvml, recorded or proc; `cuda` is the newest CUDA that the driver supports, if known."""
+
+    gpus: tuple[GpuReading, ...] = ()
+    driver: str | None = None
+    cuda: str | None = None
+    source: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def mig_notes(gpus: tuple[GpuReading, ...]) -> tuple[str, ...]:
+    """Return a note for each GPU with MIG: an instance has only part of the card's memory."""
+    return tuple(
+        f"{reading.gpu.name} is split by MIG: CUDA sees its instances, not the card, and one instance has less memory"
+        for reading in gpus
+        if reading.gpu.mig
+    )
+
+
+# Apply CUDA_VISIBLE_DEVICES of our environment: the engine inherits it and must not plan for hidden GPUs. Pure.
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+
+def visible(board: Board, value: str | None) -> Board:
+    """Return the board with its visible GPUs. `value` None: the variable is not set."""
+    if value is None or not board.gpus:
+        return board
+    left = _left(board.gpus, [token.strip() for token in value.split(",")])
+    if left:
+        return replace(board, gpus=left)
+    return replace(board, gpus=(), refused=f"{VARIABLE} hides every GPU")
+
+
+def _left(gpus: Sequence[Gpu], tokens: Sequence[str]) -> tuple[Gpu, ...]:
+    """Select by number in PCI order or by a prefix of the UUID. As in CUDA, the first invalid entry ends the list."""
+    ordered = sorted(gpus, key=lambda gpu: gpu.pci_bus_id or "")
+    found: list[Gpu] = []
+    for token in tokens:
+        gpu = _one(ordered, token)
+        if gpu is None or gpu in found:
+            break
+        found.append(gpu)
+    return tuple(found)
+
+
+def _one(gpus: Sequence[Gpu], token: str) -> Gpu | None:
+    if token.isdecimal():
+        return gpus[int(token)] if int(token) < len(gpus) else None
+    matches = [gpu for gpu in gpus if token and gpu.uuid and gpu.uuid.startswith(token)]
+    return matches[0] if len(matches) == 1 else None

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from edge.board.tree import Tree
+from msgspec import Struct
+
+from edge.linux.tree import Tree
 
 _V2 = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(Struct, frozen=True):
     """The tightest memory limit. `left_bytes` counts the group's file cache as free: the kernel drops it first."""
 
     limit_bytes: int

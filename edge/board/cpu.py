@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from edge.board.board import Cpu
-from edge.board.tree import Tree
+from edge.linux.tree import Tree
 
 # Features that llama.cpp's CPU kernels are compiled for.
 _X86 = ("avx", "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8", "fma", "f16c", "bmi2", "sse4_2")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from edge.board.board import Board
-from edge.board.tree import Tree
+from edge.linux.tree import Tree
 
 # Any one of these is the integrated GPU: JetPack 4 and 5, JetPack 6, Thor.
 TEGRA_GPU = ("/dev/nvhost-ctrl-gpu", "/dev/nvgpu/igpu0/ctrl", "/dev/nvidia0")
@@ -40,8 +41,7 @@ class GpuNodes(NamedTuple):
         return tuple(dict.fromkeys((*self.one_of, *self.all_of, *self.more)))
 
 
-@dataclass(frozen=True, slots=True)
-class NodeCheck:
+class NodeCheck(Struct, frozen=True):
     """Whether a GPU's nodes open. `evidence` is for the gate; `sentence` and `hint` are for people if not ready."""
 
     ready: bool

@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
-from edge.board import cgroup, meminfo
+from msgspec import Struct, field
+
+from edge.board import cgroup
 from edge.board.board import Board
-from edge.board.tree import Tree
-from edge.units import GIB, format_bytes
+from edge.errors import UsageError
+from edge.linux.tree import Tree
+from edge.units import GIB, format_bytes, parse_size
+
+# Parse /proc/meminfo to bytes. Pure.
 
 
-@dataclass(frozen=True, slots=True)
-class MemorySnapshot:
+def parse(text: str) -> dict[str, int]:
+    """Return bytes by name. Lines without kB (HugePages_Total) are counts and left out."""
+    values: dict[str, int] = {}
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if len(words) == 2 and words[1] == "kB" and words[0].isdecimal():
+            values[name.strip()] = int(words[0]) * 1024
+    return values
+
+
+def mem_available_bytes(values: Mapping[str, int]) -> tuple[int, str | None]:
+    """Return (MemAvailable, None); for a kernel without that line an estimate and a note (FC-17).
+
+    The estimate adds to the free pages half of the file cache beyond tmpfs and half of the reclaimable slab. Half,
+    because a working system reads the rest again: the kernel's si_mem_available() keeps back half at most, too.
+    """
+    if "MemAvailable" in values:
+        return values["MemAvailable"], None
+    cache = max(0, values.get("Cached", 0) + values.get("Buffers", 0) - values.get("Shmem", 0))
+    estimate = values.get("MemFree", 0) + cache // 2 + values.get("SReclaimable", 0) // 2
+    return estimate, "this kernel has no MemAvailable line: estimated from free memory and half of the file cache"
+
+
+class MemorySnapshot(Struct, frozen=True):
     """Bytes by domain: `unified` on a Jetson, else `host` and each GPU's UUID. Available is MemAvailable (FC-17)."""
 
     total_bytes: dict[str, int]
@@ -27,9 +56,9 @@ def snapshot(root: Path, board: Board, available_bytes: int | None = None) -> Me
     Each discrete GPU is one more domain, read from the driver; one whose memory is unknown is left out, with a note.
     """
     tree = Tree(root)
-    values = meminfo.parse(tree.text("/proc/meminfo") or "")
+    values = parse(tree.text("/proc/meminfo") or "")
     total = values.get("MemTotal", board.memory_bytes)
-    available, note = meminfo.available_bytes(values)
+    available, note = mem_available_bytes(values)
     notes = [note] if note and available_bytes is None else []
     limit = cgroup.memory_limit(tree, total)
     if limit is not None:
@@ -77,3 +106,37 @@ def _add_gpus(tree: Tree, board: Board, totals: dict[str, int], free: dict[str, 
             notes.append(f"free memory of {gpu.name} is unknown: the driver does not report it")
             continue
         totals[gpu.uuid], free[gpu.uuid] = now.gpu.memory_bytes, now.free_bytes
+
+
+# The formula of memory that stays free: `1GiB`, `10%` of the total, or `max(1GiB, 10%)`. Pure.
+
+DEFAULT_RESERVE = "max(1GiB, 10%)"
+_CALL = re.compile(r"\s*(max|min)\(([^()]*)\)\s*")
+_PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
+
+
+def reserve_bytes(formula: str, total_bytes: int) -> int:
+    """Return the reserve in bytes of `total_bytes` (MemTotal or a GPU's VRAM). Raises ValueError for a bad formula."""
+    call = _CALL.fullmatch(formula)
+    if call is None:
+        return _term(formula, total_bytes)
+    terms = [_term(part, total_bytes) for part in call[2].split(",")]
+    return max(terms) if call[1] == "max" else min(terms)
+
+
+def check_reserve(formula: str) -> None:
+    """Raise ValueError for a bad formula."""
+    reserve_bytes(formula, 1 << 30)
+
+
+def _term(text: str, total_bytes: int) -> int:
+    percent = _PERCENT.fullmatch(text)
+    if percent:
+        share = float(percent[1])
+        if share > 90:
+            raise ValueError(f"wants at most 90%, got {text.strip()}")
+        return int(total_bytes * share / 100)
+    try:
+        return parse_size(text)
+    except UsageError:
+        raise ValueError(f"wants a size, a share, or max(1GiB, 10%), got {text.strip()!r}") from None

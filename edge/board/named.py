@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+from pathlib import Path
 
 from edge.board.board import Board, Cpu, Gpu
-from edge.board.lore import Machine, lore
-from edge.board.table import Row, Table, table
+from edge.board.memory import MemorySnapshot, assumed, snapshot
+from edge.board.probe import probe
+from edge.board.tables import BoardRow, HostFacts, Table, lore, table
 from edge.errors import UsageError
 from edge.units import MIB
 
@@ -32,7 +34,7 @@ def board_by_id(id: str) -> Board:
     raise UsageError(f"no board is called {id!r}", hint)
 
 
-def _jetson(row: Row, known: Table, is_super: bool) -> Board:
+def _jetson(row: BoardRow, known: Table, is_super: bool) -> Board:
     soc = known.socs[row.soc]
     bandwidth = (row.super_bandwidth_gb_s if is_super else None) or row.bandwidth_gb_s
     return Board(
@@ -50,7 +52,7 @@ def _jetson(row: Row, known: Table, is_super: bool) -> Board:
     )
 
 
-def _machine(machine: Machine) -> Board:
+def _machine(machine: HostFacts) -> Board:
     gpus = tuple(
         Gpu(
             name=str(gpu["name"]),
@@ -74,3 +76,25 @@ def _machine(machine: Machine) -> Board:
         cuda=machine.cuda,
         notes=("named, not probed",),
     )
+
+
+# Choose the board of a command: this machine, one by name (`--board`) or a copied tree (`--root`).
+
+
+def board_and_memory(
+    board_id: str | None, root: Path | None, available_bytes: int | None
+) -> tuple[Board, MemorySnapshot]:
+    """Return the board and its memory. Raises UsageError for an unknown name, a missing folder, or both options."""
+    if board_id is not None and root is not None:
+        raise UsageError("--board and --root are two ways to name another board", "give one of them")
+    if board_id is not None:
+        named = board_by_id(board_id)
+        return named, assumed(named, available_bytes)
+    place = root or Path("/")
+    if not (place / "proc").is_dir():
+        raise UsageError(
+            f"{place} is no copy of a machine: it has no proc folder",
+            "a copy holds its proc, sys, etc, dev and var folders",
+        )
+    found = probe(place)
+    return found, snapshot(place, found, available_bytes)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from edge.board.board import Gpu
-from edge.board.reading import GpuReading, Reading, mig_notes
-from edge.board.tree import Tree
+from edge.board.board import Gpu, GpuReading, Reading, mig_notes
+from edge.linux.tree import Tree
 from edge.units import MIB
 
 # Output of nvidia-smi with --format=csv,nounits, kept in a copied tree.

@@ -8,8 +8,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import byref, c_char, c_char_p, c_int, c_uint, c_ulonglong, c_void_p
 
-from edge.board.board import Gpu
-from edge.board.reading import GpuReading, Reading, mig_notes
+from edge.board.board import Gpu, GpuReading, Reading, mig_notes
 
 _LIBRARIES = ("libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1")
 _TEXT_BYTES = 96

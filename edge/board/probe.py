@@ -4,14 +4,50 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from edge.board import cgroup, container, cpu, jetson, l4t, meminfo, power
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from edge.board import cgroup, cpu, jetson, memory
 from edge.board.board import Board, Cpu, Gpu
 from edge.board.jetson import Jetson
-from edge.board.table import table
-from edge.board.tree import Tree
+from edge.board.memory import MemorySnapshot
+from edge.board.tables import table
+from edge.linux.tree import Tree
+
+# Detect the kind of container or guest, as one word.
+
+
+def read(tree: Tree) -> str | None:
+    """Return `wsl2`, `docker`, `podman`, `kubernetes`, `systemd-nspawn`, `lxc`, …; None outside of any."""
+    return "wsl2" if is_wsl(tree) else inside(tree)
+
+
+def inside(tree: Tree) -> str | None:
+    """Return the container, also within WSL2."""
+    if tree.exists("/var/run/secrets/kubernetes.io") or tree.exists("/run/secrets/kubernetes.io"):
+        return "kubernetes"
+    if tree.exists("/run/.containerenv"):
+        return "podman"
+    if tree.exists("/.dockerenv"):
+        return "docker"
+    manager = tree.word("/run/systemd/container") or tree.word("/run/host/container-manager")
+    if manager:
+        return manager
+    for entry in (tree.text("/proc/1/environ") or "").split("\0"):
+        name, _, value = entry.partition("=")
+        if name == "container" and value:
+            return value
+    return None
+
+
+def is_wsl(tree: Tree) -> bool:
+    """Return whether this is WSL2, which has a GPU through /dev/dxg."""
+    version = (tree.text("/proc/version") or "").lower()
+    return "microsoft" in version and ("wsl2" in version or tree.exists("/dev/dxg"))
+
 
 _MEMORY_CLOCK_CAPS = ("/sys/kernel/nvpmodel_clk_cap/emc", "/sys/kernel/nvpmodel_emc_cap/emc_iso_cap")
 
@@ -19,7 +55,7 @@ _MEMORY_CLOCK_CAPS = ("/sys/kernel/nvpmodel_clk_cap/emc", "/sys/kernel/nvpmodel_
 def probe(root: Path = Path("/")) -> Board:
     """Read the machine under `root`. Never fails: unknown values are None, assumptions are noted."""
     tree = Tree(root)
-    memory_bytes = meminfo.parse(tree.text("/proc/meminfo") or "").get("MemTotal", 0)
+    memory_bytes = memory.parse(tree.text("/proc/meminfo") or "").get("MemTotal", 0)
     cores = _usable(tree, cpu.read(tree, lambda: table().cpus))
     found = jetson.read(tree, memory_bytes // 1024)
     if found is not None:
@@ -37,8 +73,8 @@ def _usable(tree: Tree, cores: Cpu) -> Cpu:
 
 
 def _jetson(tree: Tree, found: Jetson, cores: Cpu, memory_bytes: int) -> Board:
-    release = l4t.identify(
-        _l4t_version(tree), l4t.major_from_kernel(tree.text("/proc/version") or ""), table().releases
+    release = jetson.identify(
+        _l4t_version(tree), jetson.major_from_kernel(tree.text("/proc/version") or ""), table().releases
     )
     cap = next((value for path in _MEMORY_CLOCK_CAPS if (value := tree.number(path))), None)
     row = found.row
@@ -56,8 +92,8 @@ def _jetson(tree: Tree, found: Jetson, cores: Cpu, memory_bytes: int) -> Board:
         l4t=release.version,
         jetpack=release.jetpack,
         cuda=release.cuda,
-        power_mode=power.active(tree.text("/var/lib/nvpmodel/status"), tree.text("/etc/nvpmodel.conf")),
-        container=container.read(tree),
+        power_mode=jetson.active(tree.text("/var/lib/nvpmodel/status"), tree.text("/etc/nvpmodel.conf")),
+        container=read(tree),
         notes=tuple(notes),
         refused=found.soc.refused,
         model=found.model,
@@ -65,8 +101,8 @@ def _jetson(tree: Tree, found: Jetson, cores: Cpu, memory_bytes: int) -> Board:
 
 
 def _l4t_version(tree: Tree) -> str | None:
-    version = l4t.from_release_file(tree.text("/etc/nv_tegra_release") or "")
-    return version or l4t.from_dpkg_status(tree.text("/var/lib/dpkg/status") or "")
+    version = jetson.from_release_file(tree.text("/etc/nv_tegra_release") or "")
+    return version or jetson.from_dpkg_status(tree.text("/var/lib/dpkg/status") or "")
 
 
 def _computer(tree: Tree, cores: Cpu, memory_bytes: int) -> Board:
@@ -90,7 +126,7 @@ def _computer(tree: Tree, cores: Cpu, memory_bytes: int) -> Board:
         cpu=cores,
         gpus=gpus,
         cuda=reading.cuda,
-        container=container.read(tree),
+        container=read(tree),
         notes=reading.notes + (("the GPU shares the machine's memory",) if unified else ()),
         driver=reading.driver,
     )
@@ -98,3 +134,13 @@ def _computer(tree: Tree, cores: Cpu, memory_bytes: int) -> Board:
 
 def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".") if part.isdecimal())
+
+
+# Build the JSON document of `edgellm board --json`. Pure.
+
+SCHEMA = 1
+
+
+def document(board: Board, memory: MemorySnapshot) -> dict[str, Any]:
+    """Build the document of a board and its memory."""
+    return {"schema": SCHEMA, "board": to_builtins(board, enc_hook=str), "memory": to_builtins(memory, enc_hook=str)}

@@ -10,8 +10,9 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from edge.units import MIB
 
@@ -21,8 +22,7 @@ _LIMIT_S = 4.0
 _ALIGN_BYTES = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class ReadRate:
+class ReadRate(Struct, frozen=True):
     """The best rate. `by_streams` has the bytes per second of each stream count."""
 
     bytes_s: float

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from edge.board.tree import Tree
+from msgspec import Struct
+
+from edge.linux.tree import Tree
 
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "glusterfs", "fuse.sshfs", "fuse.rclone", "afs", "lustre"}
 _MEMORY = {"tmpfs", "ramfs", "hugetlbfs"}
@@ -14,8 +15,7 @@ _PARTITION = re.compile(r"^(nvme\d+n\d+|mmcblk\d+|[a-z]+)p?\d*$")
 _SLAVES_DEPTH = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Storage:
+class Storage(Struct, frozen=True):
     """Storage. `kind`: nvme, ssd, hdd, usb, emmc, sd, virtual, network, windows, memory, container, unknown."""
 
     mount: str
@@ -25,8 +25,7 @@ class Storage:
     read_only: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(Struct, frozen=True):
     """A line of /proc/self/mountinfo."""
 
     device: str  # "259:1"

@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     if arguments[:1] == ["up"]:
-        from edge.launch import up
+        from edge.daemon.launch import up
 
         return up(arguments[1:])
     from edge.cli.app import run

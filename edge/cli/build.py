@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated
 
 import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+from rich.text import Text
 
+from edge.builder.build import BuildReport
+from edge.builder.compile import NinjaProgress as Step
+from edge.builder.plan import plan_document, result_document, shell
+from edge.builder.request import BuildPlan, BuildRequest, BuildResult
 from edge.cli.options import DryRun, Json, Memory, Profile, StateDir, folders_of
+from edge.cli.output import console, error_console
 from edge.errors import UsageError
-
-if TYPE_CHECKING:
-    from edge.engine.request import Request
+from edge.units import format_bytes, format_seconds
 
 EXAMPLE = """
 Compile llama-server for this board, prove it, and install it beside the earlier ones.
@@ -68,11 +78,10 @@ def build(
     root: Root = None,
     memory: Memory = None,
 ) -> None:
-    from edge.engine.order import Order, request_for
-    from edge.engine.planning import make_plan
-    from edge.render.build import show_plan
+    from edge.builder.plan import make_plan
+    from edge.builder.request import BuildOptions, request_for
 
-    order = Order(profile, board, recipe, source, jobs, arch, root, memory, force, fetch_tools, not no_native)
+    order = BuildOptions(profile, board, recipe, source, jobs, arch, root, memory, force, fetch_tools, not no_native)
     request = request_for(order, folders_of(state_dir), os.environ)
     if request.stand_in and not dry_run:
         raise UsageError("a build needs the board itself", "add --dry-run, or run it on the board")
@@ -82,12 +91,11 @@ def build(
     _build(request, bindings, as_json)
 
 
-def _build(request: Request, bindings: bool, as_json: bool) -> None:
-    from edge.engine.bindings import build_bindings
-    from edge.engine.builder import build as build_engine
-    from edge.engine.download import fetch_tools
-    from edge.engine.planning import build_table, make_plan
-    from edge.render.build import Screen, show_bindings, show_intent, show_result
+def _build(request: BuildRequest, bindings: bool, as_json: bool) -> None:
+    from edge.builder.bindings import build_bindings
+    from edge.builder.build import build as build_engine
+    from edge.builder.download import fetch_tools
+    from edge.builder.plan import build_table, make_plan
 
     with _ended_by_sigterm(), Screen() as screen:
         if request.fetch_tools:
@@ -116,3 +124,133 @@ def _ended_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+# Text of `edgellm build`: plan, progress, result.
+
+_MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
+# Interval of progress lines without a terminal: a log of an hour stays below 120 lines.
+_QUIET_S = 30.0
+
+
+class Screen:
+    """Progress on stderr: a bar on a terminal, a line every half minute elsewhere. stdout holds only the result."""
+
+    def __init__(self) -> None:
+        self.console = error_console()
+        self.report = BuildReport(self._print, self._progress)
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._printed_s = 0.0
+
+    def __enter__(self) -> Screen:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._end_bar()
+        if kind is KeyboardInterrupt:
+            self._print("stopped; the same command continues from here")
+
+    def _print(self, sentence: str) -> None:
+        self._end_bar()
+        self.console.print(sentence, markup=False)
+
+    def _end_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = self._task = None
+
+    def _progress(self, step: Step) -> None:
+        left = f"about {format_seconds(step.eta_s)} left" if step.eta_s is not None else ""
+        if not self.console.is_terminal:
+            now_s = time.monotonic()
+            if now_s - self._printed_s >= _QUIET_S or step.done == step.total:
+                self._printed_s = now_s
+                self.console.print(f"{step.done}/{step.total} {left}".rstrip(), markup=False)
+            return
+        if self._bar is None:
+            columns = (
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[left]}  {task.fields[what]}", markup=False),
+            )
+            self._bar = Progress(*columns, console=self.console, transient=True)
+            self._task = self._bar.add_task("", total=step.total, left="", what="")
+            self._bar.start()
+        assert self._task is not None
+        self._bar.update(self._task, completed=step.done, total=step.total, left=left, what=step.what)
+
+
+def show_intent(plan: BuildPlan, say: Callable[[str], None]) -> None:
+    """Print what is going to be built, and how long it takes."""
+    if plan.built is not None:
+        return
+    arch = ", ".join(f"sm_{a}" for a in plan.arch)
+    target = f" for {arch}" if arch else ""
+    say(f"building llama.cpp {plan.source.commit[:9]} with the recipe {plan.recipe.name}{target}")
+    say(_cost(plan))
+    for finding in plan.preflight.findings:
+        if finding.verdict == "warn":
+            say(f"note: {finding.sentence}" + (f" ({finding.hint})" if finding.hint else ""))
+
+
+def show_plan(request: BuildRequest, plan: BuildPlan, as_json: bool) -> None:
+    """Print a dry run: recipe, findings, each option with its reason, the exact commands."""
+    if as_json:
+        print(json.dumps(plan_document(request, plan), indent=2))
+        return
+    out = console()
+    out.print(f"board    {request.board.module} ({request.board.id})", markup=False)
+    out.print(f"recipe   {plan.recipe.name}: {plan.recipe.trust}", markup=False)
+    pinned = "pinned by hash" if plan.source.pinned else "not pinned"
+    out.print(f"source   llama.cpp {plan.source.commit[:9]} from {plan.source.name} ({pinned})", markup=False)
+    cost = _cost(plan)
+    out.print(f"cost     {cost}; built already as {plan.built}" if plan.built else f"cost     {cost}", markup=False)
+    out.print()
+    out.print(_findings(plan))
+    out.print(_options(plan))
+    out.print("commands")
+    for command in (plan.commands.configure, plan.commands.build):
+        out.print(f"  {shell(command)}", markup=False, soft_wrap=True)
+
+
+def _cost(plan: BuildPlan) -> str:
+    jobs = plan.inputs.jobs
+    return f"about {plan.minutes} min with {jobs} parallel compilers, {format_bytes(plan.recipe.disk_bytes)} of disk"
+
+
+def _findings(plan: BuildPlan) -> Table:
+    table = Table("", "check", "finding", box=None, pad_edge=False)
+    for finding in plan.preflight.findings:
+        sentence = (
+            f"{finding.sentence}; {finding.hint}" if finding.hint and finding.verdict == "fail" else finding.sentence
+        )
+        table.add_row(_MARKS[finding.verdict], finding.name, Text(sentence))
+    return table
+
+
+def _options(plan: BuildPlan) -> Table:
+    table = Table("option", "value", "because", box=None, pad_edge=False)
+    for option in (*plan.recipe.options, *plan.commands.overrides):
+        table.add_row(option.name, Text(option.value, overflow="fold"), Text(option.why))
+    return table
+
+
+def show_result(result: BuildResult, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(result_document(result), indent=2))
+        return
+    if not result.new:
+        print(f"{result.engine_id} is already built and in use")
+        return
+    print(f"{result.engine_id} is installed and in use from the next start ({format_seconds(result.took_s)})")
+    if result.previous:
+        print(f"`edgellm engine rollback` returns to {result.previous}")
+
+
+def show_bindings(wheel: Path, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"schema": 1, "wheel": str(wheel), "bytes": wheel.stat().st_size}, indent=2))
+    else:
+        print(f"{wheel} ({format_bytes(wheel.stat().st_size)})")
+        print(f"install it: pip install {wheel}")

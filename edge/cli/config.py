@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 import typer
 
 from edge.cli.options import Json, Models, Profile, Set, StateDir, folders_of, given, print_json
+from edge.cli.plan import columns
+from edge.config.show import ConfigRow, toml_value
 
 
 def register(root: typer.Typer) -> None:
@@ -24,7 +27,6 @@ def show(
     from edge.board.probe import probe
     from edge.config import load, resolve_profile
     from edge.config.show import rows
-    from edge.render.config import config_lines
 
     folders = folders_of(state_dir)
     config = load(folders, given(profile=profile, model=model, set=set), os.environ)
@@ -33,3 +35,11 @@ def show(
         print_json({"schema": 1, "values": [to_builtins(row) for row in found]})
     else:
         typer.echo("\n".join(config_lines(found)))
+
+
+# Text of `edgellm config show`.
+
+
+def config_lines(rows: Iterable[ConfigRow]) -> list[str]:
+    """Return `key = value   origin` lines, aligned."""
+    return columns([(f"{row.key} = {toml_value(row.value)}", row.origin) for row in rows])

@@ -37,13 +37,13 @@ def add(
     as_json: Json = False,
 ) -> None:
     """Make a key and print it once: only its hash is kept."""
-    from edge.gateway import keyring, keys
+    from edge.gateway import keys
 
     path = _path(file, state_dir)
-    known = keyring.read(path)
+    known = keys.read(path)
     secret = sys.stdin.readline().strip() if from_stdin else keys.new_secret()
     created = datetime.now(timezone.utc).date().isoformat()
-    keyring.write(path, [*known, keys.make(name, secret, admin=admin, created=created, others=known)])
+    keys.write(path, [*known, keys.make(name, secret, admin=admin, created=created, others=known)])
     if as_json:
         print_json({"schema": 1, "name": name, "admin": admin, "key": None if from_stdin else secret}, indent=None)
     elif from_stdin:
@@ -55,9 +55,9 @@ def add(
 
 def list_keys(file: File = None, state_dir: StateDir = None, as_json: Json = False) -> None:
     """List the names of the keys."""
-    from edge.gateway import keyring
+    from edge.gateway import keys
 
-    known = keyring.read(_path(file, state_dir))
+    known = keys.read(_path(file, state_dir))
     if as_json:
         entries = [{"name": key.name, "admin": key.admin, "created": key.created} for key in known]
         print_json({"schema": 1, "keys": entries}, indent=None)
@@ -73,14 +73,14 @@ def revoke(
     name: Annotated[str, typer.Argument(help="name of the key")], file: File = None, state_dir: StateDir = None
 ) -> None:
     """Revoke a key; a running server refuses it from the next request on."""
-    from edge.gateway import keyring
+    from edge.gateway import keys
 
     path = _path(file, state_dir)
-    known = keyring.read(path)
+    known = keys.read(path)
     kept = [key for key in known if key.name != name]
     if len(kept) == len(known):
         raise UnavailableError(f"there is no key named {name!r} in {path}", "`edgellm key list` shows the names")
-    keyring.write(path, kept)
+    keys.write(path, kept)
     typer.echo(f"revoked {name}")
 
 
@@ -88,7 +88,7 @@ def _path(file: Path | None, state_dir: Path | None) -> Path:
     """Return the key file: --file, keys_file of the configuration, or keys.toml in the config folder."""
     if file is not None:
         return file
-    from edge.client import find
+    from edge.cli.client import find
     from edge.config import load
 
     folders = find(os.environ, state_dir)

@@ -12,8 +12,9 @@ from edge.cli.options import Engine, Json, StateDir, folders_of
 from edge.errors import BadModelError
 
 if TYPE_CHECKING:
-    from edge.model.quant import QuantPreference
-    from edge.model.store import Store
+    from edge.models.quant import QuantPreference
+    from edge.models.store import Store
+
 
 Ref = Annotated[str, typer.Argument(metavar="REF", help="NAME[:QUANT], a path, or a source that was pulled")]
 Source = Annotated[
@@ -40,16 +41,16 @@ def list_models(
     as_json: Json = False,
 ) -> None:
     """List every model with the figures of its header; unusable files come last, with the reason."""
-    from edge.model.catalogue import load
-    from edge.model.partial import jobs
-    from edge.model.survey import survey
-    from edge.render import model as drawing
-    from edge.render import model_json
+    from edge.cli import model_json
+    from edge.cli import model_output as drawing
+    from edge.models.catalogue import load
+    from edge.models.job import jobs
+    from edge.models.survey import survey
 
     if catalogue:
         rows = load()
         if as_json:
-            typer.echo(model_json.dump(catalogue=[model_json.row(row) for row in rows]))
+            typer.echo(model_json.dump(catalogue=[model_json.catalogue_row(row) for row in rows]))
         else:
             drawing.catalogue(rows)
         return
@@ -64,9 +65,9 @@ def list_models(
 
 def show(ref: Ref, state_dir: StateDir = None, as_json: Json = False) -> None:
     """Show one model: architecture, memory, quantization, tokenizer and source."""
-    from edge.model import receipt
-    from edge.render import model_json
-    from edge.render.model_details import details
+    from edge.cli import model_json
+    from edge.cli.model_output import details
+    from edge.models import receipt
 
     model = _store(state_dir).resolve(ref)
     note = receipt.read(Path(model.path).parent)
@@ -83,12 +84,12 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Check models without starting them. Exit code 65 when one is not healthy."""
-    from edge.model.deep import check_deep
-    from edge.model.survey import survey
-    from edge.model.verdict import HEALTHY_KINDS
-    from edge.render import model as drawing
-    from edge.render import model_json
-    from edge.render.progress import progress
+    from edge.cli import model_json
+    from edge.cli import model_output as drawing
+    from edge.cli.output import progress
+    from edge.models.check import check_deep
+    from edge.models.survey import survey
+    from edge.models.verdict import HEALTHY_KINDS
 
     store = _store(state_dir)
     lines = survey(store, folders_of(state_dir).cache) if ref is None else []
@@ -117,10 +118,10 @@ def pull(
     as_json: Json = False,
 ) -> None:
     """Fetch and verify a model, or resume an interrupted fetch. A model that is present is not fetched again."""
-    from edge.model.pull import pull as fetch
-    from edge.render import model as drawing
-    from edge.render import model_json
-    from edge.render.progress import progress
+    from edge.cli import model_json
+    from edge.cli import model_output as drawing
+    from edge.cli.output import progress
+    from edge.models.pull import pull as fetch
 
     room_bytes, preference = (None, None) if quant else _room(state_dir)
     models_dir = folders_of(state_dir).models
@@ -147,10 +148,10 @@ def import_(
     as_json: Json = False,
 ) -> None:
     """Check a model file of this machine and copy it into the store."""
-    from edge.model.importer import import_model
-    from edge.render import model as drawing
-    from edge.render import model_json
-    from edge.render.progress import progress
+    from edge.cli import model_json
+    from edge.cli import model_output as drawing
+    from edge.cli.output import progress
+    from edge.models.install import import_model
 
     with progress(quiet=as_json) as report:
         model = import_model(path, folders_of(state_dir).models, name=name, progress=report)
@@ -169,13 +170,12 @@ def quantize(
     as_json: Json = False,
 ) -> None:
     """Make a smaller quantization with the engine's llama-quantize. A failed run leaves no file."""
+    from edge.cli import model_json
+    from edge.cli import model_output as drawing
+    from edge.cli.output import progress, warn
     from edge.engine.choose import choose
-    from edge.model.quantize import quantize as make
-    from edge.model.quantize import tool_of, will_fall_back
-    from edge.render import model as drawing
-    from edge.render import model_json
-    from edge.render.common import warn
-    from edge.render.progress import progress
+    from edge.models.quantize import quantize as make
+    from edge.models.quantize import tool_of, will_fall_back
 
     folders = folders_of(state_dir)
     model = _store(state_dir).resolve(ref)
@@ -203,9 +203,9 @@ def quantize(
 
 def remove(ref: Ref, state_dir: StateDir = None, as_json: Json = False) -> None:
     """Remove a model from the store's own folder. Files of other folders are not touched."""
-    from edge.model.remove import remove as take_away
-    from edge.render import model as drawing
-    from edge.render import model_json
+    from edge.cli import model_json
+    from edge.cli import model_output as drawing
+    from edge.models.install import remove as take_away
 
     gone = take_away(_store(state_dir), ref)
     if as_json:
@@ -217,7 +217,7 @@ def remove(ref: Ref, state_dir: StateDir = None, as_json: Json = False) -> None:
 def _store(state_dir: Path | None) -> Store:
     """Return the store that `plan` and `up` read too."""
     from edge.config import load
-    from edge.model.store import standard
+    from edge.models.store import standard
 
     folders = folders_of(state_dir)
     return standard(folders, load(folders, {}, os.environ).store.dirs, os.environ)
@@ -228,12 +228,12 @@ def _room(state_dir: Path | None) -> tuple[int, QuantPreference]:
     from edge.board.memory import snapshot
     from edge.board.probe import probe
     from edge.config import load, resolve_profile
-    from edge.model.pick import room_bytes
-    from edge.model.quant import QuantPreference
+    from edge.models.hub import room_bytes
+    from edge.models.quant import QuantPreference
 
     folders = folders_of(state_dir)
     board = probe(Path("/"))
     memory = snapshot(Path("/"), board)
-    preset = resolve_profile(load(folders, {}, os.environ), board, folders).wishes
+    preset = resolve_profile(load(folders, {}, os.environ), board, folders).preset
     free = room_bytes(memory.total_bytes, memory.available_bytes, preset.reserve)
     return free, QuantPreference(preset.quant, preset.prefer)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edge.folders import Folders, folders
+from edge.paths import Folders, folders
 
 StateDir = Annotated[
     Path | None, typer.Option("--state-dir", metavar="DIR", help="the instance that keeps everything under DIR")

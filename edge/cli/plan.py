@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edge.board.board import Board
 from edge.cli.options import (
     BoardId,
     Engine,
@@ -23,9 +25,12 @@ from edge.cli.options import (
     print_json,
 )
 from edge.errors import UsageError
+from edge.plan.argv import redacted
+from edge.plan.plan import LaunchPlan, Measured, ModelPlan, Plan
+from edge.units import format_bytes
 
 if TYPE_CHECKING:
-    from edge.prepare import HostView
+    from edge.plan.prepare import HostView
 
 
 def register(root: typer.Typer) -> None:
@@ -47,7 +52,7 @@ def plan(
 ) -> None:
     """Show what `up` would launch and what it costs in memory: each value with its reason and origin."""
     from edge.config import load
-    from edge.prepare import prepare
+    from edge.plan.prepare import prepare
 
     folders = folders_of(state_dir)
     config = load(folders, given(profile=profile, model=model, set=set, engine=engine), os.environ)
@@ -57,14 +62,13 @@ def plan(
 
         print_json(document(prepared.plan), indent=1)
         return
-    from edge.render.plan import plan_lines
 
     typer.echo("\n".join(plan_lines(prepared.plan, verbose=verbose)))
 
 
 def _view(board_id: str | None, root: Path | None, memory: str | None) -> HostView:
     from edge.board.named import board_by_id
-    from edge.prepare import HostView
+    from edge.plan.prepare import HostView
     from edge.units import parse_size
 
     if board_id and root:
@@ -74,3 +78,111 @@ def _view(board_id: str | None, root: Path | None, memory: str | None) -> HostVi
         board=board_by_id(board_id) if board_id else None,
         available_bytes=parse_size(memory) if memory else None,
     )
+
+
+# Text of `edgellm plan`: settings with their reasons, memory by domain, other rungs.
+
+_PARTS = ("weights", "kv", "compute", "context", "prompt_cache", "page_cache")
+_SUMS = ("required", "reserve", "available", "headroom")
+
+
+def plan_lines(plan: Plan, *, verbose: bool = False) -> list[str]:
+    """Return the plan; `verbose` adds command line and environment."""
+    lines = [_board(plan.board), f"engine {plan.engine.id}{_version(plan)}"]
+    names = {gpu.uuid: f"GPU{gpu.index if gpu.index is not None else i}" for i, gpu in enumerate(plan.board.gpus)}
+    for model in plan.models.values():
+        lines += ["", *_model(model, verbose, names)]
+    if plan.notes:
+        lines += ["", *(f"note: {note}" for note in plan.notes)]
+    return lines
+
+
+def columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> list[str]:
+    """Return rows aligned with two spaces between; columns of `right` are right-aligned."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
+    return [
+        "  ".join(
+            cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _board(board: Board) -> str:
+    parts = [board.module, f"{format_bytes(board.memory_bytes)} {'unified' if board.unified_memory else 'host'} memory"]
+    parts += [f"{gpu.name} {format_bytes(gpu.memory_bytes)}" for gpu in board.gpus if gpu.uuid and gpu.memory_bytes]
+    parts += [f"L4T {board.l4t}"] if board.l4t else []
+    parts += [f"JetPack {board.jetpack}"] if board.jetpack else []
+    parts += [f"CUDA {board.cuda}"] if board.cuda else []
+    parts += [f"power mode {board.power_mode.name}"] if board.power_mode else []
+    return " · ".join(parts)
+
+
+def _version(plan: Plan) -> str:
+    parts = [part for part in (plan.engine.version, plan.engine.commit) if part]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _model(model: ModelPlan, verbose: bool, names: Mapping[str | None, str]) -> list[str]:
+    ladder = model.ladder
+    chosen = ladder.plans[ladder.chosen]
+    lines = [
+        f"{model.id}: rung {ladder.chosen} of 0–{len(ladder.plans) - 1}" + ("" if ladder.chosen else ", as requested")
+    ]
+    lines += [
+        f"  {line}" for line in columns([(r.subject, r.value, r.because, f"[{r.origin}]") for r in chosen.reasons])
+    ]
+    lines += ["", *(f"  {line}" for line in _memory(chosen, names))]
+    if model.measured:
+        lines += ["", f"  {_measured(model.measured)}"]
+    others = [rung for rung in ladder.plans if rung is not chosen]
+    if others:
+        lines += ["", "  other rungs:", *(f"  {line}" for line in columns([_rung(rung, names) for rung in others]))]
+    lines += [f"  warning: {warning}" for warning in model.warnings]
+    if verbose:
+        lines += ["", *(f"  {line}" for line in (*command_lines(chosen), *environment_lines(chosen)))]
+    return lines
+
+
+def command_lines(rung: LaunchPlan) -> list[str]:
+    """Return the command line, one option a line."""
+    words: list[str] = []
+    for word in rung.argv:
+        if word.startswith("-") or not words or not words[-1].startswith("-") or " " in words[-1]:
+            words.append(word)
+        else:
+            words[-1] += f" {word}"
+    return ["command:", *(f"  {word}" for word in words)]
+
+
+def environment_lines(rung: LaunchPlan) -> list[str]:
+    """Return the environment, secrets redacted."""
+    return ["environment:", *(f"  {name}={value}" for name, value in redacted(rung.env).items())]
+
+
+def _memory(rung: LaunchPlan, names: Mapping[str | None, str]) -> list[str]:
+    rows = [["memory", *(names.get(name, name) for name in rung.budget)]]
+    for part in (*_PARTS, *_SUMS):
+        sizes = [getattr(domain, f"{part}_bytes") for domain in rung.budget.values()]
+        if any(sizes) or part in _SUMS:
+            rows.append([part.replace("_", " "), *(format_bytes(size) for size in sizes)])
+    return columns(rows, right=frozenset(range(1, len(rows[0]))))
+
+
+def _measured(last: Measured) -> str:
+    parts = {"weights": last.weights_bytes, "KV": last.kv_bytes, "compute": last.compute_bytes}
+    parts |= {"resident": last.rss_bytes or 0, "GPU": last.gpu_bytes or 0}
+    sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
+    return f"last measured ({last.what}): {sizes}"
+
+
+def _rung(rung: LaunchPlan, names: Mapping[str | None, str]) -> tuple[str, ...]:
+    chosen = rung.settings
+    kv = chosen.kv_type_k if chosen.kv_type_k == chosen.kv_type_v else f"{chosen.kv_type_k}/{chosen.kv_type_v}"
+    parts = [f"{chosen.n_ctx} tokens", f"KV {kv}", f"{chosen.n_parallel} slot{'s' if chosen.n_parallel > 1 else ''}"]
+    needs = ", ".join(f"{format_bytes(d.required_bytes)} {names.get(name, name)}" for name, d in rung.budget.items())
+    model = f"{rung.model.name} {rung.model.quant}" if rung.model else ""
+    layers = f"{chosen.n_gpu_layers} layers on the GPU" if chosen.split_mode and chosen.n_gpu_layers else ""
+    cache = "" if chosen.cache_ram_bytes or chosen.role != "chat" else "no prompt cache"
+    extra = ", ".join(part for part in (model, layers, cache) if part)
+    return (f"{rung.rung}", *parts, needs, "fits" if rung.fits else "does not fit", extra)

@@ -8,6 +8,10 @@ from typing import Annotated
 import typer
 
 from edge.cli.options import Json, StateDir, folders_of, print_json
+from edge.cli.plan import columns
+from edge.config.show import toml_value
+from edge.config.values import SETTINGS, Profile
+from edge.units import format_bytes
 
 
 def register(root: typer.Typer) -> None:
@@ -20,9 +24,9 @@ def register(root: typer.Typer) -> None:
 
 def list_profiles(as_json: Json = False, state_dir: StateDir = None) -> None:
     """List the profiles that -p takes."""
+    from edge.cli.plan import columns
+    from edge.config.profile import load_profile, profile_names
     from edge.errors import ConfigError
-    from edge.profile.loader import load_profile, profile_names
-    from edge.render.plan import columns
 
     folders = folders_of(state_dir)
     rows: list[tuple[str, str]] = []
@@ -45,8 +49,7 @@ def show(
     """Show all values of a profile with their origin, and its tiers."""
     from msgspec import to_builtins
 
-    from edge.profile.loader import load_profile
-    from edge.render.profile import profile_lines
+    from edge.config.profile import load_profile
 
     profile = load_profile(name, folders_of(state_dir))
     if as_json:
@@ -61,10 +64,39 @@ def check(
     state_dir: StateDir = None,
 ) -> None:
     """Check a profile file. Exit code 78 when it is not valid."""
-    from edge.profile.loader import check_file
+    from edge.config.profile import check_file
 
     profile = check_file(file, folders_of(state_dir))
     if as_json:
         print_json({"schema": 1, "name": profile.name, "ok": True, "values": len(profile.origins)}, indent=None)
     else:
         typer.echo(f"{file}: a valid profile, {len(profile.origins)} values, {len(profile.tiers)} tiers")
+
+
+# Text of `edgellm profile show`.
+
+
+def profile_lines(profile: Profile) -> list[str]:
+    """Return the settings with their origin, then tiers and choices."""
+    lines = [f"{profile.name}: {profile.summary}", f"from {profile.source}", ""]
+    rows = [
+        (f"{key} = {toml_value(getattr(profile.preset, key))}", profile.origins.get(key, "default")) for key in SETTINGS
+    ]
+    lines += columns(rows)
+    for key, value in profile.sections.items():
+        lines.append(f"{key} = {toml_value(value)}  {profile.origins.get(key, 'default')}")
+    for tier in profile.tiers:
+        upto = format_bytes(tier.memory_max_bytes) if tier.memory_max_bytes else "any size"
+        names = f" ({', '.join(tier.names)})" if tier.names else ""
+        values = ", ".join(f"{key} = {toml_value(value)}" for key, value in tier.values.items())
+        lines += ["", f"tier {tier.name}{names}, memory up to {upto}:", f"  {values}"]
+    if profile.choices:
+        lines.append("")
+    for choice in profile.choices:
+        conditions = [
+            *choice.socs,
+            *choice.containers,
+            *([f"{choice.gpus_min} GPU or more"] if choice.gpus_min else []),
+        ]
+        lines.append(f"{' or '.join(conditions) or 'anything else'} → {choice.profile}")
+    return lines

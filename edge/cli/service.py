@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from edge.cli.options import DryRun, Json, Listen, Models, Profile, Yes
+from edge.cli.output import console, error_console
 from edge.errors import EdgeError, UsageError
-
-if TYPE_CHECKING:
-    from edge.service.step import Step
+from edge.service.contents import InstallStep
+from edge.service.drop_ins import Difference
 
 
 def register(root: typer.Typer) -> None:
@@ -51,11 +54,11 @@ def install(
     import os
 
     from edge.service.installer import Installer
-    from edge.service.request import Request
+    from edge.service.request import InstallRequest
     from edge.service.takeover import source_folders
 
     caller = os.environ.get("SUDO_UID", "0")
-    request = Request(
+    request = InstallRequest(
         source=source_folders(os.environ, state_dir),
         profile=profile,
         models=tuple(model or ()),
@@ -76,19 +79,18 @@ def install(
 
 def diff(as_json: Json = False) -> None:
     """Compare the installed units with those that `install` would write now. Exit code 1 when they differ."""
-    from dataclasses import replace
+    from msgspec.structs import replace
 
-    from edge.folders import system_folders
-    from edge.render import service as show
-    from edge.service.differ import diff as compare
+    from edge.paths import system_folders
+    from edge.service.drop_ins import diff as compare
     from edge.service.request import GPU_GROUPS, RECORD, existing_groups
-    from edge.service.wish import read_record
+    from edge.service.units import read_record
 
     recorded = read_record(system_folders().data / RECORD)
     if recorded is None:
         raise EdgeError("no edgellm service is installed on this machine", "sudo edgellm service install")
     found = compare(replace(recorded, groups=existing_groups(GPU_GROUPS), jtop=bool(existing_groups(("jtop",)))))
-    (show.show_differences_json if as_json else show.show_differences)(found)
+    (show_differences_json if as_json else show_differences)(found)
     if any(one.kind != "yours" for one in found):
         raise typer.Exit(1)
 
@@ -110,14 +112,13 @@ def uninstall(
         typer.echo(f"left in place: {', '.join(left)}" + ("" if purge else " (--purge deletes them)"))
 
 
-def _carry_out(steps: list[Step], *, dry_run: bool, yes: bool, as_json: bool) -> None:
+def _carry_out(steps: list[InstallStep], *, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Show the steps, ask on a terminal, and apply them. A step with a note needs a yes."""
     import sys
 
-    from edge.render import service as show
-    from edge.service.step import apply_all
+    from edge.service.contents import apply_all
 
-    (show.show_steps_json if as_json else show.show_steps)(steps)
+    (show_steps_json if as_json else show_steps)(steps)
     if dry_run or all(step.done for step in steps):
         return
     offer = next((step for step in steps if step.note and not step.done), None)
@@ -126,7 +127,7 @@ def _carry_out(steps: list[Step], *, dry_run: bool, yes: bool, as_json: bool) ->
         raise UsageError("nothing was changed")
     if not yes and not asks and offer is not None:
         raise UsageError(f"{offer.note}, so a service cannot use it", f"--yes lets the installer {offer.what}")
-    apply_all(steps, show.show_doing)
+    apply_all(steps, show_doing)
 
 
 def _must_be_root(verb: str) -> None:
@@ -136,3 +137,51 @@ def _must_be_root(verb: str) -> None:
     if os.geteuid() != 0:
         command = f"sudo {sys.argv[0]} service {verb}"
         raise UsageError(f"service {verb} writes to /etc and /var/lib: it has to run as root", f"`{command} …`")
+
+
+# Text of `edgellm service`.
+
+KINDS = {
+    "missing": "is missing",
+    "changed": "was changed",
+    "stale": "is no longer part of the service",
+    "yours": "is the administrator's and stays",
+}
+
+
+def show_steps(steps: Sequence[InstallStep]) -> None:
+    out = console()
+    for step in steps:
+        line = Text("✓ " if step.done else "+ ", style="dim" if step.done else "bold green")
+        line.append(step.what, style="" if step.done else "not bold default")
+        line.append(f"  ({step.note})" if step.note else "", style="yellow")
+        out.print(line, soft_wrap=True)
+
+
+def show_steps_json(steps: Sequence[InstallStep]) -> None:
+    rows = [{"step": step.what, "done": step.done, "note": step.note} for step in steps]
+    print(json.dumps({"schema": 1, "steps": rows}, indent=2))
+
+
+def show_doing(step: InstallStep) -> None:
+    error_console().print(Text(f"  {step.what} ...", style="dim"), soft_wrap=True)
+
+
+def show_differences(differences: Iterable[Difference]) -> None:
+    out = console()
+    for one in differences:
+        head = Text(f"{one.path} {KINDS[one.kind]}", style="bold" if one.kind != "yours" else "")
+        out.print(head, soft_wrap=True)
+        for line in one.lines:
+            style = "green" if line.startswith("+") else "red" if line.startswith("-") else "dim"
+            out.print(Text(f"  {line}", style=style), soft_wrap=True)
+        for warning in one.warnings:
+            out.print(Text(f"  warning: {warning}", style="yellow"), soft_wrap=True)
+
+
+def show_differences_json(differences: Iterable[Difference]) -> None:
+    rows = [
+        {"path": str(one.path), "kind": one.kind, "diff": list(one.lines), "warnings": list(one.warnings)}
+        for one in differences
+    ]
+    print(json.dumps({"schema": 1, "differences": rows}, indent=2))

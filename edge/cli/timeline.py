@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from edge.cli.options import Json, StateDir, print_json
 from edge.errors import UnavailableError, UsageError
+from edge.units import format_bytes, format_seconds
 
 
 def register(root: typer.Typer) -> None:
@@ -27,9 +29,8 @@ def timeline(
     as_json: Json = False,
 ) -> None:
     """Show the last start as a waterfall: how long each stage took, and how many bytes it read."""
-    from edge.client import find
-    from edge.coldstart.journal import read
-    from edge.render import timeline as drawing
+    from edge.cli.client import find
+    from edge.plan.start_records import read
 
     records = read(find(os.environ, state_dir).starts)
     if not records:
@@ -37,14 +38,80 @@ def timeline(
     if compare is not None:
         if max(compare) > len(records) or min(compare) < 1:
             raise UsageError(f"{len(records)} starts are recorded", "1 is the last, 2 the one before")
-        typer.echo("\n".join(drawing.comparison(records[-compare[0]], records[-compare[1]])))
+        typer.echo("\n".join(comparison(records[-compare[0]], records[-compare[1]])))
         return
     if trace is not None:
-        trace.write_text(json.dumps(drawing.trace(records[-1])), encoding="utf-8")
+        trace.write_text(json.dumps(chrome_trace(records[-1])), encoding="utf-8")
         typer.echo(f"wrote {trace}: open it in https://ui.perfetto.dev or chrome://tracing")
         return
     chosen = records[-last:]
     if as_json:
         print_json({"schema": 1, "starts": chosen})
         return
-    typer.echo("\n\n".join("\n".join(drawing.waterfall(record)) for record in chosen))
+    typer.echo("\n\n".join("\n".join(waterfall(record)) for record in chosen))
+
+
+# Text of `edgellm timeline`: a start record as a waterfall.
+
+BAR_CELLS = 44
+
+
+def waterfall(record: Mapping[str, Any]) -> list[str]:
+    """Return one line a span, ordered by start; spans of the engine are indented."""
+    spans = sorted(record["spans"], key=lambda span: (span["start_s"], -span["end_s"]))
+    total_s = max([span["end_s"] for span in spans], default=0.0) or 1.0
+    resident = record["cache_state"]["resident_ratio"]
+    cached = "" if resident is None else f", {resident:.0%} of the model was in the page cache"
+    lines = [f"{record['model']}: {record['outcome']} on rung {record['rung']}, engine {record['engine']}{cached}"]
+    for span in spans:
+        lines.append(_line(span, total_s))
+    for name, label in (("engine_ready_s", "engine ready"), ("ready_s", "READY")):
+        if record.get(name) is not None:
+            lines.append(f"  {label:<16} {format_seconds(record[name]):>8}")
+    return lines
+
+
+def comparison(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Return two starts side by side: the duration of each span, and the difference."""
+    first = {span["name"]: span["end_s"] - span["start_s"] for span in one["spans"]}
+    second = {span["name"]: span["end_s"] - span["start_s"] for span in other["spans"]}
+    lines = [f"  {'':<16} {'A':>9} {'B':>9} {'B - A':>9}"]
+    for name in list(dict.fromkeys([*first, *second])):
+        a, b = first.get(name), second.get(name)
+        difference = f"{(b - a) * 1000:+.0f} ms" if a is not None and b is not None else ""
+        lines.append(f"  {name:<16} {_took(a):>9} {_took(b):>9} {difference:>9}")
+    ready = [record.get("ready_s") for record in (one, other)]
+    lines.append(f"  {'READY':<16} {_took(ready[0]):>9} {_took(ready[1]):>9}")
+    return lines
+
+
+def chrome_trace(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return Chrome's trace event format (chrome://tracing, Perfetto): complete events, microseconds."""
+    events = [
+        {
+            "name": span["name"],
+            "cat": span["source"],
+            "ph": "X",
+            "ts": round(span["start_s"] * 1e6),
+            "dur": round((span["end_s"] - span["start_s"]) * 1e6),
+            "pid": 1,
+            "tid": 2 if span["parent"] else 1,
+        }
+        for span in record["spans"]
+    ]
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _line(span: Mapping[str, Any], total_s: float) -> str:
+    begin = int(span["start_s"] / total_s * BAR_CELLS)
+    cells = max(1, round((span["end_s"] - span["start_s"]) / total_s * BAR_CELLS))
+    bar = (" " * begin + "█" * cells)[:BAR_CELLS].ljust(BAR_CELLS)
+    name = ("  " if span["parent"] else "") + span["name"]
+    took_s = span["end_s"] - span["start_s"]
+    size = f"  {format_bytes(span['bytes'])}" if span["bytes"] else ""
+    rate = f" at {format_bytes(int(span['bytes'] / took_s))}/s" if span["bytes"] and took_s > 0 else ""
+    return f"  {name:<16} {format_seconds(took_s):>8} |{bar}|{size}{rate}".rstrip()
+
+
+def _took(seconds: float | None) -> str:
+    return "" if seconds is None else format_seconds(seconds)

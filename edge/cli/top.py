@@ -26,7 +26,7 @@ def top(
     as_json: Json = False,
 ) -> None:
     """Watch temperatures, power, load and tokens of a running edgellm until q or Ctrl-C."""
-    from edge.client import Client, find
+    from edge.cli.client import Client, find
 
     client = Client(find(os.environ, state_dir))
     if as_json:
@@ -38,7 +38,7 @@ def top(
 
 
 def _print(client: Any) -> None:
-    from edge.render.top import Past, plain, screen
+    from edge.cli.top_screen import Past, plain, screen
 
     past, telemetry = Past(), client.telemetry()
     past.add(telemetry)
@@ -50,7 +50,7 @@ def _watch(client: Any) -> None:
     """Draw each frame over the last one in the alternate screen: nothing is cleared, so nothing flickers."""
     from rich.live import Live
 
-    from edge.render.top import Past, screen
+    from edge.cli.top_screen import Past, screen
 
     past = Past()
     with _keys() as pressed, Live(screen=True, auto_refresh=False, transient=True) as live:

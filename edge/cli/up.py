@@ -1,4 +1,4 @@
-"""`up` for --help and completion; edge.cli.main hands a real `up` to edge.launch before typer is imported."""
+"""`up` for --help and completion; edge.cli.main hands a real `up` to edge.daemon.launch before typer is imported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edge.options import DESCRIPTION, UP, Option
+from edge.daemon.options import DESCRIPTION, UP, CliOption
 
 
 def register(root: typer.Typer) -> None:
@@ -19,7 +19,7 @@ def command() -> Any:
     """Return a function with one parameter per option of the table; typer makes its command from the signature."""
 
     def up(**_: Any) -> None:
-        raise AssertionError("edge.cli.main hands `up` to edge.launch")
+        raise AssertionError("edge.cli.main hands `up` to edge.daemon.launch")
 
     parameters = [_parameter(option) for option in UP]
     up.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
@@ -27,7 +27,7 @@ def command() -> Any:
     return up
 
 
-def _parameter(option: Option) -> Parameter:
+def _parameter(option: CliOption) -> Parameter:
     kind: Any = list[str] if option.many else Path if option.dest == "state_dir" else str
     typed = bool if option.metavar is None else kind | None
     shown = typer.Option(*option.names, metavar=option.metavar, help=option.help)

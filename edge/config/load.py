@@ -6,22 +6,110 @@ the shipped profile.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec import convert
+from msgspec import Struct, convert, field
+from msgspec.structs import replace
 
 from edge.board.board import Board
-from edge.config.layers import Layer, env_layers, file_layer, flag_layer, foreign_variables, set_layer
-from edge.config.models import check_names, with_flags
-from edge.config.values import CONFIG_KEYS, Config, MemoryConfig, ModelConfig, Override
-from edge.folders import Folders
-from edge.profile.fields import nested
-from edge.profile.loader import SYSTEM_CONFIG, load_profile
-from edge.profile.profile import SETTINGS, Profile
-from edge.profile.resolve import choose, resolve_tier
+from edge.config.fields import flatten, nested, parse_field, read_field
+from edge.config.models import check_names, read_models, with_flags
+from edge.config.profile import SYSTEM_CONFIG, choose, load_profile, resolve_tier
+from edge.config.values import CONFIG_KEYS, SETTINGS, Config, MemoryConfig, ModelConfig, Override, Profile, place_of
+from edge.errors import ConfigError, UsageError
+from edge.paths import Folders
+from edge.resources import load_toml
+
+# Layers of dotted keys from files, environment, --set and flags; the later layer wins.
+
+SCHEMA = 1
+KEYS = {**SETTINGS, **CONFIG_KEYS}
+# Read elsewhere, so no keys of the configuration.
+RESERVED_ENV = frozenset({"EDGELLM_STATE_DIR", "EDGELLM_API_KEY"})
+_PREFIX = "EDGELLM_"
+# Variables that Kubernetes injects for each Service, and Docker's links, in every container beside one called edgellm:
+# https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
+_FOREIGN = re.compile(
+    r"EDGELLM_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?|NAME|ENV_\w+)"
+)
+# One setting has two spellings: a table of edgellm.toml and a key of a profile.
+_SAME = {"memory.reserve": "reserve"}
+
+
+class ConfigLayer(Struct, frozen=True):
+    """Values of one origin. `models` None leaves the models of the layers below."""
+
+    origin: str
+    values: dict[str, Any] = field(default_factory=dict)
+    models: tuple[ModelConfig, ...] | None = None
+
+
+def file_layer(path: Path) -> ConfigLayer | None:
+    """Read edgellm.toml; None when there is none. Raises ConfigError naming file and key."""
+    try:
+        table = load_toml(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except PermissionError as error:
+        raise ConfigError(f"{path}: {error.strerror}", "its owner and mode must let this user read it") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}", "edgellm.toml is a TOML file") from None
+    source = str(path)
+    schema = table.pop("schema", SCHEMA)
+    if not isinstance(schema, int) or isinstance(schema, bool) or schema > SCHEMA:
+        raise ConfigError(f"{source}: schema {schema!r} is newer than this edgellm knows ({SCHEMA})", "update edgellm")
+    models = read_models(table.pop("model"), source) if "model" in table else None
+    settings = table.pop("set", {})
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{source}: set wants a table, written [set]")
+    values = {key: read_field(CONFIG_KEYS, key, value, source, place_of) for key, value in flatten(table).items()}
+    values |= {key: read_field(SETTINGS, key, value, f"{source}: set", place_of) for key, value in settings.items()}
+    return ConfigLayer(source, _renamed(values), models)
+
+
+def env_layers(env: Mapping[str, str]) -> list[ConfigLayer]:
+    """Return one layer a variable: EDGELLM_GATEWAY__HOLD__SECONDS=5 sets gateway.hold.seconds. Raises ConfigError."""
+    layers = []
+    for name in sorted(env):
+        if not name.startswith(_PREFIX) or name in RESERVED_ENV or _FOREIGN.fullmatch(name):
+            continue
+        key = name.removeprefix(_PREFIX).lower().replace("__", ".")
+        layers.append(
+            ConfigLayer(f"env {name}", _renamed({key: parse_field(KEYS, key, env[name], f"environment {name}")}))
+        )
+    return layers
+
+
+def foreign_variables(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the variables with our prefix that Kubernetes or Docker made of a Service's name."""
+    return tuple(name for name in sorted(env) if _FOREIGN.fullmatch(name))
+
+
+def set_layer(settings: Iterable[str]) -> ConfigLayer:
+    """Return the layer of `--set key=value`. Raises UsageError, ConfigError."""
+    values: dict[str, Any] = {}
+    for text in settings:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"--set {text}: wants key=value", "for example --set n_ctx=8192")
+        values |= _renamed({key.strip(): parse_field(KEYS, key.strip(), value, "--set")})
+    return ConfigLayer("--set", values)
+
+
+def flag_layer(flags: Mapping[str, object]) -> ConfigLayer:
+    """Return the layer of the flags that are keys. An absent, empty or false flag sets nothing."""
+    values = {}
+    for key in ("profile", "listen", "engine", "insecure"):
+        if flags.get(key):
+            values[key] = read_field(CONFIG_KEYS, key, flags[key], "flag")
+    return ConfigLayer("flag", values)
+
+
+def _renamed(values: dict[str, Any]) -> dict[str, Any]:
+    return {_SAME.get(key, key): value for key, value in values.items()}
 
 
 def load(folders: Folders, flags: Mapping[str, object], env: Mapping[str, str], system: Path = SYSTEM_CONFIG) -> Config:
@@ -64,18 +152,18 @@ def with_overrides(profile: Profile, config: Config) -> Profile:
     """Lay the settings above the profile over it, for every model."""
     values: dict[str, Any] = {key: override.value for key, override in config.overrides.items()}
     origins = {key: override.origin for key, override in config.overrides.items()}
-    return replace(profile, wishes=replace(profile.wishes, **values), origins=profile.origins | origins)
+    return replace(profile, preset=replace(profile.preset, **values), origins=profile.origins | origins)
 
 
-def _layers(folders: Folders, flags: Mapping[str, object], env: Mapping[str, str], system: Path) -> list[Layer]:
+def _layers(folders: Folders, flags: Mapping[str, object], env: Mapping[str, str], system: Path) -> list[ConfigLayer]:
     """Return the layers above the profile's, lowest first."""
     paths = dict.fromkeys(folder / "edgellm.toml" for folder in (system, folders.config))
     files = [layer for layer in map(file_layer, paths) if layer is not None]
     return [*files, *env_layers(env), set_layer(_texts(flags.get("set"))), flag_layer(flags)]
 
 
-def _profile_layers(profile: Profile) -> list[Layer]:
-    return [Layer(profile.origins.get(key, "profile"), {key: value}) for key, value in profile.sections.items()]
+def _profile_layers(profile: Profile) -> list[ConfigLayer]:
+    return [ConfigLayer(profile.origins.get(key, "profile"), {key: value}) for key, value in profile.sections.items()]
 
 
 def _texts(value: object) -> list[str]:

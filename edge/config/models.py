@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from edge.config.values import MODEL_KEYS, ModelConfig, place_of
+from msgspec.structs import replace
+
+from edge.config.fields import read_field
+from edge.config.values import MODEL_KEYS, SETTINGS, ModelConfig, place_of
 from edge.errors import ConfigError, UsageError
-from edge.model.quant import public_name
-from edge.profile.fields import read_field
-from edge.profile.profile import SETTINGS
+from edge.models.quant import public_name
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]*")  # part of paths and of socket names
 # As on Hugging Face and OpenRouter: owner/name. Only a name in requests and in lists, so it may hold slashes.

@@ -7,11 +7,10 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
+from edge.config.fields import Field
+from edge.config.profile import SCHEMA
 from edge.config.show import toml_value
-from edge.config.values import CONFIG_KEYS, MODEL_KEYS
-from edge.profile.fields import Field
-from edge.profile.loader import SCHEMA
-from edge.profile.profile import CHOICE_KEYS, SECTIONS, SETTINGS, TIER_KEYS
+from edge.config.values import CHOICE_KEYS, CONFIG_KEYS, MODEL_KEYS, SECTIONS, SETTINGS, TIER_KEYS
 
 _INTRODUCTION = """# Configuration
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
-from edge.config.values import CONFIG_KEYS, Config
-from edge.profile.profile import SETTINGS, Profile
+from msgspec import Struct
+
+from edge.config.values import CONFIG_KEYS, SETTINGS, Config, Profile
 
 DEFAULT = "default"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class ConfigRow(Struct, frozen=True):
     """One key with its origin. `value` is as TOML would hold it."""
 
     key: str
@@ -21,21 +20,25 @@ class Row:
     origin: str
 
 
-def rows(config: Config, profile: Profile) -> list[Row]:
+def rows(config: Config, profile: Profile) -> list[ConfigRow]:
     """Return the keys of edgellm.toml, then the models, then the settings. `profile` is resolved for the board."""
     found = [
-        Row(
+        ConfigRow(
             key, _plain(_value(config, key)), config.origins.get("reserve" if key == "memory.reserve" else key, DEFAULT)
         )
         for key in CONFIG_KEYS
     ]
     for model in config.models:
         found += [
-            Row(f"model.{model.id}.ref", model.ref, model.origin),
-            *(Row(f"model.{model.id}.set.{key}", _plain(value), model.origin) for key, value in model.set.items()),
+            ConfigRow(f"model.{model.id}.ref", model.ref, model.origin),
+            *(
+                ConfigRow(f"model.{model.id}.set.{key}", _plain(value), model.origin)
+                for key, value in model.set.items()
+            ),
         ]
     found += [
-        Row(f"set.{key}", _plain(getattr(profile.wishes, key)), profile.origins.get(key, DEFAULT)) for key in SETTINGS
+        ConfigRow(f"set.{key}", _plain(getattr(profile.preset, key)), profile.origins.get(key, DEFAULT))
+        for key in SETTINGS
     ]
     return found
 

@@ -6,20 +6,158 @@ Schema of a profile and docs/configuration.md are derived from it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from edge.profile.fields import fields_of, key
-from edge.profile.profile import SETTINGS
-from edge.profile.profile import RestartConfig as RestartConfig
-from edge.profile.profile import TelemetryConfig as TelemetryConfig
-from edge.profile.profile import ThermalConfig as ThermalConfig
-from edge.profile.reserve import DEFAULT_RESERVE
+from msgspec import Meta, Struct, field
+
+from edge.board.memory import DEFAULT_RESERVE
+from edge.config.fields import fields_of, key
 from edge.units import MIB
 
+# A profile: requested settings and limits for a kind of board. Values only; profiles/*.toml hold them.
 
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
+KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "iq4_nl", "q4_1", "q4_0"]
+
+
+class Preset(Struct, frozen=True):
+    """Requested settings of one model: keys of a profile, of `[set]`, of `set = {…}` and of --set."""
+
+    quant: Annotated[str, key("the quantization wanted, e.g. Q5_K_M")] = "Q5_K_M"
+    prefer: Annotated[
+        Literal["balanced", "quality", "speed"],
+        key("quality takes a larger quantization when there is room, speed a smaller one"),
+    ] = "balanced"
+    n_ctx: Annotated[
+        int, key("context in tokens, over all slots; 0 is what the model was trained for", ge=0, le=1 << 24)
+    ] = 8192
+    n_ctx_min: Annotated[int, key("the smallest context a slot may get", ge=256, le=1 << 24)] = 4096
+    n_parallel: Annotated[int, key("slots: requests worked on at once", ge=1, le=256)] = 1
+    backend: Annotated[Literal["any", "cuda", "cpu"], key("backend that the engine must have")] = "any"
+    offload: Annotated[Literal["full", "none"], key("which layers go to the GPU")] = "full"
+    partial_offload: Annotated[bool, key("on discrete GPUs: layers may stay on the host when not all fit")] = False
+    fallback: Annotated[Literal["refuse", "cpu"], key("what to do when the GPU cannot be used")] = "refuse"
+    load_mode: Annotated[
+        Literal["auto", "none", "mmap", "dio"], key("how weights are read; auto decides by board and plan")
+    ] = "auto"
+    kv_type_k: Annotated[KvType, key("type of the K cache")] = "f16"
+    kv_type_v: Annotated[KvType, key("type of the V cache")] = "f16"
+    kv_type_min: Annotated[KvType, key("the smallest KV type the ladder may take")] = "q8_0"
+    flash_attention: Annotated[Literal["auto", "on", "off"], key("flash attention")] = "auto"
+    n_threads: Annotated[int, key("CPU threads; 0 is one a physical core", ge=0, le=1024)] = 0
+    n_batch: Annotated[int, key("logical batch", ge=32, le=1 << 16)] = 2048
+    n_ubatch: Annotated[int, key("physical batch", ge=32, le=1 << 16)] = 512
+    cache_ram: Annotated[
+        int, key("cap of the engine's prompt cache and context checkpoints in host memory; 0 is off", ge=0, kind="size")
+    ] = 256 * MIB
+    split_mode: Annotated[Literal["none", "layer", "row"], key("how several GPUs share a model")] = "layer"
+    tensor_split: Annotated[
+        tuple[Annotated[float, Meta(ge=0)], ...], key("share of each GPU; empty is by free memory")
+    ] = ()
+    # GGML_CUDA_ENABLE_UNIFIED_MEMORY
+    managed_memory: Annotated[bool, key("CUDA managed memory (works around NvMap refusals of L4T 36.4.7)")] = False
+    reserve: Annotated[str, key("memory that stays free, e.g. max(1GiB, 10%)", kind="reserve")] = DEFAULT_RESERVE
+    power_mode: Annotated[str, key("nvpmodel mode wanted; shown by the doctor, never set")] = ""
+    recipe: Annotated[str, key("recipe of `edgellm build`")] = ""
+    min_tokens_s: Annotated[float, key("slower models are not chosen when none is named", ge=0)] = 8.0
+    warmup_tokens: Annotated[
+        tuple[Annotated[int, Meta(ge=1, le=1 << 16)], ...], key("prompt lengths warmed while idle")
+    ] = (1, 128)
+    system_prompt: Annotated[str, key("computed while idle, so that the first request does not wait for it")] = ""
+    nice: Annotated[int, key("nice value of the engine's process", ge=0, le=19)] = 0
+    # Above 0, so that the kernel takes the engine before this process, which would restart it.
+    oom_score_adj: Annotated[int, key("how readily the kernel kills the engine for memory", ge=0, le=1000)] = 500
+    cpus: Annotated[
+        tuple[Annotated[int, Meta(ge=0, le=4095)], ...], key("processors the engine may use; empty is all")
+    ] = ()
+
+
+class RestartConfig(Struct, frozen=True):
+    """`[restart]`: when the supervisor waits, restarts and kills an engine. Seconds are monotonic."""
+
+    # As long as the longest pause: an engine that lived so long was in no crash loop.
+    stable_s: Annotated[float, key("seconds of READY after which a start counts as good", ge=0)] = 60.0
+    # No pause before the first restart: most crashes are single.
+    backoff_s: Annotated[
+        tuple[Annotated[float, Meta(ge=0)], ...], key("pauses before the next starts; the last repeats")
+    ] = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
+    # No log line, byte or CPU time for a minute: no load that works is this quiet.
+    stall_s: Annotated[float, key("a load without progress for so long is restarted", ge=1)] = 60.0
+    # A prompt that is being processed burns CPU or GPU submit time.
+    wedge_s: Annotated[float, key("an engine without CPU or GPU activity during a request is restarted", ge=1)] = 60.0
+    drain_s: Annotated[float, key("longest wait for open requests before an engine stops", ge=0)] = 30.0
+    # llama-server frees GPU memory in about a second.
+    term_s: Annotated[float, key("from SIGTERM to SIGKILL", ge=0)] = 10.0
+    # The driver of a cold board came up within three tries in every report (FC-74).
+    device_attempts: Annotated[int, key("more starts when the GPU does not come up", ge=0, le=100)] = 3
+
+
+class TelemetryConfig(Struct, frozen=True):
+    """`[telemetry]`."""
+
+    jtop: Annotated[Literal["auto", "off"], key("read jetson-stats where it runs")] = "auto"
+    interval_s: Annotated[float, key("seconds between samples", ge=0.1, le=60)] = 1.0
+
+
+class ThermalConfig(Struct, frozen=True):
+    """`[thermal]`. Margins are below the trip point at which the hardware throttles."""
+
+    act: Annotated[bool, key("hold work back near the throttle point; false only observes")] = False
+    max_watts: Annotated[Annotated[float, Meta(ge=1)] | None, key("hold work back above this power")] = None
+    warn_margin_c: Annotated[float, key("warn this far below the throttle point", ge=0, le=60)] = 10.0
+    act_margin_c: Annotated[float, key("act this far below the throttle point", ge=0, le=60)] = 4.0
+
+
+class Tier(Struct, frozen=True):
+    """A range of memory in a profile. `memory_max_bytes` None is no limit; `values` are its settings by key."""
+
+    name: Annotated[str, key("name of the tier")] = ""
+    memory_max_bytes: Annotated[
+        Annotated[int, Meta(ge=1)] | None, key("boards up to this memory", title="memory_max", kind="size")
+    ] = None
+    names: Annotated[tuple[str, ...], key("profile names that mean this tier")] = ()
+    values: dict[str, object] = field(default_factory=dict)
+
+
+class ModelChoice(Struct, frozen=True):
+    """A row of `auto`: the profile to use for boards that match. Empty conditions match every board."""
+
+    profile: Annotated[str, key("profile to use")] = ""
+    socs: Annotated[tuple[str, ...], key("systems on chip, e.g. Orin")] = ()
+    containers: Annotated[tuple[str, ...], key("containers, e.g. wsl2")] = ()
+    gpus_min: Annotated[int, key("at least so many discrete GPUs", ge=0)] = 0
+
+
+class Profile(Struct, frozen=True):
+    """`origins` names, by key, where each setting came from; a key that it lacks has its default.
+
+    `sections` holds restart.*, thermal.* and telemetry.*, which edgellm.toml overrides; `tier` is known after
+    resolve_tier.
+    """
+
+    name: str
+    summary: str
+    preset: Preset
+    tiers: tuple[Tier, ...] = ()
+    choices: tuple[ModelChoice, ...] = ()
+    tier: str | None = None
+    sections: dict[str, object] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+    source: str = ""
+    notes: tuple[str, ...] = ()
+
+
+SETTINGS = fields_of(Preset)
+# Tables that a profile may hold and edgellm.toml overrides.
+SECTIONS = {
+    **fields_of(RestartConfig, "restart."),
+    **fields_of(TelemetryConfig, "telemetry."),
+    **fields_of(ThermalConfig, "thermal."),
+}
+TIER_KEYS = fields_of(Tier)
+CHOICE_KEYS = fields_of(ModelChoice)
+
+
+class ModelConfig(Struct, frozen=True):
     """One `[[model]]`. `set` holds settings of this model only."""
 
     id: Annotated[str, key("public id of the model; from ref where it is missing")] = ""
@@ -35,15 +173,13 @@ class ModelConfig:
     origin: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StoreConfig:
+class StoreConfig(Struct, frozen=True):
     """`[store]`: where models are looked for beside the store's own folder."""
 
     dirs: Annotated[tuple[str, ...], key("extra model folders, read only")] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryConfig:
+class MemoryConfig(Struct, frozen=True):
     """`[memory]`."""
 
     reserve: Annotated[
@@ -51,8 +187,7 @@ class MemoryConfig:
     ] = DEFAULT_RESERVE
 
 
-@dataclass(frozen=True, slots=True)
-class HoldConfig:
+class HoldConfig(Struct, frozen=True):
     """`[gateway.hold]`: how much the gateway keeps waiting while a model loads."""
 
     requests: Annotated[int, key("requests held while a model loads", ge=0)] = 64
@@ -61,8 +196,7 @@ class HoldConfig:
     seconds: Annotated[float, key("longest hold", ge=0)] = 900.0
 
 
-@dataclass(frozen=True, slots=True)
-class GatewayConfig:
+class GatewayConfig(Struct, frozen=True):
     """`[gateway]`."""
 
     keys_file: Annotated[str, key("file of API keys; empty is keys.toml in the config folder")] = ""
@@ -79,16 +213,14 @@ class GatewayConfig:
     hold: HoldConfig = HoldConfig()
 
 
-@dataclass(frozen=True, slots=True)
-class Override:
+class Override(Struct, frozen=True):
     """A setting above the profile, for every model."""
 
     value: object
     origin: str
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
+class Config(Struct, frozen=True):
     """`origins` names, by dotted key, where each value came from; a key that it lacks has its default."""
 
     profile: Annotated[str, key("kind of board: auto, orin, thor, xavier, cuda, multi-gpu, wsl2, cpu, or a file")] = (

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
+from msgspec import Struct
 
-class Verdict(str, Enum):
+
+class CheckResult(str, Enum):
     """A verdict: `bad` breaks serving, `warn` costs speed or memory, `unknown` cannot be read on this machine."""
 
     OK = "ok"
@@ -15,40 +16,39 @@ class Verdict(str, Enum):
     UNKNOWN = "unknown"
 
 
-ORDER = (Verdict.BAD, Verdict.WARN, Verdict.UNKNOWN, Verdict.OK)
+ORDER = (CheckResult.BAD, CheckResult.WARN, CheckResult.UNKNOWN, CheckResult.OK)
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(Struct, frozen=True):
     """The result of one check: a stable name `area.subject`, one sentence, and what to do about it.
 
     `command` is only printed: the doctor runs nothing on the machine but `--fix`.
     """
 
     name: str
-    verdict: Verdict
+    verdict: CheckResult
     says: str
     next_step: str | None = None
     command: str | None = None
 
 
 def ok(name: str, says: str) -> Check:
-    return Check(name, Verdict.OK, says)
+    return Check(name, CheckResult.OK, says)
 
 
 def warn(name: str, says: str, next_step: str, command: str | None = None) -> Check:
-    return Check(name, Verdict.WARN, says, next_step, command)
+    return Check(name, CheckResult.WARN, says, next_step, command)
 
 
 def bad(name: str, says: str, next_step: str, command: str | None = None) -> Check:
-    return Check(name, Verdict.BAD, says, next_step, command)
+    return Check(name, CheckResult.BAD, says, next_step, command)
 
 
 def unknown(name: str, says: str, next_step: str | None = None) -> Check:
-    return Check(name, Verdict.UNKNOWN, says, next_step)
+    return Check(name, CheckResult.UNKNOWN, says, next_step)
 
 
-def worst(checks: tuple[Check, ...]) -> Verdict:
+def worst(checks: tuple[Check, ...]) -> CheckResult:
     """Return the most serious verdict; OK without checks."""
     found = {check.verdict for check in checks}
-    return next((verdict for verdict in ORDER if verdict in found), Verdict.OK)
+    return next((verdict for verdict in ORDER if verdict in found), CheckResult.OK)

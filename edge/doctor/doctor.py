@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import fcntl
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
-from edge.doctor.check import Check
-from edge.doctor.checks import board, config, engine, gpu, memory, power, service, storage, tidy, wsl
-from edge.doctor.facts import Facts
+from msgspec.structs import replace
+
+from edge.board import jetson
+from edge.board.memory import snapshot
+from edge.board.probe import probe
+from edge.doctor import board, config, engine, gpu, memory, own_files, power, service, storage, wsl
+from edge.doctor.accounts import serving_account
+from edge.doctor.check import Check, CheckResult, worst
+from edge.doctor.config import read_serving
+from edge.doctor.engine import read_cuda
+from edge.doctor.facts import DoctorFacts, OwnFile
+from edge.doctor.gpu import read_devices, read_jtop
+from edge.doctor.memory import read_memory_use
+from edge.doctor.own_files import find_leftovers
+from edge.doctor.ports import read_ports
+from edge.doctor.service import OURS, read_units, unit_files
+from edge.doctor.storage import read_model_folder
+from edge.doctor.wsl import read_environment, read_wsl
+from edge.linux.procfs import lock_holders
+from edge.linux.systemctl import booted
+from edge.linux.tree import Tree
+from edge.paths import Folders, folders, system_folders
+from edge.telemetry.sysfs import SysfsSource
 
 Found = Check | None | tuple[Check, ...]
 
-CHECKS: tuple[Callable[[Facts], Found], ...] = (
+CHECKS: tuple[Callable[[DoctorFacts], Found], ...] = (
     *board.CHECKS,
     *config.CHECKS,
     *memory.CHECKS,
@@ -20,11 +44,11 @@ CHECKS: tuple[Callable[[Facts], Found], ...] = (
     *storage.CHECKS,
     *service.CHECKS,
     *wsl.CHECKS,
-    *tidy.CHECKS,
+    *own_files.CHECKS,
 )
 
 
-def examine(facts: Facts) -> tuple[Check, ...]:
+def examine(facts: DoctorFacts) -> tuple[Check, ...]:
     """Run every check that applies to this machine, in order."""
     findings: list[Check] = []
     for check in CHECKS:
@@ -34,3 +58,118 @@ def examine(facts: Facts) -> tuple[Check, ...]:
         elif found is not None:
             findings.extend(found)
     return tuple(findings)
+
+
+# The JSON document of `edgellm doctor --json`. Pure.
+
+SCHEMA = 1
+
+
+def document(checks: tuple[Check, ...], fixed: tuple[str, ...]) -> dict[str, Any]:
+    """Return the document: the worst verdict, counts by verdict, the checks, and what `--fix` changed."""
+    return {
+        "schema": SCHEMA,
+        "verdict": worst(checks).value,
+        "counts": {verdict.value: sum(check.verdict is verdict for check in checks) for verdict in CheckResult},
+        "checks": [
+            {
+                "name": check.name,
+                "verdict": check.verdict.value,
+                "says": check.says,
+                "next": check.next_step,
+                "command": check.command,
+            }
+            for check in checks
+        ],
+        "fixed": list(fixed),
+    }
+
+
+# `edgellm doctor --fix`: create edgellm's folders, tighten modes and remove stale sockets; touch nothing else.
+
+
+def apply(files: tuple[OwnFile, ...]) -> tuple[str, ...]:
+    """Repair each file and return one sentence per file, also for what failed."""
+    return tuple(_one(file) for file in files)
+
+
+def _one(file: OwnFile) -> str:
+    try:
+        if file.kind == "folder":
+            file.path.mkdir(parents=True, exist_ok=True)
+            file.path.chmod(file.mode)
+            return f"created {file.path}"
+        if file.kind == "mode":
+            file.path.chmod(file.mode)
+            return f"set the mode of {file.path} to {file.mode:o}"
+        return _remove_socket(file.path)
+    except OSError as error:
+        return f"could not change {file.path}: {error.strerror}"
+
+
+def _remove_socket(path: Path) -> str:
+    """Remove a stale socket under the instance's lock, so that an instance that is starting keeps its new socket."""
+    with (path.parent / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return f"kept {path}: edgellm has started"
+        if path.is_socket():  # a file may have taken its place since the check
+            path.unlink()
+    return f"removed the stale socket {path}"
+
+
+# Read all facts of `edgellm doctor`.
+
+
+def examined_folders(env: Mapping[str, str], state_dir: Path | None) -> Folders:
+    """Return the folders to examine: --state-dir, EDGELLM_STATE_DIR, an installed service's, else the caller's."""
+    named = state_dir is not None or bool(env.get("EDGELLM_STATE_DIR"))
+    return system_folders() if not named and unit_files(Tree()) else folders(env, state_dir)
+
+
+def read_facts(
+    root: Path,
+    places: Folders,
+    env: Mapping[str, str],
+    flags: Mapping[str, object],
+    *,
+    measure: bool = True,
+    systemctl: str = "systemctl",
+) -> DoctorFacts:
+    """Read everything once. A `root` other than / is a copied tree without processes, units and ports."""
+    tree = Tree(root)
+    board = probe(root)
+    unit_texts = unit_files(tree)
+    account = serving_account(tree, "\n".join(file.text for file in unit_texts))
+    serving = read_serving(board, places, env, flags, tree.live)
+    model_folder = places.models if tree.live else system_folders().models
+    facts = DoctorFacts(
+        live=tree.live,
+        board=board,
+        memory=snapshot(root, board),
+        use=read_memory_use(tree),
+        devices=read_devices(tree, board, account),
+        cuda=read_cuda(tree, env, places.cache / "cuda"),
+        serving=serving,
+        sensors=SysfsSource(root).read(time.monotonic()),
+        models=read_model_folder(tree, model_folder, serving.model_file, account, measure),
+        environment=read_environment(tree, places, env),
+        power_modes=jetson.modes(tree.text("/etc/nvpmodel.conf") or ""),
+        systemd=booted(root),
+        units=read_units(tree, systemctl),
+        drop_ins=unit_texts,
+        jtop=read_jtop(tree, account) if board.soc else None,
+        wsl=read_wsl(tree) if board.container == "wsl2" else None,
+    )
+    return _with_live(facts, places) if tree.live else facts
+
+
+def _with_live(facts: DoctorFacts, places: Folders) -> DoctorFacts:
+    service = bool(facts.drop_ins) and places.data == system_folders().data
+    active = service and any(unit.active == "active" for name, unit in facts.units.items() if name in OURS)
+    return replace(
+        facts,
+        ports=read_ports(facts.serving.listen, places.lock, active),
+        leftovers=find_leftovers(places, bool(lock_holders(places.lock)), service),
+    )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from edge.board.board import Board, PowerMode
 from edge.board.device_nodes import GpuNodes
@@ -14,23 +15,20 @@ from edge.engine.engine import Engine
 from edge.telemetry.sample import Sample
 
 
-@dataclass(frozen=True, slots=True)
-class Swap:
+class Swap(Struct, frozen=True):
     device: str
     kind: str  # "zram" | "partition" | "file"
     bytes: int
     used_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(Struct, frozen=True):
     pid: int
     name: str
     bytes: int  # RssAnon + RssShmem: without shared file pages
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryUse:
+class MemoryUse(Struct, frozen=True):
     """How the memory is used. `oom_kills` counts since boot; `desktop` is the display server or shell that runs."""
 
     swaps: tuple[Swap, ...] = ()
@@ -43,8 +41,7 @@ class MemoryUse:
     swapped_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True):
     """A device node, and whether the serving user may open it."""
 
     path: str
@@ -52,8 +49,7 @@ class Node:
     reachable: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Devices:
+class Devices(Struct, frozen=True):
     """Device nodes of the GPU. `user` is the service's user where the service is installed, else the caller."""
 
     user: str
@@ -64,8 +60,7 @@ class Devices:
     persistence: bool | None = None  # of every discrete GPU
 
 
-@dataclass(frozen=True, slots=True)
-class CudaToolkit:
+class CudaToolkit(Struct, frozen=True):
     """A CUDA toolkit below /usr/local."""
 
     path: str
@@ -73,8 +68,7 @@ class CudaToolkit:
     nvcc: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Cuda:
+class Cuda(Struct, frozen=True):
     """CUDA toolkits and the cache of kernels that the driver compiled."""
 
     toolkits: tuple[CudaToolkit, ...] = ()
@@ -84,8 +78,7 @@ class Cuda:
     jit_cache_writable: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WantedModel:
+class WantedModel(Struct, frozen=True):
     """A configured model. `problem` is why its reference resolves to no usable file."""
 
     id: str
@@ -94,8 +87,7 @@ class WantedModel:
     hint: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Serving:
+class ServingFacts(Struct, frozen=True):
     """The configuration, profile, engine and models that `up` would use."""
 
     profile: str = "auto"
@@ -113,8 +105,7 @@ class Serving:
     model_file: Path | None = None  # its (first) file
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFolder:
+class ModelFolder(Struct, frozen=True):
     """The model folder. `blocked_by` is the first folder on its path that the serving user may not enter."""
 
     path: Path
@@ -127,8 +118,7 @@ class ModelFolder:
     empty_mount_point: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class UnitState(Struct, frozen=True):
     """One unit in the output of `systemctl show`; `load` is `not-found` where it is not installed."""
 
     name: str
@@ -139,16 +129,14 @@ class Unit:
     restarts: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class DropIn:
+class DropIn(Struct, frozen=True):
     """A unit file or drop-in of edgellm.service."""
 
     path: str
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Port:
+class Port(Struct, frozen=True):
     """The owner of a configured address: `pid` None is free, 0 a process of another user that /proc hides."""
 
     address: str
@@ -157,8 +145,7 @@ class Port:
     ours: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Jtop:
+class Jtop(Struct, frozen=True):
     """The socket of jetson-stats: absent, socket, folder (made by a container's bind mount) or file."""
 
     socket: str
@@ -166,8 +153,7 @@ class Jtop:
     group: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Environment:
+class Environment(Struct, frozen=True):
     """Clock, locale and folders of this process."""
 
     now_s: float
@@ -179,8 +165,7 @@ class Environment:
     prefix: str  # where this edgellm is installed
 
 
-@dataclass(frozen=True, slots=True)
-class Wsl:
+class WslFacts(Struct, frozen=True):
     """The Windows side of WSL2. `settings` are those of .wslconfig, None where it was not found."""
 
     dxg: bool
@@ -190,8 +175,7 @@ class Wsl:
     linux_driver: bool = False  # an NVIDIA driver for Linux, which shadows the one of Windows
 
 
-@dataclass(frozen=True, slots=True)
-class OwnFile:
+class OwnFile(Struct, frozen=True):
     """A file of edgellm that `--fix` can repair. `kind`: folder (missing), mode (too open) or socket (stale)."""
 
     kind: str
@@ -199,8 +183,7 @@ class OwnFile:
     mode: int
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class DoctorFacts(Struct, frozen=True):
     """Everything that the checks judge. `live` is False for a copied tree, which has no processes, units or ports."""
 
     live: bool
@@ -209,15 +192,15 @@ class Facts:
     use: MemoryUse
     devices: Devices
     cuda: Cuda
-    serving: Serving
+    serving: ServingFacts
     sensors: Sample
     models: ModelFolder
     environment: Environment
     power_modes: tuple[PowerMode, ...] = ()  # of /etc/nvpmodel.conf
     systemd: bool = False
-    units: dict[str, Unit] = field(default_factory=dict)
+    units: dict[str, UnitState] = field(default_factory=dict)
     drop_ins: tuple[DropIn, ...] = ()
     ports: tuple[Port, ...] = ()
     jtop: Jtop | None = None
-    wsl: Wsl | None = None
+    wsl: WslFacts | None = None
     leftovers: tuple[OwnFile, ...] = ()

@@ -8,14 +8,83 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from edge.engine import gpu_code
 from edge.engine.embedded_engine import find_embedded
 from edge.engine.engine import Engine
-from edge.engine.fallback import Fallback, fallback, rules, starts_from_records
 from edge.engine.installed import ids, is_id, load, read_selection
 from edge.errors import EngineMissingError, UsageError
-from edge.folders import Folders
+from edge.paths import Folders
 from edge.resources import data_dir, load_toml
+
+# When a new engine must give way to the former one. Pure: start records in, a decision out.
+
+# A start may fail for a reason outside the engine; three in a row without one READY are the engine's.
+STARTS_BEFORE_ROLLBACK = 3
+# The supervisor's kind for a SIGKILL of unknown origin.
+_KILLED = frozenset({"killed"})
+
+
+class EngineStart(Struct, frozen=True):
+    """One start as it was recorded. `failed` is the failure's kind when it ended before READY, None when unknown."""
+
+    engine: str
+    ready: bool
+    failed: str | None = None
+
+
+class Rules(Struct, frozen=True):
+    """[rollback] of build/llama-server.toml."""
+
+    at_once: frozenset[str]
+    innocent: frozenset[str]
+
+
+class EngineFallback(Struct, frozen=True):
+    """Use `engine` instead, degraded, and say `because`."""
+
+    engine: str
+    instead_of: str
+    because: str
+
+
+def rules(table: Mapping[str, Any]) -> Rules:
+    """From build/llama-server.toml. Whatever its signatures call a lack of memory never speaks against an engine."""
+    memory = frozenset(signature["kind"] for signature in table["signatures"] if signature["oom"])
+    judged = table["rollback"]
+    return Rules(frozenset(judged["at_once"]), frozenset(judged["innocent"]) | memory | _KILLED)
+
+
+def starts_from_records(records: Iterable[Mapping[str, Any]]) -> list[EngineStart]:
+    """starts.jsonl → values: `outcome` is `ready` or `failed: KIND`. What is not understood is left out."""
+    found = []
+    for record in records:
+        engine, outcome = record.get("engine"), record.get("outcome")
+        if not isinstance(engine, str) or not isinstance(outcome, str):
+            continue
+        failed = outcome.removeprefix("failed: ") if outcome.startswith("failed: ") else None
+        found.append(EngineStart(engine, outcome == "ready", failed))
+    return found
+
+
+def fallback(
+    current: str, previous: str | None, starts: Iterable[EngineStart], judged_by: Rules
+) -> EngineFallback | None:
+    """None unless `current` was never READY, and `previous` was once."""
+    known = list(starts)
+    mine = [start for start in known if start.engine == current]
+    if previous is None or previous == current or any(start.ready for start in mine):
+        return None
+    if not any(start.ready for start in known if start.engine == previous):
+        return None
+    for start in mine:
+        if start.failed in judged_by.at_once:
+            return EngineFallback(previous, current, f"{current} failed permanently ({start.failed})")
+    tried = [start for start in mine if start.failed not in judged_by.innocent]
+    if len(tried) >= STARTS_BEFORE_ROLLBACK:
+        return EngineFallback(previous, current, f"{current} has not become ready in {len(tried)} starts")
+    return None
 
 
 def choose(
@@ -51,7 +120,7 @@ def choose(
     return engine_or_none
 
 
-def fallback_now(engines: Path, starts: Iterable[Mapping[str, Any]]) -> Fallback | None:
+def fallback_now(engines: Path, starts: Iterable[Mapping[str, Any]]) -> EngineFallback | None:
     """Return why the former engine serves in place of the selected one, by this instance's start records."""
     selected = read_selection(engines)
     if selected.current is None or selected.previous is None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct, field
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(Struct, frozen=True):
     """One option of llama-server's --help. `arity` counts the values it takes; `spelling` is its longest name."""
 
     spelling: str
@@ -14,8 +16,7 @@ class Flag:
     values: tuple[str, ...] = ()  # where --help lists them
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Struct, frozen=True):
     """One line of --list-devices."""
 
     id: str  # "CUDA0"
@@ -24,8 +25,7 @@ class Device:
     free_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Acceleration:
+class Acceleration(Struct, frozen=True):
     """An optimized code path of llama.cpp that can be switched off at start.
 
     A compiler detects CPU features that the kernel or the hypervisor does not let a process use, so a build can crash
@@ -38,8 +38,7 @@ class Acceleration:
     lost: str  # the price of that, for a sentence
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
+class Engine(Struct, frozen=True):
     """An engine. `kind` llama-server: `path` is the binary. `kind` embedded: `path` is a Python with xllamacpp."""
 
     id: str
@@ -60,3 +59,25 @@ class Engine:
 
     def has(self, flag: str) -> bool:
         return flag in self.flags
+
+
+# Determine a llama-server's era, the spelling of its command line, by --help and build/llama-server.toml. Pure.
+
+# Unknown future builds are nearest to this one.
+NEWEST = "load-mode"
+
+
+def era_of(flags: Mapping[str, Flag], eras: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the first era whose conditions hold, else the newest: an unknown future build is nearest to it."""
+    for name, era in eras.items():
+        if _holds(flags, era):
+            return name
+    return NEWEST
+
+
+def _holds(flags: Mapping[str, Flag], era: Mapping[str, Any]) -> bool:
+    if any(flag not in flags for flag in era.get("requires", ())):
+        return False
+    if any(flag in flags for flag in era.get("absent", ())):
+        return False
+    return all(flag in flags and flags[flag].arity == arity for flag, arity in era.get("arity", {}).items())

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from edge.engine.binary import traits
-from edge.engine.engine import Device, Engine, Flag
-from edge.engine.era import era_of
-from edge.engine.faults import EngineBrokenError
-from edge.engine.readout import parse_devices, parse_help, parse_version
-from edge.errors import EngineMissingError
+from edge.engine.engine import Device, Engine, Flag, era_of
+from edge.engine.output import parse_devices, parse_help, parse_version
+from edge.errors import EngineBrokenError, EngineMissingError
 from edge.linux.files import write_shared
 from edge.resources import data_dir, load_toml
 

@@ -3,39 +3,42 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
-from edge.engine.engine import Acceleration, Device, Engine, Flag
-from edge.engine.era import era_of
-from edge.engine.faults import EngineBrokenError
-from edge.errors import EngineMissingError
+from msgspec import Struct, to_builtins
+
+from edge.engine.embedded_engine import find_embedded
+from edge.engine.engine import Acceleration, Device, Engine, Flag, era_of
+from edge.engine.inspect import inspect
+from edge.errors import EdgeError, EngineBrokenError, EngineMissingError
 from edge.linux.files import write_shared
+from edge.paths import Folders
 from edge.resources import data_dir, load_toml
 
 SCHEMA = 1
 SERVER = "bin/llama-server"
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class SelectedEngine(Struct, frozen=True):
     """The selected engine and the one before it. Ids, or None."""
 
     current: str | None = None
     previous: str | None = None
 
 
-def read_selection(engines: Path) -> Selection:
+def read_selection(engines: Path) -> SelectedEngine:
     """Read selected.json; an absent or unreadable file selects nothing."""
     try:
         kept = json.loads((engines / "selected.json").read_text(encoding="utf-8"))
-        return Selection(_id(kept.get("current")), _id(kept.get("previous")))
+        return SelectedEngine(_id(kept.get("current")), _id(kept.get("previous")))
     except (OSError, ValueError, AttributeError):
-        return Selection()
+        return SelectedEngine()
 
 
-def write_selection(engines: Path, selection: Selection) -> None:
+def write_selection(engines: Path, selection: SelectedEngine) -> None:
     """Replace selected.json. A running server keeps the engine it was started with."""
     document = {"schema": SCHEMA, "current": selection.current, "previous": selection.previous}
     write_shared(engines / "selected.json", json.dumps(document, indent=2) + "\n")
@@ -121,3 +124,64 @@ def _engine(binary: Path, engine_id: str, document: dict[str, Any]) -> Engine:
             for off in document.get("without", ())
         ),
     )
+
+
+# Describe the engines of this machine as JSON documents.
+
+
+def catalogue(engines: Path) -> dict[str, Any]:
+    """List every installed engine, broken ones with the reason, and the embedded engine."""
+    selected = read_selection(engines)
+    embedded = find_embedded(sys.executable)
+    return {
+        "schema": SCHEMA,
+        "current": selected.current or (embedded.id if embedded else None),
+        "previous": selected.previous,
+        "engines": [_entry(engines, engine_id) for engine_id in ids(engines)],
+        "embedded": embedded.id if embedded else None,
+    }
+
+
+def _entry(engines: Path, engine_id: str) -> dict[str, Any]:
+    try:
+        document = manifest(engines, engine_id)
+        engine = load(engines, engine_id)
+    except EdgeError as error:
+        return {"id": engine_id, "broken": str(error)}
+    return {
+        "id": engine_id,
+        "version": engine.version,
+        "commit": engine.commit,
+        "recipe": document["recipe"]["name"],
+        "cuda_arch": list(engine.built_for),
+        "bytes": sum(int(entry["bytes"]) for entry in document["files"].values()),
+        "proved_at": document["proof"].get("at"),
+        "smoke_tokens_s": document["proof"].get("smoke_tokens_s"),
+        "gpu": document["proof"].get("gpu"),
+    }
+
+
+def current_id(engines: Path) -> str:
+    """Return the selected engine. Raises EngineMissingError if none is."""
+    current = read_selection(engines).current
+    if current is None:
+        raise EngineMissingError("no engine is selected", "build one: `edgellm build`")
+    return current
+
+
+def about(folders: Folders, wanted: str | None) -> dict[str, Any]:
+    """Describe one engine: the manifest of an installed one, else the answers of the binary."""
+    engines = folders.engines
+    chosen = wanted or current_id(engines)
+    if is_id(chosen) and (engines / chosen).is_dir():
+        return {**manifest(engines, chosen), "path": load(engines, chosen).path}
+    path = Path(chosen).expanduser()
+    if os.sep in chosen or path.exists():
+        return _engine_document(inspect(path / "llama-server" if path.is_dir() else path, folders.cache / "inspect"))
+    raise EngineMissingError(f"no engine {chosen}", "see `edgellm engine list`")
+
+
+def _engine_document(engine: Engine) -> dict[str, Any]:
+    document = to_builtins(engine, enc_hook=str)
+    document["flags"] = {name: to_builtins(flag, enc_hook=str) for name, flag in engine.flags.items()}
+    return {"schema": SCHEMA, **document}

@@ -5,22 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 
-from edge.gateway.openai import Fault
-from edge.gateway.refused import Refused
-from edge.upstream import Upstream
+from msgspec import Struct, field
+
+from edge.gateway.openai import HttpFault, RejectedError
+from edge.supervisor.upstream import Upstream
 
 # Duration of a request until one was measured; used for Retry-After only.
 _FIRST_GUESS_S = 5.0
 _SMOOTHING = 0.2  # weight of the newest duration: about the last ten requests count
 _COOLING_S = 30.0  # Retry-After at the thermal limit: an estimate, a heat sink cools within tens of seconds
 
-Wait = Callable[["asyncio.Future[None]", Callable[[], Fault]], Awaitable[None]]
+Wait = Callable[["asyncio.Future[None]", Callable[[], HttpFault]], Awaitable[None]]
 
 
-@dataclass(slots=True)
-class _ModelQueue:
+class _ModelQueue(Struct):
     """One model's queue. `fraction` of its slots may be busy; with `held` no request goes ahead."""
 
     upstream: Upstream | None = None  # asked for its slots each time: a restarted engine may have fewer
@@ -78,15 +77,15 @@ class Admission:
             queue.fraction, queue.held = fraction, hold_new
             queue.advance()
 
-    def enter_now(self, upstream: Upstream) -> Turn | None:
+    def enter_now(self, upstream: Upstream) -> SlotLease | None:
         """Return a lease, None where the request would have to wait."""
         if self.crowded(upstream):
             return None
         queue = self._queue(upstream.model_id)
         queue.active += 1
-        return Turn(queue)
+        return SlotLease(queue)
 
-    async def enter(self, upstream: Upstream, wait: Wait, *, patient: bool) -> Turn:
+    async def enter(self, upstream: Upstream, wait: Wait, *, patient: bool) -> SlotLease:
         """Return a lease, after `wait` where there is a queue. Raises RejectedError with 429 if the queue is full.
 
         A `patient` request has waited for its model before: it is never rejected.
@@ -96,7 +95,7 @@ class Admission:
             return lease
         queue = self._current(upstream)
         if not patient and not queue.held and len(queue.waiters) >= self._queue_requests:
-            raise Refused(_busy_fault(upstream, queue))
+            raise RejectedError(_busy_fault(upstream, queue))
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queue.waiters.append(waiter)
         try:
@@ -107,7 +106,7 @@ class Admission:
             elif waiter in queue.waiters:
                 queue.waiters.remove(waiter)
             raise
-        return Turn(queue)
+        return SlotLease(queue)
 
     def _queue(self, model: str) -> _ModelQueue:
         queue = self._queues.get(model)
@@ -122,7 +121,7 @@ class Admission:
         return queue
 
 
-class Turn:
+class SlotLease:
     """One of an engine's slots, held by a request. Call leave() exactly once."""
 
     def __init__(self, queue: _ModelQueue) -> None:
@@ -135,9 +134,9 @@ class Turn:
         self._queue.release()
 
 
-def _busy_fault(upstream: Upstream, queue: _ModelQueue) -> Fault:
+def _busy_fault(upstream: Upstream, queue: _ModelQueue) -> HttpFault:
     if queue.held:
-        return Fault(503, "too_hot", "the board is too hot for new requests", "try again later", _COOLING_S)
+        return HttpFault(503, "too_hot", "the board is too hot for new requests", "try again later", _COOLING_S)
     message = f"model {upstream.model_id!r} works on {queue.active} requests and {len(queue.waiters)} are queued"
     wait_s = queue.typical_s * (len(queue.waiters) + 1) / queue.limit
-    return Fault(429, "busy", message, "try again later, or plan more slots (n_parallel)", wait_s)
+    return HttpFault(429, "busy", message, "try again later, or plan more slots (n_parallel)", wait_s)

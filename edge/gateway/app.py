@@ -7,24 +7,24 @@ from collections.abc import Callable, Mapping
 
 from aiohttp import web
 
-from edge.gateway.access import Door
-from edge.gateway.accessfile import AccessLog
+from edge.gateway.access_log import AccessLog
 from edge.gateway.admission import Admission
+from edge.gateway.config import GatewayOptions
 from edge.gateway.connections import Connections
 from edge.gateway.context import Context, TelemetrySource
 from edge.gateway.handler import CONTEXT, handle
-from edge.gateway.hold import WaitingRoom
-from edge.gateway.keyring import KeyRing
+from edge.gateway.keys import KeyRing
 from edge.gateway.metrics import GatewayCollector
+from edge.gateway.origin import OriginPolicy
 from edge.gateway.page import Page
-from edge.gateway.settings import GatewayConfig
-from edge.status import Failure
-from edge.upstream import Upstream
+from edge.gateway.waiting_room import WaitingQueue
+from edge.supervisor.status import Failure
+from edge.supervisor.upstream import Upstream
 
 
 def make_app(
     upstreams: Mapping[str, Upstream],
-    config: GatewayConfig | None = None,
+    config: GatewayOptions | None = None,
     *,
     alive: Callable[[], bool] = lambda: True,
     telemetry: TelemetrySource | None = None,
@@ -38,7 +38,7 @@ def make_app(
     behind an inherited socket with a configuration that cannot be read. `app[CONTEXT]` holds what callers extend or
     control: `metrics.add`, `admission.govern`. Raises ConfigError if the key file or the access log cannot be opened.
     """
-    config = config or GatewayConfig()
+    config = config or GatewayOptions()
     context = Context(
         upstreams=upstreams,
         config=config,
@@ -47,9 +47,9 @@ def make_app(
         fault=fault,
         wall=wall,
         monotonic=monotonic,
-        origins=Door.of(config.hosts, config.cors_origins),
+        origins=OriginPolicy.of(config.hosts, config.cors_origins),
         keys=KeyRing(config.keys_file),
-        waiting=WaitingRoom(config.hold_requests, config.hold_bytes),
+        waiting=WaitingQueue(config.hold_requests, config.hold_bytes),
         admission=Admission(config.queue_requests),
         connections=Connections(config.limits),
         page=Page.load(),

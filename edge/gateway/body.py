@@ -13,9 +13,8 @@ from typing import Any
 
 from aiohttp import web
 
-from edge.gateway.openai import Fault
-from edge.gateway.refused import Refused
-from edge.gateway.settings import GatewayConfig
+from edge.gateway.config import GatewayOptions
+from edge.gateway.openai import HttpFault, RejectedError
 from edge.units import KIB, format_bytes
 
 _PIECE_BYTES = 64 * KIB
@@ -27,7 +26,7 @@ _ZSTD_WINDOW_LOG = 23
 class Body:
     """One request's body."""
 
-    def __init__(self, request: web.Request, config: GatewayConfig) -> None:
+    def __init__(self, request: web.Request, config: GatewayOptions) -> None:
         """Raises RejectedError if the Content-Length is over the limit."""
         self._request = request
         self._limit = config.max_body_bytes
@@ -40,10 +39,10 @@ class Body:
         self._began_s: float | None = None
         self.complete = not request.can_read_body
         self.sent = False  # a part that is not kept went to the engine: the body cannot be sent again
-        self.fault: Fault | None = None  # the reason for which the stream to the engine was cut short
+        self.fault: HttpFault | None = None  # the reason for which the stream to the engine was cut short
         length = request.content_length
         if length is not None and length > self._limit:
-            raise Refused(self._too_large())
+            raise RejectedError(self._too_large())
 
     @property
     def kept_bytes(self) -> int:
@@ -84,7 +83,7 @@ class Body:
         while not self.complete:
             try:
                 part = await self._next()
-            except Refused as refused:
+            except RejectedError as refused:
                 self.fault = refused.fault  # aiohttp's client replaces the exception by one of its own
                 raise
             if part:
@@ -99,7 +98,7 @@ class Body:
             part = await self._receive()
         self._seen += len(part)
         if self._seen > self._limit:
-            raise Refused(self._too_large())
+            raise RejectedError(self._too_large())
         return part
 
     async def _receive(self) -> bytes:
@@ -112,10 +111,10 @@ class Body:
             try:
                 part = await asyncio.wait_for(content.readany(), self._limits.body_idle_s)
             except (asyncio.TimeoutError, TimeoutError):
-                raise Refused(self._too_slow()) from None
+                raise RejectedError(self._too_slow()) from None
         self._received += len(part)
         if self._received > self._limit:
-            raise Refused(self._too_large())
+            raise RejectedError(self._too_large())
         ended = content.at_eof()
         if not ended:
             self._check_pace()
@@ -140,16 +139,16 @@ class Body:
             return
         took_s = asyncio.get_running_loop().time() - self._began_s
         if took_s > self._limits.body_idle_s and self._received < took_s * self._limits.body_bytes_per_s:
-            raise Refused(self._too_slow())
+            raise RejectedError(self._too_slow())
 
-    def _too_large(self) -> Fault:
+    def _too_large(self) -> HttpFault:
         limit = format_bytes(self._limit)
-        return Fault(
+        return HttpFault(
             413, "body_too_large", f"the request body is larger than {limit}", "raise max_body_bytes in [gateway]"
         )
 
-    def _too_slow(self) -> Fault:
-        return Fault(408, "body_too_slow", "the request body came too slowly", "send it without pauses")
+    def _too_slow(self) -> HttpFault:
+        return HttpFault(408, "body_too_slow", "the request body came too slowly", "send it without pauses")
 
 
 async def _pieces(data: bytes) -> AsyncIterator[bytes]:
@@ -187,17 +186,17 @@ class _Decoder:
                 if part:
                     return part
         except (zlib.error, ValueError, EOFError) as error:
-            raise Refused(_bad_encoding(str(error))) from error
+            raise RejectedError(_bad_encoding(str(error))) from error
         except Exception as error:
             if type(error).__name__ != "ZstdError":  # imported with the first zstd body only
                 raise
-            raise Refused(_bad_encoding(str(error))) from error
+            raise RejectedError(_bad_encoding(str(error))) from error
         return b""
 
     def finish(self) -> None:
         """Raises RejectedError if the body ended inside a compressed stream."""
         if self._stream is not None:
-            raise Refused(_bad_encoding("it ends too early"))
+            raise RejectedError(_bad_encoding("it ends too early"))
 
 
 def _decoder(encoding: str) -> _Decoder | None:
@@ -208,7 +207,9 @@ def _decoder(encoding: str) -> _Decoder | None:
     start = {"gzip": _gzip, "x-gzip": _gzip, "deflate": _deflate, "zstd": _zstd}.get(name)
     if start is None:
         hint = "send it as zstd, gzip or deflate, or uncompressed"
-        raise Refused(Fault(415, "unsupported_encoding", f"Content-Encoding {name[:50]!r} is not supported", hint))
+        raise RejectedError(
+            HttpFault(415, "unsupported_encoding", f"Content-Encoding {name[:50]!r} is not supported", hint)
+        )
     return _Decoder(start)
 
 
@@ -230,5 +231,7 @@ def _zstd(first: bytes) -> Any:
     return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG})
 
 
-def _bad_encoding(why: str) -> Fault:
-    return Fault(400, "bad_encoding", f"the request body cannot be decompressed: {why}", "check its Content-Encoding")
+def _bad_encoding(why: str) -> HttpFault:
+    return HttpFault(
+        400, "bad_encoding", f"the request body cannot be decompressed: {why}", "check its Content-Encoding"
+    )

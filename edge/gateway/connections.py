@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable
 from typing import cast
 
-from edge.gateway.openai import Fault
-from edge.gateway.settings import Limits
+from edge.gateway.config import ClientLimits
+from edge.gateway.openai import HttpFault
 
 _TICK_S = 1.0  # all limits here are whole seconds; one timer for all connections costs less than one for each
 
@@ -20,7 +20,7 @@ _TICK_S = 1.0  # all limits here are whole seconds; one timer for all connection
 class Connections:
     """The open connections of one gateway. A timer runs only while there are any."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ClientLimits) -> None:
         self._limits = limits
         self._open: dict[asyncio.BaseTransport, Connection] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -135,7 +135,7 @@ class Connection(asyncio.Protocol):
         self.since_s = now_s
         self._first_byte_s = None
 
-    def overdue(self, now_s: float, limits: Limits) -> bool:
+    def overdue(self, now_s: float, limits: ClientLimits) -> bool:
         """Return whether the connection has outlived the limit of its phase: answering, receiving headers, or idle."""
         if self.busy:
             return self._stalled(now_s, limits.stall_s)
@@ -154,7 +154,7 @@ class Connection(asyncio.Protocol):
 
 def _too_many() -> bytes:
     """Return a whole HTTP answer: aiohttp's protocol is never attached to a connection over the limit."""
-    body = json.dumps(Fault(503, "too_many_connections", "too many connections", "close some").document()).encode()
+    body = json.dumps(HttpFault(503, "too_many_connections", "too many connections", "close some").document()).encode()
     head = (
         "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\nRetry-After: 1\r\n"
     )

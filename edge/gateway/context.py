@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from edge.gateway.access import Door
-from edge.gateway.accessfile import AccessLog
+from msgspec import Struct, field
+
+from edge.gateway.access_log import AccessLog
+from edge.gateway.accounting import Stats
 from edge.gateway.admission import Admission
+from edge.gateway.config import GatewayOptions
+from edge.gateway.connection_pool import Pools
 from edge.gateway.connections import Connections
-from edge.gateway.hold import WaitingRoom
-from edge.gateway.keyring import KeyRing
+from edge.gateway.keys import KeyRing
 from edge.gateway.metrics import Metrics
 from edge.gateway.openai import ListedModel
+from edge.gateway.origin import OriginPolicy
 from edge.gateway.page import Page
-from edge.gateway.pool import Pools
-from edge.gateway.settings import GatewayConfig
-from edge.gateway.stats import Stats
-from edge.status import Failure, ModelStatus
+from edge.gateway.waiting_room import WaitingQueue
+from edge.supervisor.status import Failure, ModelStatus
+from edge.supervisor.upstream import Upstream
 from edge.telemetry.energy import EnergyMeter
-from edge.upstream import Upstream
 
 
 class TelemetrySource(Protocol):
@@ -35,23 +36,22 @@ class TelemetrySource(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Context:
+class Context(Struct):
     """State shared by all requests. `upstreams` is by model id and may change while the gateway runs.
 
     `fault` is set where nothing can be served at all.
     """
 
     upstreams: Mapping[str, Upstream]
-    config: GatewayConfig
+    config: GatewayOptions
     alive: Callable[[], bool]
     telemetry: TelemetrySource | None
     fault: Failure | None
     wall: Callable[[], float]
     monotonic: Callable[[], float]
-    origins: Door
+    origins: OriginPolicy
     keys: KeyRing
-    waiting: WaitingRoom
+    waiting: WaitingQueue
     admission: Admission
     connections: Connections
     page: Page

@@ -10,14 +10,13 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from edge.gateway import answers, keys, listing
-from edge.gateway.access import is_loopback
+from edge.gateway import keys, model_list, own_routes
+from edge.gateway.accounting import RequestRecord
 from edge.gateway.context import Context
-from edge.gateway.openai import Fault
-from edge.gateway.passing import dispatch
-from edge.gateway.refused import Refused
+from edge.gateway.dispatch import dispatch
+from edge.gateway.openai import HttpFault, RejectedError
+from edge.gateway.origin import is_loopback
 from edge.gateway.routes import LISTS, Kind, Route, route
-from edge.gateway.visit import Visit
 
 log = logging.getLogger("edge.gateway")
 
@@ -30,7 +29,7 @@ async def handle(request: web.Request) -> web.StreamResponse:
     loop = asyncio.get_running_loop()
     transport = request.transport
     context.connections.request_began(transport)
-    record = Visit(request.method, loop.time())
+    record = RequestRecord(request.method, loop.time())
     try:
         response = await _answer(context, request, record)
         record.code = response.status
@@ -43,7 +42,7 @@ async def handle(request: web.Request) -> web.StreamResponse:
         record.finish(context.stats, loop.time(), context.access_log)
 
 
-async def _answer(context: Context, request: web.Request, record: Visit) -> web.StreamResponse:
+async def _answer(context: Context, request: web.Request, record: RequestRecord) -> web.StreamResponse:
     """Return the answer. The only place where RejectedError becomes one."""
     headers = request.headers
     origin = headers.get("Origin")
@@ -58,13 +57,13 @@ async def _answer(context: Context, request: web.Request, record: Visit) -> web.
         if origin is not None:
             if request.method == "OPTIONS" and "Access-Control-Request-Method" in headers:
                 allowed = context.origins.preflight(origin, headers, loopback=loopback)
-                return web.Response(status=204, headers={**answers.SERVER, **allowed})
+                return web.Response(status=204, headers={**own_routes.SERVER, **allowed})
             _check_origin(context, request, origin, loopback)
         _check_key(context, key, found)
         record.key = key.name if key else None
         record.admin = key is not None and key.admin
         return await _respond(context, request, found, record, extra)
-    except Refused as refused:
+    except RejectedError as refused:
         record.refused()
         return _rejection(request, refused.fault, extra, record.admin)
     except (asyncio.CancelledError, ConnectionError):
@@ -73,11 +72,13 @@ async def _answer(context: Context, request: web.Request, record: Visit) -> web.
         # A bug here must neither end the connection's other requests nor show a traceback to a client.
         log.exception("gateway: %s %s", request.method, found.name)
         record.outcome = "bug"
-        return _rejection(request, Fault(500, "bug", "edgellm made a mistake", "edgellm logs has the details"), extra)
+        return _rejection(
+            request, HttpFault(500, "bug", "edgellm made a mistake", "edgellm logs has the details"), extra
+        )
 
 
-def _rejection(request: web.Request, fault: Fault, extra: Mapping[str, str], admin: bool = False) -> web.Response:
-    response = answers.fault_response(fault, admin)
+def _rejection(request: web.Request, fault: HttpFault, extra: Mapping[str, str], admin: bool = False) -> web.Response:
+    response = own_routes.fault_response(fault, admin)
     response.headers.extend(extra)
     if request.can_read_body and not request.content.at_eof():
         response.force_close()  # the rest of the body is not read
@@ -88,7 +89,7 @@ def _check_host(context: Context, request: web.Request) -> None:
     """Raise RejectedError for a browser that reached this server by DNS rebinding."""
     fault = context.origins.check_host(request.headers.get("Host"), lambda: _local_address(request), _own_names)
     if fault is not None:
-        raise Refused(fault)
+        raise RejectedError(fault)
 
 
 def _check_origin(context: Context, request: web.Request, origin: str, loopback: bool) -> None:
@@ -99,7 +100,7 @@ def _check_origin(context: Context, request: web.Request, origin: str, loopback:
     host = request.headers.get("Host")
     fault = context.origins.check_origin(request.method, origin, host, scheme, loopback=loopback)
     if fault is not None:
-        raise Refused(fault)
+        raise RejectedError(fault)
 
 
 def _own_names() -> set[str]:
@@ -129,27 +130,31 @@ def _find_key(context: Context, headers: Mapping[str, str]) -> keys.Key | None:
 def _check_key(context: Context, key: keys.Key | None, found: Route) -> None:
     """Raise RejectedError if the route needs another key, or is never served."""
     if found.kind is Kind.REFUSED:
-        raise Refused(Fault(403, "refused", "edgellm does not serve this route", "start llama-server by hand for it"))
-    if key is None and context.keys.needed and not (found.kind is Kind.OURS and found.name in answers.PUBLIC):
-        raise Refused(Fault(401, "invalid_key", "Invalid API Key", "send Authorization: Bearer KEY"))
+        raise RejectedError(
+            HttpFault(403, "refused", "edgellm does not serve this route", "start llama-server by hand for it")
+        )
+    if key is None and context.keys.needed and not (found.kind is Kind.OURS and found.name in own_routes.PUBLIC):
+        raise RejectedError(HttpFault(401, "invalid_key", "Invalid API Key", "send Authorization: Bearer KEY"))
     if found.kind is Kind.ADMIN and (key is None or not key.admin):
-        raise Refused(Fault(403, "admin_only", "this route needs an admin key", "edgellm key add NAME --admin"))
+        raise RejectedError(
+            HttpFault(403, "admin_only", "this route needs an admin key", "edgellm key add NAME --admin")
+        )
 
 
 async def _respond(
-    context: Context, request: web.Request, found: Route, record: Visit, extra: Mapping[str, str]
+    context: Context, request: web.Request, found: Route, record: RequestRecord, extra: Mapping[str, str]
 ) -> web.StreamResponse:
     if found.kind is Kind.BAD:
-        raise Refused(Fault(400, "bad_path", "this is not a path", None))
+        raise RejectedError(HttpFault(400, "bad_path", "this is not a path", None))
     if found.kind is Kind.OURS:
         if found.name in LISTS:
-            response = await listing.answer(context, found)
+            response = await model_list.answer(context, found)
         else:
-            response = answers.answer(context, request.method, found, _base_url(request), record.admin)
+            response = own_routes.answer(context, request.method, found, _base_url(request), record.admin)
         response.headers.extend(extra)
         return response
     if context.fault is not None:
-        raise Refused(answers.startup_fault(context.fault))
+        raise RejectedError(own_routes.startup_fault(context.fault))
     return await dispatch(context, request, found, record, extra)
 
 

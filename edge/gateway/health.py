@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from edge.status import Failure, Gate, ModelStatus, State
+from edge.supervisor.status import Failure, Gate, ModelStatus, State
 
 DEGRADED = "Edgellm-Degraded"  # header of an answer whose model serves less than planned
 SERVING = frozenset({State.READY, State.SLEEPING})

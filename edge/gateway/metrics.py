@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
+from edge.gateway.accounting import Histogram, Stats
 from edge.gateway.admission import Admission
-from edge.gateway.hold import WaitingRoom
-from edge.gateway.stats import Histogram, Stats
-from edge.status import State
-from edge.upstream import Upstream
+from edge.gateway.waiting_room import WaitingQueue
+from edge.supervisor.status import State
+from edge.supervisor.upstream import Upstream
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -56,7 +56,7 @@ class GatewayCollector:
     """Makes its families anew for each scrape, so that a value that is unknown now is absent, not stale."""
 
     def __init__(
-        self, stats: Stats, upstreams: Mapping[str, Upstream], admission: Admission, waiting: WaitingRoom
+        self, stats: Stats, upstreams: Mapping[str, Upstream], admission: Admission, waiting: WaitingQueue
     ) -> None:
         self._stats = stats
         self._upstreams = upstreams

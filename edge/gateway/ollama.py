@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime, timezone
 from typing import Any
 
-from edge.gateway.openai import Fault, ListedModel
+from edge.gateway.openai import HttpFault, ListedModel
 
 # Ollama's clients compare versions before they send requests.
 VERSION = "0.0.0-edgellm"
@@ -26,9 +26,9 @@ def running(models: Iterable[ListedModel], started: int) -> dict[str, Any]:
     return {"models": [{**_model(model, started), "expires_at": never, "size_vram": 0} for model in models]}
 
 
-def not_ollama(path: str, base: str) -> Fault:
+def not_ollama(path: str, base: str) -> HttpFault:
     hint = f"use an OpenAI client with the base URL {base}/v1"
-    return Fault(404, "no_ollama_api", f"{path[:100]} is Ollama's API, which edgellm does not have", hint)
+    return HttpFault(404, "no_ollama_api", f"{path[:100]} is Ollama's API, which edgellm does not have", hint)
 
 
 def _model(model: ListedModel, started: int) -> dict[str, Any]:

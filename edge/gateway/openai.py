@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 TYPES = {
     400: "invalid_request_error",
@@ -24,8 +25,7 @@ TYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class HttpFault(Struct, frozen=True):
     """An error answer of the gateway. `kind` is stable, for programs; `hint` is one next step."""
 
     status: int
@@ -60,8 +60,7 @@ def retry_after(seconds: float) -> str:
     return str(max(1, math.ceil(seconds)))
 
 
-@dataclass(frozen=True, slots=True)
-class ListedModel:
+class ListedModel(Struct, frozen=True):
     """One model as /v1/models lists it; `meta` is empty until it is known."""
 
     id: str
@@ -114,7 +113,7 @@ def _old_entry(model: ListedModel) -> dict[str, Any]:
     }
 
 
-def sse_error(target: str, fault: Fault) -> bytes:
+def sse_error(target: str, fault: HttpFault) -> bytes:
     """Return the last event of a broken stream, in the format of the route's API.
 
     It starts with a blank line, which ends an event that was cut off.
@@ -140,3 +139,14 @@ def sse_document(target: str, document: Any) -> bytes:
 
 
 LOADING = {"error": {"message": "Loading model", "type": "unavailable_error", "code": 503}}
+
+
+# The exception that ends a request with an answer of the gateway's own.
+
+
+class RejectedError(Exception):
+    """Ends a request with `fault` as its answer; only the handler catches it."""
+
+    def __init__(self, fault: HttpFault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault

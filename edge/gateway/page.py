@@ -5,15 +5,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 _FILE = Path(__file__).with_name("status.html")
 _INLINE = re.compile(rb"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(Struct, frozen=True):
     """The page's bytes. `policy` allows exactly the inline scripts and styles that are in the file, by hash."""
 
     body: bytes

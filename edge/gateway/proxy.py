@@ -6,24 +6,22 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 import aiohttp
 from aiohttp import web
+from msgspec import Struct, field
 from multidict import CIMultiDict
 from yarl import URL
 
 from edge.gateway import headers
-from edge.gateway.again import Again, UpstreamDied, died_fault
+from edge.gateway.accounting import RequestRecord, UsageCounter
 from edge.gateway.body import Body
-from edge.gateway.hold import Kept
-from edge.gateway.openai import Fault, sse_document, sse_error
-from edge.gateway.pool import Pools
-from edge.gateway.refused import Refused
-from edge.gateway.tally import Tally
-from edge.gateway.visit import Visit
-from edge.upstream import Endpoint, Progress, Upstream
+from edge.gateway.connection_pool import Pools
+from edge.gateway.openai import HttpFault, RejectedError, sse_document, sse_error
+from edge.gateway.retry import RetryPolicy, UpstreamDied, died_fault
+from edge.gateway.waiting_room import ByteReservation
+from edge.supervisor.upstream import Endpoint, RequestProgress, Upstream
 
 # Answers with a known length up to this size are sent in one packet with their headers.
 WHOLE_BYTES = 256 * 1024
@@ -31,17 +29,16 @@ _EVENTS = "text/event-stream"
 _BODILESS = frozenset({204, 304})
 
 
-@dataclass(slots=True)
-class Exchange:
+class Exchange(Struct):
     """One request on its way to an engine. The proxy writes its outcome into `record`."""
 
     request: web.Request
     upstream: Upstream
     target: str
     body: Body
-    reserved: Kept  # counts the body's bytes until the answer has ended
-    record: Visit
-    usage: Tally
+    reserved: ByteReservation  # counts the body's bytes until the answer has ended
+    record: RequestRecord
+    usage: UsageCounter
     wait_until_s: float  # on the loop's clock: the shorter of the client's limit and `hold.seconds`
     extra: Mapping[str, str] = field(default_factory=dict)  # headers added to the answer
     opened: web.StreamResponse | None = None  # an event stream that is open already, by a heartbeat
@@ -51,7 +48,7 @@ async def forward(pools: Pools, exchange: Exchange, endpoint: Endpoint) -> web.S
     """Send the request to `endpoint`, and again if the engine dies before its answer starts. Raises RejectedError."""
     upstream = exchange.upstream
     loop = asyncio.get_running_loop()
-    retry = Again(upstream, exchange.wait_until_s)
+    retry = RetryPolicy(upstream, exchange.wait_until_s)
     # The engine may close an idle connection just now; a body that cannot be sent twice gets a new connection.
     fresh = not exchange.body.complete
     with upstream.request() as progress:
@@ -62,7 +59,7 @@ async def forward(pools: Pools, exchange: Exchange, endpoint: Endpoint) -> web.S
                 if died.partial:
                     exchange.record.outcome = "cut"
                 if died.partial or exchange.body.sent:
-                    raise Refused(died_fault(upstream, str(died))) from died
+                    raise RejectedError(died_fault(upstream, str(died))) from died
                 exchange.record.retried = fresh = True
                 lost = died
             endpoint = await retry.endpoint(endpoint, lost)
@@ -72,7 +69,7 @@ async def _attempt(
     pools: Pools,
     exchange: Exchange,
     endpoint: Endpoint,
-    progress: Progress,
+    progress: RequestProgress,
     loop: asyncio.AbstractEventLoop,
     fresh: bool,
 ) -> web.StreamResponse:
@@ -83,7 +80,7 @@ async def _attempt(
             progress.moved()
             if answer.status >= 400 and (unusable := await _unusable_error(exchange, answer)) is not None:
                 exchange.record.outcome = "error"
-                raise Refused(unusable)
+                raise RejectedError(unusable)
             if exchange.opened is not None:
                 return await _into(exchange.opened, exchange, answer, progress, loop)
             if _is_whole(exchange.request, answer):
@@ -101,7 +98,7 @@ def _is_whole(request: web.Request, answer: aiohttp.ClientResponse) -> bool:
     return length is not None and length <= WHOLE_BYTES and not bodiless
 
 
-async def _unusable_error(exchange: Exchange, answer: aiohttp.ClientResponse) -> Fault | None:
+async def _unusable_error(exchange: Exchange, answer: aiohttp.ClientResponse) -> HttpFault | None:
     """Return a fault in place of an error without a body, or with a web page that only a browser can show.
 
     cpp-httplib itself answers 4xx with an empty body where llama-server's handlers were not reached.
@@ -114,7 +111,7 @@ async def _unusable_error(exchange: Exchange, answer: aiohttp.ClientResponse) ->
     message = (
         f"the engine of model {exchange.upstream.model_id!r} answered {answer.status} {answer.reason or ''}".rstrip()
     )
-    return Fault(answer.status, "engine_error", message, "edgellm logs --engine shows the engine's last lines")
+    return HttpFault(answer.status, "engine_error", message, "edgellm logs --engine shows the engine's last lines")
 
 
 @lru_cache(maxsize=256)
@@ -137,7 +134,7 @@ async def _send(session: aiohttp.ClientSession, exchange: Exchange, keep: bool) 
         )
     except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
         if exchange.body.fault is not None:
-            raise Refused(exchange.body.fault) from error
+            raise RejectedError(exchange.body.fault) from error
         raise UpstreamDied(error) from error
 
 
@@ -148,14 +145,14 @@ async def _whole(
         data = await answer.read()
     except (aiohttp.ClientError, OSError) as error:
         exchange.record.outcome = "cut"  # part of the answer came: a retry could do the work twice
-        raise Refused(died_fault(exchange.upstream, type(error).__name__)) from error
+        raise RejectedError(died_fault(exchange.upstream, type(error).__name__)) from error
     if data:
         exchange.usage.chunk(data, loop.time())
     return web.Response(status=answer.status, reason=answer.reason, headers=_headers(exchange, answer), body=data)
 
 
 async def _stream(
-    exchange: Exchange, answer: aiohttp.ClientResponse, progress: Progress, loop: asyncio.AbstractEventLoop
+    exchange: Exchange, answer: aiohttp.ClientResponse, progress: RequestProgress, loop: asyncio.AbstractEventLoop
 ) -> web.StreamResponse:
     first = await _arrived(answer)
     made = _OnePacketResponse if first else web.StreamResponse
@@ -192,7 +189,7 @@ async def _copy(
     response: web.StreamResponse,
     exchange: Exchange,
     answer: aiohttp.ClientResponse,
-    progress: Progress,
+    progress: RequestProgress,
     loop: asyncio.AbstractEventLoop,
 ) -> None:
     """Copy the body. This is the hot loop: it runs once for each chunk of each stream."""
@@ -220,7 +217,7 @@ async def _into(
     response: web.StreamResponse,
     exchange: Exchange,
     answer: aiohttp.ClientResponse,
-    progress: Progress,
+    progress: RequestProgress,
     loop: asyncio.AbstractEventLoop,
 ) -> web.StreamResponse:
     """Write the answer into a stream that is open already, an error of the engine's as an event."""
@@ -231,7 +228,7 @@ async def _into(
     try:
         document = json.loads(await answer.read())
     except (aiohttp.ClientError, OSError, ValueError):
-        raise Refused(died_fault(exchange.upstream, f"status {answer.status}")) from None
+        raise RejectedError(died_fault(exchange.upstream, f"status {answer.status}")) from None
     if answer.status >= 400:
         exchange.record.failed()
     await response.write(sse_document(exchange.target, document))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from urllib.parse import quote, unquote_to_bytes
+
+from msgspec import Struct
 
 
 class Kind(Enum):
@@ -17,8 +18,7 @@ class Kind(Enum):
     BAD = "bad"  # not a valid path
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(Struct, frozen=True):
     """How a request is handled.
 
     `name` labels metrics and logs, `target` goes to the engine, `model` is set by /upstream/{id}/. `slot`: the request

@@ -11,10 +11,10 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 from edge.errors import ConfigError
-from edge.gateway.access import is_loopback
+from edge.gateway.config import GatewayOptions
 from edge.gateway.context import Context
 from edge.gateway.handler import CONTEXT
-from edge.gateway.settings import GatewayConfig
+from edge.gateway.origin import is_loopback
 from edge.units import KIB
 
 # Buffered between a client and an engine that reads slowly; aiohttp pauses the socket above twice this.
@@ -109,7 +109,7 @@ def _public_name(each: socket.socket) -> str | None:
     return None if is_loopback(str(host)) else f"{host}:{port}"
 
 
-def tls_context(config: GatewayConfig) -> ssl.SSLContext | None:
+def tls_context(config: GatewayOptions) -> ssl.SSLContext | None:
     """Return the TLS settings, None without `tls_cert` and `tls_key`. Raises ConfigError."""
     if config.tls_cert is None and config.tls_key is None:
         return None
@@ -125,7 +125,7 @@ def tls_context(config: GatewayConfig) -> ssl.SSLContext | None:
     return context
 
 
-def _runner(app: web.Application, config: GatewayConfig, drain_s: float) -> web.AppRunner:
+def _runner(app: web.Application, config: GatewayOptions, drain_s: float) -> web.AppRunner:
     return web.AppRunner(
         app,
         handle_signals=False,

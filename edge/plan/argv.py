@@ -3,20 +3,59 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from msgspec import Struct
 
 from edge.engine.engine import Engine, Flag
-from edge.model.file import ModelFile
-from edge.plan.common_params import common_params
+from edge.models.open import ModelFile
 from edge.plan.plan import Settings
 from edge.units import MIB
+
+# Render settings as fields of xllamacpp's CommonParams, for the embedded engine: JSON, enum values by name. Pure.
+
+
+def common_params(settings: Settings, model: ModelFile, alias: str) -> dict[str, Any]:
+    """Return the fields by name, nested ones dotted. The embedded engine's process adds the socket."""
+    return {
+        "model.path": model.path,
+        "model_alias": [alias],
+        "n_ctx": settings.n_ctx,
+        "n_parallel": settings.n_parallel,
+        "n_gpu_layers": settings.n_gpu_layers,
+        "n_batch": settings.n_batch,
+        "n_ubatch": settings.n_ubatch,
+        "cache_type_k": settings.kv_type_k,
+        "cache_type_v": settings.kv_type_v,
+        "flash_attn_type": settings.flash_attention,
+        "load_mode": settings.load_mode,
+        "n_ctx_checkpoints": settings.ctx_checkpoints,
+        "cache_ram_mib": settings.cache_ram_bytes // MIB,
+        "cpuparams.n_threads": settings.n_threads,
+        "cpuparams_batch.n_threads": settings.n_threads,
+        "n_threads_http": 4,
+        "kv_unified": False,
+        "fit_params": False,
+        "ctx_shift": False,
+        "warmup": False,
+        "verbosity": 4,
+        "ui": False,
+        "offline": True,
+        "use_jinja": settings.role == "chat",
+        "endpoint_metrics": True,
+        "endpoint_props": True,
+        "endpoint_slots": True,
+        "embedding": settings.role != "chat",
+        "pooling_type": "rank" if settings.role == "rerank" else "unspecified",
+        **({"mmproj.path": settings.mmproj} if settings.mmproj else {}),
+    }
+
 
 SOCKET = "{socket}"
 
 
-@dataclass(frozen=True, slots=True)
-class Argv:
+class Argv(Struct, frozen=True):
     """A rendered command line. `dropped`: options that this engine does not know."""
 
     args: tuple[str, ...]
@@ -150,3 +189,59 @@ class _Line:
             self.switch(("--no-mmap",))
         elif mode == "dio":  # engines without it: reading without a mapping is the nearest
             self.switch(("--direct-io", "-dio", "--no-mmap"))
+
+
+# Build the engine's whole environment from an allow-list: an inherited LLAMA_ARG_* would undo the plan. Pure.
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# CUDA's upper limit. The default is smaller than what one llama.cpp compiles from PTX, which would repeat every start.
+_CUDA_CACHE_MAX_BYTES = 4 * 1024**3
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+
+
+class EnvFacts(Struct, frozen=True):
+    """Paths of this installation that the environment names."""
+
+    home: str
+    cache: str  # edgellm's cache folder
+    wsl: bool = False
+
+
+def environment(
+    engine: Engine, facts: EnvFacts, *, gpus: tuple[str, ...] | None = None, managed_memory: bool = False
+) -> dict[str, str]:
+    """Return the environment. `gpus`: UUIDs that CUDA may see; () hides all, None leaves it open (integrated GPU)."""
+    env = {
+        "PATH": _PATH,
+        "HOME": facts.home,
+        "LC_ALL": "C",
+        "XDG_CACHE_HOME": facts.cache,
+        "LLAMA_CACHE": f"{facts.cache}/llama.cpp",
+    }
+    if engine.progress_protocol:
+        env["LLAMA_SERVER_ROUTER_PORT"] = "1"  # any value: progress lines on stdout
+    for off in engine.without:
+        env |= off.environment
+    libraries = [path for path in (engine.library_path, "/usr/lib/wsl/lib" if facts.wsl else None) if path]
+    if libraries:
+        env["LD_LIBRARY_PATH"] = ":".join(libraries)
+    if engine.cuda:
+        env |= {
+            "CUDA_CACHE_PATH": f"{facts.cache}/cuda",
+            "CUDA_CACHE_MAXSIZE": str(_CUDA_CACHE_MAX_BYTES),
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "CUDA_MODULE_LOADING": "LAZY",
+        }
+        if gpus is not None:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        if managed_memory:
+            env["GGML_CUDA_ENABLE_UNIFIED_MEMORY"] = "1"
+    return env
+
+
+def redacted(env: Mapping[str, str]) -> dict[str, str]:
+    """Return a copy for printing, without values whose names look like a secret."""
+    return {
+        name: "[hidden]" if any(word in name.upper() for word in _SECRET) else value
+        for name, value in sorted(env.items())
+    }

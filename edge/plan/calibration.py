@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from edge.plan.plan import LaunchPlan, Measured
 from edge.units import MIB
@@ -15,8 +17,7 @@ _LEAST, _MOST = 0.5, 4.0
 _BUFFER = re.compile(r"(?P<where>\S+)\s+(?P<kind>model|KV|RS|compute|output) buffer size =\s+(?P<mib>[\d.]+) MiB")
 
 
-@dataclass(frozen=True, slots=True)
-class Correction:
+class Calibration(Struct, frozen=True):
     """A factor on the compute estimate, and the measured bytes of one CUDA context. `last`: the last start."""
 
     compute: float = 1.0
@@ -37,7 +38,7 @@ def measure(what: str, log: Iterable[str], rss_bytes: int | None = None, gpu_byt
     return Measured(what, sums["model"], kv, compute, rss_bytes, gpu_bytes)
 
 
-def calibrate(old: Correction, plan: LaunchPlan, measured: Measured) -> Correction:
+def calibrate(old: Calibration, plan: LaunchPlan, measured: Measured) -> Calibration:
     """Return the calibration after one more start, whose `plan` was made with `old` applied.
 
     A larger need counts at once, a smaller one by halves: too little memory kills, too much only costs context.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from edge.folders import Folders
-from edge.plan.calibration import Correction, calibrate
+from msgspec import to_builtins
+
+from edge.paths import Folders
+from edge.plan.calibration import Calibration, calibrate
 from edge.plan.plan import LaunchPlan, Measured
 
 SCHEMA = 1
@@ -18,20 +19,20 @@ def calibration_path(folders: Folders) -> Path:
     return folders.data / "calibration.json"
 
 
-def load(path: Path, engine_id: str) -> dict[str, Correction]:
+def load(path: Path, engine_id: str) -> dict[str, Calibration]:
     """Return the calibrations of this engine by architecture; none from a missing, damaged or newer file."""
     engine = _read(path).get(engine_id, {})
     return {arch: _calibration(row) for arch, row in engine.items() if isinstance(row, dict)}
 
 
-def record(path: Path, engine_id: str, arch: str, plan: LaunchPlan, measured: Measured) -> Correction:
+def record(path: Path, engine_id: str, arch: str, plan: LaunchPlan, measured: Measured) -> Calibration:
     """Calibrate by one start and save. Raises OSError when the file cannot be written."""
     from edge.linux.files import write_shared  # late: only reading is on the path of a start
 
     engines = _read(path)
     engine = engines.setdefault(engine_id, {})
     new = calibrate(_calibration(engine.get(arch, {})), plan, measured)
-    engine[arch] = asdict(new)
+    engine[arch] = to_builtins(new, enc_hook=str)
     write_shared(path, json.dumps({"schema": SCHEMA, "engines": engines}, indent=1, sort_keys=True) + "\n")
     return new
 
@@ -49,17 +50,21 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
     )
 
 
-def _calibration(row: object) -> Correction:
+def _calibration(row: object) -> Calibration:
     if not isinstance(row, dict):
-        return Correction()
+        return Calibration()
 
     def number(name: str, default: float) -> float:
         value = row.get(name)
         return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else default
 
     context, last = row.get("context_bytes"), row.get("last")
-    known = {key: value for key, value in last.items() if key in Measured.__slots__} if isinstance(last, dict) else None
-    return Correction(
+    known = (
+        {key: value for key, value in last.items() if key in Measured.__struct_fields__}
+        if isinstance(last, dict)
+        else None
+    )
+    return Calibration(
         compute=min(4.0, max(0.25, number("compute", 1.0))),
         context_bytes=context if isinstance(context, int) else None,
         samples=int(number("samples", 0)),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
-from edge.model.file import ModelFile
-from edge.plan.environment import redacted
+from msgspec import to_builtins
+
+from edge.models.open import ModelFile
+from edge.plan.argv import redacted
 from edge.plan.plan import DomainBudget, LaunchPlan, ModelPlan, Plan
 
 SCHEMA = 1
@@ -17,7 +18,7 @@ def document(plan: Plan) -> dict[str, Any]:
     engine = plan.engine
     return {
         "schema": SCHEMA,
-        "board": asdict(plan.board),
+        "board": to_builtins(plan.board, enc_hook=str),
         "engine": {
             "id": engine.id,
             "kind": engine.kind,
@@ -37,7 +38,7 @@ def _model(plan: ModelPlan) -> dict[str, Any]:
         "ladder": [_rung(rung) for rung in plan.ladder.plans],
         "chosen": plan.ladder.chosen,
         "warnings": list(plan.warnings),
-        "measured": asdict(plan.measured) if plan.measured else None,
+        "measured": to_builtins(plan.measured, enc_hook=str) if plan.measured else None,
     }
 
 
@@ -56,17 +57,17 @@ def _rung(rung: LaunchPlan) -> dict[str, Any]:
         "rung": rung.rung,
         "fits": rung.fits,
         **({"model": _file(rung.model)} if rung.model else {}),
-        "settings": asdict(rung.settings),
+        "settings": to_builtins(rung.settings, enc_hook=str),
         "memory": {name: _domain(domain) for name, domain in rung.budget.items()},
         "argv": list(rung.argv),
         "env": redacted(rung.env),
-        "reasons": [asdict(reason) for reason in rung.reasons],
+        "reasons": [to_builtins(reason, enc_hook=str) for reason in rung.reasons],
     }
 
 
 def _domain(domain: DomainBudget) -> dict[str, int]:
     return {
-        **asdict(domain),
+        **to_builtins(domain, enc_hook=str),
         "required_bytes": domain.required_bytes,
         "headroom_bytes": domain.headroom_bytes,
     }

@@ -2,15 +2,85 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
-from edge.plan.calibration import Correction
-from edge.plan.compute import compute_bytes, device_compute_bytes, host_compute_bytes
-from edge.plan.kv import cache_by_layer, checkpoint_bytes
+from edge.models.meta import ModelMeta
+from edge.plan.calibration import Calibration
+from edge.plan.inputs import Candidate, PlanInputs
+from edge.plan.kv_cache import ENCODERS, KvBytes, cache_by_layer, checkpoint_bytes, integer, slot_context, window_cells
 from edge.plan.plan import MemoryBudget, Settings
-from edge.plan.situation import Situation
-from edge.plan.subject import Subject
 from edge.units import MIB
+
+# Estimate the engine's compute buffers. The graph allocator decides; a measured start calibrates it. Pure.
+
+_F32, _F16 = 4, 2
+_INPUTS = 12  # positions, indices and the like: values a row
+
+
+def compute_bytes(meta: ModelMeta, memory: KvBytes, settings: Settings, *, all_logits: bool = False) -> int:
+    """Return the bytes where one domain holds all layers. `all_logits`: reserved for every token of a batch."""
+    if meta.arch in ENCODERS:
+        return _encoder(meta, memory, settings)
+    return _device(meta, memory, settings, all_logits) + _rows(settings) * _F32 * 2 * meta.n_embd
+
+
+def device_compute_bytes(meta: ModelMeta, memory: KvBytes, settings: Settings, *, all_logits: bool = False) -> int:
+    """Return the bytes on a GPU that holds layers; the inputs stay on the host."""
+    return _device(meta, memory, settings, all_logits)
+
+
+def host_compute_bytes(meta: ModelMeta, memory: KvBytes, settings: Settings) -> int:
+    """Return the bytes on the host beside an offloaded model: inputs, mask and output of one batch."""
+    return _rows(settings) * _F32 * 2 * meta.n_embd + _mask(memory, settings, _F16) + _output(meta, settings)
+
+
+def feed_forward(meta: ModelMeta) -> int:
+    """Return the values a token of the widest feed-forward: all experts that one token uses."""
+    experts = integer(meta, "expert_used_count")
+    dense = integer(meta, "feed_forward_length") or 4 * meta.n_embd
+    if not experts:
+        return dense
+    shared = integer(meta, "expert_shared_feed_forward_length")
+    return max(experts * (integer(meta, "expert_feed_forward_length") or dense), shared)
+
+
+def _encoder(meta: ModelMeta, memory: KvBytes, settings: Settings) -> int:
+    """Return the bytes of an encoder: no gate in the feed-forward, no logits."""
+    values = 2 * feed_forward(meta) + meta.n_embd + _INPUTS
+    return _rows(settings) * _F32 * values + _mask(memory, settings, _F16)
+
+
+def _device(meta: ModelMeta, memory: KvBytes, settings: Settings, all_logits: bool) -> int:
+    if meta.arch in ENCODERS:
+        return _encoder(meta, memory, settings)
+    rows, queries = _rows(settings), meta.n_head * meta.key_length
+    feed = rows * _F32 * (3 * feed_forward(meta) + 3 * meta.n_embd + _INPUTS)
+    if settings.flash_attention == "off":
+        cells = slot_context(settings.n_ctx, settings.n_parallel)
+        scores = rows * _F32 * meta.n_head * cells
+        attention = scores + rows * _F32 * (3 * queries + 2 * meta.n_embd) + _mask(memory, settings, _F32)
+        feed += _mask(memory, settings, _F16)
+    else:
+        attention = rows * _F32 * (2 * queries + 3 * meta.n_embd + _INPUTS) + _mask(memory, settings, _F16)
+        feed += _mask(memory, settings, _F16)
+    logits = 0
+    if all_logits or settings.role != "chat":
+        logits = rows * _F32 * ((meta.n_vocab or 0) + 4 * meta.n_embd + _INPUTS) + _mask(memory, settings, _F16)
+    return max(feed, attention, logits)
+
+
+def _mask(memory: KvBytes, settings: Settings, size: int) -> int:
+    cells = slot_context(settings.n_ctx, settings.n_parallel) + window_cells(memory, settings)
+    return _rows(settings) * cells * size
+
+
+def _output(meta: ModelMeta, settings: Settings) -> int:
+    return settings.n_parallel * _F32 * (meta.n_vocab or 0)
+
+
+def _rows(settings: Settings) -> int:
+    return min(settings.n_ubatch, settings.n_batch, settings.n_ctx)
+
 
 # Measured on x86: llama-server with a tiny model keeps 30-40 MiB of its own, and about 400 bytes a token of vocabulary.
 _PROCESS_BYTES = 40 * MIB
@@ -23,7 +93,7 @@ _STREAM_WINDOW_BYTES = 256 * MIB
 _DIO_STAGING_BYTES = 256 * MIB
 
 
-def budget(candidate: Subject, settings: Settings, inputs: Situation) -> MemoryBudget:
+def budget(candidate: Candidate, settings: Settings, inputs: PlanInputs) -> MemoryBudget:
     """Return the bytes by domain, for every domain that the model touches."""
     domains: MemoryBudget = {inputs.host: inputs.domain(inputs.host)}
     if settings.n_gpu_layers > 0 and inputs.gpus:
@@ -51,14 +121,14 @@ def budget(candidate: Subject, settings: Settings, inputs: Situation) -> MemoryB
     return domains
 
 
-def device_required(domains: MemoryBudget, inputs: Situation) -> int:
+def device_required(domains: MemoryBudget, inputs: PlanInputs) -> int:
     """Return the bytes that the ladder has to reduce: the GPUs' where they are discrete, else all."""
     if not inputs.discrete:
         return sum(domain.required_bytes for domain in domains.values())
     return sum(domain.required_bytes for name, domain in domains.items() if name in inputs.gpus)
 
 
-def shares(settings: Settings, inputs: Situation, n_layer: int) -> list[tuple[str, range]]:
+def shares(settings: Settings, inputs: PlanInputs, n_layer: int) -> list[tuple[str, range]]:
     """Return the layers of each GPU, the output being layer `n_layer`: runs in proportion to tensor_split.
 
     Source: llama-model.cpp, load_tensors.
@@ -77,7 +147,7 @@ def shares(settings: Settings, inputs: Situation, n_layer: int) -> list[tuple[st
     return found
 
 
-def _offloaded(domains: MemoryBudget, candidate: Subject, settings: Settings, inputs: Situation) -> None:
+def _offloaded(domains: MemoryBudget, candidate: Candidate, settings: Settings, inputs: PlanInputs) -> None:
     meta, weights, calibration = candidate.file.meta, candidate.weights, _calibration(candidate, inputs)
     caches = cache_by_layer(candidate.memory, settings)
     compute = device_compute_bytes(meta, candidate.memory, settings, all_logits=inputs.all_logits)
@@ -106,16 +176,16 @@ def _offloaded(domains: MemoryBudget, candidate: Subject, settings: Settings, in
     )
 
 
-def _add(domains: MemoryBudget, inputs: Situation, name: str, **parts: int) -> None:
+def _add(domains: MemoryBudget, inputs: PlanInputs, name: str, **parts: int) -> None:
     old = domains.get(name) or inputs.domain(name)
     domains[name] = replace(old, **{part: getattr(old, part) + size for part, size in parts.items()})
 
 
-def _calibration(candidate: Subject, inputs: Situation) -> Correction:
-    return inputs.calibrations.get(candidate.file.meta.arch, Correction())
+def _calibration(candidate: Candidate, inputs: PlanInputs) -> Calibration:
+    return inputs.calibrations.get(candidate.file.meta.arch, Calibration())
 
 
-def _page_cache(settings: Settings, candidate: Subject) -> int:
+def _page_cache(settings: Settings, candidate: Candidate) -> int:
     if settings.load_mode == "mmap":
         return 0  # the mapped pages are the weights, counted there
     return (

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from edge.board.board import Board
 from edge.engine.engine import Engine
-from edge.model.file import ModelFile
+from edge.models.open import ModelFile
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """Settings of one engine process; `argv` renders them for llama-server, `common_params` for the embedded engine."""
 
     n_ctx: int  # tokens over all slots, llama.cpp's --ctx-size
@@ -32,8 +31,7 @@ class Settings:
     ctx_checkpoints: int = 0  # snapshots of a slot's window or state, so that a prompt can be reused
 
 
-@dataclass(frozen=True, slots=True)
-class DomainBudget:
+class DomainBudget(Struct, frozen=True):
     """Bytes in one memory domain. required = weights + kv + compute + context + prompt_cache + page_cache."""
 
     available_bytes: int
@@ -68,8 +66,7 @@ class DomainBudget:
 MemoryBudget = dict[str, DomainBudget]
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(Struct, frozen=True):
     """Why a setting has its value. `origin` names the layer that set it: profile:orin, flag, planner, ..."""
 
     subject: str
@@ -78,8 +75,7 @@ class Reason:
     origin: str = "planner"
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchPlan:
+class LaunchPlan(Struct, frozen=True):
     """One rung. `argv` holds the placeholder `{socket}`; `env` is the child's whole environment."""
 
     rung: int
@@ -96,16 +92,14 @@ class LaunchPlan:
         return all(domain.fits for domain in self.budget.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Ladder:
+class Ladder(Struct, frozen=True):
     """Launch plans of one model: rung 0 as requested, then with less memory. `chosen`: the first that fits."""
 
     plans: tuple[LaunchPlan, ...]
     chosen: int
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(Struct, frozen=True):
     """Memory of one start: buffers by the engine's log, the rest by /proc and NVML, None where unknown."""
 
     what: str = ""  # "Qwen3.5-4B Q5_K_M, 16384 tokens"
@@ -116,8 +110,7 @@ class Measured:
     gpu_bytes: int | None = None  # of this process, over all GPUs
 
 
-@dataclass(frozen=True, slots=True)
-class ModelPlan:
+class ModelPlan(Struct, frozen=True):
     """One model of a plan."""
 
     id: str
@@ -128,8 +121,7 @@ class ModelPlan:
     measured: Measured | None = None  # the last start of this engine with this architecture
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """Everything that `up` launches."""
 
     board: Board

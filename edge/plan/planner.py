@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from edge.board.board import Board
 from edge.board.memory import MemorySnapshot
-from edge.config.values import ModelConfig
-from edge.engine.engine import Engine
+from edge.config.values import ModelConfig, Preset, Profile
+from edge.engine.engine import Engine, Flag
 from edge.errors import EngineMissingError, ModelMissingError, UnavailableError
-from edge.model.file import ModelFile
-from edge.plan.argv import render
-from edge.plan.calibration import Correction
-from edge.plan.environment import EnvFacts, environment
+from edge.models.open import ModelFile
+from edge.plan.argv import EnvFacts, environment, render
+from edge.plan.calibration import Calibration
+from edge.plan.inputs import Candidate, PlanInputs, role_of, situation
+from edge.plan.ladder import Rung, walk_ladder
 from edge.plan.plan import Ladder, LaunchPlan, ModelPlan, Plan
-from edge.plan.reasons import reasons
-from edge.plan.refusal import does_not_fit
-from edge.plan.role import role_of
-from edge.plan.rungs import Rung, walk_ladder
-from edge.plan.situation import Situation, situation
-from edge.plan.subject import Subject
-from edge.profile.profile import Profile, Wishes
+from edge.plan.reasons import does_not_fit, reasons
 from edge.units import GIB
 
 
-@dataclass(frozen=True, slots=True)
-class Extras:
+class Extras(Struct, frozen=True):
     """Optional inputs. `alternatives`: smaller files in the store, best first, by model id.
 
     `calibrations`: from past starts of this engine, by architecture.
     """
 
-    alternatives: Mapping[str, Sequence[Subject]] = field(default_factory=dict)
-    calibrations: Mapping[str, Correction] = field(default_factory=dict)
+    alternatives: Mapping[str, Sequence[Candidate]] = field(default_factory=dict)
+    calibrations: Mapping[str, Calibration] = field(default_factory=dict)
 
 
 def make_plan(
@@ -42,7 +38,7 @@ def make_plan(
     memory: MemorySnapshot,
     profile: Profile,
     engine: Engine,
-    models: Mapping[str, tuple[Subject, ModelConfig]],
+    models: Mapping[str, tuple[Candidate, ModelConfig]],
     facts: EnvFacts,
     extras: Extras | None = None,
 ) -> Plan:
@@ -67,24 +63,23 @@ def make_plan(
     return Plan(board, engine, {model_id: plans[model_id] for model_id in models}, notes)
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
+class _Job(Struct, frozen=True):
     """The inputs that all models of one plan share."""
 
     profile: Profile
-    preset: Wishes
+    preset: Preset
     facts: EnvFacts
     extras: Extras
 
     def plan(
         self,
         model_id: str,
-        wanted: Subject,
+        wanted: Candidate,
         config: ModelConfig,
-        left: Situation,
-        whole: Situation,
+        left: PlanInputs,
+        whole: PlanInputs,
         others: tuple[str, ...],
-    ) -> tuple[ModelPlan, Situation]:
+    ) -> tuple[ModelPlan, PlanInputs]:
         """Return the plan of one model, and the inputs with the memory that is left beside it."""
         own: dict[str, Any] = dict(config.set)
         preset = without_crashes(replace(self.preset, **own), left.engine)
@@ -120,10 +115,10 @@ class _Job:
         self,
         index: int,
         rung: Rung,
-        preset: Wishes,
+        preset: Preset,
         config: ModelConfig,
         wanted: ModelFile,
-        inputs: Situation,
+        inputs: PlanInputs,
         origins: Mapping[str, str],
     ) -> LaunchPlan:
         file = rung.candidate.file
@@ -142,8 +137,8 @@ class _Job:
 
 
 def plan_inputs(
-    board: Board, memory: MemorySnapshot, profile: Profile, engine: Engine, calibrations: Mapping[str, Correction]
-) -> tuple[Wishes, Situation]:
+    board: Board, memory: MemorySnapshot, profile: Profile, engine: Engine, calibrations: Mapping[str, Calibration]
+) -> tuple[Preset, PlanInputs]:
     """Return the preset that this engine can serve, and its inputs. Raises EngineMissingError, UnavailableError."""
     preset = without_crashes(_usable(profile, board, engine), engine)
     found = situation(board, memory, engine, preset.reserve, calibrations)
@@ -154,7 +149,7 @@ def plan_inputs(
     return preset, _one_gpu(found) if preset.split_mode == "none" else found
 
 
-def without_crashes(preset: Wishes, engine: Engine) -> Wishes:
+def without_crashes(preset: Preset, engine: Engine) -> Preset:
     """Leave out what this engine crashed with when it was proved; a quantized V cache needs flash attention."""
     if not any("--flash-attn" in off.args for off in engine.without):
         return preset
@@ -162,9 +157,9 @@ def without_crashes(preset: Wishes, engine: Engine) -> Wishes:
     return replace(preset, flash_attention="off", kv_type_v=plain)
 
 
-def _usable(profile: Profile, board: Board, engine: Engine) -> Wishes:
+def _usable(profile: Profile, board: Board, engine: Engine) -> Preset:
     """Return the preset, without the GPU where the profile allows that. Raises EngineMissingError (no silent CPU)."""
-    preset = profile.wishes
+    preset = profile.preset
     if preset.backend == "cpu":
         return replace(preset, offload="none")
     if preset.backend != "cuda" or engine.cuda:
@@ -187,9 +182,9 @@ def _no_gpu(profile: Profile, board: Board) -> UnavailableError:
     )
 
 
-def _degraded(profile: Profile, engine: Engine, preset: Wishes) -> tuple[str, ...]:
+def _degraded(profile: Profile, engine: Engine, preset: Preset) -> tuple[str, ...]:
     notes = [f"the engine runs without {off.id}, with which it crashed here: {off.lost}" for off in engine.without]
-    if profile.wishes.backend == "cuda" and preset.offload != profile.wishes.offload:
+    if profile.preset.backend == "cuda" and preset.offload != profile.preset.offload:
         why = "no GPU can be used" if engine.cuda else f"engine {engine.id} has no CUDA"
         notes.append(f"profile {profile.name} asks for the GPU; {why}, so the CPU serves")
     return tuple(notes)
@@ -202,7 +197,7 @@ def _no_template(file: ModelFile, role: str) -> tuple[str, ...]:
     return ("the file has no chat template: the engine takes a general one, and tools may not work",)
 
 
-def _board_notes(board: Board, preset: Wishes, plans: Mapping[str, ModelPlan]) -> tuple[str, ...]:
+def _board_notes(board: Board, preset: Preset, plans: Mapping[str, ModelPlan]) -> tuple[str, ...]:
     """Return notes on the board. NvMap of L4T 36.4.7 refuses single buffers above about 3 GiB (FC-16)."""
     if board.refused is not None:
         return (f"the CPU serves: {board.refused}",)
@@ -214,8 +209,37 @@ def _board_notes(board: Board, preset: Wishes, plans: Mapping[str, ModelPlan]) -
     return ("L4T 36.4.7 may refuse buffers this large: update to 36.5 or later, or --set managed_memory=true",)
 
 
-def _one_gpu(inputs: Situation) -> Situation:
+def _one_gpu(inputs: PlanInputs) -> PlanInputs:
     """Keep the discrete GPU with the most free memory."""
     if len(inputs.gpus) < 2:
         return inputs
     return replace(inputs, gpus=(max(inputs.gpus, key=lambda gpu: inputs.available_bytes[gpu]),))
+
+
+# The engine that `edgellm build` would make, for boards that are not present or have none yet. Pure.
+
+_VALUES = (
+    "--model --alias --host --ctx-size --parallel --batch-size --ubatch-size --cache-type-k --cache-type-v "
+    "--flash-attn --cache-ram --ctx-checkpoints --n-gpu-layers --device --split-mode --tensor-split --fit --threads "
+    "--threads-batch --mmproj --load-mode --log-colors --pooling"
+)
+_SWITCHES = (
+    "--no-context-shift --log-timestamps --log-prefix --no-ui --offline --no-warmup --slots --props --metrics "
+    "--embedding --reranking --jinja"
+)
+
+
+def assumed_engine(board: Board, recipe: str, path: str) -> Engine:
+    """Return a llama-server of the newest spelling, with CUDA where the board has a GPU and the recipe is for one."""
+    cuda = recipe != "cpu" and board.compute_capability is not None and board.refused is None
+    capability = int(board.compute_capability.replace(".", "")) if board.compute_capability and cuda else None
+    flags = {name: Flag(name, 1) for name in _VALUES.split()} | {name: Flag(name, 0) for name in _SWITCHES.split()}
+    flags["--verbosity"] = Flag("--verbosity", 1, ("0", "1", "2", "3", "4", "5"))
+    return Engine(
+        id=f"{recipe or 'cpu'} (not built yet)",
+        kind="llama-server",
+        path=path,
+        flags=flags,
+        cuda=cuda,
+        built_for=(capability,) if capability else (),
+    )

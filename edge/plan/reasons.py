@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from edge.model.file import ModelFile
-from edge.plan.kv import checkpoint_bytes
-from edge.plan.plan import Reason, Settings
-from edge.plan.situation import Situation
-from edge.plan.subject import Subject
-from edge.profile.profile import Wishes
-from edge.units import MIB, format_bytes
+from edge.config.values import Preset
+from edge.errors import DoesNotFitError
+from edge.models.open import ModelFile
+from edge.plan.inputs import Candidate, PlanInputs
+from edge.plan.kv_cache import BLOCKS, checkpoint_bytes
+from edge.plan.ladder import Rung
+from edge.plan.plan import DomainBudget, MemoryBudget, Reason, Settings
+from edge.units import GIB, MIB, format_bytes
 
 _PLAIN_KV = ("f32", "f16", "bf16")
 
 
 def reasons(
     chosen: Settings,
-    preset: Wishes,
+    preset: Preset,
     role: str,
-    subject: Subject,
+    subject: Candidate,
     wanted: ModelFile,
-    inputs: Situation,
+    inputs: PlanInputs,
     origins: Mapping[str, str],
 ) -> tuple[Reason, ...]:
     """Return the reasons in the order of the printed plan. `origins`: by key, the layer that set it."""
@@ -58,7 +59,7 @@ def reasons(
 
 
 def _special(
-    chosen: Settings, preset: Wishes, role: str, subject: Subject, inputs: Situation, reason: Callable[..., Reason]
+    chosen: Settings, preset: Preset, role: str, subject: Candidate, inputs: PlanInputs, reason: Callable[..., Reason]
 ) -> list[Reason]:
     """Explain what only some models or machines have."""
     found: list[Reason] = []
@@ -82,7 +83,7 @@ def _model(file: ModelFile, wanted: ModelFile) -> Reason:
     return Reason("model", f"{file.name} {file.quant}", size, "model")
 
 
-def _context(chosen: Settings, preset: Wishes, file: ModelFile) -> str:
+def _context(chosen: Settings, preset: Preset, file: ModelFile) -> str:
     slot, trained = chosen.n_ctx // chosen.n_parallel, file.meta.n_ctx_train
     share = f"{slot} tokens a slot, " if chosen.n_parallel > 1 else ""
     if trained and slot >= trained:
@@ -93,13 +94,13 @@ def _context(chosen: Settings, preset: Wishes, file: ModelFile) -> str:
     return f"{share}as requested; the model was trained for {trained}"
 
 
-def _slots(chosen: Settings, preset: Wishes) -> str:
+def _slots(chosen: Settings, preset: Preset) -> str:
     if chosen.n_parallel < preset.n_parallel:
         return f"fewer than the {preset.n_parallel} requested, so that it fits"
     return "one request at a time" if chosen.n_parallel == 1 else "requests at once"
 
 
-def _offload(chosen: Settings, n_layer: int, preset: Wishes, inputs: Situation) -> str:
+def _offload(chosen: Settings, n_layer: int, preset: Preset, inputs: PlanInputs) -> str:
     if chosen.n_gpu_layers > n_layer:
         return f"everything on {', '.join(chosen.devices)}"
     if chosen.n_gpu_layers:
@@ -116,20 +117,20 @@ def _kv(chosen: Settings) -> str:
     return chosen.kv_type_k if same else f"{chosen.kv_type_k}/{chosen.kv_type_v}"
 
 
-def _kv_reason(chosen: Settings, preset: Wishes) -> str:
+def _kv_reason(chosen: Settings, preset: Preset) -> str:
     return "as requested" if _kv_wished(chosen, preset) else "a smaller cache, so that it fits"
 
 
-def _kv_wished(chosen: Settings, preset: Wishes) -> bool:
+def _kv_wished(chosen: Settings, preset: Preset) -> bool:
     return (chosen.kv_type_k, chosen.kv_type_v) == (preset.kv_type_k, preset.kv_type_v)
 
 
-def _flash(chosen: Settings, preset: Wishes) -> str:
+def _flash(chosen: Settings, preset: Preset) -> str:
     needed = chosen.kv_type_v not in _PLAIN_KV and preset.flash_attention != "on"
     return "a quantized V cache needs it" if needed else "as requested"
 
 
-def _load(chosen: Settings, n_layer: int, preset: Wishes) -> str:
+def _load(chosen: Settings, n_layer: int, preset: Preset) -> str:
     if preset.load_mode == chosen.load_mode:
         return "as requested"
     if chosen.load_mode == "mmap" and chosen.n_gpu_layers:
@@ -139,13 +140,67 @@ def _load(chosen: Settings, n_layer: int, preset: Wishes) -> str:
     return "all weights go to the GPU: a mapping would keep them twice" if chosen.n_gpu_layers > n_layer else "no mmap"
 
 
-def _threads(preset: Wishes, inputs: Situation) -> str:
+def _threads(preset: Preset, inputs: PlanInputs) -> str:
     return "as requested" if preset.n_threads else f"one for each of {inputs.board.cpu.physical_cores} physical cores"
 
 
-def _cache(chosen: Settings, preset: Wishes) -> str:
+def _cache(chosen: Settings, preset: Preset) -> str:
     if preset.cache_ram and not chosen.cache_ram_bytes and chosen.role == "chat":
         return "no prompt cache, so that it fits"
     if not chosen.cache_ram_bytes:
         return "prompt cache off; the engine would take up to 8 GiB of host memory"
     return "prompts that can be kept; the engine would take up to 8 GiB of host memory"
+
+
+# Build the error for a model that does not fit: the memory table and the three cheapest ways out. Pure.
+
+_PARTS = ("weights", "kv", "compute", "context", "prompt_cache", "page_cache")
+_DESKTOP_BYTES = GIB  # an Orin Nano 8GB has 6.4 GB available headless, 5.2 GB with the desktop
+
+
+def does_not_fit(model_id: str, rung: Rung, preset: Preset) -> DoesNotFitError:
+    """Return the error for `rung`, the smallest that the profile allows."""
+    name, domain = min(rung.budget.items(), key=lambda item: item[1].headroom_bytes)
+    missing = -domain.headroom_bytes
+    file = rung.candidate.file
+    message = (
+        f"{model_id} ({file.name} {file.quant}) does not fit: even with {rung.settings.n_ctx} tokens of context "
+        f"{format_bytes(missing)} of {name} memory are missing"
+    )
+    hint = "; or ".join(ways_out(rung, domain, preset)[:3])
+    return DoesNotFitError(message, hint, table=table(rung.budget))
+
+
+def ways_out(rung: Rung, domain: DomainBudget, preset: Preset) -> list[str]:
+    """Return what would help: first, cheapest first, what is enough by itself."""
+    missing, settings = -domain.headroom_bytes, rung.settings
+    ways: list[tuple[int, str]] = []
+    if settings.cache_ram_bytes and domain.prompt_cache_bytes:
+        ways.append((settings.cache_ram_bytes, "no prompt cache: --set cache_ram=0"))
+    if preset.kv_type_min != "q4_0" and settings.flash_attention != "off" and domain.kv_bytes:
+        now, least = (size / count for size, count in (BLOCKS[settings.kv_type_k], BLOCKS["q4_0"]))
+        ways.append((int(domain.kv_bytes * (1 - least / now)), "a smaller KV cache: --set kv_type_min=q4_0"))
+    slot = settings.n_ctx // settings.n_parallel
+    if slot > 1024:
+        ways.append((domain.kv_bytes * 3 // 4, f"a smaller context: --set n_ctx_min={slot // 4}"))
+    reserve = domain.reserve_bytes // 2
+    ways.append((reserve, f"a smaller reserve: --set reserve={reserve // 1024**2}MiB"))
+    if missing <= _DESKTOP_BYTES:
+        ways.append((missing, f"free {format_bytes(missing)}: end other programs, or boot without the desktop"))
+    ways.append((missing, f"a model that is {format_bytes(missing)} smaller: `edgellm model list`"))
+    enough = [text for saved, text in ways if saved >= missing]
+    return enough + [f"{text} (saves {format_bytes(saved)})" for saved, text in ways if saved < missing]
+
+
+def table(budget: MemoryBudget) -> str:
+    """Return a text table: bytes by part, one column a domain."""
+    rows = [["", *budget]]
+    for part in (*_PARTS, "required", "reserve", "available", "headroom"):
+        cells = [format_bytes(getattr(domain, f"{part}_bytes")) for domain in budget.values()]
+        rows.append([part.replace("_", " "), *cells])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for label, *cells in rows:
+        padded = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
+        lines.append(f"  {label.ljust(widths[0])}  {padded}")
+    return "\n".join(lines)

@@ -7,17 +7,16 @@ smallest, then a smaller model; larger ones only when there is room and the pres
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
+
+from edge.config.values import Preset
 from edge.errors import DoesNotFitError
-from edge.model.quant import QuantPreference, bits, order, plain
-from edge.plan.offer import Offer
-from edge.plan.refusal import does_not_fit
-from edge.plan.role import role_of
-from edge.plan.rungs import Rung, walk_ladder
-from edge.plan.situation import Situation
-from edge.plan.subject import Subject
-from edge.profile.profile import Wishes
+from edge.models.quant import QuantPreference, bits, order, plain
+from edge.plan.candidates import DownloadCandidate
+from edge.plan.inputs import Candidate, PlanInputs, role_of
+from edge.plan.ladder import Rung, walk_ladder
+from edge.plan.reasons import does_not_fit
 
 # Part of the memory's bandwidth that llama.cpp reaches when it generates token by token.
 _REACHED = 0.6
@@ -25,25 +24,24 @@ _REACHED = 0.6
 _REST = 0.3
 _CPU_BYTES_S = 30e9  # assumed for a CPU whose memory bandwidth is unknown: two channels of DDR4 give 40
 
-Load = Callable[[Offer], Subject | None]
+Load = Callable[[DownloadCandidate], Candidate | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class ModelSelection(Struct, frozen=True):
     """A selected model. `smaller`: files in the store for later rungs, another model where memory is tight.
 
     `tokens_s`: what the memory's bandwidth allows. `better`: not downloaded, but would fit too.
     """
 
-    offer: Offer
-    candidate: Subject
+    offer: DownloadCandidate
+    candidate: Candidate
     because: str
-    smaller: tuple[Subject, ...] = ()
+    smaller: tuple[Candidate, ...] = ()
     tokens_s: float | None = None
-    better: Offer | None = None
+    better: DownloadCandidate | None = None
 
 
-def select(offers: Sequence[Offer], preset: Wishes, inputs: Situation, load: Load) -> Selection:
+def select(offers: Sequence[DownloadCandidate], preset: Preset, inputs: PlanInputs, load: Load) -> ModelSelection:
     """Select from the store, then from the catalogue. `load` reads a header; None is a file that cannot be used.
 
     Raises DoesNotFitError when nothing fits.
@@ -60,20 +58,20 @@ def select(offers: Sequence[Offer], preset: Wishes, inputs: Situation, load: Loa
             offer, candidate = chosen
             because, speed = _because(offer, group, preset), tokens_s(offer, preset, inputs)
             if not offer.path:
-                return Selection(offer, candidate, because, tokens_s=speed)
+                return ModelSelection(offer, candidate, because, tokens_s=speed)
             smaller = smaller_quants(offer, group, load)
             if not walk_ladder(preset, [candidate], "chat", inputs)[0].fits:  # tight: another model may be needed
                 smaller += _smaller_model(groups[index + 1 :], load)
             better = _better(offer, there, preset, inputs, load)
-            return Selection(offer, candidate, because, tuple(smaller), speed, better)
+            return ModelSelection(offer, candidate, because, tuple(smaller), speed, better)
     if last is None:
         raise DoesNotFitError("no model is small enough for this machine", "name one with -m to see what is missing")
     raise does_not_fit(last.candidate.file.name, last, preset)
 
 
 def pick(
-    group: Sequence[Offer], preset: Wishes, inputs: Situation, load: Load, *, strict: bool = False
-) -> tuple[tuple[Offer, Subject] | None, Rung | None]:
+    group: Sequence[DownloadCandidate], preset: Preset, inputs: PlanInputs, load: Load, *, strict: bool = False
+) -> tuple[tuple[DownloadCandidate, Candidate] | None, Rung | None]:
     """Return the quantization of one chat model that fits, or None; and the smallest rung that was considered.
 
     `strict`: with a chat template, fast enough, and with room left for the rest of the machine.
@@ -95,14 +93,16 @@ def pick(
     return None, last
 
 
-def smaller_quants(chosen: Offer, group: Iterable[Offer], load: Load, most: int = 2) -> list[Subject]:
+def smaller_quants(
+    chosen: DownloadCandidate, group: Iterable[DownloadCandidate], load: Load, most: int = 2
+) -> list[Candidate]:
     """Return smaller files of the same model in the store, largest first."""
     files = sorted((o for o in group if o.path and o.bytes < chosen.bytes), key=lambda offer: -offer.bytes)
     loaded = (load(offer) for offer in files[:most])
     return [candidate for candidate in loaded if candidate is not None]
 
 
-def tokens_s(offer: Offer, preset: Wishes, inputs: Situation) -> float | None:
+def tokens_s(offer: DownloadCandidate, preset: Preset, inputs: PlanInputs) -> float | None:
     """Return the tokens a second that the memory's bandwidth allows; None where it is unknown."""
     bandwidth = inputs.board.bandwidth_bytes_s
     if bandwidth is None and (preset.offload == "none" or not inputs.gpus):
@@ -110,7 +110,7 @@ def tokens_s(offer: Offer, preset: Wishes, inputs: Situation) -> float | None:
     return None if bandwidth is None else _REACHED * bandwidth / max(1.0, offer.bytes * offer.active)
 
 
-def _comfortable(offer: Offer, preset: Wishes, inputs: Situation) -> bool:
+def _comfortable(offer: DownloadCandidate, preset: Preset, inputs: PlanInputs) -> bool:
     speed = tokens_s(offer, preset, inputs)
     fast = speed is None or speed >= preset.min_tokens_s
     shared = not inputs.gpus or not inputs.discrete or preset.offload == "none"
@@ -122,20 +122,20 @@ def _whole(rung: Rung) -> bool:
     return rung.fits and not 0 < rung.settings.n_gpu_layers <= rung.candidate.file.meta.n_layer
 
 
-def _room(preset: Wishes, inputs: Situation) -> int:
+def _room(preset: Preset, inputs: PlanInputs) -> int:
     names = inputs.gpus if inputs.gpus and preset.offload == "full" else (inputs.host,)
     return sum(inputs.available_bytes[name] - inputs.reserve_bytes[name] for name in names)
 
 
-def _by_model(offers: Iterable[Offer]) -> list[list[Offer]]:
+def _by_model(offers: Iterable[DownloadCandidate]) -> list[list[DownloadCandidate]]:
     """Group by model, best first: by rank, then by size."""
-    groups: dict[str, list[Offer]] = {}
+    groups: dict[str, list[DownloadCandidate]] = {}
     for offer in offers:
         groups.setdefault(offer.name.lower(), []).append(offer)
     return sorted(groups.values(), key=lambda group: (group[0].rank, -max(offer.bytes for offer in group)))
 
 
-def _smaller_model(groups: Sequence[Sequence[Offer]], load: Load) -> list[Subject]:
+def _smaller_model(groups: Sequence[Sequence[DownloadCandidate]], load: Load) -> list[Candidate]:
     """Return the next model of the store, in its smallest file."""
     for group in groups:
         candidate = load(min(group, key=lambda offer: offer.bytes))
@@ -145,8 +145,12 @@ def _smaller_model(groups: Sequence[Sequence[Offer]], load: Load) -> list[Subjec
 
 
 def _better(
-    chosen: Offer, there: Sequence[Sequence[Offer]], preset: Wishes, inputs: Situation, load: Load
-) -> Offer | None:
+    chosen: DownloadCandidate,
+    there: Sequence[Sequence[DownloadCandidate]],
+    preset: Preset,
+    inputs: PlanInputs,
+    load: Load,
+) -> DownloadCandidate | None:
     """Return a better ranked model of the catalogue that would fit."""
     for group in there:
         if group[0].rank >= chosen.rank or group[0].name.lower() == chosen.name.lower():
@@ -157,7 +161,7 @@ def _better(
     return None
 
 
-def _because(offer: Offer, group: Sequence[Offer], preset: Wishes) -> str:
+def _because(offer: DownloadCandidate, group: Sequence[DownloadCandidate], preset: Preset) -> str:
     where = "the best in the store that fits" if offer.path else "the best of the catalogue that fits"
     there = any(plain(one.quant) == plain(preset.quant) for one in group)
     if plain(offer.quant) == plain(preset.quant):

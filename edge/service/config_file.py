@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from edge.errors import ConfigError
 from edge.resources import load_toml
@@ -14,8 +15,7 @@ from edge.resources import load_toml
 NAME = "edgellm.toml"
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
+class Served(Struct, frozen=True):
     """One model of the service; `ref` resolves in the service's own store."""
 
     id: str

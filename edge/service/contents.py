@@ -2,70 +2,186 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edge.errors import ConfigError
-from edge.folders import system_folders
-from edge.model.file import ModelFile
+from msgspec import Struct
+
+from edge.builder import install
+from edge.engine.engine import Engine
+from edge.engine.installed import ids, manifest, read_selection
+from edge.errors import BadDataError, ConfigError, EdgeError, UsageError
+from edge.linux.files import sha256_file
+from edge.models import receipt
+from edge.models.install import import_model
+from edge.models.open import ModelFile
+from edge.models.progress import Report
+from edge.models.store import Store
+from edge.paths import system_folders
 from edge.service import program
-from edge.service.bring import check_engine_path, has_engine, has_model, install_engine, install_model
+from edge.service.access import belongs_to, find_problem, future_user, give, writable_by_others, write_file
 from edge.service.config_file import NAME, Served, config_text, merge, read_base
-from edge.service.disk import belongs_to, give, write_file
-from edge.service.obstacle import find, future_user
-from edge.service.offline import Bundle
-from edge.service.request import ETC, Request
-from edge.service.step import Step, nothing
-from edge.service.takeover import Takeover, inside, plan_takeover
-from edge.service.unitfile import HOMES, within
-from edge.service.wish import UnitSettings
+from edge.service.request import ETC, InstallRequest
+from edge.service.takeover import OfflineBundle, Takeover, inside, plan_takeover
+from edge.service.units import HOMES, TEMPORARY, UnitSettings, within
+
+# Install engine and models into the service's folders: hard link or copy, verified.
+
+
+def has_engine(engine_id: str, source: Path, target: Path) -> bool:
+    """Return whether the target selects this engine with the same files."""
+    if read_selection(target).current != engine_id or engine_id not in ids(target):
+        return False
+    return source == target or manifest(source, engine_id).get("files") == manifest(target, engine_id).get("files")
+
+
+def install_engine(engine_id: str, source: Path, target: Path) -> None:
+    """Copy an engine, check each file and select it. Never a link: its former owner could write to it."""
+    document = manifest(source, engine_id)
+    with install.locked(target), install.staging(target) as folder:
+        for name, listed in document["files"].items():
+            _copy(source / engine_id / name, folder, name, str(listed["sha256"]))
+        same = engine_id in ids(target) and manifest(target, engine_id).get("files") == document["files"]
+        if same:
+            install.use(target, engine_id)
+            return
+        if engine_id in ids(target):
+            commit, recipe = str(document["source"].get("commit") or "unknown"), str(document["recipe"]["name"])
+            document = {**document, "id": install.new_id(target, commit, recipe)}
+        install.commit(target, folder, document)
+
+
+def _copy(source: Path, folder: Path, name: str, sha256: str) -> None:
+    parts = Path(name).parts
+    if len(parts) != 2 or parts[0] != "bin" or parts[1] == "..":
+        raise BadDataError(f"the engine's manifest lists {name!r}", "build it again")
+    digest = hashlib.sha256()
+    with source.open("rb") as reader, (folder / name).open("wb") as writer:
+        while chunk := reader.read(1 << 20):
+            digest.update(chunk)
+            writer.write(chunk)
+        writer.flush()
+        os.fsync(writer.fileno())
+    if digest.hexdigest() != sha256:
+        raise BadDataError(f"{source} is not what its manifest says", "build the engine again, or import it again")
+    shutil.copymode(source, folder / name)
+
+
+def check_engine_path(engine: Engine) -> None:
+    """Raise UsageError for an engine path that the service cannot see or that other users can change."""
+    path = Path(engine.path)
+    hint = "`edgellm engine import`, or copy it below /opt as root"
+    if within(str(path), (*HOMES, *TEMPORARY)):
+        raise UsageError(f"the service cannot see {path} (ProtectHome, PrivateTmp)", hint)
+    writable = writable_by_others(path)
+    if writable is not None:
+        raise UsageError(f"users other than root can change {writable}, so a service does not run {path}", hint)
+
+
+def has_model(file: ModelFile, models: Path) -> bool:
+    """Return whether the service's store has this file: the same inode, or the same bytes by hash."""
+    if inside(file.path, models):
+        return True
+    try:
+        stored = Store(models).resolve(f"{file.name}:{file.quant}")
+    except EdgeError:
+        return False
+    return stored.bytes == file.bytes and (
+        Path(stored.path).samefile(file.path) or _sha256(Path(stored.path)) == _sha256(Path(file.path))
+    )
+
+
+def install_model(file: ModelFile, models: Path, owners: frozenset[int], progress: Report | None = None) -> None:
+    """Link files of these owners, copy all others. The caller of sudo owns the machine anyway, as root does."""
+
+    def link(path: Path) -> bool:
+        state = path.stat()
+        plain = stat.S_ISREG(state.st_mode) and state.st_mode & stat.S_IROTH and not state.st_mode & stat.S_IWOTH
+        return bool(plain and state.st_uid in owners)
+
+    import_model(Path(file.path), models, name=file.name, progress=progress, link=link)
+
+
+def _sha256(path: Path) -> str:
+    known = receipt.read(path.parent)
+    return (known.sha256_of(path.name) if known else None) or sha256_file(path)
+
+
+# The steps of an installation.
+
+
+class InstallStep(Struct, frozen=True):
+    """One repeatable step, described by `what` in the imperative. A step with a `note` needs the user's consent."""
+
+    what: str
+    apply: Callable[[], object]
+    done: bool = False
+    note: str = ""
+
+
+def nothing() -> None:
+    """Do nothing, for a step that is done already."""
+
+
+def apply_all(steps: Iterable[InstallStep], report: Callable[[InstallStep], None] = lambda _: None) -> int:
+    """Apply the steps that are not done and return their number. After an error the next run continues there."""
+    count = 0
+    for step in steps:
+        if not step.done:
+            report(step)
+            step.apply()
+            count += 1
+    return count
 
 
 class Contents:
     """Copies what the plan of `up` names into the service's folders."""
 
-    def __init__(self, request: Request, settings: UnitSettings, bundle: Bundle | None) -> None:
+    def __init__(self, request: InstallRequest, settings: UnitSettings, bundle: OfflineBundle | None) -> None:
         self.request = request
         self.settings = settings
         self.bundle = bundle
         self.system = system_folders()
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[InstallStep]:
         """Plan as `up` would and return the steps. Raises what `edgellm plan` raises."""
         flags: dict[str, object] = {"profile": self.request.profile, "model": list(self.request.models)}
         dirs = [*map(Path, self.settings.model_dirs), *([self.bundle.models] if self.bundle else [])]
         found = plan_takeover(self.request.source, flags, tuple(dirs), root=self.request.root)
         return [self._engine(found), *self._models(found), self._configuration(found), self._keys()]
 
-    def _engine(self, found: Takeover) -> Step:
+    def _engine(self, found: Takeover) -> InstallStep:
         engine, source, target = found.engine, found.data.engines, self.system.engines
         if engine.kind == "embedded":
             check = partial(program.must_have_embedded, self.settings.python)
             if program.is_running(self.settings.python):
                 check()
-            return Step(
+            return InstallStep(
                 f"use the embedded engine {engine.version} (CPU)", check, done=program.is_running(self.settings.python)
             )
         if inside(engine.path, source):
             copy = partial(install_engine, engine.id, source, target)
             done = has_engine(engine.id, source, target)
-            return Step(f"copy the engine {engine.id} to {target}, verified", copy, done=done)
+            return InstallStep(f"copy the engine {engine.id} to {target}, verified", copy, done=done)
         check_engine_path(engine)
-        return Step(f"use the engine {engine.path} in place", nothing, done=True)
+        return InstallStep(f"use the engine {engine.path} in place", nothing, done=True)
 
-    def _models(self, found: Takeover) -> Iterator[Step]:
+    def _models(self, found: Takeover) -> Iterator[InstallStep]:
         owners = frozenset({0, self.request.caller_uid})
         for file in {file.path: file for files in found.models.values() for file in files}.values():
             if self._stays(file):
                 self._must_reach(file)
-                yield Step(f"use {file.path} in place", nothing, done=True)
+                yield InstallStep(f"use {file.path} in place", nothing, done=True)
                 continue
             take = partial(install_model, file, self.system.models, owners)
             what = f"install {file.name} {file.quant} in {self.system.models} (hard link or copy, verified)"
-            yield Step(what, take, done=has_model(file, self.system.models))
+            yield InstallStep(what, take, done=has_model(file, self.system.models))
 
     def _stays(self, file: ModelFile) -> bool:
         return any(inside(file.path, Path(folder)) for folder in self.settings.model_dirs)
@@ -74,13 +190,13 @@ class Contents:
         """Raise ConfigError with the folder that the service's user may not enter (FC-79)."""
         user = future_user(self.settings.run_as, self.settings.groups)
         for path in map(Path, file.shards):
-            problem = find(path, user)
+            problem = find_problem(path, user)
             # Root binds model folders below /home into the unit's view: folders above them do not count.
             bound = [Path(folder) for folder in self.settings.model_dirs if within(folder, HOMES)]
             if problem is not None and not any(problem.path in folder.parents for folder in bound):
                 raise ConfigError(problem.sentence, problem.hint)
 
-    def _configuration(self, found: Takeover) -> Step:
+    def _configuration(self, found: Takeover) -> InstallStep:
         target = self.request.root / ETC / NAME
         before, made_from = read_base(self.request.configurations)
         served = [self._served(model_id, files[0], before) for model_id, files in found.models.items()]
@@ -93,7 +209,7 @@ class Contents:
                 shutil.copy2(target, target.with_name(f"{NAME}.before"))
             write_file(target, config_text(after, made_from if made_from != target else None))
 
-        return Step(f"write {target}", write, done=made_from == target and after == before)
+        return InstallStep(f"write {target}", write, done=made_from == target and after == before)
 
     def _served(self, model_id: str, file: ModelFile, before: dict[str, Any]) -> Served:
         """Keep a configured name; replace a path by the file's name in the service's store."""
@@ -104,7 +220,7 @@ class Contents:
                 return Served(model_id, str(entry["ref"]))
         return Served(model_id, f"{file.name}:{file.quant}")
 
-    def _keys(self) -> Step:
+    def _keys(self) -> InstallStep:
         """Give the keys file to the service's user: in a credential, a copy, revoked keys would still work."""
         keys, user = self.request.root / ETC / "keys.toml", self.request.run_as
 
@@ -114,4 +230,4 @@ class Contents:
                 write_file(keys, offered.read_text(encoding="utf-8") if offered else "schema = 1\n", 0o600)
             give(keys, user)
 
-        return Step(f"give {keys} (0600, hashes only) to {user}", make, done=belongs_to(keys, user))
+        return InstallStep(f"give {keys} (0600, hashes only) to {user}", make, done=belongs_to(keys, user))

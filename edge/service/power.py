@@ -20,15 +20,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge.board import power
+from msgspec import Struct
+
+from edge.board import jetson
 from edge.board.board import PowerMode
 from edge.errors import ConfigError, EdgeError, TemporaryError, UnavailableError
 from edge.resources import load_toml
-from edge.telemetry.soc import cpu_locked, find_gpu
+from edge.telemetry.sensors import cpu_locked, find_gpu
 
 SETTINGS = Path("/etc/edgellm/power.toml")
 STATE = Path("/var/lib/edgellm-power")  # a power mode survives a power cut, so its predecessor is kept on disk
@@ -39,8 +40,7 @@ _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _KEYS = {"schema": int, "mode": str, "jetson_clocks": bool, "persistence": bool, "restore": bool}
 
 
-@dataclass(frozen=True, slots=True)
-class PowerSettings:
+class PowerSettings(Struct, frozen=True):
     """The contents of power.toml."""
 
     mode: str = ""
@@ -115,7 +115,7 @@ def _before(state: Path) -> dict[str, Any]:
 
 def set_mode(name: str, verify_s: float = VERIFY_S) -> PowerMode:
     """Set a mode by name. Raises ConfigError for an unknown name, TemporaryError when nvpmodel did not set it."""
-    known = power.modes(_text(_CONF) or "")
+    known = jetson.modes(_text(_CONF) or "")
     wanted = next((mode for mode in known if mode.name == name), None)
     if wanted is None:
         names = ", ".join(mode.name for mode in known) or "none"
@@ -137,7 +137,7 @@ def locked() -> bool:
 
 
 def _active() -> PowerMode | None:
-    return power.active(_text(_STATUS), _text(_CONF))
+    return jetson.active(_text(_STATUS), _text(_CONF))
 
 
 def _persistence(on: bool, only: list[str] | None = None) -> Iterator[str]:

@@ -7,16 +7,18 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from edge.folders import system_folders
-from edge.service import layout, program, systemctl
-from edge.service.disk import user_exists
+from edge.linux import systemctl
+from edge.paths import system_folders
+from edge.service import program
+from edge.service import units as layout
+from edge.service.access import user_exists
+from edge.service.contents import InstallStep
 from edge.service.installer import COMMAND
 from edge.service.request import ETC
-from edge.service.step import Step
-from edge.service.wish import PREFIX, USER
+from edge.service.units import PREFIX, USER
 
 
-def steps(*, purge: bool, root: Path = Path("/")) -> list[Step]:
+def steps(*, purge: bool, root: Path = Path("/")) -> list[InstallStep]:
     """Return the steps in order; what does not exist counts as done."""
     return [*_stop(root), *_files(root), *(_purge(root) if purge else [])]
 
@@ -28,25 +30,25 @@ def kept(root: Path = Path("/")) -> list[str]:
     return [str(path) for path in places if path.exists()]
 
 
-def _stop(root: Path) -> Iterator[Step]:
+def _stop(root: Path) -> Iterator[InstallStep]:
     units = [unit for unit in layout.UNITS if (root / layout.UNIT_DIR / unit).exists()]
     enabled = [unit for unit in units if systemctl.enabled(unit)]
     running = [unit for unit in units if systemctl.active(unit)] if systemctl.booted() else []
     # Sockets first: otherwise a client starts the service again.
     running.sort(key=lambda unit: not unit.endswith(".socket"))
     stop = partial(systemctl.run, ["systemctl", "stop", *running])
-    yield Step(f"stop {', '.join(running)}" if running else "stop it", stop, done=not running)
+    yield InstallStep(f"stop {', '.join(running)}" if running else "stop it", stop, done=not running)
     disable = partial(systemctl.run, ["systemctl", "disable", *enabled])
-    yield Step(f"disable {', '.join(enabled)}" if enabled else "disable it", disable, done=not enabled)
+    yield InstallStep(f"disable {', '.join(enabled)}" if enabled else "disable it", disable, done=not enabled)
 
 
-def _files(root: Path) -> Iterator[Step]:
+def _files(root: Path) -> Iterator[InstallStep]:
     for path in layout.all_paths():
         full = root / path
         if full.exists():
-            yield Step(f"remove {full}", partial(_unlink, full))
+            yield InstallStep(f"remove {full}", partial(_unlink, full))
     if systemctl.booted():
-        yield Step("reload systemd", partial(systemctl.run, ["systemctl", "daemon-reload"]))
+        yield InstallStep("reload systemd", partial(systemctl.run, ["systemctl", "daemon-reload"]))
 
 
 def _unlink(path: Path) -> None:
@@ -55,16 +57,16 @@ def _unlink(path: Path) -> None:
         path.parent.rmdir()
 
 
-def _purge(root: Path) -> Iterator[Step]:
+def _purge(root: Path) -> Iterator[InstallStep]:
     system = system_folders()
     for folder in (system.data, system.cache, Path("/") / ETC, Path("/var/lib/edgellm-power")):
         full = root / str(folder).lstrip("/")
         if full.exists():
-            yield Step(f"delete {full}", partial(shutil.rmtree, full))
+            yield InstallStep(f"delete {full}", partial(shutil.rmtree, full))
     if program.stamp() is not None:
-        yield Step(f"delete {PREFIX}", partial(shutil.rmtree, PREFIX))
+        yield InstallStep(f"delete {PREFIX}", partial(shutil.rmtree, PREFIX))
         if COMMAND.is_symlink() and COMMAND.readlink() == PREFIX / "bin/edgellm":
-            yield Step(f"remove {COMMAND}", COMMAND.unlink)
+            yield InstallStep(f"remove {COMMAND}", COMMAND.unlink)
     for user in (USER, "edgellm-jtop"):
         if user_exists(user):
-            yield Step(f"remove user {user}", partial(systemctl.run, ["userdel", user]))
+            yield InstallStep(f"remove user {user}", partial(systemctl.run, ["userdel", user]))

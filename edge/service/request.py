@@ -5,16 +5,16 @@ from __future__ import annotations
 import grp
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec import Struct, field
+
 from edge.errors import ConfigError, UsageError
-from edge.folders import Folders, system_folders
+from edge.paths import Folders, system_folders
 from edge.service import program
+from edge.service.access import user_exists
 from edge.service.config_file import NAME, read_base
-from edge.service.disk import user_exists
-from edge.service.unitfile import TEMPORARY, endpoint, within
-from edge.service.wish import USER, UnitSettings, read_record
+from edge.service.units import TEMPORARY, USER, UnitSettings, endpoint, read_record, within
 
 GPU_GROUPS = ("video", "render")
 RECORD = "service.json"
@@ -23,8 +23,7 @@ ETC = Path("etc/edgellm")
 _USER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,30}\$?")
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class InstallRequest(Struct, frozen=True):
     """The options of an installation. `source`: folders whose engine, models and configuration are installed."""
 
     source: Folders
@@ -45,7 +44,7 @@ class Request:
         return (self.root / ETC / NAME, *offered, self.source.config / NAME)
 
 
-def unit_settings(request: Request, wheels: Path | None = None) -> UnitSettings:
+def unit_settings(request: InstallRequest, wheels: Path | None = None) -> UnitSettings:
     """Return the settings; options that are not given keep their recorded values.
 
     Raises UsageError and ConfigError for what a service cannot do.
@@ -71,7 +70,7 @@ def unit_settings(request: Request, wheels: Path | None = None) -> UnitSettings:
     )
 
 
-def _addresses(request: Request) -> tuple[str, ...]:
+def _addresses(request: InstallRequest) -> tuple[str, ...]:
     """Return the addresses of the socket unit: systemd binds them, not the configuration's reader."""
     configured, _ = read_base(request.configurations)
     given = request.listen or tuple(configured.get("listen", ()))

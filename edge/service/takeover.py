@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec import Struct
+from msgspec.structs import replace
+
+from edge.builder.install import import_engine
 from edge.config import load
 from edge.config.values import StoreConfig
 from edge.engine.engine import Engine
 from edge.engine.installed import read_selection
-from edge.folders import Folders, folders, system_folders, user_folders
-from edge.model.file import ModelFile
-from edge.prepare import HostView, prepare
+from edge.errors import UnavailableError
+from edge.models.open import ModelFile
+from edge.paths import Folders, folders, system_folders, user_folders
+from edge.plan.prepare import HostView, prepare
 
 
-@dataclass(frozen=True, slots=True)
-class Takeover:
+class Takeover(Struct, frozen=True):
     """What to install. `models` by public id: the preferred file, then those of later steps of the ladder."""
 
     engine: Engine
@@ -60,3 +63,34 @@ def plan_takeover(
 def inside(path: str, folder: Path) -> bool:
     """Return whether a path, or its link target, lies in the folder."""
     return folder in Path(os.path.realpath(path)).parents or folder in Path(path).parents
+
+
+# A folder with everything for a board without a network.
+
+
+class OfflineBundle:
+    """The contents of the folder; None for what it lacks."""
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise UnavailableError(f"{folder} is not a folder", "see `edgellm service install --help`")
+        self.folder = folder
+        self.models = folder / "models"
+        self.config = folder / "edgellm.toml"
+        self.wheels = folder / "wheels" if any(folder.glob("wheels/*.whl")) else None
+        self.keys = folder / "keys.toml" if (folder / "keys.toml").is_file() else None
+        self.engine = self._one_engine()
+        if not (self.wheels or self.engine or self.models.is_dir()):
+            raise UnavailableError(f"{folder} holds no wheels, engine or models", "see systemd/README.md, Offline")
+
+    def import_engine(self, engines: Path) -> None:
+        """Import the engine of the folder, verified."""
+        assert self.engine is not None
+        import_engine(engines, self.engine)
+
+    def _one_engine(self) -> Path | None:
+        found = sorted(path for pattern in ("*.tar", "*.tar.gz", "*.tgz") for path in self.folder.glob(pattern))
+        if len(found) > 1:
+            names = ", ".join(path.name for path in found)
+            raise UnavailableError(f"{self.folder} holds several engines: {names}", "keep one of them")
+        return found[0] if found else None

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from edge.errors import EdgeError, UnavailableError
-from edge.service.hindrance import drop_in_conflicts
+from edge.service.drop_ins import drop_in_conflicts
 
 STOP_S = 120.0  # TimeoutStopSec=60 of the unit, twice
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(Struct, frozen=True):
     """A systemd service. `user`: of a user manager; `warnings`: drop-in settings that hide the GPU from it."""
 
     name: str

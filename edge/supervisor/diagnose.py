@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from edge.status import Failure
-from edge.supervisor.exit import ExitStatus
-from edge.supervisor.patterns import Patterns, Signature
-from edge.supervisor.policy import Fault
+from msgspec import Struct
+
+from edge.supervisor.log_patterns import Patterns, Signature
+from edge.supervisor.policy import EngineFault
+from edge.supervisor.process import ExitStatus
+from edge.supervisor.status import Failure
 
 TAIL_LINES = 12  # shown as evidence: what fits on a terminal beside the rest of the status
 # An engine that served for days has old errors in its log; its cause is near the end, before a backtrace.
@@ -18,8 +19,7 @@ SERVING_LINES = 80
 KILLED_LINES = 12
 
 
-@dataclass(frozen=True, slots=True)
-class Death:
+class Death(Struct, frozen=True):
     """Everything known about one exit. `log`: the kept lines, oldest first.
 
     `oom_killed`: by the kernel's counters or log; `asked`: the supervisor sent the signal; `served`: it had been
@@ -34,11 +34,10 @@ class Death:
     l4t: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
+class Diagnosis(Struct, frozen=True):
     """The class of an exit, for the state machine, and its failure, for people."""
 
-    fault: Fault
+    fault: EngineFault
     failure: Failure
 
 
@@ -49,11 +48,11 @@ def diagnose(death: Death, patterns: Patterns) -> Diagnosis:
     killed = exit.signal == signal.SIGKILL
     if death.oom_killed and killed:
         hint = "the kernel killed it for memory: use a smaller context, quantization or model, or free memory"
-        return Diagnosis(Fault.OOM, Failure("out_of_memory", evidence, hint))
+        return Diagnosis(EngineFault.OOM, Failure("out_of_memory", evidence, hint))
     if signature := _cause(_last_words(death, killed), patterns):
         # Once it has served, its log holds text of clients: it explains a crash, but takes no rung and ends no retry.
-        fault = Fault.CRASH if death.served else _fault(signature)
-        here = f" (this board runs L4T {death.l4t})" if fault is Fault.NVMAP and death.l4t else ""
+        fault = EngineFault.CRASH if death.served else _fault(signature)
+        here = f" (this board runs L4T {death.l4t})" if fault is EngineFault.NVMAP and death.l4t else ""
         return Diagnosis(fault, Failure(signature.kind, evidence, signature.hint + here))
     if exit.signal is not None:
         return _by_signal(exit.signal, evidence, death.asked)
@@ -81,27 +80,27 @@ def _cause(log: Sequence[str], patterns: Patterns) -> Signature | None:
     return None
 
 
-def _fault(signature: Signature) -> Fault:
+def _fault(signature: Signature) -> EngineFault:
     if signature.kind == "nvmap_refused":
-        return Fault.NVMAP
+        return EngineFault.NVMAP
     if signature.oom:
-        return Fault.OOM
+        return EngineFault.OOM
     if signature.device:
-        return Fault.DEVICE
-    return Fault.PERMANENT if signature.permanent else Fault.CRASH
+        return EngineFault.DEVICE
+    return EngineFault.PERMANENT if signature.permanent else EngineFault.CRASH
 
 
 def _by_signal(number: int, evidence: str, asked: bool) -> Diagnosis:
     if asked:
-        return Diagnosis(Fault.CRASH, Failure("hung", evidence, "it did not answer and was killed"))
+        return Diagnosis(EngineFault.CRASH, Failure("hung", evidence, "it did not answer and was killed"))
     if number == signal.SIGKILL:
         hint = "probably the kernel, for memory (see `journalctl -k | grep -i oom`), or a kill -9 by a user"
-        return Diagnosis(Fault.KILLED, Failure("killed", evidence, hint))
+        return Diagnosis(EngineFault.KILLED, Failure("killed", evidence, hint))
     if number == signal.SIGILL:
         hint = "the engine uses instructions this processor lacks: build it here (`edgellm build`)"
-        return Diagnosis(Fault.PERMANENT, Failure("wrong_cpu", evidence, hint))
+        return Diagnosis(EngineFault.PERMANENT, Failure("wrong_cpu", evidence, hint))
     hint = "it crashed; it is started again. See `edgellm logs --engine`"
-    return Diagnosis(Fault.CRASH, Failure(signal_kind(number), evidence, hint))
+    return Diagnosis(EngineFault.CRASH, Failure(signal_kind(number), evidence, hint))
 
 
 def signal_kind(number: int) -> str:
@@ -115,6 +114,6 @@ def signal_kind(number: int) -> str:
 def _by_code(code: int, evidence: str) -> Diagnosis:
     if code == 127:
         hint = "a file the engine needs is missing: import it with its libraries or build it here"
-        return Diagnosis(Fault.PERMANENT, Failure("install_fault", evidence, hint))
+        return Diagnosis(EngineFault.PERMANENT, Failure("install_fault", evidence, hint))
     hint = "see its last lines: `edgellm logs --engine`"
-    return Diagnosis(Fault.CRASH, Failure("exited", evidence, hint))
+    return Diagnosis(EngineFault.CRASH, Failure("exited", evidence, hint))

@@ -2,103 +2,89 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
-from edge.status import Failure
-from edge.supervisor.policy import Fault
+from edge.supervisor.policy import EngineFault
+from edge.supervisor.status import Failure
 
 # --- requested -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class StartRequested(Struct, frozen=True):
     """Start from rest at once; while a child ends, after it has gone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Struct, frozen=True):
     """Drain, then end the child."""
 
     now: bool = False  # no drain, SIGKILL
 
 
-@dataclass(frozen=True, slots=True)
-class Restart:
+class Restart(Struct, frozen=True):
     """Start again on the planned rung, with all counters of failures reset."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sleep:
+class Sleep(Struct, frozen=True):
     """End the idle child and give its memory back until the next request."""
 
 
 # --- observed---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class EngineLoading:
+class EngineLoading(Struct, frozen=True):
     """The engine runs and reads the model."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineReady:
+class EngineReady(Struct, frozen=True):
     """The engine reports ready."""
 
 
-@dataclass(frozen=True, slots=True)
-class Warmed:
+class Warmed(Struct, frozen=True):
     """A completion came back."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exited:
+class Exited(Struct, frozen=True):
     """The child is reaped, or could not be spawned. `jitter`: a random number 0…1 that spreads the pause."""
 
-    fault: Fault
+    fault: EngineFault
     failure: Failure
     jitter: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Hung:
+class Hung(Struct, frozen=True):
     """Nothing moves: a stalled load, or a request that an engine does not answer."""
 
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceMissing:
+class DeviceMissing(Struct, frozen=True):
     """The engine runs without the GPU that the plan needs. `permanent`: another start would see the same."""
 
     failure: Failure
     permanent: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceBack:
+class DeviceBack(Struct, frozen=True):
     """The GPU that was missing answers again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class StartRefused(Struct, frozen=True):
     """The engine differs from its plan, and `strict` forbids to serve it."""
 
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class Drained:
+class Drained(Struct, frozen=True):
     """The last open request ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Struct, frozen=True):
     """Time passed: check the deadline."""
 
 
-Command = Start | Stop | Restart | Sleep
+Command = StartRequested | Stop | Restart | Sleep
 Observation = (
-    EngineLoading | EngineReady | Warmed | Exited | Hung | DeviceMissing | DeviceBack | Refused | Drained | Tick
+    EngineLoading | EngineReady | Warmed | Exited | Hung | DeviceMissing | DeviceBack | StartRefused | Drained | Tick
 )
 Event = Command | Observation
 
@@ -106,26 +92,22 @@ Event = Command | Observation
 # --- effects ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Spawn:
+class Spawn(Struct, frozen=True):
     """Spawn a child. `safe_mode`: with optional accelerations off."""
 
     rung: int
     safe_mode: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class WarmUp:
+class WarmUp(Struct, frozen=True):
     """Send the first completion."""
 
 
-@dataclass(frozen=True, slots=True)
-class Terminate:
+class Terminate(Struct, frozen=True):
     """Send SIGTERM."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kill:
+class Kill(Struct, frozen=True):
     """Send SIGKILL."""
 
 

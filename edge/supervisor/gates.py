@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from msgspec import Struct, field
+from msgspec.structs import replace
 
-from edge.status import GATES, Gate
+from edge.supervisor.status import GATES, Gate
 
 _IN_CHILD = GATES[1:]
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
+class Opening(Struct, frozen=True):
     """An open gate. `devices`: evidence by device."""
 
     at_s: float
@@ -18,8 +18,7 @@ class Opening:
     devices: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Gates:
+class Gates(Struct, frozen=True):
     """The gates of one start. `began_s`: the child's spawn, monotonic. A refused gate has evidence but is not ready.
 
     `wanted`: devices of the plan; the context gate is open once each of them has a context.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from typing import Any
 
-from edge.status import Failure, ModelStatus, State
+from msgspec.structs import replace
+
+from edge.supervisor.status import Failure, ModelStatus, State
 from edge.supervisor.supervisor import Supervisor
+from edge.supervisor.upstream import Endpoint, RequestProgress
 from edge.telemetry.governor import AdmissionLimit
-from edge.upstream import Endpoint, Progress
 
 UNNAMED = "model"  # id of the placeholder where no model is configured: the plan chooses and names one
 HOT_RETRY_S = 30.0  # a heat sink's time constant is tens of seconds: an earlier retry finds the board as hot
@@ -162,7 +163,7 @@ class ModelHandle:
             return HOT_RETRY_S
         return self.supervisor.expected_ready_in_s() if self.supervisor else None
 
-    def request(self) -> AbstractContextManager[Progress]:
+    def request(self) -> AbstractContextManager[RequestProgress]:
         return self.supervisor.request() if self.supervisor else nullcontext(_NoProgress())
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
-from edge.config.values import RestartConfig
+from msgspec import Struct, field
+
+from edge.config.values import Preset, RestartConfig
+from edge.supervisor.status import Degraded
 
 
-class Fault(Enum):
+class EngineFault(Enum):
     """The class of an engine's exit; the state machine acts on it, not on the failure's kind."""
 
     PERMANENT = "permanent"  # a bad flag, a bad model, a missing library: the next start ends the same way
@@ -19,8 +21,7 @@ class Fault(Enum):
     CRASH = "crash"
 
 
-@dataclass(frozen=True, slots=True)
-class Policy(RestartConfig):
+class Policy(RestartConfig, frozen=True):
     """The [restart] section and the constants beside it. Seconds are monotonic."""
 
     # Boards on one power supply that all restart at the same moment would draw their peak currents together.
@@ -46,3 +47,47 @@ class Policy(RestartConfig):
         """Return the pause before try number `crashes` + 1. `jitter`: a random number, 0…1."""
         pause = self.backoff_s[min(max(crashes, 1), len(self.backoff_s)) - 1]
         return pause * (1 + self.jitter * jitter)
+
+
+# Limits that keep an engine from starving the rest of the machine. Values only.
+
+
+class ProcessLimits(Struct, frozen=True):
+    """Limits of an engine process. `cpus` empty: those that this process may use."""
+
+    nice: int = 0
+    # proc(5): -1000…1000 is added to the badness. 500 makes the kernel choose the engine, which is restarted, before
+    # sshd or this process.
+    oom_score_adj: int = 500
+    cpus: tuple[int, ...] = ()
+
+
+def hygiene(wishes: Preset) -> ProcessLimits:
+    """Return the limits that a preset requests."""
+    return ProcessLimits(wishes.nice, wishes.oom_score_adj, wishes.cpus)
+
+
+# Options that hold for every child of one model. Values only.
+
+
+class ExpectedSpeed(Struct, frozen=True):
+    """The speed that a model should reach on this board. `source` names where the number comes from."""
+
+    tokens_s: float
+    source: str
+
+
+class SupervisorOptions(Struct, frozen=True):
+    """The options of one supervisor, from the configuration, the profile and the board."""
+
+    policy: Policy = field(default_factory=Policy)
+    hygiene: ProcessLimits = field(default_factory=ProcessLimits)
+    strict: bool = False  # refuse to serve with any Degraded
+    capability: str | None = None  # of the GPU: "8.7"
+    l4t: str | None = None  # release of a Jetson's system: "36.4.7"
+    system_prompt: str = ""
+    warmup_tokens: tuple[int, ...] = ()  # prompt lengths of the idle warm-up
+    expected_speed: ExpectedSpeed | None = None
+    preload: bool = True  # False: sleep until the first request
+    ttl_s: float = 0.0  # idle seconds until it sleeps; 0 is never
+    known: tuple[Degraded, ...] = ()  # differences from the request that are known before the start

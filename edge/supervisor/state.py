@@ -6,10 +6,11 @@ the two.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import Enum
 
-from edge.status import Failure, State
+from msgspec import Struct
+from msgspec.structs import replace
+
 from edge.supervisor.events import (
     DeviceBack,
     DeviceMissing,
@@ -21,18 +22,19 @@ from edge.supervisor.events import (
     Exited,
     Hung,
     Kill,
-    Refused,
     Restart,
     Sleep,
     Spawn,
-    Start,
+    StartRefused,
+    StartRequested,
     Stop,
     Terminate,
     Tick,
     Warmed,
     WarmUp,
 )
-from edge.supervisor.policy import Fault, Policy
+from edge.supervisor.policy import EngineFault, Policy
+from edge.supervisor.status import Failure, State
 
 STARTING_STATES = {State.STARTING, State.LOADING, State.WARMING}
 LIVE = STARTING_STATES | {State.READY}  # a child exists and is to stay
@@ -40,7 +42,7 @@ ENDING = {State.DRAINING, State.STOPPING}  # a child exists and is to go
 AT_REST = {State.STOPPED, State.FAILED, State.SLEEPING}  # no child, and no deadline
 
 
-class Then(Enum):
+class AfterExit(Enum):
     """The next step once the child is gone."""
 
     STOP = "stop"
@@ -53,12 +55,11 @@ class Then(Enum):
 
 
 # A requested start replaces these; the others start anyway.
-_NO_START = {Then.STOP, Then.SLEEP, Then.FAIL}
-_FAULTS = {Then.RETRY, Then.NO_DEVICE, Then.FAIL}
+_NO_START = {AfterExit.STOP, AfterExit.SLEEP, AfterExit.FAIL}
+_FAULTS = {AfterExit.RETRY, AfterExit.NO_DEVICE, AfterExit.FAIL}
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class SupervisorState(Struct, frozen=True):
     """The state of one supervisor.
 
     `home`: the planned rung. `alive`: a child exists. `deadline`: monotonic, of BACKOFF, DRAINING and STOPPING.
@@ -71,7 +72,7 @@ class Machine:
     rung: int = 0
     safe_mode: bool = False
     alive: bool = False
-    then: Then = Then.STOP
+    then: AfterExit = AfterExit.STOP
     deadline: float | None = None
     ready_since: float | None = None
     crashes: int = 0
@@ -84,30 +85,30 @@ class Machine:
     failure: Failure | None = None
 
 
-def died(before: Machine, after: Machine) -> bool:
+def died(before: SupervisorState, after: SupervisorState) -> bool:
     """Return whether a child is gone that was to stay: it crashed, or had to be ended."""
     faulty = before.state in LIVE or (before.state in ENDING and before.then in _FAULTS)
     return faulty and after.failure is not None and after.state in {State.STARTING, State.BACKOFF, State.FAILED}
 
 
-Step = tuple[Machine, tuple[Effect, ...]]
+Step = tuple[SupervisorState, tuple[Effect, ...]]
 
 
-def step(m: Machine, event: Event, now: float, policy: Policy) -> Step:
+def step(m: SupervisorState, event: Event, now: float, policy: Policy) -> Step:
     """Return the next machine and its effects. Late events, which no state expects, change nothing."""
     match event:
-        case Start() if m.state is State.SLEEPING:
+        case StartRequested() if m.state is State.SLEEPING:
             return _spawn(m)
-        case Start() if m.state in AT_REST:
+        case StartRequested() if m.state in AT_REST:
             return _afresh(m)
-        case Start() if m.state in ENDING and m.then in _NO_START:
-            return replace(m, then=Then.START), ()
+        case StartRequested() if m.state in ENDING and m.then in _NO_START:
+            return replace(m, then=AfterExit.START), ()
         case Stop():
             return _stop(m, event, now, policy)
         case Restart():
             return _restart(m, now, policy)
         case Sleep() if m.state is State.READY:
-            return _drain(m, Then.SLEEP, now, policy)
+            return _drain(m, AfterExit.SLEEP, now, policy)
         case EngineLoading() if m.state is State.STARTING:
             return replace(m, state=State.LOADING), ()
         case EngineReady() if m.state in {State.STARTING, State.LOADING}:
@@ -119,14 +120,14 @@ def step(m: Machine, event: Event, now: float, policy: Policy) -> Step:
             return _exited(m, event, now, policy)
         case Hung(failure) if m.state in LIVE:
             wedges = m.wedges + (m.state is State.READY)
-            return _end(replace(m, failure=failure, wedges=wedges), Then.RETRY, now, policy, Terminate())
+            return _end(replace(m, failure=failure, wedges=wedges), AfterExit.RETRY, now, policy, Terminate())
         case DeviceMissing(failure, permanent) if m.state in STARTING_STATES:
             misses = policy.device_attempts if permanent else m.device_misses
-            return _end(replace(m, failure=failure, device_misses=misses), Then.NO_DEVICE, now, policy, Kill())
+            return _end(replace(m, failure=failure, device_misses=misses), AfterExit.NO_DEVICE, now, policy, Kill())
         case DeviceBack() if m.state is State.READY and m.rung == policy.cpu_rung != m.home:
-            return _drain(m, Then.HOME, now, policy)
-        case Refused(failure) if m.state in LIVE:
-            return _end(replace(m, failure=failure), Then.FAIL, now, policy, Kill())
+            return _drain(m, AfterExit.HOME, now, policy)
+        case StartRefused(failure) if m.state in LIVE:
+            return _end(replace(m, failure=failure), AfterExit.FAIL, now, policy, Kill())
         case Drained() if m.state is State.DRAINING:
             return _end(m, m.then, now, policy, Terminate())
         case Tick() if m.deadline is not None and now >= m.deadline:
@@ -137,17 +138,17 @@ def step(m: Machine, event: Event, now: float, policy: Policy) -> Step:
 # --- starting -------------------------------------------------------------------------------------------------------
 
 
-def _spawn(m: Machine) -> Step:
-    fresh = replace(m, state=State.STARTING, alive=True, then=Then.STOP, deadline=None, ready_since=None)
+def _spawn(m: SupervisorState) -> Step:
+    fresh = replace(m, state=State.STARTING, alive=True, then=AfterExit.STOP, deadline=None, ready_since=None)
     return fresh, (Spawn(fresh.rung, fresh.safe_mode),)
 
 
-def _afresh(m: Machine) -> Step:
+def _afresh(m: SupervisorState) -> Step:
     """Spawn with all counters reset: at a requested start memory may be free again, or the cause repaired."""
-    return _spawn(Machine(rungs=m.rungs, home=m.home, rung=m.home, failure=m.failure))
+    return _spawn(SupervisorState(rungs=m.rungs, home=m.home, rung=m.home, failure=m.failure))
 
 
-def _pause(m: Machine, now: float, pause_s: float) -> Step:
+def _pause(m: SupervisorState, now: float, pause_s: float) -> Step:
     if pause_s <= 0:
         return _spawn(m)
     return replace(m, state=State.BACKOFF, deadline=now + pause_s), ()
@@ -156,39 +157,39 @@ def _pause(m: Machine, now: float, pause_s: float) -> Step:
 # --- ending ---------------------------------------------------------------------------------------------------------
 
 
-def _drain(m: Machine, then: Then, now: float, policy: Policy) -> Step:
+def _drain(m: SupervisorState, then: AfterExit, now: float, policy: Policy) -> Step:
     return replace(m, state=State.DRAINING, then=then, deadline=now + policy.drain_s), ()
 
 
-def _end(m: Machine, then: Then, now: float, policy: Policy, *effects: Effect) -> Step:
+def _end(m: SupervisorState, then: AfterExit, now: float, policy: Policy, *effects: Effect) -> Step:
     return replace(m, state=State.STOPPING, then=then, deadline=now + policy.term_s), effects
 
 
-def _stop(m: Machine, event: Stop, now: float, policy: Policy) -> Step:
+def _stop(m: SupervisorState, event: Stop, now: float, policy: Policy) -> Step:
     if event.now and m.alive:
-        return _end(m, Then.STOP, now, policy, Kill())
+        return _end(m, AfterExit.STOP, now, policy, Kill())
     if m.state in ENDING:
-        return replace(m, then=Then.STOP), ()
+        return replace(m, then=AfterExit.STOP), ()
     if m.state is State.READY:
-        return _drain(m, Then.STOP, now, policy)
+        return _drain(m, AfterExit.STOP, now, policy)
     if m.state in STARTING_STATES:
-        return _end(m, Then.STOP, now, policy, Terminate())
+        return _end(m, AfterExit.STOP, now, policy, Terminate())
     if m.state in {State.BACKOFF, State.SLEEPING}:
         return replace(m, state=State.STOPPED, deadline=None), ()
     return m, ()  # stopped already; FAILED is only left by a start
 
 
-def _restart(m: Machine, now: float, policy: Policy) -> Step:
+def _restart(m: SupervisorState, now: float, policy: Policy) -> Step:
     if m.state is State.READY:
-        return _drain(m, Then.HOME, now, policy)
+        return _drain(m, AfterExit.HOME, now, policy)
     if m.state in STARTING_STATES:
-        return _end(m, Then.HOME, now, policy, Terminate())
+        return _end(m, AfterExit.HOME, now, policy, Terminate())
     if m.state in ENDING:
-        return replace(m, then=Then.HOME), ()
+        return replace(m, then=AfterExit.HOME), ()
     return _afresh(m)
 
 
-def _due(m: Machine, now: float, policy: Policy) -> Step:
+def _due(m: SupervisorState, now: float, policy: Policy) -> Step:
     if m.state is State.BACKOFF:
         return _spawn(m)
     if m.state is State.DRAINING:
@@ -200,7 +201,7 @@ def _due(m: Machine, now: float, policy: Policy) -> Step:
 # --- the child is gone -----------------------------------------------------------------------------------------------
 
 
-def _exited(m: Machine, event: Exited, now: float, policy: Policy) -> Step:
+def _exited(m: SupervisorState, event: Exited, now: float, policy: Policy) -> Step:
     if m.state not in LIVE | ENDING:
         return m, ()
     stable = m.ready_since is not None and now - m.ready_since >= policy.stable_s
@@ -210,50 +211,50 @@ def _exited(m: Machine, event: Exited, now: float, policy: Policy) -> Step:
     return _died(replace(gone, failure=event.failure), m, event, now, policy)
 
 
-def _forgiven(m: Machine) -> Machine:
+def _forgiven(m: SupervisorState) -> SupervisorState:
     """Reset the counters of a child that was READY for `stable_s`: a later failure starts a new series."""
     return replace(m, crashes=0, kills=0, allocation_failures=0, device_misses=0)
 
 
-def _ended(gone: Machine, m: Machine, event: Exited, now: float, policy: Policy) -> Step:
+def _ended(gone: SupervisorState, m: SupervisorState, event: Exited, now: float, policy: Policy) -> Step:
     match m.then:
-        case Then.STOP:
+        case AfterExit.STOP:
             return replace(gone, state=State.STOPPED), ()
-        case Then.SLEEP:
+        case AfterExit.SLEEP:
             return replace(gone, state=State.SLEEPING), ()
-        case Then.FAIL:
+        case AfterExit.FAIL:
             return replace(gone, state=State.FAILED), ()
-        case Then.START:
+        case AfterExit.START:
             return _spawn(gone)
-        case Then.HOME:
+        case AfterExit.HOME:
             return _afresh(gone)
-        case Then.NO_DEVICE:
+        case AfterExit.NO_DEVICE:
             return _without_device(gone, now, policy)
     # It hung. A cause in its log or from the kernel is more precise than the hang.
-    if event.fault in {Fault.PERMANENT, Fault.OOM, Fault.NVMAP, Fault.DEVICE}:
+    if event.fault in {EngineFault.PERMANENT, EngineFault.OOM, EngineFault.NVMAP, EngineFault.DEVICE}:
         return _died(replace(gone, failure=event.failure), m, event, now, policy)
-    hung = Exited(Fault.CRASH, m.failure or event.failure, event.jitter)
+    hung = Exited(EngineFault.CRASH, m.failure or event.failure, event.jitter)
     return _crashed(gone, hung, m.ready_since is None, now, policy)
 
 
-def _died(gone: Machine, m: Machine, event: Exited, now: float, policy: Policy) -> Step:
+def _died(gone: SupervisorState, m: SupervisorState, event: Exited, now: float, policy: Policy) -> Step:
     """Act on an unrequested exit. `m` is the machine before it, `gone` the one without the child."""
     starting = m.ready_since is None
     match event.fault:
-        case Fault.PERMANENT:
+        case EngineFault.PERMANENT:
             return replace(gone, state=State.FAILED), ()
-        case Fault.OOM | Fault.NVMAP:
+        case EngineFault.OOM | EngineFault.NVMAP:
             return _smaller(gone, now, policy)
-        case Fault.KILLED if starting and m.kills == 0:  # one retry before memory is suspected
+        case EngineFault.KILLED if starting and m.kills == 0:  # one retry before memory is suspected
             return _pause(replace(gone, kills=1), now, policy.backoff(1, event.jitter))
-        case Fault.KILLED if starting:
+        case EngineFault.KILLED if starting:
             return _smaller(gone, now, policy)
-        case Fault.DEVICE:
+        case EngineFault.DEVICE:
             return _without_device(gone, now, policy)
     return _crashed(gone, event, starting, now, policy)
 
 
-def _crashed(m: Machine, event: Exited, starting: bool, now: float, policy: Policy) -> Step:
+def _crashed(m: SupervisorState, event: Exited, starting: bool, now: float, policy: Policy) -> Step:
     """Pause before the next start; after the same crash twice while starting, try once in safe mode.
 
     Two equal crashes are no accident, and flash attention or CUDA graphs are the usual cause; what serves stays.
@@ -268,7 +269,7 @@ def _crashed(m: Machine, event: Exited, starting: bool, now: float, policy: Poli
     return _pause(crashed, now, policy.backoff(crashes, event.jitter))
 
 
-def _smaller(m: Machine, now: float, policy: Policy) -> Step:
+def _smaller(m: SupervisorState, now: float, policy: Policy) -> Step:
     """Take the next smaller rung; on the last one pause a few times (memory may be freed), then FAILED."""
     if m.rung + 1 < m.rungs:
         return _spawn(replace(m, rung=m.rung + 1, kills=0))
@@ -278,7 +279,7 @@ def _smaller(m: Machine, now: float, policy: Policy) -> Step:
     return replace(m, state=State.FAILED), ()
 
 
-def _without_device(m: Machine, now: float, policy: Policy) -> Step:
+def _without_device(m: SupervisorState, now: float, policy: Policy) -> Step:
     """Retry a few times, since a driver may be late at boot; then FAILED or the CPU, as the profile says."""
     misses = m.device_misses + 1
     counted = replace(m, device_misses=misses)

@@ -8,16 +8,16 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from edge.errors import EdgeError
+from edge.linux.timeouts import DeadlineExceeded, within
 from edge.plan.plan import LaunchPlan, ModelPlan
-from edge.status import Failure, ModelStatus, State
-from edge.supervisor.attempt import Attempt
-from edge.supervisor.child import Child, spawn
-from edge.supervisor.differences import before_start
+from edge.supervisor.degraded import before_start
 from edge.supervisor.events import (
     DeviceMissing,
     Drained,
@@ -28,34 +28,34 @@ from edge.supervisor.events import (
     Restart,
     Sleep,
     Spawn,
-    Start,
+    StartRequested,
     Stop,
     Terminate,
     Tick,
     Warmed,
     WarmUp,
 )
-from edge.supervisor.exitwatch import reaped
-from edge.supervisor.patterns import Patterns
-from edge.supervisor.plans import Plans, model_info
-from edge.supervisor.policy import Fault
-from edge.supervisor.state import ENDING, Machine, Then, step
-from edge.supervisor.terms import Terms
+from edge.supervisor.log_patterns import Patterns
+from edge.supervisor.policy import EngineFault, SupervisorOptions
+from edge.supervisor.process import Child, spawn
+from edge.supervisor.process_io import reaped
+from edge.supervisor.start import Attempt
+from edge.supervisor.state import ENDING, AfterExit, SupervisorState, step
+from edge.supervisor.status import Failure, ModelStatus, State
 from edge.supervisor.traffic import Traffic
+from edge.supervisor.upstream import Endpoint, RequestProgress
+from edge.supervisor.variants import PlanVariants, model_info
 from edge.supervisor.watch import Watch
-from edge.upstream import Endpoint, Progress
-from edge.waits import Late, within
 
 SETTLED = (State.READY, State.FAILED, State.STOPPED)
 # Counts the children of this process: a pooled connection to one child must never be used for another.
 _generations = itertools.count(1)
 
 
-@dataclass(frozen=True, slots=True)
-class SupervisorCallbacks:
+class SupervisorCallbacks(Struct, frozen=True):
     """Callbacks of a supervisor. They run on the event loop and must not block."""
 
-    on_change: Callable[[Supervisor, Machine, Machine], None] = lambda *_: None  # before, after
+    on_change: Callable[[Supervisor, SupervisorState, SupervisorState], None] = lambda *_: None  # before, after
     on_line: Callable[[str], None] = lambda _: None  # each log line of the engine
     on_speed: Callable[[Supervisor, float], None] = lambda *_: None  # tokens/s, measured while idle
     safe_mode: Callable[[LaunchPlan], LaunchPlan] = lambda plan: plan  # the plan without optional accelerations
@@ -71,14 +71,14 @@ class Supervisor:
         model: ModelPlan,
         socket_path: Path,
         patterns: Patterns,
-        terms: Terms | None = None,
+        terms: SupervisorOptions | None = None,
         callbacks: SupervisorCallbacks | None = None,
         *,
         expected_ready_s: float | None = None,
         asleep: bool = False,
     ) -> None:
         self.model = model
-        self.terms = terms or Terms()
+        self.terms = terms or SupervisorOptions()
         self.callbacks = callbacks or SupervisorCallbacks()
         self.generation = 0
         self.spawns = 0
@@ -89,11 +89,11 @@ class Supervisor:
         self._socket_path = socket_path
         self._patterns = patterns
         self._expected_ready_s = expected_ready_s
-        self._plans = Plans(model, self.callbacks.safe_mode, self.callbacks.cpu)
+        self._plans = PlanVariants(model, self.callbacks.safe_mode, self.callbacks.cpu)
         self._policy = replace(self.terms.policy, cpu_rung=self._plans.cpu_rung)
         chosen = model.ladder.chosen
         rest = State.SLEEPING if asleep or not self.terms.preload else State.STOPPED
-        self.machine = Machine(rungs=self._plans.count, home=chosen, state=rest, rung=chosen)
+        self.machine = SupervisorState(rungs=self._plans.count, home=chosen, state=rest, rung=chosen)
         self._events: asyncio.Queue[tuple[int | None, Event]] = asyncio.Queue()
         self._traffic = Traffic(on_idle=self._idle)
         self._changed = asyncio.Event()
@@ -106,7 +106,7 @@ class Supervisor:
         self._events.put_nowait((None, event))
 
     def start(self) -> None:
-        self.post(Start())
+        self.post(StartRequested())
 
     def stop(self, *, now: bool = False) -> None:
         self.post(Stop(now))
@@ -194,10 +194,10 @@ class Supervisor:
     async def ensure_ready(self) -> ModelStatus:
         while True:
             m = self.machine
-            leaving = m.state in ENDING and m.then is Then.STOP
+            leaving = m.state in ENDING and m.then is AfterExit.STOP
             if leaving or m.state in SETTLED:
                 return self.status()
-            if m.state is State.SLEEPING or m.then is Then.SLEEP:
+            if m.state is State.SLEEPING or m.then is AfterExit.SLEEP:
                 self.start()
             await self._changed.wait()
 
@@ -206,7 +206,7 @@ class Supervisor:
             return self._expected_ready_s
         return max(0.0, self._expected_ready_s - (time.monotonic() - self.started_at_s))
 
-    def request(self) -> AbstractContextManager[Progress]:
+    def request(self) -> AbstractContextManager[RequestProgress]:
         return self._traffic.request()
 
     # --- the task ----------------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class Supervisor:
         `started_at_s`: the start of the launcher's process, monotonic.
         """
         self.launched, self.started_at_s = True, started_at_s
-        machine, effects = step(self.machine, Start(), time.monotonic(), self._policy)
+        machine, effects = step(self.machine, StartRequested(), time.monotonic(), self._policy)
         assert effects == (Spawn(machine.rung),)
         self._become(machine)
         self.spawns += 1
@@ -244,13 +244,13 @@ class Supervisor:
         deadline = self.machine.deadline
         if deadline is None:
             return await self._events.get()
-        with suppress(Late):
+        with suppress(DeadlineExceeded):
             return await within(self._events.get(), deadline - time.monotonic())
         return None, Tick()
 
     def _note(self, event: Event) -> None:
         """Keep why the GPU is not used: the machine clears a failure at READY."""
-        if isinstance(event, DeviceMissing) or (isinstance(event, Exited) and event.fault is Fault.DEVICE):
+        if isinstance(event, DeviceMissing) or (isinstance(event, Exited) and event.fault is EngineFault.DEVICE):
             self._missing = event.failure
         elif isinstance(event, Warmed) and self.machine.rung != self._policy.cpu_rung:
             self._missing = None
@@ -259,7 +259,7 @@ class Supervisor:
         if self.machine.state is State.DRAINING and self._traffic.open == 0:
             self.post(Drained())
 
-    def _become(self, machine: Machine) -> None:
+    def _become(self, machine: SupervisorState) -> None:
         before, self.machine = self.machine, machine
         if machine != before:
             changed, self._changed = self._changed, asyncio.Event()
@@ -290,7 +290,7 @@ class Supervisor:
             child = spawn(plan.argv, plan.env, self._socket_path, self.terms.hygiene)
         except EdgeError as error:
             failure = Failure(_kind(error), str(error), error.hint or "see `edgellm doctor`")
-            self.post(Exited(Fault.PERMANENT, failure))
+            self.post(Exited(EngineFault.PERMANENT, failure))
             return
         self._attend(child, plan)
 

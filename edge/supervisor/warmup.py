@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from edge.plan.plan import Settings
+from msgspec import Struct
+
+from edge.board.board import Board
+from edge.models.meta import ModelMeta
+from edge.plan.plan import LaunchPlan, Settings
+from edge.supervisor.policy import ExpectedSpeed
 
 SPEED_TOKENS = 16  # enough for a rate, and about a second at 16 tokens/s
 A_TOKEN = 5  # any id: only the kernels for this number of tokens matter
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class WarmupRequest(Struct, frozen=True):
     """A request to the engine. `prompt_tokens`: length of its prompt. `copies`: how many are sent at once."""
 
     path: str
@@ -23,21 +26,21 @@ class Request:
     copies: int = 1
 
 
-def first(role: str, chat_template: bool) -> tuple[Request, ...]:
+def first(role: str, chat_template: bool) -> tuple[WarmupRequest, ...]:
     """Return requests for one token, the chat template's first. If the engine refuses one, the next is sent."""
     if role == "embedding":
-        return (Request("/v1/embeddings", {"input": "warm"}),)
+        return (WarmupRequest("/v1/embeddings", {"input": "warm"}),)
     if role == "rerank":
-        return (Request("/v1/rerank", {"query": "warm", "documents": ["up"]}),)
-    completion = Request("/completion", {"prompt": "Hello", "n_predict": 1, "cache_prompt": False})
+        return (WarmupRequest("/v1/rerank", {"query": "warm", "documents": ["up"]}),)
+    completion = WarmupRequest("/completion", {"prompt": "Hello", "n_predict": 1, "cache_prompt": False})
     if not chat_template:
         return (completion,)
     message = [{"role": "user", "content": "Hello"}]
-    chat = Request("/v1/chat/completions", {"messages": message, "max_tokens": 1, "cache_prompt": False})
+    chat = WarmupRequest("/v1/chat/completions", {"messages": message, "max_tokens": 1, "cache_prompt": False})
     return (chat, completion)
 
 
-def idle(settings: Settings, lengths: tuple[int, ...], system_prompt: str) -> Iterator[Request]:
+def idle(settings: Settings, lengths: tuple[int, ...], system_prompt: str) -> Iterator[WarmupRequest]:
     """Yield the idle warm-up: speed, prompts that fill a batch, every slot, and the profile's system prompt.
 
     The system prompt comes last: its KV cells stay in a slot for the first client.
@@ -45,22 +48,22 @@ def idle(settings: Settings, lengths: tuple[int, ...], system_prompt: str) -> It
     if settings.role != "chat":
         return
     speed = {"prompt": [A_TOKEN], "n_predict": SPEED_TOKENS, "ignore_eos": True, "cache_prompt": False}
-    yield Request("/completion", speed, "speed")
+    yield WarmupRequest("/completion", speed, "speed")
     room = settings.n_ctx // max(1, settings.n_parallel) - 8
     for length in sorted({*lengths, settings.n_ubatch + 1}):
         if 1 < length <= room:
             body = {"prompt": [A_TOKEN] * length, "n_predict": 1, "cache_prompt": False}
-            yield Request("/completion", body, f"a prompt of {length} tokens", length)
+            yield WarmupRequest("/completion", body, f"a prompt of {length} tokens", length)
     if settings.n_parallel > 1:
         body = {"prompt": [A_TOKEN] * 4, "n_predict": 2, "ignore_eos": True, "cache_prompt": False}
-        yield Request("/completion", body, "all slots", 4, settings.n_parallel)
+        yield WarmupRequest("/completion", body, "all slots", 4, settings.n_parallel)
     if system_prompt:
         messages = [{"role": "system", "content": system_prompt}, {"role": "user", "content": "Hello"}]
         body = {"messages": messages, "max_tokens": 1, "cache_prompt": True}
-        yield Request("/v1/chat/completions", body, "the system prompt", len(system_prompt) // 3)
+        yield WarmupRequest("/v1/chat/completions", body, "the system prompt", len(system_prompt) // 3)
 
 
-def answered(request: Request, status: int, answer: Any) -> bool:
+def answered(request: WarmupRequest, status: int, answer: Any) -> bool:
     """Return whether the answer holds at least one token, vector or score: a 200 alone is no proof."""
     if status != 200 or not isinstance(answer, dict):
         return False
@@ -75,3 +78,33 @@ def timing(answer: Any, name: str) -> float | None:
     """Return a positive number from llama-server's `timings`; None where it is absent or no number."""
     value = answer.get("timings", {}).get(name) if isinstance(answer, dict) else None
     return float(value) if isinstance(value, (int, float)) and value > 0 else None
+
+
+# Estimate how fast a model should answer on a board: from its memory bandwidth, or from the last good start.
+# Pure.
+
+# A mixture of experts reads its active experts for each token, and the rest (attention, embeddings, router) always.
+_ALWAYS_READ = 0.25
+
+
+def bytes_per_token(meta: ModelMeta) -> float:
+    """Return how many bytes of weights one generated token reads."""
+    used = meta.extra.get(f"{meta.arch}.expert_used_count")
+    if meta.n_expert <= 1 or isinstance(used, (str, bool)) or not used:
+        return float(meta.tensor_bytes)
+    return meta.tensor_bytes * min(1.0, float(used) / meta.n_expert + _ALWAYS_READ)
+
+
+def expected_speed(
+    board: Board, meta: ModelMeta, plan: LaunchPlan, last_good_tokens_s: float | None
+) -> ExpectedSpeed | None:
+    """Return the last good start's speed on this rung, else bandwidth over bytes per token; None if neither is known.
+
+    Generation is bound by memory bandwidth on every Jetson; without offload the CPU is, and nothing is expected.
+    """
+    if last_good_tokens_s is not None:
+        return ExpectedSpeed(last_good_tokens_s, f"the {last_good_tokens_s:.1f} tokens/s of the last good start")
+    if board.bandwidth_bytes_s is None or plan.settings.n_gpu_layers <= 0 or not meta.tensor_bytes:
+        return None
+    tokens_s = board.bandwidth_bytes_s / bytes_per_token(meta)
+    return ExpectedSpeed(tokens_s, f"the {tokens_s:.1f} tokens/s that this board's memory allows")

@@ -11,9 +11,8 @@ from contextlib import suppress
 from typing import Any
 
 from edge.linux.procfs import read_usage
-from edge.status import Degraded, Failure
-from edge.supervisor.attempt import Attempt, Sighting
-from edge.supervisor.child import Child
+from edge.linux.timeouts import DeadlineExceeded, happens, within
+from edge.supervisor.degraded import differences, grown
 from edge.supervisor.diagnose import Death, diagnose
 from edge.supervisor.events import (
     DeviceMissing,
@@ -22,22 +21,20 @@ from edge.supervisor.events import (
     Event,
     Exited,
     Hung,
-    Refused,
     Sleep,
+    StartRefused,
     Warmed,
 )
-from edge.supervisor.exitwatch import gone, reaped
-from edge.supervisor.lines import read_lines
-from edge.supervisor.memorywatch import grown
-from edge.supervisor.movement import Stillness, stalled, wedged
+from edge.supervisor.liveness import StallDetector, stalled, wedged
+from edge.supervisor.log_patterns import Patterns
 from edge.supervisor.oom import OomWitness
-from edge.supervisor.patterns import Patterns
-from edge.supervisor.probe import Probe
-from edge.supervisor.terms import Terms
+from edge.supervisor.policy import SupervisorOptions
+from edge.supervisor.process import Child
+from edge.supervisor.process_io import gone, read_lines, reaped
+from edge.supervisor.start import Attempt, LogEvent
+from edge.supervisor.status import Degraded, Failure
 from edge.supervisor.traffic import Traffic
-from edge.supervisor.truth import differences
-from edge.supervisor.warming import ConnectionLost, Warming
-from edge.waits import Late, happens, within
+from edge.supervisor.warmup_run import ConnectionLost, EngineClient, Warming
 
 HEALTH_POLL_S = 0.1  # until the engine logs that it is ready; then /health is asked at once
 # "model loaded" is logged some milliseconds before /health answers 200.
@@ -58,7 +55,7 @@ class Watch:
         child: Child,
         attempt: Attempt,
         patterns: Patterns,
-        terms: Terms,
+        terms: SupervisorOptions,
         *,
         post: Callable[[Event], None],
         on_line: Callable[[str], None],
@@ -83,7 +80,7 @@ class Watch:
         self._differences: tuple[Degraded, ...] = ()
         self._memory: tuple[Degraded, ...] = ()
         self._wedge_s = terms.policy.wedge_s if wedge_s is None else wedge_s
-        self._probe = Probe(child.socket_path)
+        self._probe = EngineClient(child.socket_path)
         self.warming = Warming(self._probe, attempt.plan.settings, chat_template, terms)
         self._reported_ready = asyncio.Event()
         self._exited = asyncio.Event()
@@ -122,7 +119,7 @@ class Watch:
 
     # --- log lines --------------------------------------------------------------------------------------------------
 
-    def _handle(self, events: Sequence[Sighting]) -> None:
+    def _handle(self, events: Sequence[LogEvent]) -> None:
         for event in events:
             if event.what == "loading":
                 self._post(EngineLoading())
@@ -147,7 +144,7 @@ class Watch:
         outputs, output_lines = await read_lines(self.child.stdout, self._stdout)
         try:
             await gone(self.child.pid)
-            with suppress(Late):
+            with suppress(DeadlineExceeded):
                 await within(asyncio.gather(error_lines.ended.wait(), output_lines.ended.wait()), PIPES_END_S)
         finally:
             errors.close()
@@ -181,7 +178,7 @@ class Watch:
         props = await self._probe.get("/props")
         self._differences = differences(self.attempt.plan, self.attempt.facts, props)
         if self._terms.strict and self.degraded:
-            self._post(Refused(_strict(self.degraded[0])))
+            self._post(StartRefused(_strict(self.degraded[0])))
             return
         try:
             failure = await self.warming.first()
@@ -204,7 +201,7 @@ class Watch:
 
     async def _watch_liveness(self) -> None:
         """Post a stall or a hang. While starting it is always judged, while serving only with a request open."""
-        stalls = Stillness(time.monotonic())
+        stalls = StallDetector(time.monotonic())
         while True:
             serving = self.first_token_s is not None
             if serving and not self._traffic.open:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from typing import Any
+
+from msgspec import to_builtins
 
 from edge.telemetry.energy import EnergyMeter
 from edge.telemetry.governor import Decision
-from edge.telemetry.history import History, HistoryPoint
-from edge.telemetry.sample import Sample
+from edge.telemetry.sample import History, HistoryPoint, Sample
 
 COLUMNS = ("at", "power_w", "temp_c", "gpu_load_ratio", "memory_used_bytes")
 
@@ -18,21 +18,25 @@ def sample_document(sample: Sample | None, now: float) -> dict[str, Any]:
     """Build the document of a sample. Unknown values are null; without a sample `source` is "none"."""
     if sample is None:
         return {"source": "none", "age_s": None}
-    memory = None if sample.memory is None else {**asdict(sample.memory), "gpu_used_bytes": sample.gpu_used_bytes}
+    memory = (
+        None
+        if sample.memory is None
+        else {**to_builtins(sample.memory, enc_hook=str), "gpu_used_bytes": sample.gpu_used_bytes}
+    )
     mode = sample.power_mode
     return {
         "source": sample.source,
         "age_s": round(sample.age_s(now), 2),
-        "power": None if sample.power is None else asdict(sample.power),
-        "rails": [asdict(rail) for rail in sample.rails],
-        "temperatures": [asdict(zone) for zone in sample.zones],
+        "power": None if sample.power is None else to_builtins(sample.power, enc_hook=str),
+        "rails": [to_builtins(rail, enc_hook=str) for rail in sample.rails],
+        "temperatures": [to_builtins(zone, enc_hook=str) for zone in sample.zones],
         "temp_c": sample.temp_c,
-        "gpus": [asdict(gpu) for gpu in sample.gpus],
-        "gpu_processes": [asdict(process) for process in sample.gpu_processes],
+        "gpus": [to_builtins(gpu, enc_hook=str) for gpu in sample.gpus],
+        "gpu_processes": [to_builtins(process, enc_hook=str) for process in sample.gpu_processes],
         "memory": memory,
         "cpu_load_ratio": sample.cpu_load_ratio,
         "emc": {"load_ratio": sample.emc_load_ratio, "clock_hz": sample.emc_clock_hz},
-        "fan": None if sample.fan is None else asdict(sample.fan),
+        "fan": None if sample.fan is None else to_builtins(sample.fan, enc_hook=str),
         "disk_free_bytes": sample.disk_free_bytes,
         "throttled": list(sample.throttled),
         "overcurrent": dict(sample.overcurrent),
@@ -48,7 +52,7 @@ def governor_document(decision: Decision, act: bool, max_watts: float | None) ->
         "because": decision.because,
         "act": act,
         "max_watts": max_watts,
-        "limit": asdict(decision.limit),
+        "limit": to_builtins(decision.limit, enc_hook=str),
     }
 
 

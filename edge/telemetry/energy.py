@@ -9,8 +9,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
+
+from msgspec import Struct, field
 
 from edge.telemetry.jtop_line import IDLE_INTERVAL_S
 
@@ -23,16 +24,14 @@ FEWEST_SAMPLES = 3
 HOURS = 48
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(Struct, frozen=True):
     """One measurement of power."""
 
     at_s: float
     power_w: float
 
 
-@dataclass(slots=True, eq=False)
-class Work:
+class Work(Struct, eq=False):
     """One request. `tokens` is set at its end, `so_far` counts them before (0: unknown); `end_s` is None while open."""
 
     start_s: float
@@ -54,8 +53,7 @@ class Work:
         return self.start_s <= start_s and (self.end_s is None or end_s <= self.end_s)
 
 
-@dataclass(slots=True)
-class Use:
+class Use(Struct):
     """Totals of one model since telemetry started. `joules` are its share while it had requests."""
 
     joules: float = 0.0
@@ -63,8 +61,7 @@ class Use:
     requests: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
+class Curve(Struct, frozen=True):
     """Power over time: linear between points, constant beyond both ends for at most `GAP_S`."""
 
     points: Sequence[Point]
@@ -100,8 +97,7 @@ def share(mine: Work, active: Sequence[Work], now: float) -> float:
     return own / sum(own if work is mine else work.rate(now) or own for work in active)
 
 
-@dataclass(slots=True)
-class EnergyMeter:
+class EnergyMeter(Struct):
     """Energy of a board, its models and requests, from power (`add`) and requests (`begin`, `request`, `cancel`)."""
 
     total_joules: float = 0.0

@@ -11,9 +11,11 @@ configured to is worse than a slow one. Throttling by the board and over-current
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from edge.board.board import PowerMode
 from edge.telemetry.sample import Sample, Zone
 
 # Between software throttling and shutdown: Orin 99.0 and 104.5 (NVIDIA's kernel patch for p3701), Thor about 109 and
@@ -32,7 +34,7 @@ class Level(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ThermalLimits:
     """Limits of the governor, see [thermal]. Margins are in °C below a zone's trip point."""
 
     act: bool = False
@@ -74,7 +76,7 @@ class Decision:
 class Governor:
     """The governor of one board: fed with every sample, it keeps levels and when they were entered."""
 
-    limits: Limits = field(default_factory=Limits)
+    limits: ThermalLimits = field(default_factory=ThermalLimits)
     level: Level = Level.NOMINAL
     _heat: _Heat = field(init=False)
     _watts: _Watts = field(init=False)
@@ -105,7 +107,7 @@ class Governor:
 class _Heat:
     """Level by temperature."""
 
-    limits: Limits
+    limits: ThermalLimits
     level: Level = Level.NOMINAL
     because: str = "no temperature with a trip point"
     since_s: float = _NEVER_S
@@ -147,7 +149,7 @@ class _Heat:
 class _Watts:
     """Level by power: above `max_watts` one up a dwell time, HOT at most; below 95 % of it one down."""
 
-    limits: Limits
+    limits: ThermalLimits
     level: Level = Level.NOMINAL
     because: str = ""
     average_w: float | None = None
@@ -176,3 +178,72 @@ def _passive(zone: Zone) -> float:
     if zone.passive_c is not None:
         return zone.passive_c
     return 0.0 if zone.critical_c is None else zone.critical_c - _PASSIVE_BELOW_CRITICAL_C
+
+
+# Choose what is logged: the power mode and clocks, and throttling that starts or ends. Pure.
+
+THROTTLED_QUIET_S = 10.0  # a board at its limit throttles and stops several times a second
+OVERCURRENT_QUIET_S = 60.0  # some healthy boards count events all the time (7.6 a second on an Orin Nano)
+
+
+@dataclass(slots=True)
+class Debouncer:
+    """A condition that comes and goes; it has ended when it was absent for `quiet_s`."""
+
+    quiet_s: float
+    reasons: tuple[str, ...] = ()
+    _seen_s: float = 0.0
+
+    def step(self, reasons: Iterable[str], now: float) -> tuple[str, ...] | None:
+        """Return all reasons when the condition starts or one is added, () when it ends, None without a change."""
+        joined = tuple(dict.fromkeys((*self.reasons, *(found := tuple(reasons)))))
+        if found:
+            self._seen_s = now
+        elif self.reasons and now - self._seen_s >= self.quiet_s:
+            joined = ()
+        if joined == self.reasons:
+            return None
+        self.reasons = joined
+        return joined
+
+
+@dataclass(slots=True)
+class ChangeReporter:
+    """Log lines of one board, from every sample."""
+
+    _throttled: Debouncer = field(default_factory=lambda: Debouncer(THROTTLED_QUIET_S))
+    _overcurrent: Debouncer = field(default_factory=lambda: Debouncer(OVERCURRENT_QUIET_S))
+    _counts: Mapping[str, int] = field(default_factory=dict)
+    _mode: tuple[PowerMode, bool | None] | None = None
+
+    def warnings(self, sample: Sample, now: float, tokens_per_s: float | None) -> list[str]:
+        lines = []
+        throttled = self._throttled.step(sample.throttled, now)
+        if throttled is not None:
+            speed = f", {tokens_per_s:.1f} tokens/s" if tokens_per_s else ""
+            lines.append(f"throttled by the board itself: {', '.join(throttled) or 'no longer'}{speed}")
+        risen = [name for name, count in sample.overcurrent.items() if count > self._counts.get(name, 0)]
+        self._counts = {**self._counts, **sample.overcurrent}
+        overcurrent = self._overcurrent.step(risen, now)
+        if overcurrent is not None:
+            lines.append(f"over-current: {', '.join(overcurrent) or 'no longer'}")
+        return lines
+
+    def mode(self, sample: Sample) -> str | None:
+        """Return a sentence on power mode and clocks, first and after each change; else None."""
+        if sample.power_mode is None or (now := (sample.power_mode, sample.jetson_clocks)) == self._mode:
+            return None
+        self._mode = now
+        parts = [f"power mode {sample.power_mode.name}"]
+        parts += [
+            f"{gpu.name.replace('gpu', 'GPU')} at most {_mhz(gpu.max_clock_hz)}"
+            for gpu in sample.gpus
+            if gpu.max_clock_hz
+        ]
+        parts += [f"memory controller {_mhz(sample.emc_clock_hz)}"] if sample.emc_clock_hz else []
+        parts += [f"clocks {'locked' if sample.jetson_clocks else 'not locked'}"] if now[1] is not None else []
+        return ", ".join(parts)
+
+
+def _mhz(hertz: float) -> str:
+    return f"{hertz / 1e6:.0f} MHz"

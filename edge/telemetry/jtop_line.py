@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
 from typing import Any
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from edge.board.board import PowerMode
-from edge.telemetry.rails import SUM, SUM_NOTE
-from edge.telemetry.sample import Fan, GpuProcess, GpuState, Power, Rail, Sample, Zone, celsius
+from edge.telemetry.sample import Fan, GpuProcess, GpuState, PowerState, Rail, Sample, Zone, celsius
+from edge.telemetry.sensors import SUM, SUM_NOTE
 
 SCHEMA = 1
 IDLE_INTERVAL_S, WATCHED_INTERVAL_S = 5.0, 1.0  # between samples: without a client that shows them, and with one
 _VERSIONS = re.compile(r"service: \[([^\]]+)\] and client: \[([^\]]+)\]")
 
 
-@dataclass(frozen=True, slots=True)
-class JtopFault:
+class JtopFault(Struct, frozen=True):
     """Why jtop gives no values now. `kind` is a stable word; `hint` is one next step."""
 
     kind: str
@@ -122,6 +123,6 @@ _GPU_KEYS = (
 )
 
 
-def _power(row: dict[str, Any]) -> Power:
+def _power(row: dict[str, Any]) -> PowerState:
     rail = str(row["rail"])
-    return Power(float(row["power_w"]), rail, tuple(row.get("parts", ())), SUM_NOTE if rail == SUM else None)
+    return PowerState(float(row["power_w"]), rail, tuple(row.get("parts", ())), SUM_NOTE if rail == SUM else None)

@@ -157,7 +157,7 @@ def describe(client: Any) -> dict[str, Any]:
 # -- the loop ---------------------------------------------------------------------------------------------------------
 
 
-class Reader:
+class JtopReader:
     """A thread that samples and may hang, and a deadline beside it.
 
     The service has one interval for all clients. The first client sets it; it is free again after QUIET_S without any
@@ -258,7 +258,7 @@ class Reader:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="jtop's values as JSON lines")
     parser.add_argument("--interval", type=float, default=5.0, help="seconds between samples (1 at least)")
-    reader = Reader(max(1.0, parser.parse_args(arguments).interval))
+    reader = JtopReader(max(1.0, parser.parse_args(arguments).interval))
     reader.start()
     return reader.watch(sys.stdin.fileno())
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from edge.telemetry.sample import GpuState, Power, Sample, Zone
+from msgspec import Struct
+
+from edge.telemetry.sample import GpuState, PowerState, Sample, Zone
 
 # nvmlClocksEventReasons of nvml.h. Idle, application clocks and synchronized groups are no throttling.
 _REASONS = {
@@ -29,8 +30,7 @@ def installed() -> bool:
     return importlib.util.find_spec("pynvml") is not None
 
 
-@dataclass(frozen=True, slots=True)
-class _Device:
+class _Device(Struct, frozen=True):
     """A GPU and what does not change about it."""
 
     handle: Any
@@ -141,10 +141,10 @@ class NvmlSource:
             return None
 
 
-def _total(states: list[GpuState]) -> Power | None:
+def _total(states: list[GpuState]) -> PowerState | None:
     """Sum the power of all GPUs; None if one is unknown: its absence would look like a saving."""
     watts = [state.power_w for state in states if state.power_w is not None]
     if not watts or len(watts) < len(states):
         return None
     rail = "GPU" if len(states) == 1 else "sum of GPUs"
-    return Power(sum(watts), rail, tuple(state.uuid or state.name for state in states), NOTE)
+    return PowerState(sum(watts), rail, tuple(state.uuid or state.name for state in states), NOTE)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import fields, replace
 
 from edge.board.board import PowerMode
 
@@ -12,8 +15,7 @@ from edge.board.board import PowerMode
 OFFLINE_C = -256.0
 
 
-@dataclass(frozen=True, slots=True)
-class Rail:
+class Rail(Struct, frozen=True):
     """Power of one supply rail."""
 
     name: str  # the board's own label: "VDD_IN", "VIN_SYS_5V0"
@@ -22,8 +24,7 @@ class Rail:
     current_a: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Power:
+class PowerState(Struct, frozen=True):
     """Total power. `rail` names its origin: one rail, "sum of rails" or "sum of GPUs"; `parts` are its summands."""
 
     power_w: float
@@ -32,8 +33,7 @@ class Power:
     note: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Zone:
+class Zone(Struct, frozen=True):
     """A temperature with its trip points. `temp_c` is None while the sensor is gated or unreadable."""
 
     name: str  # lower case, without "-thermal": "tj", "cpu", "gpu", "soc0"; a GPU's UUID for discrete ones
@@ -42,8 +42,7 @@ class Zone:
     critical_c: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GpuState:
+class GpuState(Struct, frozen=True):
     """A GPU at one instant."""
 
     name: str
@@ -57,8 +56,7 @@ class GpuState:
     memory_total_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryState:
+class MemoryState(Struct, frozen=True):
     """The machine's memory: MemAvailable, never MemFree, which counts the page cache as used (FC-17)."""
 
     total_bytes: int
@@ -71,16 +69,14 @@ class MemoryState:
         return self.total_bytes - self.available_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Fan:
+class Fan(Struct, frozen=True):
     """A fan: PWM duty and measured speed."""
 
     speed_ratio: float | None = None
     rpm: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GpuProcess:
+class GpuProcess(Struct, frozen=True):
     """A process with GPU memory."""
 
     pid: int
@@ -88,8 +84,7 @@ class GpuProcess:
     gpu_memory_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """The values of one source, or of several merged; `source` is then where power and temperature came from.
 
     `at_s` is on the monotonic clock. `throttled` names the reasons for which the board itself lowers its clocks;
@@ -98,7 +93,7 @@ class Sample:
 
     at_s: float
     source: str
-    power: Power | None = None
+    power: PowerState | None = None
     rails: tuple[Rail, ...] = ()
     zones: tuple[Zone, ...] = ()
     gpus: tuple[GpuState, ...] = ()
@@ -215,3 +210,62 @@ def _join(known: _T, other: _T) -> _T:
     """Fill absent fields of `known` from `other`."""
     gaps = {f.name: getattr(other, f.name) for f in fields(known) if getattr(known, f.name) is None}
     return replace(known, **gaps)
+
+
+# Keep a history in bounded memory: every second of ten minutes and every minute of a day.
+
+SECONDS = 600
+MINUTES = 1440
+
+
+class HistoryPoint(NamedTuple):
+    """One row of the history. `at_s` is on the monotonic clock."""
+
+    at_s: float
+    power_w: float | None
+    temp_c: float | None
+    gpu_load_ratio: float | None
+    memory_used_bytes: int | None
+    tokens: int  # since telemetry started
+
+
+class History(Struct):
+    """Seconds, and minutes averaged from them."""
+
+    seconds: deque[HistoryPoint] = field(default_factory=lambda: deque(maxlen=SECONDS))
+    minutes: deque[HistoryPoint] = field(default_factory=lambda: deque(maxlen=MINUTES))
+    _minute: list[HistoryPoint] = field(default_factory=list)
+
+    def add(self, point: HistoryPoint) -> None:
+        self.seconds.append(point)
+        if self._minute and point.at_s // 60 != self._minute[0].at_s // 60:
+            self.minutes.append(_mean(self._minute))
+            self._minute.clear()
+        self._minute.append(point)
+
+    def rate(self, over_s: float = 10.0) -> float | None:
+        """Return tokens per second over the last `over_s`; None without two rows."""
+        if len(self.seconds) < 2:
+            return None
+        last = self.seconds[-1]
+        first = next(point for point in self.seconds if point.at_s >= last.at_s - over_s)
+        span = last.at_s - first.at_s
+        return (last.tokens - first.tokens) / span if span > 0 else None
+
+
+def _mean(points: list[HistoryPoint]) -> HistoryPoint:
+    """Average each value over the rows that have it; of the temperature keep the maximum."""
+
+    def mean(values: list[float]) -> float | None:
+        return sum(values) / len(values) if values else None
+
+    temps = [m.temp_c for m in points if m.temp_c is not None]
+    used = mean([float(m.memory_used_bytes) for m in points if m.memory_used_bytes is not None])
+    return HistoryPoint(
+        points[0].at_s,
+        mean([m.power_w for m in points if m.power_w is not None]),
+        max(temps, default=None),
+        mean([m.gpu_load_ratio for m in points if m.gpu_load_ratio is not None]),
+        None if used is None else int(used),
+        points[-1].tokens,
+    )

@@ -8,13 +8,12 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from edge.linux.timeouts import happens
 from edge.telemetry.energy import EnergyMeter
-from edge.telemetry.history import History, HistoryPoint
 from edge.telemetry.jtop import JtopSource
 from edge.telemetry.jtop_line import IDLE_INTERVAL_S, WATCHED_INTERVAL_S
-from edge.telemetry.sample import Sample, merge
-from edge.telemetry.source import Clock, Reader, Source
-from edge.waits import happens
+from edge.telemetry.sample import History, HistoryPoint, Sample, merge
+from edge.telemetry.source import Clock, SensorSource, SourceReader
 
 log = logging.getLogger("edge.telemetry")
 
@@ -32,7 +31,7 @@ class Sampler:
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[SensorSource],
         jtop: JtopSource | None = None,
         *,
         interval_s: float = 1.0,
@@ -42,7 +41,7 @@ class Sampler:
         self.latest: Sample | None = None
         self.history = History()
         self.energy = EnergyMeter()
-        self.readers = [Reader(source, interval_s, clock) for source in sources]
+        self.readers = [SourceReader(source, interval_s, clock) for source in sources]
         self.jtop = jtop
         self.clock = clock
         self.wall = wall
@@ -54,7 +53,7 @@ class Sampler:
         self._logged: dict[str, str] = {}
 
     @property
-    def parts(self) -> list[Reader | JtopSource]:
+    def parts(self) -> list[SourceReader | JtopSource]:
         return [*self.readers, *([self.jtop] if self.jtop is not None else [])]
 
     def fresh(self, now: float) -> dict[str, Sample]:

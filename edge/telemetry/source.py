@@ -13,7 +13,7 @@ Clock = Callable[[], float]
 _LONGEST_PAUSE = 32  # intervals between reads of a source that keeps failing
 
 
-class Source(Protocol):
+class SensorSource(Protocol):
     """A set of sensors that is read together."""
 
     @property
@@ -24,13 +24,13 @@ class Source(Protocol):
         ...
 
 
-class Reader:
+class SourceReader:
     """A source and its thread. `latest` is its last sample, `error` why the last read failed.
 
     The thread is a daemon: a read that never returns (a dead I2C bus, a lost GPU) must not block the exit.
     """
 
-    def __init__(self, source: Source, interval_s: float, clock: Clock) -> None:
+    def __init__(self, source: SensorSource, interval_s: float, clock: Clock) -> None:
         self.name = source.name
         self.latest: Sample | None = None
         self.error: str | None = None

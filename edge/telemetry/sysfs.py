@@ -6,15 +6,31 @@ Nodes are found by name and type once and read each second. While one is missing
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from edge.board.board import PowerMode
-from edge.telemetry.nodes import read_int
-from edge.telemetry.rails import RailNode, find_rails, total
 from edge.telemetry.sample import GpuState, Sample
-from edge.telemetry.soc import GpuNode, cpu_locked, find_fan, find_gpu, read_emc, read_fan, read_memory, read_power_mode
-from edge.telemetry.zones import ZoneNode, find_overcurrent, find_throttle_alerts, find_zones
+from edge.telemetry.sensors import (
+    GpuNode,
+    RailNode,
+    ZoneNode,
+    cpu_locked,
+    find_fan,
+    find_gpu,
+    find_overcurrent,
+    find_rails,
+    find_throttle_alerts,
+    find_zones,
+    read_emc,
+    read_fan,
+    read_int,
+    read_memory,
+    read_power_mode,
+    total,
+)
 
 REPROBE_S = 30.0
 _SLOW_S = 10.0  # power mode and locked clocks only change when an operator changes them

@@ -23,13 +23,12 @@ from edge.config.values import TelemetryConfig, ThermalConfig
 from edge.telemetry import nvml
 from edge.telemetry.document import energy_document, governor_document, history_document, notes, sample_document
 from edge.telemetry.energy import EnergyMeter
-from edge.telemetry.governor import AdmissionLimit, Decision, Governor, Level, Limits
+from edge.telemetry.governor import AdmissionLimit, ChangeReporter, Decision, Governor, Level, ThermalLimits
 from edge.telemetry.host import HostSource
 from edge.telemetry.jtop import JtopSource
-from edge.telemetry.news import ChangeReporter
 from edge.telemetry.sample import Sample
 from edge.telemetry.sampler import Sampler, TracePoint
-from edge.telemetry.source import Clock, Source
+from edge.telemetry.source import Clock, SensorSource
 from edge.telemetry.sysfs import SysfsSource
 
 log = logging.getLogger("edge.telemetry")
@@ -62,12 +61,12 @@ class Telemetry:
         *,
         root: Path = Path("/"),
         jtop: JtopSource | None = None,
-        limits: Limits | None = None,
+        limits: ThermalLimits | None = None,
         clock: Clock = time.monotonic,
     ) -> Telemetry:
         """Build the telemetry of a board. `root`, `jtop`, `limits` and `clock` replace the real ones in tests."""
         settings, thermal = settings or TelemetryConfig(), thermal or ThermalConfig()
-        sources: list[Source] = [SysfsSource(root), HostSource(disk)]
+        sources: list[SensorSource] = [SysfsSource(root), HostSource(disk)]
         thor = board.soc is not None and "thor" in board.soc.lower()
         asked = root == Path("/") and (thor or (bool(board.gpus) and board.soc is None))
         if asked and nvml.installed():
@@ -203,9 +202,9 @@ def _effect(limit: AdmissionLimit) -> str:
     return "; fewer requests at once" if limit.fraction < 1 else ""
 
 
-def limits_of(thermal: ThermalConfig) -> Limits:
+def limits_of(thermal: ThermalConfig) -> ThermalLimits:
     """Return the governor's limits of a configuration."""
-    return Limits(
+    return ThermalLimits(
         act=thermal.act,
         max_watts=thermal.max_watts,
         passive_margin_c=thermal.warn_margin_c,

@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 
 from edge.gateway.app import make_app
+from edge.gateway.config import GatewayOptions
 from edge.gateway.handler import CONTEXT
 from edge.gateway.server import serve
-from edge.gateway.settings import GatewayConfig
 from tests.fakes.upstream.model import FakeModel
 
 
@@ -27,7 +27,7 @@ async def main(path: str, port: int) -> None:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))
     listener.listen(512)
-    app = make_app({"chat": model}, GatewayConfig(queue_requests=64))
+    app = make_app({"chat": model}, GatewayOptions(queue_requests=64))
     serving = await serve(app, [listener])
     context = app[CONTEXT]
 

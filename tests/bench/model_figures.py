@@ -59,7 +59,7 @@ def header(folder: Path) -> None:
         gguf.tensor(f"blk.{layer}.ffn_up_exps.weight", 8192, 8192, 10, type="Q5_K")
     path = gguf.save_sparse(folder / "big-Q5_K_M.gguf")
     program = (
-        "import timeit; from edge.model.header import read_header; path = Path(sys.argv[1])\n"
+        "import timeit; from edge.models.header import read_header; path = Path(sys.argv[1])\n"
         "print(min(timeit.repeat(lambda: read_header(path), number=1, repeat=6)))\n" + _PEAK
     )
     best, peak = python(program, path)
@@ -72,7 +72,7 @@ def listing(folder: Path) -> None:
     for number in range(200):
         Gguf("llama").model(vocab=2000).save(state / "data" / "models" / f"m{number}-Q5_K_M.gguf")
     program = (
-        "import time; from edge.model.store import Store; from edge.model.survey import survey\n"
+        "import time; from edge.models.store import Store; from edge.models.survey import survey\n"
         "began = time.perf_counter(); lines = survey(Store(Path(sys.argv[1])), Path(sys.argv[2]))\n"
         "print(time.perf_counter() - began); assert len(lines) == 200"
     )
@@ -88,8 +88,8 @@ def listing(folder: Path) -> None:
 
 
 def check(folder: Path, size: int) -> None:
-    from edge.model.deep import check_deep
-    from edge.model.open import open_model
+    from edge.models.check import check_deep
+    from edge.models.open import open_model
 
     path = big(folder / "m-Q5_K_M.gguf", size)
     model = open_model(path)
@@ -156,7 +156,7 @@ def one_pull(models: Path, url: str, kind: str) -> tuple[float, int]:
     """Seconds of the pull itself, imports left out, and the peak memory of its process in KiB."""
     ref = f"{url}/files/owner/repo/m-Q5_K_M.gguf" if kind == "url" else "hf://owner/repo"
     program = (
-        "import time, httpx; from edge.model.pull import pull; import edge.model.transfer, edge.model.fetch\n"
+        "import time, httpx; from edge.models.pull import pull; import edge.models.transfer, edge.models.pull\n"
         "if sys.argv[1].startswith('hf'): import huggingface_hub, huggingface_hub.utils\n"
         "t = time.perf_counter(); pull(sys.argv[1], Path(sys.argv[2])); print(time.perf_counter() - t)\n" + _PEAK
     )

@@ -33,9 +33,9 @@ from typing import Any
 
 import httpx
 
-from edge.coldstart import journal
 from edge.linux.procfs import read_usage
-from edge.model.pull import pull
+from edge.models.pull import pull
+from edge.plan import start_records
 from tests.conftest import CACHE
 from tests.serving import DEMO, Up, alive, children, eventually
 
@@ -179,7 +179,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 def known_after_ms(up: Up) -> dict[str, float]:
     """From the completion that came back to READY, by the records of the last starts."""
-    records = journal.read(up.state / "state" / "main" / "starts.jsonl")
+    records = start_records.read(up.state / "state" / "main" / "starts.jsonl")
     return spread([(r["ready_s"] - r["first_token_s"]) * 1000 for r in records if r.get("ready_s") is not None])
 
 
@@ -203,8 +203,8 @@ def first_and_fifth(up: Up) -> dict[str, float]:
 
 
 def up_restart(up: Up) -> None:
-    from edge.client import Client
-    from edge.folders import folders
+    from edge.cli.client import Client
+    from edge.paths import folders
 
     client = Client(folders({}, up.state))
     client.restart()

@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from edge.model.pull import pull
+from edge.models.pull import pull
 from edge.telemetry.sysfs import SysfsSource
 from tests.bench.rows import Row, report
 from tests.conftest import CACHE

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from edge.board import device_nodes
-from edge.board.board import Board, Cpu, Gpu
+from edge.board.board import Board, Cpu, Gpu, visible
 from edge.board.probe import probe
-from edge.board.visible import visible
 from tests.trees.trees import copy, write
 
 CPU = Cpu("x", 4, 4)

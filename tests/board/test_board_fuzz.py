@@ -8,12 +8,11 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge.board import cpu, l4t, power
+from edge.board import cpu, jetson
 from edge.board.memory import snapshot
 from edge.board.probe import probe
-from edge.board.table import table
-from edge.doctor.doctor import examine
-from edge.doctor.gather.everything import read_facts
+from edge.board.tables import table
+from edge.doctor.doctor import examine, read_facts
 from tests.doctor.patients import places
 from tests.trees.trees import write
 
@@ -92,7 +91,7 @@ def test_garbage_in_any_file_is_no_error(files: dict[str, bytes], base: str) -> 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=4))
 def test_every_release_has_a_neighbour_that_is_not_newer_in_its_major(version: list[int]) -> None:
-    found = l4t.identify(".".join(map(str, version)), None, table().releases)
+    found = jetson.identify(".".join(map(str, version)), None, table().releases)
     assert found.jetpack is not None
     taken = next(release for release in table().releases if release.jetpack == found.jetpack)
     majors = {release.version[0] for release in table().releases}
@@ -108,5 +107,5 @@ def test_cpu_lists_are_read_back(numbers: set[int]) -> None:
 
 @given(st.text(max_size=60), st.text(max_size=60))
 def test_power_state_reads_any_text(status: str, conf: str) -> None:
-    power.active(status, conf)
-    power.modes(conf)
+    jetson.active(status, conf)
+    jetson.modes(conf)

@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.board import meminfo
+from edge.board import memory
 from edge.board.memory import assumed, snapshot
 from edge.board.named import board_by_id
 from edge.board.probe import probe
@@ -116,7 +116,7 @@ def test_named_board_has_an_assumed_headless_memory() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=300))
 def test_meminfo_reads_any_text(text: str) -> None:
-    values = meminfo.parse(text)
-    available, _ = meminfo.available_bytes(values)
+    values = memory.parse(text)
+    available, _ = memory.mem_available_bytes(values)
     assert all(value >= 0 for value in values.values())
     assert available >= 0

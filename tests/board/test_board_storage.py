@@ -9,7 +9,7 @@ import pytest
 
 from edge.board import readrate
 from edge.board.storage import classify, mount_of, mounts
-from edge.board.tree import Tree
+from edge.linux.tree import Tree
 from tests.trees.trees import copy, tree, write
 
 MIB = 1 << 20

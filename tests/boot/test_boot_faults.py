@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from edge.service.unitfile import drop_ins
-from edge.service.wish import UnitSettings
+from edge.service.units import UnitSettings, drop_ins
 from tests.boot.board import Board
 from tests.boot.conftest import EDGELLM, Product
 from tests.boot.journal import entries

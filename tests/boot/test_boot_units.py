@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edge.service import layout
-from edge.service.unitfile import drop_ins
-from edge.service.wish import UnitSettings
+from edge.service import units as layout
+from edge.service.units import UnitSettings, drop_ins
 from tests.boot import image
 from tests.boot.board import Board, Disk
 from tests.boot.conftest import FULL, STUBBED

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from edge.model.pull import pull
+from edge.models.pull import pull
 from tests.boot import image
 from tests.boot.board import Disk
 from tests.conftest import CACHE

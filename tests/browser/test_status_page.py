@@ -6,15 +6,15 @@ import asyncio
 import json
 import math
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from edge.gateway import keyring, keys
-from edge.gateway.settings import GatewayConfig
-from edge.status import Degraded, Gate, ModelStatus, State
+from edge.gateway import keys
+from edge.gateway.config import GatewayOptions
+from edge.supervisor.status import Degraded, Gate, ModelStatus, State
 from tests.browser.chromium import Tab, chromium, installed
 from tests.fakes.upstream.engine import Line, Received
 from tests.gateway.conftest import Rig, Rigs, rig, sockets
@@ -237,8 +237,8 @@ async def test_a_degraded_model_is_no_secret(rig: Rigs) -> None:
 
 async def test_a_key_is_asked_for_and_kept_for_this_tab_only(rig: Rigs, tmp_path: Path) -> None:
     secret = keys.new_secret()
-    keyring.write(tmp_path / "keys.toml", [keys.make("tab", secret, admin=False, created="", others=())])
-    here = await rig(answer, config=GatewayConfig(keys_file=tmp_path / "keys.toml"))
+    keys.write(tmp_path / "keys.toml", [keys.make("tab", secret, admin=False, created="", others=())])
+    here = await rig(answer, config=GatewayOptions(keys_file=tmp_path / "keys.toml"))
     async with chromium() as tab:
         await tab.open(url(here))
         await tab.until("document.querySelector('#key-form').checkVisibility()")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import trustme
 
-from edge.chat import reachable
 from edge.cli import main
-from edge.gateway.settings import GatewayConfig
+from edge.cli.chat import reachable
+from edge.gateway.config import GatewayOptions
 from tests.fakes.upstream.engine import Line, Received
 from tests.gateway.conftest import Rig, Rigs, rig, sockets
 from tests.gateway.raw import until
@@ -92,7 +92,7 @@ async def test_a_key_comes_from_the_environment(
 ) -> None:
     assert main(["key", "add", "laptop", "--file", str(tmp_path / "keys.toml")]) == 0
     secret = capsys.readouterr().out.strip()
-    here = await rig(story, config=GatewayConfig(keys_file=tmp_path / "keys.toml"))
+    here = await rig(story, config=GatewayOptions(keys_file=tmp_path / "keys.toml"))
     assert await chat(here, "Hello") == 69
     assert "EDGELLM_API_KEY" in capsys.readouterr().err
     monkeypatch.setenv("EDGELLM_API_KEY", secret)
@@ -109,7 +109,7 @@ async def test_a_certificate_that_signed_itself_is_trusted_by_name(
     issued = authority.issue_cert("127.0.0.1")
     issued.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "both.pem"))
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    here = await rig(story, config=GatewayConfig(tls_cert=tmp_path / "both.pem", tls_key=tmp_path / "both.pem"))
+    here = await rig(story, config=GatewayOptions(tls_cert=tmp_path / "both.pem", tls_key=tmp_path / "both.pem"))
     ask = ["chat", "--url", f"https://127.0.0.1:{here.port}", "Hello"]
     assert await asyncio.to_thread(main, ask) != 0
     assert "certificate" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge.cli import main
-from edge.gateway import keyring, keys
+from edge.gateway import keys
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def test_a_key_is_shown_once_kept_as_a_hash_and_can_be_revoked(
     path = tmp_path / "config" / "keys.toml"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert secret not in path.read_text()
-    found = keys.find(keyring.read(path), secret)
+    found = keys.find(keys.read(path), secret)
     assert found is not None and found.name == "laptop" and not found.admin
     assert main(["key", "add", "owner", "--admin", "--json", *state]) == 0
     made = json.loads(capsys.readouterr().out)
@@ -46,7 +46,7 @@ def test_a_key_from_standard_input_is_never_printed(
     assert main(["key", "add", "mine", "--stdin", *state]) == 0
     shown = capsys.readouterr()
     assert "my-own" not in shown.out + shown.err
-    assert keys.find(keyring.read(tmp_path / "config" / "keys.toml"), "my-own-long-enough-key-123") is not None
+    assert keys.find(keys.read(tmp_path / "config" / "keys.toml"), "my-own-long-enough-key-123") is not None
 
 
 def test_mistakes_have_their_exit_codes(

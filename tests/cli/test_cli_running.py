@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from edge.render.status import status_lines
+from edge.cli.running import status_lines
 
 
 def test_status_names_the_closed_gate_and_the_failure() -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from edge.gateway import keyring, keys
-from edge.gateway.settings import GatewayConfig
+from edge.gateway import keys
+from edge.gateway.config import GatewayOptions
 from tests.fakes.upstream.model import FakeModel
 from tests.fakes.upstream.real import real_engine
 from tests.gateway.conftest import Rigs, rig, sockets
@@ -61,7 +61,7 @@ def environment(cache: Path, requirements: Path) -> Path:
 @pytest.fixture
 def secret(tmp_path: Path) -> str:
     made = keys.new_secret()
-    keyring.write(tmp_path / "keys.toml", [keys.make("clients", made, admin=False, created="", others=())])
+    keys.write(tmp_path / "keys.toml", [keys.make("clients", made, admin=False, created="", others=())])
     return made
 
 
@@ -69,7 +69,7 @@ async def run(rig: Rigs, engines: dict[str, Path], folder: Path, secret: str, co
     """The names of the checks that passed. Fails with all that did not."""
     models = {name: FakeModel(name, str(path)) for name, path in engines.items()}
     models["chat"].slots = 2
-    here = await rig(models=models, config=GatewayConfig(keys_file=folder / "keys.toml"))
+    here = await rig(models=models, config=GatewayOptions(keys_file=folder / "keys.toml"))
     environment = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
     environment |= {"BASE": f"http://127.0.0.1:{here.port}", "KEY": secret, "PYTHONPATH": str(HERE)}
     child = await asyncio.create_subprocess_exec(

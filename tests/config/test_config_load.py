@@ -8,7 +8,7 @@ import pytest
 
 from edge.config import load
 from edge.errors import ConfigError, UsageError
-from edge.folders import Folders, folders
+from edge.paths import Folders, folders
 
 
 @pytest.fixture

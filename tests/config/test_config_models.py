@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from edge.config import Config, load
 from edge.config.models import id_of
 from edge.errors import ConfigError, UsageError
-from edge.folders import folders
+from edge.paths import folders
 
 FILE = """
 [[model]]

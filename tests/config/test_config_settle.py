@@ -11,9 +11,8 @@ from edge.cli import main
 from edge.config import load, resolve_profile
 from edge.config.schema import reference
 from edge.config.show import rows
-from edge.config.values import CONFIG_KEYS, MODEL_KEYS
-from edge.folders import folders
-from edge.profile.profile import SETTINGS, Wishes
+from edge.config.values import CONFIG_KEYS, MODEL_KEYS, SETTINGS, Preset
+from edge.paths import folders
 from tests.config.publish import DOCS
 from tests.plan import shapes
 
@@ -22,7 +21,7 @@ def test_auto_takes_the_profile_of_the_board_and_its_tier(tmp_path: Path) -> Non
     places = folders({}, tmp_path)
     profile = resolve_profile(load(places, {}, {}), shapes.jetson(8), places)
     assert (profile.name, profile.tier) == ("orin", "8GB")
-    assert profile.wishes.n_ctx == 16384
+    assert profile.preset.n_ctx == 16384
     assert profile.origins["n_ctx"] == "profile orin, tier 8GB"
     assert profile.notes == ("profile auto means orin on this board",)
 
@@ -32,7 +31,7 @@ def test_what_is_configured_beats_the_tier(tmp_path: Path) -> None:
     profile = resolve_profile(
         load(places, {"set": ["n_ctx=1024", "memory.reserve=3GiB"]}, {}), shapes.jetson(8), places
     )
-    assert (profile.wishes.n_ctx, profile.wishes.reserve) == (1024, "3GiB")
+    assert (profile.preset.n_ctx, profile.preset.reserve) == (1024, "3GiB")
     assert profile.origins["n_ctx"] == profile.origins["reserve"] == "--set"
 
 
@@ -56,7 +55,7 @@ def test_every_key_says_what_it_is_for_and_its_default_is_allowed() -> None:
     for key, field in {**CONFIG_KEYS, **MODEL_KEYS, **SETTINGS}.items():
         assert field.help, key
         assert field.default is None or field.read(field.default) == field.default, key
-    assert list(SETTINGS) == list(Wishes.__annotations__)
+    assert list(SETTINGS) == list(Preset.__annotations__)
 
 
 def test_config_show_prints_origins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,9 +24,9 @@ done
 import sys
 from pathlib import Path
 
-from edge.engine.pin import parse_source, pins
-from edge.engine.planning import build_table
-from edge.engine.source import fetch
+from edge.builder.source import parse_source, pins
+from edge.builder.plan import build_table
+from edge.builder.source import fetch
 
 table = build_table()
 source = fetch(parse_source("pypi"), pins(table)[0], Path(sys.argv[1]) / "src", tuple(table["tree"]["drop"]), print)
@@ -93,7 +93,7 @@ from pathlib import Path
 
 from edge.engine.binary import traits
 from edge.engine.inspect import inspect
-from edge.engine.smoke import smoke
+from edge.builder.smoke import smoke
 
 found = traits(Path(sys.argv[1]))
 print(f"{sys.argv[1]}: {found.machine}, CUDA {found.cuda}, machine code {found.built_for}, PTX {found.ptx}, no VMM {found.no_vmm}")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from edge.cli import main
-from edge.doctor import fix
+from edge.doctor import doctor
 from edge.doctor.facts import OwnFile
-from edge.doctor.gather.untidy import find_leftovers
+from edge.doctor.own_files import find_leftovers
 from tests.doctor.patients import places
 from tests.trees.trees import tree
 
@@ -28,7 +28,7 @@ def test_fix_puts_everything_right_and_a_second_time_does_nothing(short_dir: Pat
     ours.run.chmod(0o777)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(ours.control_socket))
-    done = fix.apply(find_leftovers(ours, False))
+    done = doctor.apply(find_leftovers(ours, False))
     assert len(done) == 7  # data, models, state, cache; keys and run; the socket
     assert stat.S_IMODE(keys.stat().st_mode) == 0o600
     assert keys.read_text() == "secret"
@@ -44,7 +44,7 @@ def test_socket_of_an_edgellm_that_has_just_started_stays(short_dir: Path) -> No
         dead.bind(str(ours.control_socket))
     with ours.lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        (done,) = fix.apply((OwnFile("socket", ours.control_socket, 0),))
+        (done,) = doctor.apply((OwnFile("socket", ours.control_socket, 0),))
     assert "has started" in done
     assert ours.control_socket.is_socket()
 
@@ -52,7 +52,7 @@ def test_socket_of_an_edgellm_that_has_just_started_stays(short_dir: Path) -> No
 def test_what_cannot_be_changed_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     ours = places(tmp_path / "file" / "below-a-file")
-    done = fix.apply(find_leftovers(ours, False))
+    done = doctor.apply(find_leftovers(ours, False))
     assert done
     assert all(sentence.startswith("could not") for sentence in done)
 

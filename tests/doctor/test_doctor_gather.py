@@ -13,27 +13,27 @@ from pathlib import Path
 import pytest
 
 from edge.board.probe import probe
-from edge.board.tree import Tree
+from edge.doctor import doctor, own_files, service
+from edge.doctor.accounts import Account, first_blocked, reaches, serving_account
+from edge.doctor.doctor import examined_folders, read_facts
+from edge.doctor.engine import read_cuda
 from edge.doctor.facts import DropIn
-from edge.doctor.gather import everything, units, untidy
-from edge.doctor.gather.accounts import Account, first_blocked, reaches, serving_account
-from edge.doctor.gather.cuda import read_cuda
-from edge.doctor.gather.devices import read_devices, read_jtop
-from edge.doctor.gather.environment import read_environment, read_wsl
-from edge.doctor.gather.everything import examined_folders, read_facts
-from edge.doctor.gather.memory import processes, read_memory_use
-from edge.doctor.gather.models import read_model_folder
-from edge.doctor.gather.ports import read_ports
-from edge.doctor.gather.units import parse_show, read_units, unit_files
-from edge.doctor.gather.untidy import find_leftovers
-from edge.folders import system_folders
+from edge.doctor.gpu import read_devices, read_jtop
+from edge.doctor.memory import processes, read_memory_use
+from edge.doctor.own_files import find_leftovers
+from edge.doctor.ports import read_ports
+from edge.doctor.service import parse_show, read_units, unit_files
+from edge.doctor.storage import read_model_folder
+from edge.doctor.wsl import read_environment, read_wsl
 from edge.linux.procfs import lock_holders
-from edge.service.obstacle import Who
+from edge.linux.tree import Tree
+from edge.paths import system_folders
+from edge.service.access import PathUser
 from tests.doctor.patients import places
 from tests.trees.trees import copy, tree, write
 
 LIVE = Tree()
-ANN = Who("ann", 54321, frozenset({54321}))
+ANN = PathUser("ann", 54321, frozenset({54321}))
 STRANGER = Account(ANN)
 
 
@@ -129,7 +129,7 @@ def test_output_of_systemctl_show() -> None:
 def test_systemctl_is_asked_once_and_its_silence_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = write(tmp_path, "systemctl", f"#!/bin/sh\necho called >> {tmp_path}/calls\ncat <<'END'\n{SHOW}END\n")
     program.chmod(0o755)
-    monkeypatch.setattr(units, "booted", lambda root: True)
+    monkeypatch.setattr(service, "booted", lambda root: True)
     assert set(read_units(LIVE, str(program))) == {"edgellm.service", "jtop.service"}
     assert (tmp_path / "calls").read_text() == "called\n"
     assert read_units(LIVE, str(tmp_path / "nothing")) == {}
@@ -157,7 +157,7 @@ def test_serving_user_is_the_services(tmp_path: Path) -> None:
     _people(tmp_path)
     unit = "[Service]\nUser=edgellm\nSupplementaryGroups=video\nSupplementaryGroups=render nosuch\n"
     account = serving_account(Tree(tmp_path), unit)
-    assert account.user == Who("edgellm", 990, frozenset({990, 105, 44}))
+    assert account.user == PathUser("edgellm", 990, frozenset({990, 105, 44}))
 
 
 def test_without_a_service_the_caller_serves(tmp_path: Path) -> None:
@@ -175,14 +175,14 @@ def test_group_that_the_login_does_not_have_yet_is_pending(tmp_path: Path) -> No
 def test_mode_bits_decide_by_owner_group_and_others(tmp_path: Path) -> None:
     node = write(tmp_path, "node", "")
     about = node.stat()
-    member = Who("bob", 54322, frozenset({about.st_gid}))
-    owner = Who("owner", about.st_uid or 54323, frozenset())
+    member = PathUser("bob", 54322, frozenset({about.st_gid}))
+    owner = PathUser("owner", about.st_uid or 54323, frozenset())
     node.chmod(0o060)
     assert reaches(member, node, 6)
     assert not reaches(ANN, node, 6)
     if about.st_uid:
         assert not reaches(owner, node, 6)
-    assert reaches(Who("root", 0, frozenset()), node, 6)
+    assert reaches(PathUser("root", 0, frozenset()), node, 6)
     assert not reaches(ANN, tmp_path / "nothing", 4)
 
 
@@ -369,7 +369,7 @@ def test_keys_may_be_read_by_the_services_group(tmp_path: Path, monkeypatch: pyt
     found = find_leftovers(places(tmp_path), False, service=True)
     assert [(file.path, file.mode) for file in found] == [(keys, 0o600)]
     group = grp.getgrgid(keys.stat().st_gid).gr_name
-    monkeypatch.setattr(untidy, "SERVICE_GROUP", group)
+    monkeypatch.setattr(own_files, "SERVICE_GROUP", group)
     assert find_leftovers(places(tmp_path), False, service=True) == ()
     keys.chmod(0o666)
     found = find_leftovers(places(tmp_path), False, service=True)
@@ -400,7 +400,7 @@ def test_everything_of_this_machine_is_read(tmp_path: Path) -> None:
 
 def test_an_installed_service_is_what_is_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert examined_folders({}, tmp_path).data == tmp_path / "data"
-    monkeypatch.setattr(everything, "unit_files", lambda tree: (DropIn("/etc/systemd/system/edgellm.service", "x"),))
+    monkeypatch.setattr(doctor, "unit_files", lambda tree: (DropIn("/etc/systemd/system/edgellm.service", "x"),))
     assert examined_folders({"HOME": "/home/ann"}, None) == system_folders()
     assert examined_folders({"EDGELLM_STATE_DIR": str(tmp_path)}, None).data == tmp_path / "data"
 

@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from edge.coldstart import journal
+from edge.plan import start_records
 from tests.serving import Up, alive, children, eventually, free_port
 
 pytestmark = pytest.mark.e2e
@@ -67,7 +67,7 @@ def test_probes_answer(up: Up) -> None:
 
 
 def test_the_start_record_tells_where_the_time_went(up: Up) -> None:
-    record = journal.read(up.state / "state" / "main" / "starts.jsonl")[0]
+    record = start_records.read(up.state / "state" / "main" / "starts.jsonl")[0]
     spans = {span["name"]: span for span in record["spans"]}
     assert record["outcome"] == "ready" and record["model"] == "demo" and record["rung"] == 0
     assert 0 < record["spawn_s"] <= record["engine_ready_s"] <= record["ready_s"]
@@ -112,7 +112,7 @@ def test_a_killed_engine_is_back_for_the_next_request(smollm2: Path, tmp_path: P
         (model,) = running.wait_for("ok")["models"].values()
         assert (model["rung"], model["restarts"], model["state"]) == (0, 1, "READY")
         assert children(running.process.pid) == [running.child_pid()], "no zombie, no orphan"
-        crash = journal.read(tmp_path / "state" / "main" / "crashes.jsonl")[-1]
+        crash = start_records.read(tmp_path / "state" / "main" / "crashes.jsonl")[-1]
         assert (crash["kind"], crash["state"], crash["rung"]) == ("killed", "READY", 0)
 
 

@@ -10,11 +10,10 @@ import pytest
 
 from edge.engine.choose import choose, fallback_now
 from edge.engine.embedded_engine import find_embedded
-from edge.engine.faults import EngineBrokenError
-from edge.engine.installed import Selection, ids, read_selection, write_selection
-from edge.errors import EngineMissingError, UsageError
-from edge.folders import Folders
-from tests.engine.installing import put
+from edge.engine.installed import SelectedEngine, ids, read_selection, write_selection
+from edge.errors import EngineBrokenError, EngineMissingError, UsageError
+from edge.paths import Folders
+from tests.builder.installing import put
 from tests.fakes.toolchain.server import write_server
 
 
@@ -34,7 +33,7 @@ def test_nothing_built_and_a_gpu_wanted_names_the_command_its_time_and_its_disk(
 
 def test_the_selected_engine_wins_over_the_embedded_one(places: Folders) -> None:
     put(places.engines, "0c1e57098-cpu-1")
-    write_selection(places.engines, Selection("0c1e57098-cpu-1"))
+    write_selection(places.engines, SelectedEngine("0c1e57098-cpu-1"))
     engine = choose(places, None, needs_gpu=False)
     assert (engine.id, engine.kind, engine.era) == ("0c1e57098-cpu-1", "llama-server", "load-mode")
     assert engine.has("--load-mode") and engine.version == "0.5.0-dev"
@@ -42,7 +41,7 @@ def test_the_selected_engine_wins_over_the_embedded_one(places: Folders) -> None
 
 def test_a_cpu_engine_is_no_engine_for_a_gpu(places: Folders) -> None:
     put(places.engines, "a-cpu-1")
-    write_selection(places.engines, Selection("a-cpu-1"))
+    write_selection(places.engines, SelectedEngine("a-cpu-1"))
     with pytest.raises(EngineMissingError, match="no CUDA"):
         choose(places, None, needs_gpu=True, profile="cuda")
 
@@ -61,7 +60,7 @@ def test_a_cpu_engine_is_no_engine_for_a_gpu(places: Folders) -> None:
 def test_machine_code_must_fit_the_gpu(places: Folders, built: tuple[int, ...], gpu: str, fits: bool) -> None:
     """Later minors of one major run older code; Tegra's code must be exact."""
     put(places.engines, "a-cuda-1", arch=built)
-    write_selection(places.engines, Selection("a-cuda-1"))
+    write_selection(places.engines, SelectedEngine("a-cuda-1"))
     if fits:
         assert choose(places, None, needs_gpu=True, capability=gpu).built_for == built
     else:
@@ -85,7 +84,7 @@ def test_asked_for_by_id_path_folder_or_name(places: Folders, tmp_path: Path) ->
 
 def test_a_spoiled_engine_is_named_and_never_started(places: Folders) -> None:
     folder = put(places.engines, "a-cpu-1")
-    write_selection(places.engines, Selection("a-cpu-1"))
+    write_selection(places.engines, SelectedEngine("a-cpu-1"))
     (folder / "bin/llama-server").write_bytes(b"cut off")
     with pytest.raises(EngineBrokenError, match="7 bytes"):
         choose(places, None, needs_gpu=False)
@@ -101,7 +100,7 @@ def test_a_spoiled_engine_is_named_and_never_started(places: Folders) -> None:
 def test_an_unreadable_selection_selects_nothing(places: Folders, text: str) -> None:
     places.engines.mkdir(parents=True)
     (places.engines / "selected.json").write_text(text)
-    assert read_selection(places.engines) == Selection()
+    assert read_selection(places.engines) == SelectedEngine()
 
 
 def test_ids_are_listed_oldest_first_and_leftovers_are_not_engines(places: Folders) -> None:
@@ -115,14 +114,14 @@ def test_ids_are_listed_oldest_first_and_leftovers_are_not_engines(places: Folde
 def test_a_new_engine_that_never_becomes_ready_gives_way(places: Folders) -> None:
     put(places.engines, "old")
     put(places.engines, "new")
-    write_selection(places.engines, Selection("new", "old"))
+    write_selection(places.engines, SelectedEngine("new", "old"))
     ready = {"engine": "old", "outcome": "ready"}
     dead = {"engine": "new", "outcome": "failed: exited"}
     assert choose(places, None, needs_gpu=False, starts=[ready, dead, dead]).id == "new"
     assert choose(places, None, needs_gpu=False, starts=[ready, dead, dead, dead]).id == "old"
     instead = fallback_now(places.engines, [ready, dead, dead, dead])
     assert instead is not None and instead.instead_of == "new"
-    assert read_selection(places.engines) == Selection("new", "old"), "what was selected is not rewritten"
+    assert read_selection(places.engines) == SelectedEngine("new", "old"), "what was selected is not rewritten"
 
 
 def test_the_embedded_engine_is_found_without_importing_it() -> None:

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from edge.engine.engine import Device
-from edge.engine.faults import EngineBrokenError
 from edge.engine.inspect import inspect
-from edge.errors import EngineMissingError
+from edge.errors import EngineBrokenError, EngineMissingError
 from tests.fakes.toolchain.server import ERAS, write_server
 
 

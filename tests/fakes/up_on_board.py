@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from dataclasses import replace
 from pathlib import Path
 
-from edge import app, launch
+from msgspec.structs import replace
+
 from edge.board.probe import probe
 from edge.config.values import TelemetryConfig, ThermalConfig
+from edge.daemon import app, launch
 from edge.telemetry.jtop import JtopSource
 from edge.telemetry.telemetry import Telemetry, limits_of
 

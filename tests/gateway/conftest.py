@@ -14,10 +14,10 @@ import aiohttp
 import pytest
 
 from edge.gateway.app import make_app
+from edge.gateway.config import GatewayOptions
 from edge.gateway.context import Context
 from edge.gateway.handler import CONTEXT
 from edge.gateway.server import GatewayServer, serve
-from edge.gateway.settings import GatewayConfig
 from tests.fakes.upstream.engine import FakeEngine, Script, answer_ok
 from tests.fakes.upstream.model import FakeModel
 from tests.gateway.raw import Answer, Client, once
@@ -55,7 +55,7 @@ class Rigs:
         self,
         script: Script = answer_ok,
         *,
-        config: GatewayConfig | None = None,
+        config: GatewayOptions | None = None,
         loading: bool = False,
         read_body: bool = True,
         models: dict[str, FakeModel] | None = None,
@@ -71,7 +71,7 @@ class Rigs:
         self._stack.callback(listener.close)
         listener.bind((address, 0))
         listener.listen(512)
-        app = make_app(models if models is not None else {"chat": model}, config or GatewayConfig(), **options)
+        app = make_app(models if models is not None else {"chat": model}, config or GatewayOptions(), **options)
         serving = await serve(app, [listener], drain_s=0.5)
         self._stack.push_async_callback(serving.cleanup)
         port = listener.getsockname()[1]

@@ -12,11 +12,11 @@ from typing import cast
 
 import pytest
 
-from edge import listen
-from edge.gateway import passing
+from edge.gateway import dispatch
+from edge.gateway.config import ClientLimits, GatewayOptions
 from edge.gateway.connections import Connection, Connections
 from edge.gateway.server import AT_ONCE
-from edge.gateway.settings import GatewayConfig, Limits
+from edge.linux import sockets
 from edge.units import MIB
 from tests.fakes.upstream.engine import Line, Received
 from tests.fakes.upstream.model import FakeModel
@@ -27,7 +27,7 @@ OK = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 
 
 
 async def test_a_slowloris_of_200_sockets_is_dropped_and_others_are_served(rig: Rigs) -> None:
-    here = await rig(config=GatewayConfig(limits=Limits(header_s=1.0)))
+    here = await rig(config=GatewayOptions(limits=ClientLimits(header_s=1.0)))
     slow = [await here.connect() for _ in range(200)]
     for number, client in enumerate(slow):
         await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nX-%d: " % number)
@@ -39,7 +39,7 @@ async def test_a_slowloris_of_200_sockets_is_dropped_and_others_are_served(rig: 
 
 
 async def test_more_sockets_than_are_allowed_end_the_idle_ones_first(rig: Rigs) -> None:
-    here = await rig(config=GatewayConfig(limits=Limits(connections=20, grace_s=0)))
+    here = await rig(config=GatewayOptions(limits=ClientLimits(connections=20, grace_s=0)))
     idle = [await here.connect() for _ in range(60)]
     await until(lambda: len(here.context.connections) == 20)
     for _ in range(5):
@@ -68,8 +68,8 @@ async def test_who_waited_behind_the_socket_is_served_among_hundreds_who_gave_up
         return client
 
     loop = asyncio.get_running_loop()
-    connections = Connections(Limits(connections=200))
-    (listener,) = listen.bind(["127.0.0.1:0"])
+    connections = Connections(ClientLimits(connections=200))
+    (listener,) = sockets.bind(["127.0.0.1:0"])
     first = ask()
     for _ in range(500):
         socket.create_connection(listener.getsockname()).close()
@@ -84,7 +84,7 @@ async def test_who_waited_behind_the_socket_is_served_among_hundreds_who_gave_up
 
 
 async def test_a_connection_too_many_is_told_so_when_all_are_busy(rig: Rigs) -> None:
-    here = await rig(loading=True, config=GatewayConfig(limits=Limits(connections=3)))
+    here = await rig(loading=True, config=GatewayOptions(limits=ClientLimits(connections=3)))
     for number in range(3):
         busy = await here.connect()
         await busy.send(OK)
@@ -95,7 +95,7 @@ async def test_a_connection_too_many_is_told_so_when_all_are_busy(rig: Rigs) -> 
 
 
 def test_a_connection_may_rest_but_not_dawdle() -> None:
-    limits = Limits(header_s=20, idle_s=120)
+    limits = ClientLimits(header_s=20, idle_s=120)
     connection = Connection(Connections(limits), asyncio.Protocol())
     connection.idle_from(100.0)
     assert not connection.overdue(219.0, limits) and connection.overdue(221.0, limits)
@@ -114,7 +114,7 @@ async def test_a_client_that_takes_nothing_of_its_answer_gives_its_slot_back(rig
         while not line.gone.is_set():
             await line.chunk(b"x" * 60_000)
 
-    here = await rig(flood, config=GatewayConfig(limits=Limits(stall_s=0.5)))
+    here = await rig(flood, config=GatewayOptions(limits=ClientLimits(stall_s=0.5)))
     here.model.slots = 1
     client = await here.connect()
     client.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -139,7 +139,7 @@ async def test_fc92_a_body_of_200_megabytes_is_refused_by_its_length(rig: Rigs) 
 
 
 async def test_fc92_a_body_without_a_length_is_cut_at_the_limit(rig: Rigs) -> None:
-    here = await rig(config=GatewayConfig(max_body_bytes=1 * MIB))
+    here = await rig(config=GatewayOptions(max_body_bytes=1 * MIB))
     client = await here.connect()
     await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
     for _ in range(40):
@@ -186,8 +186,8 @@ async def test_fc92_others_are_served_while_a_large_body_is_looked_through(
             assert others_served.wait(LIMIT_S), "no other client was served meanwhile"
         return named_model(body, content_type, target)
 
-    named_model = passing.named_model
-    monkeypatch.setattr(passing, "named_model", slow)
+    named_model = dispatch.named_model
+    monkeypatch.setattr(dispatch, "named_model", slow)
     client = await here.connect()
     await client.request("POST", "/v1/chat/completions", b'{"pad":"' + b"x" * 2 * MIB + b'","model":"small"}')
     await until(looking.is_set)
@@ -197,7 +197,7 @@ async def test_fc92_others_are_served_while_a_large_body_is_looked_through(
 
 
 async def test_fc92_a_slow_sender_is_told_so(rig: Rigs) -> None:
-    here = await rig(config=GatewayConfig(limits=Limits(body_idle_s=0.1)))
+    here = await rig(config=GatewayOptions(limits=ClientLimits(body_idle_s=0.1)))
     client = await here.connect()
     await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20\r\n\r\nx")
     answer = await client.answer()
@@ -205,7 +205,7 @@ async def test_fc92_a_slow_sender_is_told_so(rig: Rigs) -> None:
 
 
 async def test_fc92_a_sender_of_drops_is_told_so(rig: Rigs) -> None:
-    here = await rig(config=GatewayConfig(limits=Limits(body_idle_s=0.4, body_bytes_per_s=1000)))
+    here = await rig(config=GatewayOptions(limits=ClientLimits(body_idle_s=0.4, body_bytes_per_s=1000)))
     client = await here.connect()
     await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n")
     answered = asyncio.ensure_future(client.answer())
@@ -219,7 +219,9 @@ async def test_a_slow_upload_through_to_the_engine_ends_there_too(rig: Rigs) -> 
     async def script(line, request):  # type: ignore[no-untyped-def]
         await line.until_gone()
 
-    here = await rig(script, read_body=False, config=GatewayConfig(limits=Limits(body_idle_s=0.2, replay_bytes=10)))
+    here = await rig(
+        script, read_body=False, config=GatewayOptions(limits=ClientLimits(body_idle_s=0.2, replay_bytes=10))
+    )
     client = await here.connect()
     await client.send(
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n" + b"x" * 5000

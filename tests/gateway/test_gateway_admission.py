@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.gateway.admission import Admission, Turn
-from edge.gateway.refused import Refused
-from edge.gateway.settings import GatewayConfig
-from edge.status import State
+from edge.gateway.admission import Admission, SlotLease
+from edge.gateway.config import GatewayOptions
+from edge.gateway.openai import RejectedError
+from edge.supervisor.status import State
 from tests.fakes.upstream.engine import Line, Received
 from tests.fakes.upstream.model import FakeModel
 from tests.gateway.conftest import Rigs
@@ -85,7 +85,7 @@ async def test_the_governor_reduces_and_lifts() -> None:
 
 
 async def test_a_hot_board_lets_new_requests_wait_and_then_tells_them_why(rig: Rigs) -> None:
-    here = await rig(config=GatewayConfig(queue_requests=0))
+    here = await rig(config=GatewayOptions(queue_requests=0))
     here.context.admission.govern(0.5, hold_new=True)
     client = await here.connect()
     await client.request("POST", "/v1/chat/completions", b"{}")
@@ -117,7 +117,7 @@ async def test_the_line_is_short_but_not_for_those_who_waited_before() -> None:
     admission, model = Admission(0), FakeModel()
     model.slots = 1
     first = await admission.enter(model, _wait, patient=False)
-    with pytest.raises(Refused) as error:
+    with pytest.raises(RejectedError) as error:
         await admission.enter(model, _wait, patient=False)
     assert (error.value.fault.status, error.value.fault.kind) == (429, "busy")
     assert (error.value.fault.retry_after_s or 0) > 0
@@ -129,7 +129,7 @@ async def test_the_line_is_short_but_not_for_those_who_waited_before() -> None:
 
 async def test_a_busy_model_answers_429_and_serves_what_needs_no_slot(rig: Rigs) -> None:
     gate = Gate()
-    here = await rig(gate, config=GatewayConfig(queue_requests=1))
+    here = await rig(gate, config=GatewayOptions(queue_requests=1))
     here.model.slots = 1
     clients = [await here.connect() for _ in range(2)]
     await clients[0].request("POST", "/v1/chat/completions", b"{}")
@@ -205,8 +205,8 @@ def test_no_history_strands_a_waiter_or_lets_too_many_in(steps: list[tuple[str, 
 async def _history(steps: list[tuple[str, Any]]) -> None:
     admission, model = Admission(3), FakeModel()
     model.slots = 2
-    asked: list[asyncio.Task[Turn]] = []
-    inside: list[Turn] = []
+    asked: list[asyncio.Task[SlotLease]] = []
+    inside: list[SlotLease] = []
     fraction, held = 1.0, False
 
     def collect() -> None:

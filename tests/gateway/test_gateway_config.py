@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from edge.config import load
+from edge.daemon.fleet import gateway_config
 from edge.errors import ConfigError
-from edge.folders import folders
-from edge.gateway.settings import GatewayConfig
-from edge.terms import gateway_config
+from edge.gateway.config import GatewayOptions
+from edge.paths import folders
 
 ALL = """
 schema = 1
@@ -29,7 +29,7 @@ hold = { requests = 5, bytes = "1MiB", seconds = 7 }
 """
 
 
-def settings(state: Path, text: str = "") -> GatewayConfig:
+def settings(state: Path, text: str = "") -> GatewayOptions:
     places = folders({}, state)
     places.config.mkdir(parents=True, exist_ok=True)
     (places.config / "edgellm.toml").write_text(text)
@@ -38,7 +38,7 @@ def settings(state: Path, text: str = "") -> GatewayConfig:
 
 def test_every_key_arrives(tmp_path: Path) -> None:
     found = settings(tmp_path, ALL)
-    assert found == GatewayConfig(
+    assert found == GatewayOptions(
         keys_file=Path("/k.toml"),
         cors_origins=("https://a.example",),
         hosts=("box.lan",),
@@ -59,7 +59,7 @@ def test_every_key_arrives(tmp_path: Path) -> None:
 def test_the_defaults_are_the_gateways_own(tmp_path: Path) -> None:
     places = folders({}, tmp_path)
     log = places.instance_run / "log" / "access.log"
-    assert settings(tmp_path) == GatewayConfig(keys_file=places.config / "keys.toml", access_log=log)
+    assert settings(tmp_path) == GatewayOptions(keys_file=places.config / "keys.toml", access_log=log)
     assert settings(tmp_path, '[gateway]\naccess_log = "off"').access_log is None
 
 

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from edge.gateway import pool
-from edge.gateway.settings import Limits
-from edge.status import Failure
+from edge.gateway import connection_pool
+from edge.gateway.config import ClientLimits
+from edge.supervisor.status import Failure
 from tests.fakes.upstream.engine import FakeEngine, Line, Received, Script, answer_ok
 from tests.gateway.conftest import Rig, Rigs
 from tests.gateway.raw import until
@@ -233,8 +233,8 @@ async def test_fc91_a_body_that_cannot_be_sent_twice_goes_over_a_fresh_connectio
 
 
 def test_fc91_a_kept_connection_is_given_up_before_the_engine_does() -> None:
-    assert 0 < pool.KEEP_S <= pool.ENGINE_KEEPS_S - 1
-    assert Limits().idle_s >= 90, "nor do we give up a client's before the client does"
+    assert 0 < connection_pool.KEEP_S <= connection_pool.ENGINE_KEEPS_S - 1
+    assert ClientLimits().idle_s >= 90, "nor do we give up a client's before the client does"
 
 
 async def test_fc94_a_new_child_gets_new_connections_and_the_old_pool_is_gone(rig: Rigs) -> None:

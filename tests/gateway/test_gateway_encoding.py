@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.gateway.body import _decoder
-from edge.gateway.refused import Refused
-from edge.gateway.settings import GatewayConfig, Limits
+from edge.gateway.config import ClientLimits, GatewayOptions
+from edge.gateway.openai import RejectedError
 from edge.units import MIB
 from tests.fakes.upstream.engine import answer_ok
 from tests.fakes.upstream.model import FakeModel
@@ -73,7 +73,7 @@ async def test_a_bomb_is_refused_within_the_limits_memory(rig: Rigs, encoding: s
     piece = b"\0" * MIB
     packer = zstd.ZstdCompressor() if encoding == "zstd" else zlib.compressobj(wbits=31)
     bomb = b"".join([*(packer.compress(piece) for _ in range(1024)), packer.flush()])
-    here = await rig(config=GatewayConfig(max_body_bytes=8 * MIB))
+    here = await rig(config=GatewayOptions(max_body_bytes=8 * MIB))
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     client = await here.connect()
     await client.request("POST", "/v1/chat/completions", bomb, f"Content-Encoding: {encoding}")
@@ -111,7 +111,7 @@ async def test_what_cannot_be_decoded_is_an_answer_with_a_kind(
 
 
 async def test_an_empty_body_needs_no_decoder(rig: Rigs) -> None:
-    here = await rig(answer_ok, config=GatewayConfig(limits=Limits(replay_bytes=10)))
+    here = await rig(answer_ok, config=GatewayOptions(limits=ClientLimits(replay_bytes=10)))
     client = await here.connect()
     for _ in range(2):
         await client.request("POST", "/v1/chat/completions", b"", "Content-Encoding: zstd")
@@ -129,7 +129,7 @@ def test_any_bytes_are_decoded_or_refused(data: bytes, encoding: str, cut: int) 
             while part := decoder.more():
                 found += part
             decoder.finish()
-        except Refused as refused:
+        except RejectedError as refused:
             assert body is data
             assert refused.fault.status == 400
         else:

@@ -4,16 +4,17 @@ import asyncio
 
 import pytest
 
-from edge.gateway.accesslog import render_json, render_text
-from edge.gateway.energy import measured
-from edge.gateway.tally import Tally
-from edge.gateway.visit import Visit
+from edge.gateway.access_log import render_json, render_text
+from edge.gateway.accounting import RequestRecord, UsageCounter
+from edge.gateway.dispatch import measured
 from edge.telemetry.energy import EnergyMeter
 
 
-def visit() -> Visit:
+def visit() -> RequestRecord:
     began_s = asyncio.get_running_loop().time()
-    return Visit("POST", began_s, route="/v1/chat/completions", code=200, model="chat", usage=Tally(began_s))
+    return RequestRecord(
+        "POST", began_s, route="/v1/chat/completions", code=200, model="chat", usage=UsageCounter(began_s)
+    )
 
 
 async def feed(meter: EnergyMeter, watts: float, samples: int) -> None:

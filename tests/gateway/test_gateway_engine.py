@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from edge.gateway import pool
+from edge.gateway import connection_pool
 from tests.fakes.upstream.model import FakeModel
 from tests.fakes.upstream.real import get, real_engine
 from tests.gateway.conftest import Rig, Rigs
@@ -150,7 +150,7 @@ async def test_fc91_a_kept_connection_is_given_up_before_the_engine_does(engine:
     writer.close()
     found = re.search(rb"(?i)keep-alive: timeout=(\d+)", head)
     assert found is not None, head
-    assert pool.KEEP_S < pool.ENGINE_KEEPS_S == float(found[1])
+    assert connection_pool.KEEP_S < connection_pool.ENGINE_KEEPS_S == float(found[1])
 
 
 async def test_its_own_pages_are_under_upstream(here: Rig) -> None:

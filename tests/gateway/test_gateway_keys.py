@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.errors import ConfigError, UsageError
-from edge.gateway import keyring, keys
-from edge.gateway.keyring import KeyRing
-from edge.gateway.keys import Key
+from edge.gateway import keys
+from edge.gateway.keys import Key, KeyRing
 from edge.resources import load_toml
 
 SECRET = "sk-edge-abcdefghijklmnopqrstuvwxyz"
@@ -25,13 +24,13 @@ def test_a_key_is_kept_as_a_hash_only_and_the_file_is_private(tmp_path: Path) ->
     path = tmp_path / "etc" / "keys.toml"
     old = os.umask(0)
     try:
-        keyring.write(path, [made()])
+        keys.write(path, [made()])
     finally:
         os.umask(old)
     assert SECRET not in path.read_text()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [entry.name for entry in path.parent.iterdir()] == ["keys.toml"]
-    assert keyring.read(path) == (made(),)
+    assert keys.read(path) == (made(),)
 
 
 def test_two_new_keys_differ_and_are_long() -> None:
@@ -109,15 +108,15 @@ def test_a_broken_key_file_is_an_error_that_says_so(tmp_path: Path, text: str) -
     path = tmp_path / "keys.toml"
     path.write_text(text)
     with pytest.raises(ConfigError):
-        keyring.read(path)
+        keys.read(path)
 
 
 def test_a_running_gateway_sees_a_revoked_key_at_once_and_locks_when_the_file_breaks(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
-    keyring.write(path, [made("a", SECRET + "a"), made("b", SECRET + "b")])
+    keys.write(path, [made("a", SECRET + "a"), made("b", SECRET + "b")])
     ring = KeyRing(path)
     assert ring.find(SECRET + "a") is not None
-    keyring.write(path, [made("b", SECRET + "b")])
+    keys.write(path, [made("b", SECRET + "b")])
     ring.refresh()
     assert ring.find(SECRET + "a") is None
     assert ring.find(SECRET + "b") is not None
@@ -125,7 +124,7 @@ def test_a_running_gateway_sees_a_revoked_key_at_once_and_locks_when_the_file_br
     ring.refresh()
     assert ring.needed
     assert ring.find(SECRET + "b") is None
-    keyring.write(path, [])
+    keys.write(path, [])
     ring.refresh()
     assert not ring.needed
 

@@ -16,10 +16,10 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from edge.errors import ConfigError
-from edge.gateway.accessfile import AccessLog
+from edge.gateway.access_log import AccessLog
+from edge.gateway.config import GatewayOptions
 from edge.gateway.page import Page
-from edge.gateway.settings import GatewayConfig
-from edge.status import Gate, ModelStatus, State
+from edge.supervisor.status import Gate, ModelStatus, State
 from tests.fakes.upstream.engine import Line, Received
 from tests.gateway.conftest import Rig, Rigs
 
@@ -265,7 +265,7 @@ async def test_telemetry_carries_what_it_is_given_and_our_activity(rig: Rigs) ->
 @pytest.mark.parametrize("as_json", [False, True])
 async def test_one_line_a_request_and_no_prompt(rig: Rigs, caplog: pytest.LogCaptureFixture, as_json: bool) -> None:
     caplog.set_level(logging.INFO, "edge.access")
-    here = await rig(stream, config=GatewayConfig(log_json=as_json))
+    here = await rig(stream, config=GatewayOptions(log_json=as_json))
     await here.once(POST)
     (line,) = [record.getMessage() for record in caplog.records if record.name == "edge.access"]
     assert "secret" not in caplog.text
@@ -285,7 +285,7 @@ async def test_one_line_a_request_and_no_prompt(rig: Rigs, caplog: pytest.LogCap
 
 async def test_prompts_are_logged_for_those_who_ask_for_them(rig: Rigs, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "edge.access")
-    here = await rig(stream, config=GatewayConfig(log_prompts=True))
+    here = await rig(stream, config=GatewayOptions(log_prompts=True))
     await here.once(POST)
     assert "my secret" in caplog.text
 
@@ -308,9 +308,9 @@ def test_the_policy_follows_the_file() -> None:
 
 
 async def test_the_log_file_is_private_and_bounded(rig: Rigs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge.gateway.accessfile.SIZE_BYTES", 1000)
+    monkeypatch.setattr("edge.gateway.access_log.SIZE_BYTES", 1000)
     path = tmp_path / "log" / "access.log"
-    here = await rig(stream, config=GatewayConfig(access_log=path, log_json=True))
+    here = await rig(stream, config=GatewayOptions(access_log=path, log_json=True))
     for _ in range(20):
         await here.once(POST)
     assert sorted(each.name for each in path.parent.iterdir()) == ["access.log", "access.log.1"]

@@ -10,7 +10,7 @@ import json
 
 import pytest
 
-from edge.gateway.settings import GatewayConfig
+from edge.gateway.config import GatewayOptions
 from tests.fakes.upstream.engine import Line, Received
 from tests.gateway.conftest import Rigs
 
@@ -212,7 +212,7 @@ async def test_a_client_of_http_1_0_gets_no_chunks(rig: Rigs) -> None:
 
 
 async def test_fc92_expect_100_continue_is_answered_when_the_body_is_wanted(rig: Rigs) -> None:
-    here = await rig(config=GatewayConfig(max_body_bytes=1000))
+    here = await rig(config=GatewayOptions(max_body_bytes=1000))
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
     wanted = await here.connect()
     await wanted.send(head + b"Content-Length: 4\r\n\r\n")

@@ -6,11 +6,10 @@ import json
 
 import pytest
 
-from edge.gateway import accesslog, health, names, ollama, openai
-from edge.gateway.accesslog import AccessEntry
-from edge.gateway.openai import Fault, ListedModel
-from edge.gateway.refused import Refused
-from edge.status import Degraded, Failure, Gate, ModelStatus, State
+from edge.gateway import access_log, health, model_name, ollama, openai
+from edge.gateway.access_log import AccessEntry
+from edge.gateway.openai import HttpFault, ListedModel, RejectedError
+from edge.supervisor.status import Degraded, Failure, Gate, ModelStatus, State
 
 READY = ModelStatus("chat", State.READY)
 LESS = ModelStatus("chat", State.READY, degraded=(Degraded("n_ctx", "8192", "4096", "memory"),))
@@ -18,14 +17,14 @@ FAILED = ModelStatus("chat", State.FAILED, failure=Failure("bad_model", "/home/m
 
 
 def test_an_error_has_openais_fields_and_says_where_it_comes_from() -> None:
-    error = Fault(429, "busy", "wait", "later", 1.2, evidence="/secret").document()["error"]
+    error = HttpFault(429, "busy", "wait", "later", 1.2, evidence="/secret").document()["error"]
     assert {"message", "type", "param", "code"} <= error.keys()
     assert (error["code"], error["type"], error["src"], error["kind"]) == (429, "rate_limit_error", "edgellm", "busy")
     assert "/secret" not in json.dumps(error)
 
 
 def test_evidence_is_for_the_admin() -> None:
-    assert Fault(503, "x", "m", evidence="line").document(admin=True)["error"]["evidence"] == "line"
+    assert HttpFault(503, "x", "m", evidence="line").document(admin=True)["error"]["evidence"] == "line"
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.0, "1"), (0.2, "1"), (1.2, "2"), (60.0, "60")])
@@ -38,7 +37,7 @@ def test_retry_after_is_whole_and_never_zero(seconds: float, text: str) -> None:
     [("/v1/chat/completions", "data: "), ("/v1/messages", "event: error"), ("/v1/responses?x=1", "event: error")],
 )
 def test_a_broken_stream_ends_with_an_error_in_its_own_dialect(target: str, first: str) -> None:
-    event = openai.sse_error(target, Fault(502, "died", "gone", "again")).decode()
+    event = openai.sse_error(target, HttpFault(502, "died", "gone", "again")).decode()
     assert event.startswith("\n\n" + first)
     assert event.endswith("\n\n")
     document = json.loads(event.partition("data: ")[2])
@@ -111,13 +110,13 @@ def test_a_degraded_model_serves_unless_strict() -> None:
     ],
 )
 def test_which_model_a_request_names(body: bytes | None, kind: str, target: str, expected: str | None) -> None:
-    assert names.named_model(body, kind, target) == expected
+    assert model_name.named_model(body, kind, target) == expected
 
 
 @pytest.mark.parametrize("body", [b"\xff\xfe{", b"{", b'{"a":' * 100_000, b'{"model": "\xc3\x28"}'])
 def test_a_body_that_is_no_json_is_a_400(body: bytes) -> None:
-    with pytest.raises(Refused) as error:
-        names.named_model(body, "application/json", "/x")
+    with pytest.raises(RejectedError) as error:
+        model_name.named_model(body, "application/json", "/x")
     assert error.value.fault.status == 400
 
 
@@ -145,9 +144,9 @@ ENTRY = AccessEntry(
 
 
 def test_a_log_line_is_one_line() -> None:
-    line = accesslog.render_text(ENTRY)
+    line = access_log.render_text(ENTRY)
     assert line == 'POST /v1/chat/completions 200 ok 1.500s key="my laptop" model=chat tokens=31+? 41.3 tok/s'
-    forged = accesslog.render_text(AccessEntry("GET", "other", 200, 0.1, key="a\nGET / 200", prompt="x\ny"))
+    forged = access_log.render_text(AccessEntry("GET", "other", 200, 0.1, key="a\nGET / 200", prompt="x\ny"))
     assert "\n" not in forged
-    assert json.loads(accesslog.render_json(ENTRY))["prompt_tokens"] == 31
-    assert "first_token_s" not in json.loads(accesslog.render_json(ENTRY))
+    assert json.loads(access_log.render_json(ENTRY))["prompt_tokens"] == 31
+    assert "first_token_s" not in json.loads(access_log.render_json(ENTRY))

@@ -9,8 +9,8 @@ import pytest
 import trustme
 
 from edge.errors import ConfigError
+from edge.gateway.config import GatewayOptions
 from edge.gateway.server import tls_context
-from edge.gateway.settings import GatewayConfig
 from tests.fakes.upstream.engine import Line, Received
 from tests.gateway.conftest import Rigs
 from tests.gateway.raw import until
@@ -18,18 +18,18 @@ from tests.serving import Up, edgellm
 
 
 @pytest.fixture
-def authority(tmp_path: Path) -> tuple[trustme.CA, GatewayConfig]:
+def authority(tmp_path: Path) -> tuple[trustme.CA, GatewayOptions]:
     authority = trustme.CA()
     issued = authority.issue_cert("localhost", "127.0.0.1")
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     for blob in issued.cert_chain_pems:
         blob.write_to_path(str(cert), append=True)
     issued.private_key_pem.write_to_path(str(key))
-    return authority, GatewayConfig(tls_cert=cert, tls_key=key)
+    return authority, GatewayOptions(tls_cert=cert, tls_key=key)
 
 
 async def test_tls_serves_streams_and_notices_a_client_that_leaves(
-    rig: Rigs, authority: tuple[trustme.CA, GatewayConfig]
+    rig: Rigs, authority: tuple[trustme.CA, GatewayOptions]
 ) -> None:
     async def script(line: Line, request: Received) -> None:
         await line.stream()
@@ -50,7 +50,7 @@ async def test_tls_serves_streams_and_notices_a_client_that_leaves(
     assert here.engine.lines[0].gone.is_set() or here.context.stats.model("chat").gone == 1
 
 
-async def test_plain_http_on_a_tls_port_reaches_nobody(rig: Rigs, authority: tuple[trustme.CA, GatewayConfig]) -> None:
+async def test_plain_http_on_a_tls_port_reaches_nobody(rig: Rigs, authority: tuple[trustme.CA, GatewayOptions]) -> None:
     here = await rig(config=authority[1])
     client = await here.connect()
     client.writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -61,7 +61,7 @@ async def test_plain_http_on_a_tls_port_reaches_nobody(rig: Rigs, authority: tup
 
 @pytest.mark.e2e
 def test_the_commands_know_that_it_is_https(
-    smollm2: Path, short_dir: Path, authority: tuple[trustme.CA, GatewayConfig]
+    smollm2: Path, short_dir: Path, authority: tuple[trustme.CA, GatewayOptions]
 ) -> None:
     ca, files = authority
     config = short_dir / "config/edgellm.toml"
@@ -79,17 +79,17 @@ def test_the_commands_know_that_it_is_https(
 
 
 def test_files_that_cannot_be_used_are_a_configuration_error(
-    tmp_path: Path, authority: tuple[trustme.CA, GatewayConfig]
+    tmp_path: Path, authority: tuple[trustme.CA, GatewayOptions]
 ) -> None:
     config = authority[1]
     broken = tmp_path / "broken.pem"
     broken.write_text("not a certificate")
     for bad in (
-        GatewayConfig(tls_cert=config.tls_cert),
-        GatewayConfig(tls_key=config.tls_key),
-        GatewayConfig(tls_cert=broken, tls_key=config.tls_key),
-        GatewayConfig(tls_cert=config.tls_cert, tls_key=tmp_path / "missing.pem"),
+        GatewayOptions(tls_cert=config.tls_cert),
+        GatewayOptions(tls_key=config.tls_key),
+        GatewayOptions(tls_cert=broken, tls_key=config.tls_key),
+        GatewayOptions(tls_cert=config.tls_cert, tls_key=tmp_path / "missing.pem"),
     ):
         with pytest.raises(ConfigError):
             tls_context(bad)
-    assert tls_context(GatewayConfig()) is None
+    assert tls_context(GatewayOptions()) is None

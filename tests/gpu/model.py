@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from edge.engine.tinymodel import Shape, write_tiny_model
+from edge.builder.tiny_model import Shape, write_tiny_model
 
 LAYER_BYTES = (4 * 4096 * 4096 + 3 * 4096 * 11008) * 34 // 32
 

@@ -14,9 +14,9 @@ mkdir -p "$into/wheels"
 import sys
 from pathlib import Path
 
-from edge.engine.pin import parse_source, pins
-from edge.engine.planning import build_table
-from edge.engine.source import fetch
+from edge.builder.source import parse_source, pins
+from edge.builder.plan import build_table
+from edge.builder.source import fetch
 
 into = Path(sys.argv[1])
 table = build_table()

@@ -9,14 +9,14 @@ from edge.board.board import Board
 from edge.board.memory import MemorySnapshot, snapshot
 from edge.board.named import board_by_id
 from edge.board.probe import probe
+from edge.cli.plan import command_lines, environment_lines, plan_lines
 from edge.config import load, resolve_profile
-from edge.folders import Folders
-from edge.model.store import Store
-from edge.plan.chosen import Chooser
-from edge.plan.environment import EnvFacts
+from edge.models.store import Store
+from edge.paths import Folders
+from edge.plan.argv import EnvFacts
+from edge.plan.choose import Chooser
 from edge.plan.plan import Plan
 from edge.plan.planner import Extras, make_plan, plan_inputs
-from edge.render.plan import command_lines, environment_lines, plan_lines
 from tests.plan import shapes
 from tests.trees import trees
 
@@ -46,7 +46,7 @@ def planned(name: str, era: str) -> Plan:
     board, memory = machine(name)
     config = load(FOLDERS, {}, {}, NOWHERE)
     profile = resolve_profile(config, board, FOLDERS, NOWHERE)
-    engine = shapes.engine(cuda=profile.wishes.backend == "cuda", era=era)
+    engine = shapes.engine(cuda=profile.preset.backend == "cuda", era=era)
     preset, where = plan_inputs(board, memory, profile, engine, {})
     chooser = Chooser(Store(FOLDERS.models), where)
     chosen = chooser.choose(config, preset)

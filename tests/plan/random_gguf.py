@@ -7,20 +7,19 @@ engine loads them and answers nonsense, which is enough to see what it allocates
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
+from msgspec import Struct
 
 _SHORT_CONV = 3  # LFM2's convolution kernel
 _KNOWN = ("bert", "llama", "deci", "lfm2", "qwen3", "qwen3moe", "gemma3")
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(Struct, frozen=True):
     """A model. `kv_heads` may differ by layer; `experts` (all, used) makes the feed-forward a mixture."""
 
     arch: str = "llama"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from edge.board.board import Board, Cpu, Gpu
 from edge.board.memory import MemorySnapshot
 from edge.engine.engine import Engine, Flag
-from edge.model.file import ModelFile
-from edge.model.meta import ModelMeta, Tensor
+from edge.models.meta import ModelMeta, Tensor
+from edge.models.open import ModelFile
 from edge.units import GIB, MIB
 
 TYPE_BYTES = {"Q4_K_M": 4.9, "Q5_K_M": 5.7, "Q6_K": 6.6, "Q8_0": 8.5, "F16": 16.0, "MXFP4": 4.3}  # bits a weight

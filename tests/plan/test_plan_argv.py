@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import xllamacpp
+from msgspec.structs import replace
 
 from edge.engine import embedded
 from edge.engine.engine import Engine
-from edge.plan.argv import SOCKET, argv, render
-from edge.plan.assumed import assumed_engine
-from edge.plan.common_params import common_params
-from edge.plan.environment import EnvFacts, environment, redacted
+from edge.plan.argv import SOCKET, EnvFacts, argv, common_params, environment, redacted, render
 from edge.plan.plan import Settings
+from edge.plan.planner import assumed_engine
 from tests.plan import shapes
 
 FULL = Settings(

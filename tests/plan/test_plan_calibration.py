@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from edge.plan.calibration import Correction, calibrate, measure
+from edge.plan.calibration import Calibration, calibrate, measure
 from edge.plan.calibration_file import load, record
+from edge.plan.inputs import candidate_of, situation
 from edge.plan.memory import budget
 from edge.plan.plan import LaunchPlan, Measured, Settings
-from edge.plan.situation import situation
-from edge.plan.subject import candidate_of
 from edge.units import MIB
 from tests.plan import shapes
 
@@ -33,7 +32,7 @@ LOG = """
 GPU = Settings(4096, 1, 33, "f16", "f16", "on", "none", 8, 0, devices=("CUDA0",))
 
 
-def plan(calibration: Correction | None = None) -> LaunchPlan:
+def plan(calibration: Calibration | None = None) -> LaunchPlan:
     board = shapes.gpu_board(24)
     inputs = situation(board, shapes.memory(board), shapes.engine(cuda=True), "1GiB", {})
     if calibration:
@@ -57,7 +56,7 @@ def test_buffers_are_read_from_the_log() -> None:
 
 def test_a_larger_need_is_believed_at_once_a_smaller_one_by_halves() -> None:
     estimate = compute(plan())
-    more = calibrate(Correction(), plan(), Measured(compute_bytes=2 * estimate))
+    more = calibrate(Calibration(), plan(), Measured(compute_bytes=2 * estimate))
     assert more.compute == pytest.approx(2)
     again = calibrate(more, plan(more), Measured(compute_bytes=estimate))
     assert again.compute == pytest.approx(1.5)
@@ -66,13 +65,13 @@ def test_a_larger_need_is_believed_at_once_a_smaller_one_by_halves() -> None:
 
 def test_the_context_is_what_the_gpu_held_beside_the_buffers() -> None:
     measured = Measured("M", 100 * MIB, 50 * MIB, 10 * MIB, None, 560 * MIB)
-    assert calibrate(Correction(), plan(), measured).context_bytes == 400 * MIB
-    assert calibrate(Correction(), plan(), replace(measured, gpu_bytes=None)).context_bytes is None
+    assert calibrate(Calibration(), plan(), measured).context_bytes == 400 * MIB
+    assert calibrate(Calibration(), plan(), replace(measured, gpu_bytes=None)).context_bytes is None
 
 
 @given(st.integers(0, 1 << 45), st.integers(0, 1 << 45), st.integers(0, 5))
 def test_no_log_makes_a_plan_absurd(compute_bytes: int, gpu_bytes: int, samples: int) -> None:
-    old = Correction(samples=samples)
+    old = Calibration(samples=samples)
     new = calibrate(old, plan(), Measured("M", 1, 1, compute_bytes, None, gpu_bytes))
     assert 0.5 <= new.compute <= 4
     assert new.context_bytes is None or new.context_bytes >= 0
@@ -118,4 +117,4 @@ def test_absurd_rows_are_bounded(tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
     row = {"compute": 1e9, "context_bytes": "x", "samples": True, "last": {"what": "M", "other": 1}}
     path.write_text(json.dumps({"schema": 1, "engines": {"e": {"llama": row}}}))
-    assert load(path, "e")["llama"] == Correction(4.0, None, 0, Measured("M"))
+    assert load(path, "e")["llama"] == Calibration(4.0, None, 0, Measured("M"))

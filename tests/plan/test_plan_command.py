@@ -14,10 +14,10 @@ import pytest
 from edge.cli import main
 from edge.config import load
 from edge.errors import DoesNotFitError
-from edge.folders import folders
+from edge.paths import folders
 from edge.plan.calibration_file import calibration_path, record
 from edge.plan.plan import LaunchPlan, Measured, Settings
-from edge.prepare import HostView, prepare
+from edge.plan.prepare import HostView, prepare
 from edge.units import GIB
 from tests.trees import trees
 
@@ -129,7 +129,7 @@ def test_a_store_of_twenty_models_is_planned_by_names(
 def test_planning_imports_the_standard_library_only() -> None:
     """The child comes first: nothing heavy on the path of `up` before the spawn."""
     code = (
-        "import sys, edge.prepare, edge.config, edge.board.probe, edge.engine.choose; "
+        "import sys, edge.plan.prepare, edge.config, edge.board.probe, edge.engine.choose; "
         "heavy = {'numpy', 'rich', 'typer', 'httpx', 'aiohttp', 'psutil', 'gguf', 'xllamacpp', 'asyncio'}; "
         "print(*sorted(heavy & set(sys.modules)))"
     )

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from edge.plan.ladder import Step, bits, steps
+from edge.config.values import Preset
+from edge.plan.inputs import Candidate, PlanInputs, candidate_of, situation
+from edge.plan.ladder import LadderStep, bits, steps, walk_ladder
+from edge.plan.ladder import settings as make_settings
 from edge.plan.memory import budget, device_required
-from edge.plan.rungs import walk_ladder
-from edge.plan.settings import settings as make_settings
-from edge.plan.situation import Situation, situation
-from edge.plan.subject import Subject, candidate_of
-from edge.profile.profile import Wishes
 from edge.units import GIB
 from tests.plan import shapes
 
@@ -22,7 +20,7 @@ SIZES = [(16, 1024, 8, 4096), (28, 2048, 8, 6144), (32, 4096, 8, 14336), (64, 51
 
 
 @st.composite
-def subjects(draw: st.DrawFn) -> Subject:
+def subjects(draw: st.DrawFn) -> Candidate:
     layers, embd, heads, ff = draw(st.sampled_from(SIZES))
     arch, window = draw(st.sampled_from([("llama", None), ("gemma3", 1024), ("gpt-oss", 128)]))
     hybrid = draw(st.booleans())
@@ -44,7 +42,7 @@ def subjects(draw: st.DrawFn) -> Subject:
 
 
 preset = st.builds(
-    Wishes,
+    Preset,
     n_ctx=st.sampled_from([0, 512, 4096, 10_000, 32768, 262144]),
     n_ctx_min=st.sampled_from([256, 2048, 8192]),
     n_parallel=st.integers(1, 6),
@@ -63,7 +61,7 @@ preset = st.builds(
 
 
 @st.composite
-def places(draw: st.DrawFn) -> Situation:
+def places(draw: st.DrawFn) -> PlanInputs:
     kind = draw(st.sampled_from(["unified", "cpu", "gpu", "gpus"]))
     size = draw(st.floats(2, 120))
     board = {
@@ -79,7 +77,7 @@ def places(draw: st.DrawFn) -> Situation:
 
 @settings(max_examples=60, deadline=None)
 @given(subjects(), preset, places())
-def test_each_rung_needs_less_than_the_one_before(it: Subject, preset: Wishes, inputs: Situation) -> None:
+def test_each_rung_needs_less_than_the_one_before(it: Candidate, preset: Preset, inputs: PlanInputs) -> None:
     rungs = walk_ladder(preset, [it], "chat", inputs)
     needs = [device_required(rung.budget, inputs) for rung in rungs]
     assert needs == sorted(needs, reverse=True)
@@ -101,12 +99,12 @@ def test_each_rung_needs_less_than_the_one_before(it: Subject, preset: Wishes, i
 @settings(max_examples=60, deadline=None)
 @given(subjects(), preset, places(), st.integers(1, 4), st.lists(st.integers(256, 200_000), min_size=2, max_size=4))
 def test_more_context_never_needs_less_memory(
-    it: Subject, preset: Wishes, inputs: Situation, slots: int, contexts: list[int]
+    it: Candidate, preset: Preset, inputs: PlanInputs, slots: int, contexts: list[int]
 ) -> None:
     preset = replace(preset, cache_ram=0)  # checkpoints are paid for out of its cap: their number falls with their size
     needs = []
     for n_ctx in sorted(contexts):
-        chosen = make_settings(preset, Step(n_ctx, slots, "f16", "f16"), it, "chat", inputs)
+        chosen = make_settings(preset, LadderStep(n_ctx, slots, "f16", "f16"), it, "chat", inputs)
         needs.append({name: domain.required_bytes for name, domain in budget(it, chosen, inputs).items()})
     for less, more in pairwise(needs):
         assert all(more[name] >= less[name] for name in less)
@@ -114,7 +112,7 @@ def test_more_context_never_needs_less_memory(
 
 @settings(max_examples=60, deadline=None)
 @given(subjects(), preset)
-def test_steps_keep_to_the_profile_and_the_trained_context(it: Subject, preset: Wishes) -> None:
+def test_steps_keep_to_the_profile_and_the_trained_context(it: Candidate, preset: Preset) -> None:
     trained = it.file.meta.n_ctx_train
     found = list(steps(preset, it.file.meta))
     assert len(set(found)) == len(found)
@@ -130,7 +128,9 @@ def test_steps_keep_to_the_profile_and_the_trained_context(it: Subject, preset: 
 
 @settings(max_examples=40, deadline=None)
 @given(subjects(), preset, places())
-def test_a_quantized_v_cache_always_comes_with_flash_attention(it: Subject, preset: Wishes, inputs: Situation) -> None:
+def test_a_quantized_v_cache_always_comes_with_flash_attention(
+    it: Candidate, preset: Preset, inputs: PlanInputs
+) -> None:
     for rung in walk_ladder(replace(preset, flash_attention="auto"), [it], "chat", inputs):
         if rung.settings.kv_type_v not in ("f16", "bf16", "f32"):
             assert rung.settings.flash_attention == "on"
@@ -138,7 +138,7 @@ def test_a_quantized_v_cache_always_comes_with_flash_attention(it: Subject, pres
 
 def test_the_order_of_steps() -> None:
     """Smaller KV type, smaller context, fewer slots, no prompt cache."""
-    preset = Wishes(n_ctx=32768, n_ctx_min=8192, n_parallel=2)
+    preset = Preset(n_ctx=32768, n_ctx_min=8192, n_parallel=2)
     found = [(s.n_ctx, s.n_parallel, s.kv_type_k, s.prompt_cache) for s in steps(preset, shapes.meta())]
     assert found == [
         (32768, 2, "f16", True),
@@ -153,7 +153,7 @@ def test_smaller_files_come_after_smaller_settings() -> None:
     large, small = (candidate_of(shapes.model(header=shapes.meta(quant=quant))) for quant in ("Q5_K_M", "Q4_K_M"))
     board = shapes.jetson(16)
     inputs = situation(board, shapes.memory(board), shapes.engine(cuda=True), "1GiB", {})
-    rungs = walk_ladder(Wishes(n_ctx=8192), [large, small], "chat", inputs)
+    rungs = walk_ladder(Preset(n_ctx=8192), [large, small], "chat", inputs)
     order = [rung.candidate.file.quant for rung in rungs]
     assert order == sorted(order, reverse=True)
     assert {"Q5_K_M", "Q4_K_M"} == set(order)
@@ -163,7 +163,7 @@ def test_smaller_files_come_after_smaller_settings() -> None:
 
 def test_partial_offload_exists_on_discrete_gpus_only() -> None:
     it = candidate_of(shapes.model())
-    preset = Wishes(n_ctx=4096, partial_offload=True, fallback="cpu", split_mode="none")
+    preset = Preset(n_ctx=4096, partial_offload=True, fallback="cpu", split_mode="none")
     board = shapes.gpu_board(4)
     inputs = situation(board, shapes.memory(board), shapes.engine(cuda=True), "1GiB", {})
     layers = [rung.settings.n_gpu_layers for rung in walk_ladder(preset, [it], "chat", inputs)]

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
-from edge.model.meta import ModelMeta, Tensor
-from edge.plan.calibration import Correction
+from edge.models.meta import ModelMeta, Tensor
+from edge.plan.calibration import Calibration
+from edge.plan.inputs import Candidate, PlanInputs, candidate_of, situation, weights
 from edge.plan.memory import budget, shares
 from edge.plan.plan import DomainBudget, Settings
-from edge.plan.situation import Situation, situation
-from edge.plan.subject import Subject, candidate_of
-from edge.plan.weights import weights
 from edge.units import MIB
 from tests.plan import shapes
 
@@ -22,7 +19,7 @@ def settings(layers: int, n_ctx: int = 4096, mode: str = "none", **more: object)
     return replace(base, **more)  # type: ignore[arg-type]
 
 
-def inputs(*vram_gib: float, unified: bool = False, era: str = "load-mode") -> Situation:
+def inputs(*vram_gib: float, unified: bool = False, era: str = "load-mode") -> PlanInputs:
     board = shapes.jetson(61.3) if unified else shapes.gpu_board(*vram_gib) if vram_gib else shapes.cpu_board()
     cuda = unified or bool(vram_gib)
     return situation(board, shapes.memory(board), shapes.engine(cuda=cuda, era=era), "1GiB", {})
@@ -43,7 +40,7 @@ def thirteen_billion() -> ModelMeta:
     return replace(header, tensors=tensors)
 
 
-def of(header: ModelMeta) -> Subject:
+def of(header: ModelMeta) -> Candidate:
     return candidate_of(shapes.model(header=header))
 
 
@@ -140,7 +137,7 @@ def test_several_gpus_hold_the_whole_model_between_them() -> None:
 
 def test_a_correction_scales_compute_and_replaces_the_context() -> None:
     it = of(thirteen_billion())
-    where = replace(inputs(140), calibrations={"llama": Correction(compute=2.0, context_bytes=500 * MIB, samples=1)})
+    where = replace(inputs(140), calibrations={"llama": Calibration(compute=2.0, context_bytes=500 * MIB, samples=1)})
     plain, corrected = (budget(it, settings(41), p)["GPU-0"] for p in (inputs(140), where))
     assert corrected.compute_bytes == pytest.approx(2 * plain.compute_bytes, abs=1)
     assert corrected.context_bytes == 500 * MIB

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from edge.board.memory import MemorySnapshot, snapshot
 from edge.board.probe import probe
-from edge.config.values import ModelConfig
+from edge.config.profile import load_profile, resolve_tier
+from edge.config.values import ModelConfig, Preset, Profile
 from edge.engine.engine import Acceleration, Engine
 from edge.errors import DoesNotFitError, EngineMissingError, ModelMissingError, UnavailableError
-from edge.folders import folders
-from edge.model.file import ModelFile
-from edge.plan.calibration import Correction
-from edge.plan.environment import EnvFacts
+from edge.models.open import ModelFile
+from edge.paths import folders
+from edge.plan.argv import EnvFacts
+from edge.plan.calibration import Calibration
+from edge.plan.inputs import Candidate, candidate_of
 from edge.plan.plan import LaunchPlan, Measured, Plan
 from edge.plan.planner import Extras, make_plan
-from edge.plan.subject import Subject, candidate_of
-from edge.profile.loader import load_profile
-from edge.profile.profile import Profile, Wishes
-from edge.profile.resolve import resolve_tier
 from edge.units import GIB, MIB
 from tests.plan import shapes
 from tests.trees import trees
@@ -33,7 +31,7 @@ TINY = shapes.meta(layers=16, embd=1024, heads=8, kv_heads=4, ff=4096, vocab=50_
 
 
 def profile(**preset: Any) -> Profile:
-    return Profile("test", "", Wishes(**preset))
+    return Profile("test", "", Preset(**preset))
 
 
 def plan(
@@ -42,7 +40,7 @@ def plan(
     preset: Profile | None = None,
     engine: Engine | None = None,
     memory: MemorySnapshot | None = None,
-    models: dict[str, tuple[Subject, ModelConfig]] | None = None,
+    models: dict[str, tuple[Candidate, ModelConfig]] | None = None,
     extras: Extras | None = None,
 ) -> Plan:
     cuda = bool(board.gpus)
@@ -57,7 +55,7 @@ def plan(
     )
 
 
-def one(file: ModelFile | None = None, **config: Any) -> dict[str, tuple[Subject, ModelConfig]]:
+def one(file: ModelFile | None = None, **config: Any) -> dict[str, tuple[Candidate, ModelConfig]]:
     return {"chat": (candidate_of(file or shapes.model("Small", SMALL)), ModelConfig("chat", "Small", **config))}
 
 
@@ -336,7 +334,7 @@ def test_the_nvmap_regression_is_named_before_it_strikes() -> None:
 
 def test_what_past_starts_taught_is_applied_and_shown() -> None:
     last = Measured("Small Q5_K_M, 8192 tokens", 1, 2, 3)
-    extras = Extras(calibrations={"llama": Correction(compute=1.5, samples=2, last=last)})
+    extras = Extras(calibrations={"llama": Calibration(compute=1.5, samples=2, last=last)})
     plain, taught = plan(shapes.jetson(16)), plan(shapes.jetson(16), extras=extras)
     before, after = (chosen(found).budget["unified"].compute_bytes for found in (plain, taught))
     assert after == pytest.approx(1.5 * before, abs=2)

@@ -16,19 +16,15 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 from gguf import PoolingType
 
+from edge.config.values import Preset
 from edge.engine.embedded_engine import find_embedded
 from edge.engine.engine import Engine
-from edge.model.store import open_model
-from edge.plan.argv import argv
-from edge.plan.environment import EnvFacts, environment
-from edge.plan.ladder import Step
+from edge.models.store import open_model
+from edge.plan.argv import EnvFacts, argv, environment
+from edge.plan.inputs import Candidate, candidate_of, role_of, situation
+from edge.plan.ladder import LadderStep, settings
 from edge.plan.memory import budget
 from edge.plan.plan import Settings
-from edge.plan.role import role_of
-from edge.plan.settings import settings
-from edge.plan.situation import situation
-from edge.plan.subject import Subject, candidate_of
-from edge.profile.profile import Wishes
 from edge.units import MIB
 from tests.plan import shapes
 from tests.plan.random_gguf import Shape, write
@@ -110,8 +106,8 @@ def test_estimate_agrees_with_what_the_engine_allocates(
     it = candidate_of(open_model(path))
     board = shapes.cpu_board(cores=2)
     inputs = situation(board, shapes.memory(board), engine, "1GiB", {})
-    preset = Wishes(offload="none", flash_attention=flash, n_parallel=slots, cache_ram=0)
-    chosen = settings(preset, Step(n_ctx, slots, key, value), it, role_of(it.file.meta, "chat"), inputs)
+    preset = Preset(offload="none", flash_attention=flash, n_parallel=slots, cache_ram=0)
+    chosen = settings(preset, LadderStep(n_ctx, slots, key, value), it, role_of(it.file.meta, "chat"), inputs)
     estimate = budget(it, chosen, inputs)["host"]
     reported = allocated(chosen, it, engine, folder)
     assert estimate.weights_bytes == pytest.approx(reported["model"], rel=0.05)
@@ -119,7 +115,7 @@ def test_estimate_agrees_with_what_the_engine_allocates(
     assert estimate.compute_bytes == pytest.approx(reported["compute"] + reported["output"], rel=0.15)
 
 
-def allocated(chosen: Settings, it: Subject, engine: Engine, folder: Path) -> dict[str, float]:
+def allocated(chosen: Settings, it: Candidate, engine: Engine, folder: Path) -> dict[str, float]:
     """Starts the engine as the plan says, reads its log until the model is loaded, ends it. → bytes by kind."""
     socket = folder / "engine.sock"
     socket.unlink(missing_ok=True)  # the engine does not take over a socket that is there

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from gguf import GGMLQuantizationType as Type
+from msgspec.structs import replace
 
 from edge.board import memory as board_memory
 from edge.board.board import Board
@@ -14,21 +14,18 @@ from edge.board.memory import MemorySnapshot, snapshot
 from edge.board.named import board_by_id
 from edge.board.probe import probe
 from edge.config import Config, load, resolve_profile
+from edge.config.values import Preset
 from edge.errors import DoesNotFitError, ModelMissingError
-from edge.folders import folders
-from edge.model.catalogue import CatalogueRow
-from edge.model.catalogue import load as load_catalogue
-from edge.model.quant import QuantPreference, order
-from edge.model.store import Store
-from edge.plan.assumed import assumed_engine
-from edge.plan.chosen import Chooser, Chosen
-from edge.plan.offer import Offer
-from edge.plan.offers import ranking
-from edge.plan.planner import plan_inputs
+from edge.models.catalogue import CatalogueRow
+from edge.models.catalogue import load as load_catalogue
+from edge.models.quant import QuantPreference, order
+from edge.models.store import Store
+from edge.paths import folders
+from edge.plan.candidates import DownloadCandidate, ranking
+from edge.plan.choose import Chooser, Chosen
+from edge.plan.inputs import candidate_of, situation
+from edge.plan.planner import assumed_engine, plan_inputs
 from edge.plan.select import select, tokens_s
-from edge.plan.situation import situation
-from edge.plan.subject import candidate_of
-from edge.profile.profile import Wishes
 from tests.plan import shapes
 from tests.plan.random_gguf import Shape, write
 from tests.trees import trees
@@ -54,7 +51,7 @@ def choose(
     config = load(places, {"set": list(settings), "model": [model] if model else []}, {})
     board, memory = machine(name)
     profile = resolve_profile(config, board, places)
-    engine = assumed_engine(board, profile.wishes.recipe, "/e/llama-server")
+    engine = assumed_engine(board, profile.preset.recipe, "/e/llama-server")
     preset, where = plan_inputs(board, memory, profile, engine, {})
     return Chooser(Store(places.models), where, rows).choose(config, preset), config
 
@@ -96,8 +93,8 @@ def test_the_choice_says_why(rows: tuple[CatalogueRow, ...], tmp_path: Path) -> 
     assert "memory bandwidth allows about 22 tokens/s" in notes
 
 
-def offer(quant: str, size: int, path: str | None = "/m") -> Offer:
-    return Offer("M", quant, size, path)
+def offer(quant: str, size: int, path: str | None = "/m") -> DownloadCandidate:
+    return DownloadCandidate("M", quant, size, path)
 
 
 def test_order_of_quantizations() -> None:
@@ -111,11 +108,14 @@ def test_order_of_quantizations() -> None:
 def test_speed_follows_from_bandwidth_and_the_weights_a_token_reads() -> None:
     board = replace(shapes.jetson(61), bandwidth_bytes_s=204.8e9)
     where = situation(board, shapes.memory(board), shapes.engine(cuda=True), "1GiB", {})
-    dense, experts = Offer("D", "Q5_K_M", 20 * 10**9), Offer("E", "Q5_K_M", 20 * 10**9, active=0.1)
-    assert tokens_s(dense, Wishes(), where) == pytest.approx(6.144)
-    assert tokens_s(experts, Wishes(), where) == pytest.approx(61.44)
+    dense, experts = (
+        DownloadCandidate("D", "Q5_K_M", 20 * 10**9),
+        DownloadCandidate("E", "Q5_K_M", 20 * 10**9, active=0.1),
+    )
+    assert tokens_s(dense, Preset(), where) == pytest.approx(6.144)
+    assert tokens_s(experts, Preset(), where) == pytest.approx(61.44)
     unknown = replace(where, board=replace(board, bandwidth_bytes_s=None))
-    assert tokens_s(dense, Wishes(), unknown) is None
+    assert tokens_s(dense, Preset(), unknown) is None
 
 
 def test_what_is_here_is_preferred_and_a_better_one_is_named(tmp_path: Path) -> None:
@@ -123,9 +123,9 @@ def test_what_is_here_is_preferred_and_a_better_one_is_named(tmp_path: Path) -> 
     where = situation(board, shapes.memory(board), shapes.engine(cuda=True), "1GiB", {})
     small = candidate_of(shapes.model("Small", shapes.meta(layers=8)))
     large = candidate_of(shapes.model("Large", shapes.meta()))
-    here = Offer("Small", "Q5_K_M", small.file.bytes, "/m/small.gguf", rank=5)
-    there = Offer("Large", "Q5_K_M", large.file.bytes, None, "hf://x/y", rank=1)
-    found = select([here, there], Wishes(), where, lambda o: small if o.name == "Small" else large)
+    here = DownloadCandidate("Small", "Q5_K_M", small.file.bytes, "/m/small.gguf", rank=5)
+    there = DownloadCandidate("Large", "Q5_K_M", large.file.bytes, None, "hf://x/y", rank=1)
+    found = select([here, there], Preset(), where, lambda o: small if o.name == "Small" else large)
     assert (found.offer, found.better) == (here, there)
     assert "the best in the store that fits" in found.because
 
@@ -134,8 +134,8 @@ def test_a_slow_or_tight_model_that_is_here_is_still_served() -> None:
     board = replace(shapes.jetson(15.3), bandwidth_bytes_s=10e9)
     where = situation(board, shapes.memory(board), shapes.engine(cuda=True), "1GiB", {})
     it = candidate_of(shapes.model())
-    only = Offer("Slow", "Q5_K_M", it.file.bytes, "/m/slow.gguf")
-    assert select([only], Wishes(), where, lambda _: it).offer is only
+    only = DownloadCandidate("Slow", "Q5_K_M", it.file.bytes, "/m/slow.gguf")
+    assert select([only], Preset(), where, lambda _: it).offer is only
 
 
 def test_a_model_that_cannot_chat_is_not_chosen() -> None:
@@ -148,17 +148,17 @@ def test_a_model_that_cannot_chat_is_not_chosen() -> None:
         "Chat": shapes.meta(layers=8),
     }
     loaded = {name: candidate_of(shapes.model(name, header)) for name, header in files.items()}
-    here = [Offer(name, "Q5_K_M", it.file.bytes, f"/m/{name}.gguf") for name, it in loaded.items()]
-    assert select(here, Wishes(), where, lambda offer: loaded[offer.name]).offer.name == "Chat"
-    assert select(here[:2], Wishes(), where, lambda offer: loaded[offer.name]).offer.name == "Base"
+    here = [DownloadCandidate(name, "Q5_K_M", it.file.bytes, f"/m/{name}.gguf") for name, it in loaded.items()]
+    assert select(here, Preset(), where, lambda offer: loaded[offer.name]).offer.name == "Chat"
+    assert select(here[:2], Preset(), where, lambda offer: loaded[offer.name]).offer.name == "Base"
 
 
 def test_nothing_small_enough_is_said() -> None:
     board = shapes.jetson(3)
     where = situation(board, shapes.memory(board), shapes.engine(cuda=True), "1GiB", {})
-    huge = Offer("Huge", "Q5_K_M", 50 * 10**9, "/m/huge.gguf")
+    huge = DownloadCandidate("Huge", "Q5_K_M", 50 * 10**9, "/m/huge.gguf")
     with pytest.raises(DoesNotFitError, match="no model is small enough for this machine"):
-        select([huge], Wishes(), where, lambda _: None)
+        select([huge], Preset(), where, lambda _: None)
 
 
 def test_where_it_is_tight_the_next_model_stands_behind() -> None:
@@ -167,12 +167,12 @@ def test_where_it_is_tight_the_next_model_stands_behind() -> None:
         name: candidate_of(shapes.model(name, shapes.meta(layers=layers)))
         for name, layers in (("Large", 32), ("Small", 8))
     }
-    here = [Offer(name, "Q5_K_M", it.file.bytes, f"/m/{name}.gguf") for name, it in files.items()]
+    here = [DownloadCandidate(name, "Q5_K_M", it.file.bytes, f"/m/{name}.gguf") for name, it in files.items()]
     board = shapes.jetson(15.3)
     for available, wanted in ((13.0, []), (7.6, ["Small"])):
         memory = shapes.memory(board, available)
         where = situation(board, memory, shapes.engine(cuda=True), "1GiB", {})
-        found = select(here, Wishes(n_ctx=16384), where, lambda offer: files[offer.name])
+        found = select(here, Preset(n_ctx=16384), where, lambda offer: files[offer.name])
         assert found.offer.name == "Large"
         assert [it.file.name for it in found.smaller] == wanted
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from edge.resources import data_dir
-from edge.service.layout import UNITS, UnitFile, files
-from edge.service.wish import UnitSettings
+from edge.service.units import UNITS, UnitFile, UnitSettings, files
 
 SOURCE = data_dir("systemd")
 EVERYTHING = UnitSettings(jtop=True, groups=("video", "render"), model_dirs=("/mnt/models",), power_mode="MAXN")

@@ -12,8 +12,8 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge.engine.download import download
-from edge.engine.pin import pins
+from edge.builder.download import download
+from edge.builder.source import pins
 from edge.resources import data_dir, load_toml
 
 HERE = Path(__file__).resolve().parent

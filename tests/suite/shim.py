@@ -23,18 +23,18 @@ import aiohttp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from edge.gateway import keyring, keys
+from edge.gateway import keys
 from edge.gateway.app import make_app
+from edge.gateway.config import GatewayOptions
 from edge.gateway.server import serve
-from edge.gateway.settings import GatewayConfig
-from edge.status import ModelStatus, State
-from edge.upstream import Endpoint
+from edge.supervisor.status import ModelStatus, State
+from edge.supervisor.upstream import Endpoint
 
 ROUTER_SLOTS = 64
 
 
 class Server:
-    """edge.upstream.Upstream over one llama-server."""
+    """edge.supervisor.upstream.Upstream over one llama-server."""
 
     aliases: tuple[str, ...] = ()
 
@@ -125,13 +125,13 @@ async def main(arguments: list[str], folder: Path) -> int:
     secret = option(arguments, "--api-key", "")
     file = folder / "keys.toml"
     if secret:
-        keyring.write(file, [keys.Key("suite", keys.digest(secret), admin=True)])
+        keys.write(file, [keys.Key("suite", keys.digest(secret), admin=True)])
     server = Server(path)
     server.model_id, *aliases = option(arguments, "--alias", "model").split(",")
     server.aliases = tuple(aliases)
     watching = asyncio.ensure_future(server.watch())
     sockets = listeners(option(arguments, "--host", "127.0.0.1"), int(option(arguments, "--port", "8080")))
-    serving = await serve(make_app({server.model_id: server}, GatewayConfig(keys_file=file)), sockets, drain_s=0.1)
+    serving = await serve(make_app({server.model_id: server}, GatewayOptions(keys_file=file)), sockets, drain_s=0.1)
     code = await child.wait()
     watching.cancel()
     await serving.cleanup()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from edge.status import Failure
 from edge.supervisor.events import (
     DeviceBack,
     DeviceMissing,
@@ -12,30 +11,35 @@ from edge.supervisor.events import (
     Event,
     Exited,
     Hung,
-    Refused,
     Restart,
     Sleep,
-    Start,
+    StartRefused,
+    StartRequested,
     Stop,
     Tick,
     Warmed,
 )
-from edge.supervisor.policy import Fault
+from edge.supervisor.policy import EngineFault
+from edge.supervisor.status import Failure
 
 
-def exited(fault: Fault = Fault.CRASH, kind: str = "exited") -> Exited:
+def exited(fault: EngineFault = EngineFault.CRASH, kind: str = "exited") -> Exited:
     return Exited(fault, Failure(kind, "evidence", "hint"))
 
 
-START, STOP, STOP_NOW, RESTART, SLEEP = Start(), Stop(), Stop(now=True), Restart(), Sleep()
+START, STOP, STOP_NOW, RESTART, SLEEP = StartRequested(), Stop(), Stop(now=True), Restart(), Sleep()
 LOADING, READY, WARM, DRAINED, TICK, BACK = EngineLoading(), EngineReady(), Warmed(), Drained(), Tick(), DeviceBack()
 CRASH, ABORT = exited(), exited(kind="signal_abrt")
-PERMANENT, OOM, NVMAP = exited(Fault.PERMANENT, "bad_flag"), exited(Fault.OOM, "oom"), exited(Fault.NVMAP, "nvmap")
-KILLED, GPU_GONE = exited(Fault.KILLED, "killed"), exited(Fault.DEVICE, "no_gpu")
+PERMANENT, OOM, NVMAP = (
+    exited(EngineFault.PERMANENT, "bad_flag"),
+    exited(EngineFault.OOM, "oom"),
+    exited(EngineFault.NVMAP, "nvmap"),
+)
+KILLED, GPU_GONE = exited(EngineFault.KILLED, "killed"), exited(EngineFault.DEVICE, "no_gpu")
 HUNG = Hung(Failure("wedged", "", ""))
 NO_GPU = DeviceMissing(Failure("no_gpu", "", ""))
 OLD_DRIVER = DeviceMissing(Failure("driver_too_old", "", ""), permanent=True)
-REFUSED = Refused(Failure("degraded", "", ""))
+REFUSED = StartRefused(Failure("degraded", "", ""))
 
 Row = tuple[Event | float, str] | tuple[Event | float, str, str]
 

@@ -6,23 +6,23 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+from msgspec.structs import replace
 
 from edge.linux.procfs import read_usage
-from edge.model.file import ModelFile
-from edge.model.meta import ModelMeta
+from edge.models.meta import ModelMeta
+from edge.models.open import ModelFile
 from edge.plan.plan import DomainBudget, Ladder, LaunchPlan, ModelPlan, Settings
 from edge.resources import data_dir, load_toml
-from edge.status import State
-from edge.supervisor.patterns import Patterns
-from edge.supervisor.policy import Policy
-from edge.supervisor.state import Machine
+from edge.supervisor.log_patterns import Patterns
+from edge.supervisor.policy import Policy, SupervisorOptions
+from edge.supervisor.state import SupervisorState
+from edge.supervisor.status import State
 from edge.supervisor.supervisor import Supervisor, SupervisorCallbacks
-from edge.supervisor.terms import Terms
 from edge.units import MIB
 from tests.fakes import llama_switches
 
@@ -94,7 +94,7 @@ class Rig:
     folder: Path
     owner: asyncio.Task[None]
     socket_path: Path
-    machines: list[Machine] = field(default_factory=list)
+    machines: list[SupervisorState] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
 
     @property
@@ -160,7 +160,7 @@ async def rigged(
     rungs: int = 1,
     home: int = 0,
     chosen: Settings | None = None,
-    terms: Terms | None = None,
+    terms: SupervisorOptions | None = None,
     callbacks: SupervisorCallbacks | None = None,
     start: bool = True,
     argv: tuple[str, ...] | None = None,
@@ -170,14 +170,18 @@ async def rigged(
     """Run a supervisor over the fake; at the end no process may be alive."""
     fake = folder / "fake"
     command = argv or llama_switches.argv(fake, **switches)
-    machines: list[Machine] = []
+    machines: list[SupervisorState] = []
     lines: list[str] = []
     callbacks = replace(
         callbacks or SupervisorCallbacks(), on_change=lambda _, __, after: machines.append(after), on_line=lines.append
     )
     socket_path = folder / "m.sock"
     supervisor = Supervisor(
-        model or model_plan(command, rungs, chosen, home), socket_path, PATTERNS, terms or Terms(policy=FAST), callbacks
+        model or model_plan(command, rungs, chosen, home),
+        socket_path,
+        PATTERNS,
+        terms or SupervisorOptions(policy=FAST),
+        callbacks,
     )
     owner = asyncio.create_task(supervisor.run())
     rig = Rig(supervisor, fake, owner, socket_path, machines, lines)

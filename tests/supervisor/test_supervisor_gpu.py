@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from edge.plan.plan import Ladder
-from edge.status import State
 from edge.supervisor.events import DeviceBack
+from edge.supervisor.policy import SupervisorOptions
+from edge.supervisor.status import State
 from edge.supervisor.supervisor import SupervisorCallbacks
-from edge.supervisor.terms import Terms
 from tests.fakes.llama_switches import Death, argv
 from tests.supervisor.rig import FAST, gpu_settings, launch_plan, model_plan, rigged, settings
 
@@ -21,7 +22,7 @@ NOT_YET = {
         "warning: no usable GPU found, --gpu-layers option will be ignored",
     ],
 }
-TERMS = Terms(policy=FAST, capability="8.7")
+TERMS = SupervisorOptions(policy=FAST, capability="8.7")
 
 
 async def test_six_gates_on_a_gpu(short_dir: Path) -> None:
@@ -37,7 +38,7 @@ async def test_six_gates_on_a_gpu(short_dir: Path) -> None:
 
 
 async def test_an_engine_without_code_for_this_gpu_says_jit(short_dir: Path) -> None:
-    thor = Terms(policy=FAST, capability="11.0")
+    thor = SupervisorOptions(policy=FAST, capability="11.0")
     async with rigged(short_dir, chosen=gpu_settings(), terms=thor, gpu={"CUDA0": "NVIDIA Thor"}) as rig:
         await rig.ready()
         assert "JIT from PTX of sm_87" in str(rig.supervisor.status().gates["backend"].evidence)

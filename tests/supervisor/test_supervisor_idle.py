@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from edge.supervisor.policy import ExpectedSpeed, SupervisorOptions
 from edge.supervisor.supervisor import SupervisorCallbacks
-from edge.supervisor.terms import ExpectedSpeed, Terms
 from tests.supervisor.rig import FAST, Rig, rigged, settings
 
 IDLE = replace(FAST, idle_before_s=0.05, second_look_s=0.1)
@@ -27,7 +28,7 @@ def asked(rig: Rig) -> list[str]:
 
 
 async def test_speed_a_batch_all_slots_and_the_system_prompt(short_dir: Path) -> None:
-    terms = Terms(policy=IDLE, warmup_tokens=(1, 128), system_prompt="You are kind.")
+    terms = SupervisorOptions(policy=IDLE, warmup_tokens=(1, 128), system_prompt="You are kind.")
     speeds: list[float] = []
     callbacks = SupervisorCallbacks(on_speed=lambda _, tokens_s: speeds.append(tokens_s))
     chosen = settings(n_ctx=4096, n_parallel=2, n_ubatch=512)
@@ -46,7 +47,7 @@ async def test_speed_a_batch_all_slots_and_the_system_prompt(short_dir: Path) ->
 
 async def test_a_request_ends_it_at_once(short_dir: Path) -> None:
     """The engine hangs on the second completion: the idle set's. A client that comes meanwhile does not wait for it."""
-    async with rigged(short_dir, terms=Terms(policy=IDLE), wedge_after=1) as rig:
+    async with rigged(short_dir, terms=SupervisorOptions(policy=IDLE), wedge_after=1) as rig:
         await rig.until(lambda: len(rig.requests()) == 2)
         with rig.supervisor.request():
             watch = rig.supervisor.watch
@@ -57,7 +58,7 @@ async def test_a_request_ends_it_at_once(short_dir: Path) -> None:
 
 
 async def test_it_ends_after_its_time(short_dir: Path) -> None:
-    terms = Terms(policy=replace(IDLE, idle_set_s=0.2))
+    terms = SupervisorOptions(policy=replace(IDLE, idle_set_s=0.2))
     async with rigged(short_dir, terms=terms, wedge_after=1) as rig:
         await rig.ready()
         watch = rig.supervisor.watch
@@ -67,7 +68,7 @@ async def test_it_ends_after_its_time(short_dir: Path) -> None:
 
 
 async def test_it_does_not_begin_while_somebody_asks(short_dir: Path) -> None:
-    async with rigged(short_dir, terms=Terms(policy=replace(IDLE, idle_before_s=0.5))) as rig:
+    async with rigged(short_dir, terms=SupervisorOptions(policy=replace(IDLE, idle_before_s=0.5))) as rig:
         await rig.ready()
         with rig.supervisor.request():
             await asyncio.sleep(0.8)
@@ -76,7 +77,7 @@ async def test_it_does_not_begin_while_somebody_asks(short_dir: Path) -> None:
 
 
 async def test_a_speed_far_below_the_boards_is_degraded_and_serves(short_dir: Path) -> None:
-    terms = Terms(policy=IDLE, expected_speed=ExpectedSpeed(100.0, "what the board can do"))
+    terms = SupervisorOptions(policy=IDLE, expected_speed=ExpectedSpeed(100.0, "what the board can do"))
     async with rigged(short_dir, terms=terms, tokens_s=10.0) as rig:
         await rig.until(lambda: rig.supervisor.status().degraded)
         (found,) = rig.supervisor.status().degraded
@@ -86,7 +87,7 @@ async def test_a_speed_far_below_the_boards_is_degraded_and_serves(short_dir: Pa
 
 
 async def test_a_strict_model_is_not_refused_for_its_speed(short_dir: Path) -> None:
-    terms = Terms(policy=IDLE, expected_speed=ExpectedSpeed(100.0, "what the board can do"), strict=True)
+    terms = SupervisorOptions(policy=IDLE, expected_speed=ExpectedSpeed(100.0, "what the board can do"), strict=True)
     async with rigged(short_dir, terms=terms, tokens_s=10.0) as rig:
         await rig.until(lambda: rig.supervisor.status().degraded)
         assert rig.states[-1] == "READY"
@@ -94,7 +95,7 @@ async def test_a_strict_model_is_not_refused_for_its_speed(short_dir: Path) -> N
 
 async def test_an_engine_that_dies_of_it_is_restarted(short_dir: Path) -> None:
     death = {"at": "request", "lines": [], "code": None, "signal": 6, "request": 2, "chunk": 0}
-    async with rigged(short_dir, terms=Terms(policy=IDLE), first_starts=1, first={"death": death}) as rig:
+    async with rigged(short_dir, terms=SupervisorOptions(policy=IDLE), first_starts=1, first={"death": death}) as rig:
         await rig.until(lambda: rig.supervisor.restarts == 1)
         await rig.ready()
         assert rig.kinds == ["signal_abrt"]

@@ -2,63 +2,61 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from edge.board.board import Board, Cpu
 from edge.engine.engine import Engine, Flag
 from edge.linux.procfs import ProcessUsage
 from edge.plan.plan import DomainBudget, Reason
-from edge.status import Failure
 from edge.supervisor import warmup
-from edge.supervisor.differences import before_start
-from edge.supervisor.memorywatch import grown
-from edge.supervisor.movement import Stillness
-from edge.supervisor.pace import bytes_per_token, expected_speed
-from edge.supervisor.plain import safe_mode
-from edge.supervisor.state import Machine
-from edge.supervisor.terms import ExpectedSpeed, Terms
-from edge.supervisor.truth import Facts, differences
-from edge.supervisor.warming import too_slow
+from edge.supervisor.degraded import EngineFacts, before_start, differences, grown
+from edge.supervisor.liveness import StallDetector
+from edge.supervisor.policy import ExpectedSpeed, SupervisorOptions
+from edge.supervisor.state import SupervisorState
+from edge.supervisor.status import Failure
+from edge.supervisor.variants import safe_mode
+from edge.supervisor.warmup import bytes_per_token, expected_speed
+from edge.supervisor.warmup_run import too_slow
 from edge.units import GIB, MIB
 from tests.supervisor.rig import FILE, META, gpu_settings, launch_plan, settings
 
 PLAN = launch_plan(("x",), 0, settings(n_ctx=4096, n_parallel=2))
 GPU = launch_plan(("x",), 0, gpu_settings("CUDA0", "CUDA1"))
 PROPS = {"total_slots": 2, "default_generation_settings": {"n_ctx": 2048}}
-ON_GPU = Facts(offloaded=(29, 29), devices=("CUDA0", "CUDA1"), kv_mib=56.0)
+ON_GPU = EngineFacts(offloaded=(29, 29), devices=("CUDA0", "CUDA1"), kv_mib=56.0)
 
 
 # --- truth -----------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_as_planned_has_no_differences() -> None:
-    assert differences(PLAN, Facts(kv_mib=56.0), PROPS) == ()
+    assert differences(PLAN, EngineFacts(kv_mib=56.0), PROPS) == ()
     assert differences(GPU, ON_GPU, None) == ()
 
 
 @pytest.mark.parametrize(
     ("facts", "props", "expected"),
     [
-        (Facts(), {"total_slots": 4}, ("n_parallel", "2", "4")),
+        (EngineFacts(), {"total_slots": 4}, ("n_parallel", "2", "4")),
         (
-            Facts(),
+            EngineFacts(),
             {"total_slots": 2, "default_generation_settings": {"n_ctx": 512}},
             ("n_ctx", "2048 a slot", "512 a slot"),
         ),
-        (Facts(kv_mib=28.0), PROPS, ("kv_cache", "56 MiB", "28 MiB")),
-        (Facts(load_mode="mmap"), PROPS, ("load_mode", "none", "mmap")),
+        (EngineFacts(kv_mib=28.0), PROPS, ("kv_cache", "56 MiB", "28 MiB")),
+        (EngineFacts(load_mode="mmap"), PROPS, ("load_mode", "none", "mmap")),
     ],
 )
-def test_fc23_a_smaller_one_is_named(facts: Facts, props: dict[str, Any], expected: tuple[str, str, str]) -> None:
+def test_fc23_a_smaller_one_is_named(facts: EngineFacts, props: dict[str, Any], expected: tuple[str, str, str]) -> None:
     (found,) = differences(launch_plan(("x",), 0, replace(PLAN.settings, load_mode="none")), facts, props)
     assert (found.subject, found.wanted, found.got) == expected and found.because
 
 
 def test_props_of_another_shape_are_no_difference() -> None:
-    assert differences(PLAN, Facts(), {"total_slots": "two", "default_generation_settings": {}}) == ()
+    assert differences(PLAN, EngineFacts(), {"total_slots": "two", "default_generation_settings": {}}) == ()
 
 
 @pytest.mark.parametrize(
@@ -66,27 +64,27 @@ def test_props_of_another_shape_are_no_difference() -> None:
     [
         (replace(ON_GPU, offloaded=(20, 29)), [("n_gpu_layers", "29", "20/29")]),
         (replace(ON_GPU, offloaded=(0, 29), cpu_because="no_gpu"), [("n_gpu_layers", "29", "0/29")]),
-        (Facts(cpu_because="cuda_init"), [("device", "GPU", "CPU")]),
+        (EngineFacts(cpu_because="cuda_init"), [("device", "GPU", "CPU")]),
         (replace(ON_GPU, devices=("CUDA0",)), [("devices", "CUDA0, CUDA1", "CUDA0")]),
-        (Facts(devices=("CUDA0", "CUDA1")), []),
-        (Facts(proved_by="memory"), []),
+        (EngineFacts(devices=("CUDA0", "CUDA1")), []),
+        (EngineFacts(proved_by="memory"), []),
     ],
 )
-def test_fc41_layers_and_devices(facts: Facts, expected: list[tuple[str, str, str]]) -> None:
+def test_fc41_layers_and_devices(facts: EngineFacts, expected: list[tuple[str, str, str]]) -> None:
     assert [(item.subject, item.wanted, item.got) for item in differences(GPU, facts, None)] == expected
 
 
 def test_a_lower_rung_is_told_with_its_reason() -> None:
     lower = replace(PLAN, rung=2, reasons=(Reason("rung", "2", "the GPU is not there"),))
-    (found,) = differences(lower, Facts(), PROPS)
+    (found,) = differences(lower, EngineFacts(), PROPS)
     assert (found.subject, found.got, found.because) == ("rung", "2", "the GPU is not there")
 
 
 def test_differences_that_are_known_before_the_start() -> None:
     missing = Failure("no_gpu", "", "look at the driver")
-    found = before_start(Terms(), Machine(safe_mode=True), missing)
+    found = before_start(SupervisorOptions(), SupervisorState(safe_mode=True), missing)
     assert [(item.subject, item.got) for item in found] == [("device", "CPU"), ("accelerations", "off")]
-    assert before_start(Terms(), Machine(), None) == ()
+    assert before_start(SupervisorOptions(), SupervisorState(), None) == ()
 
 
 # --- movement --------------------------------------------------------------------------------------------------------
@@ -97,7 +95,7 @@ def vitals(cpu_s: float = 0.0, called: int = 0, disk: int = 0, anon: int = 0, sw
 
 
 def quiet_after(looks: list[tuple[float, ProcessUsage | None, int]]) -> float:
-    stillness = Stillness(0.0)
+    stillness = StallDetector(0.0)
     return [stillness.look(at, seen, lines) for at, seen, lines in looks][-1]
 
 
@@ -121,7 +119,7 @@ def test_what_counts_as_movement(looks: list[tuple[float, ProcessUsage | None, i
 @pytest.mark.parametrize("every_s", [0.1, 1.0, 10.0])
 def test_it_does_not_matter_how_often_one_looks(every_s: float) -> None:
     """Polls that cost half a percent of a core never look like work."""
-    stillness, now = Stillness(0.0), 0.0
+    stillness, now = StallDetector(0.0), 0.0
     while now < 60.0:
         now += every_s
         quiet_s = stillness.look(now, vitals(round(now * 0.005, 2)), 0)
@@ -129,7 +127,7 @@ def test_it_does_not_matter_how_often_one_looks(every_s: float) -> None:
 
 
 def test_who_waits_for_nothing_is_excused() -> None:
-    stillness = Stillness(0.0)
+    stillness = StallDetector(0.0)
     assert stillness.look(3600.0, vitals(), 0, excused=True) == 0.0
     assert stillness.look(3601.0, vitals(), 0) == 1.0
 
@@ -216,7 +214,7 @@ def test_the_idle_set_fills_a_batch_every_slot_and_the_system_prompt_last() -> N
     ],
 )
 def test_a_200_is_not_enough(path: str, code: int, answer: Any, real: bool) -> None:
-    assert warmup.answered(warmup.Request(path, {}), code, answer) == real
+    assert warmup.answered(warmup.WarmupRequest(path, {}), code, answer) == real
 
 
 # --- without accelerations -------------------------------------------------------------------------------------------
@@ -240,5 +238,5 @@ def test_a_quantized_v_cache_keeps_flash_attention() -> None:
 
 
 def test_the_kv_difference_is_no_rounding() -> None:
-    assert differences(PLAN, Facts(kv_mib=52.0), PROPS) == ()
+    assert differences(PLAN, EngineFacts(kv_mib=52.0), PROPS) == ()
     assert PLAN.budget["host"].kv_bytes == 56 * MIB

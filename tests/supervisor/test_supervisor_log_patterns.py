@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edge.resources import data_dir, load_toml
-from edge.supervisor.attempt import LINE_CHARACTERS, Attempt
+from edge.supervisor.start import LINE_CHARACTERS, Attempt
 from tests.supervisor.rig import PATTERNS, launch_plan, settings
 
 LENGTH = 64 * 1024

@@ -4,20 +4,20 @@ import asyncio
 import os
 import signal
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
-from edge.status import Failure, ModelStatus, State
+from edge.daemon.reload import blue_green, in_place, while_asleep
 from edge.supervisor.model_handle import HOT_RETRY_S, ModelHandle
-from edge.supervisor.state import Machine, Then
+from edge.supervisor.policy import SupervisorOptions
+from edge.supervisor.state import AfterExit, SupervisorState
+from edge.supervisor.status import Failure, ModelStatus, State
 from edge.supervisor.supervisor import Supervisor, SupervisorCallbacks
-from edge.supervisor.terms import Terms
-from edge.supervisor.turnover import blue_green, in_place, while_asleep
+from edge.supervisor.upstream import Endpoint, RequestProgress
 from edge.telemetry.governor import AdmissionLimit
-from edge.upstream import Endpoint, Progress
 from tests.supervisor.rig import FAST, PATIENCE_S, PATTERNS, Rig, rigged
 
 HOLD = AdmissionLimit(0.5, hold_new=True)
@@ -55,7 +55,7 @@ class Model:
     def expected_ready_in_s(self) -> float | None:
         return 7.0
 
-    def request(self) -> AbstractContextManager[Progress]:
+    def request(self) -> AbstractContextManager[RequestProgress]:
         return nullcontext(self)  # type: ignore[arg-type]
 
     def moved(self) -> None: ...
@@ -201,7 +201,7 @@ def hot(rig: Rig) -> ModelHandle:
     """The rig's supervisor behind a handle that learns of its changes."""
     seen = ModelHandle("chat", supervisor=rig.supervisor)
 
-    def became(supervisor: Supervisor, before: Machine, after: Machine) -> None:
+    def became(supervisor: Supervisor, before: SupervisorState, after: SupervisorState) -> None:
         rig.machines.append(after)
         if after.state is not before.state:
             seen.supervisor_changed(supervisor, after.state)
@@ -249,7 +249,7 @@ async def test_a_restart_while_it_is_too_hot(tmp_path: Path) -> None:
 
 async def test_a_crash_when_it_gets_too_hot(tmp_path: Path) -> None:
     """In BACKOFF nothing runs, and nothing may start when it is over."""
-    terms = Terms(policy=replace(FAST, backoff_s=(60,)))
+    terms = SupervisorOptions(policy=replace(FAST, backoff_s=(60,)))
     async with rigged(tmp_path, start=False, terms=terms) as rig:
         seen = hot(rig)
         rig.supervisor.start()
@@ -276,14 +276,16 @@ async def test_who_makes_place_for_another_is_not_started_again(tmp_path: Path) 
     async with rigged(tmp_path) as rig:
         await rig.ready()
         handle = ModelHandle("chat", supervisor=rig.supervisor)
-        new = Supervisor(rig.supervisor.model, tmp_path / "n.sock", PATTERNS, Terms(policy=FAST, preload=False))
+        new = Supervisor(
+            rig.supervisor.model, tmp_path / "n.sock", PATTERNS, SupervisorOptions(policy=FAST, preload=False)
+        )
         owner = asyncio.create_task(new.run())
         with rig.supervisor.request():  # it drains for as long as this is open
             turning = asyncio.create_task(while_asleep(handle, rig.supervisor, new))
             await rig.settle(State.DRAINING)
             rig.supervisor.restart()
             await settle()
-            assert rig.supervisor.machine.then is Then.HOME
+            assert rig.supervisor.machine.then is AfterExit.HOME
         await asyncio.wait_for(turning, PATIENCE_S)
         assert rig.supervisor.machine.state is State.STOPPED
         owner.cancel()
@@ -301,7 +303,7 @@ async def test_a_reload_whose_new_engine_is_stopped_for_heat(
         hot = SupervisorCallbacks(
             on_change=lambda new, before, after: new.stop() if after.state is State.STARTING else None
         )
-        new = Supervisor(rig.supervisor.model, tmp_path / "n.sock", PATTERNS, Terms(policy=FAST), hot)
+        new = Supervisor(rig.supervisor.model, tmp_path / "n.sock", PATTERNS, SupervisorOptions(policy=FAST), hot)
         owner = asyncio.create_task(new.run())
         old = rig.supervisor
         turning = blue_green(handle, old, new) if turn == "beside" else in_place(handle, old, new, room)

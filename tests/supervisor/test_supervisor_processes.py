@@ -6,19 +6,19 @@ import asyncio
 import os
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 
 from edge.linux.procfs import read_usage
-from edge.status import State
-from edge.supervisor.terms import Terms
+from edge.supervisor.policy import SupervisorOptions
+from edge.supervisor.status import State
 from tests.fakes.llama_switches import Death
 from tests.supervisor.rig import FAST, rigged, settings
 
-STRICT = Terms(policy=FAST, strict=True)
+STRICT = SupervisorOptions(policy=FAST, strict=True)
 
 
 async def test_up_with_six_gates_and_down(short_dir: Path) -> None:
@@ -101,14 +101,14 @@ async def test_fc35_exit_0_before_readiness_is_a_failure(short_dir: Path) -> Non
 
 async def test_fc26_ready_late_is_ready_and_a_slow_load_that_moves_is_not_ended(short_dir: Path) -> None:
     """The stall limit is far shorter than the load."""
-    hasty = Terms(policy=replace(FAST, stall_s=1.0))
+    hasty = SupervisorOptions(policy=replace(FAST, stall_s=1.0))
     async with rigged(short_dir, terms=hasty, load_s=3.0, steps=30) as rig:
         await rig.ready()
         assert rig.supervisor.restarts == 0
 
 
 async def test_fc26_a_load_that_stands_still_is_ended_and_the_next_may_succeed(short_dir: Path) -> None:
-    hasty = Terms(policy=replace(FAST, stall_s=0.6))
+    hasty = SupervisorOptions(policy=replace(FAST, stall_s=0.6))
     async with rigged(short_dir, terms=hasty, first_starts=1, first={"stall_at": 0.5}) as rig:
         await rig.ready()
         assert (rig.supervisor.restarts, rig.kinds) == (1, ["stalled"])
@@ -116,7 +116,7 @@ async def test_fc26_a_load_that_stands_still_is_ended_and_the_next_may_succeed(s
 
 async def test_503_for_ever_is_a_stall_although_we_keep_asking(short_dir: Path) -> None:
     """The supervisor's polls cost the engine CPU time and make it print lines; that is no progress."""
-    hasty = Terms(policy=replace(FAST, stall_s=4.0))
+    hasty = SupervisorOptions(policy=replace(FAST, stall_s=4.0))
     async with rigged(short_dir, terms=hasty, chatter=True, first_starts=1, first={"health_never": True}) as rig:
         await rig.ready()
         assert (rig.supervisor.restarts, rig.kinds) == (1, ["stalled"])
@@ -124,7 +124,7 @@ async def test_503_for_ever_is_a_stall_although_we_keep_asking(short_dir: Path) 
 
 async def test_fc37_a_wedged_engine_that_ignores_sigterm_is_replaced(short_dir: Path) -> None:
     """/health stays green, the completion never comes, no CPU time: only SIGKILL helps."""
-    hasty = Terms(policy=replace(FAST, wedge_s=0.6, term_s=0.3))
+    hasty = SupervisorOptions(policy=replace(FAST, wedge_s=0.6, term_s=0.3))
     async with rigged(
         short_dir, terms=hasty, first_starts=1, first={"wedge_after": 1, "ignore_term": True}, wedge_after=None
     ) as rig:
@@ -139,7 +139,7 @@ async def test_fc37_a_wedged_engine_that_ignores_sigterm_is_replaced(short_dir: 
 
 
 async def test_an_idle_engine_is_not_wedged_and_a_busy_one_neither(short_dir: Path) -> None:
-    hasty = Terms(policy=replace(FAST, wedge_s=0.8))
+    hasty = SupervisorOptions(policy=replace(FAST, wedge_s=0.8))
     async with rigged(short_dir, terms=hasty) as rig:
         await rig.ready()
         await asyncio.sleep(1.2)  # no request is open: no progress is expected
@@ -188,7 +188,7 @@ async def test_fc16_an_nvmap_refusal_is_its_own_kind_and_takes_the_next_rung(sho
 
 async def test_fc16_nvmap_refusals_are_bounded(short_dir: Path) -> None:
     death = Death("loading", ["NvMapMemHandleAlloc: error 0"], code=1)
-    async with rigged(short_dir, death=death, terms=Terms(policy=FAST, l4t="36.4.3")) as rig:
+    async with rigged(short_dir, death=death, terms=SupervisorOptions(policy=FAST, l4t="36.4.3")) as rig:
         assert await rig.settle(State.FAILED, State.READY) is State.FAILED
         failure = rig.supervisor.status().failure
         assert failure is not None and failure.kind == "nvmap_refused"
@@ -312,7 +312,7 @@ async def test_strict_refuses_to_serve_what_is_degraded(short_dir: Path) -> None
 
 
 async def test_it_sleeps_after_its_idle_time_and_not_before(short_dir: Path) -> None:
-    async with rigged(short_dir, terms=Terms(policy=FAST, ttl_s=0.5)) as rig:
+    async with rigged(short_dir, terms=SupervisorOptions(policy=FAST, ttl_s=0.5)) as rig:
         await rig.ready()
         with rig.supervisor.request():
             await asyncio.sleep(1.0)
@@ -322,7 +322,7 @@ async def test_it_sleeps_after_its_idle_time_and_not_before(short_dir: Path) -> 
 
 
 async def test_a_model_that_is_not_preloaded_sleeps_until_somebody_asks(short_dir: Path) -> None:
-    async with rigged(short_dir, terms=Terms(policy=FAST, preload=False), start=False) as rig:
+    async with rigged(short_dir, terms=SupervisorOptions(policy=FAST, preload=False), start=False) as rig:
         rig.supervisor.begin()
         await asyncio.sleep(0.2)
         assert (rig.supervisor.status().state, rig.pids) == (State.SLEEPING, [])

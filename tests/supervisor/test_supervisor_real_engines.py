@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from edge.engine.embedded_engine import find_embedded
 from edge.engine.engine import Engine
 from edge.engine.inspect import inspect
-from edge.model.file import ModelFile
-from edge.model.store import Store
+from edge.models.open import ModelFile
+from edge.models.store import Store
 from edge.plan.argv import render
 from edge.plan.plan import Ladder, LaunchPlan, ModelPlan, Settings
-from edge.status import State
+from edge.supervisor.status import State
 from edge.supervisor.supervisor import SupervisorCallbacks
 from tests.supervisor.rig import ENV, gpu_settings, launch_plan, rigged, settings
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
-from edge.status import State
 from edge.supervisor.events import Effect, Kill, Spawn, Terminate, WarmUp
-from edge.supervisor.policy import Fault, Policy
-from edge.supervisor.state import Machine, step
+from edge.supervisor.policy import EngineFault, Policy
+from edge.supervisor.state import SupervisorState, step
+from edge.supervisor.status import State
 from tests.supervisor.histories import CRASH, HUNG, LIFE, RESTART, TICK, exited
 from tests.supervisor.histories_faults import FAULTS
 
@@ -18,8 +17,8 @@ WITH_CPU = replace(POLICY, cpu_rung=3)
 HISTORIES = LIFE | FAULTS
 
 
-def on_last_rung(state: State = State.STOPPED) -> Machine:
-    return Machine(rungs=3, home=2, rung=2, state=state)
+def on_last_rung(state: State = State.STOPPED) -> SupervisorState:
+    return SupervisorState(rungs=3, home=2, rung=2, state=state)
 
 
 LAST_RUNG = {name for name, rows in HISTORIES.items() if rows[0][-1] == "spawn 2"}
@@ -35,7 +34,7 @@ def shown(effects: tuple[Effect, ...]) -> str:
 
 @pytest.mark.parametrize("name", HISTORIES)
 def test_history(name: str) -> None:
-    machine = on_last_rung() if name in LAST_RUNG else Machine(rungs=3)
+    machine = on_last_rung() if name in LAST_RUNG else SupervisorState(rungs=3)
     policy, now = WITH_CPU if name == CPU else POLICY, 1000.0
     for number, row in enumerate(HISTORIES[name]):
         event = row[0]
@@ -51,7 +50,7 @@ def test_there_are_enough_histories() -> None:
 
 
 def test_wedges_are_counted_and_forgotten_by_a_restart() -> None:
-    machine = Machine(state=State.READY, alive=True, ready_since=0.0)
+    machine = SupervisorState(state=State.READY, alive=True, ready_since=0.0)
     machine, _ = step(machine, HUNG, 1.0, POLICY)
     assert machine.wedges == 1
     machine, _ = step(machine, CRASH, 2.0, POLICY)
@@ -61,10 +60,10 @@ def test_wedges_are_counted_and_forgotten_by_a_restart() -> None:
 
 
 def test_the_failure_of_a_hang_is_the_hang_unless_the_log_says_more() -> None:
-    ready = Machine(state=State.READY, alive=True, ready_since=0.0)
+    ready = SupervisorState(state=State.READY, alive=True, ready_since=0.0)
     hung, _ = step(ready, HUNG, 1.0, POLICY)
-    hung_only, _ = step(hung, exited(Fault.CRASH, "hung"), 2.0, POLICY)
-    oom, _ = step(hung, exited(Fault.OOM, "out_of_memory"), 2.0, POLICY)
+    hung_only, _ = step(hung, exited(EngineFault.CRASH, "hung"), 2.0, POLICY)
+    oom, _ = step(hung, exited(EngineFault.OOM, "out_of_memory"), 2.0, POLICY)
     assert hung_only.failure is not None and hung_only.failure.kind == "wedged"
     assert oom.failure is not None and oom.failure.kind == "out_of_memory"
 

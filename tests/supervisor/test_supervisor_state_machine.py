@@ -6,7 +6,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from edge.status import Failure, State
 from edge.supervisor.events import (
     DeviceBack,
     DeviceMissing,
@@ -17,23 +16,24 @@ from edge.supervisor.events import (
     Exited,
     Hung,
     Kill,
-    Refused,
     Restart,
     Sleep,
     Spawn,
-    Start,
+    StartRefused,
+    StartRequested,
     Stop,
     Terminate,
     Tick,
     Warmed,
     WarmUp,
 )
-from edge.supervisor.policy import Fault, Policy
-from edge.supervisor.state import AT_REST, ENDING, LIVE, Machine, step
+from edge.supervisor.policy import EngineFault, Policy
+from edge.supervisor.state import AT_REST, ENDING, LIVE, SupervisorState, step
+from edge.supervisor.status import Failure, State
 
 WHY = Failure("why", "evidence", "hint")
 KINDS = st.sampled_from(["a", "b"])
-FAULTS = st.sampled_from(list(Fault))
+FAULTS = st.sampled_from(list(EngineFault))
 
 
 class World(RuleBasedStateMachine):
@@ -42,7 +42,7 @@ class World(RuleBasedStateMachine):
     @initialize(rungs=st.integers(1, 3), cpu=st.booleans(), home=st.integers(0, 2))
     def begin(self, rungs: int, cpu: bool, home: int) -> None:
         home = min(home, rungs - 1)
-        self.machine = Machine(rungs=rungs, home=home, rung=home)
+        self.machine = SupervisorState(rungs=rungs, home=home, rung=home)
         self.policy = Policy(cpu_rung=rungs if cpu else None)
         self.now = 1000.0
         self.child = False
@@ -60,9 +60,9 @@ class World(RuleBasedStateMachine):
             else:
                 assert isinstance(effect, WarmUp) and self.child
         if before.state is State.FAILED and self.machine.state is not State.FAILED:
-            assert isinstance(event, (Start, Restart))
+            assert isinstance(event, (StartRequested, Restart))
 
-    @rule(event=st.sampled_from([Start(), Stop(), Stop(now=True), Restart(), Sleep()]))
+    @rule(event=st.sampled_from([StartRequested(), Stop(), Stop(now=True), Restart(), Sleep()]))
     def ask(self, event: Event) -> None:
         self.post(event)
 
@@ -76,7 +76,7 @@ class World(RuleBasedStateMachine):
                 DeviceMissing(WHY),
                 DeviceMissing(WHY, permanent=True),
                 DeviceBack(),
-                Refused(WHY),
+                StartRefused(WHY),
                 Drained(),
             ]
         )
@@ -87,7 +87,7 @@ class World(RuleBasedStateMachine):
 
     @precondition(lambda self: self.child)
     @rule(fault=FAULTS, kind=KINDS, jitter=st.floats(0, 1))
-    def exit(self, fault: Fault, kind: str, jitter: float) -> None:
+    def exit(self, fault: EngineFault, kind: str, jitter: float) -> None:
         self.child = False
         self.post(Exited(fault, Failure(kind, "", ""), jitter))
 
@@ -117,13 +117,13 @@ class World(RuleBasedStateMachine):
             if m.state in {State.READY, State.FAILED, State.STOPPED}:
                 return
             if m.state is State.SLEEPING:
-                self.post(Start())  # what a waiter does
+                self.post(StartRequested())  # what a waiter does
             elif m.state in ENDING or m.state is State.BACKOFF:
                 assert m.deadline is not None
                 self.now = max(self.now, m.deadline)
                 self.post(Tick())
                 if self.child and self.machine.state is State.STOPPING:
-                    self.exit(Fault.CRASH, "terminated", 0.0)
+                    self.exit(EngineFault.CRASH, "terminated", 0.0)
             else:
                 self.post({State.STARTING: EngineReady(), State.LOADING: EngineReady()}.get(m.state, Warmed()))
         raise AssertionError(f"a waiter is stranded in {self.machine}")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
-from edge.status import Failure
 from edge.supervisor.events import (
     DeviceBack,
     DeviceMissing,
@@ -14,20 +13,21 @@ from edge.supervisor.events import (
     Event,
     Exited,
     Hung,
-    Refused,
     Restart,
     Sleep,
-    Start,
+    StartRefused,
+    StartRequested,
     Stop,
     Tick,
     Warmed,
 )
-from edge.supervisor.policy import Fault, Policy
-from edge.supervisor.state import ENDING, Machine, Then, step
+from edge.supervisor.policy import EngineFault, Policy
+from edge.supervisor.state import ENDING, AfterExit, SupervisorState, step
+from edge.supervisor.status import Failure
 
 WHY = Failure("why", "", "")
 EVENTS: tuple[Event, ...] = (
-    Start(),
+    StartRequested(),
     Stop(),
     Stop(now=True),
     Restart(),
@@ -35,12 +35,12 @@ EVENTS: tuple[Event, ...] = (
     EngineLoading(),
     EngineReady(),
     Warmed(),
-    *(Exited(fault, WHY) for fault in Fault),
+    *(Exited(fault, WHY) for fault in EngineFault),
     Hung(WHY),
     DeviceMissing(WHY),
     DeviceMissing(WHY, permanent=True),
     DeviceBack(),
-    Refused(WHY),
+    StartRefused(WHY),
     Drained(),
     Tick(),
 )
@@ -55,7 +55,7 @@ def explore() -> set[Transition]:
     """Return (state, event, state) for every change of state."""
     found: set[Transition] = set()
     for policy in (POLICY, replace(POLICY, cpu_rung=2)):
-        todo, seen = [Machine(rungs=2)], set()
+        todo, seen = [SupervisorState(rungs=2)], set()
         while todo:
             machine = todo.pop()
             if machine in seen:
@@ -71,7 +71,7 @@ def explore() -> set[Transition]:
     return found
 
 
-def _plain(machine: Machine) -> Machine:
+def _plain(machine: SupervisorState) -> SupervisorState:
     """Drop times and large counts: they do not change what can follow."""
     return replace(
         machine,
@@ -80,6 +80,6 @@ def _plain(machine: Machine) -> Machine:
         crashes=min(machine.crashes, MOST),
         wedges=0,
         failure=None,
-        then=machine.then if machine.state in ENDING else Then.STOP,
+        then=machine.then if machine.state in ENDING else AfterExit.STOP,
         device_misses=min(machine.device_misses, MOST),
     )

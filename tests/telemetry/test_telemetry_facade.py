@@ -3,11 +3,11 @@
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -17,9 +17,8 @@ from edge.config.values import TelemetryConfig, ThermalConfig
 from edge.telemetry import metrics, nvml
 from edge.telemetry.document import notes
 from edge.telemetry.energy import EnergyMeter
-from edge.telemetry.governor import AdmissionLimit, Decision
-from edge.telemetry.news import ChangeReporter
-from edge.telemetry.sample import GpuState, Power, Sample
+from edge.telemetry.governor import AdmissionLimit, ChangeReporter, Decision
+from edge.telemetry.sample import GpuState, PowerState, Sample
 from edge.telemetry.telemetry import Telemetry, limits_of
 from tests.fakes.fake_jetson.tree import FakeBoard
 from tests.fakes.waiting import running, until
@@ -303,6 +302,6 @@ def test_energy_meter_and_power_are_what_a_request_needs() -> None:
     meter = EnergyMeter()
     work = meter.begin(10.0, "chat")
     for at in range(10, 16):
-        meter.add(float(at), Power(8.0, "VDD_IN").power_w)
+        meter.add(float(at), PowerState(8.0, "VDD_IN").power_w)
     assert meter.request(10.0, 15.0, 100, work) == pytest.approx(40.0)
     assert meter.tokens_per_joule("chat") == pytest.approx(2.5)

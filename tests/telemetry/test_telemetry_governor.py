@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.telemetry.governor import AdmissionLimit, Decision, Governor, Level, Limits
-from edge.telemetry.sample import Power, Sample, Zone
+from edge.telemetry.governor import AdmissionLimit, Decision, Governor, Level, ThermalLimits
+from edge.telemetry.sample import PowerState, Sample, Zone
 
 N, P, H, C = Level.NOMINAL, Level.PASSIVE, Level.HOT, Level.CRITICAL
-ACT = Limits(act=True)
+ACT = ThermalLimits(act=True)
 
 
 def hot(celsius: float | None, at: float = 0.0, watts: float | None = None) -> Sample:
     zones = (Zone("tj", celsius, 99.0, 104.5), Zone("tboard", 40.0), Zone("cv0", None, 99.0, 104.5))
-    return Sample(at, "sysfs", power=None if watts is None else Power(watts, "VDD_IN"), zones=zones)
+    return Sample(at, "sysfs", power=None if watts is None else PowerState(watts, "VDD_IN"), zones=zones)
 
 
 def drive(governor: Governor, series: list[float | None], step_s: float = 1.0, start_s: float = 0.0) -> list[Decision]:
@@ -123,7 +123,7 @@ def test_throttling_and_overcurrent_are_apart_from_heat() -> None:
 
 
 def test_max_watts_slows_down_step_by_step_and_never_stops_the_engine() -> None:
-    governor = Governor(Limits(act=True, max_watts=30.0))
+    governor = Governor(ThermalLimits(act=True, max_watts=30.0))
     levels = [governor.decide(hot(50.0, float(t), 45.0), float(t)) for t in range(60)]
     assert changes(levels) == [P, H]
     assert not levels[-1].limit.drain
@@ -133,7 +133,7 @@ def test_max_watts_slows_down_step_by_step_and_never_stops_the_engine() -> None:
 
 
 def test_a_short_peak_of_power_is_averaged_away() -> None:
-    governor = Governor(Limits(act=True, max_watts=30.0))
+    governor = Governor(ThermalLimits(act=True, max_watts=30.0))
     series = [20.0] * 20 + [60.0] * 2 + [20.0] * 20
     assert changes([governor.decide(hot(50.0, float(t), w), float(t)) for t, w in enumerate(series)]) == []
 
@@ -141,7 +141,7 @@ def test_a_short_peak_of_power_is_averaged_away() -> None:
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.one_of(st.none(), st.floats(-40, 130)), min_size=1, max_size=60), st.floats(0.2, 20), st.booleans())
 def test_levels_fall_by_one_and_limits_follow_levels(series: list[float | None], step_s: float, act: bool) -> None:
-    governor, before = Governor(Limits(act=act)), N
+    governor, before = Governor(ThermalLimits(act=act)), N
     for decision in drive(governor, series, step_s):
         fell = before - decision.level
         assert fell <= 1 or decision.because.startswith("no temperature")

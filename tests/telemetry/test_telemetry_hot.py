@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.app.served import Served, served
+from tests.daemon.served import Served, served
 from tests.fakes.fake_jetson.tree import FakeBoard
 from tests.serving import ROOT, eventually
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edge.telemetry import interpreter, jtop
+from edge.telemetry import jtop
 from edge.telemetry.jtop import JtopSource
 from edge.telemetry.jtop_line import JtopFault, jtop_fault
 from edge.telemetry.jtop_share import JtopShare, bind
@@ -128,7 +128,7 @@ async def test_a_reader_that_cannot_be_started_is_said_once_and_tried_again(
     python.write_text("not executable")
     monkeypatch.setattr(jtop, "SOCKET", path)
     if find is not None:
-        monkeypatch.setattr(interpreter, "find", find)
+        monkeypatch.setattr(jtop, "find", find)
     source = JtopSource(pauses_s=(0.01, 0.01), python=None if find else python)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -297,6 +297,6 @@ async def test_the_reader_runs_on_the_service_s_own_python(board: FakeBoard, jto
         async with running(source.run()):
             await until(lambda: source.latest)
             assert readers()[0].cmdline()[0] == str(python)
-        assert interpreter.find() == python
+        assert jtop.find() == python
     finally:
         service.stop()

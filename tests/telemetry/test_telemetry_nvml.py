@@ -17,14 +17,14 @@ SECOND = "GPU-bbbb NVIDIA-H200 300000 58 40 1000 150000000000 1980 4"
 # Runs where LD_LIBRARY_PATH has the library: reads a script of states from argv, prints what the source made of each.
 PROGRAM = """
 import json, os, sys
-from dataclasses import asdict
+from msgspec import to_builtins
 from pathlib import Path
 from edge.telemetry.nvml import NvmlSource
 source = NvmlSource(**json.loads(sys.argv[1]))
 for number, state in enumerate(json.loads(sys.argv[2])):
     Path(os.environ["FAKE_NVML"]).write_text(state)
     try:
-        print(json.dumps(asdict(source.read(float(number)))))
+        print(json.dumps(to_builtins(source.read(float(number)))))
     except Exception as error:
         print(json.dumps({"error": type(error).__name__}))
 """

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from edge.telemetry.host import HostSource
-from edge.telemetry.sample import Power, Sample, Zone
+from edge.telemetry.sample import PowerState, Sample, Zone
 from edge.telemetry.sampler import Sampler
-from edge.telemetry.source import Source
+from edge.telemetry.source import SensorSource
 from edge.telemetry.sysfs import SysfsSource
 from tests.fakes.fake_jetson.tree import FakeBoard
 from tests.fakes.waiting import running, until
@@ -29,10 +29,10 @@ class Scripted:
 
 
 def watts(power: float) -> Sample:
-    return Sample(0.0, "", Power(power, "VDD_IN"))
+    return Sample(0.0, "", PowerState(power, "VDD_IN"))
 
 
-def sampler_of(*sources: Source) -> Sampler:
+def sampler_of(*sources: SensorSource) -> Sampler:
     return Sampler(sources, interval_s=0.02)
 
 
@@ -85,7 +85,7 @@ async def test_fc67_a_source_that_fails_is_said_once_and_again_when_it_is_back(
 
 
 async def test_a_trace_has_ten_points_a_second_with_real_instants() -> None:
-    source = Scripted(lambda n: Sample(0.0, "", Power(float(n), "VDD_IN"), zones=(Zone("tj", 40.0 + n),)))
+    source = Scripted(lambda n: Sample(0.0, "", PowerState(float(n), "VDD_IN"), zones=(Zone("tj", 40.0 + n),)))
     sampler = Sampler([source], interval_s=1.0)
     async with running(sampler.run()):
         with sampler.trace() as points:

@@ -20,11 +20,11 @@ from unittest.mock import Mock
 import pytest
 
 from edge.board.probe import probe
+from edge.cli.top_screen import Past, plain, screen
 from edge.config.values import TelemetryConfig
-from edge.control import Control
-from edge.folders import folders
-from edge.instance import acquire
-from edge.render.top import Past, plain, screen
+from edge.daemon.control import Control
+from edge.daemon.lock import acquire
+from edge.paths import folders
 from edge.telemetry.telemetry import Telemetry
 from tests.fakes.fake_jetson.tree import FakeBoard
 from tests.fakes.waiting import running, until

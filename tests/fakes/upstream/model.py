@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
-from edge.status import Failure, ModelStatus, State
-from edge.upstream import Endpoint
+from msgspec.structs import replace
+
+from edge.supervisor.status import Failure, ModelStatus, State
+from edge.supervisor.upstream import Endpoint
 
 
 class Moves:
@@ -21,7 +22,7 @@ class Moves:
 
 
 class FakeModel:
-    """Implements edge.upstream.Upstream."""
+    """Implements edge.supervisor.upstream.Upstream."""
 
     def __init__(
         self, model_id: str = "chat", socket_path: str | None = None, *, aliases: tuple[str, ...] = ()

@@ -1,0 +1,178 @@
+"""Run one build from the plan to the installed engine; no failure touches an installed engine."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from edge.builder.commands import Commands, commands
+from edge.builder.compile import (
+    BuildFailure,
+    NinjaProgress,
+    build_environment,
+    count_cuda_steps,
+    diagnose,
+    make,
+    run_logged,
+)
+from edge.builder.install import commit, copy_programs, describe, locked, new_id, staging, use
+from edge.builder.proof import prove
+from edge.builder.recipe import declared_options, unknown_options
+from edge.builder.request import BuildPlan, BuildRequest, BuildResult
+from edge.builder.source import fetch
+from edge.engine.installed import SERVER, read_selection
+from edge.errors import BugError, BuildError, DoesNotFitError, UnavailableError, full_disk_named
+
+LOG = "edgellm-build.log"
+_KEPT_LINES = 20_000  # a failed step and what was printed beside it
+
+
+class BuildReport(Struct, frozen=True):
+    """Callbacks of a build: sentences, and progress many times a second."""
+
+    say: Callable[[str], None]
+    progress: Callable[[NinjaProgress], None]
+
+
+def build(request: BuildRequest, plan: BuildPlan, report: BuildReport) -> BuildResult:
+    """Fetch, configure, compile, prove, install, select. Raises EdgeError; the next build continues after Ctrl-C."""
+    if request.stand_in:
+        raise BugError("a build for another board is not possible here")
+    start_s = time.monotonic()
+    engines = request.folders.engines
+    with locked(engines), full_disk_named():
+        if plan.built is not None:
+            before = read_selection(engines).current
+            use(engines, plan.built)
+            return BuildResult(plan.built, new=False, previous=before, took_s=time.monotonic() - start_s)
+        _stop_if_failed(plan)
+        source = fetch(request.source, plan.pin, request.source_dir, plan.drop, report.say)
+        plan = replace(plan, source=source, inputs=replace(plan.inputs, commit=source.commit, tree=str(source.tree)))
+        unknown = _check_options(plan, report)
+        made = commands(plan.inputs, str(request.build_root))
+        plan = replace(plan, commands=made)
+        log = Path(made.build_dir) / LOG
+        plan = replace(plan, commands=_compile(request, plan, log, report))
+        report.say("proving the new engine")
+        engine_id = _install(engines, plan, unknown, request.root, report.say)
+    previous = read_selection(engines).previous
+    return BuildResult(engine_id, True, previous, str(log), time.monotonic() - start_s, unknown)
+
+
+def _stop_if_failed(plan: BuildPlan) -> None:
+    failed = plan.preflight.failed
+    if not failed:
+        return
+    table = "\n".join(f"  {finding.name}: {finding.sentence}" for finding in failed[1:])
+    first = failed[0]
+    kind = DoesNotFitError if first.name in ("disk", "tmpdir") else UnavailableError
+    raise kind(first.sentence, first.hint, table=table or None)
+
+
+def _check_options(plan: BuildPlan, report: BuildReport) -> tuple[str, ...]:
+    """Return the recipe's options that the tree does not declare: cmake ignores unknown GGML_* names silently."""
+    tree = Path(plan.source.tree)
+    paths = [*tree.rglob("CMakeLists.txt"), *tree.rglob("*.cmake")]
+    unknown = unknown_options(plan.recipe, declared_options(path.read_text(errors="replace") for path in paths))
+    critical = [name for name in unknown if name in plan.table["tree"]["critical"]]
+    if critical:
+        raise BuildError(
+            f"this llama.cpp does not know {', '.join(critical)}, which the recipe needs", "use another --source"
+        )
+    if unknown:
+        report.say(f"this llama.cpp does not know {', '.join(unknown)}: left without effect")
+    return unknown
+
+
+def _compile(request: BuildRequest, plan: BuildPlan, log: Path, report: BuildReport) -> Commands:
+    """Configure and compile; halve the jobs after an out-of-memory kill, use the baseline CPU after a header mismatch.
+
+    Return the commands that succeeded, under the plan's fingerprint: the same order makes the same engine.
+    """
+    made, inputs = plan.commands, plan.inputs
+    environment = build_environment(request.environment, [str(Path(inputs.ninja.path).parent)])
+    log.unlink(missing_ok=True)
+    jobs = inputs.jobs
+    while True:
+        failure = _attempt(made, environment, log, report, plan.table)
+        if failure is None:
+            return made
+        if failure.retry == "half" and jobs > 1:
+            jobs = max(1, jobs // 2)
+            report.say(f"{failure.sentence}: continuing with {jobs} compilers at once")
+        elif failure.retry == "baseline" and not inputs.baseline and inputs.machine == "aarch64":
+            inputs = replace(inputs, baseline=True)
+            report.say(f"{failure.sentence}: once more with the baseline CPU architecture")
+        else:
+            evidence = "\n".join(f"  {line}" for line in failure.evidence)
+            raise BuildError(f"{failure.sentence} (log: {log})", failure.hint, table=evidence or None)
+        made = commands(replace(inputs, jobs=jobs), str(request.build_root), keep=plan.commands.fingerprint)
+
+
+def _attempt(
+    made: Commands, environment: Mapping[str, str], log: Path, report: BuildReport, table: Mapping[str, Any]
+) -> BuildFailure | None:
+    lines: deque[str] = deque(maxlen=_KEPT_LINES)
+    report.say("configuring")
+    code = run_logged(made.configure, environment, log, lines.append)
+    if code == 0:
+        report.say(f"compiling in {made.build_dir}")
+        lines.clear()
+        steps = count_cuda_steps(Path(made.build_dir))
+        code = make(made.build, environment, log, steps, report.progress, lines.append)
+    return None if code == 0 else diagnose(list(lines), table["failures"])
+
+
+def _install(engines: Path, plan: BuildPlan, unknown: tuple[str, ...], root: Path, say: Callable[[str], None]) -> str:
+    with staging(engines) as folder:
+        programs = [name for name in plan.inputs.targets if (Path(plan.commands.build_dir) / "bin" / name).is_file()]
+        copy_programs(Path(plan.commands.build_dir) / "bin", programs, folder)
+        proof = prove(folder / SERVER, cuda=plan.recipe.cuda, arch=plan.arch, root=root, report=say)
+        for note in proof.notes:
+            say(note)
+        engine_id = new_id(engines, plan.source.commit, plan.recipe.name)
+        document = describe(folder, engine_id, proof, _made(plan, unknown), read_selection(engines).current)
+        return commit(engines, folder, document)
+
+
+def _made(plan: BuildPlan, unknown: tuple[str, ...]) -> dict[str, Any]:
+    inputs = plan.inputs
+    options = {option.name: option.value for option in (*plan.recipe.options, *plan.commands.overrides)}
+    return {
+        "fingerprint": plan.commands.fingerprint,
+        "source": {
+            "type": plan.source.type,
+            "name": plan.source.name,
+            "version": plan.source.version,
+            "commit": plan.source.commit[:9],
+            "sha256": plan.source.sha256,
+            "pinned": plan.source.pinned,
+        },
+        "recipe": {"name": plan.recipe.name, "sha256": plan.recipe.sha256},
+        "options": options,
+        "unknown_options": list(unknown),
+        "toolchain": {
+            "cmake": inputs.cmake.text,
+            "cc": inputs.cxx.text,
+            "nvcc": inputs.toolkit.text if inputs.toolkit else None,
+        },
+        "target": {
+            "machine": inputs.machine,
+            "glibc": _glibc(),
+            "cuda_runtime": inputs.toolkit.text if inputs.toolkit else None,
+        },
+    }
+
+
+def _glibc() -> str | None:
+    try:
+        return (os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc ") or None
+    except (OSError, ValueError):
+        return None

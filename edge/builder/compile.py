@@ -1,0 +1,226 @@
+"""Run cmake and ninja with a log and progress, and end all their processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+# Turn ninja's counter into progress and remaining time. Pure.
+
+# NINJA_STATUS of our builds; the rest of the line is what is being made.
+STATUS = "[%f/%t] "
+_LINE = re.compile(r"^\[(\d+)/(\d+)\] (.*)$")
+
+
+class NinjaProgress(Struct, frozen=True):
+    """Progress of a build. `eta_s` is None until enough steps are done."""
+
+    done: int
+    total: int
+    what: str
+    elapsed_s: float
+    eta_s: float | None = None
+
+    @property
+    def fraction(self) -> float:
+        return self.done / self.total if self.total else 0.0
+
+
+class BuildMeter(Struct):
+    """Estimator of the remaining time. CUDA steps have a weight: one takes many times a C++ step's time."""
+
+    cuda_steps: int = 0  # how many .cu files the whole build has
+    cuda_weight: float = 8.0
+    _cuda_done: int = 0
+    _cuda_skipped: int | None = None
+
+    def read(self, line: str, elapsed_s: float) -> NinjaProgress | None:
+        """Return the progress after a line, None for lines that are no step."""
+        match = _LINE.match(line.rstrip())
+        if match is None:
+            return None
+        done, total = int(match[1]), int(match[2])
+        if "CUDA object" in match[3]:
+            self._cuda_done += 1
+        return NinjaProgress(done, total, _what(match[3]), elapsed_s, self._eta(done, total, elapsed_s))
+
+    def _eta(self, done: int, total: int, elapsed_s: float) -> float | None:
+        if done < 8 or elapsed_s < 5:
+            return None
+        cuda_total = min(self.cuda_steps, total)
+        spent = (done - self._cuda_done) + self._cuda_done * self.cuda_weight
+        whole = (total - cuda_total) + cuda_total * self.cuda_weight
+        return max(0.0, elapsed_s * (whole - spent) / spent)
+
+
+def _what(text: str) -> str:
+    """Return the file of a step: `Building CXX object src/llama.dir/llama-quant.cpp.o` → `llama-quant.cpp`."""
+    last = text.split()[-1] if text.split() else text
+    return last.rsplit("/", 1)[-1].removesuffix(".o")
+
+
+# ninja ends its compilers at SIGINT; nvcc's passes took up to 6 s to stop on two cores.
+_GRACE_S = 10.0
+# Nothing else of the environment reaches a compiler: CFLAGS or CUDAARCHS of the user's shell are not in the recipe.
+_ALLOWED = ("HOME", "TMPDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
+
+OnLine = Callable[[str], None]
+
+
+def build_environment(environment: Mapping[str, str], first_on_path: Sequence[str]) -> dict[str, str]:
+    """Return the compilers' whole environment, ccache's variables included."""
+    path = [*first_on_path, *environment.get("PATH", "/usr/local/bin:/usr/bin:/bin").split(":")]
+    kept = {name: environment[name] for name in _ALLOWED if name in environment}
+    kept.update({name: value for name, value in environment.items() if name.startswith("CCACHE_")})
+    return {**kept, "PATH": ":".join(dict.fromkeys(path)), "LC_ALL": "C", "NINJA_STATUS": STATUS}
+
+
+def run_logged(command: Sequence[str], environment: Mapping[str, str], log: Path, on_line: OnLine) -> int:
+    """Run a command and return its exit code, 127 if it cannot start. Its output goes to the log and to `on_line`.
+
+    A log that cannot be written does not end the command: on a full disk the compiler's message still arrives.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab", buffering=0) as file:
+
+        def write(text: str) -> None:
+            with suppress(OSError):
+                file.write(text.encode(errors="replace"))
+
+        write(f"$ {' '.join(command)}\n")
+        try:
+            child = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                env=dict(environment),
+                start_new_session=True,
+            )
+        except OSError as error:
+            write(f"{command[0]}: {error.strerror}\n")
+            return 127
+        try:
+            assert child.stdout is not None
+            for line in child.stdout:
+                write(line)
+                on_line(line.rstrip("\n"))
+            return child.wait()
+        except BaseException:
+            end_session(child)
+            raise
+        finally:
+            assert child.stdout is not None
+            child.stdout.close()
+            child.wait()
+
+
+def end_session(child: subprocess.Popen[str]) -> None:
+    """Interrupt a session, wait, then kill the rest of it: compilers have process groups of their own.
+
+    Only processes of the child's own session (its id is the child's pid) get a signal.
+    """
+    for sign, patience_s in ((signal.SIGINT, _GRACE_S), (signal.SIGKILL, _GRACE_S)):
+        for pid in session_members(child.pid):
+            try:
+                os.kill(pid, sign)
+            except ProcessLookupError:
+                continue
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
+            child.poll()
+            if not session_members(child.pid):
+                return
+            time.sleep(0.05)
+
+
+def session_members(session: int, proc: Path = Path("/proc")) -> list[int]:
+    """Return the running processes of a session, from /proc/<pid>/stat (field 6), without zombies."""
+    return [pid for pid, state, of in _stats(proc) if of == session and state != "Z"]
+
+
+def _stats(proc: Path) -> Iterator[tuple[int, str, int]]:
+    for entry in proc.iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            # The name in parentheses may hold anything, so the fields are counted from its end.
+            fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            yield int(entry.name), fields[0], int(fields[3])
+        except (OSError, IndexError, ValueError):
+            continue
+
+
+def make(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    cuda_steps: int,
+    on_progress: Callable[[NinjaProgress], None],
+    on_line: OnLine,
+) -> int:
+    """Run ninja, report its progress, and return its exit code."""
+    meter = BuildMeter(cuda_steps)
+    start_s = time.monotonic()
+
+    def read(line: str) -> None:
+        on_line(line)
+        progress = meter.read(line, time.monotonic() - start_s)
+        if progress is not None:
+            on_progress(progress)
+
+    return run_logged(command, environment, log, read)
+
+
+def count_cuda_steps(build_dir: Path) -> int:
+    """Return how many .cu files the configured build compiles."""
+    try:
+        text = (build_dir / "build.ninja").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0
+    return sum(1 for line in text.splitlines() if line.startswith("build ") and ".cu.o: CUDA_COMPILER" in line)
+
+
+# Diagnose a failed build by signatures in its whole log. Pure.
+
+# How gcc, nvcc, ninja and cmake start the line of an error.
+_FIRST_ERROR = re.compile(r"(?:\berror\b|\bfatal\b|FAILED:|CMake Error)", re.IGNORECASE)
+
+
+class BuildFailure(Struct, frozen=True):
+    """A diagnosis. `retry`: None, `half` (the jobs) or `baseline` (CPU architecture). `evidence`: lines of the log."""
+
+    id: str
+    sentence: str
+    hint: str | None
+    retry: str | None
+    evidence: tuple[str, ...]
+
+
+def diagnose(lines: Iterable[str], table: Iterable[Mapping[str, Any]]) -> BuildFailure:
+    """Return the first signature of the table that any line matches, with the first error lines as evidence.
+
+    The whole log is read, not its tail: ninja finishes other steps after the one that failed.
+    """
+    kept = list(lines)
+    for entry in table:
+        pattern = re.compile(entry["pattern"])
+        matching = [line.strip() for line in kept if pattern.search(line)]
+        if matching:
+            return BuildFailure(
+                entry["id"], entry["sentence"], entry.get("hint"), entry.get("retry"), tuple(matching[:3])
+            )
+    errors = tuple(line.strip() for line in kept if _FIRST_ERROR.search(line))[:3]
+    last = tuple(line.strip() for line in kept[-3:])
+    return BuildFailure("unknown", "the build failed", "see the whole log", None, errors or last)

@@ -1,0 +1,102 @@
+"""Measure the machine that builds: GPUs, disk, memory, clock."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from edge.builder.preflight import BuildHost
+from edge.builder.recipe import Recipe
+from edge.builder.request import BuildRequest
+from edge.builder.source import Pin, SourceArchive, pin_for
+from edge.builder.toolchain import Tool, Toolchain, Toolkit, ask_gpu, numbers
+
+
+def measure(request: BuildRequest, tools: Toolchain, source: SourceArchive, pin: Pin) -> BuildHost:
+    """Measure disk, memory, cores and clock."""
+    build, tmp = (
+        _existing(request.build_root),
+        _existing(Path(request.environment.get("TMPDIR") or tempfile.gettempdir())),
+    )
+    return BuildHost(
+        toolchain=tools,
+        build_free_bytes=shutil.disk_usage(build).free,
+        tmp_free_bytes=shutil.disk_usage(tmp).free,
+        memory_available_bytes=_memory_available(request.root),
+        cores=len(os.sched_getaffinity(0)),
+        now_s=time.time(),
+        newest_source_s=max(pin.released_s, newest_mtime_s(source.tree)),
+        same_disk=build.stat().st_dev == tmp.stat().st_dev,
+    )
+
+
+def _existing(folder: Path) -> Path:
+    while not folder.is_dir():
+        folder = folder.parent
+    return folder
+
+
+def _memory_available(root: Path) -> int:
+    text = (root / "proc/meminfo").read_text(errors="replace") if (root / "proc/meminfo").is_file() else ""
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
+    return int(match[1]) * 1024 if match else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def newest_mtime_s(tree: Path) -> float:
+    """Return the newest mtime of the files that a build reads; 0 without a tree."""
+    newest = 0.0
+    for folder, _, names in os.walk(tree):
+        for name in names:
+            if name.endswith((".cpp", ".c", ".cu", ".cuh", ".h", ".txt", ".cmake")):
+                newest = max(newest, Path(folder, name).stat().st_mtime)
+    return newest
+
+
+def find_arch(request: BuildRequest, recipe: Recipe) -> tuple[int, ...]:
+    """Return the GPU architectures: --arch > the recipe's > the GPUs'. Only numbers reach cmake (FC-02)."""
+    if not recipe.cuda:
+        return ()
+    if request.arch:
+        return request.arch
+    script = recipe.option("CMAKE_CUDA_ARCHITECTURES")
+    if recipe.arch or script is not None:
+        return recipe.arch or tuple(int(number) for number in re.findall(r"\d+", script or ""))
+    known = [gpu.compute_capability for gpu in request.board.gpus if gpu.compute_capability]
+    found = known or (() if request.stand_in else ask_gpu(request.environment, request.root))
+    if not found and request.board.compute_capability:
+        found = (request.board.compute_capability,)
+    return tuple(sorted({int(text.replace(".", "")) for text in found if re.fullmatch(r"\d{1,2}\.\d", text)}))
+
+
+def assumed_toolchain(request: BuildRequest, recipe: Recipe, table: Mapping[str, Any]) -> Toolchain:
+    """Return the toolchain of that board's stock image, for the commands of a dry run."""
+    pin = pin_for(table, None)
+    cuda = numbers(request.board.cuda) if request.board.cuda else pin.cuda_proven
+    folder = f"cuda-{request.board.cuda}" if request.board.cuda else "cuda"
+    kit = Toolkit(f"/usr/local/{folder}/bin/nvcc", cuda)
+    machine = recipe.machine or os.uname().machine
+    return Toolchain(
+        machine,
+        Tool("cmake", pin.cmake_min),
+        Tool("ninja", (1,)),
+        Tool("cc", (pin.gcc_min,)),
+        (Tool("c++", (pin.gcc_min,)),),
+        Tool("ccache", (4,)),
+        (kit,) if recipe.cuda else (),
+    )
+
+
+def matching_cc(tools: Toolchain, cxx: Tool) -> Tool:
+    """Return the C compiler beside a C++ compiler: gcc-12 for g++-12, where it is installed."""
+    name = Path(cxx.path).name
+    if name.startswith("g++-"):
+        beside = Path(cxx.path).with_name(name.replace("g++", "gcc"))
+        if beside.exists():
+            return Tool(str(beside), cxx.version)
+    return tools.cc or Tool("cc", ())

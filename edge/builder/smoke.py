@@ -1,0 +1,243 @@
+"""Run one completion of the server on a tiny model: the proof that a binary computes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import signal
+import socket as socket_module
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from edge.builder.tiny_model import write_tiny_model
+from edge.engine.engine import Engine
+from edge.errors import EngineBrokenError, EngineDiedError
+
+# Enough for prompt processing, generation and a rate; a tiny model answers in milliseconds.
+_TOKENS = 16
+# The first CUDA contact took 17 s on one board; the rest is milliseconds.
+_DEADLINE_S = 180.0
+# Faults of the program itself: bad instruction, bad address, failed assertion (ggml_abort).
+_CRASHES = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP)
+_OFFLOAD = re.compile(r"offloaded (\d+)/(\d+) layers to GPU")
+
+
+class SmokeRun(Struct, frozen=True):
+    """The result. `offloaded`: (layers on the GPU, layers), None if the server did not log it."""
+
+    tokens: int
+    tokens_s: float
+    ready_s: float
+    offloaded: tuple[int, int] | None
+
+
+def smoke(engine: Engine, *, gpu: bool, under: tuple[str, ...] = ()) -> SmokeRun:
+    """Start the server on a private socket, request 16 tokens, stop it. `under`: a debugger's command line.
+
+    Raises EngineDiedError if the server ended, EngineBrokenError for every other failure.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="edgellm-proof-", dir=_short_tmp()))
+    try:
+        return _smoke(engine, folder, gpu, under)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _short_tmp() -> str | None:
+    """Return a folder for the socket: its path may have 107 bytes (unix(7)), too few for a long TMPDIR."""
+    return None if len(tempfile.gettempdir()) < 60 else "/tmp"
+
+
+def _smoke(engine: Engine, folder: Path, gpu: bool, under: tuple[str, ...]) -> SmokeRun:
+    log = folder / "log"
+    socket = folder / "s.sock"
+    command = [*under, *smoke_command(engine, write_tiny_model(folder / "tiny.gguf"), socket, gpu)]
+    with _server(command, _environment(engine, folder), log) as child:
+        start_s = time.monotonic()
+        _wait_ready(socket, child, log, start_s + _DEADLINE_S)
+        ready_s = time.monotonic() - start_s
+        answer = _complete(socket, child, log)
+    text = log.read_text(errors="replace")
+    offload = _OFFLOAD.search(text)
+    timings = answer.get("timings") or {}
+    return SmokeRun(
+        tokens=int(answer.get("tokens_predicted", 0)),
+        tokens_s=round(float(timings.get("predicted_per_second") or 0.0), 1),
+        ready_s=round(ready_s, 3),
+        offloaded=(int(offload[1]), int(offload[2])) if offload else None,
+    )
+
+
+def smoke_command(engine: Engine, model: Path, socket: Path, gpu: bool) -> list[str]:
+    """Return the command line, with options of this server's --help only."""
+    wanted: list[tuple[str, ...]] = [
+        ("--ctx-size", "256"),
+        ("--parallel", "1"),
+        ("--n-gpu-layers", "99" if gpu else "0"),
+    ]
+    wanted += [("--fit", "off"), ("--no-warmup",), ("--log-verbosity", "4"), ("--threads", "2")]
+    if not gpu and engine.devices:
+        wanted.append(("--device", "none"))
+    wanted += [off.args for off in engine.without if off.args]
+    known = [argument for option in wanted if engine.has(option[0]) for argument in option]
+    return [engine.path, "--model", str(model), "--host", str(socket), *known]
+
+
+def _environment(engine: Engine, folder: Path) -> dict[str, str]:
+    environment = {
+        "LC_ALL": "C",
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(folder),
+        "LLAMA_CACHE": str(folder),
+        "CUDA_CACHE_PATH": str(folder / "cuda"),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
+    if engine.library_path:
+        environment["LD_LIBRARY_PATH"] = engine.library_path
+    for off in engine.without:
+        environment |= off.environment
+    if engine.progress_protocol:
+        environment["LLAMA_SERVER_ROUTER_PORT"] = "9"  # and with it: it ends when our end of stdin closes
+    return environment
+
+
+@contextlib.contextmanager
+def _server(command: list[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as file:
+        try:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                cwd="/",
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise EngineBrokenError(f"{command[0]} cannot be started: {error.strerror}") from error
+        try:
+            yield child
+        finally:
+            child.send_signal(signal.SIGTERM)
+            with contextlib.suppress(BrokenPipeError):
+                assert child.stdin is not None
+                child.stdin.close()
+            try:
+                child.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+
+def _wait_ready(socket: Path, child: subprocess.Popen[bytes], log: Path, deadline_s: float) -> None:
+    while True:
+        code = child.poll()
+        if code is not None:
+            raise _died(code, log)
+        with contextlib.suppress(OSError, HTTPException):
+            if request(socket, "GET", "/health")[0] == 200:
+                return
+        if time.monotonic() > deadline_s:
+            raise EngineBrokenError(f"the smoke run was not ready within {_DEADLINE_S:.0f} s: {last_line(log)}")
+        time.sleep(0.02)
+
+
+def _died(code: int, log: Path) -> EngineDiedError:
+    """Tell a crash from a refusal: only a crash is a reason to try again with less."""
+    text = log.read_text(errors="replace")
+    if code >= 0:
+        return EngineDiedError(f"the smoke run died (exit code {code}): {last_line(log)}", text, crashed=False)
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    message = f"the smoke run died ({name}): {last_line(log)}"
+    # SIGKILL is the kernel's or an operator's, and SIGTERM an operator's: neither is the engine's own fault.
+    return EngineDiedError(message, text, crashed=-code in _CRASHES)
+
+
+def _complete(socket: Path, child: subprocess.Popen[bytes], log: Path) -> dict[str, Any]:
+    question = {"prompt": "edgellm", "n_predict": _TOKENS, "ignore_eos": True, "temperature": 0, "cache_prompt": False}
+    try:
+        status, body = request(socket, "POST", "/completion", json.dumps(question))
+        answer = json.loads(body)
+    except (OSError, HTTPException, ValueError) as error:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            raise _died(child.wait(timeout=5), log) from error
+        raise EngineBrokenError(f"the smoke completion got no answer: {last_line(log)}") from error
+    if status != 200 or not isinstance(answer, dict) or not answer.get("tokens_predicted"):
+        raise EngineBrokenError(f"the smoke completion failed with {status}: {last_line(log)}")
+    return answer
+
+
+class _UnixConnection(HTTPConnection):
+    """An HTTP connection over a unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("engine", timeout=_DEADLINE_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket_module.socket(socket_module.AF_UNIX, socket_module.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+def request(path: Path, method: str, target: str, body: str | None = None) -> tuple[int, bytes]:
+    """Return (status, body). Raises OSError or HTTPException."""
+    with contextlib.closing(_UnixConnection(path)) as connection:
+        connection.request(method, target, body, {"Content-Type": "application/json"} if body else {})
+        response = connection.getresponse()
+        return response.status, response.read()
+
+
+def last_line(log: Path) -> str:
+    """Return the last error line of a log, else its last line."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if " E " in line or "error" in line.lower()]
+    return (errors or lines or ["it printed nothing"])[-1]
+
+
+# Where a server crashed: the instruction and the function, from gdb where it is installed.
+
+# `=> 0x5555555 <ggml_backend_amx_mul_mat+42>:  ldtilecfg -0x80(%rsp)`, the answer to `x/i $pc`.
+_INSTRUCTION = re.compile(r"^=> 0x[0-9a-f]+(?: <[^>]*>)?:\s+(.+?)\s*$", re.MULTILINE)
+# `#0  0x000055 in ggml_compute_forward (...)`, or without the address where the line is known.
+_FRAME = re.compile(r"^#0\s+(?:0x[0-9a-f]+ in )?([^\s(]+)", re.MULTILINE)
+
+
+def locate_crash(engine: Engine, *, gpu: bool) -> str | None:
+    """Run the engine once more under gdb: "ldtilecfg in ggml_backend_amx_mul_mat". None without gdb or a crash."""
+    gdb = shutil.which("gdb")
+    if gdb is None:
+        return None
+    # -nx: no ~/.gdbinit. A build has no debug information to fetch, and a question on the terminal would wait forever.
+    options = ("-nx", "-q", "-batch", "-iex", "set debuginfod enabled off", "-ex", "set confirm off")
+    # llama-server ignores SIGPIPE; a stop there would be taken for the crash.
+    steps = ("-ex", "handle SIGPIPE SIGTERM nostop noprint pass", "-ex", "run", "-ex", "x/i $pc", "-ex", "bt 1")
+    try:
+        smoke(engine, gpu=gpu, under=(gdb, *options, *steps, "--args"))
+    except EngineDiedError as error:
+        return crash_place(error.log)
+    except EngineBrokenError:
+        return None
+    return None
+
+
+def crash_place(text: str) -> str | None:
+    """Read gdb's answers. Pure."""
+    instruction, frame = _INSTRUCTION.search(text), _FRAME.search(text)
+    if instruction is None:
+        return None
+    name = " ".join(instruction[1].split())
+    return f"{name} in {frame[1]}" if frame else name

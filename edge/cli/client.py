@@ -1,0 +1,107 @@
+"""Client of a running edgellm's control socket, for the short-lived commands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from edge.daemon.lock import held
+from edge.errors import EdgeError, NotRunningError, UnavailableError
+from edge.paths import Folders, folders, system_folders, user_folders
+
+TIMEOUT_S = 10.0
+
+
+def find(env: Mapping[str, str], state_dir: Path | None) -> Folders:
+    """Return the folders of the instance to talk to: --state-dir, EDGELLM_STATE_DIR, a running service, the user's."""
+    if state_dir is not None or env.get("EDGELLM_STATE_DIR"):
+        return folders(env, state_dir)
+    system = system_folders()
+    if held(system.lock):
+        return system
+    return user_folders(env) if held(user_folders(env).lock) else folders(env)
+
+
+class Client:
+    """A connection to one running instance. Methods raise NotRunningError when nothing answers."""
+
+    def __init__(self, instance: Folders) -> None:
+        self.folders = instance
+        transport = httpx.HTTPTransport(uds=str(instance.control_socket))
+        self._http = httpx.Client(transport=transport, base_url="http://edgellm", timeout=TIMEOUT_S)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def status(self) -> dict[str, Any]:
+        return self._ask("GET", "/status")
+
+    def telemetry(self) -> dict[str, Any]:
+        return self._ask("GET", "/telemetry")
+
+    def logs(
+        self, *, engine: bool, model: str | None = None, since: Mapping[str, int] | None = None
+    ) -> tuple[list[str], dict[str, int]]:
+        """Return the new lines and the value of `since` for the next call."""
+        query = {"engine": "1" if engine else "0", "since": json.dumps(dict(since or {}))}
+        answer = self._ask("GET", "/logs", query | ({"model": model} if model else {}))
+        return answer["lines"], answer["next"]
+
+    def stop(self, *, now: bool = False) -> None:
+        self._ask("POST", "/stop", {"now": "1"} if now else {})
+
+    def restart(self, model: str | None = None) -> list[str]:
+        restarted: list[str] = self._ask("POST", "/restart", {"model": model} if model else {})["restarting"]
+        return restarted
+
+    def reload(self) -> dict[str, Any]:
+        """Wait until the new plan serves or has failed. Raises EdgeError when it cannot be planned."""
+        return self._ask("POST", "/reload", timeout_s=None)
+
+    def _ask(
+        self, method: str, path: str, query: dict[str, str] | None = None, timeout_s: float | None = TIMEOUT_S
+    ) -> dict[str, Any]:
+        try:
+            response = self._http.request(method, path, params=query, timeout=timeout_s)
+        except (httpx.TransportError, OSError) as error:
+            raise not_running(self.folders) from error
+        answer: dict[str, Any] = response.json()
+        if response.status_code == 403:
+            raise UnavailableError(answer["error"]["message"], "run it as that user, or with sudo")
+        if response.status_code >= 400:
+            fault = answer.get("error", {})
+            message = fault.get("message", f"the control socket answered {response.status_code}")
+            raise _kind(fault.get("kind"))(message, fault.get("hint"), table=fault.get("table"))
+        return answer
+
+
+def serving_engine(instance: Folders) -> str | None:
+    """Return the id of the engine that the instance of these folders runs; None when none runs."""
+    if not held(instance.lock):
+        return None
+    client = Client(instance)
+    try:
+        engine: str | None = client.status()["engine"]
+        return engine
+    except NotRunningError:
+        return None
+    finally:
+        client.close()
+
+
+def not_running(instance: Folders) -> NotRunningError:
+    return NotRunningError(
+        f"no edgellm is running in {instance.instance_run}", "start one: `edgellm up`, or name it with --state-dir"
+    )
+
+
+def _kind(name: str | None) -> type[EdgeError]:
+    """Return the error class of this kind, whose exit code is the one of the fault."""
+    branches: list[type[EdgeError]] = [EdgeError]
+    for branch in branches:
+        branches += branch.__subclasses__()
+    return next((branch for branch in branches if branch.kind == name), EdgeError)

@@ -1,0 +1,238 @@
+"""Tables of models: list, catalogue, checks, results."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from edge.cli.output import block, console, context, model_id, short
+from edge.models.catalogue import CatalogueQuant, CatalogueRow
+from edge.models.check import DeepReport
+from edge.models.install import Removed
+from edge.models.job import Pending
+from edge.models.meta import ModelMeta
+from edge.models.open import ModelFile
+from edge.models.quantize import QuantizeResult
+from edge.models.receipt import Receipt
+from edge.models.survey import SurveyLine
+from edge.plan.kv_cache import cache_by_layer, memory_of
+from edge.plan.plan import Settings
+from edge.units import GIB, format_bytes
+
+
+def listing(lines: Sequence[SurveyLine], pending: Sequence[Pending], folder: Path) -> None:
+    """Print usable models, then unusable files with the reason, then unfinished transfers."""
+    out = console()
+    good = [line for line in lines if line.usable]
+    if good:
+        out.print(_models(good))
+    else:
+        out.print(f"no model is in {folder} yet; a small one to start with (98 MB):", markup=False)
+        out.print("  edgellm model pull SmolLM2-135M-Instruct")
+    block(out, "notes", [(line.id, note) for line in good for note in line.notes])
+    bad = [(line.entry.path.name, line.verdict.sentence) for line in lines if line.verdict]
+    block(out, "not usable as a model", bad)
+    block(out, "not complete", [(one.source, f"{format_bytes(one.bytes)}, {_state(one)}") for one in pending])
+
+
+def _models(lines: Sequence[SurveyLine]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("model", no_wrap=True)
+    for name in ("size", "params", "context"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("architecture", no_wrap=True)
+    table.add_column("from", overflow="ellipsis", no_wrap=True, style="dim")
+    for line in lines:
+        header = line.summary
+        if header is None:
+            continue
+        extra = (f", {header.n_expert} experts" if header.n_expert else "") + (" + projector" if line.mmproj else "")
+        shards = f" in {len(line.entry.shards)}" if len(line.entry.shards) > 1 else ""
+        table.add_row(
+            model_id(line.entry.name, header.quant),
+            format_bytes(line.entry.bytes) + shards,
+            short(header.parameters),
+            context(header.n_ctx_train),
+            header.arch + extra,
+            line.entry.source or str(line.entry.path.parent),
+        )
+    return table
+
+
+def _state(one: Pending) -> str:
+    if one.active:
+        return f"{one.kind} in progress"
+    after = {"pull": "the same pull resumes it", "rejected": "set aside: its hash was wrong"}
+    return after.get(one.kind, "the next command removes it")
+
+
+def catalogue(rows: Sequence[CatalogueRow]) -> None:
+    """Print one line a model, by role. Sizes in GiB; ≈ where only a rounded figure is known."""
+    out = console()
+    for role in dict.fromkeys(row.role for row in rows):
+        table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+        table.add_column(role, no_wrap=True, style="bold")
+        table.add_column("quant and GiB", overflow="fold", min_width=26)
+        table.add_column("context", justify="right", no_wrap=True)
+        table.add_column("licence", overflow="ellipsis", no_wrap=True, min_width=12)
+        for row in rows:
+            if row.role == role:
+                table.add_row(row.name, "  ".join(map(_size, row.quants)), context(row.n_ctx_train), row.licence)
+        out.print(table, "")
+
+
+def _size(one: CatalogueQuant) -> str:
+    return f"{one.quant} {'' if one.exact else '≈'}{one.bytes / GIB:.2g}"
+
+
+def checked(models: Sequence[ModelFile], bad: Sequence[SurveyLine], reports: Sequence[DeepReport]) -> None:
+    """Print the result of `model check`. `reports` is empty without --deep."""
+    out = console()
+    for number, model in enumerate(models):
+        report = reports[number] if reports else None
+        mark, words = _verdict(report)
+        out.print(Text.assemble(mark, " ", model_id(model.name, model.quant), "  ", words))
+        for note in model.notes:
+            out.print(f"    {note}", style="dim", markup=False)
+        if report:
+            _findings(out, report)
+    for line in bad:
+        if line.verdict:
+            out.print(Text.assemble(("✗", "red"), " ", (line.entry.path.name, "bold"), "  ", line.verdict.sentence))
+            out.print(f"    {line.verdict.hint}", style="dim", markup=False)
+
+
+def _verdict(report: DeepReport | None) -> tuple[tuple[str, str], str]:
+    if report is None:
+        return ("✓", "green"), "header and sizes match"
+    if not report.healthy:
+        return ("✗", "red"), "is damaged: remove it and fetch it again"
+    known = "the hash is that of its source" if report.files[0].expected else "no hash is known to compare with"
+    return ("✓", "green"), f"all {report.tensors} tensors are valid; {known}"
+
+
+def _findings(out: Console, report: DeepReport) -> None:
+    for file in report.files:
+        if not file.matches:
+            out.print(f"    {Path(file.path).name}: SHA-256 {file.sha256} instead of {file.expected}", markup=False)
+    for tensor in report.bad[:10]:
+        out.print(f"    {tensor.name} ({tensor.type}): {tensor.scales:,} scales are not finite", markup=False)
+
+
+def arrived(model: ModelFile) -> None:
+    """Print a model that was added to the store, and the command that serves it."""
+    out = console()
+    out.print(Text.assemble(model_id(model.name, model.quant), f"  {format_bytes(model.bytes)}  {model.path}"))
+    for note in model.notes:
+        out.print(f"  {note}", style="dim", markup=False)
+    out.print(f"  serve it: edgellm up -m {model.name}:{model.quant}", style="dim", markup=False)
+
+
+def quantized(made: QuantizeResult, source: ModelFile) -> None:
+    arrived(made.model)
+    out = console()
+    share = made.model.bytes / max(1, source.bytes)
+    mix = ", ".join(f"{kind} {count}" for kind, count in sorted(made.mix.items(), key=lambda item: -item[1]))
+    out.print(f"  {share:.0%} of {format_bytes(source.bytes)}; tensors by type: {mix}", markup=False)
+    if made.fallbacks:
+        out.print(f"  {made.fallbacks} tensors got another type", markup=False)
+
+
+def removed(gone: Removed) -> None:
+    console().print(f"removed {gone.id}: {format_bytes(gone.bytes)}", markup=False)
+
+
+# Text of `edgellm model show`: one model on one screen.
+
+_BAR_CELLS = 28
+# A colour for each size of type: float, 8, 6, 5, 4 bits.
+_COLOURS = {"F": "bright_black", "B": "bright_black", "8": "blue", "6": "cyan", "5": "green", "4": "yellow"}
+
+
+def details(model: ModelFile, note: Receipt | None) -> None:
+    out = console()
+    title = model.meta.name if model.meta.name and model.meta.name != model.name else ""
+    out.print(Text.assemble((model.name, "bold"), "  ", (model.quant, "green"), "  ", (title, "dim")))
+    table = Table(box=None, show_header=False, pad_edge=True, padding=(0, 2, 0, 1))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _facts(model, note):
+        table.add_row(name, value if isinstance(value, Text) else Text(value))
+    out.print(table)
+    block(out, "notes", [("•", text) for text in model.notes])
+
+
+def _facts(model: ModelFile, note: Receipt | None) -> Iterator[tuple[str, str | Text]]:
+    meta = model.meta
+    shards = f" in {len(model.shards)} files" if len(model.shards) > 1 else ""
+    yield "file", f"{model.path}  ({format_bytes(model.bytes)}{shards})"
+    yield from _origin(note)
+    if model.mmproj:
+        yield "projector", f"{model.mmproj}  ({format_bytes(model.mmproj_bytes)})"
+    parameters = short(sum(math.prod(tensor.shape) for tensor in meta.tensors))
+    experts = f", {meta.n_expert} experts" if meta.n_expert else ""
+    yield "architecture", f"{meta.arch}, {parameters} parameters, {meta.n_layer} layers, {meta.n_embd} wide{experts}"
+    yield "attention", _attention(meta)
+    cost = kv_bytes_per_token(meta)
+    if cost:
+        at = min(meta.n_ctx_train or 8192, 8192)
+        yield "KV cache", f"{format_bytes(cost)} a token in f16, {format_bytes(cost * at)} at {at:,} tokens"
+    yield "context", f"trained on {meta.n_ctx_train:,} tokens" if meta.n_ctx_train else "unknown"
+    template = "with a chat template" if meta.chat_template else "without a chat template"
+    vocabulary = f"{meta.n_vocab:,} tokens" if meta.n_vocab else "of unknown size"
+    yield "tokenizer", f"{meta.tokenizer or 'none'}, {vocabulary}, {template}"
+    yield "weights", f"{format_bytes(meta.tensor_bytes)} in {len(meta.tensors)} tensors"
+    yield from _mix(meta)
+    licence = meta.extra.get("general.license")
+    if licence:
+        yield "licence", f"{licence} (by its header)"
+
+
+def _origin(note: Receipt | None) -> Iterator[tuple[str, str]]:
+    if note is None:
+        yield "source", "not recorded: the file was copied by hand"
+        return
+    yield "source", note.source
+    if note.files:
+        yield "verified", f"{note.at or 'on arrival'}, SHA-256 {note.files[0].sha256}"
+    for text in note.notes:
+        yield "", text
+
+
+def _attention(meta: ModelMeta) -> str:
+    kinds = sorted(set(meta.n_head_kv), reverse=True)
+    heads = " or ".join(str(kind) for kind in kinds) if kinds else "no"
+    window = f", window of {meta.sliding_window:,} tokens" if meta.sliding_window else ""
+    return f"{meta.n_head} heads, {heads} KV heads × {meta.key_length}{window}"
+
+
+def _mix(meta: ModelMeta) -> Iterator[tuple[str, Text]]:
+    """Yield one bar a tensor type, by bytes."""
+    size: Counter[str] = Counter()
+    count: Counter[str] = Counter()
+    for tensor in meta.tensors:
+        size[tensor.type] += tensor.bytes
+        count[tensor.type] += 1
+    for name, size_bytes in size.most_common():
+        share = size_bytes / max(1, meta.tensor_bytes)
+        cells = round(share * _BAR_CELLS)
+        letter = next((letter for letter in name if letter in _COLOURS), "")
+        bar = ("█" * cells + "░" * (_BAR_CELLS - cells), _COLOURS.get(letter, "magenta"))
+        many = f"{count[name]} tensor{'s' if count[name] != 1 else ''}"
+        yield "", Text.assemble(f"{name:<8}", bar, f" {share:6.1%}  {many}")
+
+
+def kv_bytes_per_token(meta: ModelMeta) -> int:
+    """Return the f16 K and V bytes of one token, from the planner's arithmetic at two contexts."""
+    memory = memory_of(meta)
+
+    def at(n_ctx: int) -> int:
+        return sum(cache_by_layer(memory, Settings(n_ctx, 1, 0, "f16", "f16", "on", "none", 1, 0)))
+
+    return (at(65536) - at(32768)) // 32768

@@ -1,0 +1,121 @@
+"""The consoles of tables on stdout and stderr, short numbers, blocks of notes."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import TransferSpeedColumn as SpeedColumn
+from rich.table import Table
+from rich.text import Text
+
+from edge.models.progress import Report
+from edge.models.progress import TransferProgress as Step
+from edge.units import format_bytes
+
+# A pipe has no width: wide enough that names are not cut.
+_PIPE_COLUMNS = 200
+
+
+def console() -> Console:
+    """Return the console of stdout: colours and the width of a terminal; plain and wide in a pipe."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
+
+
+def error_console() -> Console:
+    """Return the console of stderr."""
+    return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else _PIPE_COLUMNS)
+
+
+def warn(text: str) -> None:
+    """Print a warning on stderr, which a pipe does not see."""
+    error_console().print(Text.assemble(("warning: ", "yellow"), text))
+
+
+def model_id(name: str, quant: str) -> Text:
+    return Text.assemble((name, "bold"), ":", (quant, "green"))
+
+
+def short(count: int) -> str:
+    """Return 134515008 as `135 M`."""
+    if count >= 10**9:
+        return f"{count / 1e9:.3g} B"
+    return f"{count / 1e6:.3g} M" if count >= 10**6 else f"{count:,}"
+
+
+def context(count: int | None) -> str:
+    """Return 8192 as `8k`."""
+    if not count:
+        return "?"
+    return f"{count // 1024}k" if count % 1024 == 0 else f"{count:,}"
+
+
+def block(out: Console, title: str, rows: Sequence[tuple[str, str]]) -> None:
+    """Print a titled list of names and texts; nothing without rows."""
+    if not rows:
+        return
+    out.print(f"\n{title}", style="dim")
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in rows:
+        table.add_row(Text(name), Text(text))
+    out.print(table)
+
+
+# Progress of transfers on stderr: bars on a terminal, a line each tenth in a pipe.
+
+
+@contextlib.contextmanager
+def progress(quiet: bool) -> Iterator[Report | None]:
+    """Yield the callback for pull, import, quantize and check; None when `quiet`."""
+    if quiet:
+        yield None
+        return
+    out = error_console()
+    if not out.is_terminal:
+        yield _lines(out)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), SpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=out) as bars:
+        yield _bars(bars)
+
+
+def _bars(bars: Progress) -> Report:
+    tasks: dict[tuple[str, int | None], TaskID] = {}
+
+    def report(step: Step) -> None:
+        if step.note:
+            bars.console.print(step.note, markup=False)
+        if step.phase == "choose":
+            return
+        key = (step.phase, step.total_bytes)
+        if key not in tasks:
+            tasks[key] = bars.add_task(step.phase, total=step.total_bytes)
+        bars.update(tasks[key], completed=step.done_bytes, description=f"{step.phase} {step.what}")
+
+    return report
+
+
+def _lines(out: Console) -> Report:
+    """Return a callback that prints the start of a phase, each further tenth, and notes."""
+    shown: dict[str, int] = {}
+
+    def report(step: Step) -> None:
+        if step.note:
+            out.print(step.note, markup=False)
+        if step.phase == "choose":
+            return
+        tenth = step.done_bytes * 10 // step.total_bytes if step.total_bytes else 0
+        if shown.get(step.phase, -1) >= tenth:
+            return
+        shown[step.phase] = tenth
+        of = f" of {format_bytes(step.total_bytes)}" if step.total_bytes else ""
+        rate = f", {format_bytes(int(step.rate_bytes_s))}/s" if step.rate_bytes_s else ""
+        rest = f", {step.rest_s:.0f} s left" if step.rest_s and step.rest_s >= 1 else ""
+        out.print(f"{step.phase} {step.what}: {format_bytes(step.done_bytes)}{of}{rate}{rest}", markup=False)
+
+    return report

@@ -1,0 +1,383 @@
+"""The running application: supervisors, gateway, telemetry and control socket. Imported after the spawn."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from aiohttp import web
+from msgspec.structs import replace
+
+from edge.config import Config, load
+from edge.daemon import late_start as awaited
+from edge.daemon import volatile_dirs
+from edge.daemon.control import Control, LogQuestion, log_lines, overview
+from edge.daemon.fleet import Fleet, gateway_config
+from edge.daemon.gpu_recovery import recover_gpu
+from edge.daemon.history import LaunchTimes, Recorder, SpeedBaseline
+from edge.daemon.journal import console_for
+from edge.daemon.late_start import failure_of
+from edge.daemon.lock import Lock
+from edge.daemon.reload import Reload, after_restart
+from edge.daemon.thermal import ThermalControl, telemetry_of
+from edge.daemon.watchdog import MORE_S, Watchdog
+from edge.engine.choose import fallback_now
+from edge.errors import BugError, EdgeError
+from edge.gateway.app import make_app
+from edge.gateway.config import GatewayOptions
+from edge.gateway.server import serve
+from edge.linux.sd_notify import Notifier
+from edge.linux.sockets import Listeners
+from edge.paths import Folders, system_folders
+from edge.plan import start_records
+from edge.plan.prepare import HostView, Prepared, prepare
+from edge.service import unit
+from edge.supervisor.model_handle import UNNAMED, ModelHandle
+from edge.supervisor.process import Child
+from edge.supervisor.state import SupervisorState, died
+from edge.supervisor.status import Failure, ModelStatus, State
+from edge.supervisor.supervisor import Supervisor
+from edge.supervisor.upstream import Upstream
+from edge.telemetry.telemetry import Telemetry
+
+# The gateway behind a socket unit: unreadable keys are answered with 503, an exit would be repeated per client.
+
+
+def front(
+    upstreams: Mapping[str, Upstream],
+    config: GatewayOptions,
+    *,
+    alive: Callable[[], bool],
+    on_fault: Callable[[Failure], None] | None,
+) -> web.Application:
+    """Return the gateway. On a ConfigError it refuses all requests with the reason; raises it if `on_fault` is None."""
+    try:
+        return make_app(upstreams, config, alive=alive)
+    except EdgeError as error:
+        if on_fault is None:
+            raise
+        fault = failure_of(error)
+        on_fault(fault)
+        return make_app(upstreams, replace(config, keys_file=None), alive=alive, fault=fault)
+
+
+PROGRESS_LOOK_S = 0.2
+HUNG_UP = 129  # 128 + SIGHUP, as a shell reports it
+
+
+class Launched(NamedTuple):
+    """A started process with open sockets and running engines. `plan` is the error to serve where none was made."""
+
+    folders: Folders
+    config: Config
+    plan: Prepared | EdgeError
+    lock: Lock
+    listeners: Listeners
+    notifier: Notifier
+    children: Mapping[str, Child]
+    flags: Mapping[str, object]  # of the command line, for a reload
+    as_json: bool
+    times: LaunchTimes
+
+
+def run(launch: Launched) -> int:
+    """Serve until stopped. Return 0 after an ordinary stop, 1 if a model is FAILED."""
+    return asyncio.run(App(launch).run())
+
+
+class App:
+    """One running edgellm, from its first event to the end of its last engine."""
+
+    def __init__(self, launch: Launched, telemetry: Telemetry | None = None) -> None:
+        """`telemetry` replaces that of the board, for tests."""
+        self.launch = launch
+        self.config = launch.config  # with `prepared`, replaced by each reload
+        self.prepared: Prepared | None = None
+        self.console = console_for(os.environ, as_json=launch.as_json)
+        self.urls = launch.listeners.urls(tls=bool(launch.config.gateway.tls_cert))  # no reload changes them
+        self.fleet = Fleet(launch.folders, self._changed, SpeedBaseline(launch.folders))
+        self.watchdog = Watchdog(launch.notifier, self.statuses)
+        self.late_start: awaited.LateStart | None = None
+        self.governing = ThermalControl(
+            telemetry or telemetry_of(launch.plan, launch.config, launch.folders.models),
+            self.console,
+            self.fleet.handles,
+        )
+        self.reloading = Reload(self.fleet)
+        self._times = launch.times  # a late plan has a launch of its own
+        self.recorder: Recorder | None = None
+        self._unit = unit.own()
+        self._arrival: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._terminal = has_terminal()
+        self._hung_up = False
+        self._stops = 0
+        self._stop = asyncio.Event()
+        self._build()
+
+    # --- building ----------------------------------------------------------------------------------------------------
+
+    def _build(self) -> None:
+        plan = self.launch.plan
+        if isinstance(plan, EdgeError):
+            if awaited.may_come(plan):
+                self.late_start = awaited.LateStart(self.config, plan)
+                self.fleet.handles.update(self.late_start.placeholders)
+            else:
+                handle = self.fleet.handles[UNNAMED] = ModelHandle(UNNAMED)
+                handle.fail(awaited.failure_of(plan))
+            return
+        self._adopt(plan)
+        for model_id, model in plan.plan.models.items():
+            handle, _ = self.fleet.add(plan, model, self._expected_s(model_id))
+            self._added(handle)
+
+    def _adopt(self, prepared: Prepared) -> None:
+        """Make this plan the current one."""
+        self.prepared, self.config = prepared, prepared.config
+        self.recorder = Recorder(
+            self.launch.folders, prepared.plan.engine.id, self.governing.samples, self.console.warn
+        )
+        for model_id, model in prepared.plan.models.items():
+            self.recorder.look_at_cache(model_id, Path(model.model.path))
+
+    def _added(self, handle: ModelHandle) -> None:
+        self.governing.limit(handle)
+        self.watchdog.watch(self.fleet.supervisors())
+
+    def statuses(self) -> list[ModelStatus]:
+        return [handle.status() for handle in self.fleet.handles.values()]
+
+    def _expected_s(self, model_id: str) -> float | None:
+        return self.recorder.last_ready_s(model_id) if self.recorder is not None else None
+
+    # --- running -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> int:
+        """Serve until a signal, a `stop` request or a bug. Return the exit code."""
+        launch = self.launch
+        self._follow_signals()
+        for supervisor in self.fleet.supervisors():
+            child = launch.children.get(supervisor.model_id)
+            self.fleet.run(supervisor, child, self._times.began_s)
+            if child is None:  # behind a socket unit a failed spawn is repeated, so that its failure is recorded
+                supervisor.begin()
+        gateway = await serve(self._gateway(), launch.listeners.sockets)
+        reporting = [asyncio.create_task(self.watchdog.run()), asyncio.create_task(self.governing.telemetry.run())]
+        launch.notifier.ready("listening")
+        as_service = launch.folders.run == system_folders().run
+        control = Control(launch.folders.control_socket, self, for_group=as_service)
+        await control.start()
+        if self.prepared is not None:
+            self.console.planned(self.prepared.plan, self.prepared.profile.name, self.urls)
+        self._report_problems()
+        self._arrival = asyncio.create_task(self._serve_late())
+        recovering = recover_gpu(lambda: self.prepared, self.fleet, self._reload_in_background)
+        serving = [self._arrival, *map(asyncio.create_task, (self._show_progress(), recovering))]
+        ending = [asyncio.create_task(self._stop.wait()), asyncio.create_task(self.fleet.broke.wait())]
+        await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+        await _end([*serving, *ending, *self._tasks])
+        failed = any(status.state is State.FAILED for status in self.statuses())
+        await self._wind_down()
+        await gateway.cleanup()
+        await control.close()
+        await _end(reporting)
+        await self.fleet.close()
+        launch.lock.release()
+        if self.fleet.broke.is_set():
+            return BugError.exit_code
+        return HUNG_UP if self._hung_up else int(failed)
+
+    def _follow_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_stop_signal)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup(1) ignores it for us
+            loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+
+    def _gateway(self) -> web.Application:
+        def fault(failure: Failure) -> None:
+            self.console.failed("gateway", failure, gives_up=True)
+
+        config = gateway_config(self.config, self.launch.folders)
+        on_fault = fault if self.launch.listeners.inherited else None
+        app = front(self.fleet.handles, config, alive=lambda: self.watchdog.alive, on_fault=on_fault)
+        self.governing.attach(app)
+        return app
+
+    def _report_problems(self) -> None:
+        for model_id, handle in self.fleet.handles.items():
+            failure = handle.status().failure
+            if failure is not None and self.late_start is not None and self.late_start.patience_s:
+                self.console.waits(model_id, failure, self.late_start.patience_s)
+            elif failure is not None and self.prepared is None:
+                self.console.failed(model_id, failure, gives_up=True)
+        if not self.launch.listeners.inherited:
+            return
+        lost = volatile_dirs.lost_on_reboot(self.launch.folders)
+        for warning in (*(self._unit.warnings if self._unit else ()), *([lost] if lost else [])):
+            self.console.warn(warning)
+
+    async def _serve_late(self) -> None:
+        """Plan again until it succeeds, where no plan could be made at the start, and serve from then on."""
+        if self.late_start is None:
+            return
+        launch, late_start = self.launch, self.late_start
+
+        def gave_up(failure: Failure) -> None:
+            for model_id in late_start.placeholders:
+                self.console.failed(model_id, failure, gives_up=True)
+
+        def planned(waited_s: float) -> Prepared:
+            return prepare(self.config, launch.folders, HostView(waited_s=waited_s))
+
+        prepared = await late_start.until(planned, gave_up)
+        self._times = LaunchTimes(time.monotonic(), (), None)
+        self._adopt(prepared)
+        for model_id, model in prepared.plan.models.items():
+            handle, supervisor = self.fleet.add(prepared, model, self._expected_s(model_id))
+            self._added(handle)
+            self.fleet.run(supervisor)
+            supervisor.begin()
+        self._settle_placeholders()
+        self.console.planned(prepared.plan, prepared.profile.name, self.urls)
+
+    def _settle_placeholders(self) -> None:
+        """Remove the placeholders: there is a plan now."""
+        self.fleet.drop_placeholders()
+        self.late_start = None
+
+    async def _wind_down(self) -> None:
+        """Drain, TERM, KILL by the supervisors' own deadlines; a second signal kills at once."""
+        self.launch.notifier.stopping("stopping: open requests may finish", more_s=MORE_S)
+        self.governing.rest()
+        await self.fleet.stop(now=self._stops > 1)
+
+    def _on_stop_signal(self) -> None:
+        self.stop(now=self._stops > 0)
+
+    def _on_hangup(self) -> None:
+        """Stop if our terminal is gone; reload otherwise, as daemons do."""
+        if self._terminal and not has_terminal():
+            self._hung_up = True
+            self._on_stop_signal()
+        else:
+            self._in_background(self.reload())
+
+    async def _show_progress(self) -> None:
+        while True:
+            loading = [status for status in self.statuses() if status.state is State.LOADING]
+            for status in loading:
+                self.console.progress(status)
+            await asyncio.sleep(PROGRESS_LOOK_S if loading else 1.0)
+
+    # --- changes of state --------------------------------------------------------------------------------------------
+
+    def _changed(self, supervisor: Supervisor, before: SupervisorState, after: SupervisorState) -> None:
+        if after.state is before.state:
+            return
+        self.governing.became(supervisor, after)
+        self.console.state(supervisor.status())
+        self.watchdog.notify()
+        if after.state is State.READY:
+            if self.recorder is not None:
+                self.recorder.ready(supervisor, self._times)
+            began_s = supervisor.started_at_s or self._times.began_s
+            self.console.ready(supervisor.status(), time.monotonic() - began_s, self.urls)
+        if died(before, after) and after.failure is not None:
+            if self.recorder is not None:
+                self.recorder.crashed(supervisor, before, after.failure, self._times)
+            self._roll_back_if_needed()
+            self.console.failed(supervisor.model_id, after.failure, gives_up=after.state is State.FAILED)
+
+    def _roll_back_if_needed(self) -> None:
+        prepared = self.prepared
+        if prepared is None or prepared.config.engine or prepared.fallback is not None:
+            return
+        fallback = fallback_now(self.launch.folders.engines, start_records.read(self.launch.folders.starts))
+        if fallback is not None:
+            self.console.warn(f"{fallback.because}: {fallback.engine} serves instead")
+            self._in_background(self.reload())
+
+    # --- operations of the control socket ----------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        own = self._unit if self.launch.listeners.inherited else None
+        telemetry, began_s = self.governing.telemetry.status(), self._times.began_s
+        return overview(self.launch.folders, self.prepared, self.statuses(), telemetry, self.urls, began_s, own)
+
+    def telemetry(self) -> dict[str, Any]:
+        return self.governing.telemetry.document(history=False)
+
+    def logs(self, asked: LogQuestion) -> dict[str, Any]:
+        return log_lines(asked, self.console.ring, {name: log.ring for name, log in self.fleet.logs.items()})
+
+    def stop(self, now: bool = False) -> None:
+        self._stops += 1
+        self._stop.set()
+        if now:
+            self.fleet.kill()
+        elif self._stops == 1:
+            self.console.say("stopping: open requests may finish (again to stop at once)")
+
+    def restart(self, model_id: str | None) -> list[str]:
+        chosen = [each for each in self.fleet.supervisors() if model_id in (None, each.model_id)]
+        for supervisor in chosen:
+            supervisor.restart()
+        return [supervisor.model_id for supervisor in chosen]
+
+    async def reload(self) -> dict[str, Any]:
+        """Plan the present configuration and apply it. Raises EdgeError, with nothing changed, if it has no plan."""
+        launch = self.launch
+
+        def planned(view: HostView) -> Prepared:
+            return prepare(load(launch.folders, launch.flags, os.environ), launch.folders, view)
+
+        outcome = await self.reloading.apply(planned, self._added, self._adopt)
+        outcome.after_restart = after_restart(launch.config, self.config)
+        if self._arrival is not None:
+            self._arrival.cancel()
+        self._settle_placeholders()
+        self.watchdog.watch(self.fleet.supervisors())
+        self.console.say(f"reloaded: {', '.join(f'{name}: {how}' for name, how in outcome.models.items())}")
+        if outcome.after_restart:
+            self.console.warn(f"{', '.join(outcome.after_restart)}: changed, and read only when edgellm starts")
+        for model_id, failure in outcome.failures.items():
+            self.console.failed(model_id, failure, gives_up=True)
+        return outcome.document
+
+    async def _reload_in_background(self) -> None:
+        self._in_background(self.reload())
+
+    def _in_background(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run something that no request waits for; an EdgeError is reported on the console."""
+
+        async def reported() -> None:
+            try:
+                await work
+            except EdgeError as error:
+                self.console.failed("reload", awaited.failure_of(error), gives_up=False)
+
+        task = asyncio.create_task(reported())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def has_terminal() -> bool:
+    """Return whether the process has a controlling terminal; after a hangup it has none (tty_ioctl(4))."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

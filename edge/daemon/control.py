@@ -1,0 +1,215 @@
+"""The control socket: HTTP on a unix socket in the run folder; the kernel names its peers (SO_PEERCRED)."""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import json
+import os
+import socket
+import struct
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from aiohttp import web
+from msgspec import Struct, field
+
+from edge import __version__
+from edge.errors import EdgeError
+from edge.gateway.health import healthz
+from edge.linux.procfs import Ring
+from edge.paths import Folders
+from edge.plan import start_records
+from edge.plan.prepare import Prepared
+from edge.service.unit import Unit
+from edge.supervisor.status import ModelStatus
+
+GROUP = "edgellm"  # of the service; its members may read status and logs
+_PEERCRED = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
+
+
+class LogQuestion(Struct, frozen=True):
+    """A request for log lines: the engines' or edgellm's own. `since`: by stream, how many lines were seen."""
+
+    engine: bool = False
+    model: str | None = None
+    since: Mapping[str, int] = field(default_factory=dict)
+
+
+class Operations(Protocol):
+    """The operations that the socket offers, implemented by the application."""
+
+    def status(self) -> dict[str, Any]:
+        """Return the whole document, evidence included."""
+        ...
+
+    def telemetry(self) -> dict[str, Any]:
+        """Return /telemetry without its history, for readers that poll every second."""
+        ...
+
+    def logs(self, asked: LogQuestion, /) -> dict[str, Any]:
+        """Return `lines`, and `next`, the `since` of the next request."""
+        ...
+
+    def stop(self, now: bool, /) -> None: ...
+
+    def restart(self, model_id: str | None, /) -> list[str]:
+        """Return the ids of the models that are restarted."""
+        ...
+
+    async def reload(self) -> dict[str, Any]:
+        """Raises EdgeError if the configuration has no plan."""
+        ...
+
+
+class Control:
+    """A server of `Operations`. `for_group`: the service's group can read; changes are for the owner and root."""
+
+    def __init__(self, path: Path, operations: Operations, *, for_group: bool = False) -> None:
+        self._path = path
+        self._operations = operations
+        self._mask = 0o117 if for_group else 0o177
+        self._group = _group(GROUP) if for_group else None
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.router.add_get("/status", self._status)
+        app.router.add_get("/telemetry", self._telemetry)
+        app.router.add_get("/logs", self._logs)
+        app.router.add_post("/stop", _for_owner(self._stop))
+        app.router.add_post("/restart", _for_owner(self._restart))
+        app.router.add_post("/reload", _for_owner(self._reload))
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1)
+        await self._runner.setup()
+        self._path.unlink(missing_ok=True)  # left by an earlier holder of our lock
+        listener = socket.socket(socket.AF_UNIX)
+        mask = os.umask(self._mask)
+        try:
+            listener.bind(str(self._path))
+        finally:
+            os.umask(mask)
+        if self._group is not None and os.geteuid() == 0:
+            os.chown(self._path, -1, self._group)
+        await web.SockSite(self._runner, listener).start()
+
+    async def close(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._path.unlink(missing_ok=True)
+
+    async def _status(self, _: web.Request) -> web.Response:
+        return web.json_response(self._operations.status())
+
+    async def _telemetry(self, _: web.Request) -> web.Response:
+        return web.json_response(self._operations.telemetry())
+
+    async def _logs(self, request: web.Request) -> web.Response:
+        query = request.query
+        question = LogQuestion(query.get("engine") == "1", query.get("model"), _numbers(query.get("since", "{}")))
+        return web.json_response({"schema": 1, **self._operations.logs(question)})
+
+    async def _stop(self, request: web.Request) -> web.Response:
+        self._operations.stop(request.query.get("now") == "1")
+        return web.json_response({"schema": 1, "stopping": True}, status=202)
+
+    async def _restart(self, request: web.Request) -> web.Response:
+        restarted = self._operations.restart(request.query.get("model"))
+        return web.json_response({"schema": 1, "restarting": restarted}, status=202 if restarted else 404)
+
+    async def _reload(self, _: web.Request) -> web.Response:
+        try:
+            return web.json_response(await self._operations.reload())
+        except EdgeError as error:
+            fault = {"message": str(error), "kind": error.kind, "hint": error.hint, "table": error.table}
+            return web.json_response({"schema": 1, "error": fault}, status=422)
+
+
+def _numbers(text: str) -> dict[str, int]:
+    with contextlib.suppress(ValueError):
+        raw = json.loads(text)
+        if isinstance(raw, dict):
+            return {str(name): value for name, value in raw.items() if isinstance(value, int)}
+    return {}
+
+
+def _group(name: str) -> int | None:
+    with contextlib.suppress(KeyError):
+        return grp.getgrnam(name).gr_gid
+    return None
+
+
+Handler = Callable[[web.Request], Awaitable[web.Response]]
+
+
+def _for_owner(handler: Handler) -> Handler:
+    async def checked(request: web.Request) -> web.Response:
+        if _peer_uid(request) not in (0, os.getuid()):
+            error = {"message": "only the owner and root may change a running edgellm", "kind": "forbidden"}
+            return web.json_response({"schema": 1, "error": error}, status=403)
+        return await handler(request)
+
+    return checked
+
+
+def _peer_uid(request: web.Request) -> int | None:
+    transport = request.transport
+    peer = transport.get_extra_info("socket") if transport is not None else None
+    if peer is None:
+        return None
+    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
+    uid: int = _PEERCRED.unpack(raw)[1]
+    return uid
+
+
+# The documents of the control socket: the whole status, and log lines.
+
+SHOWN_CRASHES = 5
+
+
+def overview(
+    folders: Folders,
+    prepared: Prepared | None,
+    statuses: Iterable[ModelStatus],
+    telemetry: Mapping[str, Any],
+    urls: Sequence[str],
+    began_s: float,
+    unit: Unit | None,
+) -> dict[str, Any]:
+    """Return /healthz with the fields that only the owner may see: evidence, pids, folders.
+
+    `unit`: the systemd unit that opened the sockets, None if started by hand.
+    """
+    known = list(statuses)
+    document = healthz(known, telemetry, time.time() - time.monotonic())
+    for status in known:
+        model = document["models"][status.id]
+        model["pid"] = status.pid
+        if status.failure is not None:
+            model["failure"]["evidence"] = status.failure.evidence
+    return document | {
+        "version": __version__,
+        "urls": list(urls),
+        "uptime_s": round(time.monotonic() - began_s, 1),
+        "profile": prepared.profile.name if prepared else None,
+        "engine": prepared.plan.engine.id if prepared else None,
+        "service": unit.document() if unit else None,
+        "crashes": [_shown(crash) for crash in start_records.read(folders.crashes)[-SHOWN_CRASHES:]],
+        "folders": {"state": str(folders.instance_state), "run": str(folders.instance_run)},
+    }
+
+
+def _shown(crash: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a crash without its evidence and argv, which crashes.jsonl holds too."""
+    return {name: crash.get(name) for name in ("at", "model", "state", "rung", "kind", "hint")}
+
+
+def log_lines(asked: LogQuestion, own: Ring, engines: Mapping[str, Ring]) -> dict[str, Any]:
+    """Return the lines that the reader has not seen; `next` goes into its next `since`."""
+    rings = {"": own}
+    if asked.engine:
+        rings = {name: ring for name, ring in engines.items() if asked.model in (None, name)}
+    lines = [line for name, ring in rings.items() for line in ring.since(asked.since.get(name, 0))]
+    return {"lines": lines, "next": {name: ring.count for name, ring in rings.items()}}

@@ -1,0 +1,270 @@
+"""The models of one running edgellm: a supervisor with its task and its log for each, made from a plan."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
+
+from edge.board import device_nodes
+from edge.config import Config
+from edge.daemon.history import SpeedBaseline, key
+from edge.gateway.config import GatewayOptions
+from edge.linux.procfs import Ring
+from edge.paths import Folders
+from edge.plan.plan import LaunchPlan, ModelPlan
+from edge.plan.prepare import Prepared, config_of, prepare, preset_of, wants_gpu, without_gpu
+from edge.resources import data_dir, load_toml
+from edge.supervisor.log_patterns import Patterns
+from edge.supervisor.model_handle import UNNAMED, ModelHandle
+from edge.supervisor.policy import Policy, SupervisorOptions, hygiene
+from edge.supervisor.process import Child
+from edge.supervisor.state import SupervisorState
+from edge.supervisor.status import Degraded, State
+from edge.supervisor.supervisor import Supervisor, SupervisorCallbacks
+from edge.supervisor.variants import safe_mode
+from edge.supervisor.warmup import expected_speed
+
+# Convert configuration and plan into the options of supervisor and gateway. Pure.
+
+
+def gateway_config(config: Config, folders: Folders) -> GatewayOptions:
+    """Return the [gateway] section with its paths resolved."""
+    section = config.gateway
+    return GatewayOptions(
+        keys_file=Path(section.keys_file) if section.keys_file else folders.config / "keys.toml",
+        cors_origins=section.cors_origins,
+        hosts=section.hosts,
+        max_body_bytes=section.max_body_bytes,
+        hold_requests=section.hold.requests,
+        hold_bytes=section.hold.bytes,
+        hold_seconds=section.hold.seconds,
+        unknown_model=section.unknown_model,
+        strict=config.strict,
+        insecure=config.insecure,
+        queue_requests=section.queue,
+        heartbeat_s=section.heartbeat_s,
+        tls_cert=Path(section.tls_cert) if section.tls_cert else None,
+        tls_key=Path(section.tls_key) if section.tls_key else None,
+        access_log=None if section.access_log == "off" else folders.instance_run / "log" / "access.log",
+        log_json=section.access_log == "json",
+        log_prompts=section.log_prompts,
+    )
+
+
+def terms_of(prepared: Prepared, model: ModelPlan, last_good_tokens_s: float | None = None) -> SupervisorOptions:
+    """Return the options of a model's supervisor. `last_good_tokens_s`: speed of the last good start on this rung."""
+    wishes, plan = preset_of(prepared, model.id), model.ladder.plans[model.ladder.chosen]
+    config = config_of(prepared, model.id)
+    return SupervisorOptions(
+        policy=Policy(**to_builtins(prepared.config.restart, enc_hook=str)),
+        hygiene=hygiene(wishes),
+        strict=prepared.config.strict,
+        capability=prepared.board.compute_capability,
+        l4t=prepared.board.l4t,
+        system_prompt=wishes.system_prompt,
+        warmup_tokens=wishes.warmup_tokens,
+        preload=config.preload,
+        ttl_s=config.ttl_s,
+        expected_speed=expected_speed(prepared.board, (plan.model or model.model).meta, plan, last_good_tokens_s),
+        known=(*without_device(prepared, plan), *other_engine(prepared)),
+    )
+
+
+def without_device(prepared: Prepared, plan: LaunchPlan) -> tuple[Degraded, ...]:
+    """Return the degradation of a plan for the CPU under a profile that requests the GPU; empty otherwise."""
+    if not wants_gpu(prepared.profile) or plan.settings.n_gpu_layers > 0:
+        return ()
+    because = prepared.board.refused or "no GPU can be used with this engine"
+    return (Degraded("device", "GPU", "CPU", because),)
+
+
+def other_engine(prepared: Prepared) -> tuple[Degraded, ...]:
+    """Return the degradation of an engine that was rolled back; empty otherwise."""
+    fallback = prepared.fallback
+    return (Degraded("engine", fallback.instead_of, fallback.engine, fallback.because),) if fallback else ()
+
+
+# The engines' log lines: a ring in memory, and two files of 4 MiB in the run folder (tmpfs, so no flash wear).
+
+FILE_BYTES = 4 << 20
+
+
+class _Quiet(RotatingFileHandler):
+    """A handler that drops lines that cannot be written, instead of printing a traceback for each."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Drop the record."""
+
+
+class ChildLog:
+    """One model's log. Without a writable folder only the ring is kept."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.ring = Ring()
+        self.path = folder / f"{name}.log"
+        self._handler: _Quiet | None = None
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._handler = _Quiet(self.path, maxBytes=FILE_BYTES, backupCount=1, encoding="utf-8")
+
+    def add(self, line: str) -> None:
+        self.ring.add(line)
+        if self._handler is not None:
+            self._handler.emit(logging.LogRecord("engine", logging.INFO, "", 0, line, None, None))
+
+    def close(self) -> None:
+        if self._handler is not None:
+            self._handler.close()
+
+
+Changed = Callable[[Supervisor, SupervisorState, SupervisorState], None]
+
+
+class SupervisorTask(Struct, frozen=True):
+    """One supervisor and the task that runs it."""
+
+    supervisor: Supervisor
+    owner: asyncio.Task[None]
+
+
+class Fleet:
+    """The models of one process. `handles` by model id, placeholders included; the first is the default model.
+
+    `broke` is set when a supervisor's task ends by itself, which is a bug: the process must end.
+    """
+
+    def __init__(self, folders: Folders, on_change: Changed, last_good: SpeedBaseline) -> None:
+        self.handles: dict[str, ModelHandle] = {}
+        self.logs: dict[str, ChildLog] = {}
+        self.broke = asyncio.Event()
+        self._folders = folders
+        self._on_change = on_change
+        self._last_good = last_good
+        self._patterns = Patterns(load_toml(data_dir("build") / "llama-server.toml"))
+        self._tasks: dict[int, SupervisorTask] = {}
+        self._socket_number = 0
+
+    def supervisors(self) -> list[Supervisor]:
+        return [handle.supervisor for handle in self.handles.values() if handle.supervisor is not None]
+
+    def add(
+        self, prepared: Prepared, model: ModelPlan, expected_ready_s: float | None = None
+    ) -> tuple[ModelHandle, Supervisor]:
+        """Add a model, in its placeholder's handle where there is one. `run` and `begin` the supervisor."""
+        supervisor = self.make(prepared, model, expected_ready_s)
+        handle = self.handles.get(model.id) or self.handles.pop(UNNAMED, None) or ModelHandle(model.id)
+        self.handles[model.id] = handle
+        handle.serve(supervisor)
+        return handle, supervisor
+
+    def drop_placeholders(self) -> None:
+        """Remove what is still without a supervisor: the plan that holds now does not name it."""
+        for name in [name for name, handle in self.handles.items() if handle.supervisor is None]:
+            self.handles.pop(name).remove()
+
+    def make(
+        self, prepared: Prepared, model: ModelPlan, expected_ready_s: float | None = None, *, asleep: bool = False
+    ) -> Supervisor:
+        """Make a supervisor, not started. Beside one that serves the model already it gets another socket path."""
+        engine = prepared.plan.engine
+        may_use_cpu = prepared.profile.preset.fallback == "cpu"
+        good = key(model.model.fingerprint, engine.id, model.ladder.chosen)
+
+        def on_speed(supervisor: Supervisor, tokens_s: float) -> None:
+            if not supervisor.status().degraded:
+                self._last_good.keep(model.id, good, tokens_s)
+
+        callbacks = SupervisorCallbacks(
+            on_change=self._on_change,
+            on_line=self._log(model.id).add,
+            on_speed=on_speed,
+            safe_mode=lambda plan: safe_mode(plan, engine, model.model, model.id),
+            cpu=(lambda: self._cpu_plan(prepared, model.id)) if may_use_cpu else None,
+            driver=lambda: _driver(prepared),
+        )
+        terms = terms_of(prepared, model, self._last_good.tokens_s(model.id, good))
+        socket_path = self._socket(model.id)
+        return Supervisor(
+            model, socket_path, self._patterns, terms, callbacks, expected_ready_s=expected_ready_s, asleep=asleep
+        )
+
+    def run(self, supervisor: Supervisor, child: Child | None = None, started_at_s: float = 0.0) -> None:
+        """Run it in a task. `child`: the engine that the launcher spawned; `started_at_s`: when the launcher began."""
+        if child is not None:
+            supervisor.adopt(child, started_at_s)
+        owner = asyncio.create_task(supervisor.run())
+        self._tasks[id(supervisor)] = SupervisorTask(supervisor, owner)
+        owner.add_done_callback(self._ended)
+
+    async def dismiss(self, supervisor: Supervisor) -> None:
+        """Cancel the task of a supervisor, whose engine is killed if it runs."""
+        task = self._tasks.pop(id(supervisor), None)
+        if task is not None:
+            task.owner.cancel()
+            await asyncio.gather(task.owner, return_exceptions=True)
+
+    async def stop(self, *, now: bool) -> None:
+        """Drain, TERM, KILL by the supervisors' own deadlines."""
+        running = list(self._tasks.values())
+        for task in running:
+            task.supervisor.stop(now=now)
+        await asyncio.gather(*(_stopped(task) for task in running))
+
+    def kill(self) -> None:
+        for task in self._tasks.values():
+            task.supervisor.stop(now=True)
+
+    async def close(self) -> None:
+        for task in list(self._tasks.values()):
+            await self.dismiss(task.supervisor)
+        for log in self.logs.values():
+            log.close()
+
+    def _ended(self, owner: asyncio.Task[None]) -> None:
+        if owner.cancelled():
+            return
+        self.broke.set()  # before printing, which can fail
+        error = owner.exception()
+        if error is not None:
+            with suppress(OSError):
+                traceback.print_exception(error)
+
+    def _log(self, model_id: str) -> ChildLog:
+        if model_id not in self.logs:
+            name = self._folders.model_socket(model_id).stem
+            self.logs[model_id] = ChildLog(self._folders.instance_run / "log", name)
+        return self.logs[model_id]
+
+    def _socket(self, model_id: str) -> Path:
+        first = self._folders.model_socket(model_id)
+        handle = self.handles.get(model_id)
+        if handle is None or handle.supervisor is None:
+            return first
+        self._socket_number += 1
+        return first.with_name(f"{first.stem[:28]}~{self._socket_number}.sock")
+
+    def _cpu_plan(self, prepared: Prepared, model_id: str) -> LaunchPlan:
+        """Return the model's plan without the GPU. Raises EdgeError."""
+        instead = prepare(without_gpu(prepared.config), self._folders)
+        ladder = instead.plan.models[model_id].ladder
+        return replace(ladder.plans[ladder.chosen], model=instead.plan.models[model_id].model)
+
+
+async def _stopped(task: SupervisorTask) -> None:
+    """Wait until it is at rest, or its task has ended by itself, after which it cannot come to rest."""
+    rest = asyncio.create_task(task.supervisor.settled(State.STOPPED, State.FAILED))
+    await asyncio.wait([rest, task.owner], return_when=asyncio.FIRST_COMPLETED)
+    rest.cancel()
+
+
+def _driver(prepared: Prepared) -> str | None:
+    found = device_nodes.check_nodes(prepared.board)
+    return found.evidence if found.ready else None

@@ -1,0 +1,187 @@
+"""The history of one instance, starts.jsonl and crashes.jsonl in its state folder, and the calibration of its plans."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edge.daemon.start_timeline import Instants, Span, spans, start_record
+from edge.linux.files import write_atomic
+from edge.linux.procfs import read_boot_id, read_usage, resident_ratio
+from edge.paths import Folders
+from edge.plan import start_records
+from edge.plan.calibration import measure
+from edge.plan.calibration_file import calibration_path, record
+from edge.supervisor.state import SupervisorState
+from edge.supervisor.status import Failure, State
+from edge.supervisor.supervisor import Supervisor
+
+
+class LaunchTimes(NamedTuple):
+    """When the process began (monotonic), the launcher's spans since then, and its CPU time until the spawn."""
+
+    began_s: float
+    spans: Sequence[Span]
+    spawn_cpu_s: float | None
+
+
+Samples = Callable[[str, float], Sequence[Sequence[float | int | None]]]  # (model id, zero_s) → telemetry samples
+
+
+class Recorder:
+    """A writer of starts and crashes. `on_lost` receives one sentence when they cannot be written."""
+
+    def __init__(
+        self,
+        folders: Folders,
+        engine: str,
+        samples: Samples = lambda model, zero_s: (),
+        on_lost: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._folders = folders
+        self._engine = engine
+        self._samples = samples
+        self._on_lost = on_lost
+        self._lost = False
+        self._boot_id = read_boot_id() or "unknown"
+        self._resident: dict[str, float | None] = {}
+        self._past = start_records.read(folders.starts)
+
+    def look_at_cache(self, model_id: str, path: Path) -> None:
+        """Note how much of the model is in the page cache before its engine reads it."""
+        self._resident[model_id] = resident_ratio(path)
+
+    def last_ready_s(self, model_id: str) -> float | None:
+        """Return the seconds that the last start of this model took."""
+        for row in reversed(self._past):
+            if row.get("model") == model_id and isinstance(row.get("ready_s"), (int, float)):
+                return float(row["ready_s"])
+        return None
+
+    def ready(self, supervisor: Supervisor, launch: LaunchTimes) -> None:
+        """Record a start that became ready, and calibrate by it."""
+        self._start(supervisor, "ready", launch)
+        self._calibrate(supervisor)
+
+    def crashed(self, supervisor: Supervisor, before: SupervisorState, failure: Failure, launch: LaunchTimes) -> None:
+        """Record the end of an engine, and its start if it was not ready yet."""
+        if before.ready_since is None:
+            self._start(supervisor, f"failed: {failure.kind}", launch)
+        self._crash(supervisor, before, failure)
+
+    def _start(self, supervisor: Supervisor, outcome: str, launch: LaunchTimes) -> None:
+        """Record one start. Only the launcher's own first child has its times; others begin with their spawn."""
+        watch = supervisor.watch
+        if watch is None:
+            return
+        if not (supervisor.launched and supervisor.restarts == 0):
+            launch = LaunchTimes(supervisor.started_at_s or time.monotonic(), (), None)
+        began_s = launch.began_s
+        instants = Instants(
+            process_s=began_s,
+            spawned_s=watch.child.spawned_at_s,
+            engine_ready_s=watch.engine_ready_s,
+            ready_s=time.monotonic() if outcome == "ready" else None,
+            first_token_s=watch.first_token_s,
+        )
+        weights_bytes = supervisor.model.model.meta.tensor_bytes
+        row = start_record(
+            start_id=uuid.uuid4().hex,
+            boot_id=self._boot_id,
+            model=supervisor.model_id,
+            engine=self._engine,
+            rung=supervisor.machine.rung,
+            resident_ratio=self._resident.pop(supervisor.model_id, None),
+            instants=instants,
+            spans=spans(instants, launch.spans, watch.attempt.marks, weights_bytes),
+            weights_bytes=weights_bytes,
+            spawn_cpu_s=launch.spawn_cpu_s,
+            outcome=outcome,
+            samples=self._samples(supervisor.model_id, began_s),
+        )
+        self._append(self._folders.starts, row)
+
+    def _calibrate(self, supervisor: Supervisor) -> None:
+        """Store the memory that the engine allocated, by which the next plan of this architecture is corrected."""
+        watch = supervisor.watch
+        if watch is None:
+            return
+        plan, vitals = watch.attempt.plan, read_usage(watch.child.pid)
+        file = plan.model or supervisor.model.model
+        subject = f"{file.name} {file.quant}, {plan.settings.n_ctx} tokens"
+        measured = measure(subject, list(watch.attempt.tail), vitals.rss_bytes if vitals else None)
+        if measured.weights_bytes:  # older builds do not log their buffers
+            with suppress(OSError):
+                record(calibration_path(self._folders), self._engine, file.meta.arch, plan, measured)
+
+    def _crash(self, supervisor: Supervisor, before: SupervisorState, failure: Failure) -> None:
+        row = {
+            "schema": 1,
+            "at": time.time(),
+            "boot_id": self._boot_id,
+            "model": supervisor.model_id,
+            "state": State.READY.value if before.ready_since is not None else before.state.value,
+            "rung": before.rung,
+            "kind": failure.kind,
+            "hint": failure.hint,
+            "evidence": failure.evidence,
+            "argv": list(supervisor.plan.argv),
+        }
+        self._append(self._folders.crashes, row)
+
+    def _append(self, path: Path, record: dict[str, Any]) -> None:
+        """Append, or report once that the disk is full or read-only; a start goes on without its record."""
+        if not start_records.append(path, record) and not self._lost:
+            self._lost = True
+            self._on_lost(f"{path} cannot be written (is the disk full or read-only?): starts and crashes are not kept")
+
+
+# The speed baseline of each model, last_good.json in the state folder: tokens per second when it ran as planned.
+
+SCHEMA = 1
+
+
+class SpeedBaseline:
+    """Tokens per second by model id, each valid for one file, engine and rung."""
+
+    def __init__(self, folders: Folders) -> None:
+        self._path = folders.instance_state / "last_good.json"
+        self._models = self._read()
+
+    def tokens_s(self, model_id: str, key: str) -> float | None:
+        """Return the baseline, or None for another file, engine or rung."""
+        kept = self._models.get(model_id, {})
+        value = kept.get("tokens_s")
+        return float(value) if kept.get("key") == key and isinstance(value, (int, float)) and value > 0 else None
+
+    def keep(self, model_id: str, key: str, tokens_s: float) -> None:
+        """Keep the highest speed, and write it if the disk allows.
+
+        With the last speed as the baseline, a slow decline would lower its own bar at every start.
+        """
+        if tokens_s <= (self.tokens_s(model_id, key) or 0.0):
+            return
+        self._models[model_id] = {"key": key, "tokens_s": round(tokens_s, 2), "at": round(time.time())}
+        document = {"schema": SCHEMA, "models": self._models}
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_atomic(self._path, json.dumps(document) + "\n")
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        try:
+            document = json.loads(self._path.read_text(encoding="utf-8"))
+            models = document["models"] if document.get("schema") == SCHEMA else {}
+            return {name: value for name, value in models.items() if isinstance(value, dict)}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
+
+
+def key(fingerprint: str, engine: str, rung: int) -> str:
+    """Return the identity for which a baseline is valid."""
+    return f"{fingerprint}/{engine}/{rung}"

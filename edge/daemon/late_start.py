@@ -1,0 +1,123 @@
+"""What cannot be planned yet behind a socket unit: nothing exits for it (each waiting client would start us again).
+
+The plan is made anew every second, later every fifteen: whoever mounts the disk, opens the folder or frees the memory
+needs no restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from edge.config import Config
+from edge.errors import (
+    BadModelError,
+    BugError,
+    ConfigError,
+    DeviceMissingError,
+    EdgeError,
+    ModelMissingError,
+    UsageError,
+)
+from edge.plan.prepare import Prepared
+from edge.service import unit
+from edge.service.access import PathProblem, PathUser, find_problem
+from edge.service.unit import Unit
+from edge.supervisor.model_handle import UNNAMED, ModelHandle
+from edge.supervisor.status import Failure
+
+PATIENCE_S = 30.0  # a late disk is there within seconds; a model that was never fetched is answered after this
+LOOK_S = 1.0
+LOOK_LATER_S = 15.0
+
+
+def may_come(error: EdgeError) -> bool:
+    """Whether anything but a new configuration can cure it: a disk, a folder that is opened, memory, an engine."""
+    return not isinstance(error, (ConfigError, UsageError, BugError))
+
+
+def placeholders(config: Config, failure: Failure) -> dict[str, ModelHandle]:
+    """Return a handle without a supervisor for each configured model, or one for the model that a plan will choose."""
+    if not config.models:
+        return {UNNAMED: ModelHandle(UNNAMED, pending=failure)}
+    return {model.id: ModelHandle(model.id, model.aliases, pending=failure) for model in config.models}
+
+
+class LateStart:
+    """Plans again until it works. Requests are held only while a disk may be late; other faults are told at once."""
+
+    def __init__(self, config: Config, error: EdgeError, *, patience_s: float = PATIENCE_S) -> None:
+        found = obstacle(config, PathUser.me()) if isinstance(error, (ModelMissingError, BadModelError)) else None
+        late = found is not None and found.kind in ("missing", "empty")
+        late_s = error.patience_s if isinstance(error, DeviceMissingError) else 0.0
+        self.patience_s = patience_s if late else late_s
+        self.failure = explain(error, found) if found else hidden(error, unit.own())
+        self.placeholders = placeholders(config, self.failure)
+        if not self.patience_s:
+            self.give_up(self.failure)
+
+    def give_up(self, failure: Failure) -> None:
+        for handle in self.placeholders.values():
+            handle.fail(failure)
+
+    async def until(
+        self,
+        prepare: Callable[[float], Prepared],
+        on_failure: Callable[[Failure], None],
+        *,
+        look_s: float = LOOK_S,
+        look_later_s: float = LOOK_LATER_S,
+    ) -> Prepared:
+        """`prepare` is told for how long we have waited.
+
+        `on_failure` is called once when patience is over, and again when the reason changes.
+        """
+        began_s, told = time.monotonic(), None if self.patience_s else self.failure
+        while True:
+            await asyncio.sleep(look_s if told is None else look_later_s)
+            try:
+                return await asyncio.to_thread(prepare, time.monotonic() - began_s)
+            except EdgeError as error:
+                failure = self.failure if told is None and _same(error, self.failure) else failure_of(error)
+                over = told is not None or time.monotonic() - began_s >= self.patience_s
+                if over and (told is None or failure.kind != told.kind):
+                    told = failure
+                    self.give_up(failure)
+                    on_failure(failure)
+
+
+def _same(error: EdgeError, failure: Failure) -> bool:
+    return error.kind == failure.kind and failure.evidence.startswith(str(error))
+
+
+def failure_of(error: EdgeError) -> Failure:
+    return Failure(error.kind, str(error), error.hint or "see `edgellm doctor`")
+
+
+def explain(error: EdgeError, found: PathProblem) -> Failure:
+    """The failure, with the folder that blocks."""
+    failure = failure_of(error)
+    return replace(failure, evidence=f"{failure.evidence}\n{found.sentence}", hint=found.hint)
+
+
+def hidden(error: EdgeError, own: Unit | None) -> Failure:
+    """The failure; of a GPU that is not there, with the drop-in of this service that hides it."""
+    failure = failure_of(error)
+    if not isinstance(error, DeviceMissingError) or own is None or not own.warnings:
+        return failure
+    hint = f"take it out (`systemctl edit {own.name}`), then: systemctl restart {own.name}"
+    return replace(failure, evidence="\n".join((failure.evidence, *own.warnings)), hint=hint)
+
+
+def obstacle(config: Config, who: PathUser) -> PathProblem | None:
+    """The first thing on the way to what the configuration names: model paths, then extra folders."""
+    refs = [Path(model.ref) for model in config.models if model.ref.startswith("/")]
+    for path in [*refs, *(Path(folder) for folder in config.store.dirs)]:
+        found = find_problem(path, who)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,80 @@
+"""One edgellm per run folder: a lock that the kernel releases with the process, holding its pid and addresses."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edge.errors import AlreadyRunningError, UnavailableError
+from edge.paths import Folders
+
+
+class Holder(NamedTuple):
+    """The process that holds a run folder, as written in its lock file."""
+
+    pid: int
+    urls: tuple[str, ...]
+
+
+class Lock:
+    """A flock held until the process ends. The file stays: removing it would race with the next holder."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def publish(self, urls: list[str]) -> None:
+        """Write the pid and the addresses, for a second `up` and for the CLI."""
+        text = json.dumps({"schema": 1, "pid": os.getpid(), "urls": urls}).encode()
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, text, 0)
+
+    def release(self) -> None:
+        os.close(self._descriptor)
+
+
+def acquire(folders: Folders) -> Lock:
+    """Lock the run folder. Raises AlreadyRunningError (pid and URL) or UnavailableError (the folder is unusable)."""
+    try:
+        folders.instance_run.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(folders.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    except OSError as error:
+        hint = "give a folder you own with --state-dir DIR"
+        raise UnavailableError(f"cannot use the run folder {folders.instance_run}: {error.strerror}", hint) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        holder = read_holder(folders.lock)
+        where = f" (pid {holder.pid}) at {', '.join(holder.urls)}" if holder else ""
+        hint = "`edgellm status` shows it, `edgellm stop` ends it; --state-dir DIR runs another beside it"
+        raise AlreadyRunningError(f"edgellm is already running{where}", hint) from error
+    lock = Lock(descriptor)
+    lock.publish([])
+    return lock
+
+
+def read_holder(lock: Path) -> Holder | None:
+    """Return the holder named in a lock file; it is current only while the file is locked (`held`)."""
+    try:
+        record: Any = json.loads(lock.read_bytes())
+        return Holder(int(record["pid"]), tuple(record["urls"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def held(lock: Path) -> bool:
+    """Return whether a live process holds the lock. Read access is enough, so a service's group can ask."""
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

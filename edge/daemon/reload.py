@@ -1,0 +1,283 @@
+"""Apply a new configuration to a running edgellm: plan first, then change model by model; a bad one changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import fields
+
+from edge.board.memory import snapshot
+from edge.config import Config
+from edge.daemon.fleet import Fleet, terms_of
+from edge.linux.procfs import read_usage
+from edge.plan.plan import LaunchPlan, MemoryBudget, ModelPlan
+from edge.plan.prepare import HostView, Prepared
+from edge.supervisor.model_handle import ModelHandle
+from edge.supervisor.policy import SupervisorOptions
+from edge.supervisor.state import LIVE
+from edge.supervisor.status import Failure, State
+from edge.supervisor.supervisor import Supervisor
+
+# Replace one supervisor of a model by another; if the new one fails, the old one serves on.
+
+ROOM_S = 5.0  # the CUDA driver gives a dead process's memory back within a second
+ROOM_LOOK_S = 0.1
+_GONE = (State.STOPPED, State.FAILED)
+_STOPPED = Failure(
+    "stopped", "the new engine was stopped while it started: the board is too hot", "reload once it is cool"
+)
+
+
+class Replacement(Struct, frozen=True):
+    """The outcome of a replacement. `how`: beside | after | asleep | back. `failure`: why the new one is not used."""
+
+    how: str
+    failure: Failure | None = None
+
+
+async def blue_green(handle: ModelHandle, old: Supervisor, new: Supervisor) -> Replacement:
+    """Start the new engine while the old one serves, then switch."""
+    state = await new.start_and_settle()
+    if state is not State.READY:
+        return Replacement("back", _STOPPED if state is State.STOPPED else new.machine.failure)
+    handle.serve(new)
+    await _stop(old)
+    return Replacement("beside")
+
+
+async def in_place(
+    handle: ModelHandle, old: Supervisor, new: Supervisor, room: Callable[[], Awaitable[bool]]
+) -> Replacement:
+    """Finish open requests on the old engine, stop it, start the new one; on failure start the old one again.
+
+    A new engine that is stopped from outside (the board is too hot) has not failed: it stays in place and starts later.
+    """
+    served = old.machine.state is not State.FAILED
+    with handle.replacing():
+        await _stop(old)
+        await _until(room)
+        handle.serve(new)
+        if await new.start_and_settle() is not State.FAILED:
+            return Replacement("after")
+        failure = new.machine.failure
+        if not served:  # the old engine had failed too: its replacement shows the newer failure
+            return Replacement("after", failure)
+        handle.serve(old)
+        await old.start_and_settle()
+        return Replacement("back", failure)
+
+
+async def while_asleep(handle: ModelHandle, old: Supervisor, new: Supervisor) -> Replacement:
+    """Replace a sleeping model's supervisor without waking it."""
+    with handle.replacing():
+        await _stop(old)
+        handle.serve(new)
+    return Replacement("asleep")
+
+
+async def _stop(supervisor: Supervisor) -> None:
+    """Stop it until it stays stopped: a restart, or a board that cooled down, may start it meanwhile."""
+    while True:
+        supervisor.stop()
+        await supervisor.settled(State.DRAINING, State.STOPPING, *_GONE)
+        if await supervisor.settled(*_GONE, State.BACKOFF, *LIVE) in _GONE:
+            return
+
+
+async def _until(room: Callable[[], Awaitable[bool]]) -> None:
+    """Wait at most ROOM_S for the memory to be free; after that the new engine's own failure decides."""
+    end_s = time.monotonic() + ROOM_S
+    while not await room() and time.monotonic() < end_s:
+        await asyncio.sleep(ROOM_LOOK_S)
+
+
+class Changes(Struct, frozen=True):
+    """The model ids of a reload, by what happens to them."""
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+
+
+class Outcome(Struct):
+    """The result of a reload, by model: added, removed, kept, beside, after, asleep, or back and a failure.
+
+    `after_restart`: changed settings that are only read when edgellm starts.
+    """
+
+    models: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, Failure] = field(default_factory=dict)
+    after_restart: tuple[str, ...] = ()
+
+    def note(self, model_id: str, turned: Replacement) -> None:
+        self.models[model_id] = turned.how
+        if turned.failure is not None:
+            self.failures[model_id] = turned.failure
+
+    @property
+    def document(self) -> dict[str, Any]:
+        failures = {
+            name: {"kind": failure.kind, "hint": failure.hint, "evidence": failure.evidence}
+            for name, failure in self.failures.items()
+        }
+        later = list(self.after_restart)
+        return {"schema": 1, "models": self.models, "failures": failures, "after_restart": later}
+
+
+def after_restart(started_with: Config, new: Config) -> tuple[str, ...]:
+    """Return the settings that differ and need a restart: those of the sockets, the gateway and the sensors."""
+    whole = [name for name in ("listen", "insecure") if getattr(started_with, name) != getattr(new, name)]
+    for table in ("gateway", "telemetry", "thermal"):
+        old, now = getattr(started_with, table), getattr(new, table)
+        whole += [f"{table}.{key.name}" for key in fields(old) if getattr(old, key.name) != getattr(now, key.name)]
+    return tuple(whole)
+
+
+def compare(running: Mapping[str, Supervisor], new: Prepared) -> Changes:
+    """Compare the running models with a new plan; a model is kept if the plan would run it no better."""
+    models = new.plan.models
+    both = [name for name in running if name in models]
+    same = {name: _same(running[name], new, models[name]) for name in both}
+    return Changes(
+        added=tuple(name for name in models if name not in running),
+        removed=tuple(name for name in running if name not in models),
+        changed=tuple(name for name in both if not same[name]),
+        kept=tuple(name for name in both if same[name]),
+    )
+
+
+def _same(old: Supervisor, new: Prepared, model: ModelPlan) -> bool:
+    """Return whether the running rung is the one that the new plan chose, or above it."""
+    if old.machine.state is State.FAILED or old.on_cpu_instead or old.machine.safe_mode:
+        return False  # a reload is a request for another attempt
+    terms = terms_of(new, model, None)
+    if _options(old.terms, old.model) != _options(terms, model):
+        return False
+    if old.model.model.fingerprint != model.model.fingerprint:
+        return False
+    commands = [_command(plan) for plan in model.ladder.plans[: model.ladder.chosen + 1]]
+    return _command(old.plan) in commands
+
+
+def _options(terms: SupervisorOptions, model: ModelPlan) -> tuple[Any, ...]:
+    """Return the options that a supervisor is made with, argv and environment apart."""
+    return terms.hygiene, terms.strict, terms.ttl_s, terms.policy, model.aliases
+
+
+def _command(plan: LaunchPlan) -> tuple[Any, ...]:
+    return (plan.argv, tuple(sorted(plan.env.items())))
+
+
+def held_bytes(supervisors: list[Supervisor]) -> dict[str, int]:
+    """Return the bytes that our engines would free by ending, by memory domain, for a plan that replaces them."""
+    held: dict[str, int] = {}
+    for supervisor in supervisors:
+        watch = supervisor.watch
+        if watch is None or not supervisor.machine.alive:
+            continue
+        vitals = read_usage(watch.child.pid)
+        for domain, budget in supervisor.plan.budget.items():
+            # MemAvailable counts mapped weights already: they are clean page cache.
+            mapped = budget.weights_bytes if supervisor.plan.settings.load_mode == "mmap" else 0
+            size = max(0, budget.required_bytes - mapped - budget.prompt_cache_bytes)
+            if domain == "host" and vitals is not None:
+                size = vitals.rss_anon_bytes
+            held[domain] = held.get(domain, 0) + size
+    return held
+
+
+def fits_beside(needed: MemoryBudget, available_bytes: Mapping[str, int]) -> bool:
+    """Return whether a second engine fits into `available_bytes` while the first still runs."""
+    return all(
+        budget.required_bytes + budget.reserve_bytes <= available_bytes.get(domain, 0)
+        for domain, budget in needed.items()
+    )
+
+
+class Reload:
+    """Applies plans to a fleet, one at a time."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._lock = asyncio.Lock()
+
+    async def apply(
+        self,
+        prepare: Callable[[HostView], Prepared],
+        on_added: Callable[[ModelHandle], None],
+        adopt: Callable[[Prepared], None],
+    ) -> Outcome:
+        """Apply the plan of `prepare`, which may raise EdgeError: then nothing has changed.
+
+        `adopt` takes the new plan; `on_added` is called for each model that was not served before.
+        """
+        async with self._lock:
+            fleet = self._fleet
+            view = HostView(held_bytes=held_bytes(fleet.supervisors()))
+            prepared = await asyncio.to_thread(prepare, view)
+            changes = compare({each.model_id: each for each in fleet.supervisors()}, prepared)
+            outcome = Outcome(dict.fromkeys(changes.kept, "kept"))
+            for name in changes.removed:
+                await self._remove(name)
+                outcome.models[name] = "removed"
+            adopt(prepared)
+            for name in changes.changed:
+                outcome.note(name, await self._change(prepared, prepared.plan.models[name]))
+            for name in changes.added:
+                outcome.note(name, await self._add(prepared, prepared.plan.models[name], on_added))
+            return outcome
+
+    async def _remove(self, name: str) -> None:
+        # Out of the fleet first: a restart of all models in this moment would start it again, and it would never rest.
+        handle = self._fleet.handles.pop(name)
+        handle.remove()
+        supervisor = handle.supervisor
+        assert supervisor is not None
+        supervisor.stop()
+        await supervisor.settled(State.STOPPED, State.FAILED)
+        await self._fleet.dismiss(supervisor)
+
+    async def _add(self, prepared: Prepared, model: ModelPlan, on_added: Callable[[ModelHandle], None]) -> Replacement:
+        handle, supervisor = self._fleet.add(prepared, model)
+        self._fleet.run(supervisor)
+        supervisor.begin()
+        on_added(handle)
+        return Replacement("added")
+
+    async def _change(self, prepared: Prepared, model: ModelPlan) -> Replacement:
+        fleet = self._fleet
+        handle = fleet.handles[model.id]
+        old = handle.supervisor
+        assert old is not None
+        asleep = old.machine.state is State.SLEEPING
+        new = fleet.make(prepared, model, asleep=asleep)
+        fleet.run(new)
+        needed = model.ladder.plans[model.ladder.chosen].budget
+        serves = old.machine.state is State.READY
+        if asleep:
+            turned = await while_asleep(handle, old, new)
+        elif serves and fits_beside(needed, await self._available(prepared)):
+            turned = await blue_green(handle, old, new)
+        else:
+            turned = await in_place(handle, old, new, self._room(prepared, needed))
+        gone = old if handle.supervisor is new else new
+        if gone.machine.state not in (State.STOPPED, State.FAILED):
+            gone.stop(now=True)
+            await gone.settled(State.STOPPED, State.FAILED)
+        await fleet.dismiss(gone)
+        return turned
+
+    def _room(self, prepared: Prepared, needed: MemoryBudget) -> Callable[[], Awaitable[bool]]:
+        async def room() -> bool:
+            return fits_beside(needed, await self._available(prepared))
+
+        return room
+
+    async def _available(self, prepared: Prepared) -> dict[str, int]:
+        memory = await asyncio.to_thread(snapshot, HostView().root, prepared.board)
+        return memory.available_bytes

@@ -1,0 +1,107 @@
+"""Build the record of one start: spans on the monotonic clock, relative to the start of the process. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct, to_builtins
+
+SCHEMA = 1
+
+# The engine's stages between two marks of its log, in order: (span, from mark, to mark).
+ENGINE_STAGES = (
+    ("backend", "process", "load"),
+    ("fit", "fit_begin", "fit_end"),
+    ("header", "load", "header"),
+    ("vocab", "header", "tensors_begin"),
+    ("weights", "tensors_begin", "tensors_end"),
+    ("kv_cache", "tensors_end", "kv"),
+    ("graph", "kv", "reserve"),
+    ("slots", "reserve", "slots"),
+    ("listen", "slots", "loaded"),
+)
+
+
+class Span(Struct, frozen=True):
+    """One stage of a start, in seconds since the process began. `source`: launcher | log | probe."""
+
+    name: str
+    parent: str | None
+    start_s: float
+    end_s: float
+    bytes: int | None = None
+    source: str = "launcher"
+
+
+class Instants(Struct, frozen=True):
+    """Monotonic seconds of one start; None where it was not reached."""
+
+    process_s: float  # start of our process; for a restart: the exit of the former engine
+    spawned_s: float
+    engine_ready_s: float | None = None
+    ready_s: float | None = None
+    first_token_s: float | None = None
+
+
+def spans(instants: Instants, launcher: Sequence[Span], marks: Mapping[str, float], weights_bytes: int) -> list[Span]:
+    """Return the launcher's spans, the engine as a whole, its stages by its log, and the warm-up."""
+    zero = instants.process_s
+    result = list(launcher)
+    end = instants.engine_ready_s
+    if end is not None:
+        result.append(Span("engine", None, instants.spawned_s - zero, end - zero, source="probe"))
+    for name, begin_mark, end_mark in ENGINE_STAGES:
+        begin, finish = marks.get(begin_mark), marks.get(end_mark)
+        if begin is not None and finish is not None and finish >= begin:
+            size = weights_bytes if name == "weights" else None
+            result.append(Span(name, "engine", begin - zero, finish - zero, size, "log"))
+    if end is not None and instants.ready_s is not None:
+        result.append(Span("warm", None, end - zero, instants.ready_s - zero, source="probe"))
+    return result
+
+
+def start_record(
+    *,
+    start_id: str,
+    boot_id: str,
+    model: str,
+    engine: str,
+    rung: int,
+    resident_ratio: float | None,
+    instants: Instants,
+    spans: Sequence[Span],
+    weights_bytes: int,
+    spawn_cpu_s: float | None,
+    outcome: str,
+    samples: Sequence[Sequence[float | int | None]] = (),
+) -> dict[str, Any]:
+    """Return one record of starts.jsonl. Times are rounded to 0.1 ms, the precision of the log's timestamps."""
+    zero = instants.process_s
+
+    def since(at: float | None) -> float | None:
+        return None if at is None else round(at - zero, 4)
+
+    return {
+        "schema": SCHEMA,
+        "start_id": start_id,
+        "boot_id": boot_id,
+        "model": model,
+        "engine": engine,
+        "rung": rung,
+        "cache_state": {"resident_ratio": resident_ratio},
+        "clock": "monotonic + boot offset",
+        "spans": [_rounded(to_builtins(span, enc_hook=str)) for span in spans],
+        "spawn_s": since(instants.spawned_s),
+        "spawn_cpu_s": None if spawn_cpu_s is None else round(spawn_cpu_s, 4),
+        "engine_ready_s": since(instants.engine_ready_s),
+        "ready_s": since(instants.ready_s),
+        "first_token_s": since(instants.first_token_s),
+        "limit": {"bytes": weights_bytes, "rate": None, "fixed_s": None, "total_s": None},
+        "samples": list(samples),
+        "outcome": outcome,
+    }
+
+
+def _rounded(span: dict[str, Any]) -> dict[str, Any]:
+    return {**span, "start_s": round(span["start_s"], 4), "end_s": round(span["end_s"], 4)}

@@ -1,0 +1,96 @@
+"""Telemetry in a running application: applies the governor's limits, and keeps samples for the records of starts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from aiohttp import web
+
+from edge.board.probe import probe
+from edge.config import Config
+from edge.daemon.console import Console
+from edge.errors import EdgeError
+from edge.gateway.handler import CONTEXT
+from edge.plan.prepare import Prepared
+from edge.supervisor.model_handle import ModelHandle
+from edge.supervisor.state import STARTING_STATES, SupervisorState
+from edge.supervisor.supervisor import Supervisor
+from edge.telemetry import metrics
+from edge.telemetry.governor import AdmissionLimit
+from edge.telemetry.sampler import TracePoint
+from edge.telemetry.telemetry import Telemetry
+
+
+def telemetry_of(plan: Prepared | EdgeError, config: Config, models: Path) -> Telemetry:
+    """Return the configured telemetry for the board of the plan, probed now where there is no plan."""
+    board = plan.board if isinstance(plan, Prepared) else probe()
+    return Telemetry.of(board, config.telemetry, config.thermal, models)
+
+
+class ThermalControl:
+    """The telemetry of one application and its consumers. Changes of limits appear on the console."""
+
+    def __init__(self, telemetry: Telemetry, console: Console, handles: Mapping[str, ModelHandle]) -> None:
+        """`handles`: the models, by id; the mapping may change."""
+        self.telemetry = telemetry
+        self._handles = handles
+        news = logging.getLogger("edge.telemetry")
+        news.setLevel(logging.INFO)
+        # With the journal, Python's log has a handler already.
+        news.handlers = [] if logging.getLogger().handlers else [_ConsoleHandler(console)]
+        telemetry.on_limit(self._limit)
+        self._open: dict[str, ExitStack] = {}  # traces of models that are starting
+        self._points: dict[str, list[TracePoint]] = {}
+
+    def limit(self, handle: ModelHandle) -> None:
+        """Apply the present limit to a model that was just added."""
+        handle.limit_admission(self.telemetry.decision.limit, self.telemetry.decision.because)
+
+    def rest(self) -> None:
+        """Apply no limit any more: at shutdown a board that cools down must start nothing."""
+        self._handles = {}
+
+    def _limit(self, limit: AdmissionLimit) -> None:
+        for handle in list(self._handles.values()):
+            handle.limit_admission(limit, self.telemetry.decision.because)
+
+    def attach(self, app: web.Application) -> None:
+        """Connect telemetry to the gateway: documents, metrics, energy and admission."""
+        context = app[CONTEXT]
+        context.telemetry, context.energy = self.telemetry, self.telemetry.energy
+        metrics.register(context.metrics, self.telemetry)
+        self.telemetry.on_limit(lambda limit: context.admission.govern(limit.fraction, limit.hold_new))
+
+    def became(self, supervisor: Supervisor, machine: SupervisorState) -> None:
+        """Pass a state change to the model's handle; keep ten samples a second while it starts, for its record."""
+        model_id = supervisor.model_id
+        handle = self._handles.get(model_id)
+        if handle is not None:
+            handle.supervisor_changed(supervisor, machine.state)
+        if machine.state in STARTING_STATES and model_id not in self._open:
+            stack = self._open[model_id] = ExitStack()
+            self._points[model_id] = stack.enter_context(self.telemetry.trace())
+        elif machine.state not in STARTING_STATES and model_id in self._open:
+            self._open.pop(model_id).close()
+
+    def samples(self, model_id: str, zero_s: float) -> list[list[float | int | None]]:
+        """Return the samples of the start that just ended: [[seconds since `zero_s`, W, bytes, °C]]."""
+        points = self._points.pop(model_id, [])
+        return [[round(at - zero_s, 3), *(_rounded(value) for value in rest)] for at, *rest in points]
+
+
+class _ConsoleHandler(logging.Handler):
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say = self._console.warn if record.levelno >= logging.WARNING else self._console.say
+        say(record.getMessage())
+
+
+def _rounded(value: float | int | None) -> float | int | None:
+    return round(value, 2) if isinstance(value, float) else value

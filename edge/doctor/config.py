@@ -1,0 +1,112 @@
+"""Checks of the configuration, the profile and the configured models. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from edge.board.board import Board
+from edge.config.load import load, resolve_profile
+from edge.config.values import Config, ModelConfig, Profile
+from edge.doctor.check import Check, bad, ok, warn
+from edge.doctor.facts import DoctorFacts, ServingFacts, WantedModel
+from edge.engine.installed import manifest
+from edge.errors import EdgeError
+from edge.models.store import Store, standard
+from edge.paths import Folders
+from edge.plan.prepare import engine_for
+
+
+def valid(facts: DoctorFacts) -> Check:
+    """Check that configuration and profile can be read."""
+    serving = facts.serving
+    if serving.config_problem is not None:
+        return bad("config.valid", serving.config_problem, serving.config_hint or "correct it", "edgellm config show")
+    return ok("config.valid", f"profile {serving.profile}, listening on {', '.join(serving.listen)}")
+
+
+def models(facts: DoctorFacts) -> tuple[Check, ...]:
+    """Check that every configured model resolves to a usable file; without any, name the model that `up` takes."""
+    serving = facts.serving
+    if not facts.live or serving.config_problem is not None:
+        return ()
+    missing = [model for model in serving.models if model.problem is not None]
+    if missing:
+        fetch = "fetch it with `edgellm model pull`"
+        return tuple(bad("config.model", f"{m.id}: {m.problem}", m.hint or fetch) for m in missing)
+    if serving.models:
+        return (ok("config.model", f"found: {', '.join(model.id for model in serving.models)}"),)
+    if serving.model_file is None:
+        return (
+            warn("config.model", "the store holds no model", "fetch one", "edgellm model pull SmolLM2-135M-Instruct"),
+        )
+    return (ok("config.model", f"none configured: {serving.model_file.name} is served"),)
+
+
+CHECKS = (valid, models)
+
+
+# Read what `up` would serve: configuration, profile, engine, models. An error there becomes a fact.
+
+
+def read_serving(
+    board: Board, folders: Folders, env: Mapping[str, str], flags: Mapping[str, object], live: bool
+) -> ServingFacts:
+    """Read the configuration with `flags` by Option.dest, as `up` takes them."""
+    try:
+        config = load(folders, flags, env)
+        profile = resolve_profile(config, board, folders)
+    except EdgeError as error:
+        return ServingFacts(config_problem=str(error), config_hint=error.hint)
+    serving = ServingFacts(
+        profile=profile.name,
+        listen=config.listen,
+        needs_gpu=profile.preset.backend == "cuda",
+        power_mode_wanted=profile.preset.power_mode or None,
+    )
+    if not live:
+        return replace(serving, engine_problem="engines are not looked for in a copied tree")
+    return _with_model(
+        _with_engine(serving, config, profile, board, folders), config, standard(folders, config.store.dirs, env)
+    )
+
+
+def _with_engine(
+    serving: ServingFacts, config: Config, profile: Profile, board: Board, folders: Folders
+) -> ServingFacts:
+    """Choose the engine without regard to the GPU; the checks judge whether it fits."""
+    try:
+        engine = engine_for(config, profile, board, folders, needs_gpu=False)
+    except EdgeError as error:
+        return replace(serving, engine_problem=str(error), engine_hint=error.hint)
+    return replace(serving, engine=engine, engine_cuda=_built_with(folders, engine.id) if engine.cuda else None)
+
+
+def _built_with(folders: Folders, engine_id: str) -> str | None:
+    """Return the CUDA version of the build from engine.json; an engine given by path has none."""
+    try:
+        target: dict[str, Any] = manifest(folders.engines, engine_id)["target"]
+    except (EdgeError, KeyError):
+        return None
+    version = target.get("cuda_runtime")
+    return ".".join(version.split(".")[:2]) if isinstance(version, str) else None
+
+
+def _with_model(serving: ServingFacts, config: Config, store: Store) -> ServingFacts:
+    """Add the configured models and the biggest usable file, which has the longest cold start."""
+    serving = replace(serving, models=tuple(_wanted(store, model) for model in config.models))
+    usable = [entry for entry in store.list() if entry.verdict is None]
+    if not usable:
+        return serving
+    biggest = max(usable, key=lambda entry: entry.bytes)
+    return replace(serving, model_bytes=biggest.bytes, model_file=biggest.path)
+
+
+def _wanted(store: Store, model: ModelConfig) -> WantedModel:
+    try:
+        store.resolve(model.ref)
+    except EdgeError as error:
+        return WantedModel(model.id, model.ref, str(error), error.hint)
+    return WantedModel(model.id, model.ref)

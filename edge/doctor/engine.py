@@ -1,0 +1,200 @@
+"""Checks of the engine against the board: CUDA, machine code, driver, caches. Pure."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from edge.board.board import Board
+from edge.board.tables import lore
+from edge.doctor.check import Check, bad, ok, unknown, warn
+from edge.doctor.facts import Cuda, CudaToolkit, DoctorFacts
+from edge.engine import gpu_code
+from edge.linux.tree import Tree
+from edge.service.access import creatable
+from edge.units import GIB, format_bytes
+
+
+def present(facts: DoctorFacts) -> Check:
+    """Check that an engine can be chosen."""
+    serving = facts.serving
+    if serving.engine is None:
+        says = serving.engine_problem or "no engine was looked for"
+        if not facts.live:
+            return unknown("engine.present", says)
+        return bad("engine.present", says, serving.engine_hint or "build one", "edgellm build")
+    version = serving.engine.version or "of unknown version"
+    return ok("engine.present", f"{serving.engine.id} ({serving.engine.kind} {version})")
+
+
+def cuda(facts: DoctorFacts) -> Check | None:
+    """Find an engine without CUDA beside a GPU: it ignores `--gpu-layers` without an error and runs slowly (FC-41)."""
+    engine, board = facts.serving.engine, facts.board
+    if engine is None or not board.gpus or board.refused:
+        return None
+    if engine.cuda:
+        return ok("engine.cuda", "has CUDA")
+    says = f"{engine.id} has no CUDA: {board.gpus[0].name} would stay idle"
+    if not facts.serving.needs_gpu:
+        return warn("engine.cuda", says, "build one with CUDA", "edgellm build")
+    return bad("engine.cuda", says, "build one with CUDA", "edgellm build")
+
+
+def architecture(facts: DoctorFacts) -> Check | None:
+    """Machine code runs on its own compute capability and later minors of it; on Jetsons only on its own."""
+    engine, board = facts.serving.engine, facts.board
+    if engine is None or not engine.cuda or board.compute_capability is None:
+        return None
+    wanted = gpu_code.architecture(board.compute_capability)
+    if not engine.built_for or wanted is None:
+        return unknown("engine.arch", f"for which GPUs it was built is not recorded; this one is sm_{wanted}")
+    built = gpu_code.listed(engine.built_for)
+    if gpu_code.runs(engine.built_for, wanted):
+        return ok("engine.arch", f"built for {built}, this GPU is sm_{wanted}")
+    says = f"built for {built}, but this GPU is sm_{wanted}"
+    if board.soc is None and min(engine.built_for) < wanted:
+        step = "the driver compiles it at the first start (minutes), if it holds PTX; build for this GPU"
+        return warn("engine.arch", says, step, "edgellm build")
+    return bad("engine.arch", f"{says}: it dies at the first request", "build for this GPU", "edgellm build")
+
+
+def driver(facts: DoctorFacts) -> Check | None:
+    """Find an engine built with a newer CUDA than the driver serves: it fails with `unsupported toolchain` (FC-05)."""
+    built, served = facts.serving.engine_cuda, facts.board.cuda or _served(facts.board)
+    if built is None or served is None:
+        return None
+    if _numbers(built)[0] > _numbers(served)[0]:
+        says = f"built with CUDA {built}, but this system's driver serves CUDA {served}"
+        return bad("engine.driver", says, "build with the toolkit that belongs to this system", "edgellm build")
+    if facts.board.soc is not None and _numbers(built) > _numbers(served):
+        says = f"built with CUDA {built}, a little newer than JetPack's {served}"
+        return warn(
+            "engine.driver",
+            says,
+            "if it reports PTX or toolchain errors, build with JetPack's own toolkit",
+            "edgellm build",
+        )
+    return ok("engine.driver", f"built with CUDA {built}, the driver serves {served}")
+
+
+def _served(board: Board) -> str | None:
+    """Return the newest CUDA major that a discrete GPU's driver serves."""
+    if board.driver is None:
+        return None
+    branch = int(board.driver.split(".")[0])
+    return next((f"{row.cuda}.0" for row in lore().drivers if branch >= int(row.oldest)), None)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) or (0,)
+
+
+def address_pool(facts: DoctorFacts) -> Check | None:
+    """Find ggml's VMM pool on a Tegra: it reserves 32 GiB of addresses, which small parts refuse (FC-11)."""
+    engine = facts.serving.engine
+    if engine is None or not engine.cuda or facts.board.soc is None:
+        return None
+    if engine.no_vmm is None:
+        return unknown("engine.pool", "whether it was built with GGML_CUDA_NO_VMM is not recorded")
+    if engine.no_vmm:
+        return ok("engine.pool", "built with GGML_CUDA_NO_VMM, as a Jetson needs it")
+    step = "rebuild with GGML_CUDA_NO_VMM=ON: out-of-memory reports at the first request come from this"
+    return warn("engine.pool", "its CUDA pool reserves 32 GiB of addresses", step, "edgellm build")
+
+
+def jit_cache(facts: DoctorFacts) -> Check | None:
+    """Check the cache of just-in-time compiled kernels: without it every boot compiles them again."""
+    engine, cuda_facts = facts.serving.engine, facts.cuda
+    if engine is None or not engine.cuda or cuda_facts.jit_cache_writable is None:
+        return None
+    if not cuda_facts.jit_cache_writable:
+        says = f"the cache of compiled kernels cannot be written: {cuda_facts.jit_cache}"
+        return bad(
+            "engine.jit_cache", says, "give the serving user this folder: kernels are compiled again at each boot"
+        )
+    if (cuda_facts.jit_cache_bytes or 0) > 4 * GIB:
+        says = f"the cache of compiled kernels holds {format_bytes(cuda_facts.jit_cache_bytes or 0)}"
+        return warn(
+            "engine.jit_cache", says, "delete it when no engine runs; it fills again", f"rm -r {cuda_facts.jit_cache}"
+        )
+    return ok("engine.jit_cache", "compiled kernels are kept between boots")
+
+
+def toolkits(facts: DoctorFacts) -> Check | None:
+    """Report which nvcc a build uses where PATH has another one or none (FC-01, FC-05)."""
+    found, board = facts.cuda, facts.board
+    if not board.gpus:
+        return None
+    compilers = [kit for kit in found.toolkits if kit.nvcc]
+    if not compilers:
+        step = "only needed to build: install JetPack's CUDA toolkit" if board.soc else "only needed to build"
+        return unknown("cuda.toolkit", "no nvcc under /usr/local/cuda*", step)
+    listed = ", ".join(f"{kit.version or '?'} in {kit.path}" for kit in compilers)
+    wrong = [
+        kit
+        for kit in compilers
+        if board.soc and board.cuda and kit.version and _numbers(kit.version)[0] > _numbers(board.cuda)[0]
+    ]
+    if wrong and len(wrong) == len(compilers):
+        step = f"install the CUDA {board.cuda} toolkit of JetPack {board.jetpack}: its driver serves nothing newer"
+        return bad(
+            "cuda.toolkit", f"CUDA {listed}", step, "sudo apt install cuda-toolkit-" + str(board.cuda).replace(".", "-")
+        )
+    if found.on_path and not any(found.on_path.startswith(kit.path) for kit in compilers if kit not in wrong):
+        return warn(
+            "cuda.toolkit",
+            f"CUDA {listed}; PATH finds {found.on_path}",
+            "the build takes the one that belongs to this system; check PATH if you build by hand",
+        )
+    hidden = (
+        "" if found.on_path or not facts.live else "; not on PATH (nor under systemd), the build looks there by itself"
+    )
+    return ok("cuda.toolkit", f"CUDA {listed}{hidden}")
+
+
+CHECKS = (present, cuda, architecture, driver, address_pool, jit_cache, toolkits)
+
+
+# Read the CUDA toolkits below /usr/local and the cache of just-in-time compiled kernels.
+
+_NVCC_PATH = re.compile(r"cuda-(\d+\.\d+)")
+
+
+def read_cuda(tree: Tree, env: Mapping[str, str], jit_cache: Path) -> Cuda:
+    """Read toolkits and cache; `jit_cache` is the engine's CUDA_CACHE_PATH."""
+    names = [f"/usr/local/{name}" for name in tree.children("/usr/local") if name.startswith("cuda")]
+    # /usr/local/cuda and cuda-13 are links to cuda-13.0: keep the longest name of each folder.
+    found = sorted({tree.path(name).resolve(): name for name in sorted(names, key=len)}.values())
+    on_path = shutil.which("nvcc", path=env.get("PATH")) if tree.live else None
+    return Cuda(
+        toolkits=tuple(CudaToolkit(path, _version(tree, path), tree.exists(f"{path}/bin/nvcc")) for path in found),
+        on_path=str(Path(on_path).resolve()) if on_path else None,
+        jit_cache=jit_cache,
+        jit_cache_bytes=_bytes(jit_cache) if tree.live and jit_cache.is_dir() else None,
+        jit_cache_writable=creatable(jit_cache) if tree.live else None,
+    )
+
+
+def _version(tree: Tree, path: str) -> str | None:
+    """Return `12.6` from version.json, else from the folder's name."""
+    try:
+        version = json.loads(tree.text(f"{path}/version.json") or "{}")["cuda"]["version"]
+        return ".".join(str(version).split(".")[:2])
+    except (ValueError, KeyError, TypeError):
+        match = _NVCC_PATH.search(path)
+        return match[1] if match else None
+
+
+def _bytes(folder: Path) -> int:
+    total = 0
+    for root, _, files in os.walk(folder):
+        for name in files:
+            try:
+                total += Path(root, name).lstat().st_size
+            except OSError:
+                continue
+    return total

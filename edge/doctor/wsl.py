@@ -1,0 +1,161 @@
+"""Checks of WSL2. Pure."""
+
+from __future__ import annotations
+
+import ctypes
+import locale
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+from edge import resources
+from edge.doctor.check import Check, bad, ok, unknown, warn
+from edge.doctor.facts import DoctorFacts, Environment, WslFacts
+from edge.linux.tree import Tree
+from edge.paths import Folders
+from edge.service.access import creatable
+
+_IDLE_MS = 60_000  # the default of vmIdleTimeout (Microsoft, .wslconfig reference)
+_RESTART = "wsl.exe --shutdown"
+
+
+def gpu(facts: DoctorFacts, wsl: WslFacts) -> Check:
+    """Check /dev/dxg, the GPU of WSL2; /dev/nvidia0 does not exist there."""
+    if wsl.dxg:
+        return ok("wsl.gpu", "/dev/dxg exists: Windows shares its GPU")
+    return bad(
+        "wsl.gpu",
+        "/dev/dxg is missing: Windows does not share its GPU",
+        "update WSL and the Windows GPU driver",
+        "wsl.exe --update",
+    )
+
+
+def library(facts: DoctorFacts, wsl: WslFacts) -> Check:
+    """Check libcuda, which comes from the Windows driver."""
+    if wsl.linux_driver:
+        step = "remove it: WSL uses the Windows driver, and a Linux driver hides it"
+        return bad(
+            "wsl.library",
+            "an NVIDIA driver for Linux is installed here",
+            step,
+            "sudo apt purge '^nvidia-driver' '^libnvidia-compute'",
+        )
+    if wsl.library:
+        return ok("wsl.library", "/usr/lib/wsl/lib has libcuda")
+    return bad(
+        "wsl.library",
+        "/usr/lib/wsl/lib/libcuda.so.1 is missing",
+        "install NVIDIA's driver in Windows, then restart WSL",
+        _RESTART,
+    )
+
+
+def systemd(facts: DoctorFacts, wsl: WslFacts) -> Check:
+    """Check that systemd is on, for the service."""
+    if wsl.systemd:
+        return ok("wsl.systemd", "systemd runs: the service can be installed")
+    step = "put `systemd=true` under [boot] in /etc/wsl.conf and restart WSL; without it, run `edgellm up` by hand"
+    return warn("wsl.systemd", "systemd is off: no autostart", step, _RESTART)
+
+
+def models(facts: DoctorFacts, wsl: WslFacts) -> Check:
+    """Warn of models on a Windows drive."""
+    storage, path = facts.models.storage, facts.models.path
+    if storage is not None and storage.kind == "windows":
+        step = "move models into the Linux file system: a load from there takes many times as long"
+        return warn("wsl.models", f"{path} is on a Windows drive", step, "edgellm model import")
+    return ok("wsl.models", f"{path} is inside the Linux file system")
+
+
+def idle(facts: DoctorFacts, wsl: WslFacts) -> Check:
+    """Warn of the idle timeout: Windows stops the VM when the last process started from Windows ends."""
+    timeout = (wsl.settings or {}).get("vmidletimeout", "")
+    if timeout.lstrip("-").isdecimal() and (int(timeout) < 0 or int(timeout) > 10 * _IDLE_MS):
+        return ok("wsl.idle", f"vmIdleTimeout={timeout}: the VM stays up")
+    step = "set vmIdleTimeout=-1 under [wsl2] in .wslconfig, and keep one terminal or a scheduled task open"
+    return warn("wsl.idle", "Windows stops this VM a minute after its last window closes", step)
+
+
+def port(facts: DoctorFacts, wsl: WslFacts) -> Check:
+    """Report how the port is reached: under NAT Windows forwards localhost only, mirrored networking shares it."""
+    settings = wsl.settings or {}
+    if settings.get("networkingmode", "").lower() == "mirrored":
+        return ok("wsl.port", "mirrored networking: Windows and Linux share addresses")
+    if settings.get("localhostforwarding", "true").lower() == "false":
+        step = "set localhostForwarding=true, or networkingMode=mirrored, in .wslconfig"
+        return bad("wsl.port", "Windows cannot reach the port: localhost forwarding is off", step, _RESTART)
+    if all(address.startswith(("127.", "localhost", "[::1]")) for address in facts.serving.listen):
+        return ok(
+            "wsl.port",
+            f"Windows reaches http://localhost:{facts.serving.listen[0].rpartition(':')[2]}; other machines do not",
+        )
+    return unknown(
+        "wsl.port",
+        "other machines reach Windows, not this VM, unless networking is mirrored",
+        "set networkingMode=mirrored in .wslconfig",
+    )
+
+
+_WSL: tuple[Callable[[DoctorFacts, WslFacts], Check], ...] = (gpu, library, systemd, models, idle, port)
+
+
+def everything(facts: DoctorFacts) -> tuple[Check, ...]:
+    """Run the checks of WSL2; none on other systems."""
+    return tuple(check(facts, facts.wsl) for check in _WSL) if facts.wsl is not None else ()
+
+
+CHECKS = (everything,)
+
+
+# Read clock, cache folder and locale of this process, and the Windows side of WSL2.
+
+_CLOCK_UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
+_TIMEX_BYTES = 512  # struct timex has 208 bytes on 64-bit Linux
+
+
+def read_environment(tree: Tree, folders: Folders, env: Mapping[str, str]) -> Environment:
+    """Read the clock, locale and folders of this process."""
+    return Environment(
+        now_s=time.time(),
+        newest_file_s=_newest(folders),
+        time_synchronised=_synchronised() if tree.live else None,
+        cache_writable=creatable(folders.cache),
+        locale=env.get("LC_ALL") or env.get("LC_NUMERIC") or env.get("LANG") or "C",
+        encoding=locale.getpreferredencoding(False),
+        prefix=sys.prefix,
+    )
+
+
+def _newest(folders: Folders) -> float | None:
+    """Return the time of the newest installed file: edgellm's own tables and the engines' manifests."""
+    files = [resources.data_dir("profiles") / "boards.toml", *folders.engines.glob("*/engine.json")]
+    return max((file.stat().st_mtime for file in files if file.exists()), default=None)
+
+
+def _synchronised() -> bool | None:
+    """Ask the kernel whether its clock is synchronised; None where adjtimex(2) is not available."""
+    try:
+        state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
+    except (OSError, AttributeError):
+        return None
+    return None if state < 0 else state != _CLOCK_UNSYNCHRONISED
+
+
+def read_wsl(tree: Tree) -> WslFacts:
+    """Read WSL's devices and libraries, and `.wslconfig` of the first Windows user below /mnt/c."""
+    users = tree.children("/mnt/c/Users")
+    texts = (tree.text(f"/mnt/c/Users/{user}/.wslconfig") for user in users)
+    text = next((text for text in texts if text is not None), None)
+    return WslFacts(
+        dxg=tree.exists("/dev/dxg"),
+        library=tree.exists("/usr/lib/wsl/lib/libcuda.so.1"),
+        systemd=tree.exists("/run/systemd/system"),
+        settings=None if text is None else _settings(text),
+        linux_driver=tree.exists("/usr/lib/x86_64-linux-gnu/libcuda.so.1"),
+    )
+
+
+def _settings(text: str) -> dict[str, str]:
+    pairs = (line.partition("=") for line in text.splitlines() if "=" in line and not line.lstrip().startswith("#"))
+    return {key.strip().lower(): value.strip() for key, _, value in pairs}

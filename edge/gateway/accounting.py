@@ -1,0 +1,267 @@
+"""Record one request for metrics and the access log."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field
+
+from edge.gateway import access_log
+from edge.gateway.access_log import AccessLog
+
+# Keep the gateway's counters in plain Python: cheap to write, read by metrics.py on a scrape. Pure.
+
+FIRST_TOKEN_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
+BETWEEN_TOKENS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 5.0)
+DURATION_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
+
+
+@dataclass(slots=True)
+class Histogram:
+    """`counts[i]` holds values ≤ bounds[i]; the last entry holds what is above all bounds."""
+
+    bounds: tuple[float, ...]
+    counts: list[int] = field(init=False)
+    sum: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Return cumulative buckets as prometheus_client takes them."""
+        total = 0
+        rows: list[tuple[str, float]] = []
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            total += count
+            rows.append(("+Inf" if bound == float("inf") else repr(bound), total))
+        return rows
+
+
+@dataclass(slots=True)
+class ModelStats:
+    first_token_s: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_S))
+    between_tokens_s: Histogram = field(default_factory=lambda: Histogram(BETWEEN_TOKENS_S))
+    duration_s: Histogram = field(default_factory=lambda: Histogram(DURATION_S))
+    in_flight: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    last_per_s: float | None = None
+    retries: int = 0  # sent once more, because the engine died before it answered
+    cut: int = 0  # answers that broke off
+    errors: int = 0  # answers that report an error of the engine, or lack their end
+    gone: int = 0  # clients that left before the end of their answer
+
+
+@dataclass(slots=True)
+class Stats:
+    """All counters. `requests` by (route, code, model), with "" as the model of the gateway's own routes.
+
+    Routes are a closed set of names, so that the number of series is bounded.
+    """
+
+    requests: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    models: dict[str, ModelStats] = field(default_factory=dict)
+
+    def model(self, model: str) -> ModelStats:
+        found = self.models.get(model)
+        if found is None:
+            found = self.models[model] = ModelStats()
+        return found
+
+
+# Count tokens and times of one answer: tokens from its last bytes, times from its chunks. Pure.
+
+# llama-server writes `usage` and `timings` at the end of an answer and of a stream; both fit into 1 KiB.
+TAIL_BYTES = 4096
+
+# Generated text that quotes such a key has its quotes escaped in JSON, so it does not match.
+_NUMBER = re.compile(
+    rb'[{,]\s*"(prompt_tokens|completion_tokens|input_tokens|output_tokens|prompt_n|predicted_n|cache_n'
+    rb'|predicted_per_second|prompt_ms|tokens_evaluated|tokens_predicted)"\s*:\s*(-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)'
+)
+
+
+# An error event starts a line; generated text cannot, since JSON escapes line ends. Older llama.cpp sent `error: {`.
+_ERROR_EVENT = re.compile(rb'(?:^|\n)(?:event: (?:error|response\.failed)\b|data: \{\s*"error"\s*:|error: \{)')
+_ERROR_DOCUMENT = re.compile(rb'\s*\{\s*"error"\s*:\s*[^\sn]')  # not null
+# Streams of these routes end with `data: [DONE]`, of a whole answer only.
+_DONE_ROUTES = frozenset({"/v1/chat/completions", "/chat/completions", "/v1/completions", "/completions"})
+_MOST_TOKENS = 1e12  # more is no count: an engine or a model can make such a number appear
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUsage:
+    """None where the answer has no figure. `per_s` is the engine's own: tokens generated per second."""
+
+    prompt: int | None = None
+    completion: int | None = None
+    per_s: float | None = None
+    prompt_ms: float | None = None
+
+
+def parse_tokens(tail: bytes) -> TokenUsage:
+    """Read the figures in the last bytes of an answer. The last occurrence of a key wins."""
+    found = {
+        key.decode(): number for key, value in _NUMBER.findall(tail) if 0 <= (number := float(value)) < _MOST_TOKENS
+    }
+
+    def first(*keys: str) -> int | None:
+        return next((int(found[key]) for key in keys if key in found), None)
+
+    evaluated = None
+    if "prompt_n" in found:
+        evaluated = int(found["prompt_n"] + found.get("cache_n", 0.0))
+    return TokenUsage(
+        prompt=_or(first("prompt_tokens", "input_tokens", "tokens_evaluated"), evaluated),
+        completion=first("completion_tokens", "output_tokens", "predicted_n", "tokens_predicted"),
+        per_s=found.get("predicted_per_second"),
+        prompt_ms=found.get("prompt_ms"),
+    )
+
+
+def _or(value: int | None, other: int | None) -> int | None:
+    return other if value is None else value
+
+
+@dataclass(slots=True)
+class UsageCounter:
+    """The running count of one answer. All times are seconds of one monotonic clock."""
+
+    began_s: float
+    between_s: Histogram | None = None  # observes the pauses between chunks
+    first_s: float | None = None
+    last_s: float | None = None
+    size_bytes: int = 0
+    chunks: int = 0
+    _tail: bytes = b""
+    _tokens: TokenUsage | None = None
+
+    def chunk(self, data: bytes, now_s: float) -> None:
+        """Count one chunk. Runs for each token of each stream, so it only keeps the tail."""
+        if self.last_s is None:
+            self.first_s = now_s
+        elif self.between_s is not None:
+            self.between_s.observe(now_s - self.last_s)
+        self.last_s = now_s
+        self.size_bytes += len(data)
+        self.chunks += 1
+        self._tokens = None
+        self._tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self._tail + data)[-TAIL_BYTES:]
+
+    @property
+    def to_first_s(self) -> float | None:
+        return None if self.first_s is None else self.first_s - self.began_s
+
+    def tokens(self) -> TokenUsage:
+        if self._tokens is None:
+            self._tokens = parse_tokens(self._tail)
+        return self._tokens
+
+    def failed(self, route: str, streamed: bool) -> bool:
+        """Return whether the answer reports an error, or is a stream that ended too early."""
+        if not streamed:
+            return self.size_bytes <= TAIL_BYTES and _ERROR_DOCUMENT.match(self._tail) is not None
+        if _ERROR_EVENT.search(self._tail):
+            return True
+        return route in _DONE_ROUTES and b"data: [DONE]" not in self._tail
+
+    def per_s(self) -> float | None:
+        """Return tokens per second: the engine's figure, otherwise from the times of the chunks."""
+        known = self.tokens()
+        if known.per_s is not None or not known.completion or self.first_s is None or self.last_s is None:
+            return known.per_s
+        took_s = self.last_s - self.first_s
+        return (known.completion - 1) / took_s if took_s > 0 and known.completion > 1 else None
+
+
+# nginx's code for a client that closed the connection before its answer.
+GONE = 499
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request, filled in while it is answered. `usage` is set where an engine answered it."""
+
+    method: str
+    began_s: float
+    route: str = "other"
+    code: int = GONE
+    outcome: str = "ok"
+    key: str | None = None
+    admin: bool = False
+    model: str | None = None
+    usage: UsageCounter | None = None
+    streamed: bool = False
+    retried: bool = False
+    prompt: str | None = None
+    joules: float | None = None  # estimated; None where too few samples fell inside
+
+    def refused(self) -> None:
+        """Mark it as rejected by the gateway, unless the engine's answer had begun: then it counts as cut."""
+        if self.outcome == "ok":
+            self.outcome = "refused"
+
+    def failed(self) -> None:
+        """Mark it as failed after the answer began: the client gets an error event in place of the rest."""
+        if self.outcome in ("ok", "refused"):
+            self.outcome = "error"
+
+    def finish(self, stats: Stats, now_s: float, log: AccessLog) -> None:
+        """Add it to `stats` and write it to `log`."""
+        if self.outcome == "ok" and self._failed():
+            self.outcome = "error"
+        stats.requests[self.route, str(self.code), self.model or ""] += 1
+        if self.model is not None:
+            self._count(stats, self.model, now_s)
+        if log.wanted:
+            log.write(self._entry(now_s))
+
+    def _failed(self) -> bool:
+        """Return whether the engine's answer reports a failure, whatever its status."""
+        if self.usage is None or not self.usage.chunks:
+            return False
+        return self.code >= 500 or (self.code == 200 and self.usage.failed(self.route, self.streamed))
+
+    def _count(self, stats: Stats, model_id: str, now_s: float) -> None:
+        model = stats.model(model_id)
+        model.duration_s.observe(now_s - self.began_s)
+        model.retries += self.retried
+        model.cut += self.outcome == "cut"
+        model.errors += self.outcome == "error"
+        model.gone += self.outcome == "gone"
+        if self.usage is None:
+            return
+        if self.streamed and self.usage.to_first_s is not None:
+            model.first_token_s.observe(self.usage.to_first_s)
+        tokens = self.usage.tokens()
+        model.prompt_tokens += tokens.prompt or 0
+        model.completion_tokens += tokens.completion or 0
+        model.last_per_s = self.usage.per_s() or model.last_per_s
+
+    def _entry(self, now_s: float) -> access_log.AccessEntry:
+        usage = self.usage or UsageCounter(self.began_s)
+        tokens = usage.tokens()
+        first_s = usage.to_first_s
+        if not self.streamed:
+            first_s = None if tokens.prompt_ms is None else tokens.prompt_ms / 1000
+        return access_log.AccessEntry(
+            method=self.method,
+            route=self.route,
+            code=self.code,
+            took_s=now_s - self.began_s,
+            outcome=self.outcome,
+            key=self.key,
+            model=self.model,
+            prompt_tokens=tokens.prompt,
+            completion_tokens=tokens.completion,
+            first_token_s=first_s,
+            tokens_per_s=usage.per_s(),
+            retried=self.retried,
+            prompt=self.prompt,
+            joules=self.joules,
+        )

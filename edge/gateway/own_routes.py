@@ -1,0 +1,179 @@
+"""Answer the gateway's own routes, which are never held, from the supervisor's status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from edge.gateway import health, ollama, openai
+from edge.gateway.context import Context
+from edge.gateway.metrics import CONTENT_TYPE
+from edge.gateway.openai import HttpFault, RejectedError
+from edge.gateway.routes import Route, plain_path
+from edge.gateway.waiting_room import failed_fault, retry_in_s
+from edge.supervisor.status import Failure, State
+
+# In place of aiohttp's Server header, which names the versions of Python and aiohttp.
+SERVER = {"Server": "edgellm"}
+
+Answer = Callable[[Context, Route, bool], web.Response]
+
+# Kubernetes' and systemd's probes carry no keys; the status page asks for one once it is loaded.
+PUBLIC = frozenset({"/", "/livez", "/readyz", "/readyz/{id}", "/healthz", "/health", "/v1/health"})
+
+
+def answer(context: Context, method: str, route: Route, base: str, admin: bool) -> web.Response:
+    """Return the answer; `base` is the URL by which the client reaches the server. Raises RejectedError."""
+    if route.name == "/api":
+        return _ollama(context, method, route, base)
+    if method not in ("GET", "HEAD"):
+        fault = HttpFault(405, "method_not_allowed", f"{route.name} answers GET only", None)
+        return json_response(fault.document(), 405, {"Allow": "GET, HEAD"})
+    return _ANSWERS[route.name](context, route, admin)
+
+
+def json_response(
+    value: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    # A client's bytes that are not UTF-8 are lone surrogates here, which UTF-8 cannot encode.
+    body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    named = {**SERVER, **(headers or {})}
+    return web.Response(status=status, body=body, content_type="application/json", charset="utf-8", headers=named)
+
+
+def fault_response(fault: HttpFault, admin: bool = False) -> web.Response:
+    return json_response(fault.document(admin), fault.status, fault.headers())
+
+
+def _livez(context: Context, route: Route, admin: bool) -> web.Response:
+    alive = context.alive()
+    return json_response({"schema": 1, "status": "ok" if alive else "stuck"}, 200 if alive else 503)
+
+
+def _readyz(context: Context, route: Route, admin: bool) -> web.Response:
+    strict = context.config.strict
+    statuses = context.statuses()
+    ready = bool(statuses) and all(health.serves(status, strict) or health.is_unloaded(status) for status in statuses)
+    models = {status.id: health.readyz(status, strict) for status in statuses}
+    return json_response({"schema": 1, "ready": ready, "models": models}, *_probe(context, ready))
+
+
+def _readyz_one(context: Context, route: Route, admin: bool) -> web.Response:
+    name = name_in_path(route)
+    upstream = context.by_name(name)
+    if upstream is None:
+        raise RejectedError(unknown_model(context, name))
+    status = upstream.status()
+    ready = health.serves(status, context.config.strict)
+    return json_response(health.readyz(status, context.config.strict), *_probe(context, ready))
+
+
+def _healthz(context: Context, route: Route, admin: bool) -> web.Response:
+    statuses = context.statuses()
+    summary = context.telemetry.summary() if context.telemetry else None
+    value = health.healthz(statuses, summary, context.wall() - context.monotonic(), context.fault, admin)
+    serving = value["status"] == "ok" or (value["status"] == "degraded" and not context.config.strict)
+    return json_response(value, *_probe(context, serving))
+
+
+def _probe(context: Context, ready: bool) -> tuple[int, dict[str, str]]:
+    """Return 200, or 503 and Retry-After."""
+    if ready:
+        return 200, {}
+    waits = [retry_in_s(each) for each in context.upstreams.values() if each.endpoint() is None]
+    return 503, {"Retry-After": openai.retry_after(max(waits, default=1.0))}
+
+
+def _health(context: Context, route: Route, admin: bool) -> web.Response:
+    """Return llama-server's own document, which its clients poll."""
+    statuses = context.statuses()
+    if any(health.serves(status, context.config.strict) for status in statuses):
+        return json_response({"status": "ok"})
+    if context.fault is not None:
+        return fault_response(startup_fault(context.fault))
+    broken = next((status for status in statuses if status.state is State.FAILED), None)
+    return fault_response(failed_fault(broken)) if broken else json_response(openai.LOADING, 503)
+
+
+def _telemetry(context: Context, route: Route, admin: bool) -> web.Response:
+    known = context.telemetry.document() if context.telemetry else {"schema": 1, "source": None}
+    return json_response({**known, "gateway": _activity(context)})
+
+
+def _activity(context: Context) -> dict[str, Any]:
+    """Return the requests' figures by model, for the status page."""
+    answered: dict[str, int] = {}
+    for (_, _, model), count in context.stats.requests.items():
+        answered[model] = answered.get(model, 0) + count
+    return {
+        model: {
+            "requests": answered.get(model, 0),
+            "in_flight": context.stats.model(model).in_flight,
+            "waiting": context.waiting.for_model.get(model, 0),
+            "queued": context.admission.queued(model),
+            "prompt_tokens": context.stats.model(model).prompt_tokens,
+            "completion_tokens": context.stats.model(model).completion_tokens,
+            "tokens_per_s": context.stats.model(model).last_per_s,
+        }
+        for model in context.upstreams
+    }
+
+
+def _metrics(context: Context, route: Route, admin: bool) -> web.Response:
+    return web.Response(body=context.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE, **SERVER})
+
+
+def _page(context: Context, route: Route, admin: bool) -> web.Response:
+    headers = {"Content-Type": "text/html; charset=utf-8", **SERVER, **context.page.headers()}
+    return web.Response(body=context.page.body, headers=headers)
+
+
+def _ollama(context: Context, method: str, route: Route, base: str) -> web.Response:
+    path = (plain_path(route.target) or "").removeprefix("/v1").rstrip("/")
+    if method in ("GET", "HEAD"):
+        if path == "/api/version":
+            return json_response(ollama.version())
+        if path == "/api/tags":
+            return json_response(ollama.tags(context.listed(), context.started))
+        if path == "/api/ps":
+            loaded = {status.id for status in context.statuses() if status.state is State.READY}
+            return json_response(ollama.running([m for m in context.listed() if m.id in loaded], context.started))
+    raise RejectedError(ollama.not_ollama(path or "/api", base))
+
+
+def unknown_model(context: Context, name: str | None) -> HttpFault:
+    """Return a 404 that lists the ids; a long name is shortened."""
+    ids = ", ".join(context.upstreams) or "none yet"
+    shown = "no model named" if name is None else f"no model {name[:100]!r}" + ("…" if len(name) > 100 else "")
+    return HttpFault(404, "model_not_found", f"{shown}; models here: {ids}", "GET /v1/models lists them", param="model")
+
+
+def startup_fault(failure: Failure) -> HttpFault:
+    """Return the answer of every engine route while nothing can be served."""
+    return HttpFault(
+        503, failure.kind, f"edgellm cannot serve: {failure.kind}", failure.hint, evidence=failure.evidence
+    )
+
+
+def name_in_path(route: Route) -> str:
+    """Return the last part of the path decoded: a model's name."""
+    path = route.target.split("?", 1)[0]
+    prefix = route.name[: -len("{id}")]
+    return unquote(path.removeprefix(prefix)) if path.startswith(prefix) else (plain_path(path) or "")
+
+
+_ANSWERS: dict[str, Answer] = {
+    "/livez": _livez,
+    "/readyz": _readyz,
+    "/readyz/{id}": _readyz_one,
+    "/healthz": _healthz,
+    "/health": _health,
+    "/v1/health": _health,
+    "/telemetry": _telemetry,
+    "/metrics": _metrics,
+    "/": _page,
+}

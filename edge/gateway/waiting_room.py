@@ -1,0 +1,191 @@
+"""Hold requests that cannot go ahead yet, bounded in number, in bytes and in time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, TypeVar
+
+from edge.gateway.body import Body
+from edge.gateway.openai import HttpFault, RejectedError
+from edge.supervisor.status import ModelStatus, State
+from edge.supervisor.upstream import Endpoint, Upstream
+from edge.units import format_bytes
+
+DEFAULT_RETRY_S = 5.0  # without a record of an earlier start
+REST_LOOK_S = 0.2  # a stopped model has no event to wait for
+T = TypeVar("T")
+
+
+class WaitingQueue:
+    """Counts the requests that wait and the bytes of their bodies. Used from one event loop only."""
+
+    def __init__(self, requests: int, total_bytes: int) -> None:
+        self._requests = requests
+        self._bytes = total_bytes
+        self.tickets = 0
+        self.held_bytes = 0
+        self.for_model: dict[str, int] = {}  # requests that wait for their model to be ready, by model
+        self._closed: asyncio.Future[None] | None = None
+
+    def closed(self) -> asyncio.Future[None]:
+        """Return a future that is done once the gateway stops: every wait ends then."""
+        if self._closed is None:
+            self._closed = asyncio.get_running_loop().create_future()
+        return self._closed
+
+    def close(self) -> None:
+        closed = self.closed()
+        if not closed.done():
+            closed.set_result(None)
+
+    def ticket(self, upstream: Upstream, body: Body, reserved: ByteReservation, until_s: float) -> Ticket:
+        """Return a place in the queue, to be entered with `with`. `until_s`: on the loop's clock."""
+        return Ticket(self, upstream, body, reserved, until_s)
+
+    def take(self, upstream: Upstream) -> None:
+        """Count one more request. Raises RejectedError if the queue is full."""
+        if self.tickets >= self._requests:
+            message = f"no place to wait for model {upstream.model_id!r}: {self._requests} requests wait already"
+            raise RejectedError(HttpFault(503, "waiting_room_full", message, "try again later", retry_in_s(upstream)))
+        self.tickets += 1
+
+    def reserve(self) -> ByteReservation:
+        """Return an empty reservation, to be entered with `with`."""
+        return ByteReservation(self)
+
+    def add_bytes(self, count: int) -> None:
+        """Raises RejectedError if the bodies of all waiting requests would exceed the limit."""
+        if self.held_bytes + count > self._bytes:
+            limit = format_bytes(self._bytes)
+            message = f"the bodies of waiting requests may hold {limit} together, and do"
+            raise RejectedError(HttpFault(503, "waiting_room_full", message, "try again later", DEFAULT_RETRY_S))
+        self.held_bytes += count
+
+
+class ByteReservation:
+    """Bytes of one request's body that stay in memory; leaving `with` returns them, after the answer has ended."""
+
+    def __init__(self, queue: WaitingQueue) -> None:
+        self._queue = queue
+        self._bytes = 0
+
+    def __enter__(self) -> ByteReservation:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._queue.held_bytes -= self._bytes
+
+    def cover(self, body: Body) -> None:
+        """Reserve all that is kept of the body by now. Raises RejectedError."""
+        self.grow(max(0, body.kept_bytes - self._bytes))
+
+    def grow(self, count: int) -> None:
+        """Reserve `count` more bytes. Raises RejectedError."""
+        self._queue.add_bytes(count)
+        self._bytes += count
+
+
+class Ticket:
+    """The place of one waiting request; leaving `with` gives it back however the request ends.
+
+    The body is read meanwhile: the kernel reports that a client left only on a connection that is read from.
+    """
+
+    def __init__(
+        self, queue: WaitingQueue, upstream: Upstream, body: Body, reserved: ByteReservation, until_s: float
+    ) -> None:
+        self._queue = queue
+        self._upstream = upstream
+        self._body = body
+        self._reserved = reserved
+        self._deadline_s = until_s
+        self._reading: asyncio.Future[None] | None = None
+
+    def __enter__(self) -> Ticket:
+        self._queue.take(self._upstream)
+        try:
+            self._reserved.cover(self._body)
+        except RejectedError:
+            self._queue.tickets -= 1
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+        self._queue.tickets -= 1
+
+    async def endpoint(self) -> Endpoint:
+        """Wait until the model is READY. Raises RejectedError; FAILED ends the wait at once."""
+        model = self._upstream.model_id
+        waiting = self._queue.for_model
+        waiting[model] = waiting.get(model, 0) + 1
+        try:
+            while True:
+                status = await self._until(self._upstream.ensure_ready())
+                endpoint = self._upstream.endpoint()
+                if endpoint is not None:
+                    return endpoint
+                if status.state is State.FAILED:
+                    raise RejectedError(failed_fault(status))
+                if status.state is not State.READY:
+                    await self._until(asyncio.sleep(REST_LOOK_S))
+        finally:
+            waiting[model] -= 1
+
+    async def _until(self, done: Coroutine[Any, Any, T]) -> T:
+        until = asyncio.ensure_future(done)
+        try:
+            await self.wait(until, lambda: _not_ready_fault(self._upstream))
+            return until.result()
+        finally:
+            until.cancel()
+
+    async def wait(self, until: asyncio.Future[Any], late: Callable[[], HttpFault]) -> None:
+        """Wait until `until` is done.
+
+        Raises RejectedError with `late()` when time is up, and when the body is bad or the gateway stops. Cancelling
+        it (the client left) takes effect at once.
+        """
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._body.read(grow=self._reserved.grow))
+        closed = self._queue.closed()
+        loop = asyncio.get_running_loop()
+        while not until.done():
+            waits: set[asyncio.Future[Any]] = {until, closed}
+            if not self._reading.done():
+                waits.add(self._reading)
+            left_s = self._deadline_s - loop.time()
+            await asyncio.wait(waits, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED)
+            if self._reading.done():
+                self._reading.result()  # raises now, not after the wait, if the body is too large or too slow
+            if closed.done():
+                raise RejectedError(HttpFault(503, "stopping", "edgellm is stopping", None, DEFAULT_RETRY_S))
+            if not until.done() and loop.time() >= self._deadline_s:
+                raise RejectedError(late())
+
+    async def body_read(self) -> None:
+        """Wait for the rest of the body. Raises RejectedError."""
+        if self._reading is not None:
+            await self._reading
+
+
+def failed_fault(status: ModelStatus, code: int = 503) -> HttpFault:
+    """Return the answer for a model that is FAILED; its evidence goes to admin keys only."""
+    if status.failure is None:
+        return HttpFault(code, "failed", f"model {status.id!r} cannot be served", "edgellm status shows the reason")
+    message = f"model {status.id!r} cannot be served: {status.failure.kind}"
+    return HttpFault(code, status.failure.kind, message, status.failure.hint, evidence=status.failure.evidence)
+
+
+def _not_ready_fault(upstream: Upstream) -> HttpFault:
+    message = f"model {upstream.model_id!r} is not ready yet ({upstream.status().state.value})"
+    return HttpFault(503, "loading", message, "try again later", retry_in_s(upstream))
+
+
+def retry_in_s(upstream: Upstream) -> float:
+    """Return the seconds until the model is expected to be ready, from the record of its last start."""
+    expected = upstream.expected_ready_in_s()
+    return DEFAULT_RETRY_S if expected is None else max(1.0, expected)

@@ -1,0 +1,203 @@
+"""Read a GGUF header as ModelMeta: safe on hostile files, no tensor data, standard library only."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from edge.models.meta import ModelMeta, Split, Tensor
+from edge.models.quant import REMOVED_TYPES, TENSOR_TYPES, UNKNOWN, base_types, file_type_label
+from edge.models.reader import GgufReader, RawHeader, RawTensor, Scalar
+from edge.models.verdict import HeaderVerdict, VerdictError, damaged, truncated
+
+# The largest published model has 126 layers (Llama 3.1 405B).
+_MAX_LAYERS = 4096
+_MAX_VALUE = 1 << 40  # of a dimension, head count or context; larger is damage
+
+
+def read_header(path: Path, *, complete: bool = True) -> ModelMeta:
+    """Read the header of one file. `complete` also requires that the file holds every tensor's bytes.
+
+    Raises VerdictError (a BadModelError) that names what the file is instead, OSError when it cannot be read.
+    """
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        raw = GgufReader(file, size, path.name).header()
+    try:
+        return _meta(raw, size, complete)
+    except _BadError as error:
+        raise VerdictError(error.verdict, path.name) from None
+
+
+def peek_kind(path: Path) -> str | None:
+    """Return the kind of a file by its first keys (`model`, `mmproj`, ...), else None. Reads one window."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            raw = GgufReader(file, os.fstat(file.fileno()).st_size, path.name).peek()
+    except (OSError, VerdictError):
+        return None
+    return _kind(raw, str(raw.values.get("general.architecture", "")), True)
+
+
+class _BadError(Exception):
+    def __init__(self, verdict: HeaderVerdict) -> None:
+        super().__init__(verdict.sentence)
+        self.verdict = verdict
+
+
+def _meta(raw: RawHeader, size: int, complete: bool) -> ModelMeta:
+    get = _Keys(raw)
+    alignment = get.integer("general.alignment", 32)
+    if alignment < 1 or alignment & (alignment - 1):
+        raise _BadError(damaged(f"alignment {alignment} is no power of two"))
+    data_offset = -(-raw.end // alignment) * alignment
+    tensors = tuple(_tensors(raw, alignment, size - data_offset))
+    if complete:
+        _check_complete(tensors, data_offset, size)
+    arch = get.text("general.architecture") or UNKNOWN
+    n_layer = get.integer(f"{arch}.block_count", 0)
+    if n_layer > _MAX_LAYERS:
+        raise _BadError(damaged(f"it claims {n_layer:,} layers"))
+    heads = get.per_layer(f"{arch}.attention.head_count", n_layer, 0)
+    n_head, n_embd = max(heads, default=0), get.integer(f"{arch}.embedding_length", 0)
+    head_size = n_embd // n_head if n_head else 0
+    window = get.integer(f"{arch}.attention.sliding_window", 0)
+    file_type = get.integer("general.file_type", -1)
+    tokens = raw.lengths.get("tokenizer.ggml.tokens")
+    return ModelMeta(
+        arch=arch,
+        name=get.text("general.name"),
+        n_layer=n_layer,
+        n_embd=n_embd,
+        n_head=n_head,
+        n_head_kv=get.per_layer(f"{arch}.attention.head_count_kv", n_layer, heads),
+        key_length=get.integer(f"{arch}.attention.key_length", head_size),
+        value_length=get.integer(f"{arch}.attention.value_length", head_size),
+        n_ctx_train=get.integer(f"{arch}.context_length", 0),
+        n_vocab=get.integer(f"{arch}.vocab_size", tokens or 0) or None,
+        sliding_window=window or None,
+        n_expert=get.integer(f"{arch}.expert_count", 0),
+        quant=quant_of(None if file_type < 0 else file_type, tensors),
+        tensors=tensors,
+        tensor_bytes=sum(tensor.bytes for tensor in tensors),
+        data_offset=data_offset,
+        file_bytes=size,
+        chat_template="tokenizer.chat_template" in raw.values or "tokenizer.chat_template" in raw.lengths,
+        tokenizer=get.text("tokenizer.ggml.model"),
+        file_type=None if file_type < 0 else file_type,
+        split=_split(get),
+        kind=_kind(raw, arch, bool(tensors)),
+        extra=raw.values,
+        arrays=raw.arrays,
+    )
+
+
+class _Keys:
+    """Typed access to metadata: a wrong type or an absurd size is damage, a missing key is the default."""
+
+    def __init__(self, raw: RawHeader) -> None:
+        self._raw = raw
+
+    def integer(self, key: str, default: int) -> int:
+        value: Scalar = self._raw.values.get(key, default)
+        if key in self._raw.arrays:  # some are per layer: the largest is what a sum must allow for
+            numbers = [int(item) for item in self._raw.arrays[key] if isinstance(item, int)]
+            value = max(numbers, default=default)
+        if isinstance(value, bool) or not isinstance(value, int) or value > _MAX_VALUE:
+            raise _BadError(damaged(f"key {key[:64]!r} is {str(value)[:40]!r}"))
+        if value < 0 and value != default:
+            raise _BadError(damaged(f"key {key[:64]!r} is negative: {value}"))
+        return value
+
+    def text(self, key: str) -> str | None:
+        value = self._raw.values.get(key)
+        return value if isinstance(value, str) and value else None
+
+    def per_layer(self, key: str, n_layer: int, default: int | tuple[int, ...]) -> tuple[int, ...]:
+        values = self._raw.arrays.get(key)
+        if values is None:
+            if key not in self._raw.values and isinstance(default, tuple):
+                return default
+            return (self.integer(key, default if isinstance(default, int) else 0),) * n_layer
+        if len(values) < n_layer or any(not 0 <= value <= _MAX_VALUE for value in values):
+            raise _BadError(damaged(f"key {key[:64]!r} has {len(values)} entries for {n_layer} layers, or absurd ones"))
+        return tuple(int(value) for value in values[:n_layer])
+
+
+def _tensors(raw: RawHeader, alignment: int, data_bytes: int) -> Iterator[Tensor]:
+    foreign = any(tensor.type not in TENSOR_TYPES for tensor in raw.tensors)
+    starts = sorted({tensor.offset for tensor in raw.tensors}) if foreign else []
+    seen: set[str] = set()
+    for tensor in raw.tensors:
+        if tensor.name in seen:
+            raise _BadError(damaged(f"tensor {tensor.name!r} occurs twice"))
+        seen.add(tensor.name)
+        if tensor.offset % alignment:
+            raise _BadError(damaged(f"tensor {tensor.name!r} is not aligned to {alignment} bytes"))
+        yield _tensor(tensor, starts, data_bytes)
+
+
+def _tensor(tensor: RawTensor, starts: list[int], data_bytes: int) -> Tensor:
+    known = TENSOR_TYPES.get(tensor.type)
+    if known is None:
+        if tensor.type in REMOVED_TYPES:
+            sentence = f"uses tensor type {tensor.type}, which llama.cpp has given up"
+            hint = "fetch a newer file of this model: edgellm model pull REF"
+            raise _BadError(HeaderVerdict("removed_type", sentence, hint))
+        # A type newer than this table: it ends where the next tensor begins.
+        at = bisect_right(starts, tensor.offset)
+        following = starts[at] if at < len(starts) else max(data_bytes, tensor.offset)
+        return Tensor(tensor.name, f"TYPE{tensor.type}", tensor.dims, tensor.offset, following - tensor.offset)
+    count = 1
+    for dim in tensor.dims:
+        count *= dim
+    if count > 1 << 62 or (tensor.dims and tensor.dims[0] % known.block):
+        raise _BadError(damaged(f"tensor {tensor.name!r} has shape {list(tensor.dims)}, impossible in {known.name}"))
+    return Tensor(tensor.name, known.name, tensor.dims, tensor.offset, count // known.block * known.bytes)
+
+
+def _check_complete(tensors: tuple[Tensor, ...], data_offset: int, size: int) -> None:
+    """Compare offsets with the file's size. Tensor names are not checked: a mixture of experts has others."""
+    beyond = [tensor for tensor in tensors if data_offset + tensor.offset + tensor.bytes > size]
+    if beyond:
+        first = min(beyond, key=lambda tensor: tensor.offset)
+        last = max(beyond, key=lambda tensor: tensor.offset + tensor.bytes)
+        raise _BadError(truncated(first.name, data_offset + last.offset + last.bytes, size))
+
+
+def _split(get: _Keys) -> Split | None:
+    count = get.integer("split.count", 0)
+    no = get.integer("split.no", 0)
+    if count > 1 and no >= count:
+        raise _BadError(damaged(f"it claims to be shard {no + 1} of {count}"))
+    return Split(no, count) if count > 1 else None
+
+
+def _kind(raw: RawHeader, arch: str, has_tensors: bool) -> str:
+    """Return general.type, or for older files the kind that architecture and keys imply."""
+    declared = str(raw.values.get("general.type", "model"))
+    if arch == "clip" or declared in ("mmproj", "clip-vision"):
+        return "mmproj"
+    if arch == "imatrix" or declared == "imatrix" or "imatrix.datasets" in raw.lengths:
+        return "imatrix"
+    if declared == "adapter" or arch == "controlvector" or "adapter.type" in raw.values:
+        return "adapter"
+    split = raw.values.get("split.count", 0)
+    if not has_tensors and not (isinstance(split, int) and split > 1):
+        return "vocab"
+    return "model"
+
+
+def quant_of(file_type: int | None, tensors: tuple[Tensor, ...]) -> str:
+    """Return the declared mix if the tensors confirm it, else the type with the most weight bytes."""
+    label = file_type_label(file_type)
+    weights: Counter[str] = Counter()
+    for tensor in tensors:
+        if len(tensor.shape) > 1:
+            weights[tensor.type] += tensor.bytes
+    if label != UNKNOWN and (not weights or base_types(label) & weights.keys()):
+        return label
+    return weights.most_common(1)[0][0] if weights else UNKNOWN

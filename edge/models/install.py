@@ -1,0 +1,104 @@
+"""Import a model file of this machine: copy it (or clone it where the file system can), then verify it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct
+
+from edge.errors import ModelMissingError, UsageError
+from edge.linux.files import sha256_file
+from edge.models import receipt
+from edge.models.disk import copy, need_space
+from edge.models.job import job
+from edge.models.open import ModelFile, open_model
+from edge.models.progress import Report, TransferMeter
+from edge.models.receipt import InstalledFile, Receipt, now_utc
+from edge.models.store import Store, StoreEntry
+
+_FICLONE = 0x40049409  # ioctl: share the blocks of another file (btrfs, xfs)
+
+
+def import_model(
+    path: Path,
+    models_dir: Path,
+    *,
+    name: str | None = None,
+    progress: Report | None = None,
+    link: Callable[[Path], bool] = lambda _: False,
+) -> ModelFile:
+    """Copy the model at `path`, all shards and its projector, into `models_dir`.
+
+    `link`: which files may be hard-linked instead; the one file then has two names.
+
+    Raises BadModelError with the verdict before anything is copied, ModelMissingError, DoesNotFitError.
+    """
+    if not path.exists() and not path.is_symlink():
+        raise ModelMissingError(f"no such file: {path}", "give the path of a .gguf file")
+    model = open_model(path.absolute())
+    sources = [Path(shard) for shard in model.shards] + ([Path(model.mmproj)] if model.mmproj else [])
+    public = name or model.name
+    with job(models_dir, public, f"{model.fingerprint} {public}", "import", str(path)) as work:
+        if not work.final.is_dir():
+            total = sum(source.stat().st_size for source in sources)
+            need_space(work.folder, total)
+            meter = TransferMeter("copy", sources[0].name, total, progress)
+            files = tuple(_take(source, work.payload / source.name, meter, link(source)) for source in sources)
+            meter.end()
+            open_model(work.payload / sources[0].name)
+            work.install(Receipt(f"file://{path.absolute()}", files, None, now_utc(), name=public))
+    return open_model(work.final / sources[0].name)
+
+
+def _take(source: Path, target: Path, meter: TransferMeter, link: bool) -> InstalledFile:
+    meter.what = source.name
+    if link:
+        with contextlib.suppress(OSError):  # another disk
+            target.hardlink_to(source.resolve())
+            return InstalledFile(source.name, target.stat().st_size, sha256_file(target, meter.add))
+    with source.open("rb") as reader, target.open("wb") as writer:
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
+            return InstalledFile(source.name, target.stat().st_size, sha256_file(target, meter.add))
+        digest = copy(reader, writer, meter)
+    return InstalledFile(source.name, target.stat().st_size, digest)
+
+
+# Remove a model from our own folder, by one rename before the deletion.
+
+
+class Removed(Struct, frozen=True):
+    """What was removed."""
+
+    id: str
+    paths: tuple[str, ...]
+    bytes: int
+
+
+def remove(store: Store, ref: str) -> Removed:
+    """Remove `NAME[:QUANT]`, usable or not. Raises UsageError if that matches several models or none of ours."""
+    found = store.named(ref)
+    own = [entry for entry in found if entry.writable]
+    if not own:
+        where = found[0].path.parent
+        raise UsageError(f"{ref} lies in {where}, which is not ours", "remove it with the tool that put it there")
+    if len(own) > 1:
+        table = "\n".join(f"  {entry.id:<40} {entry.path}" for entry in own)
+        raise UsageError(f"{ref} means {len(own)} models", "name one with its quant: NAME:QUANT", table=table)
+    return _remove(store.models_dir, own[0])
+
+
+def _remove(models_dir: Path, entry: StoreEntry) -> Removed:
+    """Remove the folder of a pulled or imported model, or the loose files alone."""
+    folder = entry.path.parent
+    whole = folder != models_dir and (folder / receipt.FILE_NAME).is_file()
+    paths = [folder] if whole else list(entry.shards)
+    with job(models_dir, entry.name, f"remove {entry.path}", "remove", entry.id) as work:
+        for number, path in enumerate(paths):
+            path.rename(work.work / str(number))
+        shutil.rmtree(work.work)
+    return Removed(entry.id, tuple(str(path) for path in paths), entry.bytes)

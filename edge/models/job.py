@@ -1,0 +1,179 @@
+"""Jobs in `models/.partial/`: one folder each, which becomes a model by one rename or is removed.
+
+    .partial/<key>/lock       held by flock while a process works on it
+                   job.json   what it is: {"kind": "pull", "source": ...}
+                   payload/   what will be the model's folder
+                   work/      scraps
+
+A process that is killed leaves its folder without the lock: the next job resumes the same pull or removes the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+from msgspec import Struct
+
+from edge.errors import BadDataError, TemporaryError
+from edge.linux.files import sync_folder, try_lock, write_json
+from edge.models import receipt
+from edge.models.receipt import Receipt
+from edge.models.scan import PARTIAL, size_of
+
+
+class Job(Struct, frozen=True):
+    """A locked folder under `.partial/`, and the folder that its payload becomes."""
+
+    folder: Path
+    final: Path
+
+    @property
+    def payload(self) -> Path:
+        return self.folder / "payload"
+
+    @property
+    def work(self) -> Path:
+        return self.folder / "work"
+
+    def set_aside(self, path: Path, name: str) -> None:
+        """Move a bad file aside, for inspection until the next job removes it."""
+        rejected = self.folder / "rejected"
+        rejected.mkdir(exist_ok=True)
+        path.replace(rejected / name)
+
+    def install(self, what: Receipt) -> Path:
+        """Sync the payload and rename it to the model's folder, which is returned."""
+        write_json(self.payload / receipt.FILE_NAME, what.to_json())
+        for path in sorted(self.payload.rglob("*"), reverse=True):
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        sync_folder(self.payload)
+        self.payload.rename(self.final)
+        sync_folder(self.final.parent)
+        return self.final
+
+
+@contextlib.contextmanager
+def job(models_dir: Path, name: str, identity: str, kind: str, shown: str | None = None) -> Iterator[Job]:
+    """Lock a job's folder. It is removed when the work is done or cannot be resumed, and kept when it can.
+
+    `name` and `shown` are for messages, `identity` (never written) is the key of the job. Raises TemporaryError when
+    another process works on it.
+    """
+    sweep(models_dir)
+    key = f"{name}-{sha256(identity.encode()).hexdigest()[:8]}"
+    folder = models_dir / PARTIAL / key
+    lock = None
+    for _ in range(3):  # another job's sweep may remove the folder between these two lines
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = _lock(folder)
+        if lock is not None:
+            break
+    else:
+        raise TemporaryError(f"another process works on {name}", "wait for it, or see: edgellm model list")
+    try:
+        one = Job(folder, models_dir / key)
+        write_json(folder / "job.json", {"schema": 1, "kind": kind, "source": shown or identity})
+        one.payload.mkdir(exist_ok=True)
+        one.work.mkdir(exist_ok=True)
+        yield one
+        shutil.rmtree(folder, ignore_errors=True)
+    except Exception as error:
+        if (folder / "rejected").is_dir():
+            write_json(folder / "job.json", {"schema": 1, "kind": "rejected", "source": shown or identity})
+        elif kind != "pull" or isinstance(error, BadDataError) or not _holds_work(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    finally:
+        os.close(lock)
+
+
+def _holds_work(folder: Path) -> bool:
+    """Return whether the folder holds bytes that the next try need not fetch again."""
+    files = [*folder.glob("payload/**/*"), *folder.glob("work/**/*.part"), *folder.glob("work/**/*.whl")]
+    return any(path.is_file() and path.stat().st_size for path in files)
+
+
+class ResumableError(TemporaryError):
+    """The work was interrupted; its bytes are good and the next try continues from them."""
+
+
+def sweep(models_dir: Path) -> list[str]:
+    """Remove unlocked jobs that cannot be resumed. Return their names."""
+    gone = []
+    for folder in _folders(models_dir):
+        lock = _lock(folder)
+        if lock is None:
+            continue
+        try:
+            if kind_of(folder) != "pull":
+                shutil.rmtree(folder, ignore_errors=True)
+                gone.append(folder.name)
+        finally:
+            os.close(lock)
+    return gone
+
+
+class Pending(Struct, frozen=True):
+    """A job that runs or was interrupted, for lists."""
+
+    source: str
+    kind: str
+    bytes: int
+    active: bool
+
+
+def jobs(models_dir: Path) -> list[Pending]:
+    """List the jobs in `.partial/`."""
+    found = []
+    for folder in _folders(models_dir):
+        source, kind = job_field(folder, "source"), kind_of(folder)
+        if source and kind:
+            lock = _lock(folder)
+            if lock is not None:
+                os.close(lock)
+            sizes = [size_of(path) or 0 for path in folder.rglob("*") if path.is_file()]
+            found.append(Pending(source, kind, sum(sizes), active=lock is None))
+    return found
+
+
+def kind_of(folder: Path) -> str | None:
+    """Return a job's kind, None if it was killed before job.json was written."""
+    return job_field(folder, "kind")
+
+
+def job_field(folder: Path, key: str) -> str | None:
+    try:
+        value = json.loads((folder / "job.json").read_bytes()).get(key)
+    except (OSError, ValueError, AttributeError):
+        return None
+    return value if isinstance(value, str) else None
+
+
+def _folders(models_dir: Path) -> list[Path]:
+    try:
+        return sorted(path for path in (models_dir / PARTIAL).iterdir() if path.is_dir())
+    except OSError:
+        return []
+
+
+def _lock(folder: Path) -> int | None:
+    """Return a descriptor that holds the folder's lock, None if another process has it or removed the folder."""
+    try:
+        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return None
+    try:
+        # The former holder may have removed the folder in the meantime: this lock would guard nothing.
+        if try_lock(descriptor) and os.fstat(descriptor).st_nlink:
+            return descriptor
+    except OSError:
+        pass
+    os.close(descriptor)
+    return None

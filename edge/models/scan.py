@@ -1,0 +1,123 @@
+"""Find candidates for models under a folder, by names only; no file is opened."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from edge.models.quant import shard_of
+from edge.models.verdict import HeaderVerdict
+
+PARTIAL = ".partial"
+_DEPTH = 8  # a hub cache needs 5
+# Folders of the Hugging Face cache whose files are not models under their own names, and our own work.
+_SKIPPED = frozenset({PARTIAL, "blobs", "refs", ".no_exist", ".locks", ".cache", ".git"})
+# Names of unfinished downloads, and of pieces that must be joined first.
+_UNFINISHED = (
+    ".part",
+    ".partial",
+    ".incomplete",
+    ".download",
+    ".downloading",
+    ".crdownload",
+    ".aria2",
+    ".tmp",
+    ".gguf.aria2",
+)
+
+
+class ModelCandidate(Struct, frozen=True):
+    """One candidate: its shards in order. `missing`: shards that its name implies; `wrong`: why it is unusable."""
+
+    path: Path
+    shards: tuple[Path, ...]
+    bytes: int
+    missing: tuple[str, ...] = ()
+    wrong: HeaderVerdict | None = None
+
+
+def scan(folder: Path, depth: int = _DEPTH) -> list[ModelCandidate]:
+    """Return every candidate under `folder`, by path; none for an absent or unreadable folder."""
+    files = sorted(_walk(folder, depth, set()))
+    found = [one for path in files if (one := _single(path)) is not None]
+    return found + list(_sets([path for path in files if _is_gguf(path) and shard_of(path.stem)]))
+
+
+def _walk(folder: Path, depth: int, seen: set[tuple[int, int]]) -> Iterator[Path]:
+    """Walk a folder. `seen` holds the folders walked so far: links may form a loop."""
+    try:
+        stat = folder.stat()
+        entries = list(os.scandir(folder))
+    except OSError:
+        return
+    if (stat.st_dev, stat.st_ino) in seen:
+        return
+    seen.add((stat.st_dev, stat.st_ino))
+    for entry in entries:
+        try:
+            is_folder = entry.is_dir()
+        except OSError:
+            is_folder = False
+        if is_folder:
+            if depth and entry.name not in _SKIPPED:
+                yield from _walk(Path(entry.path), depth - 1, seen)
+        elif ".gguf" in entry.name.lower():
+            yield Path(entry.path)
+
+
+def _is_gguf(path: Path) -> bool:
+    return path.name.lower().endswith(".gguf")
+
+
+def _single(path: Path) -> ModelCandidate | None:
+    if _is_gguf(path):
+        if shard_of(path.stem):
+            return None
+        size = size_of(path)
+        return ModelCandidate(path, (path,), size or 0, wrong=_dangling(path) if size is None else None)
+    wrong = unfinished(path.name)
+    return ModelCandidate(path, (path,), size_of(path) or 0, wrong=wrong) if wrong else None
+
+
+def unfinished(name: str) -> HeaderVerdict | None:
+    """Judge a name with a suffix after `.gguf`: an interrupted download, or a piece of a cut file."""
+    lower = name.lower()
+    if lower.endswith(_UNFINISHED):
+        return HeaderVerdict("partial", "is a download that was not finished", "fetch it again, or remove it")
+    tail = lower.partition(".gguf")[2]
+    if tail.startswith((".part", "-split-", ".split", ".0")):
+        stem = name[: len(name) - len(tail)]
+        return HeaderVerdict("piece", "is one piece of a cut file", f"join the pieces first: cat {stem}.* > {stem}")
+    return None
+
+
+def _sets(shards: list[Path]) -> Iterator[ModelCandidate]:
+    groups: dict[tuple[Path, str, int], dict[int, Path]] = {}
+    for path in shards:
+        number, count = shard_of(path.stem) or (0, 0)
+        prefix = path.stem[: -len("-00001-of-00001")]
+        groups.setdefault((path.parent, prefix, count), {})[number] = path
+    for (_, prefix, count), members in groups.items():
+        ordered = tuple(members[number] for number in sorted(members))
+        names = [f"{prefix}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
+        missing = tuple(name for number, name in enumerate(names, 1) if number not in members)
+        sizes = [size_of(path) for path in ordered]
+        broken = next((_dangling(path) for path, size in zip(ordered, sizes, strict=True) if size is None), None)
+        yield ModelCandidate(ordered[0], ordered, sum(size or 0 for size in sizes), missing, broken)
+
+
+def size_of(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _dangling(path: Path) -> HeaderVerdict:
+    if path.is_symlink():
+        hint = "the file it stood for was moved or removed: fetch it again, or remove the link"
+        return HeaderVerdict("dangling", f"is a link to {path.readlink()}, which does not exist", hint)
+    return HeaderVerdict("unreadable", "cannot be read", "look at its permissions and those of its folders")

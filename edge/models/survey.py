@@ -1,0 +1,181 @@
+"""List every entry of the store with its header's facts; headers are cached by file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct, field, to_builtins
+
+from edge.linux.files import write_json
+from edge.models import open
+from edge.models import quant as arch
+from edge.models.meta import ModelMeta
+from edge.models.open import fingerprint, label, read_found
+from edge.models.scan import ModelCandidate
+from edge.models.store import Store, StoreEntry
+from edge.models.verdict import HeaderVerdict, VerdictError, not_a_model
+
+# Increase it when Summary changes: old entries are then read anew.
+_SCHEMA = 1
+_CACHE_NAME = "headers.json"
+
+
+class HeaderSummary(Struct, frozen=True):
+    """Facts of one header. `quant` is confirmed by the tensors; `verdict` is None for a model that can be served."""
+
+    arch: str
+    kind: str
+    quant: str
+    n_layer: int
+    n_ctx_train: int
+    n_expert: int
+    parameters: int
+    tensor_bytes: int
+    chat_template: bool
+    notes: tuple[str, ...] = ()
+
+
+class SurveyLine(Struct, frozen=True):
+    """One judged entry. `summary` is None when the header cannot be read: then there is a verdict."""
+
+    entry: StoreEntry
+    summary: HeaderSummary | None
+    verdict: HeaderVerdict | None
+    mmproj: Path | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def id(self) -> str:
+        return f"{self.entry.name}:{self.summary.quant}" if self.summary else self.entry.id
+
+    @property
+    def usable(self) -> bool:
+        return self.verdict is None
+
+
+def survey(store: Store, cache_dir: Path | None = None) -> list[SurveyLine]:
+    """Judge every entry, in the order of `Store.list`. Without a cache all headers are read."""
+    cache = _Cache(cache_dir / _CACHE_NAME if cache_dir else None)
+    judged = [(store.entry(found), *cache.judge(found)) for found in store.found()]
+    cache.save()
+    lines = _paired(judged)
+    return sorted(
+        lines,
+        key=lambda line: (line.entry.name.lower(), line.entry.bytes, not line.entry.writable, str(line.entry.path)),
+    )
+
+
+def summarize(found: ModelCandidate, meta: ModelMeta) -> HeaderSummary:
+    quant, doubt = label(found, meta)
+    notes = (arch.note(meta.arch) if meta.kind == "model" else None, doubt)
+    return HeaderSummary(
+        arch=meta.arch,
+        kind=meta.kind,
+        quant=quant,
+        n_layer=meta.n_layer,
+        n_ctx_train=meta.n_ctx_train,
+        n_expert=meta.n_expert,
+        parameters=sum(math.prod(tensor.shape) for tensor in meta.tensors),
+        tensor_bytes=meta.tensor_bytes,
+        chat_template=meta.chat_template,
+        notes=tuple(note for note in notes if note),
+    )
+
+
+def _judge(found: ModelCandidate) -> tuple[HeaderSummary | None, HeaderVerdict | None]:
+    try:
+        meta = read_found(found)
+    except VerdictError as error:
+        return None, error.verdict
+    return summarize(found, meta), not_a_model(meta)
+
+
+class _Cache:
+    """Summaries by the fingerprint of a candidate's files. A cache that cannot be read or written is skipped."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._old: dict[str, Any] = {}
+        self._new: dict[str, Any] = {}
+        if path is not None:
+            with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
+                data = json.loads(path.read_bytes())
+                self._old = dict(data["files"]) if data["schema"] == _SCHEMA else {}
+
+    def judge(self, found: ModelCandidate) -> tuple[HeaderSummary | None, HeaderVerdict | None]:
+        if found.wrong:
+            return None, found.wrong
+        try:
+            key = fingerprint(found.shards)
+        except OSError:
+            return _judge(found)
+        if found.missing:
+            key += "-" + str(len(found.missing))
+        hit = self._old.get(key)
+        if hit is not None:
+            with contextlib.suppress(TypeError, KeyError):
+                kept = hit["summary"]
+                summary = HeaderSummary(**{**kept, "notes": tuple(kept["notes"])}) if kept else None
+                verdict = HeaderVerdict(**hit["verdict"]) if hit["verdict"] else None
+                self._new[key] = hit
+                return summary, verdict
+        summary, verdict = _judge(found)
+        if verdict is None or verdict.kind != "unreadable":
+            self._new[key] = {
+                "summary": to_builtins(summary, enc_hook=str) if summary else None,
+                "verdict": to_builtins(verdict, enc_hook=str) if verdict else None,
+            }
+        return summary, verdict
+
+    def save(self) -> None:
+        if self._path is None or self._new.keys() == self._old.keys():
+            return
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self._path, {"schema": _SCHEMA, "files": self._new})
+
+
+def _paired(judged: Iterable[tuple[StoreEntry, HeaderSummary | None, HeaderVerdict | None]]) -> list[SurveyLine]:
+    """Assign each model its projector, by folder."""
+    judged = list(judged)
+    projectors: dict[Path, list[Path]] = defaultdict(list)
+    models: dict[Path, set[str]] = defaultdict(set)
+    for entry, _, verdict in judged:
+        if verdict and verdict.kind == "mmproj":
+            projectors[entry.path.parent].append(entry.path)
+        else:
+            models[entry.path.parent].add(entry.name)
+    lines = []
+    winners = _winners(judged)
+    for entry, summary, verdict in judged:
+        pairing = open.ProjectorPairing()
+        if verdict is None:
+            pairing = open.pair(entry.path, projectors[entry.path.parent], models[entry.path.parent])
+        notes = (summary.notes if summary else ()) + ((pairing.note,) if pairing.note else ())
+        first = winners.get(_id(entry, summary)) if summary and verdict is None else None
+        if first not in (None, entry.path):
+            notes += (f"its id means {first}; name this one by its path: {entry.path}",)
+        lines.append(SurveyLine(entry, summary, verdict, pairing.path, notes))
+    return lines
+
+
+def _winners(judged: Iterable[tuple[StoreEntry, HeaderSummary | None, HeaderVerdict | None]]) -> dict[str, Path]:
+    """On equal ids prefer the file whose name contains the id, then the first."""
+    found: dict[str, tuple[bool, Path]] = {}
+    for entry, summary, verdict in judged:
+        if verdict is None and summary is not None:
+            by_header_only = entry.quant != summary.quant
+            name = _id(entry, summary)
+            if name not in found or by_header_only < found[name][0]:
+                found[name] = (by_header_only, entry.path)
+    return {name: path for name, (_, path) in found.items()}
+
+
+def _id(entry: StoreEntry, summary: HeaderSummary) -> str:
+    return f"{entry.name}:{summary.quant}".lower()

@@ -1,0 +1,298 @@
+"""Download one file over HTTP, resumed only if the server proves that it is still the same file.
+
+A resume sends Range and If-Range and accepts only a 206 whose Content-Range starts where the part ends; everything
+else starts again from byte 0. httpx follows the environment's proxies, netrc and certificates.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from msgspec import Struct, field, to_builtins
+
+from edge.errors import BadDataError, UnavailableError
+from edge.linux.files import write_json
+from edge.models.disk import need_space
+from edge.models.job import ResumableError
+from edge.models.progress import TransferMeter
+from edge.models.sink import Sink
+from edge.models.verdict import VerdictError, not_gguf
+
+if TYPE_CHECKING:
+    import httpx
+
+
+# State of a partial download: `x.json` beside `x.part`, so that a later process can resume it.
+
+
+class RemoteInfo(Struct, frozen=True):
+    """One file to fetch. `path` is where it goes, relative to the model's folder; `shown` is free of secrets."""
+
+    url: str
+    path: str
+    shown: str
+    bytes: int | None = None
+    sha256: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class Known(Struct, frozen=True):
+    """The remote file as the server described it. None: not sent."""
+
+    etag: str | None = None  # strong ones only
+    modified: str | None = None
+    total: int | None = None
+    sha256: str | None = None
+    boot: str | None = None  # of the machine that wrote the bytes
+
+    @property
+    def validator(self) -> str | None:
+        return self.etag or self.modified
+
+    @property
+    def may_resume(self) -> bool:
+        """Return whether a part may be continued. A hash would reveal any mixture. Without one the server must give a
+        validator and the boot must be the same: after a power cut a file may hold zeros in place of data."""
+        return bool(self.sha256) or (bool(self.validator) and self.boot == boot_id())
+
+
+def load(part: Path, remote: RemoteInfo) -> Known:
+    """Read the state of a part; delete a part that has none, or one of another file than `remote`."""
+    fresh = Known(sha256=remote.sha256, total=remote.bytes)
+    try:
+        saved = Known(**json.loads(part.with_suffix(".json").read_bytes()))
+        foreign = (remote.sha256 is not None and saved.sha256 != remote.sha256) or (
+            remote.bytes is not None and saved.total not in (None, remote.bytes)
+        )
+    except (OSError, ValueError, TypeError):
+        foreign = True
+    if foreign:
+        part.unlink(missing_ok=True)
+        return fresh
+    return saved
+
+
+def save(part: Path, known: Known) -> None:
+    write_json(part.with_suffix(".json"), to_builtins(known, enc_hook=str))
+
+
+def boot_id() -> str | None:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+
+
+_TRIES = 6  # in a row without progress
+# A longer Retry-After is left to the user: the same command resumes.
+_LONGEST_PAUSE_S = 60.0
+# The hub's delivery network gives no more than 50 GB in one answer.
+PIECE_BYTES = 16 * 10**9
+# Content-Range, RFC 9110 section 14.4.
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+AGAIN = "run the same command again: it goes on from there"
+
+
+class HashMismatchError(BadDataError):
+    """All bytes arrived and their hash is not the expected one."""
+
+    kind = "hash_mismatch"
+
+
+class _Restart(Exception):
+    """The part does not belong to the server's current file."""
+
+
+class _Retry(Exception):
+    def __init__(self, why: str, pause_s: float | None = None) -> None:
+        super().__init__(why)
+        self.pause_s = pause_s
+
+
+def download(
+    remote: RemoteInfo,
+    part: Path,
+    client: httpx.Client,
+    meter: TransferMeter,
+    sleep: Callable[[float], None] = time.sleep,
+) -> str:
+    """Download into `part`, verify it and return its SHA-256.
+
+    Raises Resumable if it was interrupted, UnavailableError if the server refuses, MismatchError or BadDataError for
+    other bytes than expected, VerdictError if it is no GGUF at all.
+    """
+    import httpx
+
+    one = _Download(remote, part, client, meter)
+    failures = 0
+    while True:
+        before = one.size
+        try:
+            return one.attempt()
+        except _Restart:
+            one.forget()
+            failures, why, pause = failures + 1, "the file keeps changing at its source", 0.0
+        except (httpx.TransportError, _Retry) as error:
+            failures = 1 if one.size > before else failures + 1
+            why = str(error) or type(error).__name__
+            asked = error.pause_s if isinstance(error, _Retry) else None
+            pause = min(_LONGEST_PAUSE_S, 2.0 ** (failures - 1) if asked is None else asked)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise ResumableError(
+                f"the disk is full, {remote.path} is not complete", f"make room, then {AGAIN}"
+            ) from error
+        if failures >= _TRIES:
+            raise ResumableError(f"{remote.path} broke off after {one.size:,} bytes: {why}", AGAIN)
+        sleep(pause)
+
+
+class _Download:
+    """The part on disk and its state."""
+
+    def __init__(self, remote: RemoteInfo, part: Path, client: httpx.Client, meter: TransferMeter) -> None:
+        self._remote = remote
+        self._part = part
+        self._client = client
+        self._meter = meter
+        self._base = meter.done  # of the files before this one
+        self._known = load(part, remote)
+
+    @property
+    def size(self) -> int:
+        return self._part.stat().st_size if self._part.exists() else 0
+
+    def forget(self) -> None:
+        self._part.unlink(missing_ok=True)
+        self._known = Known(sha256=self._remote.sha256, total=self._remote.bytes)
+
+    def attempt(self) -> str:
+        """Send one request and receive the file or the piece to its end. Raises _Restart or _Retry."""
+        have = self.size if self._known.may_resume else 0
+        total = self._known.total
+        if total is not None and have > total:
+            raise _Restart
+        if have == total:
+            with Sink(self._part, have) as sink:
+                self._meter.at(self._base + have)
+            return self._verified(sink.digest())
+        piece = total is not None and total - have > PIECE_BYTES
+        with self._client.stream(
+            "GET", self._remote.url, headers=self._headers(have, piece), follow_redirects=True
+        ) as response:
+            sink = self._receive(response, have)
+        total = self._known.total
+        if total is not None and sink.size < total:
+            raise _Retry("the connection ended too early", 0.0 if piece else None)
+        return self._verified(sink.digest())
+
+    def _headers(self, have: int, piece: bool) -> dict[str, str]:
+        headers = {**self._remote.headers, "Accept-Encoding": "identity"}
+        if have or piece:
+            headers["Range"] = f"bytes={have}-" + (str(have + PIECE_BYTES - 1) if piece else "")
+        if have and self._known.validator:
+            headers["If-Range"] = self._known.validator
+        return headers
+
+    def _receive(self, response: httpx.Response, have: int) -> Sink:
+        have = self._judge(response, have)
+        save(self._part, self._known)
+        if self._known.total is not None:
+            need_space(self._part.parent, self._known.total - have)
+        most = self._known.total
+        with Sink(self._part, have) as sink:
+            self._meter.at(self._base + have)
+            for chunk in response.iter_raw():
+                if not sink.size:
+                    self._check_start(chunk)
+                if most is not None and sink.size + len(chunk) > most:
+                    raise BadDataError(f"{self._remote.shown} is longer than the {most:,} bytes promised", AGAIN)
+                sink.write(chunk)
+                self._meter.add(len(chunk))
+        return sink
+
+    def _judge(self, response: httpx.Response, have: int) -> int:
+        """Return how many bytes of the part may stay, by status and headers, and update its state."""
+        if response.status_code == 206:
+            match = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
+            total = int(match[3]) if match and match[3] != "*" else self._known.total
+            if not match or int(match[1]) != have or self._changed(response, total):
+                raise _Restart
+        elif response.status_code == 200:
+            have, length = 0, response.headers.get("Content-Length", "")
+            total = int(length) if length.isdigit() else None
+        else:
+            _refused(response, self._remote.shown)
+        if response.headers.get("Content-Type", "").startswith("text/html"):
+            self._check_start(b"<html>")
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            raise UnavailableError(f"{self._remote.shown} comes compressed: it cannot be resumed", "use a mirror")
+        promised = self._remote.bytes
+        if promised is not None and total not in (None, promised):
+            raise BadDataError(
+                f"{self._remote.shown} has {total:,} bytes, {promised:,} were promised",
+                "the file was replaced at its source: pull it by its hub address to take what is there now",
+            )
+        etag = response.headers.get("ETag")
+        self._known = Known(
+            etag=etag if etag and not etag.startswith("W/") else None,
+            modified=response.headers.get("Last-Modified"),
+            total=promised if total is None else total,
+            sha256=self._remote.sha256 or _linked_sha256(response),
+            boot=boot_id(),
+        )
+        return have
+
+    def _changed(self, response: httpx.Response, total: int | None) -> bool:
+        """Return whether the server has another file now. With a hash ETags do not count: mirrors have their own."""
+        etag = response.headers.get("ETag")
+        if not self._known.sha256 and self._known.etag and etag and etag != self._known.etag:
+            return True
+        return self._known.total is not None and total != self._known.total
+
+    def _check_start(self, chunk: bytes) -> None:
+        """Reject a web page by its first bytes, before it is fetched to the end."""
+        wrong = not_gguf(chunk[:512], len(chunk))
+        if wrong:
+            self._part.unlink(missing_ok=True)
+            raise VerdictError(wrong, self._remote.path)
+
+    def _verified(self, digest: str) -> str:
+        expected = self._known.sha256
+        if expected is not None and digest != expected:
+            raise HashMismatchError(
+                f"{self._remote.path} has SHA-256 {digest[:16]}…, expected {expected[:16]}…: it is not installed",
+                "pull it again; if it happens twice, the source or the way to it is at fault",
+            )
+        return digest
+
+
+def _linked_sha256(response: httpx.Response) -> str | None:
+    """Return the SHA-256 that the hub sends with its redirect to a large file."""
+    for answer in (*response.history, response):
+        linked = answer.headers.get("X-Linked-Etag", "").strip('"')
+        if re.fullmatch(r"[0-9a-f]{64}", linked):
+            return str(linked)
+    return None
+
+
+def _refused(response: httpx.Response, shown: str) -> NoReturn:
+    code = response.status_code
+    if code == 416:
+        raise _Restart
+    if code in (408, 425, 429) or code >= 500:
+        after = response.headers.get("Retry-After", "")
+        raise _Retry(f"the server answers {code}", float(after) if after.isdigit() else None)
+    if code in (401, 403):
+        hint = "accept its licence on the hub and set HF_TOKEN, or look at user and password"
+        raise UnavailableError(f"{shown} is not public ({code})", hint)
+    if code in (404, 410):
+        raise UnavailableError(f"{shown} does not exist ({code})", "look at the name and the revision")
+    raise UnavailableError(f"{shown}: the server answers {code}", "look at the address, or try a mirror")

@@ -1,0 +1,193 @@
+"""List what could be served: files of the store and rows of the catalogue, ranked, by name without the headers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from edge.errors import BadDataError, ConfigError
+from edge.models.meta import ModelMeta
+from edge.models.open import ModelFile, open_model
+from edge.models.store import StoreEntry
+from edge.plan.inputs import Candidate, Weights, candidate_of
+from edge.plan.kv_cache import KvBytes, LayerShape
+from edge.resources import data_dir, load_toml
+
+if TYPE_CHECKING:
+    from edge.models.catalogue import CatalogueQuant, CatalogueRow
+
+
+# A model that could be served: a file of the store, or a row of the catalogue with what its figures allow to
+# plan.
+
+UNRANKED = 1 << 20
+# Rows that do not know their KV cache: eight heads of 128 values for K and V in f16, as Llama 3 and Qwen3 have.
+_KV_BYTES_PER_LAYER = 2 * 8 * 128 * 2
+_N_LAYER = 32  # of 3 to 9 GB models; rows that do not know theirs
+_N_VOCAB = 150_000  # Qwen3 152k, Llama 3 128k, gpt-oss 201k
+
+
+class DownloadCandidate(Struct, frozen=True):
+    """One quantization of a model. `path` None: not downloaded, `source` is what `model pull` takes.
+
+    `active` is the share of the weights that one token reads: 1 for dense models.
+    """
+
+    name: str
+    quant: str
+    bytes: int
+    path: str | None = None
+    source: str | None = None
+    rank: int = UNRANKED  # position in profiles/ranking.toml, 0 is best
+    active: float = 1.0
+
+    @property
+    def id(self) -> str:
+        return f"{self.name}:{self.quant}"
+
+
+def expected_subject(row: CatalogueRow, quant: CatalogueQuant, folder: str) -> Candidate:
+    """Build a candidate from the catalogue's figures, for a plan before the download; the header decides afterwards."""
+    n_layer = max(1, row.n_layer or _N_LAYER)
+    kv_bytes = _KV_BYTES_PER_LAYER * n_layer if row.kv_bytes_per_token is None else row.kv_bytes_per_token
+    per_layer = kv_bytes // (4 * n_layer)  # values of K, and as many of V, in f16
+    # What does not grow with the context counts as recurrent state, divided over all layers.
+    layer = LayerShape("full", per_layer, per_layer, recurrent=row.fixed_bytes > 0)
+    paths = tuple(f"{folder}/{file.path}" for file in quant.files) or (f"{folder}/{row.name}-{quant.quant}.gguf",)
+    meta = _expected_meta(row, quant, n_layer)
+    return Candidate(
+        ModelFile(row.name, quant.quant, paths[0], paths, quant.bytes, "not downloaded", meta),
+        _expected_weights(quant.bytes, n_layer),
+        KvBytes((layer,) * n_layer, 0, row.fixed_bytes // n_layer),
+    )
+
+
+def _expected_meta(row: CatalogueRow, quant: CatalogueQuant, n_layer: int) -> ModelMeta:
+    """Only what compute buffers, offload and context depend on; a feed-forward three times as wide as the embedding."""
+    width = 1024 if quant.bytes < 10**9 else 2560 if quant.bytes < 5 * 10**9 else 4096
+    return ModelMeta(
+        arch="unknown",
+        name=row.name,
+        n_layer=n_layer,
+        n_embd=width,
+        n_head=32,
+        n_head_kv=(1,) * n_layer,
+        key_length=width // 32,
+        value_length=width // 32,
+        n_ctx_train=row.n_ctx_train or 8192,
+        n_vocab=_N_VOCAB,
+        sliding_window=None,
+        n_expert=0,
+        quant=quant.quant,
+        tensors=(),
+        tensor_bytes=quant.bytes,
+        data_offset=0,
+        file_bytes=quant.bytes,
+        chat_template=row.role == "chat",
+        tokenizer=None,
+        file_type=None,
+        extra={"unknown.feed_forward_length": 3 * width},
+    )
+
+
+def _expected_weights(size: int, n_layer: int) -> Weights:
+    """The input table's share falls with size; models under 5 GB use it as output too, which keeps it twice."""
+    tied = size < 5 * 10**9
+    table = int(size * (0.15 if tied else 0.1 if size < 10**10 else 0.02))
+    output = 0 if tied else table
+    each = (size - table - output) // n_layer
+    rest = size - table - output - each * n_layer
+    return Weights(table, output + rest, (each,) * n_layer, table if tied else 0)
+
+
+class Rank(Struct, frozen=True):
+    position: int
+    active: float
+
+
+def ranking() -> dict[str, Rank]:
+    """Read profiles/ranking.toml, by lower-case name. Raises ConfigError."""
+    path = data_dir("profiles") / "ranking.toml"
+    try:
+        rows = load_toml(path)["model"]
+        return {str(row["name"]).lower(): Rank(i, float(row.get("active", 1))) for i, row in enumerate(rows)}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: {error!r}", "reinstall edgellm") from None
+
+
+def offers(
+    entries: Iterable[StoreEntry], ranks: dict[str, Rank], rows: Sequence[CatalogueRow] | None = None
+) -> list[DownloadCandidate]:
+    """Return usable files and the catalogue's other chat models. `rows` None is the shipped catalogue."""
+    here = [
+        _ranked(DownloadCandidate(entry.name, entry.quant, entry.bytes, str(entry.path)), ranks)
+        for entry in entries
+        if entry.verdict is None
+    ]
+    present = {(offer.name.lower(), offer.quant) for offer in here}
+    there = [
+        _ranked(DownloadCandidate(row.name, quant.quant, quant.bytes, None, quant.source), ranks)
+        for row in _rows(rows)
+        if row.role == "chat" and row.name.lower() in ranks
+        for quant in row.quants
+        if (row.name.lower(), quant.quant) not in present
+    ]
+    return here + there
+
+
+def loader(
+    models_dir: Path, skipped: list[str], rows: Sequence[CatalogueRow] | None = None
+) -> Callable[[DownloadCandidate], Candidate | None]:
+    """Return a function that reads each header once. It appends files that cannot be used to `skipped`."""
+    known: dict[str, Candidate | None] = {}
+
+    def load(offer: DownloadCandidate) -> Candidate | None:
+        key = offer.path or offer.id
+        if key not in known:
+            try:
+                known[key] = (
+                    candidate_of(open_model(Path(offer.path))) if offer.path else absent(offer, models_dir, rows)
+                )
+            except BadDataError as error:
+                skipped.append(str(error))
+                known[key] = None
+        return known[key]
+
+    return load
+
+
+def absent(offer: DownloadCandidate, models_dir: Path, rows: Sequence[CatalogueRow] | None = None) -> Candidate:
+    """Return what the catalogue expects of a file that is not downloaded."""
+    row, quant = _row_of(offer, _rows(rows))
+    return expected_subject(row, quant, str(models_dir))
+
+
+def of_name(entries: Iterable[StoreEntry], name: str, ranks: dict[str, Rank]) -> list[DownloadCandidate]:
+    """Return the files of one model in the store."""
+    same = (entry for entry in entries if entry.name.lower() == name.lower() and entry.verdict is None)
+    return [_ranked(DownloadCandidate(entry.name, entry.quant, entry.bytes, str(entry.path)), ranks) for entry in same]
+
+
+def _rows(rows: Sequence[CatalogueRow] | None) -> Sequence[CatalogueRow]:
+    """Load the shipped catalogue where none is given; late, because a start with a named model does without it."""
+    if rows is not None:
+        return rows
+    from edge.models.catalogue import load
+
+    return load()
+
+
+def _ranked(offer: DownloadCandidate, ranks: dict[str, Rank]) -> DownloadCandidate:
+    rank = ranks.get(offer.name.lower(), Rank(UNRANKED, 1.0))
+    return DownloadCandidate(offer.name, offer.quant, offer.bytes, offer.path, offer.source, rank.position, rank.active)
+
+
+def _row_of(offer: DownloadCandidate, rows: Sequence[CatalogueRow]) -> tuple[CatalogueRow, CatalogueQuant]:
+    for row in rows:
+        quant = row.quant(offer.quant) if row.name.lower() == offer.name.lower() else None
+        if quant is not None:
+            return row, quant
+    raise KeyError(offer.id)

@@ -1,0 +1,132 @@
+"""Choose the model files of a plan: those that the configuration names, or one selected from store and catalogue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from edge.config.models import id_of
+from edge.config.values import Config, ModelConfig, Preset
+from edge.errors import ModelMissingError
+from edge.models.quant import QuantPreference, bits, matching, order
+from edge.models.store import Store, StoreEntry
+from edge.plan.candidates import DownloadCandidate, Rank, absent, loader, of_name, offers, ranking
+from edge.plan.inputs import Candidate, PlanInputs, candidate_of
+from edge.plan.select import pick, select, smaller_quants
+from edge.units import format_bytes
+
+if TYPE_CHECKING:
+    from edge.models.catalogue import CatalogueRow
+
+
+class Chosen(Struct, frozen=True):
+    """Candidates by model id. `smaller`: files for later rungs. `absent`: not downloaded."""
+
+    models: dict[str, tuple[Candidate, ModelConfig]]
+    smaller: dict[str, tuple[Candidate, ...]]
+    absent: dict[str, DownloadCandidate]
+    notes: tuple[str, ...] = ()
+
+
+class Chooser:
+    """A chooser over one listing of the store; it reads only the headers that it considers, once each."""
+
+    def __init__(self, store: Store, inputs: PlanInputs, rows: Sequence[CatalogueRow] | None = None) -> None:
+        self._store = store
+        self._place = inputs
+        self._rows = rows
+        self._entries: list[StoreEntry] | None = None
+        self._skipped: list[str] = []
+        self._load = loader(store.models_dir, self._skipped, rows)
+
+    def choose(self, config: Config, preset: Preset) -> Chosen:
+        """Return the candidates of every configured model. Raises ModelMissingError, BadModelError, DoesNotFitError."""
+        if not config.models:
+            return self._selected(preset)
+        chosen = Chosen({}, {}, {})
+        for model in config.models:
+            own: dict[str, Any] = dict(model.set)
+            found, smaller, missing = self._named(model, replace(preset, **own))
+            chosen.models[model.id] = (found, model)
+            chosen.smaller[model.id] = smaller
+            if missing is not None:
+                chosen.absent[model.id] = missing
+        return replace(chosen, notes=tuple(self._skipped))
+
+    @property
+    def entries(self) -> list[StoreEntry]:
+        if self._entries is None:
+            self._entries = self._store.list()
+        return self._entries
+
+    def _selected(self, preset: Preset) -> Chosen:
+        found = select(offers(self.entries, ranking(), self._rows), preset, self._place, self._load)
+        model_id = id_of(found.offer.name)
+        notes = [f"no model was named: {found.offer.id} is {found.because}"]
+        if found.tokens_s is not None:
+            notes.append(f"{found.offer.id}: memory bandwidth allows about {found.tokens_s:.0f} tokens/s")
+        if found.better is not None:
+            size = format_bytes(found.better.bytes)
+            notes.append(f"{found.better.id} would fit and is better: edgellm model pull {found.better.id} ({size})")
+        return Chosen(
+            {model_id: (found.candidate, ModelConfig(model_id, found.candidate.file.path, origin="selected"))},
+            {model_id: found.smaller},
+            {} if found.offer.path else {model_id: found.offer},
+            (*notes, *self._skipped),
+        )
+
+    def _named(
+        self, model: ModelConfig, preset: Preset
+    ) -> tuple[Candidate, tuple[Candidate, ...], DownloadCandidate | None]:
+        name, _, quant = model.ref.partition(":")
+        if "/" in model.ref or model.ref.lower().endswith(".gguf"):
+            return candidate_of(self._store.resolve(model.ref)), (), None
+        ranks: dict[str, Rank] = {}
+        group = of_name(self.entries, name, ranks)
+        exact = matching(group, quant) if quant else group
+        if exact:
+            first = order(exact, QuantPreference(preset.quant, preset.prefer))[0]
+            found = None if quant or len(exact) == 1 else pick(exact, preset, self._place, self._load)[0]
+            offer = found[0] if found else first
+            loaded = self._load(offer)
+            if loaded is not None:
+                return loaded, tuple(smaller_quants(offer, group, self._load)), None
+        return self._absent(name, quant, model, preset)
+
+    def _absent(
+        self, name: str, quant: str, model: ModelConfig, preset: Preset
+    ) -> tuple[Candidate, tuple[Candidate, ...], DownloadCandidate | None]:
+        """Take a model that is not in the store from the catalogue. Raises ModelMissingError."""
+        from edge.models import catalogue  # late: a start with a downloaded model does without it
+
+        row = catalogue.find(name, tuple(self._rows) if self._rows is not None else None)
+        if row is None:
+            return candidate_of(self._store.resolve(model.ref)), (), None
+        group = [DownloadCandidate(row.name, each.quant, each.bytes, None, each.source) for each in row.quants]
+        if quant:
+            group = matching(group, quant)
+            if not group:
+                there = ", ".join(each.quant for each in row.quants)
+                raise ModelMissingError(f"there is no {quant} of {row.name}", f"the catalogue has {there}")
+        found = pick(group, preset, self._place, self._load)[0]
+        offer = found[0] if found else min(group, key=lambda one: (-bits(one.quant), one.bytes))
+        return absent(offer, self._store.models_dir, self._rows), (), offer
+
+
+class NotDownloadedError(ModelMissingError):
+    """A plan names models of the catalogue that are not in the store. `downloads`, by model id."""
+
+    def __init__(self, message: str, hint: str, downloads: dict[str, DownloadCandidate]) -> None:
+        super().__init__(message, hint)
+        self.downloads = downloads
+
+
+def fetch_first(missing: dict[str, DownloadCandidate]) -> NotDownloadedError:
+    """Build the error for a start whose models are not downloaded."""
+    names = ", ".join(offer.id for offer in missing.values())
+    size = format_bytes(sum(offer.bytes for offer in missing.values()))
+    pulls = " && ".join(f"edgellm model pull {offer.id}" for offer in missing.values())
+    return NotDownloadedError(f"{names} is not downloaded", f"{pulls} ({size}), or start with --yes", missing)

@@ -1,0 +1,194 @@
+"""From a configuration to the Plan of a machine: probe, profile, engine, memory, models. Imported before the spawn."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from edge.board import device_nodes
+from edge.board.board import VARIABLE, Board, visible
+from edge.board.memory import MemorySnapshot, assumed, snapshot
+from edge.board.probe import probe
+from edge.config import Config, resolve_profile
+from edge.config.values import ModelConfig, Override, Preset, Profile
+from edge.engine.choose import EngineFallback, choose, fallback_now
+from edge.engine.engine import Engine
+from edge.errors import DeviceMissingError, EngineMissingError, UsageError
+from edge.models.store import standard
+from edge.paths import Folders
+from edge.plan import start_records
+from edge.plan.argv import EnvFacts
+from edge.plan.calibration_file import calibration_path, load
+from edge.plan.choose import Chooser, fetch_first
+from edge.plan.plan import Plan
+from edge.plan.planner import Extras, assumed_engine, make_plan, plan_inputs
+from edge.units import MIB, format_bytes
+
+_LEAST_BYTES = 64 * MIB  # llama-server alone, without a model
+
+
+class HostView(Struct, frozen=True):
+    """The machine to plan for, read under `root` unless `board` names one that is not present.
+
+    `available_bytes` replaces what is available now. `at_boot` plans for a machine that has just started. `held_bytes`,
+    by domain, is what engines of this instance hold and a new plan may use. `waited_s`: for the GPU, so far.
+    """
+
+    root: Path = Path("/")
+    board: Board | None = None
+    available_bytes: int | None = None
+    at_boot: bool = False
+    held_bytes: Mapping[str, int] | None = None
+    waited_s: float = 0.0
+
+
+class Prepared(Struct, frozen=True):
+    """A plan and what it was made of. `fallback`: the selected engine never became ready, the former one serves."""
+
+    config: Config
+    board: Board
+    profile: Profile
+    plan: Plan
+    fallback: EngineFallback | None = None
+
+
+def prepare(config: Config, folders: Folders, view: HostView | None = None, *, allow_missing: bool = False) -> Prepared:
+    """Plan for this machine, or the one that `view` describes.
+
+    `allow_missing` plans with the engine that `edgellm build` would make, with models that are not downloaded and with
+    device nodes that are not there, and notes each. Raises ConfigError, UsageError, EngineMissingError, BadModelError,
+    ModelMissingError (NotDownloadedError where `model pull` helps), DoesNotFitError, DeviceMissingError.
+    """
+    view = view or HostView()
+    board = view.board or visible(probe(view.root), os.environ.get(VARIABLE))
+    profile = resolve_profile(config, board, folders)
+    fallback = (
+        None if config.engine or view.board else fallback_now(folders.engines, start_records.read(folders.starts))
+    )
+    engine, notes = _engine(config, profile, board, folders, view, allow_missing)
+
+    def planned(board: Board) -> Plan:
+        plan = _plan(config, profile, board, _memory(view, board), engine, folders, allow_missing)
+        return replace(plan, notes=(*plan.notes, *notes))
+
+    if not allow_missing and not view.at_boot:
+        try:
+            board = _with_devices(board, profile, config, view)
+        except DeviceMissingError:
+            # Report every other fault now, not after the wait, and read the header ahead of the device. A discrete
+            # GPU's plan needs its free memory.
+            if board.unified_memory:
+                planned(board)
+            raise
+    return Prepared(config, board, profile, planned(board), fallback)
+
+
+def engine_for(config: Config, profile: Profile, board: Board, folders: Folders, *, needs_gpu: bool) -> Engine:
+    """Return the installed engine that serves this profile. Raises EngineMissingError, UsageError."""
+    recipe = profile.preset.recipe or profile.name
+    starts = start_records.read(folders.starts)
+    capability = board.compute_capability
+    return choose(folders, config.engine or None, needs_gpu, profile=recipe, capability=capability, starts=starts)
+
+
+def wants_gpu(profile: Profile) -> bool:
+    return profile.preset.backend == "cuda" and profile.preset.offload == "full"
+
+
+def config_of(prepared: Prepared, model_id: str) -> ModelConfig:
+    """Return the configuration of this model; the defaults where the planner selected it."""
+    return next((model for model in prepared.config.models if model.id == model_id), ModelConfig(model_id, model_id))
+
+
+def preset_of(prepared: Prepared, model_id: str) -> Preset:
+    """Return the profile's preset under this model's own `set`."""
+    own: dict[str, Any] = dict(config_of(prepared, model_id).set)
+    return replace(prepared.profile.preset, **own)
+
+
+def without_gpu(config: Config) -> Config:
+    """Return the same configuration for the CPU, for a GPU that stays away while `fallback = "cpu"`."""
+    cpu = {"backend": "any", "offload": "none", "prefer": "speed"}
+    overrides = {key: Override(value, "the GPU is not there") for key, value in cpu.items()}
+    return replace(config, overrides={**config.overrides, **overrides})
+
+
+def _plan(
+    config: Config,
+    profile: Profile,
+    board: Board,
+    memory: MemorySnapshot,
+    engine: Engine,
+    folders: Folders,
+    allow_missing: bool,
+) -> Plan:
+    calibrations = load(calibration_path(folders), engine.id)
+    preset, inputs = plan_inputs(board, memory, profile, engine, calibrations)
+    chosen = Chooser(standard(folders, config.store.dirs, os.environ), inputs).choose(config, preset)
+    facts = EnvFacts(str(folders.cache), str(folders.cache), wsl=board.container == "wsl2")
+    plan = make_plan(board, memory, profile, engine, chosen.models, facts, Extras(chosen.smaller, calibrations))
+    if chosen.absent and not allow_missing:
+        raise fetch_first(chosen.absent)
+    pulls = (f"{offer.id} is not downloaded: edgellm model pull {offer.id}" for offer in chosen.absent.values())
+    return replace(plan, notes=(*plan.notes, *chosen.notes, *pulls))
+
+
+def _engine(
+    config: Config, profile: Profile, board: Board, folders: Folders, view: HostView, allow_missing: bool
+) -> tuple[Engine, tuple[str, ...]]:
+    """The installed engine, or with `allow_missing` the one that `edgellm build` would make, and a note on that."""
+    recipe = profile.preset.recipe or profile.name
+    future = assumed_engine(board, recipe, str(folders.engines / recipe / "bin/llama-server"))
+    elsewhere = view.board is not None or view.root != Path("/")
+    if allow_missing and elsewhere and not config.engine:
+        return future, (f"planned for an engine built there with `edgellm build -p {recipe}`",)
+    needs_gpu = profile.preset.backend == "cuda" and profile.preset.fallback != "cpu"
+    try:
+        return engine_for(config, profile, board, folders, needs_gpu=needs_gpu), ()
+    except EngineMissingError as error:
+        if config.engine or not allow_missing:
+            raise
+        return future, (f"{error}: planned as if it were; {error.hint}",)
+
+
+def _memory(view: HostView, board: Board) -> MemorySnapshot:
+    """Raises UsageError for available memory that this board cannot have."""
+    if view.available_bytes is not None and not _LEAST_BYTES <= view.available_bytes <= board.memory_bytes:
+        raise UsageError(
+            f"{format_bytes(view.available_bytes)} of available memory: {board.module} has "
+            f"{format_bytes(board.memory_bytes)}, and an engine takes {format_bytes(_LEAST_BYTES)} without a model",
+            "write a unit: --memory 5.2GiB",
+        )
+    if view.board is not None:
+        return assumed(board, view.available_bytes)
+    memory = snapshot(view.root, board, view.available_bytes)
+    held = view.held_bytes or {}
+    booted = assumed(board).available_bytes if view.at_boot else {}
+    free = {
+        domain: min(total, max(memory.available_bytes[domain] + held.get(domain, 0), booted.get(domain, 0)))
+        for domain, total in memory.total_bytes.items()
+    }
+    return replace(memory, available_bytes=free)
+
+
+def _with_devices(board: Board, profile: Profile, config: Config, view: HostView) -> Board:
+    """The board, without its GPU where that stayed away and the profile allows the CPU. Raises DeviceMissingError."""
+    patience_s = device_nodes.wait_limit_s(view.root)
+    if config.profile == "auto" and not wants_gpu(profile):
+        if view.waited_s < patience_s and device_nodes.driver_pending(board, view.root):
+            hint = "the driver may be late: start with -p cpu not to wait for it"
+            raise DeviceMissingError("an NVIDIA GPU is here, but no driver answers", hint, patience_s=patience_s)
+        return board
+    if not wants_gpu(profile) or board.refused is not None:
+        return board
+    found = device_nodes.check_nodes(board, view.root)
+    if found.ready:
+        return board
+    if profile.preset.fallback != "cpu" or view.waited_s < patience_s:
+        raise DeviceMissingError(found.sentence, found.hint, patience_s=patience_s)
+    return replace(board, refused=found.sentence)

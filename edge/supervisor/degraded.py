@@ -1,0 +1,139 @@
+"""Compare a started engine with its plan; each difference is a Degraded. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from edge.linux.procfs import ProcessUsage
+from edge.plan.plan import LaunchPlan
+from edge.supervisor.policy import SupervisorOptions
+from edge.supervisor.state import SupervisorState
+from edge.supervisor.status import Degraded, Failure
+from edge.units import MIB, format_bytes
+
+KV_LEAST = 0.9  # llama.cpp pads cells and rounds types: a tenth is no difference
+
+
+class EngineFacts(Struct, frozen=True):
+    """Facts that the log states. Sizes are in MiB, as llama.cpp prints them."""
+
+    offloaded: tuple[int, int] | None = None  # n of m layers on the GPU
+    devices: tuple[str, ...] = ()
+    archs: tuple[int, ...] = ()  # of the engine's machine code, as in sm_87
+    load_mode: str | None = None
+    kv_mib: float | None = None  # all KV caches together
+    cpu_because: str | None = None  # why the GPU is not used
+    proved_by: str | None = None  # evidence of the GPU where no line shows it
+
+
+def differences(plan: LaunchPlan, facts: EngineFacts, props: Mapping[str, Any] | None) -> tuple[Degraded, ...]:
+    """Return the degradations. `props`: the document of /props, None where it was not to be had."""
+    found = [*_rung(plan), *_offload(plan, facts), *_devices(plan, facts), *_kv(plan, facts), *_load_mode(plan, facts)]
+    if props is not None:
+        found += _props(plan, props)
+    return tuple(found)
+
+
+def _rung(plan: LaunchPlan) -> list[Degraded]:
+    if plan.rung == 0:
+        return []
+    because = next((r.because for r in plan.reasons if r.subject == "rung"), "the rungs above did not fit in memory")
+    return [Degraded("rung", "0", str(plan.rung), because)]
+
+
+def _offload(plan: LaunchPlan, facts: EngineFacts) -> list[Degraded]:
+    wanted = plan.settings.n_gpu_layers
+    if wanted <= 0:
+        return []
+    if facts.offloaded is not None:
+        on_gpu, layers = facts.offloaded
+        if on_gpu >= min(wanted, layers):
+            return []
+        because = facts.cpu_because or "the engine put the rest on the CPU"
+        return [Degraded("n_gpu_layers", str(min(wanted, layers)), f"{on_gpu}/{layers}", because)]
+    if facts.devices or facts.proved_by:
+        return []  # a build that does not print the offload line
+    return [Degraded("device", "GPU", "CPU", facts.cpu_because or "the engine lists no GPU")]
+
+
+def _devices(plan: LaunchPlan, facts: EngineFacts) -> list[Degraded]:
+    """Report one of several GPUs that is missing; the others hold its share."""
+    wanted = plan.settings.devices if plan.settings.n_gpu_layers > 0 else ()
+    missing = [device for device in wanted if device not in facts.devices]
+    if not facts.devices or not missing:
+        return []
+    return [Degraded("devices", ", ".join(wanted), ", ".join(facts.devices), f"{', '.join(missing)} is not there")]
+
+
+def _kv(plan: LaunchPlan, facts: EngineFacts) -> list[Degraded]:
+    """Report a smaller cache than planned: it is a smaller context or a coarser type."""
+    planned_mib = sum(domain.kv_bytes for domain in plan.budget.values()) / MIB
+    if facts.kv_mib is None or facts.kv_mib >= planned_mib * KV_LEAST:
+        return []
+    return [Degraded("kv_cache", f"{planned_mib:.0f} MiB", f"{facts.kv_mib:.0f} MiB", "the engine made it smaller")]
+
+
+def _load_mode(plan: LaunchPlan, facts: EngineFacts) -> list[Degraded]:
+    """Report mapped weights where own memory was planned: the kernel may drop pages and reread them in an answer."""
+    wanted = plan.settings.load_mode
+    if facts.load_mode is None or not facts.load_mode.startswith("mmap") or wanted.startswith("mmap"):
+        return []
+    return [Degraded("load_mode", wanted, facts.load_mode, "the engine maps the file nevertheless")]
+
+
+def _props(plan: LaunchPlan, props: Mapping[str, Any]) -> list[Degraded]:
+    """Compare /props: `total_slots`, and n_ctx of one slot."""
+    settings, found = plan.settings, []
+    slots = props.get("total_slots")
+    if isinstance(slots, int) and slots != settings.n_parallel:
+        found.append(Degraded("n_parallel", str(settings.n_parallel), str(slots), "the engine chose its own slots"))
+    got = props.get("default_generation_settings", {}).get("n_ctx")
+    wanted = settings.n_ctx // max(settings.n_parallel, 1)
+    if isinstance(got, int) and got < wanted:
+        found.append(Degraded("n_ctx", f"{wanted} a slot", f"{got} a slot", "the engine shrank the context"))
+    return found
+
+
+# Compare the memory of a serving engine with its plan. Pure.
+
+# Estimates of compute buffers are off by up to a quarter; on small models a fixed amount (libraries, threads) is more.
+GROWN_RATIO = 1.25
+GROWN_BYTES = 256 * MIB
+SWAPPED_BYTES = 64 * MIB  # less is pages of the start that are not used again
+
+
+def grown(plan: LaunchPlan, vitals: ProcessUsage | None) -> tuple[Degraded, ...]:
+    """Return growth and swapping as degradations, by the process's anonymous memory and swap.
+
+    On a Jetson the kernel does not count GPU allocations for the process (FC-20).
+    """
+    domain = plan.budget.get("unified") or plan.budget.get("host")
+    if vitals is None or domain is None:
+        return ()
+    found: list[Degraded] = []
+    planned, taken = domain.required_bytes, vitals.rss_anon_bytes + vitals.swap_bytes
+    if taken > planned * GROWN_RATIO + GROWN_BYTES:
+        because = "the engine grew past its plan: prompt cache, checkpoints or a leak"
+        found.append(Degraded("memory", format_bytes(planned), format_bytes(taken), because))
+    if vitals.swap_bytes > SWAPPED_BYTES:
+        got = format_bytes(vitals.swap_bytes)
+        found.append(Degraded("swap", "none", got, "memory is short, and the engine slow: end other programs"))
+    return tuple(found)
+
+
+# Differences from the request that are known when a child is spawned. Pure.
+
+
+def before_start(terms: SupervisorOptions, machine: SupervisorState, missing: Failure | None) -> tuple[Degraded, ...]:
+    """Return what is degraded before the start. `missing`: why the GPU is not used although the plan needs it."""
+    return (*terms.known, *_of(machine, missing))
+
+
+def _of(machine: SupervisorState, missing: Failure | None) -> Iterator[Degraded]:
+    if missing is not None:
+        yield Degraded("device", "GPU", "CPU", f"{missing.kind}: {missing.hint}")
+    if machine.safe_mode:
+        yield Degraded("accelerations", "on", "off", "it crashed twice in a row while starting with them")

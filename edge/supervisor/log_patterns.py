@@ -1,0 +1,102 @@
+"""Match an engine's log lines against the patterns of build/llama-server.toml. Pure once loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+# "0.00.285.018 I cmn  common_param: ..." (--log-prefix --log-timestamps): minutes.seconds.ms.us since the first line.
+_PREFIX = re.compile(r"(\d+)\.(\d\d)\.(\d\d\d)\.(\d\d\d) ([DIWEF]) ")
+
+
+class LogLine(Struct, frozen=True):
+    """A log line without its prefix. `engine_s`: its timestamp on the engine's clock; None without one."""
+
+    text: str
+    engine_s: float | None
+    level: str | None
+
+
+def parse_line(raw: str) -> LogLine:
+    """Split the prefix of --log-prefix --log-timestamps from a line."""
+    match = _PREFIX.match(raw)
+    if match is None:
+        return LogLine(raw, None, None)
+    minutes, seconds, millis, micros = (int(match[n]) for n in range(1, 5))
+    return LogLine(raw[match.end() :], minutes * 60 + seconds + millis / 1e3 + micros / 1e6, match[5])
+
+
+class PatternMatch(Struct, frozen=True):
+    """A match: `name` of the pattern, `groups` its named values."""
+
+    name: str
+    groups: dict[str, str]
+
+
+class Signature(Struct, frozen=True):
+    """A known cause of failure. `serves`: the engine goes on; `device`: the planned GPU is not used."""
+
+    id: str
+    pattern: re.Pattern[str]
+    kind: str
+    hint: str
+    permanent: bool
+    oom: bool
+    serves: bool = False
+    device: bool = False
+
+
+class Patterns:
+    """The patterns: gates that a line opens, marks (instants), facts (values) and signatures (causes of failure)."""
+
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        self._gates = {name: _compiled(table["gates"][name]) for name in ("weights", "kv_cache")}
+        self._marks = {name: _compiled(patterns) for name, patterns in table["marks"].items()}
+        self._facts = {name: _compiled(patterns) for name, patterns in table["facts"].items()}
+        self._noise = _compiled(table.get("noise", {}).get("requests", []))
+        self.signatures = tuple(_signature(row) for row in table["signatures"])
+
+    def gates(self, text: str) -> Iterator[PatternMatch]:
+        """Yield matches of weights and kv_cache. The other gates depend on facts and on the plan."""
+        return _matches(self._gates, text)
+
+    def marks(self, text: str) -> Iterator[PatternMatch]:
+        return _matches(self._marks, text)
+
+    def facts(self, text: str) -> Iterator[PatternMatch]:
+        return _matches(self._facts, text)
+
+    def noise(self, text: str) -> bool:
+        """Return whether the line is the echo of a probe, which is no progress."""
+        return any(pattern.search(text) for pattern in self._noise)
+
+    def cause(self, text: str) -> Signature | None:
+        return next((signature for signature in self.signatures if signature.pattern.search(text)), None)
+
+
+def _compiled(patterns: str | list[str]) -> list[re.Pattern[str]]:
+    return [re.compile(pattern) for pattern in ([patterns] if isinstance(patterns, str) else patterns)]
+
+
+def _matches(table: Mapping[str, list[re.Pattern[str]]], text: str) -> Iterator[PatternMatch]:
+    for name, patterns in table.items():
+        for pattern in patterns:
+            if match := pattern.search(text):
+                yield PatternMatch(name, {key: value for key, value in match.groupdict().items() if value is not None})
+                break
+
+
+def _signature(row: Mapping[str, Any]) -> Signature:
+    return Signature(
+        id=row["id"],
+        pattern=re.compile(row["pattern"]),
+        kind=row["kind"],
+        hint=row["hint"],
+        permanent=row["permanent"],
+        oom=row["oom"],
+        serves=row.get("serves", False),
+        device=row.get("device", False),
+    )

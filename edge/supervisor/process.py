@@ -1,0 +1,148 @@
+"""One engine process: it cannot outlive this process, and a signal reaches only the process that was spawned.
+
+Standard library only and synchronous: the first child is spawned before asyncio is imported. Call `spawn` on the main
+thread: the parent-death signal fires when the spawning *thread* ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import signal
+import signal as signals
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from edge.errors import UnavailableError
+from edge.supervisor.policy import ProcessLimits
+
+# The exit status of a process. A value.
+
+
+class ExitStatus(Struct, frozen=True):
+    """An exit by `code` or by `signal`. `lived_s`: from spawn to exit."""
+
+    code: int | None
+    signal: int | None
+    lived_s: float
+
+    def __str__(self) -> str:
+        if self.signal is None:
+            return f"exit code {self.code} after {self.lived_s:.1f} s"
+        known = self.signal in {number.value for number in signals.Signals}
+        name = signals.Signals(self.signal).name if known else str(self.signal)
+        return f"signal {name} after {self.lived_s:.1f} s"
+
+
+PR_SET_PDEATHSIG = 1
+# The whole log of a start fits, so the child never blocks on it while this process still imports. 1 MiB is
+# the kernel's default limit for unprivileged processes (/proc/sys/fs/pipe-max-size).
+PIPE_BYTES = 1 << 20
+
+
+class Child:
+    """A spawned engine. `close()` closes the pipes."""
+
+    def __init__(self, process: subprocess.Popen[bytes], socket_path: Path, spawned_at_s: float) -> None:
+        self.pid = process.pid
+        self.socket_path = socket_path
+        self.spawned_at_s = spawned_at_s  # time.monotonic()
+        self.started_ticks = _start_ticks(process.pid)
+        self._process = process
+        assert process.stdout is not None and process.stderr is not None
+        self.stdout = process.stdout
+        self.stderr = process.stderr
+
+    def poll(self) -> ExitStatus | None:
+        """Return how the child ended, reaping it; None while it runs."""
+        code = self._process.poll()
+        if code is None:
+            return None
+        lived_s = time.monotonic() - self.spawned_at_s
+        return ExitStatus(code if code >= 0 else None, -code if code < 0 else None, lived_s)
+
+    def send(self, number: signal.Signals) -> bool:
+        """Signal the child, unless its pid belongs to another process by now. Return whether it was sent."""
+        if self._process.returncode is not None or _start_ticks(self.pid) != self.started_ticks:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+            return True
+        return False
+
+    def wait(self, timeout_s: float) -> ExitStatus | None:
+        """Wait for the end, blocking; for the synchronous launcher only."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        return self.poll()
+
+    def close(self) -> None:
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+
+def spawn(
+    argv: Sequence[str], env: Mapping[str, str], socket_path: Path, limits: ProcessLimits | None = None, cwd: str = "/"
+) -> Child:
+    """Start an engine with `{socket}` in argv replaced. Raises UnavailableError if the binary cannot be executed."""
+    limits = limits or ProcessLimits()
+    socket_path.unlink(missing_ok=True)  # a former child's: the instance lock excludes other owners
+    spawned_at_s = time.monotonic()
+    try:
+        process = subprocess.Popen(
+            [part.replace("{socket}", str(socket_path)) for part in argv],
+            env=dict(env),
+            stdin=subprocess.PIPE,  # held open: EOF is the child's sign that this process is gone
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            cwd=cwd,
+            start_new_session=True,  # Ctrl-C in the terminal goes to this process only
+            umask=0o077,
+            preexec_fn=_BeforeExec(os.getpid(), limits),
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UnavailableError(f"cannot start {argv[0]}: {error}", "check the path and its permissions") from error
+    for stream in (process.stdout, process.stderr):
+        assert stream is not None
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(stream, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{process.pid}/oom_score_adj").write_text(str(limits.oom_score_adj))
+    return Child(process, socket_path, spawned_at_s)
+
+
+_libc = ctypes.CDLL(None)  # loaded before any fork: between fork and exec nothing may be allocated
+
+
+class _BeforeExec:
+    """Set up the child between fork and exec."""
+
+    def __init__(self, parent: int, limits: ProcessLimits) -> None:
+        self.parent = parent
+        self.limits = limits
+
+    def __call__(self) -> None:
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != self.parent:  # the parent died before the call
+            os._exit(1)
+        if self.limits.nice:
+            os.nice(self.limits.nice)
+        if self.limits.cpus:
+            os.sched_setaffinity(0, self.limits.cpus)
+
+
+def _start_ticks(pid: int) -> str | None:
+    """Return the start time in ticks since boot: with the pid it identifies one process. None without /proc entry."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return None

@@ -1,0 +1,82 @@
+"""Wait for the end of a process: by pidfd (Linux 5.3), else by polling."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import IO
+
+from edge.supervisor.process import Child, ExitStatus
+
+FALLBACK_POLL_S = 0.05  # only for kernels before 5.3: JetPack 5 has 5.10, JetPack 4 (4.9) polls
+
+
+async def gone(pid: int) -> None:
+    """Return once the process has ended; it still has to be reaped."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    except (OSError, AttributeError):
+        while not _ended(pid):
+            await asyncio.sleep(FALLBACK_POLL_S)
+        return
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+async def reaped(child: Child) -> ExitStatus:
+    """Wait for the end and reap it. A pidfd is readable shortly before the zombie can be reaped."""
+    await gone(child.pid)
+    while (status := child.poll()) is None:
+        await asyncio.sleep(0.001)
+    return status
+
+
+def _ended(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+# Read lines of a pipe into a callback on the event loop. A line without an end is cut.
+
+LINE_BYTES_MAX = 64 * 1024
+
+
+class PipeLines(asyncio.Protocol):
+    """A protocol that calls `on_line` for each line. `ended` is set when every writer has closed the pipe."""
+
+    def __init__(self, on_line: Callable[[str], None]) -> None:
+        self.ended = asyncio.Event()
+        self._on_line = on_line
+        self._rest = b""
+
+    def data_received(self, data: bytes) -> None:
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        for line in whole:
+            self._on_line(_text(line))
+        if len(self._rest) > LINE_BYTES_MAX:
+            self._on_line(_text(self._rest))
+            self._rest = b""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._rest:
+            self._on_line(_text(self._rest))
+            self._rest = b""
+        self.ended.set()
+
+
+def _text(line: bytes) -> str:
+    return line[:LINE_BYTES_MAX].decode(errors="replace").rstrip()
+
+
+async def read_lines(pipe: IO[bytes], on_line: Callable[[str], None]) -> tuple[asyncio.ReadTransport, PipeLines]:
+    """Start reading a pipe. Close the transport at the end."""
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.connect_read_pipe(lambda: PipeLines(on_line), pipe)
+    return transport, protocol

@@ -1,0 +1,265 @@
+"""Turn one child's log lines and progress protocol into gates, facts and marks of its start. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from edge.engine import gpu_code
+from edge.plan.plan import LaunchPlan
+from edge.supervisor.degraded import EngineFacts
+from edge.supervisor.gates import Gates
+from edge.supervisor.log_patterns import PatternMatch, Patterns, Signature, parse_line
+from edge.units import format_bytes
+
+PROTOCOL = "cmd_child_to_router:state:"
+LINE_CHARACTERS = (
+    4096  # the longest line that llama.cpp prints with a path in it stays below; the rest is text of a model
+)
+KEPT_LINES = 400  # the cause of an exit stands before its backtrace, which is long
+CPU_ONLY_HINT = (
+    "the engine put every layer on the CPU: was it built with CUDA (`edgellm engine show`), and does the driver "
+    "answer (`edgellm doctor`)?"
+)
+
+
+class Missing(Struct, frozen=True):
+    """The reason why the GPU is not used. `permanent`: another start would see the same."""
+
+    kind: str
+    hint: str
+    permanent: bool = False
+
+
+class LogEvent(Struct, frozen=True):
+    """An event that a line reports: `loading`, `ready` (to be confirmed by /health) or `no_device`."""
+
+    what: str
+    missing: Missing | None = None
+
+
+class Attempt:
+    """The observed start of one child: lines go in; gates, facts, progress and marks come out.
+
+    Times are monotonic seconds. `weights_bytes`: tensors of the model. `driver`: evidence that the GPU's device nodes
+    open, None where it was not checked. `capability` of the GPU: "8.7".
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        patterns: Patterns,
+        spawned_at_s: float,
+        weights_bytes: int,
+        *,
+        driver: str | None = None,
+        capability: str | None = None,
+    ) -> None:
+        self.plan = plan
+        self.weights_bytes = weights_bytes
+        self.gates = Gates(spawned_at_s, wanted=plan.settings.devices if plan.settings.n_gpu_layers > 0 else ())
+        self.facts = EngineFacts()
+        self.progress: float | None = None
+        self.marks: dict[str, float] = {}  # first time each mark was seen
+        self.tail: deque[str] = deque(maxlen=KEPT_LINES)
+        self.lines = 0  # log lines that are progress
+        self._patterns = patterns
+        self._capability = capability
+        self._clock_offset_s: float | None = None
+        self._starting = True
+        self._has_protocol = False
+        self._weights_on: dict[str, str] = {}  # MiB by device
+        self._kv_on: dict[str, str] = {}
+        if not self.wants_gpu:
+            self.gates = self.gates.open("driver", spawned_at_s, "no GPU wanted")
+        elif driver is not None:
+            self.gates = self.gates.open("driver", spawned_at_s, driver)
+
+    @property
+    def wants_gpu(self) -> bool:
+        return self.plan.settings.n_gpu_layers > 0
+
+    @property
+    def served(self) -> bool:
+        return not self._starting
+
+    def stderr(self, raw: str, now_s: float) -> Sequence[LogEvent]:
+        """Take one log line. Lines without a prefix (of a chat template, say) match no pattern."""
+        raw = raw[:LINE_CHARACTERS]
+        self.tail.append(raw)
+        if self._patterns.noise(raw):
+            return ()
+        self.lines += 1
+        if not self._starting:
+            return ()
+        line = parse_line(raw)
+        at_s = self._engine_time(line.engine_s, now_s)
+        seen: list[LogEvent] = []
+        for mark in self._patterns.marks(line.text):
+            if mark.name not in self.marks:
+                self.marks[mark.name] = at_s
+                seen += self._mark(mark, at_s)
+        for gate in self._patterns.gates(line.text):
+            self._gate(gate, at_s)
+        for fact in self._patterns.facts(line.text):
+            seen += self._fact(fact, at_s)
+        return seen + self._device_trouble(line.text) if self.wants_gpu else seen
+
+    def stdout(self, raw: str, now_s: float) -> Sequence[LogEvent]:
+        """Take a line of the progress protocol (llama-server's router mode); any other line is a log line."""
+        if not raw.startswith(PROTOCOL):
+            return self.stderr(raw, now_s)
+        try:
+            message: Any = json.loads(raw.removeprefix(PROTOCOL))
+            state, payload = message["state"], message.get("payload") or {}
+        except (ValueError, KeyError, TypeError):
+            return self.stderr(raw, now_s)
+        self.lines += 1
+        if state == "ready":
+            return [LogEvent("ready")]
+        if state == "loading":
+            value = payload.get("value")
+            if isinstance(value, (int, float)):
+                self._has_protocol = True
+                self.progress = max(self.progress or 0.0, min(1.0, float(value)))
+            return [LogEvent("loading")]
+        return ()
+
+    def bytes_read(self, count: int) -> None:
+        """Take the bytes read by the child as progress, for engines without the protocol."""
+        if self._starting and not self._has_protocol and self.progress != 1.0 and self.weights_bytes > 0:
+            self.progress = max(self.progress or 0.0, min(0.99, count / self.weights_bytes))
+
+    def answered(self, now_s: float, rss_bytes: int | None = None) -> Sequence[LogEvent]:
+        """Take a 200 of /health: it opens the gates without a line of their own, the GPU's excepted."""
+        seen: list[LogEvent] = []
+        if self.wants_gpu and not self.facts.devices and self.facts.offloaded is None:
+            seen += self._silent_gpu(now_s, rss_bytes)
+        self.gates = self.gates.open_up_to("kv_cache", now_s, "the engine reports ready (no log line shows it)")
+        self.progress = 1.0
+        return seen
+
+    def warmed(self, now_s: float, evidence: str) -> None:
+        """Take the first completion: the start is over."""
+        self.gates = self.gates.open("warm", now_s, evidence)
+        self._starting = False
+
+    def _silent_gpu(self, now_s: float, rss_bytes: int | None) -> list[LogEvent]:
+        """Judge a build that prints no device: weights that are not in host memory must be on the GPU."""
+        if rss_bytes is not None and rss_bytes < self.weights_bytes // 2:
+            size, all_of = format_bytes(rss_bytes), format_bytes(self.weights_bytes)
+            evidence = f"{size} of host memory hold {all_of} of weights: they are on the GPU (no log line shows it)"
+            self.facts = replace(self.facts, proved_by=evidence)
+            self.gates = self.gates.open_up_to("backend", now_s, evidence)
+            return []
+        for name in ("context", "backend"):
+            self.gates = self.gates.refuse(name, "no line and no probe shows the GPU in use")
+        return [LogEvent("no_device", Missing("cpu_only", CPU_ONLY_HINT))]
+
+    def _engine_time(self, engine_s: float | None, now_s: float) -> float:
+        """Convert a line's own timestamp to monotonic time.
+
+        Lines may be read late, while this process imports. The smallest delay seen fixes the offset between the two
+        clocks, and moves what a larger one has placed.
+        """
+        if engine_s is None:
+            return now_s
+        offset_s = now_s - engine_s
+        if self._clock_offset_s is None:
+            self._clock_offset_s = offset_s
+        elif offset_s < self._clock_offset_s:
+            late_s = self._clock_offset_s - offset_s
+            self._clock_offset_s = offset_s
+            self.marks = {name: max(self.gates.began_s, at_s - late_s) for name, at_s in self.marks.items()}
+            self.gates = self.gates.earlier(late_s)
+        return max(self.gates.began_s, engine_s + self._clock_offset_s)
+
+    def _mark(self, mark: PatternMatch, at_s: float) -> list[LogEvent]:
+        match mark.name:
+            case "load" | "header":
+                if not self.wants_gpu:
+                    self.gates = self.gates.open("context", at_s, "CPU")  # older builds print no CPU line
+                    self.gates = self.gates.open("backend", at_s, "CPU kernels, as planned")
+                return [LogEvent("loading")]
+            case "loaded":
+                return [LogEvent("ready")]
+        return []
+
+    def _gate(self, gate: PatternMatch, at_s: float) -> None:
+        if gate.name == "weights":
+            self.progress = 1.0
+            self.gates = self.gates.open("weights", at_s, f"{format_bytes(self.weights_bytes)} read")
+            for device, mib in self._weights_on.items():
+                self.gates = self.gates.open("weights", at_s, f"{mib} MiB", device)
+        elif size := gate.groups.get("mib"):
+            cells = gate.groups.get("cells")
+            self.gates = self.gates.open("kv_cache", at_s, f"{size} MiB" + (f", {cells} cells" if cells else ""))
+            for device, mib in self._kv_on.items():
+                self.gates = self.gates.open("kv_cache", at_s, f"{mib} MiB", device)
+        else:
+            self.gates = self.gates.open("kv_cache", at_s, "allocated")
+
+    def _fact(self, fact: PatternMatch, at_s: float) -> list[LogEvent]:
+        groups, facts = fact.groups, self.facts
+        match fact.name:
+            case "cpu" if not self.wants_gpu:
+                self.gates = self.gates.open("context", at_s, f"CPU: {groups['name']}")
+            case "answers" if self.wants_gpu:
+                self.gates = self.gates.open("driver", at_s, f"{groups['name']} answers")
+            case "device" if self.wants_gpu:
+                self._device(groups["device"], groups.get("name", groups["device"]), at_s)
+            case "archs":
+                archs = tuple(int(arch) // 10 for arch in groups["archs"].split(","))
+                self.facts = replace(facts, archs=archs)
+            case "offload" if self.wants_gpu:
+                return self._offload(int(groups["offloaded"]), int(groups["layers"]), at_s)
+            case "weights_on":  # printed at allocation; the bytes are read after it
+                self._weights_on[groups["device"]] = groups["mib"]
+            case "kv_on":
+                self._kv_on[groups["device"]] = groups["mib"]
+            case "load_mode":
+                self.facts = replace(facts, load_mode=groups["load_mode"])
+            case "kv":
+                self.facts = replace(facts, kv_mib=(facts.kv_mib or 0.0) + float(groups["mib"].replace(",", ".")))
+        return []
+
+    def _device(self, device: str, name: str, at_s: float) -> None:
+        if device not in self.facts.devices:
+            self.facts = replace(self.facts, devices=(*self.facts.devices, device))
+        self.gates = self.gates.open("driver", at_s, f"{device} answers")
+        self.gates = self.gates.open("context", at_s, f"{device}: {name}", device)
+
+    def _offload(self, on_gpu: int, layers: int, at_s: float) -> list[LogEvent]:
+        self.facts = replace(self.facts, offloaded=(on_gpu, layers))
+        evidence = f"{on_gpu}/{layers} layers on the GPU"
+        if on_gpu == 0:
+            self.gates = self.gates.refuse("backend", evidence)
+            because = self.facts.cpu_because or evidence
+            self.facts = replace(self.facts, cpu_because=because)
+            return [LogEvent("no_device", Missing("cpu_only", CPU_ONLY_HINT))]
+        if on_gpu < min(layers, self.plan.settings.n_gpu_layers):
+            self.gates = self.gates.refuse("backend", evidence)
+            return []
+        code = gpu_code.describe(self.facts.archs, self._capability)
+        # With layers on the GPU a context exists; the oldest builds print no line for it.
+        self.gates = self.gates.open_up_to("context", at_s, evidence)
+        self.gates = self.gates.open("backend", at_s, f"{evidence}, {code}" if code else evidence)
+        return []
+
+    def _device_trouble(self, text: str) -> list[LogEvent]:
+        signature = self._patterns.cause(text)
+        if signature is None or not signature.device:
+            return []
+        self.facts = replace(self.facts, cpu_because=signature.kind)
+        self.gates = self.gates.refuse("context", signature.kind)
+        # A process that exits is diagnosed by its exit; one that goes on would serve from the CPU.
+        return [_missing(signature)] if signature.serves else []
+
+
+def _missing(signature: Signature) -> LogEvent:
+    return LogEvent("no_device", Missing(signature.kind, signature.hint, signature.permanent))

@@ -1,0 +1,63 @@
+"""The gateway's interface to a model: where to send requests, and what to wait for."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from edge.supervisor.status import ModelStatus
+
+
+class Endpoint(Struct, frozen=True):
+    """The socket of a live engine. `generation` differs for each child: pooled connections belong to one of them."""
+
+    socket_path: str
+    generation: int
+
+
+class Upstream(Protocol):
+    """One model. The supervisor's ModelHandle implements it, and so do tests."""
+
+    @property
+    def model_id(self) -> str: ...
+
+    @property
+    def aliases(self) -> tuple[str, ...]: ...
+
+    @property
+    def slots(self) -> int:
+        """How many requests the engine works on at once (n_parallel)."""
+        ...
+
+    @property
+    def model_info(self) -> dict[str, Any]:
+        """What llama-server's /v1/models shows of the model under `meta` (n_ctx_train, n_params, size, ...)."""
+        ...
+
+    def status(self) -> ModelStatus: ...
+
+    def endpoint(self) -> Endpoint | None:
+        """Return where to send a request now; None unless READY."""
+        ...
+
+    async def ensure_ready(self) -> ModelStatus:
+        """Wait until READY, FAILED or STOPPED, waking a sleeping model. It may be cancelled at any time."""
+        ...
+
+    def expected_ready_in_s(self) -> float | None:
+        """Return the seconds to READY as the last start took them; None without a record."""
+        ...
+
+    def request(self) -> AbstractContextManager[RequestProgress]:
+        """Count a request as open while the context lasts. Without `Progress.moved()` the engine counts as hung."""
+        ...
+
+
+class RequestProgress(Protocol):
+    """The progress of one open request."""
+
+    def moved(self) -> None:
+        """Note that bytes of the answer arrived."""
+        ...

@@ -1,0 +1,178 @@
+"""Send the first completion, and warm up an idle engine so that its first answers are fast."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from edge.plan.plan import Settings
+from edge.supervisor import warmup
+from edge.supervisor.policy import ExpectedSpeed, SupervisorOptions
+from edge.supervisor.status import Degraded, Failure
+from edge.supervisor.traffic import Traffic
+
+# Ask one engine over its private unix socket.
+
+# A long prompt may block /health for seconds: a late answer means a busy engine, and the next poll asks again.
+HEALTH_TIMEOUT_S = 2.0
+
+
+class EngineClient:
+    """The HTTP client of one child; a new child gets a new Probe."""
+
+    def __init__(self, socket_path: Path) -> None:
+        self._session = aiohttp.ClientSession(connector=aiohttp.UnixConnector(path=str(socket_path)))
+
+    async def health(self) -> int | None:
+        """Return the status of /health; None when nothing answers."""
+        try:
+            timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
+            async with self._session.get("http://engine/health", timeout=timeout) as response:
+                await response.read()  # closing it half-read would make the engine log a broken connection
+                return response.status
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError):
+            return None
+
+    async def get(self, path: str) -> Any | None:
+        """Return a JSON document; None when there is none."""
+        try:
+            async with self._session.get(f"http://engine{path}") as response:
+                return await response.json() if response.status == 200 else None
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError, ValueError):
+            return None
+
+    async def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        """Return status and JSON, without a timeout. Raises aiohttp.ClientError or OSError if the engine goes away."""
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with self._session.post(f"http://engine{path}", json=body, timeout=timeout) as response:
+            try:
+                return response.status, await response.json(content_type=None)
+            except ValueError:
+                return response.status, None
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+# Pauses after a 503 of a completion, first and longest: mostly it lasts milliseconds, in some builds minutes (FC-31).
+RETRY_S = (0.02, 0.5)
+# Below a quarter of what the board can deliver the cause is a fault (clocks, CPU instead of GPU, swap), not load.
+SLOW_RATIO = 0.25
+
+
+class ConnectionLost(Exception):
+    """The engine closed the connection; its exit is diagnosed elsewhere."""
+
+
+class Warming:
+    """The warm-up of one child. `tokens_s` and `slow` are known after `idle()`."""
+
+    def __init__(self, probe: EngineClient, settings: Settings, chat_template: bool, terms: SupervisorOptions) -> None:
+        self.tokens_s: float | None = None
+        self.slow: tuple[Degraded, ...] = ()
+        self.busy = False  # a request of the idle set is open
+        self.idle_done: tuple[str, ...] = ()  # names of the requests that were sent
+        self._probe = probe
+        self._settings = settings
+        self._chat_template = chat_template
+        self._terms = terms
+        self._prompt_token_s: float | None = None
+
+    async def first(self) -> Failure | None:
+        """Return None once a completion came back. Raises ConnectionLost."""
+        refusal = "no answer"
+        for request in warmup.first(self._settings.role, self._chat_template):
+            pause_s, longest_s = RETRY_S
+            while True:
+                status, answer = await self._ask(request)
+                if warmup.answered(request, status, answer):
+                    self._note_prompt_speed(answer)
+                    return None
+                if status != 503:
+                    break
+                await asyncio.sleep(pause_s)  # /health answers 200 before completions do (FC-31)
+                pause_s = min(pause_s * 1.5, longest_s)
+            refusal = f"{request.path} answered {status}"
+        hint = "the engine is up but cannot complete a prompt: see `edgellm logs --engine`"
+        return Failure("warm_up_failed", refusal, hint)
+
+    async def idle(self, traffic: Traffic) -> None:
+        """Send the idle set. A low speed is measured once more before it counts."""
+        policy = self._terms.policy
+        await asyncio.sleep(policy.idle_before_s)
+        await self._idle_set(traffic)
+        if self.tokens_s is None or not too_slow(self.tokens_s, self._terms.expected_speed):
+            return
+        await asyncio.sleep(policy.second_look_s)
+        speed = next(warmup.idle(self._settings, (), ""))
+        if not traffic.open and (answer := await self._while_idle(speed, policy.idle_set_s, traffic)) is not None:
+            self._measure(answer)
+        self.slow = too_slow(self.tokens_s, self._terms.expected_speed)
+
+    async def _idle_set(self, traffic: Traffic) -> None:
+        """Send requests for at most `idle_set_s`; the first client ends it."""
+        end_s = time.monotonic() + self._terms.policy.idle_set_s
+        requests = warmup.idle(self._settings, self._terms.warmup_tokens, self._terms.system_prompt)
+        for request in requests:
+            left_s = end_s - time.monotonic()
+            if traffic.open or left_s <= 0:
+                return
+            if request.prompt_tokens * (self._prompt_token_s or 0.0) > left_s:
+                continue  # llama-server does not cancel a prompt in the middle of a batch
+            answer = await self._while_idle(request, left_s, traffic)
+            if answer is None:
+                return
+            self.idle_done = (*self.idle_done, request.name)
+            if request.name == "speed":
+                self._measure(answer)
+            self._note_prompt_speed(answer)
+
+    async def _while_idle(self, request: warmup.WarmupRequest, left_s: float, traffic: Traffic) -> Any | None:
+        """Return the answer; None when a client came, time was over, or the engine refused."""
+        asked = [asyncio.create_task(self._ask(request)) for _ in range(request.copies)]
+        together = asyncio.ensure_future(asyncio.gather(*asked, return_exceptions=True))
+        client = asyncio.ensure_future(traffic.opened.wait())
+        waited: set[asyncio.Future[Any]] = {together, client}
+        self.busy = True
+        try:
+            await asyncio.wait(waited, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if not together.done():
+                return None
+            first = together.result()[0]
+            if isinstance(first, BaseException):  # its exit is diagnosed elsewhere
+                return None
+            return first[1] if warmup.answered(request, *first) else None
+        finally:
+            for each in (*asked, client):  # closes the connections, which cancels the work
+                each.cancel()
+            await asyncio.gather(*waited, return_exceptions=True)
+            self.busy = False
+
+    async def _ask(self, request: warmup.WarmupRequest) -> tuple[int, Any]:
+        try:
+            return await self._probe.post(request.path, request.body)
+        except (aiohttp.ClientError, OSError) as error:
+            raise ConnectionLost(type(error).__name__) from error
+
+    def _note_prompt_speed(self, answer: Any) -> None:
+        """Keep the last prompt speed. It bounds how long a longer prompt takes: those take less time per token."""
+        per_second = warmup.timing(answer, "prompt_per_second")
+        if per_second is not None:
+            self._prompt_token_s = 1.0 / per_second
+
+    def _measure(self, answer: Any) -> None:
+        tokens_s = warmup.timing(answer, "predicted_per_second")
+        if tokens_s is not None:
+            self.tokens_s = max(tokens_s, self.tokens_s or 0.0)
+
+
+def too_slow(tokens_s: float, expected: ExpectedSpeed | None) -> tuple[Degraded, ...]:
+    """Return the degradation of a speed below a quarter of the expected one. It never keeps a model from serving."""
+    if expected is None or tokens_s >= SLOW_RATIO * expected.tokens_s:
+        return ()
+    wanted = f"at least {SLOW_RATIO * expected.tokens_s:.1f} tokens/s"
+    return (Degraded("speed", wanted, f"{tokens_s:.1f} tokens/s", f"a quarter of {expected.source}"),)

@@ -1,0 +1,185 @@
+"""An engine as one file: to board 2…50."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.builder.install import export_engine, import_engine
+from edge.engine.installed import SelectedEngine, ids, load, manifest, read_selection, write_selection
+from edge.errors import BadDataError, BuildError, EdgeError, EngineBrokenError
+from edge.paths import Folders, folders
+from tests.builder.installing import put
+from tests.fakes.toolchain.server import write_server
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Folders:
+    """Another board's folders."""
+    return folders({}, tmp_path / "other")
+
+
+@pytest.mark.parametrize("name", ["engine.tar", "engine.tar.gz"])
+def test_there_and_proved_again(places: Folders, other: Folders, tmp_path: Path, name: str) -> None:
+    put(places.engines, "0c1e57098-cpu-1")
+    size = export_engine(places.engines, "0c1e57098-cpu-1", tmp_path / name)
+    assert size == (tmp_path / name).stat().st_size
+    put(other.engines, "old", tokens=8)
+    write_selection(other.engines, SelectedEngine("old"))
+    assert import_engine(other.engines, tmp_path / name) == ("0c1e57098-cpu-1", True)
+    assert read_selection(other.engines) == SelectedEngine("0c1e57098-cpu-1", "old")
+    document = manifest(other.engines, "0c1e57098-cpu-1")
+    assert document["proof"]["smoke_tokens"] == 16, "proved here, not only there"
+    assert document["imported"]["proof"]["smoke_tokens_s"] == 1.0
+    assert document["fingerprint"] == "fingerprint-0c1e57098-cpu-1"
+    assert load(other.engines, "0c1e57098-cpu-1").has("--host")
+
+
+def test_the_same_engine_again_is_only_selected(places: Folders, tmp_path: Path) -> None:
+    put(places.engines, "a")
+    put(places.engines, "b", tokens=8)
+    export_engine(places.engines, "a", tmp_path / "a.tar")
+    write_selection(places.engines, SelectedEngine("b"))
+    assert import_engine(places.engines, tmp_path / "a.tar") == ("a", False)
+    assert read_selection(places.engines) == SelectedEngine("a", "b")
+
+
+def test_another_engine_of_the_same_name_gets_the_next_number(places: Folders, other: Folders, tmp_path: Path) -> None:
+    put(places.engines, "0c1e57098-cpu-1")
+    export_engine(places.engines, "0c1e57098-cpu-1", tmp_path / "a.tar")
+    folder = put(other.engines, "0c1e57098-cpu-1")
+    document = json.loads((folder / "engine.json").read_text())
+    document["files"]["bin/llama-bench"] = {"sha256": "0" * 64, "bytes": 1}
+    (folder / "engine.json").write_text(json.dumps(document))
+    assert import_engine(other.engines, tmp_path / "a.tar") == ("0c1e57098-cpu-2", True)
+
+
+def _rewrite(source: Path, target: Path, change: Callable[[list[tuple[tarfile.TarInfo, bytes]]], None]) -> Path:
+    members = []
+    with tarfile.open(source) as tar:
+        for member in tar:
+            content = tar.extractfile(member)
+            members.append((member, content.read() if content else b""))
+    change(members)
+    with tarfile.open(target, "w") as tar:
+        for member, data in members:
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return target
+
+
+def _flip(members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+    info, data = members[1]
+    members[1] = (info, data[:-1] + bytes([data[-1] ^ 1]))
+
+
+def _manifest_after(members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+    members.reverse()
+
+
+def _outside(members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+    members.append((tarfile.TarInfo("bin/../../escaped"), b"x"))
+
+
+def _link(members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+    info = members[1][0]
+    info.type, info.linkname = tarfile.SYMTYPE, "/bin/sh"
+    members[1] = (info, b"")
+
+
+def _twice(members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+    members.append(members[1])
+
+
+def _edit(**changes: Any) -> Callable[[list[tuple[tarfile.TarInfo, bytes]]], None]:
+    def change(members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+        document = {**json.loads(members[0][1]), **changes}
+        members[0] = (members[0][0], json.dumps(document).encode())
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _flip,
+        _manifest_after,
+        _outside,
+        _link,
+        _twice,
+        lambda members: members.pop(),
+        lambda members: members.clear(),
+        _edit(schema=2),
+        _edit(files={}),
+        _edit(files={"bin/llama-server": {"sha256": "0" * 64, "bytes": 3}}),
+        _edit(target={"machine": "riscv64", "cuda_arch": []}),
+        _edit(target=None),
+        _edit(id="../../../escaped"),
+        _edit(id=["a"]),
+        _edit(recipe={"name": "../../escaped"}),
+        _edit(source={"commit": "../escaped"}),
+        _edit(source=None),
+    ],
+)
+def test_a_spoiled_or_hostile_file_changes_nothing(
+    places: Folders, other: Folders, tmp_path: Path, change: Callable[[Any], None]
+) -> None:
+    put(places.engines, "a")
+    export_engine(places.engines, "a", tmp_path / "a.tar")
+    put(other.engines, "good")
+    write_selection(other.engines, SelectedEngine("good"))
+    bad = _rewrite(tmp_path / "a.tar", tmp_path / "bad.tar", change)
+    with pytest.raises(BadDataError) as caught:
+        import_engine(other.engines, bad)
+    assert caught.value.exit_code == 65
+    assert read_selection(other.engines) == SelectedEngine("good")
+    assert ids(other.engines) == ["good"]
+    assert not list(tmp_path.rglob("escaped")) and not list(other.engines.glob(".new-*"))
+
+
+@pytest.mark.parametrize("content", [b"", b"no tar at all", b"\x1f\x8b\x08 half a gzip"])
+def test_what_is_no_archive(other: Folders, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.tar").write_bytes(content)
+    with pytest.raises(BadDataError):
+        import_engine(other.engines, tmp_path / "x.tar")
+    with pytest.raises(BadDataError):
+        import_engine(other.engines, tmp_path / "absent.tar")
+
+
+def test_an_engine_that_does_not_run_here_is_not_installed(places: Folders, other: Folders, tmp_path: Path) -> None:
+    folder = put(places.engines, "a")
+    write_server(folder / "bin/llama-server", dies="Illegal instruction")
+    document = json.loads((folder / "engine.json").read_text())
+    import hashlib
+
+    data = (folder / "bin/llama-server").read_bytes()
+    document["files"]["bin/llama-server"] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    (folder / "engine.json").write_text(json.dumps(document))
+    export_engine(places.engines, "a", tmp_path / "a.tar")
+    with pytest.raises(BuildError, match="Illegal instruction"):
+        import_engine(other.engines, tmp_path / "a.tar")
+    assert ids(other.engines) == []
+
+
+def test_a_broken_engine_is_not_exported(places: Folders, tmp_path: Path) -> None:
+    (put(places.engines, "a") / "bin/llama-server").write_bytes(b"")
+    with pytest.raises(EngineBrokenError):
+        export_engine(places.engines, "a", tmp_path / "a.tar")
+    with pytest.raises(EdgeError):
+        export_engine(places.engines, "absent", tmp_path / "a.tar")
+    assert list(tmp_path.glob("*.tar*")) == []
+
+
+def test_the_file_does_not_tell_who_made_it(places: Folders, tmp_path: Path) -> None:
+    put(places.engines, "a")
+    export_engine(places.engines, "a", tmp_path / "1.tar")
+    export_engine(places.engines, "a", tmp_path / "2.tar")
+    assert (tmp_path / "1.tar").read_bytes() == (tmp_path / "2.tar").read_bytes()
+    with tarfile.open(tmp_path / "1.tar") as tar:
+        assert {(m.uid, m.gid, m.uname, m.mtime) for m in tar if m.name != "engine.json"} == {(0, 0, "", 0)}

@@ -1,0 +1,88 @@
+"""Why a build failed (FC-07, FC-08, FC-14; D-01 … D-26)."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge.builder.compile import diagnose
+from edge.resources import data_dir, load_toml
+
+_FAILURES = load_toml(data_dir("build") / "llama.cpp.toml")["failures"]
+
+LINES = {
+    "disk-full": ["/tmp/cc1.s: fatal error: error writing to /tmp/cc1.s: No space left on device"],  # FC-14
+    "out-of-memory": [
+        "c++: fatal error: Killed signal terminated program cc1plus",  # D-21
+        "nvcc error   : 'cicc' died due to signal 9 (Kill signal)",  # D-14
+        "cc1plus: out of memory allocating 65536 bytes after a total of 1 bytes",
+    ],
+    "header-mismatch": [
+        "arm_neon.h:6: error: inlining failed in call to 'always_inline' 'vdotq_s32': target specific option mismatch"
+    ],
+    "neon-missing": [
+        "error: implicit declaration of function 'vld1q_s8_x4'; did you mean 'vld1q_s8_x2'?"
+    ],  # D-05, D-25
+    "arm-neon-in-nvcc": ['arm_neon.h(44): error: identifier "__Poly8x8_t" is undefined'],  # D-15
+    "arch-too-new": [
+        "nvcc fatal   : Unsupported gpu architecture 'compute_120a'",  # D-01, D-18, FC-08
+        "ptxas fatal : Value 'sm_110a' is not defined for option 'gpu-name'",  # D-19
+    ],
+    "no-nvcc": ["  No CMAKE_CUDA_COMPILER could be found.", "CMake Error: CUDA Toolkit not found"],  # D-02
+    "cublas-missing": ['Target "ggml-cuda" links to: CUDA::cublas but the target was not found.'],
+    "driver-stub-missing": ["    CUDA::cuda_driver"],
+    "cuda-dialect": ['Target "ggml-cuda" requires the language dialect "CUDA17" (with compiler extensions).'],  # D-07
+    "cuda-too-old": [
+        "error: identifier 'CUBLAS_TF32_TENSOR_OP_MATH' not found",  # D-06
+        '"__builtin_assume" is undefined',  # D-09
+        "cuda.h:6:10: fatal error: cuda_bf16.h: No such file or directory",  # D-10
+    ],
+    "host-compiler": ["#error -- unsupported GNU version! gcc versions later than 13 are not supported!"],
+    "renamed-option": ["  LLAMA_CUBLAS is deprecated, use GGML_CUDA instead"],  # D-03
+    "dirty-manifest": ["ninja: error: manifest 'build.ninja' still dirty after 100 tries"],
+    "clock": ["make: warning:  Clock skew detected.  Your build may be incomplete."],  # FC-13
+    "compiler-crash": ["x.cpp:1:1: internal compiler error: Segmentation fault"],
+}
+
+
+def test_every_signature_has_a_line_here() -> None:
+    assert [failure["id"] for failure in _FAILURES] == list(LINES)
+
+
+@pytest.mark.parametrize("identity", list(LINES))
+def test_signature(identity: str) -> None:
+    for line in LINES[identity]:
+        found = diagnose(["[1/2] Building", line, "ninja: build stopped: subcommand failed."], _FAILURES)
+        assert found.id == identity
+        assert found.evidence == (line.strip(),)
+        assert found.sentence and found.hint
+
+
+def test_the_cause_is_found_far_above_the_end() -> None:
+    """D-11: what the tail shows is only that make gave up."""
+    log = [
+        LINES["header-mismatch"][0],
+        *["[3/9] Building CXX object x.o"] * 500,
+        "ninja: build stopped: subcommand failed.",
+    ]
+    found = diagnose(log, _FAILURES)
+    assert (found.id, found.retry) == ("header-mismatch", "baseline")
+
+
+def test_a_full_disk_explains_what_else_failed() -> None:
+    found = diagnose([*LINES["compiler-crash"], *LINES["disk-full"]], _FAILURES)
+    assert (found.id, found.retry) == ("disk-full", None)
+
+
+def test_only_memory_halves_the_jobs() -> None:
+    assert {f["id"]: f.get("retry") for f in _FAILURES if f.get("retry")} == {
+        "out-of-memory": "half",
+        "header-mismatch": "baseline",
+        "compiler-crash": "half",
+    }
+
+
+def test_an_unknown_failure_shows_its_first_errors() -> None:
+    found = diagnose(["a", "x.cpp:3: error: no member named 'y'", "b", "ninja: build stopped"], _FAILURES)
+    assert found.id == "unknown"
+    assert found.evidence == ("x.cpp:3: error: no member named 'y'",)
+    assert diagnose(["nothing", "said"], _FAILURES).evidence == ("nothing", "said")

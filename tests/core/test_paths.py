@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.paths import SOCKET_PATH_MAX_BYTES, folders, system_folders
+
+
+def test_a_user_has_the_folders_of_the_desktop_standard() -> None:
+    env = {"HOME": "/home/u", "XDG_RUNTIME_DIR": "/run/user/7", "XDG_CACHE_HOME": "relative-is-ignored"}
+    found = folders(env, root_user=False)
+    assert found.data == Path("/home/u/.local/share/edgellm")
+    assert found.cache == Path("/home/u/.cache/edgellm")
+    assert found.run == Path("/run/user/7/edgellm")
+
+
+def test_root_has_the_systems_and_a_state_dir_beats_both() -> None:
+    assert folders({"HOME": "/root"}, root_user=True) == system_folders()
+    given_one = folders({"EDGELLM_STATE_DIR": "/srv/a"}, Path("/srv/b"), root_user=True)
+    assert given_one.state == Path("/srv/b/state") and given_one.config == Path("/srv/b/config")
+    assert folders({"EDGELLM_STATE_DIR": "/srv/a"}).data == Path("/srv/a/data")
+
+
+def test_home_may_be_unset() -> None:
+    """FC-77: nothing crashes where a unit has no HOME."""
+    assert folders({}, root_user=False).cache == Path("/nonexistent/.cache/edgellm")
+
+
+def test_a_deep_state_dir_gets_a_short_run_folder() -> None:
+    deep = Path("/srv") / ("x" * 90)
+    found = folders({}, deep)
+    assert found.data.is_relative_to(deep) and not found.run.is_relative_to(deep)
+    assert found.run == folders({}, deep).run != folders({}, deep / "y").run
+
+
+@given(st.text(min_size=1, max_size=200))
+def test_a_models_socket_always_fits_and_is_one_file_name(model_id: str) -> None:
+    path = folders({}, Path("/srv") / ("d" * 40)).model_socket(model_id)
+    assert len(os.fsencode(path)) <= SOCKET_PATH_MAX_BYTES
+    assert path.parent.name == "main" and path.name.endswith(".sock") and path.name not in (".sock", "control.sock")
+
+
+def test_ids_that_look_alike_get_different_sockets() -> None:
+    found = folders({}, Path("/srv"))
+    names = {found.model_socket(name).name for name in ("a/b", "a_b", "a b", "chat", "control")}
+    assert len(names) == 5

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from edge.daemon.fleet import FILE_BYTES, ChildLog
+from edge.linux.procfs import RING_LINES, Ring
+
+
+def test_the_ring_and_two_files_are_bounded(tmp_path: Path) -> None:
+    log = ChildLog(tmp_path, "chat")
+    line = "x" * 4000
+    for _ in range(3 * FILE_BYTES // len(line)):
+        log.add(line)
+    log.close()
+    files = sorted(tmp_path.iterdir())
+    assert len(log.ring.since()) == RING_LINES
+    assert [path.name for path in files] == ["chat.log", "chat.log.1"]
+    assert all(path.stat().st_size <= FILE_BYTES + 5000 for path in files)
+
+
+def test_a_folder_that_cannot_be_written_costs_only_the_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    log = ChildLog(tmp_path / "file", "chat")
+    log.add("kept in memory")
+    log.close()
+    assert log.ring.since() == ["kept in memory"]
+
+
+def test_a_ring_tells_what_came_since() -> None:
+    ring = Ring(most=3)
+    assert ring.since() == []
+    for number in range(5):
+        ring.add(f"line {number}")
+    assert ring.count == 5
+    assert ring.since(5) == []
+    assert ring.since(4) == ["line 4"]
+    assert ring.since(1) == ["line 2", "line 3", "line 4"], "what is gone is not repeated"
+    assert ring.since(99) == ["line 2", "line 3", "line 4"], "the other side started again"

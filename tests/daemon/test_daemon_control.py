@@ -1,0 +1,149 @@
+"""The control socket: access for the owner, root and the group, and its answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from edge.daemon.control import Control, LogQuestion
+from edge.errors import ConfigError
+
+
+class Application:
+    """Operations that record their calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def status(self) -> dict[str, Any]:
+        return {"schema": 1, "status": "ok"}
+
+    def telemetry(self) -> dict[str, Any]:
+        return {"schema": 1, "source": "none"}
+
+    def logs(self, asked: LogQuestion) -> dict[str, Any]:
+        self.calls.append(asked)
+        return {"lines": ["a"], "next": {"": 1}}
+
+    def stop(self, now: bool) -> None:
+        self.calls.append(("stop", now))
+
+    def restart(self, model_id: str | None) -> list[str]:
+        return [model_id] if model_id == "chat" else []
+
+    async def reload(self) -> dict[str, Any]:
+        raise ConfigError("profil: unknown key", "did you mean profile?")
+
+
+class Reloadable(Application):
+    async def reload(self) -> dict[str, Any]:
+        return {"schema": 1, "models": {"chat": "kept"}, "failures": {}}
+
+
+@asynccontextmanager
+async def control(folder: Path, *, for_group: bool = False) -> AsyncIterator[tuple[Application, aiohttp.ClientSession]]:
+    application = Application()
+    served = Control(folder / "c.sock", application, for_group=for_group)
+    await served.start()
+    connector = aiohttp.UnixConnector(path=str(folder / "c.sock"))
+    try:
+        async with aiohttp.ClientSession("http://edgellm", connector=connector) as session:
+            yield application, session
+    finally:
+        await served.close()
+        assert not (folder / "c.sock").exists()
+
+
+@pytest.mark.parametrize(("for_group", "mode"), [(False, 0o600), (True, 0o660)])
+async def test_the_mode_of_the_socket(short_dir: Path, for_group: bool, mode: int) -> None:
+    async with control(short_dir, for_group=for_group):
+        assert stat.S_IMODE((short_dir / "c.sock").stat().st_mode) == mode
+
+
+async def test_what_a_former_holder_left_behind_is_replaced(short_dir: Path) -> None:
+    (short_dir / "c.sock").write_text("")
+    async with control(short_dir) as (_, session), session.get("/status") as answer:
+        assert (await answer.json())["status"] == "ok"
+
+
+async def test_answers(short_dir: Path) -> None:
+    async with control(short_dir) as (application, session):
+        async with session.get("/logs", params={"engine": "1", "model": "m", "since": '{"m": 7, "x": "y"}'}) as answer:
+            assert (await answer.json())["lines"] == ["a"]
+        async with session.get("/logs", params={"since": "garbage"}) as answer:
+            assert answer.status == 200
+        async with session.post("/restart", params={"model": "other"}) as answer:
+            assert answer.status == 404
+        async with session.post("/restart", params={"model": "chat"}) as answer:
+            assert answer.status == 202
+        async with session.post("/stop", params={"now": "1"}) as answer:
+            assert answer.status == 202
+        async with session.post("/reload") as answer:
+            error = (await answer.json())["error"]
+            assert (answer.status, error["kind"], error["hint"]) == (422, "config", "did you mean profile?")
+        assert application.calls == [LogQuestion(True, "m", {"m": 7}), LogQuestion(), ("stop", True)]
+
+
+ASK = """
+import os, socket, sys
+os.setgroups([int(sys.argv[2])]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
+for line in ("GET /status", "POST /stop", "POST /restart", "POST /reload"):
+    with socket.socket(socket.AF_UNIX) as s:
+        try:
+            s.connect(sys.argv[1])
+        except PermissionError:
+            print("closed"); continue
+        s.sendall((line + " HTTP/1.1\\r\\nHost: x\\r\\nConnection: close\\r\\nContent-Length: 0\\r\\n\\r\\n").encode())
+        print(s.recv(64).split()[1].decode())
+"""
+
+
+def opened(folder: Path) -> None:
+    """A folder that other users may enter."""
+    folder.chmod(0o755)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs other users")
+@pytest.mark.parametrize(
+    ("for_group", "member", "expected"),
+    [(False, True, ["closed"] * 4), (True, False, ["closed"] * 4), (True, True, ["200", "403", "403", "403"])],
+    ids=["a user's own", "a service's, a stranger", "a service's, its group"],
+)
+async def test_the_group_looks_and_only_the_owner_and_root_change(
+    short_dir: Path, for_group: bool, member: bool, expected: list[str]
+) -> None:
+    group = 4242
+    opened(short_dir)
+    async with control(short_dir, for_group=for_group) as (application, _):
+        if for_group:
+            os.chown(short_dir / "c.sock", -1, group)
+        asked = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", ASK, str(short_dir / "c.sock"), str(group if member else 4343),
+            stdout=subprocess.PIPE,
+        )  # fmt: skip
+        printed, _ = await asked.communicate()
+        assert printed.decode().split() == expected
+        assert application.calls == []
+
+
+async def test_a_reload_that_works_is_passed_on(short_dir: Path) -> None:
+    served = Control(short_dir / "c.sock", Reloadable())
+    await served.start()
+    connector = aiohttp.UnixConnector(path=str(short_dir / "c.sock"))
+    async with (
+        aiohttp.ClientSession("http://edgellm", connector=connector) as session,
+        session.post("/reload") as answer,
+    ):
+        assert json.loads(await answer.text())["models"] == {"chat": "kept"}
+    await served.close()

@@ -1,0 +1,168 @@
+"""Plans for a GPU that is late, missing or back: wait, refuse, use the CPU, return to the GPU."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from msgspec.structs import replace
+
+from edge.board.device_nodes import WAIT_S
+from edge.config import load
+from edge.daemon.fleet import Fleet, terms_of
+from edge.daemon.gpu_recovery import recover_gpu
+from edge.daemon.late_start import LateStart
+from edge.errors import DeviceMissingError
+from edge.paths import Folders, folders
+from edge.plan.prepare import HostView, Prepared, prepare
+from edge.supervisor.status import State
+from edge.supervisor.supervisor import SupervisorCallbacks
+from tests.daemon.served import install
+from tests.fakes.llama_switches import argv
+from tests.supervisor.rig import gpu_settings, launch_plan, rigged, settings
+from tests.trees.trees import copy, write
+
+NODES = ("dev/nvmap", "dev/nvhost-ctrl-gpu")
+
+
+@pytest.fixture
+def orin(short_dir: Path) -> Path:
+    """An Orin just after power-on: no device node yet."""
+    root = copy("orin-nano-8", short_dir)
+    for node in (*NODES, "dev/nvgpu/igpu0/ctrl"):
+        (root / node).unlink(missing_ok=True)
+    write(root, "proc/uptime", "9.00 9.00\n")
+    return root
+
+
+@pytest.fixture
+def places(short_dir: Path) -> Folders:
+    found = folders({}, short_dir / "s")
+    install(found.data, "c-orin-1", gpu={"CUDA0": "Orin"})
+    manifest = found.engines / "c-orin-1" / "engine.json"
+    manifest.write_text(manifest.read_text().replace('"cuda_arch": []', '"cuda_arch": [87]'))
+    return found
+
+
+def planned(places: Folders, model: Path, place: HostView, **sets: str) -> Prepared:
+    flags: dict[str, object] = {
+        "profile": "orin",
+        "model": [f"chat={model}"],
+        "engine": "c-orin-1",
+        "set": [f"{key}={value}" for key, value in sets.items()],
+    }
+    return prepare(load(places, flags, {}), places, place)
+
+
+def appear(root: Path) -> None:
+    for node in NODES:
+        write(root, node, "")
+
+
+def test_fc74_nodes_that_are_not_there_yet_are_waited_for(orin: Path, places: Folders, smollm2: Path) -> None:
+    with pytest.raises(DeviceMissingError) as caught:
+        planned(places, smollm2, HostView(orin))
+    assert caught.value.patience_s == WAIT_S and "/dev/nvmap" in str(caught.value)
+    appear(orin)
+    plan = planned(places, smollm2, HostView(orin)).plan.models["chat"].ladder.plans[0]
+    assert plan.settings.n_gpu_layers == 31
+
+
+def test_when_they_stay_away_it_is_refused_or_degraded_as_the_profile_says(
+    orin: Path, places: Folders, smollm2: Path
+) -> None:
+    long = HostView(orin, waited_s=WAIT_S + 1)
+    with pytest.raises(DeviceMissingError):
+        planned(places, smollm2, long)
+    prepared = planned(places, smollm2, long, fallback="cpu")
+    model = prepared.plan.models["chat"]
+    assert model.ladder.plans[0].settings.n_gpu_layers == 0
+    (known,) = terms_of(prepared, model).known
+    assert (known.subject, known.wanted, known.got) == ("device", "GPU", "CPU") and "/dev/nvmap" in known.because
+
+
+async def test_fc74_requests_wait_for_a_late_gpu(orin: Path, places: Folders, smollm2: Path) -> None:
+    with pytest.raises(DeviceMissingError) as caught:
+        planned(places, smollm2, HostView(orin))
+    config = load(places, {"model": [f"chat={smollm2}"]}, {})
+    vigil = LateStart(config, caught.value)
+    assert vigil.patience_s == WAIT_S
+    stand_in = vigil.placeholders["chat"]
+    assert stand_in.status().state is State.STARTING, "held, not failed"
+    coming = asyncio.create_task(
+        vigil.until(
+            lambda waited_s: planned(places, smollm2, HostView(orin, waited_s=waited_s)), lambda _: None, look_s=0.05
+        )
+    )
+    await asyncio.sleep(0.3)
+    assert not coming.done()
+    appear(orin)
+    prepared = await asyncio.wait_for(coming, 30)
+    assert prepared.plan.models["chat"].ladder.plans[0].settings.n_gpu_layers == 31
+
+
+async def test_a_model_that_lost_its_gpu_is_restarted_on_it(
+    orin: Path, places: Folders, smollm2: Path, short_dir: Path
+) -> None:
+    appear(orin)
+    prepared = planned(places, smollm2, HostView(orin))
+    command = argv(short_dir / "fake", offloaded=0)
+    callbacks = SupervisorCallbacks(cpu=lambda: launch_plan(command, 0, settings()))
+    async with rigged(short_dir, argv=command, chosen=gpu_settings(), callbacks=callbacks) as rig:
+        await rig.ready()
+        assert rig.supervisor.on_cpu_instead
+        looks = 0
+
+        def answers(_: Prepared) -> bool:
+            nonlocal looks
+            looks += 1
+            if looks == 1:
+                raise RuntimeError("can't start new thread")  # the next look may go better
+            if looks == 3:
+                rig.change(offloaded=None, gpu={"CUDA0": "Orin"})
+            return looks >= 3
+
+        watching = asyncio.create_task(
+            recover_gpu(lambda: prepared, ship(rig.supervisor), nothing, answers=answers, pauses_s=(0.05,))
+        )
+        try:
+            await rig.until(lambda: rig.supervisor.machine.rung == 0 and rig.states[-1] == "READY")
+        finally:
+            watching.cancel()
+        assert looks == 3 and rig.supervisor.status().degraded == ()
+
+
+async def test_what_was_planned_without_the_gpu_is_planned_again(orin: Path, places: Folders, smollm2: Path) -> None:
+    prepared = planned(places, smollm2, HostView(orin, waited_s=WAIT_S + 1), fallback="cpu")
+    again = asyncio.Event()
+
+    async def plan_again() -> None:
+        again.set()
+
+    for current, expected in ((replace(prepared, profile=cpu_only(prepared)), False), (prepared, True)):
+        watching = asyncio.create_task(
+            recover_gpu(lambda now=current: now, ship(), plan_again, answers=lambda _: True, pauses_s=(0.01,))
+        )
+        await asyncio.sleep(0.2)
+        watching.cancel()
+        assert again.is_set() == expected
+
+
+def cpu_only(prepared: Prepared) -> Any:
+    return replace(prepared.profile, preset=replace(prepared.profile.preset, backend="cpu"))
+
+
+async def nothing() -> None:
+    """Plan nothing."""
+
+
+def ship(*supervisors: Any) -> Fleet:
+    """Return a fleet that only lists its supervisors."""
+
+    class Few:
+        def supervisors(self) -> list[Any]:
+            return list(supervisors)
+
+    return cast(Fleet, Few())

@@ -1,0 +1,29 @@
+"""The speed baseline of a model that ran as planned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edge.daemon.history import SpeedBaseline, key
+from edge.paths import folders
+
+
+def test_the_fastest_counts_and_only_for_the_same_file_engine_and_rung(tmp_path: Path) -> None:
+    places = folders({}, tmp_path)
+    this, other = key("f", "e", 0), key("f", "e", 1)
+    good = SpeedBaseline(places)
+    assert good.tokens_s("chat", this) is None
+    for speed in (40.0, 12.0, 41.5, 3.0):  # declining start by start, each within the floor of the one before
+        good.keep("chat", this, speed)
+    assert SpeedBaseline(places).tokens_s("chat", this) == 41.5
+    assert SpeedBaseline(places).tokens_s("chat", other) is None
+    good.keep("chat", other, 5.0)
+    assert SpeedBaseline(places).tokens_s("chat", other) == 5.0
+
+
+def test_a_damaged_file_is_no_memory(tmp_path: Path) -> None:
+    places = folders({}, tmp_path)
+    SpeedBaseline(places).keep("chat", "k", 1.0)
+    for text in ("", "[]", '{"schema": 9}', '{"schema": 1, "models": {"chat": 3}}', "\0"):
+        (places.instance_state / "last_good.json").write_text(text)
+        assert SpeedBaseline(places).tokens_s("chat", "k") is None

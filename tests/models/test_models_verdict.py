@@ -1,0 +1,171 @@
+"""Files that are no models: one sentence each, before any launch."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edge.models.store import Store
+from edge.models.survey import survey
+from edge.models.verdict import HeaderVerdict
+from tests.fakes.gguf_writer import Gguf, save_set
+
+Judge = Callable[[Path], HeaderVerdict]
+
+HTML = b"<!DOCTYPE html>\n<html><head><title>Sign in</title></head>" + b"<p>padding</p>" * 5000
+POINTER = (
+    b"version https://git-lfs.github.com/spec/v1\noid sha256:"
+    b"4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n"
+)
+
+
+def zipped() -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("data.pkl", b"x" * 100)
+    return out.getvalue()
+
+
+def safetensors() -> bytes:
+    head = json.dumps({"t": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    return struct.pack("<Q", len(head)) + head + b"\0" * 8
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "words"),
+    [
+        pytest.param(HTML, "web_page", "web page", id="FC-46-html"),
+        pytest.param(b"\xef\xbb\xbf\n  <html>", "web_page", "web page", id="FC-46-html-bom"),
+        pytest.param(b'{"error":"Invalid username"}', "json", "JSON", id="FC-46-json"),
+        pytest.param(POINTER, "lfs_pointer", "Git LFS pointer", id="FC-47-lfs"),
+        pytest.param(b"", "empty", "empty", id="FC-47-empty"),
+        pytest.param(b"GGUF", "truncated", "truncated", id="FC-47-magic-only"),
+        pytest.param(b"tjgg" + b"\1" * 200, "ggml", "before 2023", id="FC-55-ggjt"),
+        pytest.param(b"ggjt" + b"\1" * 200, "ggml", "before 2023", id="FC-55-ggjt-swapped"),
+        pytest.param(b"lmgg" + b"\1" * 200, "ggml", "before 2023", id="FC-55-ggml"),
+        pytest.param(zipped(), "zip", "ZIP", id="FC-55-zip"),
+        pytest.param(safetensors(), "safetensors", "safetensors", id="FC-55-safetensors"),
+        pytest.param(gzip.compress(b"x" * 1000), "gzip", "gzip", id="FC-55-gzip"),
+        pytest.param(b"FUGG\0\0\0\3" + b"\0" * 100, "big_endian", "big-endian", id="FC-53-magic"),
+        pytest.param(b"\0" * 4096, "zeros", "zeros", id="zeros"),
+        pytest.param(b"what is this" * 9, "wrong_magic", "77686174", id="unknown"),
+    ],
+)
+def test_says_what_the_file_really_is(tmp_path: Path, verdict_of: Judge, data: bytes, kind: str, words: str) -> None:
+    path = tmp_path / "x.Q5_K_M.gguf"
+    path.write_bytes(data)
+    verdict = verdict_of(path)
+    assert verdict.kind == kind
+    assert words in verdict.sentence
+    assert "\n" not in verdict.sentence + verdict.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("m.gguf.part1of2", "piece"),
+        ("m.gguf-split-a", "piece"),
+        ("m.gguf.001", "piece"),
+        ("m.gguf.download", "partial"),
+        ("m.gguf.part", "partial"),
+        ("m.gguf.incomplete", "partial"),
+        ("m.gguf.crdownload", "partial"),
+    ],
+)
+def test_fc59_pieces_and_unfinished_downloads(tmp_path: Path, verdict_of: Judge, name: str, kind: str) -> None:
+    """FC-59: not listed as models, whatever they contain; the hint for pieces is to join them."""
+    path = Gguf("llama").model().save(tmp_path / name)
+    verdict = verdict_of(path)
+    assert verdict.kind == kind
+    assert ("cat" in verdict.hint) == (kind == "piece")
+    lines = survey(Store(tmp_path))
+    assert [line.verdict.kind for line in lines if line.verdict] == [kind]
+
+
+def test_fc50_missing_shards_are_named(tmp_path: Path, verdict_of: Judge) -> None:
+    """FC-50: a set with a gap."""
+    first = save_set(tmp_path, "big-Q4_K_M", 13, skip=(2, 7))[0]
+    verdict = verdict_of(first)
+    assert verdict.kind == "missing_shards"
+    assert "big-Q4_K_M-00002-of-00013.gguf" in verdict.sentence
+    assert "big-Q4_K_M-00007-of-00013.gguf" in verdict.sentence
+
+
+def test_fc50_the_first_shard_may_be_the_missing_one(tmp_path: Path, verdict_of: Judge) -> None:
+    save_set(tmp_path, "big", 3, skip=(1,))
+    verdict = verdict_of(tmp_path / "big-00002-of-00003.gguf")
+    assert verdict.kind == "missing_shards"
+    assert "00001-of-00003" in verdict.sentence
+
+
+def test_fc50_header_and_name_disagree(tmp_path: Path, verdict_of: Judge) -> None:
+    """FC-50: the header has 3 and the name has 4."""
+    first = save_set(tmp_path, "big", 4, numbers={4: 3})[0]
+    verdict = verdict_of_any(verdict_of, first, tmp_path / "big-00004-of-00004.gguf")
+    assert verdict.kind == "wrong_shard"
+    assert "3 of 4" in verdict.sentence
+
+
+def verdict_of_any(verdict_of: Judge, opened: Path, blamed: Path) -> HeaderVerdict:
+    """The error names the shard that is at fault, not the one that was opened."""
+    from edge.models.open import open_model
+    from edge.models.verdict import VerdictError
+
+    with pytest.raises(VerdictError, match=blamed.name) as caught:
+        open_model(opened)
+    return caught.value.verdict
+
+
+def test_fc50_a_renamed_shard_is_explained(tmp_path: Path, verdict_of: Judge) -> None:
+    """FC-50: a shard under a name without its number."""
+    first = save_set(tmp_path, "big", 2)[0]
+    renamed = first.rename(tmp_path / "my model.gguf")
+    verdict = verdict_of(renamed)
+    assert verdict.kind == "renamed_shard"
+    assert "-00001-of-00002.gguf" in verdict.hint
+
+
+def test_fc50_a_single_file_that_merely_looks_like_a_shard_is_fine(tmp_path: Path) -> None:
+    """FC-50: the header knows that it is whole."""
+    from edge.models.open import open_model
+
+    path = Gguf("llama").model().save(tmp_path / "m-Q5_K_M-00001-of-00013.gguf")
+    assert open_model(path).name == "m"
+    assert survey(Store(tmp_path))[0].usable
+
+
+def test_dangling_link(tmp_path: Path, verdict_of: Judge) -> None:
+    path = tmp_path / "m.gguf"
+    path.symlink_to(tmp_path / "gone.gguf")
+    assert verdict_of(path).kind == "dangling"
+    shard = tmp_path / "s-00001-of-00002.gguf"
+    shard.symlink_to(tmp_path / "gone.gguf")
+    assert {line.verdict.kind for line in survey(Store(tmp_path)) if line.verdict} == {"dangling"}
+
+
+def test_one_bad_file_never_breaks_a_list(tmp_path: Path) -> None:
+    Gguf("llama").model().save(tmp_path / "good-Q5_K_M.gguf")
+    (tmp_path / "html.gguf").write_bytes(HTML)
+    (tmp_path / "empty.gguf").write_bytes(b"")
+    (tmp_path / "folder.gguf").mkdir()
+    (tmp_path / "link.gguf").symlink_to("nowhere")
+    (tmp_path / "loop.gguf").symlink_to("loop.gguf")
+    (tmp_path / "bad\udcff-Q4_0.gguf").write_bytes(b"GGUF")
+    save_set(tmp_path, "gap", 3, skip=(3,))
+    kinds = {line.entry.name: line.verdict.kind if line.verdict else None for line in survey(Store(tmp_path))}
+    assert kinds == {
+        "good": None,
+        "html": "web_page",
+        "empty": "empty",
+        "link": "dangling",
+        "loop": "dangling",
+        "bad\udcff": "truncated",
+        "gap": "missing_shards",
+    }

@@ -1,0 +1,88 @@
+"""Engines and models of a service: copied or linked, verified; nothing that other users can change is run."""
+
+from __future__ import annotations
+
+import json
+import os
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from edge.engine.engine import Engine
+from edge.engine.installed import manifest, read_selection
+from edge.errors import BadDataError, UsageError
+from edge.models.open import open_model
+from edge.service.contents import check_engine_path, has_engine, has_model, install_engine, install_model
+
+SERVER = b"#!/bin/sh\necho llama-server\n"
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Path:
+    """engines/ of a user, with one engine."""
+    engines = tmp_path / "user/engines"
+    (engines / "abc-cpu-1/bin").mkdir(parents=True)
+    (engines / "abc-cpu-1/bin/llama-server").write_bytes(SERVER)
+    files = {"bin/llama-server": {"sha256": sha256(SERVER).hexdigest(), "bytes": len(SERVER)}}
+    document = {
+        "schema": 1,
+        "id": "abc-cpu-1",
+        "kind": "llama-server",
+        "source": {"commit": "abc"},
+        "recipe": {"name": "cpu"},
+        "target": {"machine": os.uname().machine},
+        "flags": {},
+        "proof": {"devices": []},
+        "files": files,
+    }
+    (engines / "abc-cpu-1/engine.json").write_text(json.dumps(document))
+    return engines
+
+
+def test_an_engine_is_copied_verified_and_selected(built: Path, tmp_path: Path) -> None:
+    target = tmp_path / "system/engines"
+    assert not has_engine("abc-cpu-1", built, target)
+    install_engine("abc-cpu-1", built, target)
+    assert has_engine("abc-cpu-1", built, target)
+    assert read_selection(target).current == "abc-cpu-1"
+    copied = target / "abc-cpu-1/bin/llama-server"
+    assert copied.read_bytes() == SERVER
+    assert copied.stat().st_ino != (built / "abc-cpu-1/bin/llama-server").stat().st_ino  # its owner could write to it
+    install_engine("abc-cpu-1", built, target)
+    assert [entry.name for entry in target.iterdir() if not entry.name.startswith(".")].count("abc-cpu-1") == 1
+
+
+def test_an_engine_that_was_changed_is_refused(built: Path, tmp_path: Path) -> None:
+    (built / "abc-cpu-1/bin/llama-server").write_bytes(b"#!/bin/sh\necho something\n")
+    target = tmp_path / "system/engines"
+    with pytest.raises(BadDataError, match="not what its manifest says"):
+        install_engine("abc-cpu-1", built, target)
+    assert read_selection(target).current is None
+    document = manifest(built, "abc-cpu-1")
+    document["files"] = {"../../../etc/x": {"sha256": "", "bytes": 0}}
+    (built / "abc-cpu-1/engine.json").write_text(json.dumps(document))
+    with pytest.raises(BadDataError, match="lists"):
+        install_engine("abc-cpu-1", built, target)
+
+
+def test_an_engine_path_that_others_can_change_is_refused(tmp_path: Path) -> None:
+    for path in ("/home/ann/llama.cpp/build/bin/llama-server", "/tmp/llama-server", "/root/llama-server"):
+        with pytest.raises(UsageError, match="cannot see"):
+            check_engine_path(Engine("x", "llama-server", path))
+    check_engine_path(Engine("x", "llama-server", os.path.realpath("/bin/sh")))
+
+
+def test_a_model_is_linked_where_that_is_safe_and_copied_elsewhere(smollm2: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "user"
+    mine.mkdir()
+    (mine / smollm2.name).write_bytes(smollm2.read_bytes())
+    (mine / smollm2.name).chmod(0o644)
+    file = open_model(mine / smollm2.name)
+    linked, copied = tmp_path / "linked", tmp_path / "copied"
+    for models, owners in ((linked, {os.getuid()}), (copied, {987_654})):
+        assert not has_model(file, models)
+        install_model(file, models, frozenset(owners))
+        assert has_model(file, models)
+    assert next(linked.glob("*/*.gguf")).stat().st_ino == (mine / smollm2.name).stat().st_ino
+    assert next(copied.glob("*/*.gguf")).stat().st_ino != (mine / smollm2.name).stat().st_ino
