@@ -42,7 +42,10 @@ class _Tensor(Struct, frozen=True):
     size: int
 
 
-def write_tiny_model(path: Path, shape: Shape = Shape(), *, seed: int = 1) -> Path:
+SMALLEST = Shape()
+
+
+def write_tiny_model(path: Path, shape: Shape = SMALLEST, *, seed: int = 1) -> Path:
     """Write the model piece by piece; the same arguments give the same bytes. Raises OSError."""
     with path.open("wb") as file:
         for piece in tiny_model(shape, seed=seed):
@@ -50,7 +53,7 @@ def write_tiny_model(path: Path, shape: Shape = Shape(), *, seed: int = 1) -> Pa
     return path
 
 
-def tiny_model(shape: Shape = Shape(), *, seed: int = 1) -> Iterator[bytes]:
+def tiny_model(shape: Shape = SMALLEST, *, seed: int = 1) -> Iterator[bytes]:
     """Yield the file in pieces. The matrices of a larger shape repeat a pattern."""
     tokens, scores, types = _vocabulary()
     tensors = _tensors(shape, len(tokens), random.Random(seed))

@@ -207,7 +207,7 @@ def resolve_tier(profile: Profile, board: Board) -> Profile:
         )
     return replace(
         profile,
-        preset=replace(profile.preset, **tier.values),  # type: ignore[arg-type]  # keys of SETTINGS
+        preset=replace(profile.preset, **tier.values),  # keys of SETTINGS
         tiers=(),
         tier=tier.name,
         origins=profile.origins | dict.fromkeys(tier.values, f"profile {profile.name}, tier {tier.name}"),

@@ -57,7 +57,7 @@ def parse_address(text: str) -> tuple[str, int]:
     if plain and not plain.isdigit() and (":" not in plain or plain.endswith("]")):
         plain += f":{DEFAULT_PORT}"
     host, _, port = plain.rpartition(":")
-    if "/" in plain or not port.isdigit() or not 0 <= int(port) <= 65535:
+    if "/" in plain or not (port.isascii() and port.isdigit()) or not 0 <= int(port) <= 65535:
         raise ConfigError(f"not an address: {text!r}", "write it like 127.0.0.1:8080 or [::1]:8080")
     return host.strip("[]") or "127.0.0.1", int(port)
 
