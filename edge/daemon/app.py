@@ -6,7 +6,8 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,6 @@ from edge.daemon.fleet import Fleet, gateway_config
 from edge.daemon.gpu_recovery import recover_gpu
 from edge.daemon.history import LaunchTimes, Recorder, SpeedBaseline
 from edge.daemon.journal import console_for
-from edge.daemon.late_start import failure_of
 from edge.daemon.lock import Lock
 from edge.daemon.reload import Reload, after_restart
 from edge.daemon.thermal import ThermalControl, telemetry_of
@@ -29,7 +29,6 @@ from edge.daemon.watchdog import MORE_S, Watchdog
 from edge.engine.choose import fallback_now
 from edge.errors import BugError, EdgeError
 from edge.gateway.app import make_app
-from edge.gateway.config import GatewayOptions
 from edge.gateway.server import serve
 from edge.linux.sd_notify import Notifier
 from edge.linux.sockets import Listeners
@@ -42,29 +41,7 @@ from edge.supervisor.process import Child
 from edge.supervisor.state import SupervisorState, died
 from edge.supervisor.status import Failure, ModelStatus, State
 from edge.supervisor.supervisor import Supervisor
-from edge.supervisor.upstream import Upstream
 from edge.telemetry.telemetry import Telemetry
-
-# The gateway behind a socket unit: unreadable keys are answered with 503, an exit would be repeated per client.
-
-
-def front(
-    upstreams: Mapping[str, Upstream],
-    config: GatewayOptions,
-    *,
-    alive: Callable[[], bool],
-    on_fault: Callable[[Failure], None] | None,
-) -> web.Application:
-    """Return the gateway. On a ConfigError it refuses all requests with the reason; raises it if `on_fault` is None."""
-    try:
-        return make_app(upstreams, config, alive=alive)
-    except EdgeError as error:
-        if on_fault is None:
-            raise
-        fault = failure_of(error)
-        on_fault(fault)
-        return make_app(upstreams, replace(config, keys_file=None), alive=alive, fault=fault)
-
 
 PROGRESS_LOOK_S = 0.2
 HUNG_UP = 129  # 128 + SIGHUP, as a shell reports it
@@ -201,12 +178,17 @@ class App:
             loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
 
     def _gateway(self) -> web.Application:
-        def fault(failure: Failure) -> None:
-            self.console.failed("gateway", failure, gives_up=True)
-
+        """Return the gateway. Behind a socket unit one without readable keys answers 503; else raises ConfigError."""
         config = gateway_config(self.config, self.launch.folders)
-        on_fault = fault if self.launch.listeners.inherited else None
-        app = front(self.fleet.handles, config, alive=lambda: self.watchdog.alive, on_fault=on_fault)
+        make = partial(make_app, self.fleet.handles, alive=lambda: self.watchdog.alive)
+        try:
+            app = make(config)
+        except EdgeError as error:
+            if not self.launch.listeners.inherited:
+                raise
+            fault = awaited.failure_of(error)
+            self.console.failed("gateway", fault, gives_up=True)
+            app = make(replace(config, keys_file=None), fault=fault)
         self.governing.attach(app)
         return app
 

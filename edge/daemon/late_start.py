@@ -1,7 +1,7 @@
-"""What cannot be planned yet behind a socket unit: nothing exits for it (each waiting client would start us again).
+"""A start that has no plan yet, behind a socket unit: plan again until it succeeds, and answer with 503 until then.
 
-The plan is made anew every second, later every fifteen: whoever mounts the disk, opens the folder or frees the memory
-needs no restart.
+An exit would be repeated for each waiting client. Once the disk is mounted, the folder readable or the memory free,
+the model is served without a restart.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from edge.service.unit import Unit
 from edge.supervisor.model_handle import UNNAMED, ModelHandle
 from edge.supervisor.status import Failure
 
-PATIENCE_S = 30.0  # a late disk is there within seconds; a model that was never fetched is answered after this
+PATIENCE_S = 30.0  # a late disk is mounted within seconds; a model that was never fetched fails requests after this
 LOOK_S = 1.0
 LOOK_LATER_S = 15.0
 
 
 def may_come(error: EdgeError) -> bool:
-    """Whether anything but a new configuration can cure it: a disk, a folder that is opened, memory, an engine."""
+    """Return whether another plan can succeed with the same configuration (a disk, access, memory, an engine)."""
     return not isinstance(error, (ConfigError, UsageError, BugError))
 
 
@@ -48,7 +48,7 @@ def placeholders(config: Config, failure: Failure) -> dict[str, ModelHandle]:
 
 
 class LateStart:
-    """Plans again until it works. Requests are held only while a disk may be late; other faults are told at once."""
+    """A plan in waiting. Requests are held for `patience_s` while a disk or the GPU may be late, and fail otherwise."""
 
     def __init__(self, config: Config, error: EdgeError, *, patience_s: float = PATIENCE_S) -> None:
         found = obstacle(config, PathUser.me()) if isinstance(error, (ModelMissingError, BadModelError)) else None
@@ -72,20 +72,20 @@ class LateStart:
         look_s: float = LOOK_S,
         look_later_s: float = LOOK_LATER_S,
     ) -> Prepared:
-        """`prepare` is told for how long we have waited.
+        """Return the first plan. `prepare` is called with the seconds waited so far.
 
         `on_failure` is called once when patience is over, and again when the reason changes.
         """
-        began_s, told = time.monotonic(), None if self.patience_s else self.failure
+        began_s, reported = time.monotonic(), None if self.patience_s else self.failure
         while True:
-            await asyncio.sleep(look_s if told is None else look_later_s)
+            await asyncio.sleep(look_s if reported is None else look_later_s)
             try:
                 return await asyncio.to_thread(prepare, time.monotonic() - began_s)
             except EdgeError as error:
-                failure = self.failure if told is None and _same(error, self.failure) else failure_of(error)
-                over = told is not None or time.monotonic() - began_s >= self.patience_s
-                if over and (told is None or failure.kind != told.kind):
-                    told = failure
+                failure = self.failure if reported is None and _same(error, self.failure) else failure_of(error)
+                over = reported is not None or time.monotonic() - began_s >= self.patience_s
+                if over and (reported is None or failure.kind != reported.kind):
+                    reported = failure
                     self.give_up(failure)
                     on_failure(failure)
 
@@ -95,26 +95,27 @@ def _same(error: EdgeError, failure: Failure) -> bool:
 
 
 def failure_of(error: EdgeError) -> Failure:
+    """Return an error as the failure of a model."""
     return Failure(error.kind, str(error), error.hint or "see `edgellm doctor`")
 
 
 def explain(error: EdgeError, found: PathProblem) -> Failure:
-    """The failure, with the folder that blocks."""
+    """Return the failure with the folder that is in the way."""
     failure = failure_of(error)
     return replace(failure, evidence=f"{failure.evidence}\n{found.sentence}", hint=found.hint)
 
 
 def hidden(error: EdgeError, own: Unit | None) -> Failure:
-    """The failure; of a GPU that is not there, with the drop-in of this service that hides it."""
+    """Return the failure; for a missing GPU, with the drop-ins of our unit that hide it."""
     failure = failure_of(error)
     if not isinstance(error, DeviceMissingError) or own is None or not own.warnings:
         return failure
-    hint = f"take it out (`systemctl edit {own.name}`), then: systemctl restart {own.name}"
+    hint = f"remove the drop-in (`systemctl edit {own.name}`), then: systemctl restart {own.name}"
     return replace(failure, evidence="\n".join((failure.evidence, *own.warnings)), hint=hint)
 
 
 def obstacle(config: Config, who: PathUser) -> PathProblem | None:
-    """The first thing on the way to what the configuration names: model paths, then extra folders."""
+    """Return the first problem on the paths of the configuration: of models, then of extra folders."""
     refs = [Path(model.ref) for model in config.models if model.ref.startswith("/")]
     for path in [*refs, *(Path(folder) for folder in config.store.dirs)]:
         found = find_problem(path, who)
