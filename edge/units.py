@@ -1,4 +1,4 @@
-"""Parse and format sizes and durations. Binary units carry an i (GiB, IEC 80000-13); GB is decimal."""
+"""Parse and format sizes, durations and terminal text. Binary units carry an i (GiB, IEC 80000-13); GB is decimal."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ _FACTORS = {
     "tb": 10**12,
     "tib": 1024**4,
 }
+# Control characters of C0 and C1 except tab, and the marks that reorder text: a terminal would obey them. Lone
+# surrogates are bytes of a file name that are no UTF-8.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -36,6 +39,16 @@ def parse_size(text: str) -> int:
     if match is None or factor is None:
         raise UsageError(f"not a size: {text!r}", "write it like 7.4GiB, 512MiB or 8GB")
     return int(float(match[1]) * factor)
+
+
+def printable(text: str, *, newlines: bool = False) -> str:
+    """Return text of unknown origin as a terminal may show it: control characters as \\x1b, \\n, \\u202e.
+
+    Names of models, files, archives and hubs, log lines and messages that quote them go through here.
+    """
+    if newlines:
+        return "\n".join(printable(line) for line in text.split("\n"))
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def format_bytes(count: int) -> str:

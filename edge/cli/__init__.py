@@ -72,7 +72,11 @@ def _flush(code: int) -> int:
 def report(error: Exception, hint: str | None = None) -> None:
     """Print one sentence, the table where there is one, and the hint on stderr."""
     head = "\x1b[31merror:\x1b[0m" if sys.stderr.isatty() else "error:"
+    from edge.units import printable
+
     table, hint = getattr(error, "table", None), getattr(error, "hint", hint)
-    lines = [f"{head} {error}", *([table] if table else []), *([f"  hint: {hint}"] if hint else [])]
+    lines = [f"{head} {printable(str(error))}"]
+    lines += [printable(table, newlines=True)] if table else []
+    lines += [f"  hint: {printable(hint)}"] if hint else []
     with suppress(OSError):
         print("\n".join(lines), file=sys.stderr, flush=True)

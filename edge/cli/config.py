@@ -1,21 +1,72 @@
-"""`edgellm config show`: every value with the layer that it came from."""
+"""`edgellm config`: write a commented edgellm.toml, check one, show every value with its origin."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from edge.cli.options import Json, Models, Profile, Set, StateDir, folders_of, given, print_json
+from edge.cli.options import Json, Models, Profile, Set, StateDir, folders_of, given, print_json, print_lines
 from edge.cli.plan import columns
 from edge.config.show import ConfigRow, toml_value
+from edge.errors import UsageError
 
 
 def register(root: typer.Typer) -> None:
     group = typer.Typer(help="Configuration: edgellm.toml, environment and flags.", no_args_is_help=True)
+    group.command(epilog="Example: edgellm config init -p orin")(init)
+    group.command(epilog="Example: edgellm config check /etc/edgellm/edgellm.toml")(check)
     group.command(epilog="Example: edgellm config show --set n_ctx=4096")(show)
     root.add_typer(group, name="config")
+
+
+def init(
+    profile: Profile = None,
+    stdout: Annotated[bool, typer.Option("--stdout", help="print it instead of writing the file")] = False,
+    state_dir: StateDir = None,
+) -> None:
+    """Write edgellm.toml with every key as a comment, at its value for this board. An existing file stays."""
+    from edge.board.probe import probe
+    from edge.config import load, resolve_profile
+    from edge.config.schema import example
+    from edge.linux.files import write_atomic
+
+    folders, board = folders_of(state_dir), probe()
+    text = example(resolve_profile(load(folders, given(profile=profile), os.environ), board, folders), board)
+    path = folders.config / "edgellm.toml"
+    if stdout:
+        typer.echo(text, nl=False)
+        return
+    if path.exists():
+        raise UsageError(f"{path} exists already", "`edgellm config init --stdout` prints a new one")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, text, 0o644)
+    typer.echo(f"wrote {path}; `edgellm config check` checks it after an edit")
+
+
+def check(
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="another file than the one in use")] = None,
+    as_json: Json = False,
+    state_dir: StateDir = None,
+) -> None:
+    """Check edgellm.toml, the environment and the profile. Exit code 78 when one is not valid."""
+    from edge.board.probe import probe
+    from edge.config import load, resolve_profile
+
+    folders = folders_of(state_dir)
+    if file is not None:
+        if file.name != "edgellm.toml" or not file.is_file():
+            raise UsageError(f"{file} is not a file called edgellm.toml", "edgellm config check PATH/edgellm.toml")
+        folders = folders._replace(config=file.parent.absolute())
+    config = load(folders, {}, os.environ)
+    profile = resolve_profile(config, probe(), folders)
+    if as_json:
+        print_json({"schema": 1, "ok": True, "profile": profile.name, "values": len(config.origins)}, indent=None)
+    else:
+        typer.echo(f"valid: {len(config.origins)} values, {len(config.models)} models, profile {profile.name}")
 
 
 def show(
@@ -25,6 +76,7 @@ def show(
     from msgspec import to_builtins
 
     from edge.board.probe import probe
+    from edge.cli.plan import terminal_width
     from edge.config import load, resolve_profile
     from edge.config.show import rows
 
@@ -34,12 +86,12 @@ def show(
     if as_json:
         print_json({"schema": 1, "values": [to_builtins(row) for row in found]})
     else:
-        typer.echo("\n".join(config_lines(found)))
+        print_lines(config_lines(found, terminal_width()))
 
 
 # Text of `edgellm config show`.
 
 
-def config_lines(rows: Iterable[ConfigRow]) -> list[str]:
-    """Return `key = value   origin` lines, aligned."""
-    return columns([(f"{row.key} = {toml_value(row.value)}", row.origin) for row in rows])
+def config_lines(rows: Iterable[ConfigRow], width: int | None = None) -> list[str]:
+    """Return `key = value   origin` lines, aligned; `width` is the terminal's."""
+    return columns([(f"{row.key} = {toml_value(row.value)}", row.origin) for row in rows], width=width)

@@ -10,13 +10,14 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from edge.cli.complete import known_engines
 from edge.cli.options import Json, StateDir, folders_of
-from edge.cli.output import console
+from edge.cli.output import console, draw
 from edge.engine.installed import SelectedEngine
 from edge.errors import UsageError
-from edge.units import format_bytes
+from edge.units import format_bytes, printable
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="as in `edgellm engine list`")]
+Id = Annotated[str, typer.Argument(metavar="ID", help="as in `edgellm engine list`", autocompletion=known_engines)]
 
 
 def register(root: typer.Typer) -> None:
@@ -116,22 +117,22 @@ def show_catalogue(document: dict[str, Any], as_json: bool) -> None:
     if as_json:
         _json(document)
         return
-    table = Table("", "engine", "version", "for", "size", "proof", box=None, pad_edge=False)
+    rows = []
     for entry in document["engines"]:
         mark = "*" if entry["id"] == document["current"] else "-" if entry["id"] == document["previous"] else ""
         if "broken" in entry:
-            _row(table, mark, entry["id"], "", "", "", f"broken: {entry['broken']}")
+            rows.append((mark, entry["id"], "", "", "", f"broken: {entry['broken']}"))
             continue
         arch = ", ".join(f"sm_{a}" for a in entry["cuda_arch"]) or "CPU"
         proof = f"{entry['smoke_tokens_s']} tok/s{' on the GPU' if entry['gpu'] else ''}, {entry['proved_at']}"
-        _row(table, mark, entry["id"], entry["version"] or "", arch, format_bytes(entry["bytes"]), proof)
+        rows.append((mark, entry["id"], entry["version"] or "", arch, format_bytes(entry["bytes"]), proof))
     if document["embedded"]:
         mark = "*" if document["current"] == document["embedded"] else ""
-        _row(table, mark, document["embedded"], "", "CPU", "", "comes with edgellm[embedded]")
-    if not table.row_count:
+        rows.append((mark, document["embedded"], "", "CPU", "", "comes with edgellm[embedded]"))
+    if not rows:
         print("no engine is built yet: edgellm build")
         return
-    console().print(table)
+    draw(console(), ("", "engine", "version", "for", "size", "proof"), rows, drop=("version", "size", "proof"))
     print("* in use from the next start   - where `edgellm engine rollback` returns to")
 
 
@@ -151,7 +152,7 @@ def show_engine(document: dict[str, Any], as_json: bool) -> None:
 
 def _row(table: Table, *cells: str) -> None:
     """Add a row. Names and paths are no markup, and none of them is cut."""
-    table.add_row(*(Text(cell, overflow="fold") for cell in cells))
+    table.add_row(*(Text(printable(cell, newlines=True), overflow="fold") for cell in cells))
 
 
 def _plain(value: Any) -> str:

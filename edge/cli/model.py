@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edge.cli.complete import known_models
 from edge.cli.options import Engine, Json, StateDir, folders_of
 from edge.errors import BadModelError
 
@@ -16,7 +17,12 @@ if TYPE_CHECKING:
     from edge.models.store import Store
 
 
-Ref = Annotated[str, typer.Argument(metavar="REF", help="NAME[:QUANT], a path, or a source that was pulled")]
+Ref = Annotated[
+    str,
+    typer.Argument(
+        metavar="REF", help="NAME[:QUANT], a path, or a source that was pulled", autocompletion=known_models
+    ),
+]
 Source = Annotated[
     str, typer.Argument(metavar="REF", help="a name of the catalogue, or hf://, https://, pypi://, file://")
 ]

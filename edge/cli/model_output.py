@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from edge.cli.output import block, console, context, model_id, short
+from edge.cli.output import block, console, context, draw, model_id, short
 from edge.models.catalogue import CatalogueQuant, CatalogueRow
 from edge.models.check import DeepReport
 from edge.models.install import Removed
@@ -23,7 +24,7 @@ from edge.models.receipt import Receipt
 from edge.models.survey import SurveyLine
 from edge.plan.kv_cache import cache_by_layer, memory_of
 from edge.plan.plan import Settings
-from edge.units import GIB, format_bytes
+from edge.units import GIB, format_bytes, printable
 
 
 def listing(lines: Sequence[SurveyLine], pending: Sequence[Pending], folder: Path) -> None:
@@ -31,7 +32,7 @@ def listing(lines: Sequence[SurveyLine], pending: Sequence[Pending], folder: Pat
     out = console()
     good = [line for line in lines if line.usable]
     if good:
-        out.print(_models(good))
+        _models(out, good)
     else:
         out.print(f"no model is in {folder} yet; a small one to start with (98 MB):", markup=False)
         out.print("  edgellm model pull SmolLM2-135M-Instruct")
@@ -41,28 +42,26 @@ def listing(lines: Sequence[SurveyLine], pending: Sequence[Pending], folder: Pat
     block(out, "not complete", [(one.source, f"{format_bytes(one.bytes)}, {_state(one)}") for one in pending])
 
 
-def _models(lines: Sequence[SurveyLine]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("model", no_wrap=True)
-    for name in ("size", "params", "context"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("architecture", no_wrap=True)
-    table.add_column("from", overflow="ellipsis", no_wrap=True, style="dim")
+def _models(out: Console, lines: Sequence[SurveyLine]) -> None:
+    rows = []
     for line in lines:
         header = line.summary
         if header is None:
             continue
         extra = (f", {header.n_expert} experts" if header.n_expert else "") + (" + projector" if line.mmproj else "")
         shards = f" in {len(line.entry.shards)}" if len(line.entry.shards) > 1 else ""
-        table.add_row(
-            model_id(line.entry.name, header.quant),
-            format_bytes(line.entry.bytes) + shards,
-            short(header.parameters),
-            context(header.n_ctx_train),
-            header.arch + extra,
-            line.entry.source or str(line.entry.path.parent),
+        rows.append(
+            (
+                model_id(line.entry.name, header.quant),
+                format_bytes(line.entry.bytes) + shards,
+                short(header.parameters),
+                context(header.n_ctx_train),
+                header.arch + extra,
+                Text(printable(line.entry.source or str(line.entry.path.parent)), "dim"),
+            )
         )
-    return table
+    headers = ("model", "size", "params", "context", "architecture", "from")
+    draw(out, headers, rows, right=("size", "params", "context"), drop=("from", "params", "architecture"))
 
 
 def _state(one: Pending) -> str:
@@ -76,15 +75,14 @@ def catalogue(rows: Sequence[CatalogueRow]) -> None:
     """Print one line a model, by role. Sizes in GiB; ≈ where only a rounded figure is known."""
     out = console()
     for role in dict.fromkeys(row.role for row in rows):
-        table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-        table.add_column(role, no_wrap=True, style="bold")
-        table.add_column("quant and GiB", overflow="fold", min_width=26)
-        table.add_column("context", justify="right", no_wrap=True)
-        table.add_column("licence", overflow="ellipsis", no_wrap=True, min_width=12)
-        for row in rows:
-            if row.role == role:
-                table.add_row(row.name, "  ".join(map(_size, row.quants)), context(row.n_ctx_train), row.licence)
-        out.print(table, "")
+        cells = [
+            (Text(row.name, "bold"), "  ".join(map(_size, row.quants)), context(row.n_ctx_train), row.licence)
+            for row in rows
+            if row.role == role
+        ]
+        headers = (role, "quant and GiB", "context", "licence")
+        draw(out, headers, cells, right=("context",), drop=("licence", "context"), padding=(0, 2, 0, 0))
+        out.print()
 
 
 def _size(one: CatalogueQuant) -> str:
@@ -99,12 +97,14 @@ def checked(models: Sequence[ModelFile], bad: Sequence[SurveyLine], reports: Seq
         mark, words = _verdict(report)
         out.print(Text.assemble(mark, " ", model_id(model.name, model.quant), "  ", words))
         for note in model.notes:
-            out.print(f"    {note}", style="dim", markup=False)
+            out.print(f"    {printable(note)}", style="dim", markup=False)
         if report:
             _findings(out, report)
     for line in bad:
         if line.verdict:
-            out.print(Text.assemble(("✗", "red"), " ", (line.entry.path.name, "bold"), "  ", line.verdict.sentence))
+            out.print(
+                Text.assemble(("✗", "red"), " ", (printable(line.entry.path.name), "bold"), "  ", line.verdict.sentence)
+            )
             out.print(f"    {line.verdict.hint}", style="dim", markup=False)
 
 
@@ -122,16 +122,22 @@ def _findings(out: Console, report: DeepReport) -> None:
         if not file.matches:
             out.print(f"    {Path(file.path).name}: SHA-256 {file.sha256} instead of {file.expected}", markup=False)
     for tensor in report.bad[:10]:
-        out.print(f"    {tensor.name} ({tensor.type}): {tensor.scales:,} scales are not finite", markup=False)
+        out.print(
+            f"    {printable(tensor.name)} ({tensor.type}): {tensor.scales:,} scales are not finite", markup=False
+        )
 
 
 def arrived(model: ModelFile) -> None:
     """Print a model that was added to the store, and the command that serves it."""
     out = console()
-    out.print(Text.assemble(model_id(model.name, model.quant), f"  {format_bytes(model.bytes)}  {model.path}"))
+    out.print(
+        Text.assemble(model_id(model.name, model.quant), f"  {format_bytes(model.bytes)}  {printable(model.path)}")
+    )
     for note in model.notes:
-        out.print(f"  {note}", style="dim", markup=False)
-    out.print(f"  serve it: edgellm up -m {model.name}:{model.quant}", style="dim", markup=False)
+        out.print(f"  {printable(note)}", style="dim", markup=False)
+    out.print(
+        f"  serve it: edgellm up -m {shlex.quote(printable(f'{model.name}:{model.quant}'))}", style="dim", markup=False
+    )
 
 
 def quantized(made: QuantizeResult, source: ModelFile) -> None:
@@ -145,7 +151,7 @@ def quantized(made: QuantizeResult, source: ModelFile) -> None:
 
 
 def removed(gone: Removed) -> None:
-    console().print(f"removed {gone.id}: {format_bytes(gone.bytes)}", markup=False)
+    console().print(f"removed {printable(gone.id)}: {format_bytes(gone.bytes)}", markup=False)
 
 
 # Text of `edgellm model show`: one model on one screen.
@@ -158,12 +164,13 @@ _COLOURS = {"F": "bright_black", "B": "bright_black", "8": "blue", "6": "cyan", 
 def details(model: ModelFile, note: Receipt | None) -> None:
     out = console()
     title = model.meta.name if model.meta.name and model.meta.name != model.name else ""
-    out.print(Text.assemble((model.name, "bold"), "  ", (model.quant, "green"), "  ", (title, "dim")))
+    name = printable(model.name)
+    out.print(Text.assemble((name, "bold"), "  ", (model.quant, "green"), "  ", (printable(title), "dim")))
     table = Table(box=None, show_header=False, pad_edge=True, padding=(0, 2, 0, 1))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in _facts(model, note):
-        table.add_row(name, value if isinstance(value, Text) else Text(value))
+        table.add_row(name, value if isinstance(value, Text) else Text(printable(value)))
     out.print(table)
     block(out, "notes", [("•", text) for text in model.notes])
 

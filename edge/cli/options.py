@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from edge.cli.complete import known_boards, known_engines, known_models, known_profiles, known_settings
 from edge.paths import Folders, folders
+from edge.units import printable
 
 StateDir = Annotated[
     Path | None, typer.Option("--state-dir", metavar="DIR", help="the instance that keeps everything under DIR")
@@ -18,17 +21,32 @@ Json = Annotated[bool, typer.Option("--json", help="print a JSON document")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="show what would be done and why, and stop")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
 Profile = Annotated[
-    str | None, typer.Option("--profile", "-p", metavar="NAME", help="kind of board: orin, cuda, cpu, … or a file")
+    str | None,
+    typer.Option(
+        "--profile",
+        "-p",
+        metavar="NAME",
+        help="kind of board: orin, cuda, cpu, … or a file",
+        autocompletion=known_profiles,
+    ),
 ]
 Models = Annotated[
-    list[str] | None, typer.Option("--model", "-m", metavar="[ID=]REF", help="model to serve; may be given twice")
+    list[str] | None,
+    typer.Option("--model", "-m", metavar="[ID=]REF", help="model to serve, one or more", autocompletion=known_models),
 ]
 Listen = Annotated[list[str] | None, typer.Option("--listen", metavar="HOST:PORT", help="address of the API")]
 Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="set one value, e.g. --set n_ctx=8192")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="one value, e.g. n_ctx=8192", autocompletion=known_settings),
 ]
-Engine = Annotated[str | None, typer.Option("--engine", metavar="ID|PATH", help="engine id or a llama-server binary")]
-BoardId = Annotated[str | None, typer.Option("--board", metavar="ID", help="a board that is not here, by name")]
+Engine = Annotated[
+    str | None,
+    typer.Option("--engine", metavar="ID|PATH", help="engine id, or a llama-server", autocompletion=known_engines),
+]
+BoardId = Annotated[
+    str | None,
+    typer.Option("--board", metavar="ID", help="a board that is not here", autocompletion=known_boards),
+]
 RootDir = Annotated[Path | None, typer.Option("--root", metavar="DIR", help="a machine whose proc and sys lie in DIR")]
 Memory = Annotated[str | None, typer.Option("--memory", metavar="SIZE", help="available memory to assume")]
 
@@ -41,6 +59,11 @@ def folders_of(state_dir: Path | None) -> Folders:
 def given(**flags: object) -> dict[str, object]:
     """Return the flags that were on the command line, as edge.config.load takes them."""
     return {name: value for name, value in flags.items() if value}
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print plain lines; control characters in names and messages are shown, not obeyed."""
+    typer.echo("\n".join(printable(line) for line in lines))
 
 
 def print_json(document: Any, indent: int | None = 2) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -14,7 +15,7 @@ from rich.text import Text
 
 from edge.models.progress import Report
 from edge.models.progress import TransferProgress as Step
-from edge.units import format_bytes
+from edge.units import format_bytes, printable
 
 # A pipe has no width: wide enough that names are not cut.
 _PIPE_COLUMNS = 200
@@ -30,13 +31,40 @@ def error_console() -> Console:
     return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else _PIPE_COLUMNS)
 
 
+def draw(
+    out: Console,
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str | Text]],
+    *,
+    right: Container[str] = (),
+    drop: Sequence[str] = (),
+    **options: Any,
+) -> None:
+    """Print a table. On a narrow terminal the columns of `drop` go, first to last, until no name has to be cut."""
+    kept = list(headers)
+    for name in [*drop, None]:
+        table = Table(box=None, pad_edge=False, header_style="dim", **options)
+        for header in kept:
+            table.add_column(header, justify="right" if header in right else "left", no_wrap=name is not None)
+        for row in rows:
+            cells = [cell for cell, header in zip(row, headers, strict=True) if header in kept]
+            table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in cells))
+        wanted = out.measure(table, options=out.options.update(max_width=10_000)).maximum
+        if name is None or wanted <= out.width:
+            break
+        kept.remove(name)
+    for column in table.columns:
+        column.overflow = "fold"
+    out.print(table)
+
+
 def warn(text: str) -> None:
     """Print a warning on stderr, which a pipe does not see."""
-    error_console().print(Text.assemble(("warning: ", "yellow"), text))
+    error_console().print(Text.assemble(("warning: ", "yellow"), printable(text)))
 
 
 def model_id(name: str, quant: str) -> Text:
-    return Text.assemble((name, "bold"), ":", (quant, "green"))
+    return Text.assemble((printable(name), "bold"), ":", (printable(quant), "green"))
 
 
 def short(count: int) -> str:
@@ -62,7 +90,7 @@ def block(out: Console, title: str, rows: Sequence[tuple[str, str]]) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, text in rows:
-        table.add_row(Text(name), Text(text))
+        table.add_row(Text(printable(name)), Text(printable(text)))
     out.print(table)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,6 +26,7 @@ from edge.cli.options import (
     folders_of,
     given,
     print_json,
+    print_lines,
 )
 from edge.errors import UsageError
 from edge.plan.argv import redacted
@@ -63,7 +67,7 @@ def plan(
         print_json(document(prepared.plan), indent=1)
         return
 
-    typer.echo("\n".join(plan_lines(prepared.plan, verbose=verbose)))
+    print_lines(plan_lines(prepared.plan, verbose=verbose, width=terminal_width()))
 
 
 def _view(board_id: str | None, root: Path | None, memory: str | None) -> HostView:
@@ -86,26 +90,46 @@ _PARTS = ("weights", "kv", "compute", "context", "prompt_cache", "page_cache")
 _SUMS = ("required", "reserve", "available", "headroom")
 
 
-def plan_lines(plan: Plan, *, verbose: bool = False) -> list[str]:
-    """Return the plan; `verbose` adds command line and environment."""
+def plan_lines(plan: Plan, *, verbose: bool = False, width: int | None = None) -> list[str]:
+    """Return the plan; `verbose` adds command line and environment, `width` is the terminal's."""
     lines = [_board(plan.board), f"engine {plan.engine.id}{_version(plan)}"]
     names = {gpu.uuid: f"GPU{gpu.index if gpu.index is not None else i}" for i, gpu in enumerate(plan.board.gpus)}
     for model in plan.models.values():
-        lines += ["", *_model(model, verbose, names)]
+        lines += ["", *_model(model, verbose, names, width and width - 2)]
     if plan.notes:
         lines += ["", *(f"note: {note}" for note in plan.notes)]
     return lines
 
 
-def columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> list[str]:
-    """Return rows aligned with two spaces between; columns of `right` are right-aligned."""
+def terminal_width() -> int | None:
+    """Return the columns of the terminal on stdout; None in a pipe, which takes lines of any length."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset(), width: int | None = None) -> list[str]:
+    """Return rows aligned with two spaces between; columns of `right` are right-aligned.
+
+    Where a row is longer than `width`, its last column is wrapped below itself, or below the row if that leaves less
+    than a third of the width.
+    """
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
-    return [
-        "  ".join(
-            cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    if width is not None:  # one long cell must not push the others out of the line
+        widths = [min(each, width // 3) for each in widths]
+    lines = []
+    for row in rows:
+        padded = zip(range(len(row)), row, widths, strict=True)
+        cells = [cell.rjust(w) if i in right else cell.ljust(w) for i, cell, w in padded]
+        line = "  ".join(cells).rstrip()
+        if width is None or len(line) <= width:
+            lines.append(line)
+            continue
+        head = "  ".join(cells[:-1])
+        beside = width - len(head) - 2 >= width // 3
+        indent = " " * (len(head) + 2 if beside else 4)
+        first = f"{head}  " if beside else indent
+        lines += [] if beside else [head.rstrip()]
+        lines += textwrap.wrap(row[-1], width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
+    return lines
 
 
 def _board(board: Board) -> str:
@@ -123,21 +147,22 @@ def _version(plan: Plan) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _model(model: ModelPlan, verbose: bool, names: Mapping[str | None, str]) -> list[str]:
+def _model(model: ModelPlan, verbose: bool, names: Mapping[str | None, str], width: int | None) -> list[str]:
     ladder = model.ladder
     chosen = ladder.plans[ladder.chosen]
     lines = [
         f"{model.id}: rung {ladder.chosen} of 0–{len(ladder.plans) - 1}" + ("" if ladder.chosen else ", as requested")
     ]
-    lines += [
-        f"  {line}" for line in columns([(r.subject, r.value, r.because, f"[{r.origin}]") for r in chosen.reasons])
-    ]
+    reasons: list[tuple[str, ...]] = [(r.subject, r.value, r.because, f"[{r.origin}]") for r in chosen.reasons]
+    if width is not None:
+        reasons = [(*row[:2], " ".join(row[2:])) for row in reasons]
+    lines += [f"  {line}" for line in columns(reasons, width=width)]
     lines += ["", *(f"  {line}" for line in _memory(chosen, names))]
     if model.measured:
         lines += ["", f"  {_measured(model.measured)}"]
     others = [rung for rung in ladder.plans if rung is not chosen]
     if others:
-        lines += ["", "  other rungs:", *(f"  {line}" for line in columns([_rung(rung, names) for rung in others]))]
+        lines += ["", "  other rungs:", *(f"  {line}" for line in _rungs(others, names, width))]
     lines += [f"  warning: {warning}" for warning in model.warnings]
     if verbose:
         lines += ["", *(f"  {line}" for line in (*command_lines(chosen), *environment_lines(chosen)))]
@@ -174,6 +199,11 @@ def _measured(last: Measured) -> str:
     parts |= {"resident": last.rss_bytes or 0, "GPU": last.gpu_bytes or 0}
     sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
     return f"last measured ({last.what}): {sizes}"
+
+
+def _rungs(rungs: Sequence[LaunchPlan], names: Mapping[str | None, str], width: int | None) -> list[str]:
+    rows = [_rung(rung, names) for rung in rungs]
+    return columns([(*row[:1], ", ".join(filter(None, row[1:]))) for row in rows] if width else rows, width=width)
 
 
 def _rung(rung: LaunchPlan, names: Mapping[str | None, str]) -> tuple[str, ...]:

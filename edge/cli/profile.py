@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edge.cli.options import Json, StateDir, folders_of, print_json
+from edge.cli.options import Json, StateDir, folders_of, print_json, print_lines
 from edge.cli.plan import columns
 from edge.config.show import toml_value
 from edge.config.values import SETTINGS, Profile
@@ -24,7 +24,7 @@ def register(root: typer.Typer) -> None:
 
 def list_profiles(as_json: Json = False, state_dir: StateDir = None) -> None:
     """List the profiles that -p takes."""
-    from edge.cli.plan import columns
+    from edge.cli.plan import columns, terminal_width
     from edge.config.profile import load_profile, profile_names
     from edge.errors import ConfigError
 
@@ -38,7 +38,7 @@ def list_profiles(as_json: Json = False, state_dir: StateDir = None) -> None:
     if as_json:
         print_json({"schema": 1, "profiles": [{"name": name, "summary": text} for name, text in rows]}, indent=1)
     else:
-        typer.echo("\n".join(columns(rows)))
+        print_lines(columns(rows, width=terminal_width()))
 
 
 def show(
@@ -55,7 +55,7 @@ def show(
     if as_json:
         print_json({"schema": 1, **to_builtins(profile)}, indent=1)
     else:
-        typer.echo("\n".join(profile_lines(profile)))
+        print_lines(profile_lines(profile))
 
 
 def check(

@@ -10,11 +10,18 @@ from typing import Annotated, Any
 
 import typer
 
-from edge.cli.options import Json, StateDir, print_json
-from edge.errors import EdgeError, NotRunningError, TimedOutError
+from edge.cli.complete import served_models
+from edge.cli.options import Json, StateDir, print_json, print_lines
+from edge.config.fields import did_you_mean
+from edge.errors import EdgeError, NotRunningError, TimedOutError, UnavailableError
 from edge.units import format_seconds
 
+ModelArgument = Annotated[
+    str | None, typer.Argument(metavar="[ID]", help="one model (default: all)", autocompletion=served_models)
+]
 POLL_S = 0.1
+# Between `edgellm up &` and its lock on the run folder: the interpreter's start on a busy Jetson.
+APPEARS_S = 2.0
 FOLLOW_S = 0.3
 
 
@@ -42,7 +49,7 @@ def status(
         else:
             if watch and os.isatty(1):
                 typer.echo("\x1b[2J\x1b[H", nl=False)
-            typer.echo("\n".join(status_lines(document)))
+            print_lines(status_lines(document))
         if not watch:
             return
         time.sleep(1)
@@ -52,10 +59,19 @@ def wait(
     state_dir: StateDir = None,
     timeout: Annotated[float, typer.Option("--timeout", metavar="S", help="seconds; 0 waits without a limit")] = 0,
 ) -> None:
-    """Wait until every model is READY. Exit code 75 after the timeout, 1 when a model has failed."""
+    """Wait until every model is READY. Exit code 75 after the timeout, 1 when a model has failed.
+
+    Without --timeout, exit code 69 where no edgellm runs; with one, edgellm may also start meanwhile.
+    """
+    from edge.cli.client import not_running
+
     client, began = _client(state_dir), time.monotonic()
+    seen = False
     while True:
         document = _status_or_none(client)
+        if document is None and (seen or (not timeout and time.monotonic() - began >= APPEARS_S)):
+            raise not_running(client.folders)
+        seen = seen or document is not None
         models: dict[str, Any] = document["models"] if document else {}
         failed = [name for name, model in models.items() if model["state"] == "FAILED"]
         if failed:
@@ -89,9 +105,11 @@ def stop(
         time.sleep(POLL_S)
 
 
-def restart(state_dir: StateDir = None, model: Annotated[str | None, typer.Argument(help="one model")] = None) -> None:
+def restart(state_dir: StateDir = None, model: ModelArgument = None) -> None:
     """Restart the engine of one model, or of all, after open requests have finished."""
-    for name in _client(state_dir).restart(model):
+    client = _client(state_dir)
+    _must_serve(client, model)
+    for name in client.restart(model):
         typer.echo(f"restarting {name}")
 
 
@@ -106,7 +124,7 @@ def reload(state_dir: StateDir = None, as_json: Json = False) -> None:
     if as_json:
         print_json(document)
     else:
-        typer.echo("\n".join(reload_lines(document)))
+        print_lines(reload_lines(document))
     if document["failures"]:
         first = next(iter(document["failures"]))
         raise EdgeError(f"{first} could not be changed; the old engine continues", document["failures"][first]["hint"])
@@ -116,18 +134,31 @@ def logs(
     state_dir: StateDir = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="print new lines until Ctrl-C")] = False,
     engine: Annotated[bool, typer.Option("--engine", help="lines of the engine")] = False,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="lines of one model's engine")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", metavar="ID", help="lines of one model's engine", autocompletion=served_models),
+    ] = None,
 ) -> None:
     """Print the last log lines of edgellm, or of its engine."""
     client = _client(state_dir)
+    _must_serve(client, model)
     since: dict[str, int] = {}
     while True:
         lines, since = client.logs(engine=engine or model is not None, model=model, since=since)
-        for line in lines:
-            typer.echo(line)
+        if lines:
+            print_lines(lines)
         if not follow:
             return
         time.sleep(FOLLOW_S)
+
+
+def _must_serve(client: Any, model: str | None) -> None:
+    """Raise UnavailableError for a model that the running edgellm does not serve."""
+    served = list(client.status()["models"]) if model is not None else []
+    if model is not None and model not in served:
+        raise UnavailableError(
+            f"no model {model!r} is served{did_you_mean(model, served)}", f"the models are {', '.join(served)}"
+        )
 
 
 def _client(state_dir: Any) -> Any:
@@ -137,6 +168,10 @@ def _client(state_dir: Any) -> Any:
 
 
 def _status_or_none(client: Any) -> dict[str, Any] | None:
+    from edge.daemon.lock import held
+
+    if not held(client.folders.lock):
+        return None
     try:
         document: dict[str, Any] = client.status()
         return document

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edge.cli.options import Json, StateDir, print_json
+from edge.cli.options import Json, StateDir, print_json, print_lines
 from edge.errors import UnavailableError, UsageError
 from edge.units import format_bytes, format_seconds
 
@@ -38,7 +38,7 @@ def timeline(
     if compare is not None:
         if max(compare) > len(records) or min(compare) < 1:
             raise UsageError(f"{len(records)} starts are recorded", "1 is the last, 2 the one before")
-        typer.echo("\n".join(comparison(records[-compare[0]], records[-compare[1]])))
+        print_lines(comparison(records[-compare[0]], records[-compare[1]]))
         return
     if trace is not None:
         trace.write_text(json.dumps(chrome_trace(records[-1])), encoding="utf-8")
@@ -48,7 +48,7 @@ def timeline(
     if as_json:
         print_json({"schema": 1, "starts": chosen})
         return
-    typer.echo("\n\n".join("\n".join(waterfall(record)) for record in chosen))
+    print_lines(line for record in chosen for line in ("", *waterfall(record)))
 
 
 # Text of `edgellm timeline`: a start record as a waterfall.

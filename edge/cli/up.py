@@ -8,7 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
+from edge.cli.complete import known_engines, known_models, known_profiles, known_settings
 from edge.daemon.options import DESCRIPTION, UP, CliOption
+
+_COMPLETIONS = {
+    "profile": known_profiles,
+    "model": known_models,
+    "set": known_settings,
+    "engine": known_engines,
+}
 
 
 def register(root: typer.Typer) -> None:
@@ -30,6 +38,8 @@ def command() -> Any:
 def _parameter(option: CliOption) -> Parameter:
     kind: Any = list[str] if option.many else Path if option.dest == "state_dir" else str
     typed = bool if option.metavar is None else kind | None
-    shown = typer.Option(*option.names, metavar=option.metavar, help=option.help)
+    shown = typer.Option(
+        *option.names, metavar=option.metavar, help=option.help, autocompletion=_COMPLETIONS.get(option.dest)
+    )
     default = False if option.metavar is None else None
     return Parameter(option.dest, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[typed, shown])

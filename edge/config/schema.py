@@ -1,4 +1,4 @@
-"""Published forms of the keys: the JSON Schema of a profile and docs/configuration.md."""
+"""Published forms of the keys: JSON Schema of a profile, docs/configuration.md, a commented edgellm.toml."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
+from edge.board.board import Board
 from edge.config.fields import Field
 from edge.config.profile import SCHEMA
 from edge.config.show import toml_value
-from edge.config.values import CHOICE_KEYS, CONFIG_KEYS, MODEL_KEYS, SECTIONS, SETTINGS, TIER_KEYS
+from edge.config.values import CHOICE_KEYS, CONFIG_KEYS, MODEL_KEYS, SECTIONS, SETTINGS, TIER_KEYS, Profile
 
 _INTRODUCTION = """# Configuration
 
@@ -19,8 +20,12 @@ Written by `python -m tests.config.publish` from the keys themselves. Later wins
 with its origin.
 
 The environment has a variable for each key: `EDGELLM_GATEWAY__HOLD__SECONDS=5` is `gateway.hold.seconds`,
-`EDGELLM_N_CTX=8192` is `n_ctx`; commas separate a list. Sizes are bytes, or text such as `"512MiB"`.
+`EDGELLM_N_CTX=8192` is `n_ctx`; a list is `a,b` or `["a", "b"]`. Sizes are bytes, or text such as `"512MiB"`.
 """
+
+
+# For keys whose default is absent or would be refused.
+_EXAMPLES = {"id": "chat", "ref": "NAME:Q5_K_M", "warm_at": "08:00", "max_watts": 25.0}
 
 
 def schema() -> dict[str, Any]:
@@ -55,6 +60,37 @@ def reference() -> str:
         _section("Settings: `[set]` for every model, `set = {…}` in `[[model]]`, `--set`, a profile", SETTINGS),
     ]
     return "\n".join(parts)
+
+
+def example(profile: Profile, board: Board) -> str:
+    """Return edgellm.toml with every key as a comment, at its value for this board. `profile` is resolved for it."""
+    tier = f", tier {profile.tier}" if profile.tier else ""
+    lines = [
+        f"# edgellm.toml for {board.module}: profile {profile.name}{tier}.",
+        "# Every line is optional. `edgellm config check` checks this file, `edgellm config show` prints what counts.",
+        f"schema = {SCHEMA}",
+        "",
+    ]
+    table = ""
+    for key, field in CONFIG_KEYS.items():
+        section, _, name = key.rpartition(".")
+        if section != table:
+            table = section
+            lines += [f"[{section}]"]
+        value = profile.sections.get(key, profile.preset.reserve if key == "memory.reserve" else field.default)
+        lines += [*_commented(name, field, _EXAMPLES[name] if value is None else value), ""]
+    lines += ["# Settings of every model; `set = { … }` in [[model]] has those of one.", "[set]"]
+    for key, field in SETTINGS.items():
+        lines += _commented(key, field, getattr(profile.preset, key))
+    lines += ["", "# One table a model. `edgellm model list` shows the models that can be served.", "#[[model]]"]
+    for key, field in MODEL_KEYS.items():
+        lines += _commented(key, field, _EXAMPLES.get(key, field.default))
+
+    return "\n".join(lines) + "\n"
+
+
+def _commented(name: str, field: Field, value: object) -> list[str]:
+    return [f"# {_help(field)}", f"#{name} = {toml_value(value)}"]
 
 
 def _table(fields: Mapping[str, Field]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from edge.config.values import CONFIG_KEYS, SETTINGS, Config, Profile
+from edge.config.values import CONFIG_KEYS, MODEL_KEYS, SETTINGS, Config, Profile
 
 DEFAULT = "default"
 
@@ -29,13 +29,14 @@ def rows(config: Config, profile: Profile) -> list[ConfigRow]:
         for key in CONFIG_KEYS
     ]
     for model in config.models:
-        found += [
-            ConfigRow(f"model.{model.id}.ref", model.ref, model.origin),
-            *(
-                ConfigRow(f"model.{model.id}.set.{key}", _plain(value), model.origin)
-                for key, value in model.set.items()
-            ),
-        ]
+        for key, field in MODEL_KEYS.items():
+            value = getattr(model, key)
+            found.append(
+                ConfigRow(f"model.{model.id}.{key}", _plain(value), DEFAULT if value == field.default else model.origin)
+            )
+        found += (
+            ConfigRow(f"model.{model.id}.set.{key}", _plain(value), model.origin) for key, value in model.set.items()
+        )
     found += [
         ConfigRow(f"set.{key}", _plain(getattr(profile.preset, key)), profile.origins.get(key, DEFAULT))
         for key in SETTINGS
@@ -52,6 +53,8 @@ def _value(config: Config, key: str) -> Any:
 
 def toml_value(value: object) -> str:
     """Return a value as TOML writes it; None, which TOML lacks, as (none)."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{json.dumps(key)} = {toml_value(one)}' for key, one in value.items())} }}"
     return "(none)" if value is None else json.dumps(_plain(value), ensure_ascii=False)
 
 

@@ -39,7 +39,8 @@ def test_show_names_every_key_and_its_origin(tmp_path: Path) -> None:
     places = folders({}, tmp_path)
     config = load(places, {"set": ["gateway.hold.requests=7", "reserve=2GiB"], "model": ["a=b"]}, {})
     found = {row.key: row for row in rows(config, resolve_profile(config, shapes.cpu_board(), places))}
-    assert set(found) == {*CONFIG_KEYS, *(f"set.{key}" for key in SETTINGS), "model.a.ref"}
+    assert set(found) == {*CONFIG_KEYS, *(f"set.{key}" for key in SETTINGS), *(f"model.a.{key}" for key in MODEL_KEYS)}
+    assert (found["model.a.ref"].origin, found["model.a.ttl_s"].origin) == ("flag", "default")
     assert (found["gateway.hold.requests"].value, found["gateway.hold.requests"].origin) == (7, "--set")
     assert (found["memory.reserve"].value, found["memory.reserve"].origin) == ("2GiB", "--set")
     assert found["set.offload"].origin == "profile cpu"
@@ -66,6 +67,34 @@ def test_config_show_prints_origins(tmp_path: Path, capsys: pytest.CaptureFixtur
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == 1
     assert {"key": "strict", "value": False, "origin": "default"} in document["values"]
+
+
+def test_config_init_writes_every_key_and_config_check_reads_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = ["--state-dir", str(tmp_path)]
+    assert main(["config", "init", "-p", "orin", *state]) == 0
+    path = tmp_path / "config" / "edgellm.toml"
+    text = path.read_text(encoding="utf-8")
+    assert main(["config", "check", *state]) == 0
+    assert "valid: 0 values" in capsys.readouterr().out
+    assert main(["config", "init", *state]) == 64
+    assert path.read_text(encoding="utf-8") == text
+    # Each commented key is accepted where it stands: the file with all comments taken off is valid too.
+    bare = "\n".join(line.removeprefix("#") for line in text.splitlines() if not line.startswith("# "))
+    path.write_text(bare, encoding="utf-8")
+    places = folders({}, tmp_path)
+    config = load(places, {}, {})
+    assert set(CONFIG_KEYS) | set(SETTINGS) <= set(config.origins) | {"memory.reserve"}
+    assert config.models[0].ref == "NAME:Q5_K_M"
+
+
+def test_config_check_names_the_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "edgellm.toml"
+    path.write_text("hosts = []\n", encoding="utf-8")
+    assert main(["config", "check", str(path), "--state-dir", str(tmp_path / "state")]) == 78
+    assert "it belongs into [gateway]" in capsys.readouterr().err
+    assert main(["config", "check", str(tmp_path / "none.toml"), "--state-dir", str(tmp_path)]) == 64
 
 
 def test_a_fault_exits_with_the_configuration_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

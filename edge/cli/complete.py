@@ -1,0 +1,96 @@
+"""Shell completion of values: profiles, models, engines, boards and settings that exist here.
+
+`edgellm --install-completion` sets it up. A completion reads what it needs and never fails: a shell that completes a
+word has no place for a message.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Literal, get_args, get_origin
+
+from edge.paths import Folders, folders
+
+
+def known_profiles(incomplete: str) -> list[str]:
+    """Return the profiles that complete a word on the command line."""
+    from edge.config.profile import profile_names
+
+    return _completing(lambda: profile_names(_folders()), incomplete)
+
+
+def known_models(incomplete: str) -> list[str]:
+    """Return the models of the store, and the configured ones, that complete a word."""
+
+    def names() -> Iterator[str]:
+        from edge.config import load
+        from edge.models.store import standard
+
+        config = load(_folders(), {}, os.environ)
+        yield from (model.id for model in config.models)
+        store = standard(_folders(), config.store.dirs, os.environ)
+        yield from (entry.id for entry in store.list() if entry.verdict is None)
+
+    return _completing(names, incomplete)
+
+
+def served_models(incomplete: str) -> list[str]:
+    """Return the models of the running edgellm that complete a word."""
+
+    def names() -> Iterable[str]:
+        from edge.cli.client import Client, find
+
+        return list(Client(find(os.environ, None)).status()["models"])
+
+    return _completing(names, incomplete)
+
+
+def known_engines(incomplete: str) -> list[str]:
+    """Return the installed engines that complete a word."""
+
+    def names() -> Iterator[str]:
+        from edge.engine.installed import catalogue
+
+        document = catalogue(_folders().engines)
+        yield from (entry["id"] for entry in document["engines"])
+        yield from filter(None, [document["embedded"]])
+
+    return _completing(names, incomplete)
+
+
+def known_boards(incomplete: str) -> list[str]:
+    """Return the boards of profiles/boards.toml that complete a word."""
+
+    def names() -> Iterable[str]:
+        from edge.resources import data_dir, load_toml
+
+        return [row["id"] for row in load_toml(data_dir("profiles") / "boards.toml")["board"]]
+
+    return _completing(names, incomplete)
+
+
+def known_settings(incomplete: str) -> list[str]:
+    """Return the keys of --set that complete a word, and the choices behind `KEY=`."""
+
+    def names() -> Iterator[str]:
+        from edge.config.load import KEYS
+
+        for key, field in KEYS.items():
+            base = field.type.__origin__
+            choices = ["true", "false"] if base is bool else get_args(base) if get_origin(base) is Literal else [""]
+            yield from (f"{key}={choice}" for choice in choices)
+
+    return _completing(names, incomplete)
+
+
+def _folders() -> Folders:
+    return folders(os.environ, None)
+
+
+def _completing(names: Callable[[], Iterable[str]], incomplete: str) -> list[str]:
+    found: set[str] = set()
+    with suppress(Exception):
+        found.update(name for name in names() if name.startswith(incomplete))
+    return sorted(found)

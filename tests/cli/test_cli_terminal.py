@@ -1,0 +1,125 @@
+"""Terminals as people have them: 80 columns, names that hold control characters, completion of values."""
+
+from __future__ import annotations
+
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable, Iterator
+from fcntl import ioctl
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.cli import main
+from edge.cli.complete import known_boards, known_models, known_profiles, known_settings
+from edge.units import printable
+from tests.fakes.gguf_writer import Gguf
+from tests.serving import ROOT
+
+LONG = "A-Very-Long-Name-Of-A-Model-Instruct-2507"
+HOSTILE = "Evil\x1b]52;c;QUJD\x07\u202e"
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("EDGELLM_STATE_DIR", str(tmp_path))
+    models = tmp_path / "data" / "models"
+    Gguf("llama").model().save(models / f"{LONG}-Q5_K_M.gguf")
+    Gguf("llama").model().save(models / f"{HOSTILE}-Q5_K_M.gguf")
+    yield tmp_path
+
+
+@pytest.fixture
+def on_terminal(state: Path) -> Callable[..., str]:
+    """Run a command on a terminal of 80 columns and return what it shows, colours removed."""
+
+    def run(*arguments: str) -> str:
+        ours, theirs = pty.openpty()
+        ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        env = {**os.environ, "EDGELLM_STATE_DIR": str(state), "TERM": "dumb", "NO_COLOR": "1"}
+        env.pop("COLUMNS", None)
+        command = [sys.executable, "-m", "edge", *arguments]
+        done = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, cwd=ROOT)
+        os.close(theirs)
+        data = b""
+        while True:
+            try:
+                chunk = os.read(ours, 65536)
+            except OSError:  # EIO: the other side is closed
+                break
+            if not chunk:
+                break
+            data += chunk
+        os.close(ours)
+        assert done.wait(30) == 0, data
+        return data.decode()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("command", "whole"),
+    [
+        (("model", "list"), f"{LONG}:Q5_K_M"),
+        (("model", "list", "--catalogue"), "SmolLM2-135M-Instruct"),
+        (("engine", "list"), "embedded-xllamacpp"),
+        (("plan", "-p", "cpu", "-m", LONG), LONG),
+        (("config", "show"), "restart.device_attempts = 3"),
+        (("profile", "list"), "multi-gpu"),
+    ],
+)
+def test_eighty_columns_are_enough(on_terminal: Callable[..., str], command: tuple[str, ...], whole: str) -> None:
+    shown = on_terminal(*command)
+    assert whole in shown
+    assert max(len(line.rstrip("\r\n")) for line in shown.splitlines()) <= 80, shown
+
+
+def test_a_pipe_gets_whole_lines(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "-p", "cpu", "-m", LONG]) == 0
+    assert any(len(line) > 80 and "[profile cpu" in line for line in capsys.readouterr().out.splitlines())
+
+
+def test_names_of_files_are_shown_and_not_obeyed(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["model", "list"], ["model", "check"], ["plan", "-p", "cpu", "-m", f"{HOSTILE}:Q5_K_M"]):
+        assert main(command) == 0
+        printed = "".join(capsys.readouterr())
+        assert "\x1b]52" not in printed and "\x07" not in printed and "\u202e" not in printed
+        assert r"Evil\x1b]52;c;QUJD\x07\u202e" in printed or "Evil" not in printed
+    assert main(["model", "show", "\x1b[2Jnone"]) == 69
+    assert "\x1b[2J" not in capsys.readouterr().err
+
+
+@given(st.text())
+def test_any_text_is_one_line_without_control_characters(text: str) -> None:
+    shown = printable(text)
+    assert all(char == "\t" or char.isprintable() or ord(char) >= 0xA0 for char in shown)
+    assert "\n" not in shown and "\x1b" not in shown
+    assert printable(text, newlines=True).count("\n") == text.count("\n")
+
+
+def test_values_complete(state: Path) -> None:
+    assert known_profiles("orin-n") == ["orin-nano", "orin-nx"]
+    assert known_settings("offload=") == ["offload=full", "offload=none"]
+    assert "orin-nano-8" in known_boards("orin-")
+    assert known_models(LONG[:9]) == [f"{LONG}:Q5_K_M"]
+    (state / "config").mkdir()
+    (state / "config" / "edgellm.toml").write_text("not toml", encoding="utf-8")
+    assert known_models("") == []
+
+
+def test_the_shell_gets_the_values(state: Path) -> None:
+    env = {**os.environ, "_EDGELLM_COMPLETE": "complete_bash", "COMP_WORDS": "edgellm plan -p thor", "COMP_CWORD": "3"}
+    command = [sys.executable, "-c", "import sys; from edge.cli import main; sys.exit(main())"]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == ["thor"], done.stderr
+
+
+def test_nothing_to_wait_for_is_said(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["wait"]) == 69
+    assert "no edgellm is running" in capsys.readouterr().err
