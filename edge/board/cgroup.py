@@ -29,6 +29,17 @@ def memory_limit(tree: Tree, total_bytes: int) -> Limit | None:
     return min(real, key=lambda limit: limit.left_bytes, default=None)
 
 
+def oom_kills(tree: Tree) -> int | None:
+    """Return how many processes the kernel killed in this group for want of memory; None without the counter."""
+    for folder, _ in _levels(tree, "", _V2):
+        for line in tree.lines(f"{folder}/memory.events"):
+            name, _, count = line.partition(" ")
+            if name == "oom_kill" and count.isdecimal():
+                return int(count)
+        break  # the counter of an ancestor counts other groups too
+    return None
+
+
 def cpu_quota(tree: Tree) -> float | None:
     """Return the group's CPU time in cores; None is unlimited."""
     quotas = []

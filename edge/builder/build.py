@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from edge.board.cgroup import oom_kills
 from edge.builder.commands import Commands, commands
 from edge.builder.compile import (
     BuildFailure,
@@ -29,8 +30,10 @@ from edge.builder.request import BuildPlan, BuildRequest, BuildResult
 from edge.builder.source import fetch
 from edge.engine.installed import SERVER, read_selection
 from edge.errors import BugError, BuildError, DoesNotFitError, UnavailableError, full_disk_named
+from edge.linux.tree import Tree
 
 LOG = "edgellm-build.log"
+_MACHINE = Tree()
 _KEPT_LINES = 20_000  # a failed step and what was printed beside it
 
 
@@ -120,6 +123,7 @@ def _attempt(
     made: Commands, environment: Mapping[str, str], log: Path, report: BuildReport, table: Mapping[str, Any]
 ) -> BuildFailure | None:
     lines: deque[str] = deque(maxlen=_KEPT_LINES)
+    killed = oom_kills(_MACHINE) or 0
     report.say("configuring")
     code = run_logged(made.configure, environment, log, lines.append)
     if code == 0:
@@ -127,7 +131,10 @@ def _attempt(
         lines.clear()
         steps = count_cuda_steps(Path(made.build_dir))
         code = make(made.build, environment, log, steps, report.progress, lines.append)
-    return None if code == 0 else diagnose(list(lines), table["failures"])
+    if code == 0:
+        return None
+    killed = (oom_kills(_MACHINE) or 0) - killed
+    return diagnose(list(lines), table["failures"], code=code, oom_kills=killed)
 
 
 def _install(engines: Path, plan: BuildPlan, unknown: tuple[str, ...], root: Path, say: Callable[[str], None]) -> str:

@@ -197,6 +197,10 @@ def count_cuda_steps(build_dir: Path) -> int:
 # How gcc, nvcc, ninja and cmake start the line of an error.
 _FIRST_ERROR = re.compile(r"(?:\berror\b|\bfatal\b|FAILED:|CMake Error)", re.IGNORECASE)
 
+_MEMORY = "out-of-memory"  # the row that a number may choose
+# A process that SIGKILL ended, as subprocess and as a shell report it.
+_KILLED = (-9, 137)
+
 
 class BuildFailure(Struct, frozen=True):
     """A diagnosis. `retry`: None, `half` (the jobs) or `baseline` (CPU architecture). `evidence`: lines of the log."""
@@ -208,19 +212,52 @@ class BuildFailure(Struct, frozen=True):
     evidence: tuple[str, ...]
 
 
-def diagnose(lines: Iterable[str], table: Iterable[Mapping[str, Any]]) -> BuildFailure:
+def diagnose(
+    lines: Iterable[str], table: Iterable[Mapping[str, Any]], *, code: int = 1, oom_kills: int = 0
+) -> BuildFailure:
     """Return the first signature of the table that any line matches, with the first error lines as evidence.
 
-    The whole log is read, not its tail: ninja finishes other steps after the one that failed.
+    `code`: the build's own exit code, `oom_kills`: processes that the kernel killed meanwhile; these numbers decide
+    before any line. The whole log is read, not its tail: ninja finishes other steps after the one that failed.
     """
     kept = list(lines)
-    for entry in table:
+    rows = list(table)
+    for entry in rows:
         pattern = re.compile(entry["pattern"])
         matching = [line.strip() for line in kept if pattern.search(line)]
-        if matching:
-            return BuildFailure(
-                entry["id"], entry["sentence"], entry.get("hint"), entry.get("retry"), tuple(matching[:3])
-            )
-    errors = tuple(line.strip() for line in kept if _FIRST_ERROR.search(line))[:3]
+        if matching and not (oom_kills and entry["id"] != _MEMORY):
+            return _named(entry, matching)
+    if oom_kills or code in _KILLED:
+        memory = next(entry for entry in rows if entry["id"] == _MEMORY)
+        how = f"the kernel killed {oom_kills} of its processes" if oom_kills else f"the build ended with {code}"
+        return _named(memory, [how])
+    errors = _errors(kept)
     last = tuple(line.strip() for line in kept[-3:])
     return BuildFailure("unknown", "the build failed", "see the whole log", None, errors or last)
+
+
+def _named(entry: Mapping[str, Any], evidence: list[str]) -> BuildFailure:
+    return BuildFailure(entry["id"], entry["sentence"], entry.get("hint"), entry.get("retry"), tuple(evidence[:3]))
+
+
+def _errors(lines: list[str]) -> tuple[str, ...]:
+    """Return the first three errors; a "CMake Error" with the indented text below it, which is the message."""
+    found: list[str] = []
+    for at, line in enumerate(lines):
+        if not _FIRST_ERROR.search(line):
+            continue
+        text = line.strip()
+        if text.startswith("CMake Error"):
+            text = " ".join([text, *_indented(lines[at + 1 : at + 12])])
+        found.append(text)
+        if len(found) == 3:
+            break
+    return tuple(found)
+
+
+def _indented(lines: list[str]) -> Iterator[str]:
+    for line in lines:
+        if line.strip() and not line.startswith(" "):
+            return
+        if line.strip():
+            yield line.strip()

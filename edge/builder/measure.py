@@ -11,11 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from edge.board import memory
+from edge.board.cgroup import cpu_quota, memory_limit
 from edge.builder.preflight import BuildHost
 from edge.builder.recipe import Recipe
 from edge.builder.request import BuildRequest
 from edge.builder.source import Pin, SourceArchive, pin_for
 from edge.builder.toolchain import Tool, Toolchain, Toolkit, ask_gpu, numbers
+from edge.linux.tree import Tree
 
 
 def measure(request: BuildRequest, tools: Toolchain, source: SourceArchive, pin: Pin) -> BuildHost:
@@ -28,8 +31,8 @@ def measure(request: BuildRequest, tools: Toolchain, source: SourceArchive, pin:
         toolchain=tools,
         build_free_bytes=shutil.disk_usage(build).free,
         tmp_free_bytes=shutil.disk_usage(tmp).free,
-        memory_available_bytes=_memory_available(request.root),
-        cores=len(os.sched_getaffinity(0)),
+        memory_available_bytes=available_memory_bytes(Tree(request.root)),
+        cores=usable_cores(Tree(request.root)),
         now_s=time.time(),
         newest_source_s=max(pin.released_s, newest_mtime_s(source.tree)),
         same_disk=build.stat().st_dev == tmp.stat().st_dev,
@@ -42,10 +45,19 @@ def _existing(folder: Path) -> Path:
     return folder
 
 
-def _memory_available(root: Path) -> int:
-    text = (root / "proc/meminfo").read_text(errors="replace") if (root / "proc/meminfo").is_file() else ""
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
-    return int(match[1]) * 1024 if match else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def available_memory_bytes(tree: Tree) -> int:
+    """Return MemAvailable, or what the control group leaves: a container's compilers are killed at its limit."""
+    values = memory.parse(tree.text("/proc/meminfo") or "")
+    available = values.get("MemAvailable", os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    limit = memory_limit(tree, values.get("MemTotal", available))
+    return min(available, limit.left_bytes) if limit else available
+
+
+def usable_cores(tree: Tree) -> int:
+    """Return the cores that this process may use, by affinity and by the control group's quota."""
+    quota = cpu_quota(tree)
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(cores, round(quota))) if quota else cores
 
 
 def newest_mtime_s(tree: Path) -> float:

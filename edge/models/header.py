@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from edge.models.meta import ModelMeta, Split, Tensor
-from edge.models.quant import REMOVED_TYPES, TENSOR_TYPES, UNKNOWN, base_types, file_type_label
+from edge.models.quant import REMOVED_TYPES, TENSOR_TYPES, UNKNOWN, confirms, file_type_label
 from edge.models.reader import GgufReader, RawHeader, RawTensor, Scalar
 from edge.models.verdict import HeaderVerdict, VerdictError, damaged, truncated
 
 # The largest published model has 126 layers (Llama 3.1 405B).
 _MAX_LAYERS = 4096
+# llama.cpp prints these as they are (llama_model_loader and print_info): a newline would forge lines of its log.
+_PRINTED = ("general.architecture", "general.name", "general.type", "tokenizer.ggml.model", "tokenizer.ggml.pre")
 _MAX_VALUE = 1 << 40  # of a dimension, head count or context; larger is damage
 
 
@@ -57,6 +59,9 @@ def _meta(raw: RawHeader, size: int, complete: bool) -> ModelMeta:
     tensors = tuple(_tensors(raw, alignment, size - data_offset))
     if complete:
         _check_complete(tensors, data_offset, size)
+    for key in _PRINTED:
+        if not (get.text(key) or "").isprintable():
+            raise _BadError(damaged(f"key {key!r} holds control characters"))
     arch = get.text("general.architecture") or UNKNOWN
     n_layer = get.integer(f"{arch}.block_count", 0)
     if n_layer > _MAX_LAYERS:
@@ -194,10 +199,17 @@ def _kind(raw: RawHeader, arch: str, has_tensors: bool) -> str:
 def quant_of(file_type: int | None, tensors: tuple[Tensor, ...]) -> str:
     """Return the declared mix if the tensors confirm it, else the type with the most weight bytes."""
     label = file_type_label(file_type)
-    weights: Counter[str] = Counter()
-    for tensor in tensors:
-        if len(tensor.shape) > 1:
-            weights[tensor.type] += tensor.bytes
-    if label != UNKNOWN and (not weights or base_types(label) & weights.keys()):
+    weights = weight_bytes(tensors)
+    if label != UNKNOWN and confirms(label, weights):
         return label
     return weights.most_common(1)[0][0] if weights else UNKNOWN
+
+
+def weight_bytes(tensors: Iterable[Tensor]) -> Counter[str]:
+    """Return the bytes of the matrices by type, without embeddings and output: mixes keep those larger."""
+    matrices = [tensor for tensor in tensors if len(tensor.shape) > 1]
+    inner = [tensor for tensor in matrices if tensor.name.startswith("blk.")] or matrices
+    found: Counter[str] = Counter()
+    for tensor in inner:
+        found[tensor.type] += tensor.bytes
+    return found

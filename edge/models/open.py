@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from edge.errors import BadModelError, UsageError
 from edge.models import quant as arch
 from edge.models import receipt
-from edge.models.header import peek_kind, quant_of, read_header
+from edge.models.header import peek_kind, quant_of, read_header, weight_bytes
 from edge.models.meta import ModelMeta
-from edge.models.quant import FILE_TYPES, UNKNOWN, base_types, label_from_name, plain, public_name, shard_of
+from edge.models.quant import FILE_TYPES, UNKNOWN, confirms, label_from_name, plain, public_name, shard_of
 from edge.models.scan import ModelCandidate, scan, size_of, unfinished
-from edge.models.verdict import PULL_AGAIN, HeaderVerdict, VerdictError, not_a_model
+from edge.models.verdict import PULL_AGAIN, HeaderVerdict, VerdictError, bad_name, not_a_model
 
 # A model in the store. Values only.
 
@@ -208,8 +208,7 @@ def label(found: ModelCandidate, meta: ModelMeta) -> tuple[str, str | None]:
     named = label_from_name(str(found.path) if len(found.shards) > 1 else found.path.name)
     if named == UNKNOWN or plain(named) == meta.quant:
         return (meta.quant if named == UNKNOWN else named), None
-    types = {tensor.type for tensor in meta.tensors}
-    if plain(named) not in FILE_TYPES.values() and base_types(named) & types:
+    if plain(named) not in FILE_TYPES.values() and confirms(named, weight_bytes(meta.tensors)):
         return named, None  # a tag of a publisher's own (Q4_K_XL, Q6_K_L) over the same types
     return meta.quant, f"its name has {named}, its tensors are {meta.quant}; memory is counted from the tensors"
 
@@ -230,7 +229,11 @@ def _found(path: Path) -> ModelCandidate:
             raise UsageError(f"{path} holds {len(inside)} models", "give the path of one .gguf file")
         return inside[0]
     beside = [found for found in scan(path.parent, depth=0) if path in found.shards]
-    return beside[0] if beside else ModelCandidate(path, (path,), size_of(path) or 0, wrong=unfinished(path.name))
+    return beside[0] if beside else ModelCandidate(path, (path,), size_of(path) or 0, wrong=_by_name(path))
+
+
+def _by_name(path: Path) -> HeaderVerdict | None:
+    return unfinished(path.name) or bad_name(path.name)
 
 
 def _header(path: Path) -> ModelMeta:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol, TypeVar
 
 from msgspec import Struct
@@ -35,6 +35,11 @@ class TensorType(Struct, frozen=True):
     name: str
     block: int
     bytes: int
+
+    @property
+    def bits(self) -> float:
+        """Return the bits per weight."""
+        return self.bytes * 8 / self.block
 
 
 # ggml's enum ggml_type: number -> name, weights a block, bytes a block.
@@ -124,6 +129,9 @@ FILE_TYPES: dict[int, str] = {
 _GUESSED = 1024  # LLAMA_FTYPE_GUESSED, a flag on top of the number
 
 UNKNOWN = "unknown"
+# What llama-quantize takes for rows that a type's 256-blocks do not divide: tensor_type_fallback, src/llama-quant.cpp.
+_FALLBACK = {"Q2_K": "IQ4_NL", "Q3_K": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+_FALLBACK |= dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M", "IQ4_XS"), "IQ4_NL")
 
 # Below four bits llama.cpp's own perplexity tables (tools/quantize/README.md) show a loss that a reader notices: such a
 # quantization comes after every larger one.
@@ -204,6 +212,26 @@ def base_types(label: str) -> frozenset[str]:
     return frozenset({re.sub(r"_K_(?:S|M|L|XL|XXL)$", "_K", mix)})
 
 
+def confirms(label: str, bytes_by_type: Mapping[str, int]) -> bool:
+    """Return whether weights of these types may carry the label.
+
+    They may if its base types hold the most bytes, or a third of them at about the label's bits per weight: Q3_K_L has
+    as many bytes in Q5_K as in Q3_K, and one Q4_K matrix in a file of 2-bit tensors makes no Q4_K_S.
+    """
+    base = base_types(label)
+    own = base | {_FALLBACK[name] for name in base if name in _FALLBACK}
+    total = sum(bytes_by_type.values())
+    mine = sum(bytes_by_type.get(name, 0) for name in own)
+    if mine >= max((count for name, count in bytes_by_type.items() if name not in own), default=0):
+        return True
+    sizes = {kind.name: kind.bits for kind in TENSOR_TYPES.values()}
+    nominal = [sizes[name] for name in base if name in sizes]
+    if mine * 3 < total or not nominal or not bytes_by_type.keys() <= sizes.keys():
+        return False
+    average = total / sum(count / sizes[name] for name, count in bytes_by_type.items())
+    return 0.75 * max(nominal) <= average <= 1.35 * min(nominal)
+
+
 def canonical(tag: str) -> str:
     """Return the canonical spelling: `ud-q4_k_m` -> `UD-Q4_K_M`, `fp16` -> `F16`, `MXFP4_MOE` -> `MXFP4`."""
     upper = tag.upper().replace("UD_", "UD-")
@@ -236,7 +264,8 @@ def public_name(path: str) -> str:
     if found:
         before, after = stem[: found[-1].start()], stem[found[-1].end() :]
         stem = before.rstrip("-_. ") + after
-    name = re.sub(r"[\s:/]+", "-", stem.strip("-_. "))
+    plain_text = "".join(c if c.isprintable() else "-" for c in stem)
+    name = re.sub(r"[\s:/]+", "-", plain_text.strip("-_. "))
     if not name and folder:
         return public_name(folder.rpartition("/")[2] + ".gguf")
     return name or "model"

@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from edge.models.quant import shard_of
-from edge.models.verdict import HeaderVerdict
+from edge.models.verdict import HeaderVerdict, bad_name, shown
 
 PARTIAL = ".partial"
 _DEPTH = 8  # a hub cache needs 5
@@ -77,7 +77,9 @@ def _single(path: Path) -> ModelCandidate | None:
         if shard_of(path.stem):
             return None
         size = size_of(path)
-        return ModelCandidate(path, (path,), size or 0, wrong=_dangling(path) if size is None else None)
+        return ModelCandidate(
+            path, (path,), size or 0, wrong=bad_name(path.name) or (_dangling(path) if size is None else None)
+        )
     wrong = unfinished(path.name)
     return ModelCandidate(path, (path,), size_of(path) or 0, wrong=wrong) if wrong else None
 
@@ -105,8 +107,24 @@ def _sets(shards: list[Path]) -> Iterator[ModelCandidate]:
         names = [f"{prefix}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
         missing = tuple(name for number, name in enumerate(names, 1) if number not in members)
         sizes = [size_of(path) for path in ordered]
-        broken = next((_dangling(path) for path, size in zip(ordered, sizes, strict=True) if size is None), None)
-        yield ModelCandidate(ordered[0], ordered, sum(size or 0 for size in sizes), missing, broken)
+        broken = next((_of_shard(path) for path, size in zip(ordered, sizes, strict=True) if size is None), None)
+        wrong = bad_name(ordered[0].name) or broken or _suffix(ordered, count)
+        yield ModelCandidate(ordered[0], ordered, sum(size or 0 for size in sizes), missing, wrong)
+
+
+def _of_shard(path: Path) -> HeaderVerdict:
+    """Name the shard: the verdict on a set stands beside the name of the first one."""
+    one = _dangling(path)
+    return HeaderVerdict(one.kind, f"has a shard {shown(path.name)} that {one.sentence}", one.hint)
+
+
+def _suffix(shards: tuple[Path, ...], count: int) -> HeaderVerdict | None:
+    """llama_split_prefix compares the end of the name with ".gguf" exactly, and then finds no other shard."""
+    odd = next((path.name for path in shards if path.suffix != ".gguf"), None)
+    if odd is None or count == 1:
+        return None
+    hint = f'rename the shards: for f in *{odd[-5:]}; do mv "$f" "${{f%.*}}.gguf"; done'
+    return HeaderVerdict("shard_suffix", f"is a set whose shards end in {odd[-5:]}; llama.cpp finds only .gguf", hint)
 
 
 def size_of(path: Path) -> int | None:
@@ -119,5 +137,5 @@ def size_of(path: Path) -> int | None:
 def _dangling(path: Path) -> HeaderVerdict:
     if path.is_symlink():
         hint = "the file it stood for was moved or removed: fetch it again, or remove the link"
-        return HeaderVerdict("dangling", f"is a link to {path.readlink()}, which does not exist", hint)
+        return HeaderVerdict("dangling", f"is a link to {shown(str(path.readlink()))}, which does not exist", hint)
     return HeaderVerdict("unreadable", "cannot be read", "look at its permissions and those of its folders")

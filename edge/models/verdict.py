@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from edge.errors import BadModelError
 from edge.models.meta import ModelMeta
+from edge.models.quant import UNKNOWN
 
 
 class HeaderVerdict(Struct, frozen=True):
@@ -20,7 +21,7 @@ class VerdictError(BadModelError):
     """A file that cannot be served, with its verdict."""
 
     def __init__(self, verdict: HeaderVerdict, where: str) -> None:
-        super().__init__(f"{where}: {verdict.sentence}", verdict.hint)
+        super().__init__(f"{shown(where)}: {verdict.sentence}", verdict.hint)
         self.verdict = verdict
 
 
@@ -118,7 +119,26 @@ HEALTHY_KINDS = frozenset(_KINDS)
 
 def not_a_model(meta: ModelMeta) -> HeaderVerdict | None:
     """Return the verdict on a GGUF of another kind than a language model; the engine judges unknown architectures."""
-    return None if meta.kind == "model" else of_kind(meta.kind)
+    if meta.kind != "model":
+        return of_kind(meta.kind)
+    if meta.arch == UNKNOWN:
+        return HeaderVerdict(
+            "no_architecture", "names no general.architecture, without which llama.cpp loads nothing", PULL_AGAIN
+        )
+    return None
+
+
+def bad_name(name: str) -> HeaderVerdict | None:
+    """Return the verdict on a name that is no UTF-8 text or holds control characters: no log or JSON can carry it."""
+    if name.isprintable():
+        return None
+    what = "that is not UTF-8" if any("\udc80" <= c <= "\udcff" for c in name) else "with control characters"
+    return HeaderVerdict("bad_name", f"has a name {what}", "rename the file")
+
+
+def shown(name: str) -> str:
+    """Return a name for messages: what a terminal would obey, and bytes that are no text, are escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 def of_kind(kind: str) -> HeaderVerdict:

@@ -15,6 +15,13 @@ LINES = {
         "c++: fatal error: Killed signal terminated program cc1plus",  # D-21
         "nvcc error   : 'cicc' died due to signal 9 (Kill signal)",  # D-14
         "cc1plus: out of memory allocating 65536 bytes after a total of 1 bytes",
+        "collect2: fatal error: ld terminated with signal 9 [Killed]",
+        "g++: internal compiler error: Killed (program cc1plus)",
+        "FAILED: [code=137] bin/llama-server",
+        "make: *** [Makefile:9: x.o] Error 137",
+        "Killed",
+        "nvcc error   : 'cudafe++' died with status 137",
+        "/usr/bin/ld: memory exhausted",
     ],
     "header-mismatch": [
         "arm_neon.h:6: error: inlining failed in call to 'always_inline' 'vdotq_s32': target specific option mismatch"
@@ -55,6 +62,29 @@ def test_signature(identity: str) -> None:
         assert found.id == identity
         assert found.evidence == (line.strip(),)
         assert found.sentence and found.hint
+
+
+@pytest.mark.parametrize(("code", "kills"), [(-9, 0), (137, 0), (1, 2)])
+def test_numbers_decide_before_any_sentence(code: int, kills: int) -> None:
+    """The exit code, and the kernel's own count of kills in this control group."""
+    found = diagnose(["x.cpp:1: internal compiler error: oh"][:kills], _FAILURES, code=code, oom_kills=kills)
+    assert (found.id, found.retry) == ("out-of-memory", "half")
+    assert found.evidence
+
+
+def test_the_text_under_a_cmake_error_is_shown() -> None:
+    log = [
+        "-- Found OpenMP",
+        "CMake Error at cmake/x.cmake:12 (message):",
+        "  The toolchain has no ISO filesystem library.",
+        "",
+        "  Install one.",
+        "Call Stack (most recent call first):",
+        "  CMakeLists.txt:3 (include)",
+    ]
+    assert diagnose(log, _FAILURES).evidence == (
+        "CMake Error at cmake/x.cmake:12 (message): The toolchain has no ISO filesystem library. Install one.",
+    )
 
 
 def test_the_cause_is_found_far_above_the_end() -> None:

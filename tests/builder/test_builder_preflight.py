@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from edge.board.cgroup import oom_kills
+from edge.builder.measure import available_memory_bytes, usable_cores
 from edge.builder.preflight import BuildHost, BuildNeeds, preflight
 from edge.builder.recipe import Recipe
 from edge.builder.toolchain import Tool, Toolchain, Toolkit, choose_host_compiler, choose_toolkit, numbers, toolkit_row
+from edge.linux.tree import Tree
 from edge.resources import data_dir, load_toml
 
 _TABLE = load_toml(data_dir("build") / "llama.cpp.toml")
@@ -160,3 +165,20 @@ def test_jobs_never_exceed_cores_or_memory_and_are_never_zero(memory: int, cores
     assert 1 <= jobs <= cores
     assert jobs == 1 or jobs * (2 * _GIB if cuda else 700 * 1024**2) <= memory
     assert preflight(replace(wanted, jobs=3), machine, _TABLE).jobs == 3
+
+
+def test_the_control_group_bounds_memory_and_cores(tmp_path: Path) -> None:
+    """In a container the machine's memory is not the build's: its compilers are killed at the group's limit."""
+    group = tmp_path / "sys/fs/cgroup/build"
+    group.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/build\n")
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 16000000 kB\nMemAvailable: 15000000 kB\n")
+    assert available_memory_bytes(Tree(tmp_path)) == 15000000 * 1024
+    (group / "memory.max").write_text(str(2 * 1024**3))
+    (group / "memory.current").write_text(str(1024**3))
+    (group / "cpu.max").write_text("100000 100000")
+    assert available_memory_bytes(Tree(tmp_path)) == 1024**3
+    assert usable_cores(Tree(tmp_path)) == 1
+    (group / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
+    assert oom_kills(Tree(tmp_path)) == 2

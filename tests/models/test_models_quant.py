@@ -13,6 +13,7 @@ from edge.models.quant import (
     UNKNOWN,
     QuantPreference,
     canonical,
+    confirms,
     file_type_label,
     label_from_name,
     matching,
@@ -149,3 +150,19 @@ def test_a_tag_names_the_publishers_variant_after_the_exact_one() -> None:
     both = options_of(("UD-Q4_K_M", 45), ("Q4_K_M", 42), ("Q4_K_S", 40))
     assert [one.quant for one in matching(both, "q4_k_m")] == ["Q4_K_M", "UD-Q4_K_M"]
     assert [one.quant for one in matching(both, "ud-q4_k_m")] == ["UD-Q4_K_M"]
+
+
+@pytest.mark.parametrize(
+    ("label", "weights", "confirmed"),
+    [
+        ("Q4_K_S", {"Q2_K": 900, "Q4_K": 100}, False),  # one Q4_K matrix among 2-bit tensors
+        ("Q4_K_M", {"Q4_K": 800, "Q6_K": 200}, True),
+        ("Q3_K_L", {"Q3_K": 425, "Q5_K": 432}, True),  # llama-quantize's own mix of a 7B model
+        ("Q5_K_M", {"Q5_1": 166, "Q8_0": 15, "Q6_K": 14, "Q5_K": 16}, True),  # rows of 576: fallback types
+        ("Q4_K_S", {"Q2_K": 667, "Q4_K": 333}, False),  # a third of the bytes, but not the label's bits per weight
+        ("UD-Q2_K_XL", {"Q2_K": 500, "Q3_K": 400, "Q4_K": 100}, True),
+        ("Q8_0", {"Q4_K": 10, "TYPE99": 90}, False),
+    ],
+)
+def test_a_label_needs_a_share_of_the_bytes(label: str, weights: dict[str, int], confirmed: bool) -> None:
+    assert confirms(label, weights) is confirmed

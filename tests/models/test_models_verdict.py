@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import struct
 import zipfile
 from collections.abc import Callable
@@ -12,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from edge.models.open import open_model
 from edge.models.store import Store
 from edge.models.survey import survey
-from edge.models.verdict import HeaderVerdict
+from edge.models.verdict import HeaderVerdict, VerdictError
 from tests.fakes.gguf_writer import Gguf, save_set
 
 Judge = Callable[[Path], HeaderVerdict]
@@ -166,6 +168,58 @@ def test_one_bad_file_never_breaks_a_list(tmp_path: Path) -> None:
         "empty": "empty",
         "link": "dangling",
         "loop": "dangling",
-        "bad\udcff": "truncated",
+        "bad": "bad_name",
         "gap": "missing_shards",
     }
+
+
+def test_a_file_without_an_architecture_is_no_model(tmp_path: Path) -> None:
+    """ggml-org/llama.cpp#28050: llama.cpp refuses it, so `model check` may not call it healthy."""
+    Gguf("").model().save(tmp_path / "empty.gguf")
+    nameless = Gguf("x").model()
+    nameless.drop("general.architecture")
+    nameless.save(tmp_path / "none.gguf")
+    for name in ("empty.gguf", "none.gguf"):
+        with pytest.raises(VerdictError, match=r"no general\.architecture"):
+            open_model(tmp_path / name)
+
+
+@pytest.mark.parametrize("value", ["x\nllama_kv_cache: size = 9999 MiB", "\x1b]52;c;aGk=\x07", "a\0b"])
+def test_what_the_engine_prints_may_hold_no_control_characters(tmp_path: Path, value: str) -> None:
+    """A newline in general.name would open a gate: the engine prints it into its log as it is."""
+    Gguf("llama").model().set("general.name", value).save(tmp_path / "m.gguf")
+    with pytest.raises(VerdictError, match=r"general\.name.*control characters"):
+        open_model(tmp_path / "m.gguf")
+
+
+def test_names_that_no_log_can_carry_are_refused_in_one_printable_sentence(tmp_path: Path) -> None:
+    good = Gguf("llama").model().save(tmp_path / "good.gguf")
+    for name in (b"caf\xe9.gguf", b"a\x1b[2Jb.gguf", b"two\nlines.gguf"):
+        os.link(good, tmp_path / os.fsdecode(name))
+    bad = [entry for entry in Store(tmp_path).list() if entry.verdict]
+    assert len(bad) == 3 and {entry.verdict.kind for entry in bad if entry.verdict} == {"bad_name"}
+    assert all(entry.name.isprintable() for entry in bad)
+    for entry in bad:
+        with pytest.raises(VerdictError) as error:
+            open_model(entry.path)
+        assert str(error.value).isprintable()
+
+
+def test_a_dangling_shard_is_the_one_that_is_blamed(tmp_path: Path) -> None:
+    save_set(tmp_path, "big", 3)
+    (tmp_path / "big-00002-of-00003.gguf").unlink()
+    (tmp_path / "big-00002-of-00003.gguf").symlink_to(tmp_path / "gone")
+    with pytest.raises(VerdictError, match=r"shard big-00002-of-00003\.gguf that is a link to .*gone"):
+        open_model(tmp_path / "big-00001-of-00003.gguf")
+
+
+def test_a_set_whose_shards_end_in_capitals_cannot_be_followed(tmp_path: Path) -> None:
+    """llama_split_prefix compares with .gguf exactly; a lone .GGUF is served."""
+    save_set(tmp_path, "big", 2)
+    for path in list(tmp_path.iterdir()):
+        path.rename(path.with_suffix(".GGUF"))
+    with pytest.raises(VerdictError, match=r"end in \.GGUF; llama\.cpp finds only \.gguf") as error:
+        open_model(tmp_path / "big-00001-of-00002.GGUF")
+    assert "mv" in str(error.value.hint)
+    Gguf("llama").model().save(tmp_path / "alone.GGUF")
+    assert open_model(tmp_path / "alone.GGUF").name == "alone"
