@@ -1,4 +1,7 @@
-"""Decide whether machine code for some GPU architectures runs on a GPU. Pure."""
+"""Decide whether machine code for some GPU architectures runs on a GPU. Pure.
+
+A binary holds machine code (SASS) for fixed architectures, and perhaps PTX that the driver compiles for newer ones.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ def runs(archs: Sequence[int], wanted: int) -> bool:
 
 
 def listed(archs: Sequence[int]) -> str:
+    """Return `sm_72, sm_87`."""
     return ", ".join(f"sm_{arch}" for arch in archs)
 
 

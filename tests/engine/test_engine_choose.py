@@ -133,11 +133,11 @@ def test_the_embedded_engine_is_found_without_importing_it() -> None:
     assert find_embedded("/nonexistent/python") is None
 
 
-def test_choosing_needs_the_standard_library_only() -> None:
+def test_choosing_needs_the_standard_library_and_msgspec_only() -> None:
     """It runs in `up` before the child is spawned (tomli is allowed on Python 3.10)."""
     code = (
         "import sys; before = set(sys.modules); import edge.engine.choose;"
         "top = {name.split('.')[0] for name in set(sys.modules) - before};"
-        "assert top <= {*sys.stdlib_module_names, 'edge', 'tomli'}, top"
+        "assert top <= {*sys.stdlib_module_names, 'edge', 'tomli', 'msgspec', 'typing_extensions'}, top"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
