@@ -32,7 +32,7 @@ class Body:
         self._limit = config.max_body_bytes
         self._limits = config.limits
         self._decoder = _decoder(request.headers.get("Content-Encoding", "identity"))
-        self.decoded = self._decoder is not None
+        self.decoded = self._decoder is not None  # the client's Content-Length and Content-Encoding do not hold
         self._parts: list[bytes] = []
         self._received = 0
         self._seen = 0  # bytes after decompression
@@ -67,6 +67,11 @@ class Body:
             if grow is not None:
                 grow(len(part))
             self._parts.append(part)
+
+    def replace(self, data: bytes) -> None:
+        """Send these bytes in place of the client's, which were read to their end."""
+        self._parts = [data]
+        self.decoded = True
 
     def payload(self) -> bytes | AsyncIterator[bytes] | None:
         """Return what the engine gets: bytes or a stream of them."""

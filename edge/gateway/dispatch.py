@@ -16,9 +16,10 @@ from edge.gateway.body import Body
 from edge.gateway.context import Context
 from edge.gateway.health import DEGRADED, degraded_header
 from edge.gateway.model_name import asks_for_stream, named_model
+from edge.gateway.ollama import NDJSON, OllamaAnswer, OllamaCall, read_call
 from edge.gateway.openai import HttpFault, RejectedError, sse_error
 from edge.gateway.proxy import Exchange, forward
-from edge.gateway.routes import Route
+from edge.gateway.routes import OLLAMA, Route
 from edge.gateway.waiting_room import ByteReservation, WaitingQueue, failed_fault
 from edge.supervisor.status import ModelStatus, State
 from edge.supervisor.upstream import Endpoint, Upstream
@@ -167,7 +168,11 @@ async def dispatch(
     body = Body(request, context.config)
     await body.read(context.config.limits.replay_bytes)
     with context.waiting.reserve() as reserved:
-        upstream = await _choose(context, request, found, body, reserved)
+        call = await _read_call(found, body, reserved) if found.name in OLLAMA else None
+        if call is None:
+            upstream = await _choose(context, request, found, body, reserved)
+        else:
+            upstream = _choose_by_name(context, call.model)
         record.model = upstream.model_id
         if context.config.log_prompts and body.complete:
             record.prompt = access_log.prompt(body.data)
@@ -175,6 +180,8 @@ async def dispatch(
         record.usage = UsageCounter(record.began_s, stats.between_tokens_s)
         wait_until_s = record.began_s + _max_wait_s(request, context.config.hold_seconds)
         exchange = Exchange(request, upstream, found.target, body, reserved, record, record.usage, wait_until_s, extra)
+        if call is not None:
+            return await _send_call(context, exchange, found, call)
         heartbeat = _heartbeat(context, exchange, found)
         if heartbeat is None:
             return await _send(context, exchange, found, None)
@@ -198,6 +205,40 @@ async def _send(context: Context, exchange: Exchange, found: Route, heartbeat: H
                 return await forward(context.pools, exchange, endpoint)
         finally:
             stats.in_flight -= 1
+
+
+async def _read_call(found: Route, body: Body, reserved: ByteReservation) -> OllamaCall:
+    """Read a request of an Ollama client and translate it. Raises RejectedError."""
+    reserved.cover(body)
+    await body.read(grow=reserved.grow)
+    data = body.data
+    if data is None or len(data) <= _PARSE_INLINE_BYTES:
+        return read_call(found.name, data)
+    return await asyncio.to_thread(read_call, found.name, data)
+
+
+def _choose_by_name(context: Context, name: str) -> Upstream:
+    """Return the model of an Ollama client, which writes `chat:latest` for `chat`. Raises RejectedError."""
+    upstream = context.by_name(name) or context.by_name(name.removesuffix(":latest"))
+    only = context.only()
+    if upstream is None and only is not None and context.config.unknown_model != "strict":
+        return only
+    return upstream or _named(context, name)
+
+
+async def _send_call(context: Context, exchange: Exchange, found: Route, call: OllamaCall) -> web.StreamResponse:
+    """Answer a translated request. One without a prompt loads the model, or lets it sleep. Raises RejectedError."""
+    exchange.translation = OllamaAnswer(call, asyncio.get_running_loop().time, context.wall)
+    if call.only_loads:
+        if call.keep_alive_s != 0:
+            async with acquire_slot(context.waiting, context.admission, exchange, slot=False):
+                pass
+        headers = {"Server": "edgellm", **exchange.extra}
+        kind = NDJSON if call.stream else "application/json"
+        return web.Response(body=exchange.translation.loaded(), content_type=kind, headers=headers)
+    exchange.target = call.target
+    exchange.body.replace(call.body)
+    return await _send(context, exchange, found, None)
 
 
 def _heartbeat(context: Context, exchange: Exchange, found: Route) -> Heartbeat | None:

@@ -16,7 +16,7 @@ from edge.gateway.context import Context
 from edge.gateway.dispatch import dispatch
 from edge.gateway.openai import HttpFault, RejectedError
 from edge.gateway.origin import is_loopback
-from edge.gateway.routes import LISTS, Kind, Route, route
+from edge.gateway.routes import LISTS, OLLAMA, Kind, Route, route
 
 log = logging.getLogger("edge.gateway")
 
@@ -65,20 +65,20 @@ async def _answer(context: Context, request: web.Request, record: RequestRecord)
         return await _respond(context, request, found, record, extra)
     except RejectedError as refused:
         record.refused()
-        return _rejection(request, refused.fault, extra, record.admin)
+        return _rejection(request, refused.fault, extra, record)
     except (asyncio.CancelledError, ConnectionError):
         raise
     except Exception:
         # A bug here must neither end the connection's other requests nor show a traceback to a client.
         log.exception("gateway: %s %s", request.method, found.name)
         record.outcome = "bug"
-        return _rejection(
-            request, HttpFault(500, "bug", "edgellm made a mistake", "edgellm logs has the details"), extra
-        )
+        fault = HttpFault(500, "bug", "edgellm made a mistake", "edgellm logs has the details")
+        return _rejection(request, fault, extra, record)
 
 
-def _rejection(request: web.Request, fault: HttpFault, extra: Mapping[str, str], admin: bool = False) -> web.Response:
-    response = own_routes.fault_response(fault, admin)
+def _rejection(request: web.Request, fault: HttpFault, extra: Mapping[str, str], record: RequestRecord) -> web.Response:
+    ollama = record.route in OLLAMA or (record.route == "/api" and request.method not in ("GET", "HEAD"))
+    response = own_routes.fault_response(fault, record.admin, ollama=ollama)
     response.headers.extend(extra)
     if request.can_read_body and not request.content.at_eof():
         response.force_close()  # the rest of the body is not read
@@ -149,8 +149,10 @@ async def _respond(
     if found.kind is Kind.OURS:
         if found.name in LISTS:
             response = await model_list.answer(context, found)
+        elif found.name == "/api":
+            response = await model_list.ollama(context, request, found, _base_url(request))
         else:
-            response = own_routes.answer(context, request.method, found, _base_url(request), record.admin)
+            response = own_routes.answer(context, request.method, found, record.admin)
         response.headers.extend(extra)
         return response
     if context.fault is not None:

@@ -1,7 +1,8 @@
-"""Serve the lists of models: from the engines that are ready, and from the plan of those that are not.
+"""Serve the lists of models, in OpenAI's, LM Studio's and Ollama's shapes.
 
-Every id and every alias is an entry. One engine's list without aliases passes unchanged. A model that failed is not
-listed: a client takes the list for what it can use.
+An engine that is ready describes its model itself, the plan describes the others. Every id and every alias is an entry.
+One engine's list without aliases passes unchanged. A model that failed is not listed: a client takes the list for what
+it can use.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import Mapping
+from datetime import datetime, timezone
 from typing import Any
 
 import aiohttp
@@ -16,16 +19,25 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from edge.gateway import headers, openai, own_routes
+from edge.gateway.body import Body
 from edge.gateway.context import Context
-from edge.gateway.openai import ListedModel, RejectedError
+from edge.gateway.openai import HttpFault, ListedModel, RejectedError
 from edge.gateway.proxy import engine_url
-from edge.gateway.routes import LM_STUDIO, ONE_LM_STUDIO, ONE_MODEL, Route
+from edge.gateway.routes import LM_STUDIO, ONE_LM_STUDIO, ONE_MODEL, Route, plain_path
 from edge.gateway.waiting_room import failed_fault
 from edge.supervisor.status import State
 from edge.supervisor.upstream import Upstream
 
 # The list is never held: an engine that takes longer is described from its plan.
 _TIMEOUT_S = 1.0
+# The version of Ollama whose API this is. VS Code wants 0.6.4 or newer; `think` and `capabilities` came by 0.9.
+OLLAMA_VERSION = "0.12.6"
+_COMMANDS = {
+    "/api/pull": "edgellm model pull NAME",
+    "/api/create": "edgellm model import FILE",
+    "/api/delete": "edgellm model remove NAME",
+    "/api/copy": "add an alias to [[model]] in edgellm.toml",
+}
 
 
 async def answer(context: Context, route: Route) -> web.Response:
@@ -81,7 +93,7 @@ def _entries(fetched: web.Response | None, context: Context, upstream: Upstream)
     models, data = listed.get("models", []), listed["data"]
     if len(data) != 1 or not upstream.aliases:  # llama-server in router mode lists several models of its own
         return models, data
-    names = (upstream.model_id, *upstream.aliases)
+    names = _names(upstream)
     return (
         [{**model, "name": name, "model": name} for model in models[:1] for name in names],
         [{**data[0], "id": name, "aliases": list(upstream.aliases)} for name in names],
@@ -102,7 +114,109 @@ def _lm_studio(upstream: Upstream) -> list[dict[str, Any]]:
         "max_context_length": meta.get("n_ctx_train"),
         "loaded_context_length": meta.get("n_ctx") if loaded else None,
     }
-    return [{"id": name, **entry} for name in (upstream.model_id, *upstream.aliases)]
+    return [{"id": name, **entry} for name in _names(upstream)]
+
+
+async def ollama(context: Context, request: web.Request, route: Route, base: str) -> web.Response:
+    """Answer Ollama's routes that need no engine; `base` is the URL of this server. Raises RejectedError."""
+    path = (plain_path(route.target) or "").removeprefix("/v1")
+    if request.method in ("GET", "HEAD"):
+        if path == "/api/version":
+            return own_routes.json_response({"version": OLLAMA_VERSION})
+        if path == "/api/tags":
+            found = [_ollama_entry(context, each, name) for each in _usable(context) for name in _names(each)]
+            return own_routes.json_response({"models": found})
+        if path == "/api/ps":
+            ready = [each for each in _usable(context) if each.status().state is State.READY]
+            return own_routes.json_response({"models": [_loaded_entry(context, each) for each in ready]})
+    elif path in ("/api/show", "/api/pull"):
+        name = await _asked_model(context, request)
+        upstream = context.by_name(name) or context.by_name(name.removesuffix(":latest"))
+        if upstream is not None:
+            if path == "/api/show":
+                return own_routes.json_response(_shown(context, upstream))
+            return own_routes.json_response({"status": "success"})  # it is here
+        if path == "/api/show":
+            raise RejectedError(own_routes.unknown_model(context, name))
+    command = _COMMANDS.get(path)
+    if command is not None:
+        raise RejectedError(
+            HttpFault(403, "not_by_api", f"{path[len('/api/') :]} is not done through the API", command)
+        )
+    message = f"edgellm has no {path[:100]}"
+    raise RejectedError(HttpFault(404, "no_ollama_api", message, f"OpenAI clients use the base URL {base}/v1"))
+
+
+async def _asked_model(context: Context, request: web.Request) -> str:
+    body = Body(request, context.config)
+    await body.read(context.config.limits.replay_bytes)
+    with contextlib.suppress(ValueError, RecursionError):
+        asked = json.loads(body.data or b"")
+        if isinstance(asked, dict):
+            return str(asked.get("model") or asked.get("name") or "")
+    raise RejectedError(HttpFault(400, "bad_json", "the request body is not a JSON object", None))
+
+
+def _names(upstream: Upstream) -> tuple[str, ...]:
+    return (upstream.model_id, *upstream.aliases)
+
+
+def _ollama_entry(context: Context, upstream: Upstream, name: str) -> dict[str, Any]:
+    size = upstream.model_info.get("size")
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": _moment(context.started),
+        "size": size if isinstance(size, int) else 0,
+        "digest": "",
+        "details": _details(upstream.model_info),
+    }
+
+
+def _loaded_entry(context: Context, upstream: Upstream) -> dict[str, Any]:
+    """Return an entry of /api/ps. `expires_at`: a model without idle time is never unloaded."""
+    never = "2318-01-01T00:00:00Z"
+    entry = _ollama_entry(context, upstream, upstream.model_id)
+    return {**entry, "expires_at": never, "size_vram": 0, "context_length": upstream.model_info.get("n_ctx") or 0}
+
+
+def _details(meta: Mapping[str, Any]) -> dict[str, Any]:
+    parameters, family = meta.get("n_params"), str(meta.get("arch") or "llama")
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": family,
+        "families": [family],
+        "parameter_size": f"{parameters / 1e9:.1f}B" if isinstance(parameters, (int, float)) else "",
+        "quantization_level": str(meta.get("ftype") or ""),
+    }
+
+
+def _shown(context: Context, upstream: Upstream) -> dict[str, Any]:
+    """Return /api/show: what a client needs to offer the model, the context being the plan's."""
+    meta = upstream.model_info
+    arch = str(meta.get("arch") or "llama")
+    info = {
+        "general.architecture": arch,
+        "general.basename": upstream.model_id,
+        "general.parameter_count": meta.get("n_params"),
+        f"{arch}.context_length": meta.get("n_ctx") or meta.get("n_ctx_train"),
+        f"{arch}.embedding_length": meta.get("n_embd"),
+        f"{arch}.vocab_size": meta.get("n_vocab"),
+    }
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": "",
+        "modified_at": _moment(context.started),
+        "details": _details(meta),
+        "model_info": {name: value for name, value in info.items() if value is not None},
+        "capabilities": list(meta.get("capabilities") or ["completion"]),
+    }
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat().replace("+00:00", "Z")
 
 
 async def _fetch(context: Context, upstream: Upstream, target: str) -> web.Response | None:

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from edge.gateway import health, ollama, openai
+from edge.gateway import health, openai
 from edge.gateway.context import Context
 from edge.gateway.metrics import CONTENT_TYPE
 from edge.gateway.openai import HttpFault, RejectedError
@@ -26,10 +26,8 @@ Answer = Callable[[Context, Route, bool], web.Response]
 PUBLIC = frozenset({"/", "/livez", "/readyz", "/readyz/{id}", "/healthz", "/health", "/v1/health"})
 
 
-def answer(context: Context, method: str, route: Route, base: str, admin: bool) -> web.Response:
-    """Return the answer; `base` is the URL by which the client reaches the server. Raises RejectedError."""
-    if route.name == "/api":
-        return _ollama(context, method, route, base)
+def answer(context: Context, method: str, route: Route, admin: bool) -> web.Response:
+    """Return the answer. Raises RejectedError."""
     if method not in ("GET", "HEAD"):
         fault = HttpFault(405, "method_not_allowed", f"{route.name} answers GET only", None)
         return json_response(fault.document(), 405, {"Allow": "GET, HEAD"})
@@ -45,8 +43,10 @@ def json_response(
     return web.Response(status=status, body=body, content_type="application/json", charset="utf-8", headers=named)
 
 
-def fault_response(fault: HttpFault, admin: bool = False) -> web.Response:
-    return json_response(fault.document(admin), fault.status, fault.headers())
+def fault_response(fault: HttpFault, admin: bool = False, *, ollama: bool = False) -> web.Response:
+    """Return the answer of a fault; `ollama`: as Ollama's clients read it."""
+    document = {"error": ": ".join(filter(None, (fault.message, fault.hint)))} if ollama else fault.document(admin)
+    return json_response(document, fault.status, fault.headers())
 
 
 def _livez(context: Context, route: Route, admin: bool) -> web.Response:
@@ -130,19 +130,6 @@ def _metrics(context: Context, route: Route, admin: bool) -> web.Response:
 def _page(context: Context, route: Route, admin: bool) -> web.Response:
     headers = {"Content-Type": "text/html; charset=utf-8", **SERVER, **context.page.headers()}
     return web.Response(body=context.page.body, headers=headers)
-
-
-def _ollama(context: Context, method: str, route: Route, base: str) -> web.Response:
-    path = (plain_path(route.target) or "").removeprefix("/v1").rstrip("/")
-    if method in ("GET", "HEAD"):
-        if path == "/api/version":
-            return json_response(ollama.version())
-        if path == "/api/tags":
-            return json_response(ollama.tags(context.listed(), context.started))
-        if path == "/api/ps":
-            loaded = {status.id for status in context.statuses() if status.state is State.READY}
-            return json_response(ollama.running([m for m in context.listed() if m.id in loaded], context.started))
-    raise RejectedError(ollama.not_ollama(path or "/api", base))
 
 
 def unknown_model(context: Context, name: str | None) -> HttpFault:

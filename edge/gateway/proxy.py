@@ -18,6 +18,7 @@ from edge.gateway import headers
 from edge.gateway.accounting import RequestRecord, UsageCounter
 from edge.gateway.body import Body
 from edge.gateway.connection_pool import Pools
+from edge.gateway.ollama import NDJSON, OllamaAnswer, error_text
 from edge.gateway.openai import HttpFault, RejectedError, sse_document, sse_error
 from edge.gateway.retry import RetryPolicy, UpstreamDied, died_fault
 from edge.gateway.waiting_room import ByteReservation
@@ -41,6 +42,7 @@ class Exchange(Struct):
     usage: UsageCounter
     wait_until_s: float  # on the loop's clock: the shorter of the client's limit and `hold.seconds`
     extra: Mapping[str, str] = field(default_factory=dict)  # headers added to the answer
+    translation: OllamaAnswer | None = None  # the client does not speak llama-server's API
     opened: web.StreamResponse | None = None  # an event stream that is open already, by a heartbeat
 
 
@@ -83,6 +85,8 @@ async def _attempt(
                 raise RejectedError(unusable)
             if exchange.opened is not None:
                 return await _into(exchange.opened, exchange, answer, progress, loop)
+            if exchange.translation is not None and not (exchange.translation.call.stream and answer.status == 200):
+                return await _whole(exchange, answer, loop)
             if _is_whole(exchange.request, answer):
                 return await _whole(exchange, answer, loop)
             return await _stream(exchange, answer, progress, loop)
@@ -124,6 +128,10 @@ async def _send(session: aiohttp.ClientSession, exchange: Exchange, keep: bool) 
     passed = headers.to_upstream(request.headers.items(), exchange.body.decoded)
     if not keep:
         passed.append(("Connection", "close"))
+    if exchange.translation is not None:
+        passed = [pair for pair in passed if pair[0].lower() not in ("content-type", "accept", "accept-encoding")]
+        passed.append(("Content-Type", "application/json"))
+        exchange.translation.sent()
     try:
         return await session.request(
             request.method,
@@ -148,7 +156,22 @@ async def _whole(
         raise RejectedError(died_fault(exchange.upstream, type(error).__name__)) from error
     if data:
         exchange.usage.chunk(data, loop.time())
+    if exchange.translation is not None:
+        return _translated(exchange, exchange.translation, answer.status, data)
     return web.Response(status=answer.status, reason=answer.reason, headers=_headers(exchange, answer), body=data)
+
+
+def _translated(exchange: Exchange, translation: OllamaAnswer, status: int, data: bytes) -> web.Response:
+    """Return a whole answer, or the engine's error, in the client's shape. Raises RejectedError."""
+    try:
+        if status >= 400:
+            body = json.dumps({"error": error_text(json.loads(data)["error"])}).encode()
+        else:
+            body = translation.whole(data)
+    except (ValueError, KeyError, TypeError) as error:
+        raise RejectedError(died_fault(exchange.upstream, f"status {status}, an answer that cannot be read")) from error
+    headers = {"Content-Type": "application/json; charset=utf-8", "Server": "edgellm", **exchange.extra}
+    return web.Response(status=status, headers=headers, body=body)
 
 
 async def _stream(
@@ -165,7 +188,7 @@ async def _stream(
     if first:
         progress.moved()
         exchange.usage.chunk(first, loop.time())
-        await response.write(first)
+        await response.write(exchange.translation.feed(first) if exchange.translation is not None else first)
     await _copy(response, exchange, answer, progress, loop)
     return response
 
@@ -200,6 +223,7 @@ async def _copy(
         exchange.usage.chunk,
         loop.time,
     )
+    translation = exchange.translation
     while True:
         try:
             chunk = await read()
@@ -207,10 +231,15 @@ async def _copy(
             await _cut(response, exchange)
             return
         if not chunk:
+            if translation is not None and (rest := translation.close()):
+                await write(rest)
             return
         moved()
         count(chunk, clock())
-        await write(chunk)
+        if translation is not None:
+            chunk = translation.feed(chunk)
+        if chunk:
+            await write(chunk)
 
 
 async def _into(
@@ -238,9 +267,13 @@ async def _into(
 async def _cut(response: web.StreamResponse, exchange: Exchange) -> None:
     """Send an error event and close without the terminating chunk, so that no client takes the text as complete."""
     exchange.record.outcome = "cut"
-    if response.content_type == _EVENTS:
+    fault = died_fault(exchange.upstream, "in mid-answer")
+    if exchange.translation is not None:
         with contextlib.suppress(ConnectionError):
-            await response.write(sse_error(exchange.target, died_fault(exchange.upstream, "in mid-answer")))
+            await response.write(b"\n" + exchange.translation.failed(fault.message))
+    elif response.content_type == _EVENTS:
+        with contextlib.suppress(ConnectionError):
+            await response.write(sse_error(exchange.target, fault))
     transport = exchange.request.transport
     if transport is not None:
         transport.close()  # flushes, but never writes the terminating chunk
@@ -249,4 +282,7 @@ async def _cut(response: web.StreamResponse, exchange: Exchange) -> None:
 def _headers(exchange: Exchange, answer: aiohttp.ClientResponse) -> CIMultiDict[str]:
     passed = CIMultiDict(headers.to_client(answer.headers.items()))
     passed.extend(exchange.extra)
+    if exchange.translation is not None:
+        passed["Content-Type"], passed["Server"] = NDJSON, "edgellm"
+        passed.popall("Content-Length", None)
     return passed

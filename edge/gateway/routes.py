@@ -48,6 +48,8 @@ OURS = frozenset(
 ONE_MODEL = "/v1/models/{id}"
 LM_STUDIO, ONE_LM_STUDIO = "/api/v0/models", "/api/v0/models/{id}"
 LISTS = frozenset({"/v1/models", "/models", ONE_MODEL, LM_STUDIO, ONE_LM_STUDIO})
+# Of Ollama: translated, then as the routes of llama-server.
+OLLAMA = frozenset({"/api/chat", "/api/generate", "/api/embed", "/api/embeddings"})
 # LM Studio's first API, and base URLs that end as OpenRouter's do: the same routes as under /v1.
 _V1_PREFIXES = ("/api/v0/", "/api/v1/")
 # llama-server's --tools run shell commands and its CORS proxy fetches any URL: never for a network.
@@ -120,6 +122,9 @@ def _route(method: str, raw_target: str) -> Route:
         if path.startswith(one.removesuffix("{id}")) and method in _READS:
             return Route(Kind.OURS, one, target)
     if path.startswith(("/api/", "/v1/api/")) or path in {"/api", "/v1/api"}:
+        name = path.removeprefix("/v1")
+        if name in OLLAMA and method == "POST":
+            return Route(Kind.HELD, name, target, slot=True)
         return Route(Kind.OURS, "/api", target)
     return _engine_route(method, path, target, None)
 

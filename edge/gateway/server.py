@@ -6,14 +6,18 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections.abc import Callable
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
+from aiohttp.web_protocol import RequestHandler
 
 from edge.errors import ConfigError
+from edge.gateway import own_routes
 from edge.gateway.config import GatewayOptions
 from edge.gateway.context import Context
 from edge.gateway.handler import CONTEXT
+from edge.gateway.openai import HttpFault
 from edge.gateway.origin import is_loopback
 from edge.units import KIB
 
@@ -36,6 +40,28 @@ class _ClientErrorFilter(logging.Filter):
 
 _http_log = logging.getLogger("edge.gateway.http")
 _http_log.addFilter(_ClientErrorFilter())
+
+
+class _Protocol(RequestHandler):
+    """aiohttp's protocol whose own error answers have the gateway's envelope and headers."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Raises ConnectionError if a part of an answer was sent already."""
+        super().handle_error(request, status, exc, message)  # logs it
+        fault = HttpFault(status, "bad_request", "this is not a valid HTTP request", "check its start line and headers")
+        if status >= 500:
+            fault = HttpFault(status, "bug", "edgellm made a mistake", "edgellm logs has the details")
+        answer = own_routes.fault_response(fault)
+        answer.force_close()
+        return answer
 
 
 class GatewayServer:
@@ -64,8 +90,7 @@ async def serve(app: web.Application, sockets: list[socket.socket], *, drain_s: 
     tls = tls_context(context.config)
     runner = _runner(app, context.config, drain_s)
     await runner.setup()
-    assert runner.server is not None, "setup() makes it"
-    factory = context.connections.protocol(runner.server)
+    factory = context.connections.protocol(_protocol_factory(runner))
     loop = asyncio.get_running_loop()
     servers: list[asyncio.AbstractServer] = []
     for each in sockets:
@@ -77,6 +102,18 @@ async def serve(app: web.Application, sockets: list[socket.socket], *, drain_s: 
         )
         servers.append(server)
     return GatewayServer(runner, servers)
+
+
+def _protocol_factory(runner: web.AppRunner) -> Callable[[], asyncio.Protocol]:
+    server = runner.server
+    assert server is not None, "setup() makes it"
+
+    def make() -> asyncio.Protocol:
+        made = server()
+        made.__class__ = _Protocol  # web.Server takes no protocol class; _Protocol adds no attribute
+        return made
+
+    return make
 
 
 def check_addresses(context: Context, sockets: list[socket.socket]) -> None:

@@ -251,8 +251,11 @@ async def test_what_is_not_http_is_a_400_and_reaches_nobody(
     here = await rig()
     client = await here.connect()
     client.writer.write(request_bytes)
-    answer = await client.head()
-    assert answer.status == 400
+    # Of a request that is still being sent the answer's end may be lost with the connection's reset.
+    answer = await (client.head() if len(request_bytes) > 200_000 else client.answer())
+    assert (answer.status, answer.header("server")) == (400, "edgellm")
+    if answer.body:
+        assert json.loads(answer.body)["error"]["kind"] == "bad_request"
     assert here.engine.requests == []
     assert "Traceback" not in caplog.text and not any(record.exc_info for record in caplog.records)
     assert (await here.once(OK)).status == 200

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from edge.gateway import access_log, health, model_name, ollama, openai
+from edge.gateway import access_log, health, model_name, openai
 from edge.gateway.access_log import AccessEntry
 from edge.gateway.openai import HttpFault, ListedModel, RejectedError
 from edge.supervisor.status import Degraded, Failure, Gate, ModelStatus, State
@@ -118,17 +118,6 @@ def test_a_body_that_is_no_json_is_a_400(body: bytes) -> None:
     with pytest.raises(RejectedError) as error:
         model_name.named_model(body, "application/json", "/x")
     assert error.value.fault.status == 400
-
-
-def test_fc89_ollamas_lists_name_the_models() -> None:
-    models = [
-        ListedModel("chat", (), {"size": 97_000_000, "n_params": 134_515_008, "ftype": "Q4_1"}),
-        ListedModel("b", (), {}),
-    ]
-    entry = ollama.tags(models, 1_700_000_000)["models"][0]
-    assert (entry["name"], entry["size"], entry["modified_at"]) == ("chat", 97_000_000, "2023-11-14T22:13:20Z")
-    assert entry["details"]["parameter_size"] == "0.1B"
-    assert len(ollama.running(models, 0)["models"]) == 2
 
 
 def test_models_are_listed_in_llama_servers_shape() -> None:

@@ -1,0 +1,284 @@
+"""Ollama's API: requests of its clients translated for llama-server, answers translated back (FC-89)."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from edge.gateway.config import GatewayOptions
+from edge.gateway.ollama import OllamaAnswer, OllamaCall, read_call
+from edge.gateway.openai import RejectedError
+from tests.fakes.upstream.engine import Line, Received
+from tests.fakes.upstream.model import FakeModel
+from tests.gateway.conftest import Rig, Rigs
+
+PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"\0" * 8).decode()
+HELLO = [{"role": "user", "content": "hi"}]
+TIMINGS = {"cache_n": 4, "prompt_n": 26, "prompt_ms": 31.25, "predicted_n": 8, "predicted_ms": 80.0}
+
+
+def translated(route: str, asked: dict[str, Any]) -> tuple[OllamaCall, dict[str, Any]]:
+    call = read_call(route, json.dumps(asked).encode())
+    return call, json.loads(call.body)
+
+
+def test_options_format_and_think_have_llama_servers_names() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    options = {"num_predict": 5, "temperature": 0, "top_k": 3, "num_ctx": 99, "seed": 7, "stop": ["x"], "num_gpu": 1}
+    call, body = translated(
+        "/api/chat", {"model": "chat", "messages": HELLO, "options": options, "format": schema, "think": False}
+    )
+    assert (call.target, call.stream, body["stream"]) == ("/v1/chat/completions", True, True)
+    wanted = {"max_tokens": 5, "temperature": 0, "top_k": 3, "seed": 7, "stop": ["x"]}
+    assert {name: body[name] for name in wanted} == wanted
+    assert not {"num_ctx", "num_gpu", "num_predict"} & body.keys()
+    assert body["response_format"]["json_schema"]["schema"] == schema
+    assert body["chat_template_kwargs"] == {"enable_thinking": False}
+    _, body = translated("/api/chat", {"model": "c", "messages": HELLO, "format": "json", "think": "low"})
+    assert body["response_format"] == {"type": "json_object"}
+    assert body["chat_template_kwargs"]["reasoning_effort"] == "low"
+    assert "max_tokens" not in translated("/api/chat", {"model": "c", "options": {"num_predict": -1}})[1]
+
+
+def test_images_and_tools_have_openais_shape() -> None:
+    messages = [
+        {"role": "user", "content": "what is it?", "images": [PNG]},
+        {
+            "role": "assistant",
+            "content": "",
+            "thinking": "hm",
+            "tool_calls": [
+                {"function": {"name": "a", "arguments": {"x": 1}}},
+                {"function": {"name": "b", "arguments": {}}},
+            ],
+        },
+        {"role": "tool", "content": "2", "tool_name": "b"},
+        {"role": "tool", "content": "1"},
+    ]
+    tools = [{"type": "function", "function": {"name": "a", "parameters": {}}}]
+    _, body = translated("/api/chat", {"model": "c", "messages": messages, "tools": tools})
+    image, asks, second, first = body["messages"]
+    assert image["content"][1]["image_url"]["url"] == "data:image/png;base64," + PNG
+    assert asks["reasoning_content"] == "hm"
+    assert [each["function"]["arguments"] for each in asks["tool_calls"]] == ['{"x": 1}', "{}"]
+    idents = [each["id"] for each in asks["tool_calls"]]
+    assert [first["tool_call_id"], second["tool_call_id"]] == idents
+    assert body["tools"] == tools
+
+
+@pytest.mark.parametrize(
+    ("asked", "target", "has"),
+    [
+        ({"prompt": "hi", "system": "be brief"}, "/v1/chat/completions", "messages"),
+        ({"prompt": "hi", "raw": True}, "/v1/completions", "prompt"),
+        ({"prompt": "def f(", "suffix": "return"}, "/infill", "input_suffix"),
+        ({"prompt": "", "images": [PNG]}, "/v1/chat/completions", "messages"),
+    ],
+)
+def test_generate(asked: dict[str, Any], target: str, has: str) -> None:
+    call, body = translated("/api/generate", {"model": "c", **asked})
+    assert call.target == target
+    assert has in body
+    assert not call.only_loads
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [(0, 0.0), ("0", 0.0), (-1, -1.0), ("-1m", -60.0), ("5m", 300.0), ("1h30m", 5400.0), ("250ms", 0.25), (None, None)],
+)
+def test_keep_alive(value: object, seconds: float | None) -> None:
+    assert translated("/api/chat", {"model": "c", "keep_alive": value})[0].keep_alive_s == seconds
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"messages": []}',
+        b'{"model": "c", "messages": [1]}',
+        b'{"model": "c", "messages": 3}',
+        b'{"model": "c", "keep_alive": "soon"}',
+        b'{"model": "c", "options": 3}',
+        b'{"model": "c", "messages": [{"images": ["%%%"]}]}',
+        b'{"model": "c", "messages": [{"tool_calls": [{}]}]}',
+        b"[" * 100_000,
+    ],
+)
+def test_what_cannot_be_translated_is_a_400(asked: bytes) -> None:
+    with pytest.raises(RejectedError) as refused:
+        read_call("/api/chat", asked)
+    assert refused.value.fault.status == 400
+
+
+def lines(call: OllamaCall, events: list[Any], cut: int = 7) -> list[dict[str, Any]]:
+    answer = OllamaAnswer(call, lambda: 1.0, lambda: 0.0)
+    data = b"".join(
+        b"data: " + (each.encode() if isinstance(each, str) else json.dumps(each).encode()) + b"\n\n" for each in events
+    )
+    found = b"".join(answer.feed(data[at : at + cut]) for at in range(0, len(data), cut)) + answer.close()
+    return [json.loads(line) for line in found.splitlines()]
+
+
+def delta(**more: Any) -> dict[str, Any]:
+    return {"choices": [{"delta": more}]}
+
+
+def test_a_stream_is_lines_with_figures_at_its_end() -> None:
+    call, _ = translated("/api/chat", {"model": "chat:latest", "messages": HELLO})
+    end = {"choices": [{"delta": {}, "finish_reason": "length"}], "timings": TIMINGS}
+    found = lines(call, [delta(role="assistant"), delta(reasoning_content="hm"), delta(content="hé"), end, "[DONE]"])
+    assert [each["message"].get("thinking") for each in found] == ["hm", None, None]
+    assert [each["message"]["content"] for each in found] == ["", "hé", ""]
+    assert [each["done"] for each in found] == [False, False, True]
+    last = found[-1]
+    assert (last["model"], last["done_reason"], last["prompt_eval_count"], last["eval_count"]) == (
+        "chat:latest",
+        "length",
+        30,
+        8,
+    )
+    assert (last["prompt_eval_duration"], last["eval_duration"]) == (31_250_000, 80_000_000)
+
+
+def test_tool_calls_in_pieces_become_one_line() -> None:
+    call, _ = translated("/api/chat", {"model": "c", "messages": HELLO})
+    pieces = [
+        delta(tool_calls=[{"index": 0, "function": {"name": "add", "arguments": ""}}]),
+        delta(tool_calls=[{"index": 0, "function": {"arguments": '{"a":'}}]),
+        delta(tool_calls=[{"index": 0, "function": {"arguments": " 1}"}}]),
+        delta(tool_calls=[{"index": 1, "function": {"name": "now", "arguments": "{}"}}]),
+        {"choices": [{"delta": {}, "finish_reason": "tool_calls"}]},
+        "[DONE]",
+    ]
+    first, last = lines(call, pieces)
+    assert [each["function"] for each in first["message"]["tool_calls"]] == [
+        {"name": "add", "arguments": {"a": 1}},
+        {"name": "now", "arguments": {}},
+    ]
+    assert (first["done"], last["done"], last["done_reason"]) == (False, True, "stop")
+
+
+@pytest.mark.parametrize(
+    "events", [[delta(content="x"), {"error": {"message": "too long"}}], [delta(content="x")], [delta(content=3)]]
+)
+def test_a_stream_that_breaks_ends_with_an_error_line(events: list[Any]) -> None:
+    call, _ = translated("/api/generate", {"model": "c", "prompt": "hi"})
+    found = lines(call, events)
+    assert "error" in found[-1]
+    assert not any(each.get("done") for each in found)
+
+
+def test_infill_ends_without_done() -> None:
+    call, _ = translated("/api/generate", {"model": "c", "prompt": "a", "suffix": "b"})
+    events = [{"content": "x", "stop": False}, {"content": "", "stop": True, "stop_type": "eos", "timings": TIMINGS}]
+    found = lines(call, events)
+    assert [each["response"] for each in found] == ["x", ""]
+    assert (found[-1]["done"], found[-1]["eval_count"]) == (True, 8)
+
+
+async def post(here: Rig, target: str, asked: object) -> tuple[int, Any]:
+    client = await here.connect()
+    await client.request("POST", target, json.dumps(asked).encode())
+    answer = await client.answer()
+    if answer.header("content-type") == "application/x-ndjson":
+        return answer.status, [json.loads(line) for line in answer.body.splitlines()]
+    return answer.status, json.loads(answer.body)
+
+
+async def test_each_token_is_passed_on_as_it_comes(rig: Rigs) -> None:
+    async def script(line: Line, request: Received) -> None:
+        await line.stream()
+        await line.chunk(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n')
+        await line.until_gone()
+
+    here = await rig(script)
+    client = await here.connect()
+    await client.request("POST", "/api/chat", json.dumps({"model": "chat", "messages": HELLO}).encode())
+    assert (await client.head()).header("content-type") == "application/x-ndjson"
+    assert json.loads(await client.chunk())["message"]["content"] == "a"
+    seen = here.engine.requests[0]
+    assert (seen.target, seen.header("content-type")) == ("/v1/chat/completions", "application/json")
+    assert seen.header("content-length") == str(len(seen.body))
+
+
+async def test_an_engines_error_is_ollamas_error(rig: Rigs) -> None:
+    async def script(line: Line, request: Received) -> None:
+        await line.json({"error": {"message": "context too small", "code": 400}}, "400 Bad Request")
+
+    here = await rig(script)
+    assert await post(here, "/api/chat", {"model": "chat", "messages": HELLO}) == (400, {"error": "context too small"})
+    await here.model.fail("bad_model", "pull it again")
+    status, document = await post(here, "/api/generate", {"model": "chat", "prompt": "hi"})
+    assert status == 503 and "pull it again" in document["error"]
+
+
+async def test_an_engine_that_dies_in_mid_answer_ends_with_an_error_line(rig: Rigs) -> None:
+    async def script(line: Line, request: Received) -> None:
+        await line.stream()
+        await line.chunk(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n')
+        line.cut()
+
+    here = await rig(script)
+    client = await here.connect()
+    await client.request("POST", "/api/chat", json.dumps({"model": "chat", "messages": HELLO}).encode())
+    await client.head()
+    rest = await client.rest()
+    assert b'"error":' in rest and b'"done":true' not in rest and b"\r\n0\r\n" not in rest
+
+
+async def test_a_request_without_a_prompt_loads_the_model(rig: Rigs) -> None:
+    here = await rig(loading=True)
+    client = await here.connect()
+    await client.request("POST", "/api/generate", b'{"model": "chat", "stream": false}')
+    await here.model.ready(str(here.engine.path))
+    document = json.loads((await client.answer()).body)
+    assert (document["done"], document["done_reason"], document["response"]) == (True, "load", "")
+    assert here.engine.requests == []
+
+
+@pytest.mark.parametrize(("name", "status"), [("chat", 200), ("chat:latest", 200), ("a/b", 200), ("nope", 404)])
+async def test_names_with_and_without_latest(rig: Rigs, name: str, status: int) -> None:
+    async def script(line: Line, request: Received) -> None:
+        await line.json({"choices": [{"message": {"role": "assistant", "content": "yes"}}], "timings": TIMINGS})
+
+    here = await rig(script, config=GatewayOptions(unknown_model="strict"))
+    here.model.aliases = ("a/b",)
+    found, document = await post(here, "/api/chat", {"model": name, "messages": HELLO, "stream": False})
+    assert found == status
+    if status == 200:
+        assert (document["message"]["content"], document["model"], document["eval_count"]) == ("yes", name, 8)
+    else:
+        assert "no model 'nope'" in document["error"]
+
+
+async def test_what_editors_look_at_before_they_offer_a_model(rig: Rigs) -> None:
+    here = await rig()
+    here.model.aliases = ("owner/name",)
+    here.model.model_info = {"arch": "qwen3", "n_ctx": 8192, "n_params": 4e9, "capabilities": ["completion", "tools"]}
+    version = json.loads((await here.once(b"GET /api/version HTTP/1.1\r\nHost: localhost\r\n\r\n")).body)["version"]
+    assert tuple(int(part) for part in version.split(".")) >= (0, 6, 4)
+    tags = json.loads((await here.once(b"GET /api/tags HTTP/1.1\r\nHost: localhost\r\n\r\n")).body)["models"]
+    assert [each["model"] for each in tags] == ["chat", "owner/name"]
+    status, shown = await post(here, "/api/show", {"model": "owner/name"})
+    assert (status, shown["capabilities"]) == (200, ["completion", "tools"])
+    assert (shown["model_info"]["general.architecture"], shown["model_info"]["qwen3.context_length"]) == ("qwen3", 8192)
+    assert (await post(here, "/api/show", {"name": "nope"}))[0] == 404
+
+
+@pytest.mark.parametrize("what", ["pull", "create", "copy"])
+async def test_what_changes_the_store_is_refused_with_the_command(rig: Rigs, what: str) -> None:
+    here = await rig()
+    status, document = await post(here, f"/api/{what}", {"model": "other"})
+    assert (status, "edgellm" in document["error"]) == (403, True)
+    assert await post(here, "/api/pull", {"model": "chat:latest"}) == (200, {"status": "success"})
+
+
+async def test_several_models_are_found_by_name(rig: Rigs) -> None:
+    here = await rig(models={"small": FakeModel("small"), "large": FakeModel("large")})
+    status, document = await post(here, "/api/chat", {"model": "chat", "messages": HELLO})
+    assert (status, "small, large" in document["error"]) == (404, True)
