@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from edge.engine.engine import Engine, Flag
 from edge.models.open import ModelFile
+from edge.plan.inputs import EXPERT_PATTERN
 from edge.plan.plan import Settings
 from edge.units import MIB
 
@@ -77,7 +78,7 @@ def render(settings: Settings, engine: Engine, model: ModelFile, alias: str) -> 
     line.add(("--alias", "-a"), alias)
     line.add(("--host",), SOCKET, needed=True)
     _context(line, settings)
-    _placement(line, settings)
+    _placement(line, settings, model.meta.n_layer)
     line.load_mode(settings.load_mode)
     _logging(line)
     _endpoints(line, settings)
@@ -100,7 +101,12 @@ def _context(line: _Line, settings: Settings) -> None:
     line.switch(("--no-context-shift",))
 
 
-def _placement(line: _Line, settings: Settings) -> None:
+def _experts_on_cpu(settings: Settings, n_layer: int) -> str:
+    layers = "|".join(str(index) for index in range(n_layer - settings.cpu_expert_layers, n_layer))
+    return rf"blk\.({layers})\.{EXPERT_PATTERN}=CPU"
+
+
+def _placement(line: _Line, settings: Settings, n_layer: int) -> None:
     line.add(("--n-gpu-layers", "-ngl", "--gpu-layers"), str(settings.n_gpu_layers))
     if settings.devices:
         line.add(("--device", "-dev"), ",".join(settings.devices))
@@ -110,6 +116,8 @@ def _placement(line: _Line, settings: Settings) -> None:
         line.add(("--split-mode", "-sm"), settings.split_mode)
     if settings.tensor_split:
         line.add(("--tensor-split", "-ts"), ",".join(f"{share:g}" for share in settings.tensor_split))
+    if settings.cpu_expert_layers:
+        line.add(("--override-tensor", "-ot"), _experts_on_cpu(settings, n_layer), needed=True)
     line.add(("--fit", "-fit"), "off")
     line.add(("--threads", "-t"), str(settings.n_threads))
     line.add(("--threads-batch", "-tb"), str(settings.n_threads))

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from edge.config.models import id_of
 from edge.config.values import Config, ModelConfig, Preset
 from edge.errors import ModelMissingError
-from edge.models.quant import QuantPreference, bits, matching, order
+from edge.models.quant import QuantPreference, matching, order
 from edge.models.store import Store, StoreEntry
 from edge.plan.candidates import DownloadCandidate, Rank, absent, loader, of_name, offers, ranking
 from edge.plan.inputs import Candidate, PlanInputs, candidate_of
@@ -36,7 +36,7 @@ class Chooser:
 
     def __init__(self, store: Store, inputs: PlanInputs, rows: Sequence[CatalogueRow] | None = None) -> None:
         self._store = store
-        self._place = inputs
+        self._inputs = inputs
         self._rows = rows
         self._entries: list[StoreEntry] | None = None
         self._skipped: list[str] = []
@@ -63,7 +63,7 @@ class Chooser:
         return self._entries
 
     def _selected(self, preset: Preset) -> Chosen:
-        found = select(offers(self.entries, ranking(), self._rows), preset, self._place, self._load)
+        found = select(offers(self.entries, ranking(), self._rows), preset, self._inputs, self._load)
         model_id = id_of(found.offer.name)
         notes = [f"no model was named: {found.offer.id} is {found.because}"]
         if found.tokens_s is not None:
@@ -88,9 +88,8 @@ class Chooser:
         group = of_name(self.entries, name, ranks)
         exact = matching(group, quant) if quant else group
         if exact:
-            first = order(exact, QuantPreference(preset.quant, preset.prefer))[0]
-            found = None if quant or len(exact) == 1 else pick(exact, preset, self._place, self._load)[0]
-            offer = found[0] if found else first
+            found = None if quant or len(exact) == 1 else pick(exact, preset, self._inputs, self._load)
+            offer = found[0] if found else order(exact, QuantPreference(preset.quant, preset.prefer))[0]
             loaded = self._load(offer)
             if loaded is not None:
                 return loaded, tuple(smaller_quants(offer, group, self._load)), None
@@ -111,8 +110,8 @@ class Chooser:
             if not group:
                 there = ", ".join(each.quant for each in row.quants)
                 raise ModelMissingError(f"there is no {quant} of {row.name}", f"the catalogue has {there}")
-        found = pick(group, preset, self._place, self._load)[0]
-        offer = found[0] if found else min(group, key=lambda one: (-bits(one.quant), one.bytes))
+        found = pick(group, preset, self._inputs, self._load)
+        offer = found[0] if found else min(group, key=lambda one: one.bytes)
         return absent(offer, self._store.models_dir, self._rows), (), offer
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from edge.board.board import Board
 from edge.board.memory import MemorySnapshot, reserve_bytes
+from edge.config.values import Preset
 from edge.engine.engine import Engine
 from edge.models.meta import ModelMeta
 from edge.models.open import ModelFile
@@ -16,6 +19,8 @@ from edge.plan.calibration import Calibration
 from edge.plan.kv_cache import ENCODERS, KvBytes, integer, memory_of
 from edge.plan.plan import DomainBudget, MemoryBudget
 
+# Every set of this many GPUs is tried: 31 sets. Of more, the newest and the roomiest of each number.
+_MOST_GPUS_TRIED = 5
 UNIFIED = "unified"
 HOST = "host"
 
@@ -42,6 +47,15 @@ class PlanInputs(Struct, frozen=True):
     @property
     def discrete(self) -> bool:
         return bool(self.gpus) and not self.board.unified_memory
+
+    @property
+    def overrides_tensors(self) -> bool:
+        """Whether this engine places single tensors (--override-tensor, since April 2025)."""
+        return bool({"--override-tensor", "-ot"} & self.engine.flags.keys())
+
+    def room_bytes(self, name: str) -> int:
+        """Return what this domain has beside its reserve."""
+        return max(0, self.available_bytes[name] - self.reserve_bytes[name])
 
     def less(self, budget: MemoryBudget) -> PlanInputs:
         """Return the inputs with the memory that is left beside a planned model."""
@@ -73,9 +87,45 @@ def situation(
     )
 
 
+def gpu_sets(preset: Preset, inputs: PlanInputs) -> tuple[tuple[str, ...], ...]:
+    """Return the sets of GPUs to try, in the order of preference; at least one, which may be empty.
+
+    Fewer GPUs come first: with layers split over them they compute one after the other, and each pays a CUDA context.
+    `row` splits each matrix, so that more GPUs are faster. Of equal size newer GPUs come first, then more room.
+    """
+    gpus = inputs.gpus
+    if not inputs.discrete or preset.offload != "full" or len(gpus) == 1:
+        return (gpus,)
+    if len(preset.tensor_split) == len(gpus) and any(preset.tensor_split):
+        return (tuple(gpu for gpu, share in zip(gpus, preset.tensor_split, strict=True) if share > 0),)
+    age = {str(gpu.uuid): _version(gpu.compute_capability) for gpu in inputs.board.gpus}
+
+    def newest(chosen: Sequence[str]) -> tuple[tuple[int, ...], int]:
+        return min(age.get(gpu, (0,)) for gpu in chosen), sum(inputs.room_bytes(gpu) for gpu in chosen)
+
+    if preset.split_mode == "none":
+        return tuple(sorted(((gpu,) for gpu in gpus), key=newest, reverse=True))
+    if len(gpus) <= _MOST_GPUS_TRIED:
+        sets = [chosen for size in range(1, len(gpus) + 1) for chosen in combinations(gpus, size)]
+    else:
+        by_age = sorted(gpus, key=lambda gpu: newest((gpu,)), reverse=True)
+        by_room = sorted(gpus, key=inputs.room_bytes, reverse=True)
+        best = {frozenset(order[:size]) for order in (by_age, by_room) for size in range(1, len(gpus) + 1)}
+        sets = [tuple(gpu for gpu in gpus if gpu in chosen) for chosen in best]
+    few_first = 1 if preset.split_mode == "layer" else -1
+    return tuple(sorted(sorted(sets, key=newest, reverse=True), key=lambda chosen: few_first * len(chosen)))
+
+
+def _version(capability: str | None) -> tuple[int, ...]:
+    return tuple(int(part) for part in (capability or "0").split(".") if part.isdecimal())
+
+
 # Divide tensors: input tables stay on the host, the last layers and the output go to the GPU. Pure.
 
 # Read row by row on the CPU whatever is offloaded.
+# The pattern of llama.cpp's own --n-cpu-moe (common/common.h, LLM_FFN_EXPS_REGEX).
+EXPERT_PATTERN = r"ffn_(up|down|gate|gate_up)_(ch|)exps"
+EXPERTS = re.compile(EXPERT_PATTERN)
 _INPUT = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.", "token_embd_norm.")
 
 
@@ -86,20 +136,25 @@ class Weights(Struct, frozen=True):
     output_bytes: int
     by_layer: tuple[int, ...]
     tied_bytes: int
+    experts: tuple[int, ...] = ()  # of by_layer, what --override-tensor can keep on the host
+    largest_bytes: int = 0  # the largest tensor of a layer
 
     @property
     def file_bytes(self) -> int:
         return self.input_bytes + self.output_bytes + sum(self.by_layer)
 
-    def of(self, share: range) -> int:
+    def of(self, share: range, cpu_expert_layers: int = 0) -> int:
         """Return the bytes of these layers on a GPU; the number after the last layer is the output."""
         count = len(self.by_layer)
         output = self.output_bytes + self.tied_bytes if count in share else 0
-        return output + sum(self.by_layer[share.start : min(share.stop, count)])
+        hosted = slice(max(share.start, count - cpu_expert_layers), share.stop)
+        on_host = sum(self.experts[hosted]) if cpu_expert_layers else 0
+        return output + sum(self.by_layer[share.start : min(share.stop, count)]) - on_host
 
 
 def weights(meta: ModelMeta) -> Weights:
     """Return the bytes of the header's tensors."""
+    experts, largest = [0] * meta.n_layer, 0
     by_layer, count = [0] * meta.n_layer, meta.n_layer - integer(meta, "nextn_predict_layers")
     input_bytes = output_bytes = tied_bytes = 0
     has_output, decodes = False, meta.arch in ("lfm2", "lfm2moe")
@@ -109,6 +164,9 @@ def weights(meta: ModelMeta) -> Weights:
             index = int(name.split(".", 2)[1])
             if index < count:  # later ones predict further tokens; the engine skips them
                 by_layer[index] += tensor.bytes
+                largest = max(largest, tensor.bytes)
+                if EXPERTS.search(name):
+                    experts[index] += tensor.bytes
         elif name.startswith(_INPUT):
             input_bytes += tensor.bytes
             if name == "token_embd.weight":
@@ -118,7 +176,8 @@ def weights(meta: ModelMeta) -> Weights:
             has_output = has_output or name == "output.weight"
             # Without a last norm there is no output to compute: this is an encoder.
             decodes = decodes or name == "output_norm.weight"
-    return Weights(input_bytes, output_bytes, tuple(by_layer), tied_bytes if decodes and not has_output else 0)
+    tied = tied_bytes if decodes and not has_output else 0
+    return Weights(input_bytes, output_bytes, tuple(by_layer), tied, tuple(experts), largest)
 
 
 # A model file with what a plan needs of its header, computed once. Pure.

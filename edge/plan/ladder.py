@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from edge.config.values import Preset
 from edge.models.meta import ModelMeta
-from edge.plan.inputs import Candidate, PlanInputs, in_one_batch
+from edge.plan.inputs import Candidate, PlanInputs, gpu_sets, in_one_batch
 from edge.plan.kv_cache import BLOCKS, checkpoint_bytes, slot_context
-from edge.plan.memory import budget, device_required
+from edge.plan.memory import budget, device_required, layer_split
 from edge.plan.plan import MemoryBudget, Settings
-from edge.units import GIB, MIB
+from edge.units import MIB
 
 _KV_STEPS = ("q8_0", "q4_0")
 
@@ -28,36 +28,50 @@ class LadderStep(Struct, frozen=True):
     prompt_cache: bool = True
 
 
-def steps(preset: Preset, meta: ModelMeta) -> Iterator[LadderStep]:
-    """Yield steps from the preset to its limits, each with less memory than the one before."""
-    slots = preset.n_parallel
-    per_slot = requested_slot_context(preset, meta)
-    least = min(per_slot, max(256, preset.n_ctx_min))
-    key, value = str(preset.kv_type_k), str(preset.kv_type_v)
-    yield LadderStep(per_slot * slots, slots, key, value)
-    for smaller in _KV_STEPS:
-        if bits(smaller) < bits(preset.kv_type_min):
-            break
-        # A quantized V cache needs flash attention.
-        new = (_least(key, smaller), value if preset.flash_attention == "off" else _least(value, smaller))
-        if new != (key, value):
-            key, value = new
-            yield LadderStep(per_slot * slots, slots, key, value)
-    while per_slot > least:
-        per_slot = max(least, slot_context(per_slot // 2, 1))
+def context_levels(preset: Preset, n_ctx_train: int) -> list[int]:
+    """Return the tokens of one slot, halving from the requested context to the preset's smallest."""
+    levels = [requested_slot_context(preset, n_ctx_train)]
+    least = min(levels[0], max(256, preset.n_ctx_min))
+    while levels[-1] > least:
+        levels.append(max(least, slot_context(levels[-1] // 2, 1)))
+    return levels
+
+
+def steps(preset: Preset, meta: ModelMeta, context: int) -> Iterator[LadderStep]:
+    """Yield steps with `context` tokens a slot, never above the trained context (FC-22), from the preset to its limits.
+
+    A smaller KV type comes first, then no prompt cache, then fewer slots: each costs a request less than its context.
+    Below the requested context there is one slot, with the smallest KV type.
+    """
+    slots, per_slot = preset.n_parallel, slot_context(min(context, meta.n_ctx_train or context), 1)
+    kinds = _kv_types(preset)
+    if per_slot < requested_slot_context(preset, meta.n_ctx_train):
+        slots, kinds = 1, kinds[-1:]
+    for key, value in kinds:
         yield LadderStep(per_slot * slots, slots, key, value)
-    while slots > 1:
-        slots //= 2
-        yield LadderStep(per_slot * slots, slots, key, value)
+    key, value = kinds[-1]
     if preset.cache_ram:
         yield LadderStep(per_slot * slots, slots, key, value, prompt_cache=False)
+    while slots > 1:
+        slots //= 2
+        for cached in (True, False):
+            yield LadderStep(per_slot * slots, slots, key, value, prompt_cache=cached)
 
 
-def requested_slot_context(preset: Preset, meta: ModelMeta) -> int:
+def _kv_types(preset: Preset) -> list[tuple[str, str]]:
+    """Return the types of K and V from the preset's to its smallest. A quantized V cache needs flash attention."""
+    found = [(str(preset.kv_type_k), str(preset.kv_type_v))]
+    for smaller in _KV_STEPS:
+        if bits(smaller) >= bits(preset.kv_type_min):
+            key, value = found[-1]
+            found.append((_least(key, smaller), value if preset.flash_attention == "off" else _least(value, smaller)))
+    return list(dict.fromkeys(found))
+
+
+def requested_slot_context(preset: Preset, n_ctx_train: int) -> int:
     """Return the tokens of one slot: as requested, never above the trained context (FC-22)."""
-    trained = meta.n_ctx_train or 1 << 24
-    wanted = slot_context(preset.n_ctx, preset.n_parallel) if preset.n_ctx else trained
-    return slot_context(min(wanted, trained), 1)
+    trained = n_ctx_train or 1 << 24
+    return slot_context(min(preset.n_ctx or trained, trained), 1)
 
 
 def bits(kind: str) -> float:
@@ -81,7 +95,6 @@ def settings(preset: Preset, step: LadderStep, candidate: Candidate, role: str, 
     file = candidate.file
     rows = _pooled_rows(preset, step, candidate)
     offloaded = preset.offload == "full" and bool(inputs.gpus)
-    several = offloaded and inputs.discrete and preset.split_mode != "none" and len(inputs.gpus) > 1
     chosen = Settings(
         n_ctx=step.n_ctx,
         n_parallel=step.n_parallel,
@@ -95,12 +108,10 @@ def settings(preset: Preset, step: LadderStep, candidate: Candidate, role: str, 
         cache_ram_bytes=preset.cache_ram if role == "chat" and step.prompt_cache else 0,
         n_batch=min(preset.n_batch, step.n_ctx) if role == "chat" else rows,
         n_ubatch=min(preset.n_ubatch, preset.n_batch, step.n_ctx) if role == "chat" else rows,
-        devices=tuple(f"CUDA{i}" for i in range(len(inputs.gpus) if several else 1)) if offloaded else (),
-        split_mode=(preset.split_mode if several else "none") if offloaded and inputs.discrete else None,
-        tensor_split=_tensor_split(preset, inputs) if several else (),
         role=role,
         mmproj=file.mmproj,
     )
+    chosen = on_gpus(preset, chosen, candidate, inputs)
     chosen = replace(chosen, load_mode=load_mode(preset, chosen, file.meta.n_layer))
     return _with_checkpoints(chosen, candidate) if role == "chat" and candidate.memory.needs_checkpoints else chosen
 
@@ -129,35 +140,53 @@ def _with_checkpoints(chosen: Settings, candidate: Candidate) -> Settings:
     return replace(chosen, ctx_checkpoints=count, cache_ram_bytes=left // MIB * MIB)
 
 
-def _tensor_split(preset: Preset, inputs: PlanInputs) -> tuple[float, ...]:
-    """Return the free memory of each GPU in GiB: llama.cpp takes proportions."""
-    if len(preset.tensor_split) == len(inputs.gpus):
-        return preset.tensor_split
-    free = (inputs.available_bytes[gpu] - inputs.reserve_bytes[gpu] for gpu in inputs.gpus)
-    return tuple(max(0.1, round(size / GIB, 1)) for size in free)
+def on_gpus(preset: Preset, chosen: Settings, candidate: Candidate, inputs: PlanInputs) -> Settings:
+    """Set devices and split for the GPUs of `inputs`: by the preset's shares, else as evenly as whole layers allow."""
+    if not chosen.n_gpu_layers:
+        return replace(chosen, devices=(), split_mode=None, tensor_split=())
+    if not inputs.discrete or len(inputs.gpus) == 1:
+        return replace(chosen, devices=("CUDA0",), split_mode="none" if inputs.discrete else None, tensor_split=())
+    given = tuple(share for share in preset.tensor_split if share > 0)
+    return replace(
+        chosen,
+        devices=tuple(f"CUDA{i}" for i in range(len(inputs.gpus))),
+        split_mode=preset.split_mode,
+        tensor_split=given if len(given) == len(inputs.gpus) else layer_split(candidate, chosen, inputs),
+    )
 
 
 # Build the ladder of one model: as requested first, then with less and less of the deciding memory. Pure.
 
-_MOST_RUNGS = 16  # enough for three files; a longer ladder only costs planning time
+_MOST_RUNGS = 24  # enough for three files; a longer ladder only costs planning time
 
 
 class Rung(Struct, frozen=True):
-    """Settings and memory of one candidate, before they are rendered."""
+    """Settings and memory of one candidate on these GPUs, before they are rendered."""
 
     candidate: Candidate
     settings: Settings
     budget: MemoryBudget
+    gpus: tuple[str, ...]
 
     @property
     def fits(self) -> bool:
         return all(domain.fits for domain in self.budget.values())
 
+    @property
+    def headroom_bytes(self) -> int:
+        """Of the fullest domain; negative where it does not fit."""
+        return min(domain.headroom_bytes for domain in self.budget.values())
+
 
 def walk_ladder(preset: Preset, candidates: Sequence[Candidate], role: str, inputs: PlanInputs) -> list[Rung]:
-    """Return rungs that each need less of the deciding memory. `candidates`: the requested file, then smaller ones."""
+    """Return rungs that each need less of the deciding memory.
+
+    `candidates`: the requested file, then smaller ones of the same model, then other models. A request's context is
+    given up after everything else of a model: its smaller files come before a smaller context, so that more memory
+    never means less context.
+    """
     rungs: list[Rung] = []
-    for rung in _candidates(preset, candidates, role, inputs):
+    for rung in _rungs(preset, candidates, role, inputs):
         if not rungs or device_required(rung.budget, inputs) < device_required(rungs[-1].budget, inputs):
             rungs.append(rung)
         if len(rungs) == _MOST_RUNGS:
@@ -167,28 +196,106 @@ def walk_ladder(preset: Preset, candidates: Sequence[Candidate], role: str, inpu
     return rungs
 
 
-def _candidates(preset: Preset, candidates: Sequence[Candidate], role: str, inputs: PlanInputs) -> Iterator[Rung]:
-    for candidate in candidates:
-        for step in steps(preset, candidate.file.meta):
-            chosen = settings(preset, step, candidate, role, inputs)
-            yield Rung(candidate, chosen, budget(candidate, chosen, inputs))
+def rungs_at(preset: Preset, candidate: Candidate, role: str, inputs: PlanInputs, context: int) -> Iterator[Rung]:
+    """Yield the rungs of one file whose slots get `context` tokens, or what it was trained for."""
+    sets = gpu_sets(preset, inputs)
+    for step in steps(preset, candidate.file.meta, context):
+        yield _fitting(
+            _rung(candidate, settings(preset, step, candidate, role, part), part)
+            for part in (replace(inputs, gpus=gpus) for gpus in sets)
+            if _may_fit(candidate, preset, part) or part.gpus == sets[-1]
+        )
+
+
+def _rungs(preset: Preset, candidates: Sequence[Candidate], role: str, inputs: PlanInputs) -> Iterator[Rung]:
+    for name in dict.fromkeys(candidate.file.name for candidate in candidates):
+        files = [candidate for candidate in candidates if candidate.file.name == name]
+        for context in context_levels(preset, files[0].file.meta.n_ctx_train):
+            for candidate in files:
+                yield from rungs_at(preset, candidate, role, inputs, context)
+
+
+def _rung(candidate: Candidate, chosen: Settings, inputs: PlanInputs) -> Rung:
+    return Rung(candidate, chosen, budget(candidate, chosen, inputs), inputs.gpus if chosen.n_gpu_layers else ())
+
+
+def _fitting(rungs: Iterable[Rung]) -> Rung:
+    """Return the first that fits, else the one that lacks least."""
+    best: Rung | None = None
+    for rung in rungs:
+        if rung.fits:
+            return rung
+        if best is None or rung.headroom_bytes > best.headroom_bytes:
+            best = rung
+    assert best is not None, "there is always a set of GPUs, if an empty one"
+    return best
+
+
+def _may_fit(candidate: Candidate, preset: Preset, inputs: PlanInputs) -> bool:
+    """A cheap bound: most sets of GPUs are smaller than the weights alone."""
+    if preset.offload != "full" or not inputs.discrete:
+        return True
+    room = sum(inputs.room_bytes(gpu) for gpu in inputs.gpus)
+    return room >= candidate.weights.file_bytes - candidate.weights.input_bytes
 
 
 def _partial(last: Rung, preset: Preset, inputs: PlanInputs) -> Iterator[Rung]:
-    """Yield rungs for discrete GPUs: as many layers as fit, half of them, none where the profile allows the CPU."""
-    full, needed = last.settings.n_gpu_layers, device_required(last.budget, inputs)
-    most = next((n for n in range(full - 1, 0, -1) if _with_layers(last, n, inputs).fits), full // 2)
-    for count in dict.fromkeys((most, most // 2)):
-        rung = _with_layers(last, count, inputs)
-        if count and device_required(rung.budget, inputs) < needed:
+    """Yield rungs for discrete GPUs that keep a part on the host, each with less on the GPUs than the one before.
+
+    The experts of as few layers as possible come first: they are most of a mixture's weights, and of each only a few
+    are read for a token. Then whole layers, half of them, and none where the profile allows the CPU.
+    """
+    parts = [replace(inputs, gpus=gpus) for gpus in gpu_sets(preset, inputs)]
+    needed = device_required(last.budget, inputs)
+    experts = [rung for part in parts if (rung := _with_experts_on_host(preset, last, part)) is not None]
+    layers = [rung for part in parts if (rung := _with_most_layers(preset, last, part)) is not None]
+    found = []
+    if experts:
+        found.append(min(experts, key=lambda rung: rung.settings.cpu_expert_layers))
+    if layers:
+        most = max(layers, key=lambda rung: rung.settings.n_gpu_layers)
+        half = most.settings.n_gpu_layers // 2
+        found += [most, *([_with_layers(preset, most, half, replace(inputs, gpus=most.gpus))] if half else [])]
+    for rung in found:
+        if device_required(rung.budget, inputs) < needed:
             needed = device_required(rung.budget, inputs)
             yield rung
     if preset.fallback == "cpu":
-        yield _with_layers(last, 0, inputs)
+        yield _with_layers(preset, last, 0, inputs)
 
 
-def _with_layers(rung: Rung, n_gpu_layers: int, inputs: PlanInputs) -> Rung:
-    chosen = replace(rung.settings, n_gpu_layers=n_gpu_layers, load_mode="mmap")
-    if n_gpu_layers == 0:
-        chosen = replace(chosen, devices=(), split_mode=None, tensor_split=())
-    return replace(rung, settings=chosen, budget=budget(rung.candidate, chosen, inputs))
+def _with_experts_on_host(preset: Preset, last: Rung, inputs: PlanInputs) -> Rung | None:
+    """Keep the experts of the fewest last layers on the host; None where that does not make all layers fit."""
+    if not any(last.candidate.weights.experts) or not inputs.overrides_tensors:
+        return None
+    full = replace(last.settings, n_gpu_layers=last.candidate.file.meta.n_layer + 1, load_mode="mmap")
+
+    def with_experts(count: int) -> Rung:
+        chosen = replace(full, cpu_expert_layers=count)
+        return _rung(last.candidate, on_gpus(preset, chosen, last.candidate, inputs), inputs)
+
+    return _first_that_fits(range(1, last.candidate.file.meta.n_layer + 1), with_experts)
+
+
+def _with_most_layers(preset: Preset, last: Rung, inputs: PlanInputs) -> Rung | None:
+    most = last.candidate.file.meta.n_layer
+    return _first_that_fits(range(most, 0, -1), lambda count: _with_layers(preset, last, count, inputs))
+
+
+def _first_that_fits(counts: Sequence[int], make: Callable[[int], Rung]) -> Rung | None:
+    """Return the rung of the first count that fits; the GPU memory that they need falls along `counts`."""
+    low, high = 0, len(counts) - 1
+    while low < high:
+        middle = (low + high) // 2
+        rung = make(counts[middle])
+        if all(domain.fits for name, domain in rung.budget.items() if name in rung.gpus):
+            high = middle
+        else:
+            low = middle + 1
+    rung = make(counts[low])
+    return rung if rung.fits else None
+
+
+def _with_layers(preset: Preset, rung: Rung, n_gpu_layers: int, inputs: PlanInputs) -> Rung:
+    chosen = replace(rung.settings, n_gpu_layers=n_gpu_layers, load_mode="mmap", cpu_expert_layers=0)
+    return _rung(rung.candidate, on_gpus(preset, chosen, rung.candidate, inputs), inputs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from edge.models.meta import ModelMeta
@@ -9,7 +11,7 @@ from edge.plan.calibration import Calibration
 from edge.plan.inputs import Candidate, PlanInputs
 from edge.plan.kv_cache import ENCODERS, KvBytes, cache_by_layer, checkpoint_bytes, integer, slot_context, window_cells
 from edge.plan.plan import MemoryBudget, Settings
-from edge.units import MIB
+from edge.units import GIB, MIB
 
 # Estimate the engine's compute buffers. The graph allocator decides; a measured start calibrates it. Pure.
 
@@ -147,30 +149,79 @@ def shares(settings: Settings, inputs: PlanInputs, n_layer: int) -> list[tuple[s
     return found
 
 
+def layer_split(candidate: Candidate, settings: Settings, inputs: PlanInputs) -> tuple[float, ...]:
+    """Return how many offloaded layers each GPU gets, so that the fullest one is as empty as possible.
+
+    llama.cpp takes the numbers as proportions, and cuts at whole layers. Where the layers do not fit, by free memory.
+    """
+    meta, weights = candidate.file.meta, candidate.weights
+    calibration = _calibration(candidate, inputs)
+    caches = cache_by_layer(candidate.memory, settings)
+    first = max(0, meta.n_layer + 1 - settings.n_gpu_layers)
+    sizes = [
+        weights.of(range(i, i + 1), settings.cpu_expert_layers) + sum(caches[i : i + 1])
+        for i in range(first, meta.n_layer + 1)
+    ]
+    compute = device_compute_bytes(meta, candidate.memory, settings, all_logits=inputs.all_logits)
+    fixed = int(compute * calibration.compute) + _context_bytes(calibration)
+    if first or settings.cpu_expert_layers:
+        fixed += weights.largest_bytes
+    rooms = [inputs.room_bytes(gpu) - fixed for gpu in inputs.gpus]
+    rooms[0] -= candidate.file.mmproj_bytes
+    best, low, high = _packed(sizes, rooms, 1.0), 0.0, 1.0
+    if best is None:
+        return tuple(max(0.1, round(inputs.room_bytes(gpu) / GIB, 1)) for gpu in inputs.gpus)
+    for _ in range(8):  # to a quarter of a percent of the fullest GPU
+        middle = (low + high) / 2
+        found = _packed(sizes, rooms, middle)
+        best, low, high = (best, middle, high) if found is None else (found, low, middle)
+    return tuple(float(count) for count in best)
+
+
+def _packed(sizes: Sequence[int], rooms: Sequence[int], part: float) -> list[int] | None:
+    """Fill the GPUs in their order up to `part` of their room; None where not every layer finds one."""
+    counts, index, used = [0] * len(rooms), 0, 0
+    for size in sizes:
+        while index < len(rooms) and used + size > rooms[index] * part:
+            index, used = index + 1, 0
+        if index == len(rooms):
+            return None
+        counts[index] += 1
+        used += size
+    return counts
+
+
+def _context_bytes(calibration: Calibration) -> int:
+    return _CUDA_CONTEXT_BYTES if calibration.context_bytes is None else calibration.context_bytes
+
+
 def _offloaded(domains: MemoryBudget, candidate: Candidate, settings: Settings, inputs: PlanInputs) -> None:
     meta, weights, calibration = candidate.file.meta, candidate.weights, _calibration(candidate, inputs)
     caches = cache_by_layer(candidate.memory, settings)
     compute = device_compute_bytes(meta, candidate.memory, settings, all_logits=inputs.all_logits)
-    context = _CUDA_CONTEXT_BYTES if calibration.context_bytes is None else calibration.context_bytes
+    context = _context_bytes(calibration)
+    first, on_host = max(0, meta.n_layer + 1 - settings.n_gpu_layers), settings.cpu_expert_layers
+    # For a large batch the GPU computes host weights too, from a copy in its compute buffer (--op-offload).
+    copied = weights.largest_bytes if first or on_host else 0
     for index, (name, share) in enumerate(shares(settings, inputs, meta.n_layer)):
         _add(
             domains,
             inputs,
             name,
-            weights_bytes=weights.of(share) + (0 if index else candidate.file.mmproj_bytes),
+            weights_bytes=weights.of(share, on_host) + (0 if index else candidate.file.mmproj_bytes),
             kv_bytes=sum(caches[share.start : share.stop]),
-            compute_bytes=int(compute * calibration.compute),
+            compute_bytes=int(compute * calibration.compute) + copied,
             context_bytes=context,
         )
-    first = max(0, meta.n_layer + 1 - settings.n_gpu_layers)
+    experts = sum(weights.experts[meta.n_layer - on_host :]) if on_host else 0
     host_compute = host_compute_bytes(meta, candidate.memory, settings)
-    if first:
+    if first or on_host:
         host_compute = max(host_compute, compute)
     _add(
         domains,
         inputs,
         inputs.host,
-        weights_bytes=weights.input_bytes + sum(weights.by_layer[:first]),
+        weights_bytes=weights.input_bytes + sum(weights.by_layer[:first]) + experts,
         kv_bytes=sum(caches[:first]),
         compute_bytes=int(host_compute * calibration.compute),
     )

@@ -95,7 +95,7 @@ class _Job(Struct, frozen=True):
             turns = (f"fits only while {' and '.join(others)} sleep: they take turns",)
         chosen = next((index for index, rung in enumerate(rungs) if rung.fits), None)
         if chosen is None:
-            raise does_not_fit(model_id, rungs[-1], preset)
+            raise does_not_fit(model_id, max(rungs, key=lambda rung: rung.headroom_bytes), preset)
         origins = self.profile.origins | dict.fromkeys(own, config.origin or f"model {model_id}")
         launches = tuple(
             self._launch(index, rung, preset, config, file, inputs, origins) for index, rung in enumerate(rungs)
@@ -122,7 +122,7 @@ class _Job(Struct, frozen=True):
         origins: Mapping[str, str],
     ) -> LaunchPlan:
         file = rung.candidate.file
-        gpus = None if inputs.board.unified_memory else inputs.gpus if rung.settings.n_gpu_layers else ()
+        gpus = None if inputs.board.unified_memory else rung.gpus
         line = render(rung.settings, inputs.engine, file, config.id)
         return LaunchPlan(
             rung=index,
@@ -130,7 +130,7 @@ class _Job(Struct, frozen=True):
             budget=rung.budget,
             argv=line.args,
             env=environment(inputs.engine, self.facts, gpus=gpus, managed_memory=preset.managed_memory),
-            reasons=reasons(rung.settings, preset, config.role, rung.candidate, wanted, inputs, origins),
+            reasons=reasons(rung, preset, config.role, wanted, inputs, origins),
             model=None if file is wanted else file,
             warnings=line.dropped,
         )
@@ -146,7 +146,7 @@ def plan_inputs(
         if preset.fallback != "cpu":
             raise _no_gpu(profile, board)
         preset = replace(preset, offload="none")
-    return preset, _one_gpu(found) if preset.split_mode == "none" else found
+    return preset, found
 
 
 def without_crashes(preset: Preset, engine: Engine) -> Preset:
@@ -207,13 +207,6 @@ def _board_notes(board: Board, preset: Preset, plans: Mapping[str, ModelPlan]) -
     if not any(rung.settings.n_gpu_layers and rung.budget["unified"].weights_bytes > 3 * GIB for rung in chosen):
         return ()
     return ("L4T 36.4.7 may refuse buffers this large: update to 36.5 or later, or --set managed_memory=true",)
-
-
-def _one_gpu(inputs: PlanInputs) -> PlanInputs:
-    """Keep the discrete GPU with the most free memory."""
-    if len(inputs.gpus) < 2:
-        return inputs
-    return replace(inputs, gpus=(max(inputs.gpus, key=lambda gpu: inputs.available_bytes[gpu]),))
 
 
 # The engine that `edgellm build` would make, for boards that are not present or have none yet. Pure.

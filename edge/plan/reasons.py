@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from edge.config.values import Preset
 from edge.errors import DoesNotFitError
 from edge.models.open import ModelFile
-from edge.plan.inputs import Candidate, PlanInputs
+from edge.plan.inputs import PlanInputs
 from edge.plan.kv_cache import BLOCKS, checkpoint_bytes
 from edge.plan.ladder import Rung
 from edge.plan.plan import DomainBudget, MemoryBudget, Reason, Settings
@@ -17,26 +17,24 @@ _PLAIN_KV = ("f32", "f16", "bf16")
 
 
 def reasons(
-    chosen: Settings,
-    preset: Preset,
-    role: str,
-    subject: Candidate,
-    wanted: ModelFile,
-    inputs: PlanInputs,
-    origins: Mapping[str, str],
+    rung: Rung, preset: Preset, role: str, wanted: ModelFile, inputs: PlanInputs, origins: Mapping[str, str]
 ) -> tuple[Reason, ...]:
-    """Return the reasons in the order of the printed plan. `origins`: by key, the layer that set it."""
+    """Return the reasons in the order of the printed plan.
+
+    `role` is the requested one, `wanted` the requested file; `origins`: by key, the layer that set it.
+    """
+    chosen, file = rung.settings, rung.candidate.file
 
     def reason(subject: str, value: object, because: str, key: str | None = None) -> Reason:
         return Reason(subject, str(value), because, origins.get(key, "default") if key else "planner")
 
-    n_layer = subject.file.meta.n_layer
+    n_layer = file.meta.n_layer
     fewer = chosen.n_parallel < preset.n_parallel
-    shrunk = fewer or chosen.n_ctx < preset.n_ctx
+    shrunk = chosen.n_ctx // chosen.n_parallel < preset.n_ctx
     dropped = bool(preset.cache_ram) and not chosen.cache_ram_bytes
     found = [
-        _model(subject.file, wanted),
-        reason("n_ctx", chosen.n_ctx, _context(chosen, preset, subject.file), None if shrunk else "n_ctx"),
+        _model(file, wanted),
+        reason("n_ctx", chosen.n_ctx, _context(chosen, preset, file), None if shrunk else "n_ctx"),
         reason("n_parallel", chosen.n_parallel, _slots(chosen, preset), None if fewer else "n_parallel"),
         reason("n_gpu_layers", f"{chosen.n_gpu_layers}/{n_layer + 1}", _offload(chosen, n_layer, preset, inputs)),
         reason("kv_type", _kv(chosen), _kv_reason(chosen, preset), "kv_type_k" if _kv_wished(chosen, preset) else None),
@@ -55,25 +53,42 @@ def reasons(
             None if dropped else "cache_ram",
         ),
     ]
-    return (*found, *_special(chosen, preset, role, subject, inputs, reason))
+    return (*found, *_special(rung, preset, role, inputs, reason))
 
 
-def _special(
-    chosen: Settings, preset: Preset, role: str, subject: Candidate, inputs: PlanInputs, reason: Callable[..., Reason]
-) -> list[Reason]:
+def _special(rung: Rung, preset: Preset, role: str, inputs: PlanInputs, reason: Callable[..., Reason]) -> list[Reason]:
     """Explain what only some models or machines have."""
+    chosen, candidate = rung.settings, rung.candidate
     found: list[Reason] = []
     if chosen.role != role:
         found.append(reason("role", chosen.role, "the file pools its output: it cannot chat"))
     if chosen.ctx_checkpoints:
-        each = format_bytes(checkpoint_bytes(subject.memory, chosen))
+        each = format_bytes(checkpoint_bytes(candidate.memory, chosen))
         why = f"snapshots of {each} that let a prompt be reused; the engine would keep 32"
         found.append(reason("ctx_checkpoints", chosen.ctx_checkpoints, why))
+    if chosen.n_gpu_layers and len(rung.gpus) < len(inputs.gpus):
+        found.append(reason("gpus", _names(rung.gpus, inputs), _left_out(rung.gpus, preset, inputs)))
+    if chosen.cpu_expert_layers:
+        n_layer = candidate.file.meta.n_layer
+        why = "the experts of these layers run on the CPU, so that every layer's attention stays on the GPU"
+        found.append(reason("cpu_experts", f"last {chosen.cpu_expert_layers} of {n_layer} layers", why))
     if chosen.tensor_split:
         split = ", ".join(f"{share:g}" for share in chosen.tensor_split)
-        given = len(preset.tensor_split) == len(inputs.gpus)
-        found.append(reason("tensor_split", split, "as requested" if given else "free memory of each GPU, in GiB"))
+        given = chosen.tensor_split == tuple(share for share in preset.tensor_split if share > 0)
+        found.append(reason("tensor_split", split, "as requested" if given else "layers of each GPU, by its memory"))
     return found
+
+
+def _names(gpus: Iterable[str], inputs: PlanInputs) -> str:
+    named = {str(gpu.uuid): gpu.name for gpu in inputs.board.gpus}
+    return ", ".join(named.get(gpu, gpu) for gpu in gpus)
+
+
+def _left_out(gpus: Sequence[str], preset: Preset, inputs: PlanInputs) -> str:
+    others = _names((gpu for gpu in inputs.gpus if gpu not in gpus), inputs)
+    if len(preset.tensor_split) == len(inputs.gpus):
+        return f"without {others}, as requested by tensor_split"
+    return f"without {others}: fewer GPUs are enough, and each one more would only add a CUDA context"
 
 
 def _model(file: ModelFile, wanted: ModelFile) -> Reason:
@@ -88,7 +103,7 @@ def _context(chosen: Settings, preset: Preset, file: ModelFile) -> str:
     share = f"{slot} tokens a slot, " if chosen.n_parallel > 1 else ""
     if trained and slot >= trained:
         return f"{share}all that the model was trained for"
-    requested = (preset.n_ctx or trained) // preset.n_parallel
+    requested = preset.n_ctx or trained
     if slot < requested:
         return f"{share}less than the {requested} requested, so that it fits; the model was trained for {trained}"
     return f"{share}as requested; the model was trained for {trained}"

@@ -1,7 +1,7 @@
 """Select a model and its quantization from the store and the catalogue when the configuration names none. Pure.
 
-The preset's quantization comes first. A smaller one of the same model comes before a context under the preset's
-smallest, then a smaller model; larger ones only when there is room and the preset prefers quality.
+The preset's quantization comes first. A smaller one of the same model comes before a smaller context, that before a
+smaller model. Larger quantizations are taken when there is room and the preset prefers quality.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from edge.errors import DoesNotFitError
 from edge.models.quant import QuantPreference, bits, order, plain
 from edge.plan.candidates import DownloadCandidate
 from edge.plan.inputs import Candidate, PlanInputs, role_of
-from edge.plan.ladder import Rung, walk_ladder
+from edge.plan.ladder import Rung, context_levels, rungs_at, walk_ladder
 from edge.plan.reasons import does_not_fit
 
 # Part of the memory's bandwidth that llama.cpp reaches when it generates token by token.
@@ -23,6 +23,9 @@ _REACHED = 0.6
 # A selected model leaves this share of a unified memory to desktop, camera pipeline and page cache.
 _REST = 0.3
 _CPU_BYTES_S = 30e9  # assumed for a CPU whose memory bandwidth is unknown: two channels of DDR4 give 40
+
+_ANY_CONTEXT = 1 << 24  # the limit of the key n_ctx
+_NEAREST_TRIED = 3  # of the smallest files: their headers are read only for the error
 
 Load = Callable[[DownloadCandidate], Candidate | None]
 
@@ -44,15 +47,13 @@ class ModelSelection(Struct, frozen=True):
 def select(offers: Sequence[DownloadCandidate], preset: Preset, inputs: PlanInputs, load: Load) -> ModelSelection:
     """Select from the store, then from the catalogue. `load` reads a header; None is a file that cannot be used.
 
-    Raises DoesNotFitError when nothing fits.
+    Raises DoesNotFitError with the nearest candidate when nothing fits.
     """
     here = _by_model(offer for offer in offers if offer.path)
     there = _by_model(offer for offer in offers if not offer.path)
-    last: Rung | None = None
     for groups, strict in ((here, True), (here, False), (there, True), (there, False)):
         for index, group in enumerate(groups):
-            chosen, rung = pick(group, preset, inputs, load, strict=strict)
-            last = rung or last
+            chosen = pick(group, preset, inputs, load, strict=strict)
             if chosen is None:
                 continue
             offer, candidate = chosen
@@ -64,19 +65,25 @@ def select(offers: Sequence[DownloadCandidate], preset: Preset, inputs: PlanInpu
                 smaller += _smaller_model(groups[index + 1 :], load)
             better = _better(offer, there, preset, inputs, load)
             return ModelSelection(offer, candidate, because, tuple(smaller), speed, better)
-    if last is None:
-        raise DoesNotFitError("no model is small enough for this machine", "name one with -m to see what is missing")
-    raise does_not_fit(last.candidate.file.name, last, preset)
+    raise _nothing_fits(offers, preset, inputs, load)
 
 
 def pick(
     group: Sequence[DownloadCandidate], preset: Preset, inputs: PlanInputs, load: Load, *, strict: bool = False
-) -> tuple[tuple[DownloadCandidate, Candidate] | None, Rung | None]:
-    """Return the quantization of one chat model that fits, or None; and the smallest rung that was considered.
+) -> tuple[DownloadCandidate, Candidate] | None:
+    """Return the quantization of one chat model that fits with the largest context, or None.
 
     `strict`: with a chat template, fast enough, and with room left for the rest of the machine.
     """
-    last: Rung | None = None
+    levels = context_levels(preset, _ANY_CONTEXT) if preset.n_ctx else [0]
+    found = (_pick_at(context, group, preset, inputs, load, strict=strict) for context in levels)
+    return next((chosen for chosen in found if chosen is not None), None)
+
+
+def _pick_at(
+    context: int, group: Sequence[DownloadCandidate], preset: Preset, inputs: PlanInputs, load: Load, *, strict: bool
+) -> tuple[DownloadCandidate, Candidate] | None:
+    """As `pick`, with `context` tokens a slot; 0 stands for what the model was trained for, or less."""
     for offer in order(group, QuantPreference(preset.quant, preset.prefer)):
         if offer.bytes > _room(preset, inputs) or (strict and not _comfortable(offer, preset, inputs)):
             continue
@@ -85,12 +92,27 @@ def pick(
             continue
         if strict and not candidate.file.meta.chat_template:
             continue
-        rungs = walk_ladder(preset, [candidate], "chat", inputs)
-        last = rungs[-1]
+        if context:
+            rungs = list(rungs_at(preset, candidate, "chat", inputs, context))
+        else:
+            rungs = walk_ladder(preset, [candidate], "chat", inputs)
         larger = preset.prefer == "quality" and bits(offer.quant) > bits(preset.quant)
         if rungs[0].fits if larger else any(_whole(rung) for rung in rungs):
-            return (offer, candidate), last
-    return None, last
+            return offer, candidate
+    return None
+
+
+def _nothing_fits(
+    offers: Sequence[DownloadCandidate], preset: Preset, inputs: PlanInputs, load: Load
+) -> DoesNotFitError:
+    """Build the error about the smallest offers: one of them lacks least."""
+    smallest = sorted(offers, key=lambda offer: offer.bytes)[:_NEAREST_TRIED]
+    loaded = [candidate for offer in smallest if (candidate := load(offer)) is not None]
+    rungs = [rung for candidate in loaded for rung in walk_ladder(preset, [candidate], "chat", inputs)]
+    if not rungs:
+        return DoesNotFitError("no model is small enough for this machine", "name one with -m to see what is missing")
+    nearest = max(rungs, key=lambda rung: rung.headroom_bytes)
+    return does_not_fit(nearest.candidate.file.name, nearest, preset)
 
 
 def smaller_quants(
@@ -124,7 +146,8 @@ def _whole(rung: Rung) -> bool:
 
 def _room(preset: Preset, inputs: PlanInputs) -> int:
     names = inputs.gpus if inputs.gpus and preset.offload == "full" else (inputs.host,)
-    return sum(inputs.available_bytes[name] - inputs.reserve_bytes[name] for name in names)
+    rooms = [inputs.room_bytes(name) for name in names]
+    return max(rooms) if preset.split_mode == "none" else sum(rooms)
 
 
 def _by_model(offers: Iterable[DownloadCandidate]) -> list[list[DownloadCandidate]]:
@@ -155,7 +178,7 @@ def _better(
     for group in there:
         if group[0].rank >= chosen.rank or group[0].name.lower() == chosen.name.lower():
             return None
-        found, _rung = pick(group, preset, inputs, load, strict=True)
+        found = pick(group, preset, inputs, load, strict=True)
         if found is not None:
             return found[0]
     return None

@@ -114,6 +114,7 @@ _NEW = (
     "--log-colors",
     "-ctxcp --ctx-checkpoints --swa-checkpoints",
     "-mm --mmproj",
+    "-ot --override-tensor",
 )
 _SWITCHES = "--slots --props --metrics --no-warmup --jinja --log-timestamps --log-prefix --no-context-shift --embedding"
 
@@ -185,3 +186,17 @@ def model(name: str = "Test-8B", header: ModelMeta | None = None) -> ModelFile:
     header = header or meta()
     path = f"/models/{name}-{header.quant}.gguf"
     return ModelFile(name, header.quant, path, (path,), header.file_bytes, f"{name}-{header.quant}", header)
+
+
+def with_experts(header: ModelMeta, count: int, ff: int) -> ModelMeta:
+    """The header with `count` experts in place of each layer's feed-forward, by llama.cpp's tensor names."""
+    bits = TYPE_BYTES[header.quant]
+    values = header.n_embd * ff * count
+    extra = [
+        Tensor(f"blk.{layer}.ffn_{part}_exps.weight", header.quant, (values,), 0, int(values * bits / 8))
+        for layer in range(header.n_layer)
+        for part in ("up", "gate", "down")
+    ]
+    tensors = (*header.tensors, *extra)
+    size = sum(tensor.bytes for tensor in tensors)
+    return replace(header, tensors=tensors, tensor_bytes=size, file_bytes=size + header.data_offset, n_expert=count)

@@ -19,7 +19,7 @@ from edge.paths import folders
 from edge.plan.argv import EnvFacts
 from edge.plan.calibration import Calibration
 from edge.plan.inputs import Candidate, candidate_of
-from edge.plan.plan import LaunchPlan, Measured, Plan
+from edge.plan.plan import DomainBudget, LaunchPlan, Measured, Plan
 from edge.plan.planner import Extras, make_plan
 from edge.units import GIB, MIB
 from tests.plan import shapes
@@ -62,6 +62,10 @@ def one(file: ModelFile | None = None, **config: Any) -> dict[str, tuple[Candida
 def chosen(found: Plan, model_id: str = "chat") -> LaunchPlan:
     ladder = found.models[model_id].ladder
     return ladder.plans[ladder.chosen]
+
+
+def gpus(rung: LaunchPlan) -> list[DomainBudget]:
+    return [domain for name, domain in rung.budget.items() if name.startswith("GPU")]
 
 
 def why(found: LaunchPlan, subject: str) -> tuple[str, str, str]:
@@ -299,11 +303,14 @@ def test_several_gpus_split_by_free_memory_in_pci_order() -> None:
         {"host": 64 * GIB, "GPU-0": 24 * GIB, "GPU-1": 12 * GIB},
         {"host": 60 * GIB, "GPU-0": 22 * GIB, "GPU-1": 11 * GIB},
     )
-    rung = chosen(plan(board, memory=memory, preset=profile(reserve="1GiB")))
+    large = one(shapes.model("Large", shapes.meta(layers=64, embd=5120, heads=40, ff=27648)))
+    rung = chosen(plan(board, memory=memory, preset=profile(reserve="1GiB"), models=large))
     assert rung.env["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"
     assert rung.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    assert rung.settings.tensor_split == (21.0, 10.0)
-    assert rung.argv[rung.argv.index("--tensor-split") + 1] == "21,10"
+    assert sum(rung.settings.tensor_split) == 65
+    used = [1 - domain.headroom_bytes / (domain.available_bytes - domain.reserve_bytes) for domain in gpus(rung)]
+    assert abs(used[0] - used[1]) < 0.05, "equally full, as far as whole layers allow"
+    assert rung.argv[rung.argv.index("--tensor-split") + 1] == ",".join(f"{n:g}" for n in rung.settings.tensor_split)
     assert rung.argv[rung.argv.index("--split-mode") + 1] == "layer"
     assert rung.argv[rung.argv.index("--device") + 1] == "CUDA0,CUDA1"
     assert rung.budget["GPU-0"].weights_bytes > rung.budget["GPU-1"].weights_bytes > 0

@@ -1,0 +1,205 @@
+"""Several GPUs: more of them never make a plan worse, and one that cannot pay for itself is left out."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from edge.config.values import ModelConfig, Preset, Profile
+from edge.errors import DoesNotFitError
+from edge.plan.argv import EnvFacts
+from edge.plan.inputs import Candidate, candidate_of
+from edge.plan.plan import LaunchPlan, Plan, Settings
+from edge.plan.planner import make_plan
+from edge.units import GIB
+from tests.plan import shapes
+
+LLAMA_70B = shapes.meta(layers=80, embd=8192, heads=64, ff=28672, quant="Q4_K_M")
+GEMMA_12B = shapes.meta("gemma3", layers=48, embd=3840, ff=15360, window=1024, tied=True)
+CODESTRAL_22B = shapes.meta(layers=56, embd=6144, heads=48, ff=16384, vocab=32768, quant="Q6_K")
+
+
+def experts(layers: int = 48, count: int = 128) -> Candidate:
+    """The shape of Qwen3-30B-A3B: nine tenths of its weights are experts."""
+    meta = shapes.meta(
+        "qwen3moe",
+        layers=layers,
+        embd=2048,
+        kv_heads=4,
+        ff=768,
+        quant="Q5_K_M",
+        extra={"expert_count": count, "expert_used_count": 8, "expert_feed_forward_length": 768},
+    )
+    return candidate_of(shapes.model("Experts", shapes.with_experts(meta, count, 768)))
+
+
+def planned(it: Candidate, *vram_gib: float, host_gib: float = 64, **preset: object) -> Plan:
+    board = shapes.gpu_board(*vram_gib, memory_gib=host_gib)
+    memory = shapes.memory(board, gpu_gib=tuple(size * 0.97 for size in vram_gib))
+    asked = Preset(**{"reserve": "max(512MiB, 5%)", "partial_offload": True, "fallback": "cpu", **preset})  # type: ignore[arg-type]
+    models = {"m": (it, ModelConfig("m", "m"))}
+    return make_plan(board, memory, Profile("test", "", asked), shapes.engine(cuda=True), models, EnvFacts("/h", "/c"))
+
+
+def chosen(plan: Plan) -> LaunchPlan:
+    ladder = plan.models["m"].ladder
+    return ladder.plans[ladder.chosen]
+
+
+def quality(plan: Plan) -> tuple[float, ...]:
+    """Larger is better: layers on the GPUs, experts there, context of a request, KV type, slots."""
+    it: Settings = chosen(plan).settings
+    kv = {"f16": 3, "q8_0": 2, "q4_0": 1}[it.kv_type_k]
+    return (it.n_gpu_layers, -it.cpu_expert_layers, it.n_ctx // it.n_parallel, kv, it.n_parallel)
+
+
+def test_case_01_a_third_small_card_takes_nothing_from_two_large_ones() -> None:
+    it = candidate_of(shapes.model("Llama-70B", LLAMA_70B))
+    two = planned(it, 24, 24, n_ctx=8192)
+    three = planned(it, 24, 24, 4, n_ctx=8192)
+    assert quality(three) >= quality(two)
+    assert chosen(two).settings.n_gpu_layers == 81
+
+
+def test_case_01_a_card_that_cannot_pay_is_left_out_and_named() -> None:
+    it = candidate_of(shapes.model("Codestral-22B", CODESTRAL_22B))
+    plan = planned(it, 2, 24, n_ctx=8192)
+    rung = chosen(plan)
+    assert rung.settings.n_gpu_layers == 57
+    assert rung.env["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+    assert set(rung.budget) == {"host", "GPU-1"}
+    (reason,) = [reason for reason in rung.reasons if reason.subject == "gpus"]
+    assert reason.value == "GPU 1" and "without GPU 0" in reason.because
+
+
+def test_a_share_of_zero_pays_for_nothing() -> None:
+    it = candidate_of(shapes.model("Codestral-22B", CODESTRAL_22B))
+    rung = chosen(planned(it, 24, 24, n_ctx=8192, tensor_split=(0.0, 1.0)))
+    assert set(rung.budget) == {"host", "GPU-1"}
+    assert rung.settings.devices == ("CUDA0",)
+    assert rung.env["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+
+
+def test_given_shares_are_kept() -> None:
+    it = candidate_of(shapes.model("Codestral-22B", CODESTRAL_22B))
+    rung = chosen(planned(it, 24, 24, n_ctx=8192, tensor_split=(3.0, 1.0)))
+    assert rung.settings.tensor_split == (3.0, 1.0)
+    assert rung.budget["GPU-0"].weights_bytes > 2 * rung.budget["GPU-1"].weights_bytes
+
+
+def test_row_split_uses_every_gpu() -> None:
+    it = candidate_of(shapes.model("Codestral-22B", CODESTRAL_22B))
+    assert set(chosen(planned(it, 24, 24, n_ctx=8192, split_mode="row")).budget) == {"host", "GPU-0", "GPU-1"}
+
+
+def test_of_two_cards_that_are_enough_the_newer_one_is_taken() -> None:
+    it = candidate_of(shapes.model("Small", shapes.meta(layers=8)))
+    board = shapes.gpu_board(24, 12)
+    board = replace(board, gpus=(replace(board.gpus[0], compute_capability="7.5"), board.gpus[1]))
+    asked = Profile("test", "", Preset(n_ctx=4096))
+    models = {"m": (it, ModelConfig("m", "m"))}
+    plan = make_plan(board, shapes.memory(board), asked, shapes.engine(cuda=True), models, EnvFacts("/h", "/c"))
+    assert chosen(plan).env["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+
+
+def test_experts_of_the_last_layers_leave_before_whole_layers() -> None:
+    it = experts()
+    size = sum(it.weights.by_layer) / GIB
+    rung = chosen(planned(it, size * 0.75, n_ctx=8192))
+    assert rung.settings.n_gpu_layers == 49, "attention of every layer stays on the GPU"
+    assert 0 < rung.settings.cpu_expert_layers < 48
+    pattern = rung.argv[rung.argv.index("--override-tensor") + 1]
+    first = 48 - rung.settings.cpu_expert_layers
+    assert pattern == rf"blk\.({'|'.join(map(str, range(first, 48)))})\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU"
+    assert rung.settings.load_mode == "mmap"
+    moved = sum(it.weights.experts[first:])
+    assert rung.budget["host"].weights_bytes == it.weights.input_bytes + moved
+    assert any(reason.subject == "cpu_experts" for reason in rung.reasons)
+
+
+def test_an_engine_without_override_tensor_moves_whole_layers() -> None:
+    it = experts()
+    board = shapes.gpu_board(sum(it.weights.by_layer) / GIB * 0.75, memory_gib=64)
+    engine = shapes.engine(cuda=True)
+    engine = replace(
+        engine, flags={name: flag for name, flag in engine.flags.items() if name not in ("-ot", "--override-tensor")}
+    )
+    asked = Profile("test", "", Preset(n_ctx=8192, partial_offload=True))
+    plan = make_plan(
+        board, shapes.memory(board), asked, engine, {"m": (it, ModelConfig("m", "m"))}, EnvFacts("/h", "/c")
+    )
+    assert 0 < chosen(plan).settings.n_gpu_layers < 49
+    assert "--override-tensor" not in chosen(plan).argv
+
+
+MODELS = [
+    candidate_of(shapes.model("Llama-70B", LLAMA_70B)),
+    candidate_of(shapes.model("Codestral-22B", CODESTRAL_22B)),
+    candidate_of(shapes.model("8B", shapes.meta())),
+    candidate_of(
+        shapes.model("Gemma-12B", shapes.meta("gemma3", layers=48, embd=3840, ff=15360, window=1024, tied=True))
+    ),
+    experts(),
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(MODELS),
+    st.lists(st.floats(1.5, 80), min_size=2, max_size=4),
+    st.sampled_from([4096, 32768, 131072]),
+    st.integers(1, 4),
+    st.booleans(),
+)
+def test_more_gpus_never_make_a_plan_worse(
+    it: Candidate, vram_gib: list[float], n_ctx: int, slots: int, partial: bool
+) -> None:
+    """For every subset of the GPUs: layers, experts, context, KV type and slots."""
+    preset = {"n_ctx": n_ctx, "n_parallel": slots, "partial_offload": partial, "fallback": "refuse"}
+
+    def of(cards: tuple[int, ...]) -> tuple[float, ...] | None:
+        try:
+            plan = planned(it, *(vram_gib[i] for i in cards), host_gib=200, **preset)
+        except DoesNotFitError:
+            return None
+        return quality(plan)
+
+    whole = of(tuple(range(len(vram_gib))))
+    for size in range(1, len(vram_gib)):
+        for cards in combinations(range(len(vram_gib)), size):
+            part = of(cards)
+            if part is not None:
+                assert whole is not None and whole >= part, (cards, whole, part)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(MODELS), st.lists(st.floats(4, 80), min_size=2, max_size=4), st.sampled_from([4096, 32768]))
+def test_layers_are_divided_as_llama_cpp_divides_them(it: Candidate, vram_gib: list[float], n_ctx: int) -> None:
+    """llama-model.cpp: the device of layer i is the first whose cumulative share is above (i - first) / count."""
+    try:
+        rung = chosen(planned(it, *vram_gib, host_gib=200, n_ctx=n_ctx))
+    except DoesNotFitError:
+        return
+    split, count = rung.settings.tensor_split, rung.settings.n_gpu_layers
+    if not split:
+        return
+    total, reached, ends = sum(split), 0.0, []
+    for share in split:
+        reached += share
+        ends.append(reached / total)
+    counts = [0] * len(split)
+    for index in range(count):
+        counts[next(device for device, end in enumerate(ends) if end > index / count)] += 1
+    assert counts == [int(share) for share in split]
+
+
+@pytest.mark.parametrize("cards", [8, 12])
+def test_many_equal_gpus_are_planned_quickly(cards: int) -> None:
+    it = candidate_of(shapes.model("Llama-70B", LLAMA_70B))
+    rung = chosen(planned(it, *([24.0] * cards), n_ctx=32768))
+    assert rung.settings.n_gpu_layers == 81
+    assert len(rung.settings.devices) < cards
