@@ -28,7 +28,7 @@ class Preset(Struct, frozen=True):
         key("quality takes a larger quantization when there is room, speed a smaller one"),
     ] = "balanced"
     n_ctx: Annotated[
-        int, key("context in tokens, over all slots; 0 is what the model was trained for", ge=0, le=1 << 24)
+        int, key("context of one request (slot), in tokens; 0 is what the model was trained for", ge=0, le=1 << 24)
     ] = 8192
     n_ctx_min: Annotated[int, key("the smallest context a slot may get", ge=256, le=1 << 24)] = 4096
     n_parallel: Annotated[int, key("slots: requests worked on at once", ge=1, le=256)] = 1
