@@ -1,5 +1,7 @@
 # make up    serve the demo model on http://127.0.0.1:8080/v1 until Ctrl-C
 # make test  everything a checkout needs to test itself
+# make install   edgellm for every user: /opt/edgellm and /usr/local/bin/edgellm (asks for sudo)
+# make bundle    dist/bundle: wheels, engine and model for boards without a network (MACHINE=aarch64, PYTHONS="3.10 3.12")
 # make test-full  the same, and the real build, boot, browser, clients (the first time about an hour)
 PYTHON  ?= python3
 PROFILE ?= cpu
@@ -8,7 +10,7 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 SHELL   := /bin/bash
 
-.PHONY: help setup up check test test-full boot-test dist clean
+.PHONY: help setup up install bundle check test test-full boot-test dist clean
 
 help:
 	@grep -E '^# make' Makefile | sed 's/^# //'; echo 'also: setup check test-full boot-test dist clean; PROFILE=orin, MODEL=REF'
@@ -37,6 +39,17 @@ ifeq ($(PROFILE)$(MODEL),cpu)
 else
 	@exec $(BIN)/edgellm up -p $(PROFILE) $(if $(MODEL),-m $(MODEL))
 endif
+
+PREFIX  ?= /opt/edgellm
+COMMAND ?= /usr/local/bin/edgellm
+SUDO    ?= $(if $(filter 0,$(shell id -u)),,sudo)
+install: $(VENV)/.up
+	@$(SUDO) $(abspath $(BIN)/python) -I -m edge.service.program $(PREFIX) $(COMMAND)
+
+MACHINE ?= $(shell uname -m)
+PYTHONS ?= 3.10 3.12
+bundle: setup
+	@build/bundle.sh $(BIN)/python dist/bundle $(MACHINE) $(PYTHONS)
 
 check: setup
 	$(BIN)/ruff check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from edge.engine.choose import choose
 from edge.models.pull import pull
 from edge.paths import Folders, folders
 from tests.serving import DEMO
+
+# A shell that starts a job in the background ignores SIGINT in it, and every child would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgellm-tests"
 

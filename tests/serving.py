@@ -141,9 +141,19 @@ class Up:
 
 
 def children(pid: int) -> list[int]:
-    """Direct children of a process, zombies too."""
+    """Return the direct children of a process, zombies too, without those between fork and exec.
+
+    A child that is stopped before its exec would hold up its parent, which waits for the exec.
+    """
     found: Sequence[str] = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in found]
+    return [int(child) for child in found if _command(int(child)) != _command(pid)]
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def alive(pid: int) -> bool:

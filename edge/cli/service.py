@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -70,7 +71,7 @@ def install(
         caller_uid=int(caller) if caller.isdigit() else 0,
     )
     if not dry_run:
-        _must_be_root("install")
+        _become_root("install")
     os.umask(0o022)
     _carry_out(Installer(request).steps(), dry_run=dry_run, yes=yes, as_json=as_json)
     if not dry_run and not as_json:
@@ -105,7 +106,7 @@ def uninstall(
     from edge.service import remover
 
     if not dry_run:
-        _must_be_root("uninstall")
+        _become_root("uninstall")
     _carry_out(remover.steps(purge=purge), dry_run=dry_run, yes=yes, as_json=as_json)
     left = remover.kept() if not dry_run else []
     if left and not as_json:
@@ -130,13 +131,24 @@ def _carry_out(steps: list[InstallStep], *, dry_run: bool, yes: bool, as_json: b
     apply_all(steps, show_doing)
 
 
-def _must_be_root(verb: str) -> None:
+def _become_root(verb: str) -> None:
+    """Run this command again under sudo, by its full path: sudo's PATH has no user's folders.
+
+    Raises UsageError where there is no sudo. With SUDO_UID set sudo has been tried, so that it cannot loop.
+    """
     import os
+    import shutil
     import sys
 
-    if os.geteuid() != 0:
-        command = f"sudo {sys.argv[0]} service {verb}"
-        raise UsageError(f"service {verb} writes to /etc and /var/lib: it has to run as root", f"`{command} …`")
+    if os.geteuid() == 0:
+        return
+    command = [sys.executable, "-I", "-m", "edge", *sys.argv[1:]]
+    sudo = shutil.which("sudo")
+    if sudo is None or "SUDO_UID" in os.environ:
+        shown = shlex.join(command)
+        raise UsageError(f"service {verb} writes to /etc and /var/lib: it has to run as root", f"as root: {shown}")
+    typer.echo(f"service {verb} writes to /etc and /var/lib: running it with sudo", err=True)
+    os.execv(sudo, [sudo, "--", *command])
 
 
 # Text of `edgellm service`.

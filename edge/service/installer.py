@@ -17,11 +17,10 @@ from edge.service import program
 from edge.service import units as layout
 from edge.service.access import has_text, user_exists, write_file
 from edge.service.contents import Contents, InstallStep, apply_all, nothing
+from edge.service.program import COMMAND
 from edge.service.request import RECORD, InstallRequest, unit_settings
 from edge.service.takeover import OfflineBundle
 from edge.service.units import PREFIX, USER, record_text, write_record
-
-COMMAND = Path("/usr/local/bin/edgellm")
 
 
 class Installer:

@@ -122,6 +122,7 @@ def copy_site_packages(what: list[Piece], prefix: Path) -> None:
 
 
 STAMP = "edgellm-service.json"
+COMMAND = Path("/usr/local/bin/edgellm")  # on the PATH of every user and of sudo (secure_path)
 
 
 class PrefixSource(Struct, frozen=True):
@@ -210,6 +211,28 @@ def make(source: PrefixSource, prefix: Path = PREFIX) -> None:
         shutil.rmtree(former, ignore_errors=True)
 
 
+def main(arguments: list[str]) -> int:
+    """Install the running edgellm for every user: `python -I -m edge.service.program [PREFIX [COMMAND]]`.
+
+    For `make install`. COMMAND is linked to PREFIX/bin/edgellm; another file of that name stays.
+    """
+    prefix, command = (Path(text).absolute() for text in (*arguments, *(str(PREFIX), str(COMMAND))[len(arguments) :]))
+    try:
+        make(PrefixSource(None, "asked for"), prefix)
+        target = prefix / "bin/edgellm"
+        if not os.path.lexists(command):
+            command.parent.mkdir(parents=True, exist_ok=True)
+            command.symlink_to(target)
+        elif not (command.is_symlink() and command.readlink() == target):
+            raise UnavailableError(f"{command} is another program", f"remove it, or run {target}")
+    except (EdgeError, OSError) as error:
+        hint = getattr(error, "hint", None)
+        print(f"error: {error}" + (f" ({hint})" if hint else ""), file=sys.stderr)
+        return getattr(error, "exit_code", 1)
+    print(f"edgellm {__version__} is installed in {prefix}; every user runs it as {command}")
+    return 0
+
+
 def stamp(prefix: Path = PREFIX) -> str | None:
     """Return what a prefix was installed from; None where `install` did not create it."""
     try:
@@ -265,3 +288,7 @@ def must_have_embedded(python: str) -> None:
             else "reinstall it in that environment"
         )
         raise EngineMissingError(f"the embedded engine does not load: {why}", hint) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -13,7 +13,7 @@ from edge.service import program
 from edge.service import units as layout
 from edge.service.access import user_exists
 from edge.service.contents import InstallStep
-from edge.service.installer import COMMAND
+from edge.service.program import COMMAND
 from edge.service.request import ETC
 from edge.service.units import PREFIX, USER
 

@@ -188,11 +188,14 @@ def test_status_watch_goes_on_until_it_is_interrupted(up: Served) -> None:
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
-    assert watch.stdout is not None
-    documents = [json.loads(watch.stdout.readline()) for _ in range(2)]
-    watch.send_signal(signal.SIGINT)
-    assert watch.wait(30) == 130
-    watch.stdout.close()
+    try:
+        assert watch.stdout is not None
+        documents = [json.loads(watch.stdout.readline()) for _ in range(2)]
+        watch.send_signal(signal.SIGINT)
+        assert watch.wait(30) == 130
+    finally:
+        watch.kill()
+        watch.communicate()
     assert [document["status"] for document in documents] == ["ok", "ok"]
 
 

@@ -58,6 +58,8 @@ def test_what_others_can_write_is_not_run(tmp_path: Path, weak: str) -> None:
     """Any user can start a process that looks like jtop's service."""
     path = python(tmp_path / "a/b")
     assert jtop.trusted(path)
+    if weak == "owner" and os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
     if weak == "owner":
         os.chown(path, 12345, -1)
     else:

@@ -21,7 +21,7 @@ from tests.fakes.fake_jetson.files import put
 from tests.fakes.fake_jetson.tree import HERE, FakeBoard
 
 SOCKET = Path("/run/jtop.sock")
-_LOCK = Path("/tmp/edgellm-fake-jetson.lock")
+_LOCK = Path(f"/tmp/edgellm-fake-jetson-{os.geteuid()}.lock")  # a lock of another user could not be opened
 _READY_S = 30.0
 
 

@@ -1,0 +1,58 @@
+"""Pages of docs/ that are generated, or whose statements can be checked without a board."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+from typer.main import get_command
+
+from edge.cli import main
+from edge.cli.app import build
+from tests.docs import troubleshooting
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+JETSON = (DOCS / "jetson.md").read_text(encoding="utf-8")
+_BLOCK = re.compile(r"^```console board\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_ROW = re.compile(r"^\| `([\w-]+)` \|.*\| ([^|]+) \|$", re.MULTILINE)
+
+
+def test_troubleshooting_is_what_the_code_says() -> None:
+    """Written by `python -m tests.docs.troubleshooting`."""
+    assert (DOCS / "troubleshooting.md").read_text(encoding="utf-8") == troubleshooting.page()
+
+
+def _commands() -> list[str]:
+    lines = [line for block in _BLOCK.findall(JETSON) for line in block.replace("\\\n", " ").splitlines()]
+    found = (re.search(r"(?:^|&& |sudo )(edgellm [^#&]+)", line) for line in lines)
+    return [match[1].strip() for match in found if match]
+
+
+@pytest.mark.parametrize("line", _commands())
+def test_commands_of_the_jetson_page_are_understood(line: str) -> None:
+    words = shlex.split(line)[1:]
+    command, context = get_command(build(words[0])), click.Context(click.Command("edgellm"))
+    while isinstance(command, click.Group):
+        found = command.get_command(context, words.pop(0))
+        assert found is not None, line
+        command = found
+    command.make_context(line, words)  # raises UsageError for an unknown option or a missing argument
+
+
+@pytest.mark.parametrize(("board", "model"), _ROW.findall(JETSON))
+def test_the_jetson_page_names_the_models_that_the_planner_chooses(
+    board: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["plan", "--board", board, "--state-dir", str(tmp_path), "--json"])
+    (plan,) = json.loads(capsys.readouterr().out)["models"].values()
+    assert f"{plan['model']['name']} {plan['model']['quant']}" == model
+
+
+def test_every_link_of_the_pages_resolves() -> None:
+    for page in DOCS.glob("*.md"):
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
