@@ -26,10 +26,10 @@ from edge.supervisor.log_patterns import Patterns
 from edge.supervisor.model_handle import UNNAMED, ModelHandle
 from edge.supervisor.policy import Policy, SupervisorOptions, hygiene
 from edge.supervisor.process import Child
+from edge.supervisor.remedies import Remedies
 from edge.supervisor.state import SupervisorState
 from edge.supervisor.status import Degraded, State
 from edge.supervisor.supervisor import Supervisor, SupervisorCallbacks
-from edge.supervisor.variants import safe_mode
 from edge.supervisor.warmup import expected_speed
 
 # Convert configuration and plan into the options of supervisor and gateway. Pure.
@@ -148,7 +148,8 @@ class Fleet:
         self._folders = folders
         self._on_change = on_change
         self._last_good = last_good
-        self._patterns = Patterns(load_toml(data_dir("build") / "llama-server.toml"))
+        self._table = load_toml(data_dir("build") / "llama-server.toml")
+        self._patterns = Patterns(self._table)
         self._tasks: dict[int, SupervisorTask] = {}
         self._socket_number = 0
 
@@ -186,7 +187,7 @@ class Fleet:
             on_change=self._on_change,
             on_line=self._log(model.id).add,
             on_speed=on_speed,
-            safe_mode=lambda plan: safe_mode(plan, engine, model.model, model.id),
+            remedies=Remedies(self._table, engine, model.model, model.id),
             cpu=(lambda: self._cpu_plan(prepared, model.id)) if may_use_cpu else None,
             driver=lambda: _driver(prepared),
         )

@@ -153,7 +153,7 @@ def compare(running: Mapping[str, Supervisor], new: Prepared) -> Changes:
 
 def _same(old: Supervisor, new: Prepared, model: ModelPlan) -> bool:
     """Return whether the running rung is the one that the new plan chose, or above it."""
-    if old.machine.state is State.FAILED or old.on_cpu_instead or old.machine.safe_mode:
+    if old.machine.state is State.FAILED or old.on_cpu_instead or old.machine.remedies:
         return False  # a reload is a request for another attempt
     terms = terms_of(new, model, None)
     if _options(old.terms, old.model) != _options(terms, model):

@@ -10,7 +10,6 @@ from msgspec import Struct
 from edge.linux.procfs import ProcessUsage
 from edge.plan.plan import LaunchPlan
 from edge.supervisor.policy import SupervisorOptions
-from edge.supervisor.state import SupervisorState
 from edge.supervisor.status import Degraded, Failure
 from edge.units import MIB, format_bytes
 
@@ -127,13 +126,15 @@ def grown(plan: LaunchPlan, vitals: ProcessUsage | None) -> tuple[Degraded, ...]
 # Differences from the request that are known when a child is spawned. Pure.
 
 
-def before_start(terms: SupervisorOptions, machine: SupervisorState, missing: Failure | None) -> tuple[Degraded, ...]:
-    """Return what is degraded before the start. `missing`: why the GPU is not used although the plan needs it."""
-    return (*terms.known, *_of(machine, missing))
+def before_start(
+    terms: SupervisorOptions, remedied: tuple[Degraded, ...], missing: Failure | None
+) -> tuple[Degraded, ...]:
+    """Return what is degraded before the start. `missing`: why the GPU is not used although
+    the plan needs it; `remedied`: what remedies changed.
+    """
+    return (*terms.known, *_absent(missing), *remedied)
 
 
-def _of(machine: SupervisorState, missing: Failure | None) -> Iterator[Degraded]:
+def _absent(missing: Failure | None) -> Iterator[Degraded]:
     if missing is not None:
         yield Degraded("device", "GPU", "CPU", f"{missing.kind}: {missing.hint}")
-    if machine.safe_mode:
-        yield Degraded("accelerations", "on", "off", "it crashed twice in a row while starting with them")

@@ -44,11 +44,15 @@ class Warmed(Struct, frozen=True):
 
 
 class Exited(Struct, frozen=True):
-    """The child is reaped, or could not be spawned. `jitter`: a random number 0…1 that spreads the pause."""
+    """The child is reaped, or could not be spawned. `jitter`: a random number 0…1 that spreads the pause.
+
+    `remedies`: ids of the changes that may cure the failure, in the order to try them.
+    """
 
     fault: EngineFault
     failure: Failure
     jitter: float = 0.0
+    remedies: tuple[str, ...] = ()
 
 
 class Hung(Struct, frozen=True):
@@ -68,6 +72,10 @@ class DeviceBack(Struct, frozen=True):
     """The GPU that was missing answers again."""
 
 
+class MemoryBack(Struct, frozen=True):
+    """Memory was freed, or the child has served long enough on a smaller rung than planned."""
+
+
 class StartRefused(Struct, frozen=True):
     """The engine differs from its plan, and `strict` forbids to serve it."""
 
@@ -84,7 +92,17 @@ class Tick(Struct, frozen=True):
 
 Command = StartRequested | Stop | Restart | Sleep
 Observation = (
-    EngineLoading | EngineReady | Warmed | Exited | Hung | DeviceMissing | DeviceBack | StartRefused | Drained | Tick
+    EngineLoading
+    | EngineReady
+    | Warmed
+    | Exited
+    | Hung
+    | DeviceMissing
+    | DeviceBack
+    | MemoryBack
+    | StartRefused
+    | Drained
+    | Tick
 )
 Event = Command | Observation
 
@@ -93,10 +111,10 @@ Event = Command | Observation
 
 
 class Spawn(Struct, frozen=True):
-    """Spawn a child. `safe_mode`: with optional accelerations off."""
+    """Spawn a child. `remedies`: ids of changes to the rung's plan."""
 
     rung: int
-    safe_mode: bool = False
+    remedies: tuple[str, ...] = ()
 
 
 class WarmUp(Struct, frozen=True):

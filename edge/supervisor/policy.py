@@ -36,6 +36,14 @@ class Policy(RestartConfig, frozen=True):
     idle_set_s: float = 3.0
     # A slow measurement is repeated once: another process may have disturbed the first.
     second_look_s: float = 10.0
+    # Starts that fail the same way, with no remedy left: with the pauses of backoff_s the eighth comes after a minute.
+    start_tries: int = 8
+    # A stall takes stall_s each: the third in a row is no disk that was late.
+    stall_tries: int = 3
+    # Failed starts of any kind in a row, so that causes that alternate end too.
+    start_limit: int = 24
+    # READY time on a rung below the planned one, taken for memory in a request, before the planned one is tried again.
+    rung_back_s: float = 300.0
     cpu_rung: int | None = None  # where `fallback = "cpu"` leads when the GPU stays absent
 
     @property

@@ -7,6 +7,7 @@ the two.
 from __future__ import annotations
 
 from enum import Enum
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,6 +23,7 @@ from edge.supervisor.events import (
     Exited,
     Hung,
     Kill,
+    MemoryBack,
     Restart,
     Sleep,
     Spawn,
@@ -59,18 +61,29 @@ _NO_START = {AfterExit.STOP, AfterExit.SLEEP, AfterExit.FAIL}
 _FAULTS = {AfterExit.RETRY, AfterExit.NO_DEVICE, AfterExit.FAIL}
 
 
+class Applied(NamedTuple):
+    """A remedy in force, and the kind of the failure that led to it."""
+
+    id: str
+    kind: str
+
+
 class SupervisorState(Struct, frozen=True):
     """The state of one supervisor.
 
     `home`: the planned rung. `alive`: a child exists. `deadline`: monotonic, of BACKOFF, DRAINING and STOPPING.
-    `safe_mode`: optional accelerations are off; `safe_mode_tried`: since the last READY.
+    `kept`: remedies of the last start that served; `trial`: those that the present start adds; `tried`: ids that did
+    not help since, and ALL once all of them together did not. `rung_lost`: by a request's memory or by kills without
+    evidence, so that the planned rung is tried again after a time.
     """
 
     rungs: int = 1  # of the memory ladder; the CPU rung may lie above them
     home: int = 0
     state: State = State.STOPPED
     rung: int = 0
-    safe_mode: bool = False
+    kept: tuple[Applied, ...] = ()
+    trial: tuple[Applied, ...] = ()
+    tried: tuple[str, ...] = ()
     alive: bool = False
     then: AfterExit = AfterExit.STOP
     deadline: float | None = None
@@ -81,8 +94,16 @@ class SupervisorState(Struct, frozen=True):
     allocation_failures: int = 0
     device_misses: int = 0
     start_crash: str | None = None  # kind of the last crash while starting
-    safe_mode_tried: bool = False
+    same_failures: int = 0  # starts in a row that failed as start_crash, with no remedy left
+    failed_starts: int = 0  # starts in a row that failed by a crash, a hang or a kill
+    rung_lost: bool = False
+    returns: int = 0  # to the planned rung after a lost one
+    short_of_memory: bool = False  # FAILED for want of memory
     failure: Failure | None = None
+
+    @property
+    def remedies(self) -> tuple[Applied, ...]:
+        return (*self.kept, *self.trial)
 
 
 def died(before: SupervisorState, after: SupervisorState) -> bool:
@@ -114,7 +135,8 @@ def step(m: SupervisorState, event: Event, now: float, policy: Policy) -> Step:
         case EngineReady() if m.state in {State.STARTING, State.LOADING}:
             return replace(m, state=State.WARMING), (WarmUp(),)
         case Warmed() if m.state is State.WARMING:
-            served = replace(m, failure=None, start_crash=None, safe_mode_tried=False)
+            served = replace(m, failure=None, kept=m.remedies, trial=(), tried=())
+            served = replace(served, start_crash=None, same_failures=0, failed_starts=0)
             return replace(served, state=State.READY, ready_since=now), ()
         case Exited():
             return _exited(m, event, now, policy)
@@ -126,6 +148,12 @@ def step(m: SupervisorState, event: Event, now: float, policy: Policy) -> Step:
             return _end(replace(m, failure=failure, device_misses=misses), AfterExit.NO_DEVICE, now, policy, Kill())
         case DeviceBack() if m.state is State.READY and m.rung == policy.cpu_rung != m.home:
             return _drain(m, AfterExit.HOME, now, policy)
+        case MemoryBack() if m.state is State.FAILED and m.short_of_memory:
+            return _afresh(m)
+        case MemoryBack() if m.state is State.READY and m.rung_lost and m.ready_since is not None:
+            # Each return that did not last doubles the time before the next.
+            due = now - m.ready_since >= policy.rung_back_s * 2**m.returns
+            return _drain(replace(m, returns=m.returns + 1), AfterExit.HOME, now, policy) if due else (m, ())
         case StartRefused(failure) if m.state in LIVE:
             return _end(replace(m, failure=failure), AfterExit.FAIL, now, policy, Kill())
         case Drained() if m.state is State.DRAINING:
@@ -140,12 +168,12 @@ def step(m: SupervisorState, event: Event, now: float, policy: Policy) -> Step:
 
 def _spawn(m: SupervisorState) -> Step:
     fresh = replace(m, state=State.STARTING, alive=True, then=AfterExit.STOP, deadline=None, ready_since=None)
-    return fresh, (Spawn(fresh.rung, fresh.safe_mode),)
+    return fresh, (Spawn(fresh.rung, tuple(remedy.id for remedy in fresh.remedies)),)
 
 
 def _afresh(m: SupervisorState) -> Step:
     """Spawn with all counters reset: at a requested start memory may be free again, or the cause repaired."""
-    return _spawn(SupervisorState(rungs=m.rungs, home=m.home, rung=m.home, failure=m.failure))
+    return _spawn(SupervisorState(rungs=m.rungs, home=m.home, rung=m.home, failure=m.failure, returns=m.returns))
 
 
 def _pause(m: SupervisorState, now: float, pause_s: float) -> Step:
@@ -213,7 +241,8 @@ def _exited(m: SupervisorState, event: Exited, now: float, policy: Policy) -> St
 
 def _forgiven(m: SupervisorState) -> SupervisorState:
     """Reset the counters of a child that was READY for `stable_s`: a later failure starts a new series."""
-    return replace(m, crashes=0, kills=0, allocation_failures=0, device_misses=0)
+    fresh = replace(m, crashes=0, kills=0, allocation_failures=0, device_misses=0)
+    return replace(fresh, rung=m.home, rung_lost=False) if m.rung_lost else fresh
 
 
 def _ended(gone: SupervisorState, m: SupervisorState, event: Exited, now: float, policy: Policy) -> Step:
@@ -233,8 +262,9 @@ def _ended(gone: SupervisorState, m: SupervisorState, event: Exited, now: float,
     # It hung. A cause in its log or from the kernel is more precise than the hang.
     if event.fault in {EngineFault.PERMANENT, EngineFault.OOM, EngineFault.NVMAP, EngineFault.DEVICE}:
         return _died(replace(gone, failure=event.failure), m, event, now, policy)
-    hung = Exited(EngineFault.CRASH, m.failure or event.failure, event.jitter)
-    return _crashed(gone, hung, m.ready_since is None, now, policy)
+    hung = replace(event, fault=EngineFault.CRASH, failure=m.failure or event.failure)
+    tries = policy.stall_tries if m.ready_since is None else policy.start_tries
+    return _crashed(gone, hung, m.ready_since is None, now, policy, tries)
 
 
 def _died(gone: SupervisorState, m: SupervisorState, event: Exited, now: float, policy: Policy) -> Step:
@@ -242,41 +272,72 @@ def _died(gone: SupervisorState, m: SupervisorState, event: Exited, now: float, 
     starting = m.ready_since is None
     match event.fault:
         case EngineFault.PERMANENT:
-            return replace(gone, state=State.FAILED), ()
+            return _cured(gone, event) or (replace(gone, state=State.FAILED), ())
         case EngineFault.OOM | EngineFault.NVMAP:
-            return _smaller(gone, now, policy)
+            return _smaller(replace(gone, rung_lost=gone.rung_lost or not starting), event, now, policy)
         case EngineFault.KILLED if starting and m.kills == 0:  # one retry before memory is suspected
             return _pause(replace(gone, kills=1), now, policy.backoff(1, event.jitter))
         case EngineFault.KILLED if starting:
-            return _smaller(gone, now, policy)
+            return _cured(gone, event) or _smaller(replace(gone, rung_lost=True), event, now, policy)
         case EngineFault.DEVICE:
             return _without_device(gone, now, policy)
-    return _crashed(gone, event, starting, now, policy)
+    return _crashed(gone, event, starting, now, policy, policy.start_tries)
 
 
-def _crashed(m: SupervisorState, event: Exited, starting: bool, now: float, policy: Policy) -> Step:
-    """Pause before the next start; after the same crash twice while starting, try once in safe mode.
+def _crashed(m: SupervisorState, event: Exited, starting: bool, now: float, policy: Policy, tries: int) -> Step:
+    """Pause before the next start; a start that fails the same way again tries the remedies, then ends in FAILED.
 
-    Two equal crashes are no accident, and flash attention or CUDA graphs are the usual cause; what serves stays.
+    The first failure may be an accident: only an equal second one, or a third of any kind, costs a remedy. `tries`:
+    equal failures with no remedy left.
     """
     crashes = m.crashes + 1
     crashed = replace(m, crashes=crashes)
-    if starting:
-        same = m.start_crash == event.failure.kind and not m.safe_mode_tried
-        safe_mode = same or (m.safe_mode and not m.safe_mode_tried)  # it has served in this mode before
-        tried = m.safe_mode_tried or same
-        crashed = replace(crashed, safe_mode=safe_mode, safe_mode_tried=tried, start_crash=event.failure.kind)
-    return _pause(crashed, now, policy.backoff(crashes, event.jitter))
+    pause_s = policy.backoff(crashes, event.jitter)
+    if not starting:
+        return _pause(crashed, now, pause_s)
+    same = m.start_crash == event.failure.kind
+    crashed = replace(crashed, start_crash=event.failure.kind, failed_starts=m.failed_starts + 1)
+    if same or crashed.failed_starts >= 3:
+        cured = _next_remedy(crashed, event)
+        if cured is not None:
+            return _pause(cured, now, pause_s)
+    crashed = replace(crashed, trial=(), same_failures=m.same_failures + 1 if same else 1)
+    if crashed.same_failures >= tries or crashed.failed_starts >= policy.start_limit:
+        return replace(crashed, state=State.FAILED), ()
+    return _pause(crashed, now, pause_s)
 
 
-def _smaller(m: SupervisorState, now: float, policy: Policy) -> Step:
-    """Take the next smaller rung; on the last one pause a few times (memory may be freed), then FAILED."""
+ALL = "all"
+
+
+def _next_remedy(m: SupervisorState, event: Exited) -> SupervisorState | None:
+    """Return the machine with the next remedy under trial: each alone, then all together; None when none is left."""
+    kind = event.failure.kind
+    left = [id for id in event.remedies if id not in m.tried and id not in {remedy.id for remedy in m.remedies}]
+    if left:
+        return replace(m, trial=(Applied(left[0], kind),), tried=(*m.tried, left[0]))
+    if len(m.tried) > 1 and ALL not in m.tried:
+        return replace(m, trial=tuple(Applied(id, kind) for id in m.tried), tried=(*m.tried, ALL))
+    return None
+
+
+def _cured(m: SupervisorState, event: Exited) -> Step | None:
+    """Spawn at once with the next remedy; None when none is left."""
+    cured = _next_remedy(m, event)
+    return None if cured is None else _spawn(cured)
+
+
+def _smaller(m: SupervisorState, event: Exited, now: float, policy: Policy) -> Step:
+    """Take the next smaller rung; on the last one try the remedies, then pause a few times, then FAILED."""
     if m.rung + 1 < m.rungs:
-        return _spawn(replace(m, rung=m.rung + 1, kills=0))
+        return _spawn(replace(m, rung=m.rung + 1, kills=0, trial=()))
+    if (cured := _cured(m, event)) is not None:
+        return cured
+    m = replace(m, trial=())
     if m.allocation_failures < len(policy.allocation_pauses_s):
         pause_s = policy.allocation_pauses_s[m.allocation_failures]
         return _pause(replace(m, allocation_failures=m.allocation_failures + 1), now, pause_s)
-    return replace(m, state=State.FAILED), ()
+    return replace(m, state=State.FAILED, short_of_memory=True), ()
 
 
 def _without_device(m: SupervisorState, now: float, policy: Policy) -> Step:

@@ -39,6 +39,7 @@ from edge.supervisor.log_patterns import Patterns
 from edge.supervisor.policy import EngineFault, SupervisorOptions
 from edge.supervisor.process import Child, spawn
 from edge.supervisor.process_io import reaped
+from edge.supervisor.remedies import Remedies
 from edge.supervisor.start import Attempt
 from edge.supervisor.state import ENDING, AfterExit, SupervisorState, step
 from edge.supervisor.status import Failure, ModelStatus, State
@@ -58,7 +59,7 @@ class SupervisorCallbacks(Struct, frozen=True):
     on_change: Callable[[Supervisor, SupervisorState, SupervisorState], None] = lambda *_: None  # before, after
     on_line: Callable[[str], None] = lambda _: None  # each log line of the engine
     on_speed: Callable[[Supervisor, float], None] = lambda *_: None  # tokens/s, measured while idle
-    safe_mode: Callable[[LaunchPlan], LaunchPlan] = lambda plan: plan  # the plan without optional accelerations
+    remedies: Remedies | None = None  # changes of the plan that may cure a failed start
     cpu: Callable[[], LaunchPlan] | None = None  # plan for the CPU when the GPU stays absent; None: refuse
     driver: Callable[[], str | None] = lambda: None  # evidence that the GPU's device nodes open, or None
 
@@ -89,7 +90,7 @@ class Supervisor:
         self._socket_path = socket_path
         self._patterns = patterns
         self._expected_ready_s = expected_ready_s
-        self._plans = PlanVariants(model, self.callbacks.safe_mode, self.callbacks.cpu)
+        self._plans = PlanVariants(model, self.callbacks.remedies, self.callbacks.cpu)
         self._policy = replace(self.terms.policy, cpu_rung=self._plans.cpu_rung)
         chosen = model.ladder.chosen
         rest = State.SLEEPING if asleep or not self.terms.preload else State.STOPPED
@@ -143,7 +144,11 @@ class Supervisor:
     @property
     def plan(self) -> LaunchPlan:
         """The plan of the child, or of the next one."""
-        return self.watch.attempt.plan if self.watch and self.machine.alive else self._plans.at(self.machine.rung)
+        return (
+            self.watch.attempt.plan
+            if self.watch and self.machine.alive
+            else self._plans.at(self.machine.rung, [each.id for each in self.machine.remedies])
+        )
 
     @property
     def restarts(self) -> int:
@@ -286,7 +291,7 @@ class Supervisor:
         self.spawns += 1
         self.started_at_s = time.monotonic()
         try:
-            plan = self._plans.at(effect.rung, safe_mode=effect.safe_mode)
+            plan = self._plans.at(effect.rung, effect.remedies)
             child = spawn(plan.argv, plan.env, self._socket_path, self.terms.hygiene)
         except EdgeError as error:
             failure = Failure(_kind(error), str(error), error.hint or "see `edgellm doctor`")
@@ -318,7 +323,12 @@ class Supervisor:
             on_line=self.callbacks.on_line,
             traffic=self._traffic,
             chat_template=meta.chat_template,
-            before=before_start(self.terms, self.machine, self._missing if self.on_cpu_instead else None),
+            before=before_start(
+                self.terms,
+                self._plans.degradations(self.machine.rung, self.machine.remedies),
+                self._missing if self.on_cpu_instead else None,
+            ),
+            remedies=self.callbacks.remedies,
             wedge_s=policy.wedge_again_s if self.machine.wedges else policy.wedge_s,
             on_speed=lambda tokens_s: self.callbacks.on_speed(self, tokens_s),
         )

@@ -31,6 +31,7 @@ from edge.supervisor.oom import OomWitness
 from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.process import Child
 from edge.supervisor.process_io import gone, read_lines, reaped
+from edge.supervisor.remedies import Remedies
 from edge.supervisor.start import Attempt, LogEvent
 from edge.supervisor.status import Degraded, Failure
 from edge.supervisor.traffic import Traffic
@@ -63,6 +64,7 @@ class Watch:
         chat_template: bool,
         before: Sequence[Degraded] = (),
         wedge_s: float | None = None,
+        remedies: Remedies | None = None,
         on_speed: Callable[[float], None] = lambda _: None,
     ) -> None:
         self.child = child
@@ -76,6 +78,8 @@ class Watch:
         self._on_line = on_line
         self._traffic = traffic
         self._on_speed = on_speed
+        self._remedies = remedies
+        self._hung: str | None = None  # kind of the hang that was posted
         self._before = tuple(before)
         self._differences: tuple[Degraded, ...] = ()
         self._memory: tuple[Degraded, ...] = ()
@@ -155,7 +159,9 @@ class Watch:
         known = (status, list(self.attempt.tail), oom_killed, self.signalled, self.attempt.served)
         diagnosis = diagnose(Death(*known, self._terms.l4t), self._patterns)
         self._exited.set()
-        self._post(Exited(diagnosis.fault, diagnosis.failure, random.random()))
+        kind = self._hung or diagnosis.failure.kind
+        remedies = self._remedies.for_kind(kind, self.attempt.plan) if self._remedies is not None else ()
+        self._post(Exited(diagnosis.fault, diagnosis.failure, random.random(), remedies))
 
     # --- readiness --------------------------------------------------------------------------------------------------
 
@@ -188,7 +194,7 @@ class Watch:
                 return
             failure = Failure("warm_up_failed", f"the connection broke: {lost}", "see `edgellm logs --engine`")
         if failure is not None:
-            self._post(Hung(failure))
+            self._hang(failure)
             return
         self.first_token_s = time.monotonic()
         self.attempt.warmed(self.first_token_s, "a completion came back")
@@ -221,8 +227,12 @@ class Watch:
             if idle and self._terms.ttl_s and self._idle_s(now) >= self._terms.ttl_s:
                 self._post(Sleep())
             if quiet_s >= (self._wedge_s if serving else self._terms.policy.stall_s):
-                self._post(Hung(wedged(quiet_s) if serving else stalled(quiet_s)))
+                self._hang(wedged(quiet_s) if serving else stalled(quiet_s))
                 return
+
+    def _hang(self, failure: Failure) -> None:
+        self._hung = failure.kind
+        self._post(Hung(failure))
 
     def _idle_s(self, now: float) -> float:
         return now - max(self._traffic.moved_s, self.first_token_s or now)

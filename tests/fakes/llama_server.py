@@ -55,7 +55,7 @@ class Engine:
 
     def die_if(self, at: str) -> None:
         death = self.switches.death
-        if death is None or death.at != at:
+        if death is None or death.at != at or (death.unless and death.unless in " ".join(sys.argv)):
             return
         for line in death.lines:
             print(line, file=sys.stderr, flush=True)

@@ -21,7 +21,7 @@ CUDA_MARK = "ggml_cuda_init"
 
 @dataclass
 class Death:
-    """When and how it ends. `at`: line | loading | ready | request.
+    """When and how it ends. `at`: line | loading | ready | request. `unless`: not with this in its command line.
 
     `request` and `chunk` count from 1; with a chunk, the first stream from that request on is meant.
     """
@@ -32,6 +32,7 @@ class Death:
     signal: int | None = None
     request: int = 1
     chunk: int = 0  # of a stream; 0 is before the answer
+    unless: str = ""
 
 
 @dataclass

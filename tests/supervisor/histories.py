@@ -11,6 +11,7 @@ from edge.supervisor.events import (
     Event,
     Exited,
     Hung,
+    MemoryBack,
     Restart,
     Sleep,
     StartRefused,
@@ -23,19 +24,22 @@ from edge.supervisor.policy import EngineFault
 from edge.supervisor.status import Failure
 
 
-def exited(fault: EngineFault = EngineFault.CRASH, kind: str = "exited") -> Exited:
-    return Exited(fault, Failure(kind, "evidence", "hint"))
+def exited(fault: EngineFault = EngineFault.CRASH, kind: str = "exited", remedies: tuple[str, ...] = ()) -> Exited:
+    return Exited(fault, Failure(kind, "evidence", "hint"), remedies=remedies)
 
 
 START, STOP, STOP_NOW, RESTART, SLEEP = StartRequested(), Stop(), Stop(now=True), Restart(), Sleep()
 LOADING, READY, WARM, DRAINED, TICK, BACK = EngineLoading(), EngineReady(), Warmed(), Drained(), Tick(), DeviceBack()
-CRASH, ABORT = exited(), exited(kind="signal_abrt")
+MEMORY = MemoryBack()
+CRASH, ABORT = exited(), exited(kind="signal_abrt", remedies=("safe",))
 PERMANENT, OOM, NVMAP = (
     exited(EngineFault.PERMANENT, "bad_flag"),
     exited(EngineFault.OOM, "oom"),
     exited(EngineFault.NVMAP, "nvmap"),
 )
 KILLED, GPU_GONE = exited(EngineFault.KILLED, "killed"), exited(EngineFault.DEVICE, "no_gpu")
+SHOT = exited(EngineFault.KILLED, "killed", ("mmap",))
+FATAL = exited(kind="signal_segv", remedies=("a", "b"))
 HUNG = Hung(Failure("wedged", "", ""))
 NO_GPU = DeviceMissing(Failure("no_gpu", "", ""))
 OLD_DRIVER = DeviceMissing(Failure("driver_too_old", "", ""), permanent=True)
@@ -195,6 +199,44 @@ LIFE: dict[str, tuple[Row, ...]] = {
         (1.0, "STARTING", "spawn 0 safe"),
         (ABORT, "BACKOFF"),
         (2.0, "STARTING", "spawn 0"),
+    ),
+    "each remedy once, alone and then together; then FAILED after eight equal crashes without": (
+        (START, "STARTING", "spawn 0"),
+        (FATAL, "STARTING", "spawn 0"),
+        (FATAL, "BACKOFF"),
+        (1.0, "STARTING", "spawn 0 a"),
+        (FATAL, "BACKOFF"),
+        (2.0, "STARTING", "spawn 0 b"),
+        (FATAL, "BACKOFF"),
+        (4.0, "STARTING", "spawn 0 a+b"),
+        (FATAL, "BACKOFF"),
+        (8.0, "STARTING", "spawn 0"),
+        *((FATAL, "BACKOFF"), (16.0, "STARTING", "spawn 0")),
+        *((FATAL, "BACKOFF"), (32.0, "STARTING", "spawn 0")),
+        *((FATAL, "BACKOFF"), (60.0, "STARTING", "spawn 0")) * 3,
+        (FATAL, "FAILED"),
+    ),
+    "a signature whose fault is permanent tries its remedy at once": (
+        (START, "STARTING", "spawn 0"),
+        (exited(EngineFault.PERMANENT, "flash_attention", ("a",)), "STARTING", "spawn 0 a"),
+        *AGAIN,
+    ),
+    "a signature whose remedies are spent fails": (
+        (START, "STARTING", "spawn 0"),
+        (exited(EngineFault.PERMANENT, "flash_attention", ("a",)), "STARTING", "spawn 0 a"),
+        (exited(EngineFault.PERMANENT, "flash_attention"), "FAILED"),
+    ),
+    "three stalls in a row end (FC-26)": (
+        (START, "STARTING", "spawn 0"),
+        *((HUNG, "STOPPING", "term"), (CRASH, "STARTING", "spawn 0")),
+        *((HUNG, "STOPPING", "term"), (CRASH, "BACKOFF"), (1.0, "STARTING", "spawn 0")),
+        *((HUNG, "STOPPING", "term"), (CRASH, "FAILED")),
+    ),
+    "a stall tries what may cure it": (
+        (START, "STARTING", "spawn 0"),
+        *((HUNG, "STOPPING", "term"), (ABORT, "STARTING", "spawn 0")),
+        *((HUNG, "STOPPING", "term"), (ABORT, "BACKOFF"), (1.0, "STARTING", "spawn 0 safe")),
+        *AGAIN,
     ),
     "two different crashes while starting change nothing": (
         (START, "STARTING", "spawn 0"),

@@ -13,20 +13,25 @@ from typing import Any
 import aiohttp
 from msgspec.structs import replace
 
+from edge.engine.engine import Engine
+from edge.engine.output import parse_help
 from edge.linux.procfs import read_usage
 from edge.models.meta import ModelMeta
 from edge.models.open import ModelFile
+from edge.plan.argv import render
 from edge.plan.plan import DomainBudget, Ladder, LaunchPlan, ModelPlan, Settings
 from edge.resources import data_dir, load_toml
 from edge.supervisor.log_patterns import Patterns
 from edge.supervisor.policy import Policy, SupervisorOptions
+from edge.supervisor.remedies import Remedies
 from edge.supervisor.state import SupervisorState
 from edge.supervisor.status import State
 from edge.supervisor.supervisor import Supervisor, SupervisorCallbacks
 from edge.units import MIB
 from tests.fakes import llama_switches
 
-PATTERNS = Patterns(load_toml(data_dir("build") / "llama-server.toml"))
+TABLE = load_toml(data_dir("build") / "llama-server.toml")
+PATTERNS = Patterns(TABLE)
 PATIENCE_S = 30.0
 ENV = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "LLAMA_SERVER_ROUTER_PORT": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 # Waits that a test can afford; the order of things is the same as with the real ones.
@@ -84,6 +89,19 @@ def model_plan(argv: tuple[str, ...], rungs: int = 1, chosen: Settings | None = 
     each = chosen or settings()
     plans = tuple(launch_plan(argv, n, replace(each, n_ctx=each.n_ctx >> n)) for n in range(rungs))
     return ModelPlan("chat", (), FILE, Ladder(plans, first))
+
+
+def fake_engine(folder: Path, **switches: Any) -> Engine:
+    """Write a fake that is started by a rendered command line, so that remedies can change it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = llama_switches.write_fake(folder, **switches)
+    return Engine("fake", "llama-server", str(path), flags=parse_help(llama_switches.help_text("load-mode")))
+
+
+def remedied(engine: Engine, chosen: Settings) -> tuple[tuple[str, ...], SupervisorCallbacks]:
+    """Return the engine's command line and callbacks with its remedies."""
+    line = render(chosen, engine, FILE, "chat").args
+    return line, SupervisorCallbacks(remedies=Remedies(TABLE, engine, FILE, "chat"))
 
 
 @dataclass

@@ -8,20 +8,17 @@ import pytest
 from msgspec.structs import replace
 
 from edge.board.board import Board, Cpu
-from edge.engine.engine import Engine, Flag
 from edge.linux.procfs import ProcessUsage
 from edge.plan.plan import DomainBudget, Reason
 from edge.supervisor import warmup
 from edge.supervisor.degraded import EngineFacts, before_start, differences, grown
 from edge.supervisor.liveness import StallDetector
 from edge.supervisor.policy import ExpectedSpeed, SupervisorOptions
-from edge.supervisor.state import SupervisorState
-from edge.supervisor.status import Failure
-from edge.supervisor.variants import safe_mode
+from edge.supervisor.status import Degraded, Failure
 from edge.supervisor.warmup import bytes_per_token, expected_speed
 from edge.supervisor.warmup_run import too_slow
-from edge.units import GIB, MIB
-from tests.supervisor.rig import FILE, META, gpu_settings, launch_plan, settings
+from edge.units import GIB
+from tests.supervisor.rig import META, gpu_settings, launch_plan, settings
 
 PLAN = launch_plan(("x",), 0, settings(n_ctx=4096, n_parallel=2))
 GPU = launch_plan(("x",), 0, gpu_settings("CUDA0", "CUDA1"))
@@ -82,9 +79,12 @@ def test_a_lower_rung_is_told_with_its_reason() -> None:
 
 def test_differences_that_are_known_before_the_start() -> None:
     missing = Failure("no_gpu", "", "look at the driver")
-    found = before_start(SupervisorOptions(), SupervisorState(safe_mode=True), missing)
-    assert [(item.subject, item.got) for item in found] == [("device", "CPU"), ("accelerations", "off")]
-    assert before_start(SupervisorOptions(), SupervisorState(), None) == ()
+    cured = Degraded("flash_attention", "auto", "off", "it failed to start otherwise")
+    assert [item.subject for item in before_start(SupervisorOptions(), (cured,), missing)] == [
+        "device",
+        "flash_attention",
+    ]
+    assert before_start(SupervisorOptions(), (), None) == ()
 
 
 # --- movement --------------------------------------------------------------------------------------------------------
@@ -215,28 +215,3 @@ def test_the_idle_set_fills_a_batch_every_slot_and_the_system_prompt_last() -> N
 )
 def test_a_200_is_not_enough(path: str, code: int, answer: Any, real: bool) -> None:
     assert warmup.answered(warmup.WarmupRequest(path, {}), code, answer) == real
-
-
-# --- without accelerations -------------------------------------------------------------------------------------------
-
-FLAGS = {name: Flag(name, 1) for name in ("--flash-attn", "--load-mode", "--cache-ram", "--host", "--model")}
-CUDA = Engine("e", "llama-server", "/e", flags=FLAGS, cuda=True)
-
-
-def test_safe_mode_has_no_flash_attention_no_direct_io_and_no_cuda_graphs() -> None:
-    fast = launch_plan(("x",), 1, gpu_settings(flash_attention="on", load_mode="dio", cache_ram_bytes=GIB))
-    slow = safe_mode(fast, CUDA, FILE, "chat")
-    line = " ".join(slow.argv)
-    assert "--flash-attn off" in line and "--load-mode none" in line and "--cache-ram 0" in line
-    assert slow.env["GGML_CUDA_DISABLE_GRAPHS"] == "1" and slow.rung == 1
-    assert any(reason.subject == "accelerations" for reason in slow.reasons)
-
-
-def test_a_quantized_v_cache_keeps_flash_attention() -> None:
-    needs = launch_plan(("x",), 0, gpu_settings(flash_attention="on", kv_type_v="q8_0"))
-    assert "--flash-attn on" in " ".join(safe_mode(needs, CUDA, FILE, "chat").argv)
-
-
-def test_the_kv_difference_is_no_rounding() -> None:
-    assert differences(PLAN, EngineFacts(kv_mib=52.0), PROPS) == ()
-    assert PLAN.budget["host"].kv_bytes == 56 * MIB

@@ -230,14 +230,6 @@ async def test_a_binary_that_is_not_there_fails_at_once(short_dir: Path) -> None
         assert failure is not None and failure.kind == "spawn_failed"
 
 
-async def test_the_same_crash_twice_is_tried_once_without_accelerations(short_dir: Path) -> None:
-    death = Death("loading", ["GGML_ASSERT(something) failed"], signal=signal.SIGABRT)
-    async with rigged(short_dir, first_starts=2, first={"death": death.__dict__}) as rig:
-        await rig.ready()
-        assert rig.supervisor.machine.safe_mode
-        assert [item.subject for item in rig.supervisor.status().degraded] == ["accelerations"]
-
-
 async def test_a_death_in_the_first_decode_is_no_readiness(short_dir: Path) -> None:
     """A-02, B-22, B-38: everything loads, the first completion kills it."""
     death = Death("request", ["CUDA error: no kernel image is available for execution on the device"], code=1)

@@ -28,7 +28,8 @@ CPU = "no GPU, fallback = cpu, and back when it answers (FC-74)"
 def shown(effects: tuple[Effect, ...]) -> str:
     names = {WarmUp(): "warm", Terminate(): "term", Kill(): "kill"}
     return ", ".join(
-        f"spawn {e.rung}{' safe' if e.safe_mode else ''}" if isinstance(e, Spawn) else names[e] for e in effects
+        f"spawn {e.rung}{' ' + '+'.join(e.remedies) if e.remedies else ''}" if isinstance(e, Spawn) else names[e]
+        for e in effects
     )
 
 

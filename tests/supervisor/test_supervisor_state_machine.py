@@ -16,6 +16,7 @@ from edge.supervisor.events import (
     Exited,
     Hung,
     Kill,
+    MemoryBack,
     Restart,
     Sleep,
     Spawn,
@@ -34,6 +35,7 @@ from edge.supervisor.status import Failure, State
 WHY = Failure("why", "evidence", "hint")
 KINDS = st.sampled_from(["a", "b"])
 FAULTS = st.sampled_from(list(EngineFault))
+REMEDIES = st.lists(st.sampled_from(["r1", "r2", "r3"]), unique=True).map(tuple)
 
 
 class World(RuleBasedStateMachine):
@@ -60,7 +62,7 @@ class World(RuleBasedStateMachine):
             else:
                 assert isinstance(effect, WarmUp) and self.child
         if before.state is State.FAILED and self.machine.state is not State.FAILED:
-            assert isinstance(event, (StartRequested, Restart))
+            assert isinstance(event, (StartRequested, Restart, MemoryBack))
 
     @rule(event=st.sampled_from([StartRequested(), Stop(), Stop(now=True), Restart(), Sleep()]))
     def ask(self, event: Event) -> None:
@@ -76,6 +78,7 @@ class World(RuleBasedStateMachine):
                 DeviceMissing(WHY),
                 DeviceMissing(WHY, permanent=True),
                 DeviceBack(),
+                MemoryBack(),
                 StartRefused(WHY),
                 Drained(),
             ]
@@ -86,10 +89,10 @@ class World(RuleBasedStateMachine):
         self.post(event)
 
     @precondition(lambda self: self.child)
-    @rule(fault=FAULTS, kind=KINDS, jitter=st.floats(0, 1))
-    def exit(self, fault: EngineFault, kind: str, jitter: float) -> None:
+    @rule(fault=FAULTS, kind=KINDS, jitter=st.floats(0, 1), remedies=REMEDIES)
+    def exit(self, fault: EngineFault, kind: str, jitter: float, remedies: tuple[str, ...]) -> None:
         self.child = False
-        self.post(Exited(fault, Failure(kind, "", ""), jitter))
+        self.post(Exited(fault, Failure(kind, "", ""), jitter, remedies))
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 5.0, 11.0, 45.0, 70.0, 4000.0]))
     def wait(self, seconds: float) -> None:
@@ -123,7 +126,7 @@ class World(RuleBasedStateMachine):
                 self.now = max(self.now, m.deadline)
                 self.post(Tick())
                 if self.child and self.machine.state is State.STOPPING:
-                    self.exit(EngineFault.CRASH, "terminated", 0.0)
+                    self.exit(EngineFault.CRASH, "terminated", 0.0, ())
             else:
                 self.post({State.STARTING: EngineReady(), State.LOADING: EngineReady()}.get(m.state, Warmed()))
         raise AssertionError(f"a waiter is stranded in {self.machine}")

@@ -13,6 +13,7 @@ from edge.supervisor.events import (
     Event,
     Exited,
     Hung,
+    MemoryBack,
     Restart,
     Sleep,
     StartRefused,
@@ -40,12 +41,15 @@ EVENTS: tuple[Event, ...] = (
     DeviceMissing(WHY),
     DeviceMissing(WHY, permanent=True),
     DeviceBack(),
+    MemoryBack(),
     StartRefused(WHY),
     Drained(),
     Tick(),
 )
 # Short series: what can follow what does not depend on how long they are.
-POLICY = Policy(backoff_s=(0, 1), allocation_pauses_s=(5,), device_attempts=1)
+POLICY = Policy(
+    backoff_s=(0, 1), allocation_pauses_s=(5,), device_attempts=1, start_tries=2, stall_tries=2, start_limit=3
+)
 MOST = 1  # counters beyond this behave as at this
 
 Transition = tuple[str, str, str]
@@ -82,4 +86,7 @@ def _plain(machine: SupervisorState) -> SupervisorState:
         failure=None,
         then=machine.then if machine.state in ENDING else AfterExit.STOP,
         device_misses=min(machine.device_misses, MOST),
+        same_failures=min(machine.same_failures, MOST),
+        failed_starts=min(machine.failed_starts, 2),
+        returns=0,
     )

@@ -1,0 +1,176 @@
+"""Every cause of a failed start with every remedy: each is tried once, what helps is kept and named, the rest ends."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from edge.engine.engine import Engine, Flag
+from edge.supervisor.diagnose import Death as Exit
+from edge.supervisor.diagnose import diagnose
+from edge.supervisor.events import EngineReady, Exited, Spawn, StartRequested, Tick, Warmed
+from edge.supervisor.policy import EngineFault, Policy
+from edge.supervisor.process import ExitStatus
+from edge.supervisor.remedies import Remedies
+from edge.supervisor.state import SupervisorState, step
+from edge.supervisor.status import Failure, State
+from edge.units import GIB
+from tests.fakes.llama_switches import Death
+from tests.supervisor.rig import (
+    FILE,
+    PATTERNS,
+    TABLE,
+    fake_engine,
+    gpu_settings,
+    launch_plan,
+    remedied,
+    rigged,
+    settings,
+)
+
+NAMES = ("--flash-attn", "--load-mode", "--cache-ram", "--cache-type-v", "--ctx-size", "--no-repack")
+CUDA = Engine("e", "llama-server", "/e", flags={name: Flag(name, 1) for name in NAMES}, cuda=True)
+REMEDIES = Remedies(TABLE, CUDA, FILE, "chat")
+# Every remedy can change it.
+PLAN = launch_plan(
+    ("x",), 0, gpu_settings(flash_attention="on", load_mode="dio", kv_type_v="q8_0", cache_ram_bytes=GIB)
+)
+CAUSES = [kind for kind in TABLE["causes"] if TABLE["causes"][kind]]
+POLICY = Policy(jitter=0)
+FAULTS = {
+    "killed": EngineFault.KILLED,
+    "out_of_memory": EngineFault.OOM,
+    "killed_by_oom": EngineFault.OOM,
+    "nvmap_refused": EngineFault.NVMAP,
+}
+PERMANENT = {row.kind for row in PATTERNS.signatures if row.permanent}
+
+
+def fault_of(kind: str) -> EngineFault:
+    return FAULTS.get(kind, EngineFault.PERMANENT if kind in PERMANENT else EngineFault.CRASH)
+
+
+def play(kind: str, cure: set[str] | None) -> tuple[SupervisorState, list[tuple[str, ...]]]:
+    """Start an engine that exits for `kind` unless all of `cure` is applied. Return its last state and all spawns."""
+    machine, effects = step(SupervisorState(), StartRequested(), 0.0, POLICY)
+    now, spawns = 0.0, []
+    for _ in range(100):
+        for effect in effects:
+            if isinstance(effect, Spawn):
+                spawns.append(effect.remedies)
+        if machine.state in (State.READY, State.FAILED):
+            return machine, spawns
+        if machine.state is State.BACKOFF:
+            now = machine.deadline or now
+            machine, effects = step(machine, Tick(), now, POLICY)
+        elif cure is not None and cure <= set(spawns[-1]):
+            machine, _ = step(machine, EngineReady(), now, POLICY)
+            machine, effects = step(machine, Warmed(), now, POLICY)
+        else:
+            offered = REMEDIES.for_kind(kind, REMEDIES.apply(PLAN, spawns[-1]))
+            event = Exited(fault_of(kind), Failure(kind, "", ""), remedies=offered)
+            machine, effects = step(machine, event, now, POLICY)
+    raise AssertionError(f"{kind} restarts without end: {spawns}")
+
+
+@pytest.mark.parametrize(("kind", "remedy"), [(kind, one) for kind in CAUSES for one in TABLE["causes"][kind]])
+def test_each_remedy_of_each_cause_is_tried_once_and_kept_if_it_helps(kind: str, remedy: str) -> None:
+    machine, spawns = play(kind, {remedy})
+    assert machine.state is State.READY
+    assert [one.id for one in machine.remedies] == [remedy]
+    assert sum(remedy in tried for tried in spawns) == 1
+    (named, *_) = REMEDIES.degradations(PLAN, machine.remedies)
+    assert kind in named.because and named.wanted != named.got
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CAUSES if len(TABLE["causes"][kind]) > 1])
+def test_what_helps_only_together_is_found(kind: str) -> None:
+    machine, spawns = play(kind, set(TABLE["causes"][kind]))
+    assert machine.state is State.READY
+    assert len(spawns[-1]) == len(TABLE["causes"][kind])
+
+
+@pytest.mark.parametrize("kind", TABLE["causes"])
+def test_a_cause_that_nothing_cures_ends_after_every_remedy(kind: str) -> None:
+    machine, spawns = play(kind, None)
+    assert machine.state is State.FAILED and machine.failure is not None and machine.failure.kind == kind
+    alone = [tried[0] for tried in spawns if len(tried) == 1]
+    assert sorted(alone) == sorted(TABLE["causes"][kind]), "each once"
+    assert len(spawns) <= 1 + len(alone) + 1 + POLICY.start_tries + len(POLICY.allocation_pauses_s)
+
+
+def test_every_known_kind_has_its_remedies_or_says_that_there_are_none() -> None:
+    """A kind that is not listed gets those of a crash: only kinds that crash may."""
+    crashes = {"engine_bug", "cublas", "load_failed", "gpu_dead"}
+    fatal = {row.kind for row in PATTERNS.signatures if not row.serves}
+    assert fatal - set(TABLE["causes"]) <= crashes
+    assert {one for listed in TABLE["causes"].values() for one in listed} == {row["id"] for row in TABLE["remedies"]}
+
+
+def test_flash_attention_off_makes_a_quantized_v_cache_f16_in_no_more_memory() -> None:
+    cured = REMEDIES.apply(PLAN, ["no-flash-attention"])
+    chosen = cured.settings
+    assert (chosen.flash_attention, chosen.kv_type_v) == ("off", "f16")
+    assert chosen.n_ctx < PLAN.settings.n_ctx and chosen.n_ctx % 256 == 0
+    assert "--flash-attn off" in " ".join(cured.argv)
+    subjects = [item.subject for item in REMEDIES.degradations(PLAN, [("no-flash-attention", "signal_abrt")])]
+    assert subjects == ["flash_attention", "n_ctx"]
+
+
+def test_settings_that_conflict_are_made_consistent_in_any_combination() -> None:
+    ids = [row["id"] for row in TABLE["remedies"]]
+    for first in ids:
+        for second in ids:
+            chosen = REMEDIES.apply(PLAN, [first, second]).settings
+            assert chosen.flash_attention != "off" or chosen.kv_type_v == "f16", (first, second)
+            assert chosen.n_ctx <= PLAN.settings.n_ctx
+
+
+def test_remedies_that_change_nothing_are_not_offered() -> None:
+    cpu = launch_plan(("x",), 0, settings(flash_attention="off", load_mode="mmap"))
+    assert REMEDIES.for_kind("other", cpu) == ("no-repack",)
+    embedded = Remedies(TABLE, replace(CUDA, kind="embedded", cuda=False), FILE, "chat")
+    assert embedded.for_kind("other", cpu) == ()
+    assert REMEDIES.for_kind("signal_segv", PLAN) == (
+        "no-flash-attention",
+        "no-cuda-graphs",
+        "no-direct-io",
+        "no-repack",
+    )
+
+
+def test_both_forms_of_a_flash_attention_crash_lead_to_the_same_remedy() -> None:
+    """With the engine's own line it was FAILED at once, although the hint names the cure."""
+    silent = diagnose(Exit(ExitStatus(None, signal.SIGABRT, 1.0)), PATTERNS)
+    line = "/llama.cpp/ggml/src/ggml-cuda/fattn.cu:274: fatal error"
+    told = diagnose(Exit(ExitStatus(None, signal.SIGABRT, 1.0), [line]), PATTERNS)
+    for found in (silent, told):
+        assert REMEDIES.for_kind(found.failure.kind, PLAN)[0] == "no-flash-attention"
+
+
+# --- real processes --------------------------------------------------------------------------------------------------
+
+FATAL = Death("loading", ["fattn.cu:274: fatal error"], signal=signal.SIGABRT, unless="--flash-attn off")
+
+
+@pytest.mark.parametrize("lines", [FATAL.lines, []])
+async def test_an_engine_that_crashes_with_flash_attention_serves_without(short_dir: Path, lines: list[str]) -> None:
+    chosen = settings(flash_attention="on")
+    engine = fake_engine(short_dir / "fake", death=replace(FATAL, lines=lines))
+    argv, callbacks = remedied(engine, chosen)
+    async with rigged(short_dir, argv=argv, chosen=chosen, callbacks=callbacks) as rig:
+        await rig.ready()
+        assert [item.subject for item in rig.supervisor.status().degraded] == ["flash_attention"]
+        assert rig.supervisor.plan.settings.flash_attention == "off"
+
+
+async def test_what_nothing_cures_is_failed_in_the_engines_own_words(short_dir: Path) -> None:
+    death = Death("loading", ["GGML_ASSERT(something) failed"], signal=signal.SIGABRT)
+    async with rigged(short_dir, death=death) as rig:
+        assert await rig.settle(State.FAILED, State.READY) is State.FAILED
+        failure = rig.supervisor.status().failure
+        assert failure is not None and failure.kind == "engine_bug" and "GGML_ASSERT" in failure.evidence
+        assert len(rig.pids) == Policy().start_tries
