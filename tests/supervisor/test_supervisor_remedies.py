@@ -153,13 +153,12 @@ def test_both_forms_of_a_flash_attention_crash_lead_to_the_same_remedy() -> None
 
 # --- real processes --------------------------------------------------------------------------------------------------
 
-FATAL = Death("loading", ["fattn.cu:274: fatal error"], signal=signal.SIGABRT, unless="--flash-attn off")
 
-
-@pytest.mark.parametrize("lines", [FATAL.lines, []])
+@pytest.mark.parametrize("lines", [["fattn.cu:274: fatal error"], []])
 async def test_an_engine_that_crashes_with_flash_attention_serves_without(short_dir: Path, lines: list[str]) -> None:
     chosen = settings(flash_attention="on")
-    engine = fake_engine(short_dir / "fake", death=replace(FATAL, lines=lines))
+    death = Death("loading", lines, signal=signal.SIGABRT, unless="--flash-attn off")
+    engine = fake_engine(short_dir / "fake", death=death)
     argv, callbacks = remedied(engine, chosen)
     async with rigged(short_dir, argv=argv, chosen=chosen, callbacks=callbacks) as rig:
         await rig.ready()
