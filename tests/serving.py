@@ -105,7 +105,7 @@ class Up:
         return [json.loads(line) for line in self.output.splitlines() if line.startswith("{")]
 
     def healthz(self) -> dict[str, Any]:
-        """{} while nobody answers."""
+        """{} while no process answers."""
         try:
             document: dict[str, Any] = httpx.get(f"{self.url}/healthz", timeout=10).json()
             return document

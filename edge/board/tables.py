@@ -135,7 +135,7 @@ class ReleaseTable(Struct, frozen=True):
 
 
 @lru_cache(maxsize=1)
-def lore() -> ReleaseTable:
+def release_table() -> ReleaseTable:
     """Load the shipped file once. Raises BugError if it does not have this shape."""
     path = resources.data_dir("profiles") / "boards.toml"
     try:

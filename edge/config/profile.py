@@ -125,7 +125,7 @@ def _over(profile: Profile, table: dict[str, Any], path: Path) -> Profile:
     origin = f"profile {path.stem}" if path.parent == data_dir("profiles") else f"profile {path}"
     rest = {key: value for key, value in table.items() if key not in ("schema", "summary", "extends", "tier", "use")}
     values = _values(flatten(rest), source, PROFILE_KEYS)
-    wishes = {key: value for key, value in values.items() if key in SETTINGS}
+    preset = {key: value for key, value in values.items() if key in SETTINGS}
     sections = {key: value for key, value in values.items() if key in SECTIONS}
     summary = read_field(_SUMMARY, "summary", table.get("summary", profile.summary), source)
     tiers = tuple(_tier(row, f"{source}: tier {index + 1}") for index, row in enumerate(_rows(table, "tier", source)))
@@ -133,18 +133,18 @@ def _over(profile: Profile, table: dict[str, Any], path: Path) -> Profile:
     return replace(
         profile,
         summary=summary,
-        preset=replace(profile.preset, **wishes),
+        preset=replace(profile.preset, **preset),
         sections=profile.sections | sections,
-        tiers=tiers or tuple(_without(tier, wishes) for tier in profile.tiers),
+        tiers=tiers or tuple(_without(tier, preset) for tier in profile.tiers),
         choices=choices or profile.choices,
         origins=profile.origins | dict.fromkeys(values, origin),
         source=source,
     )
 
 
-def _without(tier: Tier, wishes: dict[str, Any]) -> Tier:
+def _without(tier: Tier, preset: dict[str, Any]) -> Tier:
     """Drop the values that a higher layer sets for every tier."""
-    return replace(tier, values={key: value for key, value in tier.values.items() if key not in wishes})
+    return replace(tier, values={key: value for key, value in tier.values.items() if key not in preset})
 
 
 def _rows(table: dict[str, Any], key: str, source: str) -> list[dict[str, Any]]:

@@ -61,16 +61,16 @@ def gateway_config(config: Config, folders: Folders) -> GatewayOptions:
 
 def terms_of(prepared: Prepared, model: ModelPlan, last_good_tokens_s: float | None = None) -> SupervisorOptions:
     """Return the options of a model's supervisor. `last_good_tokens_s`: speed of the last good start on this rung."""
-    wishes, plan = preset_of(prepared, model.id), model.ladder.plans[model.ladder.chosen]
+    preset, plan = preset_of(prepared, model.id), model.ladder.plans[model.ladder.chosen]
     config = config_of(prepared, model.id)
     return SupervisorOptions(
         policy=Policy(**to_builtins(prepared.config.restart, enc_hook=str)),
-        hygiene=hygiene(wishes),
+        hygiene=hygiene(preset),
         strict=prepared.config.strict,
         capability=prepared.board.compute_capability,
         l4t=prepared.board.l4t,
-        system_prompt=wishes.system_prompt,
-        warmup_tokens=wishes.warmup_tokens,
+        system_prompt=preset.system_prompt,
+        warmup_tokens=preset.warmup_tokens,
         preload=config.preload,
         ttl_s=config.ttl_s,
         expected_speed=expected_speed(prepared.board, (plan.model or model.model).meta, plan, last_good_tokens_s),

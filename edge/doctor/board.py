@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge.board.tables import lore
+from edge.board.tables import release_table
 from edge.doctor.check import Check, bad, ok, unknown, warn
 from edge.doctor.facts import DoctorFacts
 
@@ -31,7 +31,7 @@ def known_faults(facts: DoctorFacts) -> Check | None:
     """Warn of a release with a known fault: L4T 36.4.7 refuses allocations that fit (FC-16)."""
     if facts.board.l4t is None:
         return None
-    for issue in lore().issues:
+    for issue in release_table().issues:
         if facts.board.l4t in issue.l4t:
             return warn("board.faults", issue.says, f"{issue.next} ({issue.source})")
     return ok("board.faults", f"no known fault of L4T {facts.board.l4t}")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edge.board.board import Board
-from edge.board.tables import lore
+from edge.board.tables import release_table
 from edge.doctor.check import Check, bad, ok, unknown, warn
 from edge.doctor.facts import Cuda, CudaToolkit, DoctorFacts
 from edge.engine import gpu_code
@@ -86,7 +86,7 @@ def _served(board: Board) -> str | None:
     if board.driver is None:
         return None
     branch = int(board.driver.split(".")[0])
-    return next((f"{row.cuda}.0" for row in lore().drivers if branch >= int(row.oldest)), None)
+    return next((f"{row.cuda}.0" for row in release_table().drivers if branch >= int(row.oldest)), None)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

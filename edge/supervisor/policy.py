@@ -70,9 +70,9 @@ class ProcessLimits(Struct, frozen=True):
     cpus: tuple[int, ...] = ()
 
 
-def hygiene(wishes: Preset) -> ProcessLimits:
+def hygiene(preset: Preset) -> ProcessLimits:
     """Return the limits that a preset requests."""
-    return ProcessLimits(wishes.nice, wishes.oom_score_adj, wishes.cpus)
+    return ProcessLimits(preset.nice, preset.oom_score_adj, preset.cpus)
 
 
 # Options that hold for every child of one model. Values only.

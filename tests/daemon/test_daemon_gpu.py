@@ -87,12 +87,12 @@ async def test_fc74_requests_wait_for_a_late_gpu(orin: Path, places: Folders, sm
     with pytest.raises(DeviceMissingError) as caught:
         planned(places, smollm2, HostView(orin))
     config = load(places, {"model": [f"chat={smollm2}"]}, {})
-    vigil = LateStart(config, caught.value)
-    assert vigil.patience_s == WAIT_S
-    stand_in = vigil.placeholders["chat"]
+    late_start = LateStart(config, caught.value)
+    assert late_start.patience_s == WAIT_S
+    stand_in = late_start.placeholders["chat"]
     assert stand_in.status().state is State.STARTING, "held, not failed"
     coming = asyncio.create_task(
-        vigil.until(
+        late_start.until(
             lambda waited_s: planned(places, smollm2, HostView(orin, waited_s=waited_s)), lambda _: None, look_s=0.05
         )
     )

@@ -15,7 +15,7 @@ from tests.serving import PATIENCE_S, environment, eventually
 # systemd's part (LISTEN_PID is ours), and one spawn that fails: the engine is busy being replaced, say.
 PROGRAM = """
 import os, sys
-from edge import launch
+from edge.daemon import launch
 from edge.errors import UnavailableError
 
 def fails(*_):

@@ -20,7 +20,7 @@ FAST = {"look_s": 0.005, "look_later_s": 0.005}
 
 
 class Script:
-    """Plans that fail as told, the last one for ever; without one, the plan."""
+    """Plans that fail as told, the last one each time; without one, the plan."""
 
     def __init__(self, *outcomes: EdgeError | None) -> None:
         self.outcomes = list(outcomes)
@@ -41,14 +41,14 @@ MISSING = ModelMissingError("no such file: m.gguf", "pull it")
 
 
 async def test_fc_79_a_late_disk_is_waited_for(tmp_path: Path) -> None:
-    vigil = LateStart(late(tmp_path), MISSING)
-    assert vigil.patience_s == 30
-    stand_in = vigil.placeholders["chat"]
+    late_start = LateStart(late(tmp_path), MISSING)
+    assert late_start.patience_s == 30
+    stand_in = late_start.placeholders["chat"]
     assert stand_in.aliases == ("c",)
     assert stand_in.status().state is State.STARTING
     waiting = asyncio.create_task(stand_in.ensure_ready())
     told: list[Failure] = []
-    assert await vigil.until(Script(MISSING, MISSING, None), told.append, **FAST) is PREPARED
+    assert await late_start.until(Script(MISSING, MISSING, None), told.append, **FAST) is PREPARED
     assert told == []
     assert not waiting.done()
     stand_in.serve(cast(Supervisor, Ready()))
@@ -56,11 +56,11 @@ async def test_fc_79_a_late_disk_is_waited_for(tmp_path: Path) -> None:
 
 
 async def test_fc_79_patience_ends_once_and_the_disk_may_still_come(tmp_path: Path) -> None:
-    vigil = LateStart(late(tmp_path), MISSING, patience_s=0.02)
-    stand_in = vigil.placeholders["chat"]
+    late_start = LateStart(late(tmp_path), MISSING, patience_s=0.02)
+    stand_in = late_start.placeholders["chat"]
     told: list[Failure] = []
     script = Script(MISSING)
-    watch = asyncio.create_task(vigil.until(script, told.append, **FAST))
+    watch = asyncio.create_task(late_start.until(script, told.append, **FAST))
     status = await stand_in.ensure_ready()
     assert status.state is State.FAILED
     assert status.failure is not None
@@ -72,12 +72,12 @@ async def test_fc_79_patience_ends_once_and_the_disk_may_still_come(tmp_path: Pa
 
 
 async def test_the_new_reason_is_told_when_it_changes(tmp_path: Path) -> None:
-    vigil = LateStart(Config(models=(ModelConfig("chat", "NAME:Q4_0"),)), MISSING)
-    assert vigil.patience_s == 0  # every folder is there: nothing is late
-    assert (await vigil.placeholders["chat"].ensure_ready()).state is State.FAILED
+    late_start = LateStart(Config(models=(ModelConfig("chat", "NAME:Q4_0"),)), MISSING)
+    assert late_start.patience_s == 0  # every folder is there: nothing is late
+    assert (await late_start.placeholders["chat"].ensure_ready()).state is State.FAILED
     told: list[Failure] = []
     tight = [DoesNotFitError(f"needs {n} GiB", "a smaller one") for n in (9, 8)]
-    await vigil.until(Script(MISSING, *tight, None), told.append, **FAST)
+    await late_start.until(Script(MISSING, *tight, None), told.append, **FAST)
     assert [failure.kind for failure in told] == ["does_not_fit"]
 
 
@@ -92,9 +92,9 @@ def test_what_time_can_cure(error: EdgeError, may: bool) -> None:
 def test_a_closed_folder_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models/m.gguf").write_bytes(b"no GGUF")
-    vigil = LateStart(late(tmp_path), BadModelError("m.gguf is no model", "fetch it again"))
-    assert vigil.patience_s == 0
-    assert vigil.failure.kind == "bad_model"
+    late_start = LateStart(late(tmp_path), BadModelError("m.gguf is no model", "fetch it again"))
+    assert late_start.patience_s == 0
+    assert late_start.failure.kind == "bad_model"
 
 
 class Ready:

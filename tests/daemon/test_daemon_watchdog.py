@@ -54,21 +54,21 @@ def loading(progress: float) -> ModelStatus:
 
 def test_no_sign_of_life_while_one_loop_stands_still(systemd: socket.socket, notifier: Notifier) -> None:
     loops = [Loop(), Loop()]
-    herald = Watchdog(notifier, list)
-    herald.watch(loops)
-    herald.beat()
-    herald.beat()
+    watchdog = Watchdog(notifier, list)
+    watchdog.watch(loops)
+    watchdog.beat()
+    watchdog.beat()
     assert heard(systemd) == ["WATCHDOG=1", "WATCHDOG=1"]
     loops[1].stuck = True
-    herald.beat()  # the ping before was still answered
-    herald.beat()
-    herald.beat()
+    watchdog.beat()  # the ping before was still answered
+    watchdog.beat()
+    watchdog.beat()
     assert heard(systemd) == ["WATCHDOG=1"]
-    assert not herald.alive
+    assert not watchdog.alive
     loops[1].stuck = False
-    herald.beat()
-    herald.beat()
-    assert herald.alive
+    watchdog.beat()
+    watchdog.beat()
+    assert watchdog.alive
     assert heard(systemd) == ["WATCHDOG=1"]
 
 
@@ -76,22 +76,22 @@ def test_a_load_that_moves_asks_for_more_time_and_one_that_stands_does_not(
     systemd: socket.socket, notifier: Notifier
 ) -> None:
     status = [loading(0.625)]
-    herald = Watchdog(notifier, lambda: status)
-    assert herald.notify()
+    watchdog = Watchdog(notifier, lambda: status)
+    assert watchdog.notify()
     assert heard(systemd) == ["STATUS=chat: weights 62 %\nEXTEND_TIMEOUT_USEC=60000000"]
-    herald.notify()
+    watchdog.notify()
     assert heard(systemd) == []
     status[0] = loading(0.63)
-    herald.notify()
+    watchdog.notify()
     assert heard(systemd) == ["STATUS=chat: weights 63 %\nEXTEND_TIMEOUT_USEC=60000000"]
     status[0] = ModelStatus("chat", State.READY)
-    assert not herald.notify()
+    assert not watchdog.notify()
     assert heard(systemd) == ["STATUS=chat: ready"]
 
 
 async def test_it_beats_by_itself_until_cancelled(systemd: socket.socket, notifier: Notifier) -> None:
-    herald = Watchdog(notifier, list)
-    task = asyncio.create_task(herald.run())
+    watchdog = Watchdog(notifier, list)
+    task = asyncio.create_task(watchdog.run())
     seen: list[str] = []
     while seen.count("WATCHDOG=1") < 3:
         await asyncio.sleep(0.01)

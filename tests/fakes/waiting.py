@@ -1,4 +1,4 @@
-"""Waiting without sleeping for luck."""
+"""Waiting for a condition instead of a time."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
