@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 # unix(7): sun_path holds 108 bytes with its final zero. The longest name under run/<instance>/ is a model's socket.
 SOCKET_PATH_MAX_BYTES = 107
+# systemd gives /var/cache/edgellm to the service's user, who could plant sources for a build by root.
+ROOT_CACHE = Path("/var/cache/edgellm-root")
 _LONGEST_SOCKET_NAME = 40  # 24 bytes of the id, its hash, `~N` of a reload, `.sock`
 
 
@@ -68,12 +70,15 @@ class Folders(NamedTuple):
 
 
 def folders(env: Mapping[str, str], state_dir: Path | None = None, *, root_user: bool | None = None) -> Folders:
-    """Resolve `--state-dir` > EDGELLM_STATE_DIR > the system's folders for root and its service, else XDG's."""
+    """Resolve `--state-dir` > EDGELLM_STATE_DIR > the system's folders for root and its service, else XDG's.
+
+    Root has a cache of its own.
+    """
     chosen = state_dir or (Path(env["EDGELLM_STATE_DIR"]) if env.get("EDGELLM_STATE_DIR") else None)
     if chosen is not None:
         return _under(chosen.absolute())
     if os.geteuid() == 0 if root_user is None else root_user:
-        return system_folders()
+        return system_folders()._replace(cache=ROOT_CACHE)
     if str(system_folders().run) in env.get("RUNTIME_DIRECTORY", "").split(":"):  # RuntimeDirectory= of our unit
         return system_folders()
     return user_folders(env)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,25 +12,47 @@ import httpx
 
 from edge.daemon.lock import held
 from edge.errors import EdgeError, NotRunningError, UnavailableError
+from edge.linux.files import is_trusted_dir
 from edge.paths import Folders, folders, system_folders, user_folders
 
 TIMEOUT_S = 10.0
 
 
 def find(env: Mapping[str, str], state_dir: Path | None) -> Folders:
-    """Return the folders of the instance to talk to: --state-dir, EDGELLM_STATE_DIR, a running service, the user's."""
+    """Return the folders of the instance to talk to: --state-dir, EDGELLM_STATE_DIR, a running service, the user's.
+
+    Raises UnavailableError beside a service that this user may not ask, unless the user runs an instance too.
+    """
     if state_dir is not None or env.get("EDGELLM_STATE_DIR"):
         return folders(env, state_dir)
-    system = system_folders()
+    system, own = system_folders(), user_folders(env)
     if held(system.lock):
         return system
-    return user_folders(env) if held(user_folders(env).lock) else folders(env)
+    if not held(own.lock) and _is_closed(system.lock):
+        hint = "use sudo, or join the group edgellm (`sudo usermod -aG edgellm $USER`, then log in again)"
+        raise UnavailableError(f"edgellm runs as a service, and this user may not enter {system.run}", hint)
+    return own if held(own.lock) else folders(env)
+
+
+def _is_closed(lock: Path) -> bool:
+    """Return whether the folder of a lock exists and may not be entered: a service that this user cannot ask."""
+    try:
+        lock.stat()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return not os.access(lock, os.R_OK)
 
 
 class Client:
     """A connection to one running instance. Methods raise NotRunningError when nothing answers."""
 
     def __init__(self, instance: Folders) -> None:
+        """Raises UnavailableError for a run folder that another user prepared: its socket would read our prompts."""
+        if instance.run.is_symlink() or (instance.run.exists() and not is_trusted_dir(instance.run)):
+            hint = "remove it as root, or name a folder of your own with --state-dir"
+            raise UnavailableError(f"the run folder {instance.run} belongs to another user", hint)
         self.folders = instance
         transport = httpx.HTTPTransport(uds=str(instance.control_socket))
         self._http = httpx.Client(transport=transport, base_url="http://edgellm", timeout=TIMEOUT_S)

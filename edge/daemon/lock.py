@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edge.errors import AlreadyRunningError, UnavailableError
-from edge.paths import Folders
+from edge.linux.files import private_dir
+from edge.paths import Folders, system_folders
 
 
 class Holder(NamedTuple):
@@ -37,9 +38,11 @@ class Lock:
 
 def acquire(folders: Folders) -> Lock:
     """Lock the run folder. Raises AlreadyRunningError (pid and URL) or UnavailableError (the folder is unusable)."""
+    _refuse_folder_of_the_service(folders)
     try:
-        folders.instance_run.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(folders.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        private_dir(folders.run)
+        private_dir(folders.instance_run)
+        descriptor = os.open(folders.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
     except OSError as error:
         hint = "give a folder you own with --state-dir DIR"
         raise UnavailableError(f"cannot use the run folder {folders.instance_run}: {error.strerror}", hint) from error
@@ -54,6 +57,19 @@ def acquire(folders: Folders) -> Lock:
     lock = Lock(descriptor)
     lock.publish([])
     return lock
+
+
+def _refuse_folder_of_the_service(folders: Folders) -> None:
+    """Raise UnavailableError where root would write to the state folder of the service's user, who may plant links."""
+    if os.geteuid() != 0 or folders.state != system_folders().state:
+        return
+    try:
+        owner = folders.state.lstat().st_uid
+    except OSError:
+        return
+    if owner != 0:
+        hint = "`sudo systemctl start edgellm`, or give a folder of root's with --state-dir DIR"
+        raise UnavailableError(f"{folders.state} belongs to the service's user: root does not work in it", hint)
 
 
 def read_holder(lock: Path) -> Holder | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import math
@@ -48,6 +49,40 @@ def write_shared(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, text, 0o644)
     sync_folder(path.parent)
+
+
+def private_dir(path: Path) -> None:
+    """Create a folder for this user alone, or check one that exists: an owner may write to it, and no other user.
+
+    Permissions of group and others that a lax umask gave are taken away. Raises OSError for a link, for another kind
+    of file and for a folder of another user: in /tmp that user may have prepared it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    # Checked and changed through one descriptor: between two calls by name the folder could be exchanged.
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        state = os.fstat(descriptor)
+        if state.st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, f"it belongs to user {state.st_uid}", str(path))
+        if state.st_mode & 0o022:
+            os.fchmod(descriptor, stat.S_IMODE(state.st_mode) & ~0o022)
+    finally:
+        os.close(descriptor)
+
+
+def is_trusted_dir(path: Path) -> bool:
+    """Return whether what lies in the folder was put there by this user, by root, or by the owner of a closed parent.
+
+    False for a folder that another user created in a folder which every user may write to, such as /tmp.
+    """
+    try:
+        state, parent = path.lstat(), path.parent.stat()
+    except OSError:
+        return False
+    mine = stat.S_ISDIR(state.st_mode) and state.st_uid in (0, os.geteuid())
+    return mine or not parent.st_mode & stat.S_IWOTH
 
 
 def sync_folder(folder: Path) -> None:

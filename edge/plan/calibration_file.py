@@ -1,4 +1,4 @@
-"""Read and write calibration.json in the data folder: calibrations by engine id and architecture."""
+"""Read and write calibration.json in the state folder: calibrations by engine id and architecture."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCHEMA = 1
 
 
 def calibration_path(folders: Folders) -> Path:
-    return folders.data / "calibration.json"
+    return folders.state / "calibration.json"
 
 
 def load(path: Path, engine_id: str) -> dict[str, Calibration]:

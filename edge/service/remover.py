@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from edge.linux import systemctl
-from edge.paths import system_folders
+from edge.paths import ROOT_CACHE, system_folders
 from edge.service import program
 from edge.service import units as layout
 from edge.service.access import user_exists
@@ -59,7 +59,7 @@ def _unlink(path: Path) -> None:
 
 def _purge(root: Path) -> Iterator[InstallStep]:
     system = system_folders()
-    for folder in (system.data, system.cache, Path("/") / ETC, Path("/var/lib/edgellm-power")):
+    for folder in (system.data, system.cache, ROOT_CACHE, Path("/") / ETC, Path("/var/lib/edgellm-power")):
         full = root / str(folder).lstrip("/")
         if full.exists():
             yield InstallStep(f"delete {full}", partial(shutil.rmtree, full))

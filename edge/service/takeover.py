@@ -17,7 +17,7 @@ from edge.engine.engine import Engine
 from edge.engine.installed import read_selection
 from edge.errors import UnavailableError
 from edge.models.open import ModelFile
-from edge.paths import Folders, folders, system_folders, user_folders
+from edge.paths import ROOT_CACHE, Folders, folders, system_folders, user_folders
 from edge.plan.prepare import HostView, prepare
 
 
@@ -52,7 +52,9 @@ def plan_takeover(
     data = source if read_selection(source.engines).current is not None else source._replace(data=system.data)
     dirs = (*config.store.dirs, *map(str, extra_dirs), str(source.models), str(system.models))
     config = replace(config, store=StoreConfig(tuple(dict.fromkeys(dirs))))
-    prepared = prepare(config, data, HostView(root, at_boot=True))
+    # What is looked up about engines is kept in a cache of this user: root does not write to the caller's.
+    cache = source.cache if os.geteuid() else ROOT_CACHE
+    prepared = prepare(config, data._replace(cache=cache), HostView(root, at_boot=True))
     models = {}
     for model_id, model in prepared.plan.models.items():
         files = [model.model, *(rung.model for rung in model.ladder.plans if rung.model)]

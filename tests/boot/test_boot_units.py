@@ -77,7 +77,7 @@ def test_units_with_a_stub(suite: Suite, disk: Disk) -> None:
         assert client.chat()[2] == 200
         board.wait_booted()
         assert board.run("systemctl", "is-system-running") == "running"
-        assert board.run("stat", "-c", "%U %a", "/var/lib/edgellm", "/run/edgellm/main") == "root 1775\nedgellm 750"
+        assert board.run("stat", "-c", "%U %a", "/var/lib/edgellm", "/run/edgellm/main") == "root 755\nedgellm 750"
 
         killed = board.kill("KILL")
         board.until(lambda: board.main_pid() not in (0, killed), "a new process after kill -9")

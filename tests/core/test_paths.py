@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.paths import SOCKET_PATH_MAX_BYTES, folders, system_folders
+from edge.paths import ROOT_CACHE, SOCKET_PATH_MAX_BYTES, folders, system_folders
 
 
 def test_a_user_has_the_folders_of_the_desktop_standard() -> None:
@@ -18,7 +18,7 @@ def test_a_user_has_the_folders_of_the_desktop_standard() -> None:
 
 
 def test_root_has_the_systems_and_a_state_dir_beats_both() -> None:
-    assert folders({"HOME": "/root"}, root_user=True) == system_folders()
+    assert folders({"HOME": "/root"}, root_user=True) == system_folders()._replace(cache=ROOT_CACHE)
     given_one = folders({"EDGELLM_STATE_DIR": "/srv/a"}, Path("/srv/b"), root_user=True)
     assert given_one.state == Path("/srv/b/state") and given_one.config == Path("/srv/b/config")
     assert folders({"EDGELLM_STATE_DIR": "/srv/a"}).data == Path("/srv/a/data")

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from edge.cli.client import Client
 from edge.daemon.lock import acquire, held, read_holder
 from edge.errors import AlreadyRunningError, UnavailableError
 from edge.paths import folders
@@ -48,3 +51,55 @@ def test_a_lock_file_of_garbage_is_no_holder(tmp_path: Path) -> None:
     (tmp_path / "lock").write_bytes(b"\xff{")
     assert read_holder(tmp_path / "lock") is None
     assert not held(tmp_path / "none")
+
+
+def test_a_run_folder_that_another_user_prepared_is_refused(tmp_path: Path, short_dir: Path) -> None:
+    """Any user may make /tmp/edgellm-UID first: its lock file could be a link, its socket another program."""
+    victim = tmp_path / "victim"
+    victim.write_text("secret")
+    short_dir.chmod(0o777)
+    run = short_dir / "run"
+    (run / "main").mkdir(parents=True)
+    (run / "main/lock").symlink_to(victim)
+    places = folders({}, tmp_path)._replace(run=run)
+    with pytest.raises(UnavailableError, match="run folder"):
+        acquire(places)  # O_NOFOLLOW
+    if os.geteuid() == 0:
+        (run / "main/lock").unlink()
+        os.chown(run, 12345, 12345)
+        with pytest.raises(UnavailableError, match="belongs to user 12345"):
+            acquire(places)
+        with pytest.raises(UnavailableError, match="another user"):
+            Client(places)
+    assert victim.read_text() == "secret"
+
+
+def test_a_linked_run_folder_is_refused(tmp_path: Path, short_dir: Path) -> None:
+    (short_dir / "run").symlink_to(tmp_path)
+    places = folders({}, tmp_path)._replace(run=short_dir / "run")
+    with pytest.raises(UnavailableError, match="run folder"):
+        acquire(places)
+    with pytest.raises(UnavailableError, match="another user"):
+        Client(places)
+
+
+def test_a_run_folder_that_a_lax_umask_left_open_is_closed(tmp_path: Path, short_dir: Path) -> None:
+    places = folders({}, tmp_path)._replace(run=short_dir / "run")
+    places.instance_run.mkdir(parents=True)
+    places.run.chmod(0o775)
+    places.instance_run.chmod(0o777)
+    acquire(places).release()
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (places.run, places.instance_run)] == [0o755, 0o755]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can meet a folder of the service's user")
+def test_root_does_not_work_in_the_state_folder_of_the_service(
+    tmp_path: Path, short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = folders({}, tmp_path)._replace(run=short_dir / "run")
+    monkeypatch.setattr("edge.daemon.lock.system_folders", lambda: places)
+    places.state.mkdir()
+    acquire(places).release()
+    os.chown(places.state, 12345, 12345)
+    with pytest.raises(UnavailableError, match="root does not work in it"):
+        acquire(places)
