@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from edge.board.board import PowerMode
-from edge.telemetry.power_limit import PowerLimit, PowerState
+from edge.telemetry.power_limit import PowerAllowance, PowerLimit
 from edge.telemetry.sample import Sample, Zone
 
 # Between software throttling and shutdown: Orin 99.0 and 104.5 (NVIDIA's kernel patch for p3701), Thor about 109 and
@@ -88,7 +88,7 @@ class Governor:
     level: Level = Level.UNKNOWN
     _heat: _Heat = field(init=False)
     _power: PowerLimit | None = field(init=False)
-    _state: PowerState | None = field(default=None, init=False)
+    _state: PowerAllowance | None = field(default=None, init=False)
     _power_seen_s: float = field(default=_NEVER_S, init=False)
     _shown: _Shown = field(default_factory=lambda: _Shown(), init=False)
     _stopped: bool = field(default=False, init=False)
@@ -146,7 +146,7 @@ class Governor:
         return AdmissionLimit(min(1.0, fraction), hold_new=allowed == 0, cause=cause if fraction < 1 else "")
 
 
-def _power_level(state: PowerState | None) -> Level:
+def _power_level(state: PowerAllowance | None) -> Level:
     if state is None or not state.limited:
         return Level.UNKNOWN
     return Level.HOT if state.pauses else Level.PASSIVE

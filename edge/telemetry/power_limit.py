@@ -26,7 +26,7 @@ _LONGEST_STEP_S = 10.0  # between samples; more is a gap, whose energy is unknow
 
 
 @dataclass(frozen=True, slots=True)
-class PowerState:
+class PowerAllowance:
     """What the limit allows now: `allowed` requests at once (None: any number; 0: a pause)."""
 
     allowed: int | None
@@ -58,7 +58,7 @@ class PowerLimit:
     _idle_at_s: float = float("-inf")
     _at_s: float | None = None
 
-    def step(self, power_w: float, active: int, slots: int, now: float) -> PowerState:
+    def step(self, power_w: float, active: int, slots: int, now: float) -> PowerAllowance:
         """Account one sample of power while `active` requests were open, and return what is allowed from now on."""
         before, self._at_s = self._at_s, now
         if before is None or not 0 < now - before <= _LONGEST_STEP_S:
@@ -126,17 +126,17 @@ class PowerLimit:
     def _too_much_idle(self) -> bool:
         return self.idle_w is not None and self.idle_w >= self.limit_w
 
-    def _state(self, slots: int) -> PowerState:
+    def _state(self, slots: int) -> PowerAllowance:
         power = f"{self.mean_w:.1f} W, limit {self.limit_w:g} W"
         if self._too_much_idle():
-            return PowerState(
+            return PowerAllowance(
                 1, f"the board draws {self.idle_w:.1f} W without a request, limit {self.limit_w:g} W", held=False
             )
         if self._base >= slots:
-            return PowerState(None, power, limited=False)
+            return PowerAllowance(None, power, limited=False)
         allowed = min(slots, self._base + self._extra)
         if self._base > 0:
             because = f"{power}: {self._base} to {self._base + 1} of {slots} requests at once"
-            return PowerState(allowed, because, limited=self._limited)
+            return PowerAllowance(allowed, because, limited=self._limited)
         one = f"one request draws {self.one_w:.1f} W" if self.one_w else power
-        return PowerState(allowed, f"{one}, limit {self.limit_w:g} W: pauses between requests", pauses=True)
+        return PowerAllowance(allowed, f"{one}, limit {self.limit_w:g} W: pauses between requests", pauses=True)
