@@ -53,13 +53,14 @@ def plan(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="all rungs, command line and environment")] = False,
     as_json: Json = False,
     state_dir: StateDir = None,
+    args: Annotated[list[str] | None, typer.Argument(metavar="[-- ENGINE OPTIONS]", help="as in `edgellm up`")] = None,
 ) -> None:
     """Show what `up` would launch and what it costs in memory: each value with its reason and origin."""
     from edge.config import load
     from edge.plan.prepare import prepare
 
     folders = folders_of(state_dir)
-    config = load(folders, given(profile=profile, model=model, set=set, engine=engine), os.environ)
+    config = load(folders, given(profile=profile, model=model, set=set, engine=engine, args=args), os.environ)
     prepared = prepare(config, folders, _view(board, root_dir, memory), allow_missing=True)
     if as_json:
         from edge.plan.document import document

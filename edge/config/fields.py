@@ -23,9 +23,12 @@ Place = Callable[[str], str | None]
 _WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
-def key(help: str, kind: Literal["size", "reserve"] | None = None, **limits: Any) -> Meta:
-    """Return the metadata of a key: help, limits (ge, le), and `kind` of a value that TOML has no type for."""
-    return Meta(description=help, extra={"kind": kind} if kind else None, **limits)
+def key(help: str, kind: Literal["size", "reserve"] | None = None, *, one_model: bool = False, **limits: Any) -> Meta:
+    """Return the metadata of a key: help, limits (ge, le), and `kind` of a value that TOML has no type for.
+
+    `one_model`: the key names files of one model, so a profile may not hold it, and [[model]] may hold it directly.
+    """
+    return Meta(description=help, extra={"kind": kind, "one_model": one_model}, **limits)
 
 
 class Field(Struct, frozen=True):
@@ -46,7 +49,15 @@ class Field(Struct, frozen=True):
     @property
     def kind(self) -> str:
         """ "size" or "reserve"; "" for a plain TOML value."""
-        return str((self.meta.extra or {}).get("kind", ""))
+        return str((self.meta.extra or {}).get("kind") or "")
+
+    @property
+    def one_model(self) -> bool:
+        return bool((self.meta.extra or {}).get("one_model"))
+
+    @property
+    def is_table(self) -> bool:
+        return get_origin(self.type.__origin__) is dict
 
     @property
     def is_list(self) -> bool:
@@ -59,14 +70,16 @@ class Field(Struct, frozen=True):
     def parse(self, text: str) -> Any:
         """Convert text of --set or of an environment variable. Raises ValueError.
 
-        A list is `a,b`, or as in TOML `["a", "b"]`.
+        A list is `a,b`, or as in TOML `["a", "b"]`; a table is JSON: `{"enable_thinking": false}`.
         """
-        if not self.is_list:
+        if not self.is_list and not self.is_table:
             return self._convert(text, strict=False)
         try:
-            parts = json.loads(text) if text.lstrip().startswith("[") else None
+            parts = json.loads(text) if text.lstrip().startswith(("[", "{")) else None
         except ValueError:  # [::1]:8080 begins with a bracket too
             parts = None
+        if self.is_table:
+            return self._convert(text if parts is None else parts, strict=True)
         if not isinstance(parts, list):
             parts = [part.strip() for part in text.split(",") if part.strip()]
         return self._convert(parts, strict=False)
@@ -145,12 +158,12 @@ def known_field(fields: Mapping[str, Field], key: str, source: str, place: Place
     return field
 
 
-def flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Return nested tables as dotted keys. Lists stay values."""
+def flatten(table: Mapping[str, object], fields: Mapping[str, Field], prefix: str = "") -> dict[str, object]:
+    """Return nested tables as dotted keys. Lists stay values, and so do the tables that `fields` wants as values."""
     flat: dict[str, object] = {}
     for key, value in table.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{key}.")
+        if isinstance(value, dict) and not (prefix + key in fields and fields[prefix + key].is_table):
+            flat |= flatten(value, fields, f"{prefix}{key}.")
         else:
             flat[prefix + key] = value
     return flat
@@ -187,6 +200,8 @@ def _wants(hint: Any, value: object, kind: str) -> str:
     if hint in (int, float) and number is not None and (hint is float or number == int(number)):
         limit = f"at least {meta.ge:g}" if meta.ge is not None and number < meta.ge else f"at most {meta.le:g}"
         return f"wants {limit}, got {value}"
+    if get_origin(hint) is dict:
+        return f'wants a table, as text {{"a": 1}}, got {_name(value)}'
     names = {bool: "true or false", int: "a whole number", float: "a number"}
     return f"wants {'a size like 512MiB' if kind == 'size' else names.get(hint, 'text')}, got {_name(value)}"
 

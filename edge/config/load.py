@@ -65,7 +65,9 @@ def file_layer(path: Path) -> ConfigLayer | None:
     settings = table.pop("set", {})
     if not isinstance(settings, dict):
         raise ConfigError(f"{source}: set wants a table, written [set]")
-    values = {key: read_field(CONFIG_KEYS, key, value, source, place_of) for key, value in flatten(table).items()}
+    values = {
+        key: read_field(CONFIG_KEYS, key, value, source, place_of) for key, value in flatten(table, CONFIG_KEYS).items()
+    }
     values |= {key: read_field(SETTINGS, key, value, f"{source}: set", place_of) for key, value in settings.items()}
     return ConfigLayer(source, _renamed(values), models)
 
@@ -105,6 +107,8 @@ def flag_layer(flags: Mapping[str, object]) -> ConfigLayer:
     for key in ("profile", "listen", "engine", "insecure"):
         if flags.get(key):
             values[key] = read_field(CONFIG_KEYS, key, flags[key], "flag")
+    if flags.get("args"):  # behind `--`
+        values["args"] = read_field(SETTINGS, "args", flags["args"], "flag")
     return ConfigLayer("flag", values)
 
 

@@ -32,10 +32,14 @@ def _model(row: dict[str, Any], source: str) -> ModelConfig:
     own = row.get("set", {})
     if not isinstance(own, dict):
         raise ConfigError(f"{source}: set wants a table, written set = {{ n_ctx = 8192 }}")
+    direct = {key: value for key, value in row.items() if key in SETTINGS and SETTINGS[key].one_model}
     values: dict[str, Any] = {
-        key: read_field(MODEL_KEYS, key, value, source, place_of) for key, value in row.items() if key != "set"
+        key: read_field(MODEL_KEYS, key, value, source, place_of)
+        for key, value in row.items()
+        if key != "set" and key not in direct
     }
     settings = {key: read_field(SETTINGS, key, value, f"{source}: set", place_of) for key, value in own.items()}
+    settings |= {key: read_field(SETTINGS, key, value, source) for key, value in direct.items()}
     if not values.get("ref"):
         raise ConfigError(f"{source}: ref is missing", 'write ref = "NAME:Q5_K_M", a path or a source')
     values.setdefault("id", id_of(values["ref"]))

@@ -19,7 +19,9 @@ from edge.units import format_bytes
 
 SCHEMA = 1
 SYSTEM_CONFIG = system_folders().config
-PROFILE_KEYS = {**SETTINGS, **SECTIONS}
+# Keys that name files of one model are no part of a profile.
+PROFILE_SETTINGS = {key: field for key, field in SETTINGS.items() if not field.one_model}
+PROFILE_KEYS = {**PROFILE_SETTINGS, **SECTIONS}
 _SUMMARY = {"summary": Field(Annotated[str, Meta(description="one line")])}
 _Files = dict[str, list[Path]]
 # Tables of another kind in the same folder.
@@ -124,7 +126,7 @@ def _over(profile: Profile, table: dict[str, Any], path: Path) -> Profile:
     source = str(path)
     origin = f"profile {path.stem}" if path.parent == data_dir("profiles") else f"profile {path}"
     rest = {key: value for key, value in table.items() if key not in ("schema", "summary", "extends", "tier", "use")}
-    values = _values(flatten(rest), source, PROFILE_KEYS)
+    values = _values(flatten(rest, PROFILE_KEYS), source, PROFILE_KEYS)
     preset = {key: value for key, value in values.items() if key in SETTINGS}
     sections = {key: value for key, value in values.items() if key in SECTIONS}
     summary = read_field(_SUMMARY, "summary", table.get("summary", profile.summary), source)
@@ -155,7 +157,7 @@ def _rows(table: dict[str, Any], key: str, source: str) -> list[dict[str, Any]]:
 
 
 def _tier(row: dict[str, Any], source: str) -> Tier:
-    values = _values(row, source, {**TIER_KEYS, **SETTINGS})
+    values = _values(row, source, {**TIER_KEYS, **PROFILE_SETTINGS})
     settings = {key: values.pop(key) for key in list(values) if key in SETTINGS}
     return Tier(memory_max_bytes=values.pop("memory_max", None), values=settings, **values)
 

@@ -9,7 +9,7 @@ import msgspec
 
 from edge.board.board import Board
 from edge.config.fields import Field
-from edge.config.profile import SCHEMA
+from edge.config.profile import PROFILE_SETTINGS, SCHEMA
 from edge.config.show import toml_value
 from edge.config.values import CHOICE_KEYS, CONFIG_KEYS, MODEL_KEYS, SECTIONS, SETTINGS, TIER_KEYS, Profile
 
@@ -25,7 +25,16 @@ The environment has a variable for each key: `EDGELLM_GATEWAY__HOLD__SECONDS=5` 
 
 
 # For keys whose default is absent or would be refused.
-_EXAMPLES = {"id": "chat", "ref": "NAME:Q5_K_M", "warm_at": "08:00", "max_watts": 25.0}
+_EXAMPLES = {
+    "id": "chat",
+    "ref": "NAME:Q5_K_M",
+    "warm_at": "08:00",
+    "max_watts": 25.0,
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "top_k": 40,
+    "min_p": 0.05,
+}
 
 
 def schema() -> dict[str, Any]:
@@ -43,9 +52,9 @@ def schema() -> dict[str, Any]:
             "schema": {"const": SCHEMA},
             "summary": {"type": "string", "description": "one line"},
             "extends": {"type": "string", "description": "another profile, which may not extend a third"},
-            **{key: _field(field) for key, field in SETTINGS.items()},
+            **{key: _field(field) for key, field in PROFILE_SETTINGS.items()},
             **tables,
-            "tier": {"type": "array", "items": _table({**TIER_KEYS, **SETTINGS})},
+            "tier": {"type": "array", "items": _table({**TIER_KEYS, **PROFILE_SETTINGS})},
             "use": {"type": "array", "items": {**_table(CHOICE_KEYS), "required": ["profile"]}},
         },
     }
@@ -78,7 +87,7 @@ def example(profile: Profile, board: Board) -> str:
             table = section
             lines += [f"[{section}]"]
         value = profile.sections.get(key, profile.preset.reserve if key == "memory.reserve" else field.default)
-        lines += [*_commented(name, field, _EXAMPLES[name] if value is None else value), ""]
+        lines += [*_commented(name, field, value), ""]
     lines += ["# Settings of every model; `set = { … }` in [[model]] has those of one.", "[set]"]
     for key, field in SETTINGS.items():
         lines += _commented(key, field, getattr(profile.preset, key))
@@ -90,6 +99,7 @@ def example(profile: Profile, board: Board) -> str:
 
 
 def _commented(name: str, field: Field, value: object) -> list[str]:
+    value = _EXAMPLES.get(name, 1.0) if value is None else value
     return [f"# {_help(field)}", f"#{name} = {toml_value(value)}"]
 
 

@@ -6,7 +6,7 @@ Schema of a profile and docs/configuration.md are derived from it.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
@@ -50,9 +50,6 @@ class Preset(Struct, frozen=True):
         int, key("cap of the engine's prompt cache and context checkpoints in host memory; 0 is off", ge=0, kind="size")
     ] = 256 * MIB
     split_mode: Annotated[Literal["none", "layer", "row"], key("how several GPUs share a model")] = "layer"
-    gpus: Annotated[
-        tuple[str, ...], key("GPUs to use: UUIDs, indexes of nvidia-smi or names; empty is every visible one")
-    ] = ()
     tensor_split: Annotated[
         tuple[Annotated[float, Meta(ge=0)], ...], key("share of each GPU; empty is by free memory")
     ] = ()
@@ -67,6 +64,38 @@ class Preset(Struct, frozen=True):
     ] = (1, 128)
     system_prompt: Annotated[str, key("computed while idle, so that the first request does not wait for it")] = ""
     nice: Annotated[int, key("nice value of the engine's process", ge=0, le=19)] = 0
+    chat_template_file: Annotated[str, key("a Jinja chat template instead of the file's own", one_model=True)] = ""
+    chat_template_kwargs: Annotated[dict[str, Any], key("arguments of the chat template")] = {}
+    reasoning: Annotated[Literal["auto", "on", "off"], key("thinking; auto leaves it to the chat template")] = "auto"
+    reasoning_budget: Annotated[int, key("most tokens of thinking; -1 is no limit, 0 ends it at once", ge=-1)] = -1
+    temperature: Annotated[
+        Annotated[float, Meta(ge=0)] | None, key("default of a request without one; (none): the model's own")
+    ] = None
+    top_p: Annotated[Annotated[float, Meta(ge=0, le=1)] | None, key("default of a request without one")] = None
+    top_k: Annotated[Annotated[int, Meta(ge=0)] | None, key("default of a request without one")] = None
+    min_p: Annotated[Annotated[float, Meta(ge=0, le=1)] | None, key("default of a request without one")] = None
+    repeat_penalty: Annotated[Annotated[float, Meta(ge=0)] | None, key("default of a request without one")] = None
+    presence_penalty: Annotated[Annotated[float, Meta(ge=-2, le=2)] | None, key("default of a request without one")] = (
+        None
+    )
+    frequency_penalty: Annotated[
+        Annotated[float, Meta(ge=-2, le=2)] | None, key("default of a request without one")
+    ] = None
+    pooling: Annotated[
+        Literal["auto", "none", "mean", "cls", "last", "rank"], key("how embeddings are pooled; auto: as the file says")
+    ] = "auto"
+    lora: Annotated[tuple[str, ...], key("LoRA adapters, PATH or PATH:SCALE", one_model=True)] = ()
+    rope_scaling: Annotated[
+        Literal["auto", "none", "linear", "yarn"], key("how positions beyond the trained context are scaled")
+    ] = "auto"
+    rope_scale: Annotated[float, key("factor of rope_scaling over the trained context; 0: none", ge=0)] = 0.0
+    speculation: Annotated[
+        Literal["off", "ngram", "mtp"],
+        key("drafts without a second model: repeated text (ngram), or the file's own MTP layers"),
+    ] = "off"
+    args: Annotated[
+        tuple[str, ...], key("further options of the engine, as in llama-server --help", one_model=True)
+    ] = ()
     # Above 0, so that the kernel takes the engine before this process, which would restart it.
     oom_score_adj: Annotated[int, key("how readily the kernel kills the engine for memory", ge=0, le=1000)] = 500
     cpus: Annotated[

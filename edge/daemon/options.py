@@ -13,6 +13,7 @@ EPILOG = """examples:
   edgellm up                               serve what is configured, or the model in the store
   edgellm up -p orin -m Qwen3.5-4B:Q5_K_M  a profile and a model
   edgellm up -p cpu --set n_ctx=8192       one value of the plan
+  edgellm up -- --keep 64                  further options of the engine, as in llama-server --help
 """
 
 
@@ -55,9 +56,14 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(argv: list[str]) -> dict[str, Any]:
-    """Return the values by `Option.dest`. Raises UsageError; --help prints and exits."""
+    """Return the values by `CliOption.dest`, and as `args` what stands behind `--`: options of the engine.
+
+    Raises UsageError; --help prints and exits.
+    """
+    end = argv.index("--") if "--" in argv else len(argv)
     parser = _Parser(
         prog="edgellm up",
+        usage="edgellm up [OPTIONS] [-- ENGINE OPTIONS]",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -70,7 +76,7 @@ def parse(argv: list[str]) -> dict[str, Any]:
             parser.add_argument(*option.names, action="append", default=[], metavar=option.metavar, help=option.help)
         else:
             parser.add_argument(*option.names, metavar=option.metavar, help=option.help)
-    return vars(parser.parse_args(argv))
+    return {**vars(parser.parse_args(argv[:end])), "args": argv[end + 1 :]}
 
 
 def given(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 # <sys/prctl.h>
@@ -27,6 +28,7 @@ ENUMS = {
     "load_mode": ("llama_load_mode", "LLAMA_LOAD_MODE_"),
     "pooling_type": ("llama_pooling_type", "LLAMA_POOLING_TYPE_"),
     "split_mode": ("llama_split_mode", "LLAMA_SPLIT_MODE_"),
+    "rope_scaling_type": ("llama_rope_scaling_type", "LLAMA_ROPE_SCALING_TYPE_"),
 }
 # Members of xllamacpp's enums llama_flash_attn_type and llama_load_mode, without their prefix.
 FLASH_ATTENTION = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}
@@ -46,7 +48,7 @@ def main() -> int:
     params = xllamacpp.CommonParams()
     try:
         apply(xllamacpp, params, json.loads(options.params))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         print(f"error: invalid argument: {error}", file=sys.stderr)
         return 64
     params.hostnames = [options.socket]
@@ -104,6 +106,17 @@ def apply(xllamacpp: Any, params: Any, fields: dict[str, Any]) -> None:
         while "." in leaf:  # "cpuparams.n_threads", "model.path"
             head, leaf = leaf.split(".", 1)
             target = getattr(target, head)
+        if leaf == "chat_template_file":
+            leaf, value = "chat_template", Path(value).read_text(encoding="utf-8")
+        elif leaf == "lora_adapters":
+            value = [adapter(xllamacpp, path, scale) for path, scale in value]
+        elif leaf == "types":  # of speculative
+            prefix = "COMMON_SPECULATIVE_TYPE_"
+            words = (prefix + word.upper().replace("-", "_") for word in value)
+            value = [getattr(xllamacpp.common_speculative_type, word) for word in words]
+        elif leaf == "user_sampling_config":
+            prefix = "COMMON_PARAMS_SAMPLING_CONFIG_"
+            value = sum(int(getattr(xllamacpp.common_params_sampling_config, prefix + word)) for word in value)
         if leaf in ENUMS:
             value = enum_member(xllamacpp, leaf, value)
         elif isinstance(getattr(target, leaf), set):
@@ -111,6 +124,12 @@ def apply(xllamacpp: Any, params: Any, fields: dict[str, Any]) -> None:
         else:
             getattr(target, leaf)  # an unknown field is an error, never dropped
         setattr(target, leaf, value)
+
+
+def adapter(xllamacpp: Any, path: str, scale: float) -> Any:
+    made = xllamacpp.CommonAdapterLoraInfo()
+    made.path, made.scale = path, scale
+    return made
 
 
 def enum_member(xllamacpp: Any, field: str, value: str) -> Any:

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from edge.engine.engine import Engine, Flag
 from edge.models.open import ModelFile
+from edge.plan.engine_options import EngineOptions
 from edge.plan.inputs import EXPERT_PATTERN
 from edge.plan.plan import Settings
 from edge.units import MIB
@@ -54,6 +55,7 @@ def common_params(settings: Settings, model: ModelFile, alias: str) -> dict[str,
 
 
 SOCKET = "{socket}"
+NO_OPTIONS = EngineOptions()
 
 
 class Argv(Struct, frozen=True):
@@ -68,10 +70,13 @@ def argv(settings: Settings, engine: Engine, model: ModelFile, alias: str) -> tu
     return render(settings, engine, model, alias).args
 
 
-def render(settings: Settings, engine: Engine, model: ModelFile, alias: str) -> Argv:
-    """Return the command line and the options that this engine does not know."""
+def render(
+    settings: Settings, engine: Engine, model: ModelFile, alias: str, options: EngineOptions = NO_OPTIONS
+) -> Argv:
+    """Return the command line, `options` last, and the options that this engine does not know."""
     if engine.kind == "embedded":
-        params = json.dumps(common_params(settings, model, alias), separators=(",", ":"), sort_keys=True)
+        fields = {**common_params(settings, model, alias), **options.params}
+        params = json.dumps(fields, separators=(",", ":"), sort_keys=True)
         return Argv((engine.path, *engine.args, "--params", params, "--socket", SOCKET))
     line = _Line(engine)
     line.add(("--model", "-m"), model.path, needed=True)
@@ -85,7 +90,7 @@ def render(settings: Settings, engine: Engine, model: ModelFile, alias: str) -> 
     for off in engine.without:
         if off.args and off.args[0] not in line.args:
             line.args += off.args
-    return Argv((engine.path, *line.args), tuple(line.dropped))
+    return Argv((engine.path, *line.args, *options.args), (*line.dropped, *options.unknown))
 
 
 def _context(line: _Line, settings: Settings) -> None:

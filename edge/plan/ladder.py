@@ -43,7 +43,10 @@ def steps(preset: Preset, meta: ModelMeta, context: int) -> Iterator[LadderStep]
     A smaller KV type comes first, then no prompt cache, then fewer slots: each costs a request less than its context.
     Below the requested context there is one slot, with the smallest KV type.
     """
-    slots, per_slot = preset.n_parallel, slot_context(min(context, meta.n_ctx_train or context), 1)
+    slots, per_slot = (
+        preset.n_parallel,
+        slot_context(min(context, usable_context(preset, meta.n_ctx_train) or context), 1),
+    )
     kinds = _kv_types(preset)
     if per_slot < requested_slot_context(preset, meta.n_ctx_train):
         slots, kinds = 1, kinds[-1:]
@@ -69,9 +72,14 @@ def _kv_types(preset: Preset) -> list[tuple[str, str]]:
 
 
 def requested_slot_context(preset: Preset, n_ctx_train: int) -> int:
-    """Return the tokens of one slot: as requested, never above the trained context (FC-22)."""
-    trained = n_ctx_train or 1 << 24
+    """Return the tokens of one slot: as requested, never above the trained context (FC-22) as RoPE extends it."""
+    trained = usable_context(preset, n_ctx_train) or 1 << 24
     return slot_context(min(preset.n_ctx or trained, trained), 1)
+
+
+def usable_context(preset: Preset, n_ctx_train: int) -> int:
+    """Return the trained context, times rope_scale where the preset extends it; 0 where the file does not tell."""
+    return int(n_ctx_train * max(1.0, preset.rope_scale)) if preset.rope_scaling in ("linear", "yarn") else n_ctx_train
 
 
 def bits(kind: str) -> float:

@@ -101,6 +101,8 @@ def _model(file: ModelFile, wanted: ModelFile) -> Reason:
 def _context(chosen: Settings, preset: Preset, file: ModelFile) -> str:
     slot, trained = chosen.n_ctx // chosen.n_parallel, file.meta.n_ctx_train
     share = f"{slot} tokens a slot, " if chosen.n_parallel > 1 else ""
+    if trained and slot > trained:
+        return f"{share}as requested; trained for {trained}, times {preset.rope_scale:g} by {preset.rope_scaling}"
     if trained and slot >= trained:
         return f"{share}all that the model was trained for"
     requested = preset.n_ctx or trained

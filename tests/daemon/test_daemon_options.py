@@ -52,6 +52,7 @@ def test_given_holds_only_what_was_said() -> None:
         (["-p", "cpu"], {"profile": "cpu"}),
         (["-pcpu", "--model=b=c", "-m", "a", "-y"], {"profile": "cpu", "model": ["b=c", "a"], "yes": True}),
         (["--set", "n_ctx=1", "--set", "a=-1"], {"set": ["n_ctx=1", "a=-1"]}),
+        (["-p", "cpu", "--", "--keep", "64", "--", "-x"], {"profile": "cpu", "args": ["--keep", "64", "--", "-x"]}),
         (["--listen", ":1", "--state-dir", "/x y", "--json"], {"listen": [":1"], "state_dir": "/x y", "json": True}),
     ],
 )

@@ -1,0 +1,97 @@
+"""Keys of the engine at work: the real embedded engine shows template, sampling, adapter and drafts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import httpx
+import numpy as np
+import pytest
+
+from tests.serving import Up, edgellm
+
+TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% if quiet %}<quiet>{% endif %}<bot>"
+
+
+def adapter_of(model: Path, path: Path) -> Path:
+    """A LoRA of rank 1 for the first query projection, with random values."""
+    reader = gguf.GGUFReader(model)
+    arch = bytes(reader.fields["general.architecture"].parts[-1]).decode()
+    tensor = next(one for one in reader.tensors if one.name == "blk.0.attn_q.weight")
+    n_in, n_out = (int(size) for size in tensor.shape)
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 1.0)
+    random = np.random.default_rng(1)
+    writer.add_tensor("blk.0.attn_q.weight.lora_a", random.standard_normal((1, n_in)).astype(np.float32))
+    writer.add_tensor("blk.0.attn_q.weight.lora_b", random.standard_normal((n_out, 1)).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.e2e
+def test_keys_of_the_engine_are_at_work(tmp_path: Path, smollm2: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text(TEMPLATE, encoding="utf-8")
+    lora = adapter_of(smollm2, tmp_path / "small-lora.gguf")
+    config = tmp_path / "config" / "edgellm.toml"
+    config.parent.mkdir()
+    config.write_text(
+        f"""schema = 1
+[[model]]
+id = "chat"
+ref = "{smollm2}"
+chat_template_file = "{template}"
+lora = ["{lora}:0.25"]
+args = ["--repeat-last-n", "32"]
+[model.set]
+n_ctx = 512
+temperature = 0.125
+top_k = 3
+chat_template_kwargs = {{ quiet = true }}
+speculation = "ngram"
+""",
+        encoding="utf-8",
+    )
+    with Up(tmp_path, "-p", "cpu") as up:
+        up.wait_for("ok")
+        props = httpx.get(f"{up.url}/props").json()
+        params = props["default_generation_settings"]["params"]
+        assert params["temperature"] == 0.125 and params["top_k"] == 3 and params["repeat_last_n"] == 32
+        assert props["chat_template"] == TEMPLATE
+        adapters = httpx.get(f"{up.url}/lora-adapters").json()
+        assert [(Path(one["path"]).name, one["scale"]) for one in adapters] == [("small-lora.gguf", 0.25)]
+        message = {"role": "user", "content": "one two three four " * 20}
+        applied = httpx.post(f"{up.url}/apply-template", json={"messages": [message]}).json()
+        assert applied["prompt"].startswith("<user>one two") and applied["prompt"].endswith("<quiet><bot>")
+        body: dict[str, Any] = {"messages": [message], "max_tokens": 64, "temperature": 0}
+        answer = httpx.post(f"{up.url}/v1/chat/completions", json=body, timeout=120).json()
+        assert "draft_n" in answer["timings"] or answer["usage"]["completion_tokens"] < 24, answer
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--", "--kepe", "4"), "did you mean --keep?"),
+        (("--", "--ctx-size", "4096"), "is decided by edgellm"),
+        (("--set", "chat_template_file=/none.jinja"), "chat_template_file: no such file: /none.jinja"),
+        (("--set", "lora=/none.gguf"), "lora: no such file: /none.gguf"),
+        (("--set", "lora=MODEL"), "is no adapter but a model"),
+    ],
+)
+def test_an_option_that_cannot_work_starts_nothing(
+    tmp_path: Path, smollm2: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    words = [word.replace("MODEL", str(smollm2)) for word in arguments]
+    done = edgellm("up", "-p", "cpu", "-m", str(smollm2), "--state-dir", str(tmp_path), "--json", *words)
+    assert done.returncode == 78, done.stdout + done.stderr
+    assert said in done.stderr
+    assert not any(json.loads(line)["event"] == "state" for line in done.stdout.splitlines())

@@ -1,0 +1,139 @@
+"""Engine options as keys of a model and as `args`: rendered for both engines, checked against the engine's own help."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xllamacpp
+from msgspec.structs import replace
+
+from edge.config.values import CONFIG_KEYS, MODEL_KEYS, SETTINGS, Preset
+from edge.engine import embedded
+from edge.engine.engine import Engine
+from edge.engine.output import parse_help
+from edge.errors import ConfigError
+from edge.plan.argv import render
+from edge.plan.engine_options import OWNED, EngineOptions, check_args, engine_options
+from edge.plan.ladder import requested_slot_context
+from tests.plan import shapes
+from tests.plan.test_plan_argv import FULL, MODEL
+
+# Recorded from llama.cpp 0c1e57098.
+HELP = (Path(__file__).resolve().parents[1] / "fakes" / "llama-server-help.txt").read_text(encoding="utf-8")
+REAL = replace(shapes.engine(), flags=parse_help(HELP))
+EMBEDDED = Engine("embedded", "embedded", "/usr/bin/python3", args=("-I", "/e/embedded.py"))
+
+KEYS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "chat_template_file": ("/t/chatml.jinja", ("--chat-template-file", "/t/chatml.jinja")),
+    "chat_template_kwargs": ({"enable_thinking": False}, ("--chat-template-kwargs", '{"enable_thinking":false}')),
+    "reasoning": ("off", ("--reasoning", "off")),
+    "reasoning_budget": (256, ("--reasoning-budget", "256")),
+    "temperature": (0.2, ("--temp", "0.2")),
+    "top_p": (0.9, ("--top-p", "0.9")),
+    "top_k": (20, ("--top-k", "20")),
+    "min_p": (0.0, ("--min-p", "0")),
+    "repeat_penalty": (1.1, ("--repeat-penalty", "1.1")),
+    "presence_penalty": (0.5, ("--presence-penalty", "0.5")),
+    "frequency_penalty": (-0.5, ("--frequency-penalty", "-0.5")),
+    "pooling": ("mean", ("--pooling", "mean")),
+    "lora": (("/l/a.gguf", "/l/b.gguf:0.5"), ("--lora", "/l/a.gguf", "--lora-scaled", "/l/b.gguf:0.5")),
+    "rope_scaling": ("yarn", ("--rope-scaling", "yarn")),
+    "rope_scale": (4.0, ("--rope-scale", "4")),
+    "speculation": ("ngram", ("--spec-type", "ngram-mod")),
+    "args": (("--keep", "4", "--swa-full"), ("--keep", "4", "--swa-full")),
+}
+
+
+def options(engine: Engine, **values: Any) -> EngineOptions:
+    return engine_options(replace(Preset(), **values), engine, {})
+
+
+def apply(fields: Mapping[str, Any]) -> Any:
+    """Apply the fields to a real CommonParams, as the embedded engine's process does."""
+    params = xllamacpp.CommonParams()
+    embedded.apply(xllamacpp, params, json.loads(json.dumps(fields)))
+    return params
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_each_key_reaches_llama_server(key: str) -> None:
+    value, words = KEYS[key]
+    found = options(REAL, **{key: value})
+    assert found.args == words and found.unknown == ()
+    line = render(FULL, REAL, MODEL, "chat", found)
+    assert line.args[-len(words) :] == words, "behind the plan's own options"
+    assert [reason.subject for reason in found.reasons] == [key]
+    assert SETTINGS[key].read(list(value) if isinstance(value, tuple) else value) == value
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_each_key_reaches_the_embedded_engine(key: str, tmp_path: Path) -> None:
+    value = KEYS[key][0]
+    if key == "chat_template_file":
+        value = str(tmp_path / "t.jinja")
+        Path(value).write_text("{{ messages }}", encoding="utf-8")
+    fields = options(EMBEDDED, **{key: value}).params
+    assert fields, key
+    changed, fresh = apply(fields), xllamacpp.CommonParams()
+    for name in fields:
+        theirs, ours = fresh, changed
+        for part in {"chat_template_file": "chat_template"}.get(name, name).split("."):
+            theirs, ours = getattr(theirs, part), getattr(ours, part)
+        assert repr(theirs) != repr(ours), name
+
+
+def test_nothing_set_is_nothing_rendered() -> None:
+    assert engine_options(Preset(), REAL, {}) == EngineOptions()
+    assert engine_options(Preset(), EMBEDDED, {}).params == {}
+
+
+def test_thinking_can_be_switched_off_in_older_engines() -> None:
+    older = replace(
+        REAL, flags={name: flag for name, flag in REAL.flags.items() if name not in ("--reasoning", "-rea")}
+    )
+    assert options(older, reasoning="off").args == ("--reasoning-budget", "0")
+    assert options(older, reasoning="on").unknown == ("reasoning has no effect: this engine has no --reasoning",)
+
+
+@pytest.mark.parametrize("engine", [REAL, EMBEDDED], ids=["llama-server", "embedded"])
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--kepe", "4"), "did you mean --keep?"),
+        (("--keep",), "args: --keep wants 1 value"),
+        (("--ctx-size", "4096"), "args: --ctx-size is decided by edgellm"),
+        (("--api-key", "x"), "args: --api-key is decided by edgellm"),
+        (("--tools", "all"), "args: --tools is refused: it lets clients run programs"),
+        (("--help",), "args: --help is refused: it prints and exits"),
+        (("--swa-full", "7"), "7"),
+    ],
+)
+def test_what_cannot_be_an_option_is_refused(engine: Engine, args: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        options(engine, args=args)
+    assert said in str(caught.value)
+    assert caught.value.exit_code == 78
+
+
+@pytest.mark.parametrize("word", ["-c", "-ngl", "--gpu-layers", "--no-mmproj", "--no-webui", "-np"])
+def test_every_name_of_an_owned_option_is_owned(word: str) -> None:
+    with pytest.raises(ConfigError, match="is decided by edgellm"):
+        check_args((word, "1"), REAL)
+
+
+def test_owned_options_name_keys_and_commands_that_exist() -> None:
+    keys = {*SETTINGS, *CONFIG_KEYS}
+    for option, instead in OWNED.items():
+        word = instead.removesuffix(", or -m").removesuffix(" in [[model]]").split(" and ")[0]
+        known = word in keys or word in MODEL_KEYS or word == "[[model]]"
+        assert known or instead.startswith(("edgellm ", "nothing: ", "the projector")), option
+
+
+def test_rope_extends_the_context_that_can_be_asked_for() -> None:
+    preset = replace(Preset(), n_ctx=1 << 20)
+    assert requested_slot_context(preset, 8192) == 8192
+    assert requested_slot_context(replace(preset, rope_scaling="yarn", rope_scale=4.0), 8192) == 32768
