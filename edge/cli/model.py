@@ -234,7 +234,7 @@ def _room(state_dir: Path | None) -> tuple[int, QuantPreference]:
     from edge.board.memory import snapshot
     from edge.board.probe import probe
     from edge.config import load, resolve_profile
-    from edge.models.hub import room_bytes
+    from edge.models.pick import room_bytes
     from edge.models.quant import QuantPreference
 
     folders = folders_of(state_dir)

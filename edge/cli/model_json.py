@@ -6,6 +6,8 @@ import json
 from collections import Counter
 from typing import Any
 
+from msgspec import to_builtins
+
 from edge.cli.model_output import kv_bytes_per_token
 from edge.models.catalogue import CatalogueRow
 from edge.models.check import DeepReport
@@ -80,7 +82,7 @@ def model(one: ModelFile, note: Receipt | None = None) -> dict[str, Any]:
 
 
 def deep(report: DeepReport) -> dict[str, Any]:
-    files = [{"path": f.path, "bytes": f.bytes, "sha256": f.sha256, "expected": f.expected} for f in report.files]
+    files = [to_builtins(file) for file in report.files]
     return {
         "healthy": report.healthy,
         "tensors": report.tensors,

@@ -113,14 +113,24 @@ def _verdict(report: DeepReport | None) -> tuple[tuple[str, str], str]:
         return ("✓", "green"), "header and sizes match"
     if not report.healthy:
         return ("✗", "red"), "is damaged: remove it and fetch it again"
-    known = "the hash is that of its source" if report.files[0].expected else "no hash is known to compare with"
-    return ("✓", "green"), f"all {report.tensors} tensors are valid; {known}"
+    return ("✓", "green"), f"all {report.tensors} tensors are valid; {_compared(report)}"
+
+
+def _compared(report: DeepReport) -> str:
+    if all(file.expected for file in report.files):
+        return "the hash is that of its source"
+    if all(file.recorded for file in report.files):
+        return "the hash is the one recorded on arrival; its source gives none to compare with"
+    return "no hash is known to compare with"
 
 
 def _findings(out: Console, report: DeepReport) -> None:
     for file in report.files:
         if not file.matches:
-            out.print(f"    {Path(file.path).name}: SHA-256 {file.sha256} instead of {file.expected}", markup=False)
+            out.print(
+                f"    {Path(file.path).name}: SHA-256 {file.sha256} instead of {file.expected or file.recorded}",
+                markup=False,
+            )
     for tensor in report.bad[:10]:
         out.print(
             f"    {printable(tensor.name)} ({tensor.type}): {tensor.scales:,} scales are not finite", markup=False
@@ -207,7 +217,9 @@ def _origin(note: Receipt | None) -> Iterator[tuple[str, str]]:
         return
     yield "source", note.source
     if note.files:
-        yield "verified", f"{note.at or 'on arrival'}, SHA-256 {note.files[0].sha256}"
+        verified = all(file.expected for file in note.files)
+        how = "verified" if verified else "recorded on arrival, nothing to compare with"
+        yield "hash", f"{how}: SHA-256 {note.files[0].sha256}" + (f" ({note.at})" if note.at else "")
     for text in note.notes:
         yield "", text
 

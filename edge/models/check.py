@@ -72,16 +72,17 @@ _PIECE_BYTES = 2 * 1024 * 1024
 
 
 class FileReport(Struct, frozen=True):
-    """One file. `expected` is the hash in its receipt, None without one."""
+    """One file. `expected` is the hash of its source, `recorded` the one on arrival; None is unknown."""
 
     path: str
     bytes: int
     sha256: str
     expected: str | None
+    recorded: str | None = None
 
     @property
     def matches(self) -> bool:
-        return self.expected in (None, self.sha256)
+        return {self.expected, self.recorded} <= {None, self.sha256}
 
 
 class BadTensor(Struct, frozen=True):
@@ -124,8 +125,9 @@ def check_deep(model: ModelFile, progress: Report | None = None) -> DeepReport:
         meter.what = shard.name
         scan = _Scan(numpy)
         digest = _stream(shard, meta, scan, meter)
-        expected = note.sha256_of(shard.name) if note else None
-        files.append(FileReport(str(shard), meta.file_bytes, digest, expected))
+        known = note.file(shard.name) if note else None
+        expected, recorded = (known.expected, known.sha256) if known else (None, None)
+        files.append(FileReport(str(shard), meta.file_bytes, digest, expected, recorded))
         bad += [BadTensor(name, kind, count) for (name, kind), count in scan.found.items()]
         tensors += len(meta.tensors)
         unscanned += sum(1 for tensor in meta.tensors if tensor.type not in SCALES and not tensor.type.startswith("I"))

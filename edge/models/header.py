@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from edge.models.meta import ModelMeta, Split, Tensor
 from edge.models.quant import REMOVED_TYPES, TENSOR_TYPES, UNKNOWN, confirms, file_type_label
@@ -17,6 +18,8 @@ from edge.models.verdict import HeaderVerdict, VerdictError, damaged, truncated
 _MAX_LAYERS = 4096
 # llama.cpp prints these as they are (llama_model_loader and print_info): a newline would forge lines of its log.
 _PRINTED = ("general.architecture", "general.name", "general.type", "tokenizer.ggml.model", "tokenizer.ggml.pre")
+# Architectures that only predict tokens for a larger model, src/llama-arch.cpp.
+_DRAFTERS = ("eagle3", "dflash")
 _MAX_VALUE = 1 << 40  # of a dimension, head count or context; larger is damage
 
 
@@ -42,6 +45,14 @@ def peek_kind(path: Path) -> str | None:
     except (OSError, VerdictError):
         return None
     return _kind(raw, str(raw.values.get("general.architecture", "")), True)
+
+
+def peek_stream(file: BinaryIO, size: int, name: str) -> tuple[str, str, int]:
+    """Return (kind, architecture, layers) from the first bytes of a file. Raises VerdictError."""
+    raw = GgufReader(file, size, name).peek()
+    arch = str(raw.values.get("general.architecture", ""))
+    layers = raw.values.get(f"{arch}.block_count", 0)
+    return _kind(raw, arch, True), arch, layers if isinstance(layers, int) else 0
 
 
 class _BadError(Exception):
@@ -184,6 +195,8 @@ def _split(get: _Keys) -> Split | None:
 def _kind(raw: RawHeader, arch: str, has_tensors: bool) -> str:
     """Return general.type, or for older files the kind that architecture and keys imply."""
     declared = str(raw.values.get("general.type", "model"))
+    if arch in _DRAFTERS or arch.endswith("-assistant"):
+        return "drafter"
     if arch == "clip" or declared in ("mmproj", "clip-vision"):
         return "mmproj"
     if arch == "imatrix" or declared == "imatrix" or "imatrix.datasets" in raw.lengths:

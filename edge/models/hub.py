@@ -1,142 +1,53 @@
-"""List a Hugging Face repository with huggingface_hub (endpoint, token, revisions) and choose the files to fetch.
+"""List a repository of the Hugging Face hub, a mirror of it, or ModelScope, and choose the files to fetch.
 
-The library's own download starts again after a kill, so transfer.py fetches the bytes and checks them against the
-hub's SHA-256.
+Two HTTP requests do it, so the package huggingface_hub (28 MB with what it needs, a second httpx among it) is not used:
+its own download starts again after a kill, and transfer.py checks the bytes against the hub's SHA-256.
 """
 
 from __future__ import annotations
 
+import io
+import json
+import os
+import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote as url_quote
 
 from msgspec import Struct
 
-from edge.board.memory import reserve_bytes
-from edge.errors import DoesNotFitError, EdgeError, UnavailableError
+from edge.errors import EdgeError, UnavailableError
+from edge.linux.files import read_bounded
+from edge.models.header import peek_stream
 from edge.models.job import ResumableError
-from edge.models.quant import QuantPreference, label_from_name, matching, public_name, select, shard_of
-from edge.models.source import HubSource
-from edge.models.transfer import RemoteInfo
-from edge.units import GIB, format_bytes
+from edge.models.pick import (
+    Peek,
+    QuantChoice,
+    QuantOption,
+    RemoteFile,
+    by_model,
+    choose,
+    options,
+    principal,
+    projectors,
+)
+from edge.models.quant import QuantPreference
+from edge.models.source import HubSource, is_relative
+from edge.models.transfer import RemoteInfo, make_client
+from edge.models.verdict import VerdictError
 
-# Choose the quantization to fetch from a repository's files, with the reason. Pure.
-
-# A KV cache of some thousand tokens, compute buffers, the CUDA context.
-_ALLOWANCE_BYTES = GIB
-# Names of GGUF files that are no model: projectors, importance matrices, vocabularies, adapters.
-_NOT_MODELS = ("mmproj", "imatrix", "-vocab", "lora", "adapter")
-
-
-class RemoteFile(Struct, frozen=True):
-    """One file of a repository. None: the hub does not tell."""
-
-    path: str
-    bytes: int | None = None
-    sha256: str | None = None
-
-
-class QuantOption(Struct, frozen=True):
-    """One model of a repository: a file or a whole set of shards, in order."""
-
-    quant: str
-    files: tuple[RemoteFile, ...]
-
-    @property
-    def bytes(self) -> int:
-        return sum(file.bytes or 0 for file in self.files)
-
-    @property
-    def name(self) -> str:
-        return public_name(self.files[0].path)
-
-
-class QuantChoice(Struct, frozen=True):
-    """An option and the reason for it."""
-
-    option: QuantOption
-    because: str
-
-
-def options(files: Iterable[RemoteFile]) -> list[QuantOption]:
-    """Return the models among a repository's files, smallest first, without incomplete split sets."""
-    sets: dict[tuple[str, int], dict[int, RemoteFile]] = {}
-    for file in files:
-        lower = file.path.lower()
-        if not lower.endswith(".gguf") or any(word in lower.rpartition("/")[2] for word in _NOT_MODELS):
-            continue
-        stem = file.path[: -len(".gguf")]
-        number, count = shard_of(stem) or (1, 1)
-        prefix = stem[: -len("-00001-of-00001")] if shard_of(stem) else stem
-        sets.setdefault((prefix, count), {})[number] = file
-    whole = [
-        QuantOption(label_from_name(f"{prefix}.gguf"), tuple(members[number] for number in range(1, count + 1)))
-        for (prefix, count), members in sets.items()
-        if members.keys() == set(range(1, count + 1))
-    ]
-    return sorted(whole, key=lambda option: (option.bytes, option.files[0].path))
-
-
-def projectors(files: Iterable[RemoteFile]) -> list[RemoteFile]:
-    return [file for file in files if "mmproj" in file.path.lower() and file.path.lower().endswith(".gguf")]
-
-
-def choose(
-    found: Sequence[QuantOption],
-    repo: str,
-    wanted: str | None = None,
-    room_bytes: int | None = None,
-    preference: QuantPreference | None = None,
-) -> QuantChoice:
-    """Return the option that `wanted` names, else the preferred one that takes at most `room_bytes`.
-
-    Raises UnavailableError with a table of the options, DoesNotFitError when even the smallest is too large.
-    """
-    if not found:
-        raise UnavailableError(f"{repo} holds no GGUF model", "look for a repository whose name ends in -GGUF")
-    if wanted:
-        return _wanted(found, repo, wanted)
-    best = select(found, preference, room_bytes)
-    if best is None:
-        least = found[0]
-        raise DoesNotFitError(
-            f"the smallest of {repo} is {least.quant} with {format_bytes(least.bytes)}, "
-            f"{format_bytes(room_bytes or 0)} are free for weights",
-            "take a smaller model: edgellm model list --catalogue",
-            table=table(found),
-        )
-    if room_bytes is None:
-        return QuantChoice(best, f"{best.quant}: the preferred one of this repository")
-    room = f"{format_bytes(best.bytes)} of the {format_bytes(room_bytes)} available for weights"
-    return QuantChoice(best, f"{best.quant}: the preferred one that fits, {room}")
-
-
-def room_bytes(total: Mapping[str, int], available: Mapping[str, int], reserve: str) -> int:
-    """Return the bytes available for weights in unified memory, else in the largest GPU, else in host memory.
-
-    `reserve` is the configured formula. An allowance stands for KV cache and buffers, which only the header tells.
-    """
-    gpus = [domain for domain in available if domain not in ("unified", "host")]
-    domain = "unified" if "unified" in available else max(gpus, key=lambda gpu: available[gpu], default="host")
-    return max(0, available[domain] - reserve_bytes(reserve, total[domain]) - _ALLOWANCE_BYTES)
-
-
-def table(found: Sequence[QuantOption]) -> str:
-    return "\n".join(
-        f"  {option.quant:<12} {format_bytes(option.bytes):>10}  {option.files[0].path}" for option in found
-    )
-
-
-def _wanted(found: Sequence[QuantOption], repo: str, wanted: str) -> QuantChoice:
-    same = matching(found, wanted)
-    if not same:
-        raise UnavailableError(f"{repo} has no {wanted}; it has", "name one of these with --quant", table=table(found))
-    # Of equal labels the shortest file name: publishers add words for variants (`-imat`, `-MTP`).
-    best = min(same, key=lambda option: (option.quant != same[0].quant, len(option.files[0].path)))
-    return QuantChoice(best, f"{best.quant}: as requested")
-
+if TYPE_CHECKING:
+    import httpx
 
 _NETWORK_HINT = "look at the network, HF_ENDPOINT and the proxy settings, then run the same command again"
+_PAUSES_S = (1.0, 4.0)
+# The largest listings on the hub (dataset-sized repositories) have some MB.
+_LISTING_MAX_BYTES = 32 << 20
+# Architecture and layers are among the first keys, before the vocabulary.
+_PEEK_BYTES = 256 << 10
+_PEEKS = 8  # a repository with more models than this is a collection: it is not looked through
 
 
 class Listing(Struct, frozen=True):
@@ -156,21 +67,121 @@ class HubPlan(Struct, frozen=True):
     remotes: tuple[RemoteInfo, ...]
 
 
-def list_repo(wanted: HubSource, endpoint: str | None = None, sleep: Callable[[float], None] = time.sleep) -> Listing:
-    """List a repository. Raises UnavailableError (absent or closed) or Resumable (network)."""
-    api = _library().HfApi(endpoint=endpoint, library_name="edgellm")
-    pauses = [1.0, 4.0]
+class Site:
+    """The addresses of one hub: of Hugging Face (or a mirror, HF_ENDPOINT), or of ModelScope."""
+
+    def __init__(self, scheme: str, endpoint: str | None, env: Mapping[str, str]) -> None:
+        self.scheme = scheme
+        named = "HF_ENDPOINT" if scheme == "hf" else "MODELSCOPE_ENDPOINT"
+        usual = "https://huggingface.co" if scheme == "hf" else "https://modelscope.cn"
+        self.endpoint = (endpoint or env.get(named) or usual).rstrip("/")
+        token = _token(env) if scheme == "hf" else None
+        self.headers = {"Authorization": f"Bearer {token}"} if token else {}
+
+    def listing_url(self, wanted: HubSource) -> str:
+        if self.scheme == "modelscope":
+            # As in modelscope's own client, HubApi.get_model_files.
+            at = url_quote(wanted.revision or "master", safe="")
+            return f"{self.endpoint}/api/v1/models/{wanted.repo}/repo/files?Revision={at}&Recursive=true"
+        at = f"/revision/{url_quote(wanted.revision, safe='')}" if wanted.revision else ""
+        return f"{self.endpoint}/api/models/{wanted.repo}{at}?blobs=true"
+
+    def file_url(self, repo: str, commit: str, path: str) -> str:
+        folder = "models/" if self.scheme == "modelscope" else ""
+        return f"{self.endpoint}/{folder}{repo}/resolve/{url_quote(commit, safe='')}/{url_quote(path)}"
+
+    def read(self, wanted: HubSource, document: Any) -> Listing:
+        """Read a listing; entries that are not plain files are left out."""
+        rows = document.get("Data") if self.scheme == "modelscope" else document
+        rows = rows.get("Files" if self.scheme == "modelscope" else "siblings") if isinstance(rows, dict) else None
+        files = tuple(_files(rows if isinstance(rows, list) else []))
+        sha = document.get("sha")
+        return Listing(wanted.repo, sha if isinstance(sha, str) else wanted.revision or self._default, files)
+
+    @property
+    def _default(self) -> str:
+        return "master" if self.scheme == "modelscope" else "main"
+
+
+def _files(rows: list[Any]) -> Iterator[RemoteFile]:
+    """Both hubs' rows: rfilename, size, lfs.sha256, or Path, Size, Sha256."""
+    for row in rows:
+        if not isinstance(row, dict):
+            continue
+        path, size, lfs = row.get("rfilename", row.get("Path")), row.get("size", row.get("Size")), row.get("lfs")
+        sha256 = lfs.get("sha256") if isinstance(lfs, dict) else row.get("Sha256")
+        if isinstance(path, str) and is_relative(path):
+            known = isinstance(sha256, str) and re.fullmatch(r"[0-9a-f]{64}", sha256)
+            yield RemoteFile(path, size if isinstance(size, int) and size > 0 else None, sha256 if known else None)
+
+
+def list_repo(
+    wanted: HubSource, site: Site, client: httpx.Client, sleep: Callable[[float], None] = time.sleep
+) -> Listing:
+    """List a repository. Raises UnavailableError (absent or closed) or ResumableError (network)."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        raise UnavailableError("HF_HUB_OFFLINE forbids the hub", "unset HF_HUB_OFFLINE")
+    pauses = list(_PAUSES_S)
     while True:
         try:
-            info = api.model_info(wanted.repo, revision=wanted.revision, files_metadata=True, timeout=30)
-            break
-        except Exception as error:  # the library's exceptions changed their parents between its versions
-            failure = _translated(error, wanted)
-            if not pauses or not isinstance(failure, ResumableError):
-                raise failure from error
+            return site.read(wanted, _json(client, site.listing_url(wanted), site.headers, wanted))
+        except ResumableError:
+            if not pauses:
+                raise
             sleep(pauses.pop(0))
-    files = tuple(_file(sibling) for sibling in info.siblings or ())
-    return Listing(wanted.repo, info.sha or wanted.revision or "main", files)
+
+
+def _json(client: httpx.Client, url: str, headers: Mapping[str, str], wanted: HubSource) -> dict[str, Any]:
+    import httpx
+
+    body = bytearray()
+    try:
+        with client.stream("GET", url, headers=dict(headers), follow_redirects=True) as response:
+            if response.status_code != 200:
+                raise _refused(response, wanted)
+            for chunk in response.iter_bytes():
+                body += chunk
+                if len(body) > _LISTING_MAX_BYTES:
+                    raise UnavailableError(f"the list of {wanted.repo} is too long", "name the file: hf://repo/file")
+        document = json.loads(body)
+    except httpx.TransportError as error:
+        raise ResumableError(f"the hub cannot be reached ({type(error).__name__})", _NETWORK_HINT) from error
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise UnavailableError(f"the hub's answer leads nowhere: {error}", "look at HF_ENDPOINT") from error
+    except (ValueError, RecursionError) as error:
+        raise ResumableError("the hub answers with something else than its list", _NETWORK_HINT) from error
+    if not isinstance(document, dict):
+        raise ResumableError("the hub answers with something else than its list", _NETWORK_HINT)
+    return document
+
+
+def _refused(response: httpx.Response, wanted: HubSource) -> EdgeError:
+    code, kind = response.status_code, response.headers.get("X-Error-Code", "")
+    if kind == "GatedRepo":
+        hint = "accept its licence on the hub, then set HF_TOKEN or run: hf auth login"
+        return UnavailableError(f"{wanted.repo} is gated", hint)
+    if kind == "RevisionNotFound":
+        return UnavailableError(
+            f"{wanted.repo} has no revision {wanted.revision}", "leave @revision out, or correct it"
+        )
+    if code in (400, 401, 403, 404):
+        hint = "look at the spelling; a private one needs HF_TOKEN"
+        return UnavailableError(f"the hub has no repository {wanted.repo}, or does not show it", hint)
+    return ResumableError(f"the hub answers {code}", _NETWORK_HINT)
+
+
+def _token(env: Mapping[str, str]) -> str | None:
+    """Return the token that `hf auth login` keeps, under the variables of huggingface_hub."""
+    named = (env.get("HF_TOKEN") or env.get("HUGGING_FACE_HUB_TOKEN") or "").strip()
+    if named:
+        return named
+    cache = env.get("XDG_CACHE_HOME") or f"{env.get('HOME') or '/nonexistent'}/.cache"
+    home = env.get("HF_HOME") or f"{cache}/huggingface"
+    try:
+        text = read_bounded(Path(env.get("HF_TOKEN_PATH") or f"{home}/token"), 4096).decode("ascii").strip()
+    except (OSError, ValueError):
+        return None
+    return text if text.isprintable() and text else None
 
 
 def plan(
@@ -181,23 +192,60 @@ def plan(
     *,
     preference: QuantPreference | None = None,
     endpoint: str | None = None,
+    client: httpx.Client | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> HubPlan:
     """Choose the files and their URLs. `projector` is a file name, or `*` for any."""
-    listing = list_repo(wanted, endpoint, sleep)
-    choice = _choice(wanted, listing, quant or wanted.quant, room_bytes, preference)
+    site = Site(wanted.site, endpoint, os.environ)
+    own = client or make_client()
+    try:
+        listing = list_repo(wanted, site, own, sleep)
+        choice = _choice(wanted, listing, quant or wanted.quant, room_bytes, preference, _Peeker(own, site, listing))
+    finally:
+        if client is None:
+            own.close()
     files = [*choice.option.files]
     if projector:
         files.append(_projector(listing, projector))
-    hub = _library()
-    headers = {key: value for key, value in hub.utils.build_hf_headers().items() if key.lower() == "authorization"}
-    remotes = []
-    for file in files:
-        shown = f"hf://{wanted.repo}/{file.path}"
-        url = hub.hf_hub_url(wanted.repo, file.path, revision=listing.commit, endpoint=endpoint)
-        remotes.append(RemoteInfo(url, file.path.rpartition("/")[2], shown, file.bytes, file.sha256, headers))
-    first = HubSource(wanted.repo, choice.option.files[0].path, None, listing.commit)
-    return HubPlan(first, listing.commit, choice, tuple(remotes))
+    remotes = tuple(_remote(site, listing, file) for file in files)
+    first = HubSource(wanted.repo, choice.option.files[0].path, None, listing.commit, wanted.site)
+    return HubPlan(first, listing.commit, choice, remotes)
+
+
+def _remote(site: Site, listing: Listing, file: RemoteFile) -> RemoteInfo:
+    url = site.file_url(listing.repo, listing.commit, file.path)
+    shown = f"{site.scheme}://{listing.repo}/{file.path}"
+    return RemoteInfo(url, file.path.rpartition("/")[2], shown, file.bytes, file.sha256, site.headers)
+
+
+class _Peeker:
+    """Reads the first keys of a repository's files, one of each model."""
+
+    def __init__(self, client: httpx.Client, site: Site, listing: Listing) -> None:
+        self._client, self._site, self._listing = client, site, listing
+
+    def peek(self, groups: Mapping[str, Sequence[QuantOption]]) -> dict[str, Peek]:
+        if not 1 < len(groups) <= _PEEKS:
+            return {}
+        found = {name: self._one(group[0].files[0]) for name, group in groups.items()}
+        return {name: one for name, one in found.items() if one is not None}
+
+    def _one(self, file: RemoteFile) -> Peek | None:
+        """Return None where the first keys cannot be had: names decide then."""
+        import httpx
+
+        remote = _remote(self._site, self._listing, file)
+        headers = {**remote.headers, "Range": f"bytes=0-{_PEEK_BYTES - 1}", "Accept-Encoding": "identity"}
+        head = bytearray()
+        try:
+            with self._client.stream("GET", remote.url, headers=headers, follow_redirects=True) as response:
+                for chunk in response.iter_raw():
+                    head += chunk
+                    if len(head) >= _PEEK_BYTES or response.status_code not in (200, 206):
+                        break
+            return Peek(*peek_stream(io.BytesIO(head), len(head), file.path))
+        except (httpx.HTTPError, httpx.InvalidURL, VerdictError):
+            return None
 
 
 def _choice(
@@ -206,10 +254,14 @@ def _choice(
     quant: str | None,
     room_bytes: int | None,
     preference: QuantPreference | None,
+    peeker: _Peeker,
 ) -> QuantChoice:
+    whole = options(listing.files)
     if wanted.file is None:
-        return choose(options(listing.files), wanted.repo, quant, room_bytes, preference)
-    found = [option for option in options(listing.files) if any(file.path == wanted.file for file in option.files)]
+        groups = by_model(whole)
+        own = principal(groups, peeker.peek(groups), wanted.repo) if len(groups) > 1 else whole
+        return choose(own, wanted.repo, quant, room_bytes, preference)
+    found = [option for option in whole if any(file.path == wanted.file for file in option.files)]
     if not found:
         there = ", ".join(file.path for file in listing.files if file.path.lower().endswith(".gguf")) or "no GGUF file"
         raise UnavailableError(f"{wanted.repo} has no model {wanted.file}", f"it has {there[:400]}")
@@ -222,41 +274,3 @@ def _projector(listing: Listing, name: str) -> RemoteFile:
     if not found:
         raise UnavailableError(f"{listing.repo} has no projector {name}", "pull it without --projector")
     return min(found, key=lambda file: file.bytes or 0)
-
-
-def _file(sibling: Any) -> RemoteFile:
-    lfs = sibling.lfs
-    sha256 = (lfs.get("sha256") if isinstance(lfs, dict) else getattr(lfs, "sha256", None)) if lfs else None
-    return RemoteFile(sibling.rfilename, sibling.size, sha256)
-
-
-def _library() -> Any:
-    try:
-        import huggingface_hub
-        import huggingface_hub.utils
-    except ImportError as error:
-        raise UnavailableError(
-            "hf:// sources need the package huggingface_hub", "install it: pip install 'edgellm[hub]'"
-        ) from error
-    return huggingface_hub
-
-
-def _translated(error: Exception, wanted: HubSource) -> EdgeError:
-    names = {kind.__name__ for kind in type(error).__mro__}
-    code = getattr(getattr(error, "response", None), "status_code", None)
-    if "GatedRepoError" in names:
-        hint = "accept its licence on the hub, then set HF_TOKEN or run: hf auth login"
-        return UnavailableError(f"{wanted.repo} is gated", hint)
-    if "RevisionNotFoundError" in names:
-        return UnavailableError(
-            f"{wanted.repo} has no revision {wanted.revision}", "leave @revision out, or correct it"
-        )
-    if "RepositoryNotFoundError" in names or code in (401, 403, 404):
-        hint = "look at the spelling; a private one needs HF_TOKEN"
-        return UnavailableError(f"the hub has no repository {wanted.repo}, or does not show it", hint)
-    if "HFValidationError" in names:
-        return UnavailableError(f"{wanted.repo} is no name of a repository", "write hf://owner/repo")
-    if "OfflineModeIsEnabled" in names:
-        return UnavailableError("the hub library is set to offline (HF_HUB_OFFLINE)", "unset HF_HUB_OFFLINE")
-    what = f"answers {code}" if code else f"cannot be reached ({type(error).__name__})"
-    return ResumableError(f"the hub {what}", _NETWORK_HINT)

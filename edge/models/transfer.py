@@ -96,7 +96,12 @@ _LONGEST_PAUSE_S = 60.0
 PIECE_BYTES = 16 * 10**9
 # Content-Range, RFC 9110 section 14.4.
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
-AGAIN = "run the same command again: it goes on from there"
+AGAIN = "run the same command again"
+# Below this rate for that long a transfer is broken off: a 4 GB model would take a year at the floor.
+_FLOOR_BYTES_S = 1024
+_FLOOR_S = 60.0
+# How often the space is looked at where the server names no length.
+_SPACE_EVERY_BYTES = 64 << 20
 
 
 class HashMismatchError(BadDataError):
@@ -115,14 +120,21 @@ class _Retry(Exception):
         self.pause_s = pause_s
 
 
+def make_client() -> httpx.Client:
+    """Return an HTTP client that follows the environment: proxies, certificates, netrc."""
+    import httpx
+
+    return httpx.Client(timeout=httpx.Timeout(60.0, connect=20.0), headers={"User-Agent": "edgellm"})
+
+
 def download(
     remote: RemoteInfo,
     part: Path,
     client: httpx.Client,
     meter: TransferMeter,
     sleep: Callable[[float], None] = time.sleep,
-) -> str:
-    """Download into `part`, verify it and return its SHA-256.
+) -> tuple[str, str | None]:
+    """Download into `part`, verify it; return its SHA-256 and the expected one, None where no hash is known.
 
     Raises Resumable if it was interrupted, UnavailableError if the server refuses, MismatchError or BadDataError for
     other bytes than expected, VerdictError if it is no GGUF at all.
@@ -134,10 +146,15 @@ def download(
     while True:
         before = one.size
         try:
-            return one.attempt()
+            return one.attempt(), one.expected
         except _Restart:
             one.forget()
             failures, why, pause = failures + 1, "the file keeps changing at its source", 0.0
+        except (httpx.TooManyRedirects, httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.DecodingError) as error:
+            why = str(error) or type(error).__name__
+            raise UnavailableError(
+                f"{remote.shown} leads nowhere: {why}", "look at the address, or try a mirror"
+            ) from error
         except (httpx.TransportError, _Retry) as error:
             failures = 1 if one.size > before else failures + 1
             why = str(error) or type(error).__name__
@@ -146,12 +163,29 @@ def download(
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            raise ResumableError(
-                f"the disk is full, {remote.path} is not complete", f"make room, then {AGAIN}"
-            ) from error
+            hint = f"make room, then {one.again}"
+            raise ResumableError(f"the disk is full, {remote.path} is not complete", hint) from error
         if failures >= _TRIES:
-            raise ResumableError(f"{remote.path} broke off after {one.size:,} bytes: {why}", AGAIN)
+            raise ResumableError(f"{remote.path} broke off after {one.size:,} bytes: {why}", one.again)
         sleep(pause)
+
+
+class _Pace:
+    """The floor of a transfer's rate, and the free space where no length was promised."""
+
+    def __init__(self, size: int) -> None:
+        self._since_s, self._from, self._checked = time.monotonic(), size, size
+
+    def look(self, size: int, unbounded: Path | None) -> None:
+        """Raises _Retry below the floor, DoesNotFitError at the free-space reserve."""
+        if unbounded is not None and size - self._checked >= _SPACE_EVERY_BYTES:
+            self._checked = size
+            need_space(unbounded, _SPACE_EVERY_BYTES)
+        now_s = time.monotonic()
+        if now_s - self._since_s >= _FLOOR_S:
+            if size - self._from < _FLOOR_BYTES_S * _FLOOR_S:
+                raise _Retry(f"under {_FLOOR_BYTES_S} bytes/s for {_FLOOR_S:.0f} s")
+            self._since_s, self._from = now_s, size
 
 
 class _Download:
@@ -168,6 +202,17 @@ class _Download:
     @property
     def size(self) -> int:
         return self._part.stat().st_size if self._part.exists() else 0
+
+    @property
+    def again(self) -> str:
+        """Return the hint after an interruption: the next try continues only if the server can prove the file."""
+        return (
+            f"{AGAIN}: it continues from there" if self._known.may_resume else f"{AGAIN}: it starts from the beginning"
+        )
+
+    @property
+    def expected(self) -> str | None:
+        return self._known.sha256
 
     def forget(self) -> None:
         self._part.unlink(missing_ok=True)
@@ -209,9 +254,11 @@ class _Download:
         most = self._known.total
         with Sink(self._part, have) as sink:
             self._meter.at(self._base + have)
+            pace = _Pace(have)
             for chunk in response.iter_raw():
                 if not sink.size:
                     self._check_start(chunk)
+                pace.look(sink.size, self._part.parent if most is None else None)
                 if most is not None and sink.size + len(chunk) > most:
                     raise BadDataError(f"{self._remote.shown} is longer than the {most:,} bytes promised", AGAIN)
                 sink.write(chunk)

@@ -7,6 +7,7 @@ from msgspec import Struct
 from edge.errors import BadModelError
 from edge.models.meta import ModelMeta
 from edge.models.quant import UNKNOWN
+from edge.units import printable
 
 
 class HeaderVerdict(Struct, frozen=True):
@@ -21,7 +22,7 @@ class VerdictError(BadModelError):
     """A file that cannot be served, with its verdict."""
 
     def __init__(self, verdict: HeaderVerdict, where: str) -> None:
-        super().__init__(f"{shown(where)}: {verdict.sentence}", verdict.hint)
+        super().__init__(f"{printable(where)}: {verdict.sentence}", verdict.hint)
         self.verdict = verdict
 
 
@@ -109,6 +110,7 @@ _KINDS = {
         "give the model; a lone projector is paired with it, or: --set mmproj=PATH",
     ),
     "adapter": ("is an adapter (LoRA or control vector), not a whole model", "serve the model it was made for"),
+    "drafter": ("is a drafter for speculative decoding, which goes beside a model", "give the model itself"),
     "imatrix": ("is an importance matrix, data for quantizing", "give the model itself"),
     "vocab": ("holds a vocabulary and no weights", "give the model itself"),
 }
@@ -134,11 +136,6 @@ def bad_name(name: str) -> HeaderVerdict | None:
         return None
     what = "that is not UTF-8" if any("\udc80" <= c <= "\udcff" for c in name) else "with control characters"
     return HeaderVerdict("bad_name", f"has a name {what}", "rename the file")
-
-
-def shown(name: str) -> str:
-    """Return a name for messages: what a terminal would obey, and bytes that are no text, are escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 def of_kind(kind: str) -> HeaderVerdict:

@@ -157,7 +157,6 @@ def one_pull(models: Path, url: str, kind: str) -> tuple[float, int]:
     ref = f"{url}/files/owner/repo/m-Q5_K_M.gguf" if kind == "url" else "hf://owner/repo"
     program = (
         "import time, httpx; from edge.models.pull import pull; import edge.models.transfer, edge.models.pull\n"
-        "if sys.argv[1].startswith('hf'): import huggingface_hub, huggingface_hub.utils\n"
         "t = time.perf_counter(); pull(sys.argv[1], Path(sys.argv[2])); print(time.perf_counter() - t)\n" + _PEAK
     )
     shutil.rmtree(models, ignore_errors=True)

@@ -67,6 +67,8 @@ class Hub:
     commit: str = COMMIT
     faults: list[Fault] = field(default_factory=list)
     api_faults: list[Fault] = field(default_factory=list)
+    api_bodies: list[bytes] = field(default_factory=list)  # answers in place of a listing
+    listed: list[object] = field(default_factory=list)  # rows added to every listing
     requests: list[Seen] = field(default_factory=list)
 
     def __enter__(self) -> Hub:
@@ -124,8 +126,14 @@ class _Handler(BaseHTTPRequestHandler):
         parts = path.strip("/").split("/")
         if parts[0] == "login":
             self.reply(200, HTML, "text/html")
+        elif parts[0] in ("loop", "nowhere"):
+            self.reply(302, b"", headers={"Location": self.path if parts[0] == "loop" else "gopher://x/y"})
+        elif parts[:2] == ["api", "v1"]:
+            self.modelscope(parts[3:5])
         elif parts[0] == "api":
             self.api(parts[2:])
+        elif parts[0] == "models" and len(parts) > 5:
+            self.resolve(parts[1:])
         elif len(parts) > 4 and parts[2] == "resolve":
             self.resolve(parts)
         elif parts[0] in ("cdn", "files"):
@@ -146,6 +154,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.hub.api_faults:
             self.reply(int(self.hub.api_faults.pop(0).kind), b"{}")
             return
+        if self.hub.api_bodies:
+            self.reply(200, self.hub.api_bodies.pop(0))
+            return
         folder = self.hub.root.joinpath(*parts[:2])
         if not self.allowed():
             return
@@ -155,11 +166,22 @@ class _Handler(BaseHTTPRequestHandler):
         if parts[2:3] == ["revision"] and parts[3] not in ("main", self.hub.commit):
             self.reply(404, b'{"error":"Revision not found"}', headers={"X-Error-Code": "RevisionNotFound"})
             return
-        siblings = [self.sibling(path, folder) for path in sorted(folder.rglob("*")) if path.is_file()]
+        siblings: list[object] = [self.sibling(path, folder) for path in sorted(folder.rglob("*")) if path.is_file()]
+        siblings += self.hub.listed
         told = {"_id": "1", "id": "/".join(parts[:2]), "modelId": "/".join(parts[:2]), "sha": self.hub.commit}
         self.reply(
             200, json.dumps({**told, "private": False, "siblings": siblings, "tags": [], "downloads": 0}).encode()
         )
+
+    def modelscope(self, repo: list[str]) -> None:
+        """ModelScope's list: no commit, and its own names."""
+        folder = self.hub.root.joinpath(*repo)
+        files = [
+            {"Path": str(path.relative_to(folder)), "Type": "blob", "Size": path.stat().st_size, "Sha256": sha256(path)}
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        ]
+        self.reply(200 if files else 404, json.dumps({"Code": 200, "Data": {"Files": files}}).encode())
 
     def sibling(self, path: Path, folder: Path) -> dict[str, object]:
         size = path.stat().st_size

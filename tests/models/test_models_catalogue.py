@@ -10,7 +10,7 @@ import pytest
 from edge.errors import ConfigError, DoesNotFitError, UsageError
 from edge.models import catalogue, source
 from edge.models.catalogue import CatalogueRow, choose, find, load
-from edge.models.hub import RemoteFile, options, room_bytes
+from edge.models.pick import RemoteFile, options, room_bytes
 from edge.models.pull import wanted_of
 from edge.models.quant import label_from_name, public_name
 from edge.resources import data_dir, load_toml

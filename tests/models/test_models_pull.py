@@ -512,3 +512,38 @@ def test_the_catalogue_knows_when_a_file_was_replaced(
     assert fetch(hub, models, "gamma-nice:q8_0").name == "Gamma-Nice"
     assert fetch(hub, models, "hf://acme/Gamma-GGUF/Gamma-Q8_0.gguf").name == "Gamma-Nice"
     assert Store(models).resolve("Gamma-Nice").quant == "Q8_0"
+
+
+def test_a_redirect_that_leads_round_is_one_sentence(hub: Hub, models: Path) -> None:
+    for path in ("loop/a.gguf", "nowhere/a.gguf"):
+        with pytest.raises(UnavailableError, match="leads nowhere"):
+            fetch(hub, models, f"{hub.url}/{path}")
+    assert leftovers(models) == []
+
+
+def test_a_pull_without_a_length_stops_at_the_free_space_reserve(
+    hub: Hub, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body that never ends must not fill the disk."""
+    monkeypatch.setattr(transfer, "_SPACE_EVERY_BYTES", 1 << 16)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(1 << 40, 1 << 40, 1 << 16))  # type: ignore[attr-defined]
+    hub.faults.append(Fault("no_length"))
+    with pytest.raises(DoesNotFitError):
+        fetch(hub, models, f"{hub.url}/files/acme/Gamma-GGUF/Gamma-Q5_K_M.gguf")
+    assert not list(models.glob("Gamma*"))
+
+
+def test_a_transfer_under_the_floor_is_broken_off(hub: Hub, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "_FLOOR_S", 1e-9)
+    monkeypatch.setattr(transfer, "_FLOOR_BYTES_S", 10**18)
+    with pytest.raises(ResumableError, match="bytes/s"):
+        fetch(hub, models, "hf://acme/Gamma-GGUF:Q5_K_M")
+
+
+def test_verified_means_compared_with_the_word_of_another(hub: Hub, models: Path) -> None:
+    known = fetch(hub, models, "hf://acme/Gamma-GGUF:Q5_K_M")
+    hub.linked = False
+    unknown = fetch(hub, models, f"{hub.url}/files/acme/Gamma-GGUF/Gamma-Q8_0.gguf")
+    receipts = [read(Path(model.path).parent) for model in (known, unknown)]
+    assert receipts[0] and receipts[0].files[0].expected == receipts[0].files[0].sha256
+    assert receipts[1] and receipts[1].files[0].expected is None and len(receipts[1].files[0].sha256) == 64

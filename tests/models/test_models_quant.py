@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.models.catalogue import CatalogueQuant
-from edge.models.hub import QuantOption, RemoteFile, choose
+from edge.models.pick import QuantOption, RemoteFile, choose
 from edge.models.quant import (
     FILE_TYPES,
     UNKNOWN,
