@@ -19,7 +19,6 @@ SHORT = {
     "edge/resources.py",  # the one place that knows where the data folders are, installed or not
     "edge/doctor/ports.py",  # one gatherer, tested with sockets of its own
     "edge/plan/start_records.py",  # read by the planner, written by the daemon
-    "edge/supervisor/traffic.py",  # pure, between the supervisor and the warm-up
 }
 MAX_LINES, MIN_LINES, MAX_FUNCTION = 400, 40, 50
 BANNED = re.compile(

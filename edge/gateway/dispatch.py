@@ -229,6 +229,8 @@ def _choose_by_name(context: Context, name: str) -> Upstream:
 async def _send_call(context: Context, exchange: Exchange, found: Route, call: OllamaCall) -> web.StreamResponse:
     """Answer a translated request. One without a prompt loads the model, or lets it sleep. Raises RejectedError."""
     exchange.translation = OllamaAnswer(call, asyncio.get_running_loop().time, context.wall)
+    if call.keep_alive_s is not None:
+        exchange.upstream.keep_alive(call.keep_alive_s)
     if call.only_loads:
         if call.keep_alive_s != 0:
             async with acquire_slot(context.waiting, context.admission, exchange, slot=False):

@@ -134,7 +134,7 @@ async def ollama(context: Context, request: web.Request, route: Route, base: str
         upstream = context.by_name(name) or context.by_name(name.removesuffix(":latest"))
         if upstream is not None:
             if path == "/api/show":
-                return own_routes.json_response(_shown(context, upstream))
+                return own_routes.json_response(await _shown(context, upstream))
             return own_routes.json_response({"status": "success"})  # it is here
         if path == "/api/show":
             raise RejectedError(own_routes.unknown_model(context, name))
@@ -192,7 +192,7 @@ def _details(meta: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _shown(context: Context, upstream: Upstream) -> dict[str, Any]:
+async def _shown(context: Context, upstream: Upstream) -> dict[str, Any]:
     """Return /api/show: what a client needs to offer the model, the context being the plan's."""
     meta = upstream.model_info
     arch = str(meta.get("arch") or "llama")
@@ -211,8 +211,26 @@ def _shown(context: Context, upstream: Upstream) -> dict[str, Any]:
         "modified_at": _moment(context.started),
         "details": _details(meta),
         "model_info": {name: value for name, value in info.items() if value is not None},
-        "capabilities": list(meta.get("capabilities") or ["completion"]),
+        "capabilities": await _capabilities(context, upstream),
     }
+
+
+async def _capabilities(context: Context, upstream: Upstream) -> list[str]:
+    """Return Ollama's names of what the model can do: from the plan, and from the engine's template if it is ready."""
+    found = list(upstream.model_info.get("capabilities") or ["completion"])
+    fetched = await _fetch(context, upstream, "/props")
+    if fetched is None or not isinstance(fetched.body, bytes) or "completion" not in found:
+        return found
+    with contextlib.suppress(ValueError, AttributeError):
+        props = json.loads(fetched.body)
+        template = str(props.get("chat_template") or "")
+        can = {
+            "tools": (props.get("chat_template_caps") or {}).get("supports_tools", "tools" in template),
+            "thinking": any(word in template for word in ("<think>", "enable_thinking", "reasoning_content")),
+            "vision": (props.get("modalities") or {}).get("vision"),
+        }
+        found += [name for name, there in can.items() if there and name not in found]
+    return found
 
 
 def _moment(seconds: float) -> str:

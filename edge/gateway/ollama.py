@@ -132,7 +132,7 @@ def _messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             open_calls.append((ident, function["name"]))
             calls.append({"id": ident, "type": "function", "function": {"name": function["name"], "arguments": text}})
         if calls:
-            made["tool_calls"] = calls
+            made["tool_calls"], made["content"] = calls, made["content"] or None
         if role == "tool":
             made["tool_call_id"] = _answered(open_calls, message)
         found.append(made)

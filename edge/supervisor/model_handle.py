@@ -158,6 +158,10 @@ class ModelHandle:
             elif (ready := await _unless(changed, supervisor)) and not changed.is_set():
                 return ready
 
+    def keep_alive(self, seconds: float) -> None:
+        if self.supervisor:
+            self.supervisor.keep_alive(seconds)
+
     def expected_ready_in_s(self) -> float | None:
         if self._limit.drain:
             return HOT_RETRY_S

@@ -206,6 +206,9 @@ class Supervisor:
                 self.start()
             await self._changed.wait()
 
+    def keep_alive(self, seconds: float) -> None:
+        self._traffic.keep_alive_s = seconds
+
     def expected_ready_in_s(self) -> float | None:
         if self._expected_ready_s is None or self.started_at_s is None:
             return self._expected_ready_s

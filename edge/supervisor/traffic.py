@@ -15,7 +15,14 @@ class Traffic:
         self.open = 0
         self.moved_s = 0.0
         self.opened = asyncio.Event()  # set while a request is open
+        self.keep_alive_s: float | None = None  # idle time that the last client asked for; negative is never
         self._on_idle = on_idle
+
+    def idle_limit_s(self, ttl_s: float) -> float | None:
+        """Return the idle seconds after which the model may sleep, `ttl_s` where no client asked; None is never."""
+        if self.keep_alive_s is None:
+            return ttl_s or None
+        return None if self.keep_alive_s < 0 else self.keep_alive_s
 
     def moved(self) -> None:
         self.moved_s = time.monotonic()

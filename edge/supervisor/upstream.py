@@ -46,6 +46,10 @@ class Upstream(Protocol):
         """Wait until READY, FAILED or STOPPED, waking a sleeping model. It may be cancelled at any time."""
         ...
 
+    def keep_alive(self, seconds: float) -> None:
+        """Let the model sleep after so many idle seconds, until the next call; negative is never."""
+        ...
+
     def expected_ready_in_s(self) -> float | None:
         """Return the seconds to READY as the last start took them; None without a record."""
         ...

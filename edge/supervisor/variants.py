@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,5 +66,8 @@ def model_info(model: ModelPlan, plan: LaunchPlan) -> dict[str, Any]:
         "n_ctx_train": file.meta.n_ctx_train,
         "n_embd": file.meta.n_embd,
         "size": file.meta.tensor_bytes,
+        "n_params": sum(math.prod(tensor.shape) for tensor in file.meta.tensors),
         "ftype": file.quant,
+        "arch": file.meta.arch,
+        "capabilities": [settings.role if settings.role != "chat" else "completion", *(["vision"] * bool(file.mmproj))],
     }

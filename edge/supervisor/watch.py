@@ -224,7 +224,8 @@ class Watch:
                 self.attempt.bytes_read(vitals.read_bytes)
             if idle and vitals is not None:
                 self._witness.alive()
-            if idle and self._terms.ttl_s and self._idle_s(now) >= self._terms.ttl_s:
+            limit_s = self._traffic.idle_limit_s(self._terms.ttl_s)
+            if idle and limit_s is not None and self._idle_s(now) >= limit_s:
                 self._post(Sleep())
             if quiet_s >= (self._wedge_s if serving else self._terms.policy.stall_s):
                 self._hang(wedged(quiet_s) if serving else stalled(quiet_s))
@@ -238,9 +239,10 @@ class Watch:
         return now - max(self._traffic.moved_s, self.first_token_s or now)
 
     def _idle_look_s(self) -> float:
-        if not self._terms.ttl_s:
+        limit_s = self._traffic.idle_limit_s(self._terms.ttl_s)
+        if limit_s is None:
             return IDLE_LOOK_S
-        left_s = self._terms.ttl_s - self._idle_s(time.monotonic())
+        left_s = limit_s - self._idle_s(time.monotonic())
         return min(IDLE_LOOK_S, max(self._terms.policy.look_s, left_s))
 
 

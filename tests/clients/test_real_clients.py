@@ -24,7 +24,16 @@ from tests.gateway.conftest import Rigs, rig, sockets
 __all__ = ["rig", "sockets"]  # fixtures
 pytestmark = [pytest.mark.full, pytest.mark.e2e]
 HERE = Path(__file__).parent
-EXPECTED = {"openai": 23, "anthropic": 8, "langchain": 7, "llm": 4, "ollama": 4, "litellm": 9, "node": 11}
+EXPECTED = {
+    "openai": 23,
+    "anthropic": 8,
+    "langchain": 7,
+    "llm": 4,
+    "ollama": 13,
+    "langchain_ollama": 4,
+    "litellm": 9,
+    "node": 11,
+}
 MEAN_POOLING = 1
 
 

@@ -241,6 +241,18 @@ async def test_a_request_without_a_prompt_loads_the_model(rig: Rigs) -> None:
     assert here.engine.requests == []
 
 
+async def test_keep_alive_reaches_the_supervisor_and_zero_loads_nothing(rig: Rigs) -> None:
+    here = await rig(loading=True)
+    for value in ("10m", -1, 0):
+        asked = {"model": "chat", "keep_alive": value, "stream": False}
+        if value == 0:
+            assert (await post(here, "/api/generate", asked))[1]["done_reason"] == "unload"
+        else:
+            await here.model.ready(str(here.engine.path))
+            assert (await post(here, "/api/chat", asked))[1]["done_reason"] == "load"
+    assert here.model.kept_alive == [600.0, -1.0, 0.0]
+
+
 @pytest.mark.parametrize(("name", "status"), [("chat", 200), ("chat:latest", 200), ("a/b", 200), ("nope", 404)])
 async def test_names_with_and_without_latest(rig: Rigs, name: str, status: int) -> None:
     async def script(line: Line, request: Received) -> None:
@@ -268,6 +280,35 @@ async def test_what_editors_look_at_before_they_offer_a_model(rig: Rigs) -> None
     assert (status, shown["capabilities"]) == (200, ["completion", "tools"])
     assert (shown["model_info"]["general.architecture"], shown["model_info"]["qwen3.context_length"]) == ("qwen3", 8192)
     assert (await post(here, "/api/show", {"name": "nope"}))[0] == 404
+
+
+CAN = {"supports_tools": True}
+FOUR = ["completion", "tools", "thinking", "vision"]
+
+
+@pytest.mark.parametrize(
+    ("props", "found"),
+    [
+        (
+            {
+                "chat_template_caps": {"supports_tools": True},
+                "chat_template": "a<think>b",
+                "modalities": {"vision": True},
+            },
+            ["completion", "tools", "thinking", "vision"],
+        ),
+        ({"chat_template_caps": {"supports_tools": False}, "chat_template": "tools"}, ["completion"]),
+        ({"chat_template": "{% if tools %}"}, ["completion", "tools"]),
+        ([], ["completion"]),
+    ],
+)
+async def test_capabilities_come_from_the_template(rig: Rigs, props: object, found: list[str]) -> None:
+    async def script(line: Line, request: Received) -> None:
+        assert request.target == "/props"
+        await line.json(props)
+
+    here = await rig(script)
+    assert (await post(here, "/api/show", {"model": "chat"}))[1]["capabilities"] == found
 
 
 @pytest.mark.parametrize("what", ["pull", "create", "copy"])

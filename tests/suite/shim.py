@@ -55,6 +55,9 @@ class Server:
         await self._ready.wait()
         return self.status()
 
+    def keep_alive(self, seconds: float) -> None:
+        pass
+
     def expected_ready_in_s(self) -> float | None:
         return None
 

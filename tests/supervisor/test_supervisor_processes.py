@@ -313,6 +313,20 @@ async def test_it_sleeps_after_its_idle_time_and_not_before(short_dir: Path) -> 
         assert "DRAINING" in rig.states and len(rig.pids) == 1
 
 
+async def test_a_client_may_keep_it_awake_and_let_it_sleep(short_dir: Path) -> None:
+    """Ollama's keep_alive stands above ttl_s until the next one."""
+    async with rigged(short_dir, terms=SupervisorOptions(policy=FAST, ttl_s=0.3)) as rig:
+        await rig.ready()
+        rig.supervisor.keep_alive(-1)
+        await asyncio.sleep(1.0)  # three times ttl_s
+        assert rig.states[-1] == "READY"
+        with rig.supervisor.request():
+            rig.supervisor.keep_alive(0)
+            await asyncio.sleep(0.3)
+            assert rig.states[-1] == "READY", "a request is open"
+        await rig.settle(State.SLEEPING)
+
+
 async def test_a_model_that_is_not_preloaded_sleeps_until_somebody_asks(short_dir: Path) -> None:
     async with rigged(short_dir, terms=SupervisorOptions(policy=FAST, preload=False), start=False) as rig:
         rig.supervisor.begin()

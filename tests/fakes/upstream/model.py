@@ -37,6 +37,7 @@ class FakeModel:
         self.asked = 0  # calls of ensure_ready
         self.looks = 0  # calls of endpoint
         self.open = 0
+        self.kept_alive: list[float] = []
         self.expected_s: float | None = None
         self._change = asyncio.Condition()
         self._generation = 0
@@ -82,6 +83,9 @@ class FakeModel:
             return self.state
         finally:
             self.waiting -= 1
+
+    def keep_alive(self, seconds: float) -> None:
+        self.kept_alive.append(seconds)
 
     def expected_ready_in_s(self) -> float | None:
         return self.expected_s
