@@ -40,10 +40,11 @@ def add(
     from edge.gateway import keys
 
     path = _path(file, state_dir)
-    known = keys.read(path)
     secret = sys.stdin.readline().strip() if from_stdin else keys.new_secret()
     created = datetime.now(timezone.utc).date().isoformat()
-    keys.write(path, [*known, keys.make(name, secret, admin=admin, created=created, others=known)])
+    with keys.locked(path):
+        known = keys.read(path)
+        keys.write(path, [*known, keys.make(name, secret, admin=admin, created=created, others=known)])
     if as_json:
         print_json({"schema": 1, "name": name, "admin": admin, "key": None if from_stdin else secret}, indent=None)
     elif from_stdin:
@@ -76,11 +77,12 @@ def revoke(
     from edge.gateway import keys
 
     path = _path(file, state_dir)
-    known = keys.read(path)
-    kept = [key for key in known if key.name != name]
-    if len(kept) == len(known):
-        raise UnavailableError(f"there is no key named {name!r} in {path}", "`edgellm key list` shows the names")
-    keys.write(path, kept)
+    with keys.locked(path):
+        known = keys.read(path)
+        kept = [key for key in known if key.name != name]
+        if len(kept) == len(known):
+            raise UnavailableError(f"there is no key named {name!r} in {path}", "`edgellm key list` shows the names")
+        keys.write(path, kept)
     typer.echo(f"revoked {name}")
 
 

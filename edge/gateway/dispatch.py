@@ -19,7 +19,7 @@ from edge.gateway.model_name import asks_for_stream, named_model
 from edge.gateway.ollama import NDJSON, OllamaAnswer, OllamaCall, read_call
 from edge.gateway.openai import HttpFault, RejectedError, sse_error
 from edge.gateway.proxy import Exchange, forward
-from edge.gateway.routes import OLLAMA, Route
+from edge.gateway.routes import ADMIN, OLLAMA, Route
 from edge.gateway.waiting_room import ByteReservation, WaitingQueue, failed_fault
 from edge.supervisor.status import ModelStatus, State
 from edge.supervisor.upstream import Endpoint, Upstream
@@ -180,6 +180,7 @@ async def dispatch(
         record.usage = UsageCounter(record.began_s, stats.between_tokens_s)
         wait_until_s = record.began_s + _max_wait_s(request, context.config.hold_seconds)
         exchange = Exchange(request, upstream, found.target, body, reserved, record, record.usage, wait_until_s, extra)
+        exchange.hide_paths = found.name in ADMIN and context.keys.needed and not record.admin
         if call is not None:
             return await _send_call(context, exchange, found, call)
         heartbeat = _heartbeat(context, exchange, found)

@@ -1,13 +1,15 @@
-"""Make, parse and compare API keys, which are kept as hashes. Pure, except for the randomness of a new one."""
+"""Make and compare API keys, keep them as hashes in a file, and follow its changes while the gateway runs."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import hmac
 import logging
 import os
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +112,6 @@ def render(keys: Iterable[Key]) -> str:
     return "\n".join(lines) + "\n"
 
 
-# Read and write the key file, and follow its changes while the gateway runs.
-
 log = logging.getLogger("edge.gateway")
 
 
@@ -145,10 +145,29 @@ def write(path: Path, entries: Iterable[Key]) -> None:
         ) from error
 
 
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the key file's lock from its reading to its writing, so that commands in parallel lose no change.
+
+    The lock is on the folder: the file itself is replaced. Raises ConfigError.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ConfigError(f"cannot open {path.parent}: {error.strerror}", "run it as the folder's owner") from error
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
 class KeyRing:
     """The keys that are in the file now: a revoked key stops working with the next request.
 
-    `required`: other machines reach this server, so that without any key every request is rejected.
+    `required`: other machines reach this server, so that without any key every request is rejected. The same holds once
+    there was a key: a file that is emptied or removed while the server runs does not open it, a restart does.
     """
 
     def __init__(self, path: Path | None, *, required: bool = False) -> None:
@@ -156,15 +175,17 @@ class KeyRing:
         self.required = required
         self._keys: tuple[Key, ...] = ()
         self._broken = False
+        self._had_keys = False
         self._stamp: tuple[int, int, int] | None = None
         if path is not None:
             self._keys = read(path)
+            self._had_keys = bool(self._keys)
             self._stamp = _stamp(path)
 
     @property
     def needed(self) -> bool:
         """Return whether a request must carry a key."""
-        return self.required or self._broken or bool(self._keys)
+        return self.required or self._broken or self._had_keys
 
     @property
     def empty(self) -> bool:
@@ -187,6 +208,9 @@ class KeyRing:
         try:
             self._keys = read(self._path)
             self._broken = False
+            if self._had_keys and not self._keys:
+                log.error("keys: no key in %s any longer; requests are rejected until there is one", self._path)
+            self._had_keys = self._had_keys or bool(self._keys)
         except ConfigError as error:
             self._keys = ()
             self._broken = True

@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -43,6 +44,7 @@ class Exchange(Struct):
     wait_until_s: float  # on the loop's clock: the shorter of the client's limit and `hold.seconds`
     extra: Mapping[str, str] = field(default_factory=dict)  # headers added to the answer
     translation: OllamaAnswer | None = None  # the client does not speak llama-server's API
+    hide_paths: bool = False  # the client has a key without admin rights
     opened: web.StreamResponse | None = None  # an event stream that is open already, by a heartbeat
 
 
@@ -158,7 +160,24 @@ async def _whole(
         exchange.usage.chunk(data, loop.time())
     if exchange.translation is not None:
         return _translated(exchange, exchange.translation, answer.status, data)
-    return web.Response(status=answer.status, reason=answer.reason, headers=_headers(exchange, answer), body=data)
+    passed = _headers(exchange, answer)
+    if exchange.hide_paths:
+        data = _without_paths(data)
+        passed.popall("Content-Length", None)
+    return web.Response(status=answer.status, reason=answer.reason, headers=passed, body=data)
+
+
+def _without_paths(data: bytes) -> bytes:
+    """Return llama-server's JSON with file names in place of absolute paths (`model_path`, `path` of an adapter)."""
+
+    def short(table: dict[str, Any]) -> dict[str, Any]:
+        at = (name for name in ("model_path", "path") if isinstance(table.get(name), str))
+        return {**table, **{name: table[name].rpartition("/")[2] for name in at}}
+
+    try:
+        return json.dumps(json.loads(data, object_hook=short)).encode()
+    except (ValueError, RecursionError):
+        return b"{}"
 
 
 def _translated(exchange: Exchange, translation: OllamaAnswer, status: int, data: bytes) -> web.Response:

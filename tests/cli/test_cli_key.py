@@ -3,6 +3,8 @@ from __future__ import annotations
 import io
 import json
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,17 @@ from edge.gateway import keys
 @pytest.fixture
 def state(tmp_path: Path) -> list[str]:
     return ["--state-dir", str(tmp_path)]
+
+
+def test_commands_in_parallel_lose_no_key_and_bring_none_back(tmp_path: Path, state: list[str]) -> None:
+    def run(*arguments: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-m", "edge", "key", *arguments, *state], stdout=subprocess.DEVNULL)
+
+    assert main(["key", "add", "old", *state]) == 0
+    children = [run("revoke", "old"), *(run("add", f"client{number}") for number in range(6))]
+    assert [child.wait() for child in children] == [0] * 7
+    names = {key.name for key in keys.read(tmp_path / "config" / "keys.toml")}
+    assert names == {f"client{number}" for number in range(6)}
 
 
 def test_a_key_is_shown_once_kept_as_a_hash_and_can_be_revoked(

@@ -124,9 +124,47 @@ def test_a_running_gateway_sees_a_revoked_key_at_once_and_locks_when_the_file_br
     ring.refresh()
     assert ring.needed
     assert ring.find(SECRET + "b") is None
-    keys.write(path, [])
+    keys.write(path, [made("b", SECRET + "b")])
     ring.refresh()
+    assert ring.find(SECRET + "b") is not None
+
+
+@pytest.mark.parametrize("how", ["emptied", "removed", "a folder", "a fifo", "a device"])
+def test_a_ring_that_had_keys_stays_closed_and_says_it(
+    tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "keys.toml"
+    keys.write(path, [made()])
+    ring = KeyRing(path)
+    path.unlink()
+    if how == "emptied":
+        path.touch()
+    elif how == "a folder":
+        path.mkdir()
+    elif how == "a fifo":
+        os.mkfifo(path)
+    elif how == "a device":
+        path.symlink_to("/dev/zero")
+    ring.refresh()
+    assert ring.needed and ring.find(SECRET) is None
+    assert str(path) in caplog.text
+    if how == "emptied":
+        keys.write(path, [made("new", SECRET + "new")])
+        ring.refresh()
+        assert ring.find(SECRET + "new") is not None
+        keys.write(path, [])
+        assert not KeyRing(path).needed, "a restart opens it"
+
+
+def test_a_key_that_comes_later_closes_too(tmp_path: Path) -> None:
+    ring = KeyRing(tmp_path / "keys.toml")
     assert not ring.needed
+    keys.write(tmp_path / "keys.toml", [made()])
+    ring.refresh()
+    assert ring.needed
+    (tmp_path / "keys.toml").unlink()
+    ring.refresh()
+    assert ring.needed
 
 
 def test_an_empty_ring_lets_nobody_in_where_others_can_reach_us(tmp_path: Path) -> None:

@@ -225,6 +225,20 @@ async def test_no_key_is_in_the_log_or_in_an_error(
     assert SECRET not in seen and "wrong-secret-key" not in seen
 
 
+@pytest.mark.parametrize("target", ["/props", "/upstream/chat/props", "//props/", "/lora-adapters"])
+async def test_paths_of_the_machine_are_shown_to_an_admin_key_only(
+    rig: Rigs, keyed: GatewayOptions, target: str
+) -> None:
+    async def script(line, request):  # type: ignore[no-untyped-def]
+        await line.json({"model_path": "/home/me/models/a.gguf", "n": [{"path": "/x/b.gguf", "scale": 1.5}]})
+
+    here = await rig(script, config=keyed)
+    shown = json.loads((await here.once(ask("GET", target, "X-Api-Key: " + SECRET))).body)
+    assert shown == {"model_path": "a.gguf", "n": [{"path": "b.gguf", "scale": 1.5}]}
+    assert b"/home/me" in (await here.once(ask("GET", target, "X-Api-Key: " + ADMIN))).body
+    assert b"/home/me" in (await (await rig(script)).once(ask("GET", target))).body, "without keys: this machine only"
+
+
 async def test_evidence_is_shown_to_an_admin_key_only(rig: Rigs, keyed: GatewayOptions) -> None:
     here = await rig(config=keyed, loading=True)
     await here.model.fail("bad_model", "pull it again")
