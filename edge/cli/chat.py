@@ -1,4 +1,4 @@
-"""`edgellm chat`: one question to a running server."""
+"""`edgellm chat`: a question, or on a terminal a conversation, with a running server over its public API."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import ssl
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit, urlunsplit
@@ -15,10 +15,14 @@ import httpx
 import typer
 from msgspec import Struct, field
 
-from edge.cli.options import Json, StateDir
+from edge.cli.options import Json, StateDir, print_json
 from edge.errors import EdgeError, NotRunningError, TimedOutError, UnavailableError, UsageError
+from edge.units import printable
 
 KEY_VARIABLE = "EDGELLM_API_KEY"
+# The first byte may take as long as a model loads; the server sends heartbeats every few seconds meanwhile.
+SILENCE_S = 120.0
+_DIM, _PLAIN, _CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[K"
 
 
 def register(root: typer.Typer) -> None:
@@ -26,7 +30,9 @@ def register(root: typer.Typer) -> None:
 
 
 def chat(
-    text: Annotated[list[str] | None, typer.Argument(help="the question; - reads standard input")] = None,
+    text: Annotated[
+        list[str] | None, typer.Argument(help="the question; - reads standard input; none: a conversation")
+    ] = None,
     model: Annotated[str, typer.Option("--model", "-m", metavar="ID", help="one of several models")] = "",
     system: Annotated[str, typer.Option("--system", metavar="TEXT", help="system prompt")] = "",
     max_tokens: Annotated[int, typer.Option("--max-tokens", metavar="N", min=1, help="longest answer")] = 1024,
@@ -34,62 +40,71 @@ def chat(
     state_dir: StateDir = None,
     as_json: Json = False,
 ) -> None:
-    """Ask a running server and stream its answer. EDGELLM_API_KEY holds the key where the server needs one."""
+    """Ask a running server and stream its answer. EDGELLM_API_KEY holds the key where the server needs one.
 
-    words = text or ["-"]
-    prompt = sys.stdin.read() if words == ["-"] else " ".join(words)
-    question = Question(prompt.strip(), model, system, max_tokens)
-    terminal = sys.stdout.isatty() and not as_json
-
-    def waiting(state: str) -> None:
-        if sys.stderr.isatty():
-            typer.echo(f"\r\x1b[K{state}", nl=False, err=True)
-
-    def piece(part: str) -> None:
-        if not as_json:
-            typer.echo(part, nl=False)
-            sys.stdout.flush()
-
-    answer = ask(url or server_url(os.environ, state_dir), question, os.environ.get(KEY_VARIABLE), piece, waiting)
-    if as_json:
-        typer.echo(json.dumps(answer.document(), ensure_ascii=False))
+    Without a question, on a terminal, a conversation: Ctrl-C stops an answer, /exit or Ctrl-D ends it. Exit code 1 when
+    the answer is not complete.
+    """
+    server = ChatServer(url or server_url(os.environ, state_dir), os.environ.get(KEY_VARIABLE))
+    messages = [{"role": "system", "content": system}] if system else []
+    if not text and not as_json and sys.stdin.isatty():
+        _converse(server, messages, model or server.first_model(), max_tokens)
         return
-    typer.echo("")
-    if terminal and answer.summary:
-        typer.echo(f"\x1b[2m{answer.summary}\x1b[0m", err=True)
+    prompt = (sys.stdin.read() if not text or text == ["-"] else " ".join(text)).strip()
+    if not prompt:
+        raise UsageError("there is no question", 'edgellm chat "What is a capacitor?"')
+    messages.append({"role": "user", "content": prompt})
+    answer = server.ask(messages, model or server.first_model(), max_tokens, ChatScreen(quiet=as_json))
+    if as_json:
+        print_json(answer.document(), indent=None)
+    if answer.finish_reason == "length":
+        typer.echo(f"the answer was cut after {max_tokens} tokens: --max-tokens sets the limit", err=True)
+        raise typer.Exit(1)
 
 
-# Client of the public API for `edgellm chat`: one question, one streamed answer.
+def _converse(server: ChatServer, messages: list[dict[str, Any]], model: str, max_tokens: int) -> None:
+    """Ask line by line and keep the history. An answer that Ctrl-C stopped stays in it as far as it came."""
+    from contextlib import suppress
 
-# The first byte may take as long as a model loads; the server sends heartbeats every few seconds meanwhile.
-SILENCE_S = 120.0
+    from edge.cli import report
 
-
-class Question(Struct, frozen=True):
-    """A chat request. An empty `model` leaves the choice to the server."""
-
-    text: str
-    model: str = ""
-    system: str = ""
-    max_tokens: int = 1024
-
-    def document(self) -> dict[str, Any]:
-        """Return the OpenAI chat request: streamed, with usage."""
-        messages = [{"role": "system", "content": self.system}] if self.system else []
-        messages.append({"role": "user", "content": self.text})
-        document: dict[str, Any] = {
-            "messages": messages,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "max_tokens": self.max_tokens,
-        }
-        return document | ({"model": self.model} if self.model else {})
+    with suppress(ImportError):
+        import readline  # noqa: F401  # makes input() edit and remember lines
+    while True:
+        try:
+            line = input("> ").strip()
+        except EOFError:
+            typer.echo("")
+            return
+        except KeyboardInterrupt:
+            typer.echo("")
+            continue
+        if line in ("/exit", "/quit"):
+            return
+        if not line:
+            continue
+        messages.append({"role": "user", "content": line})
+        screen = ChatScreen()
+        try:
+            answer = server.ask(messages, model, max_tokens, screen)
+        except KeyboardInterrupt:
+            typer.echo(f"{_PLAIN} (stopped)")
+            messages.append({"role": "assistant", "content": screen.text})
+            continue
+        except EdgeError as error:
+            report(error)
+            messages.pop()
+            continue
+        messages.append({"role": "assistant", "content": answer.text})
+        if answer.finish_reason == "length":
+            typer.echo(f"(cut after {max_tokens} tokens: --max-tokens sets the limit)", err=True)
 
 
 class Answer(Struct):
-    """A streamed answer so far, then whole."""
+    """A streamed answer so far, then whole. `reasoning` is the thinking before it."""
 
     text: str = ""
+    reasoning: str = ""
     finish_reason: str | None = None
     usage: dict[str, Any] = field(default_factory=dict)
     timings: dict[str, Any] = field(default_factory=dict)
@@ -98,6 +113,7 @@ class Answer(Struct):
         return {
             "schema": 1,
             "text": self.text,
+            "reasoning": self.reasoning or None,
             "finish_reason": self.finish_reason,
             "usage": self.usage or None,
             "timings": self.timings or None,
@@ -109,6 +125,120 @@ class Answer(Struct):
         tokens, speed = self.usage.get("completion_tokens"), self.timings.get("predicted_per_second")
         known = [f"{tokens} tokens" if tokens else "", f"{speed:.1f} tokens/s" if speed else ""]
         return ", ".join(part for part in known if part)
+
+
+class ChatScreen:
+    """Shows an answer as it comes: on a terminal the thinking too, dimmed, and the figures; in a pipe the text only."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.text = ""
+        self._quiet = quiet
+        self._terminal = sys.stdout.isatty() and not quiet
+        self._waiting = self._thinking = False
+
+    def waiting(self, state: str) -> None:
+        """Show the state of the server while its model loads."""
+        if sys.stderr.isatty() and not self._quiet:
+            typer.echo(f"{_CLEAR_LINE}{printable(state)}", nl=False, err=True)
+            self._waiting = True
+
+    def thought(self, part: str) -> None:
+        self._arrived()
+        if not self._terminal:
+            return
+        if not self._thinking:
+            typer.echo(_DIM, nl=False)
+            self._thinking = True
+        self._write(part)
+
+    def part(self, part: str) -> None:
+        self._arrived()
+        self._end_of_thinking("\n\n")
+        self.text += part
+        if not self._quiet:
+            self._write(part)
+
+    def finish(self, answer: Answer) -> None:
+        self._arrived()
+        self._end_of_thinking("")
+        if not self._quiet:
+            typer.echo("")
+        if self._terminal and answer.summary:
+            typer.echo(f"{_DIM}{answer.summary}{_PLAIN}", err=True)
+
+    def _arrived(self) -> None:
+        if self._waiting:
+            typer.echo(_CLEAR_LINE, nl=False, err=True)
+            self._waiting = False
+
+    def _end_of_thinking(self, after: str) -> None:
+        if self._thinking:
+            typer.echo(f"{_PLAIN}{after}", nl=False)
+            self._thinking = False
+
+    def _write(self, part: str) -> None:
+        """Write at once. What a model says may hold control characters: a terminal must not obey them."""
+        typer.echo(printable(part, newlines=True) if self._terminal else part, nl=False)
+        sys.stdout.flush()
+
+
+class ChatServer(Struct, frozen=True):
+    """A server with OpenAI's API. Methods raise NotRunningError, UnavailableError, TimedOutError, EdgeError."""
+
+    url: str
+    key: str | None = None
+
+    def first_model(self) -> str:
+        """Return the first model, or an empty string where the server has no list of models."""
+        try:
+            with self._client() as client:
+                response = client.get(f"{self._base}/v1/models", timeout=5.0)
+            return str(response.json()["data"][0]["id"]) if response.status_code == 200 else ""
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError):
+            return ""  # the question itself shows what is wrong
+
+    def ask(self, messages: list[dict[str, Any]], model: str, max_tokens: int, screen: ChatScreen) -> Answer:
+        """Send a conversation, show the answer as it comes and return it."""
+        request: dict[str, Any] = {"messages": messages, "stream": True, "max_tokens": max_tokens}
+        request |= {"stream_options": {"include_usage": True}} | ({"model": model} if model else {})
+        answer = Answer()
+        try:
+            with (
+                self._client() as client,
+                client.stream("POST", f"{self._base}/v1/chat/completions", json=request) as got,
+            ):
+                if got.status_code != 200:
+                    got.read()
+                    raise _failure(got.status_code, _error(got.text))
+                for line in got.iter_lines():
+                    _take(line, answer, screen)
+        except httpx.ConnectError as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                hint = "export SSL_CERT_FILE=… names a certificate to trust"
+                raise UnavailableError(f"the certificate of {self.url} is not trusted here", hint) from error
+            raise NotRunningError(f"nothing answers at {self.url}", "start it: `edgellm up`") from error
+        except httpx.TimeoutException as error:
+            raise TimedOutError(
+                f"{self.url} sent nothing for {SILENCE_S:.0f} s", "`edgellm status` shows its state"
+            ) from error
+        except httpx.InvalidURL as error:
+            raise UsageError(f"not a URL: {self.url!r}", "write it like http://127.0.0.1:8080") from error
+        except httpx.TransportError as error:
+            raise _broken() from error
+        screen.finish(answer)
+        if answer.finish_reason is None:
+            raise _broken()
+        return answer
+
+    @property
+    def _base(self) -> str:
+        return self.url.rstrip("/").removesuffix("/v1")
+
+    def _client(self) -> httpx.Client:
+        headers = {"Edgellm-Heartbeat": "1"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
+        timeout = httpx.Timeout(SILENCE_S, connect=5.0)
+        # The server is on this machine or in its network: no proxy.
+        return httpx.Client(timeout=timeout, trust_env=False, verify=_trust(self._base), headers=headers)
 
 
 def server_url(env: Mapping[str, str], state_dir: Path | None) -> str:
@@ -135,74 +265,36 @@ def reachable(url: str) -> str:
     return urlunsplit(parts._replace(netloc=anywhere if parts.port is None else f"{anywhere}:{parts.port}"))
 
 
-def ask(
-    url: str, question: Question, key: str | None, piece: Callable[[str], None], waiting: Callable[[str], None]
-) -> Answer:
-    """Send a question and collect its answer.
-
-    `piece` is called with each part of the text; `waiting` with the state of the server while its model loads, then "".
-
-    Raises UsageError, NotRunningError, UnavailableError, TimedOutError, EdgeError.
-    """
-    if not question.text:
-        raise UsageError("there is no question", 'edgellm chat "What is a capacitor?"')
-    headers = {"Edgellm-Heartbeat": "1"} | ({"Authorization": f"Bearer {key}"} if key else {})
-    answer = Answer()
-    endpoint = url.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
-    # The server is on this machine or in its network: no proxy.
-    client = httpx.Client(timeout=httpx.Timeout(SILENCE_S, connect=5.0), trust_env=False, verify=_trust(endpoint))
-    try:
-        with client, client.stream("POST", endpoint, json=question.document(), headers=headers) as response:
-            if response.status_code != 200:
-                response.read()
-                raise _failure(response.status_code, _error(response.text))
-            for line in response.iter_lines():
-                _take(line, answer, piece, waiting)
-    except httpx.ConnectError as error:
-        if "CERTIFICATE_VERIFY_FAILED" in str(error):
-            hint = "export SSL_CERT_FILE=… names a certificate to trust"
-            raise UnavailableError(f"the certificate of {url} is not trusted here", hint) from error
-        raise NotRunningError(f"nothing answers at {url}", "start it: `edgellm up`") from error
-    except httpx.TimeoutException as error:
-        raise TimedOutError(f"{url} sent nothing for {SILENCE_S:.0f} s", "`edgellm status` shows its state") from error
-    except httpx.InvalidURL as error:
-        raise UsageError(f"not a URL: {url!r}", "write it like http://127.0.0.1:8080") from error
-    except httpx.TransportError as error:
-        raise EdgeError("the answer broke off", "`edgellm logs` shows the engine's last lines") from error
-    return answer
-
-
 def _trust(endpoint: str) -> ssl.SSLContext | bool:
     """Return the system's certificates and SSL_CERT_FILE; plain HTTP loads none."""
     return ssl.create_default_context() if endpoint.startswith("https:") else False
 
 
-def _take(line: str, answer: Answer, piece: Callable[[str], None], waiting: Callable[[str], None]) -> None:
+def _take(line: str, answer: Answer, screen: ChatScreen) -> None:
     """Apply one line of the event stream: a comment is a heartbeat with the state of the server."""
     if line.startswith(": "):
-        waiting(line[2:])
+        screen.waiting(line[2:])
         return
     if not line.startswith("data: ") or line == "data: [DONE]":
         return
     event = _json(line[6:])
     if isinstance(event.get("error"), dict):
-        waiting("")
         raise _failure(502, event["error"])
-    for part in _parts(event, answer):
-        if not answer.text:
-            waiting("")
-        answer.text += part
-        piece(part)
-
-
-def _parts(event: dict[str, Any], answer: Answer) -> Iterator[str]:
     answer.usage = event.get("usage") or answer.usage
     answer.timings = event.get("timings") or answer.timings
     for choice in event.get("choices") or []:  # the usage event has none
         answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
-        part = (choice.get("delta") or {}).get("content")
-        if part:
-            yield part
+        delta = choice.get("delta") or {}
+        if thought := delta.get("reasoning_content"):
+            answer.reasoning += thought
+            screen.thought(thought)
+        if part := delta.get("content"):
+            answer.text += part
+            screen.part(part)
+
+
+def _broken() -> EdgeError:
+    return EdgeError("the answer broke off", "`edgellm logs` shows the engine's last lines")
 
 
 def _failure(status: int, error: Mapping[str, Any]) -> EdgeError:

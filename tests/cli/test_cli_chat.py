@@ -2,6 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import pty
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,9 +14,11 @@ import trustme
 from edge.cli import main
 from edge.cli.chat import reachable
 from edge.gateway.config import GatewayOptions
-from tests.fakes.upstream.engine import Line, Received
+from tests.fakes.upstream.engine import Line, Received, Script
+from tests.fakes.upstream.model import FakeModel
 from tests.gateway.conftest import Rig, Rigs, rig, sockets
 from tests.gateway.raw import until
+from tests.serving import ROOT
 
 __all__ = ["rig", "sockets"]  # fixtures
 
@@ -56,6 +62,80 @@ async def test_json_is_one_document(rig: Rigs, capsys: pytest.CaptureFixture[str
         "stop",
     )
     assert document["usage"] == {"completion_tokens": 3}
+
+
+def thinking(finish: str | None) -> Script:
+    """An answer with thinking before it, which ends with `finish`; None: the stream just ends."""
+
+    async def script(line: Line, request: Received) -> None:
+        await line.stream()
+        await line.chunk(b'data: {"choices":[{"delta":{"reasoning_content":"Let me think."}}]}\n\n')
+        await line.chunk(delta("Forty\x1b]52;c;QUJD\x07 two"))
+        if finish:
+            await line.chunk(f'data: {{"choices":[{{"finish_reason":"{finish}","delta":{{}}}}]}}\n\n'.encode())
+            await line.chunk(b"data: [DONE]\n\n")
+        await line.end()
+
+    return script
+
+
+async def test_thinking_is_kept_apart(rig: Rigs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await chat(await rig(thinking("stop")), "Hello") == 0
+    assert capsys.readouterr().out == "Forty\x1b]52;c;QUJD\x07 two\n", "a pipe gets the text as it is"
+    assert await chat(await rig(thinking("stop")), "Hello", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["reasoning"] == "Let me think."
+
+
+@pytest.mark.parametrize(("finish", "said"), [("length", "cut after 1024 tokens"), (None, "the answer broke off")])
+async def test_an_answer_that_is_not_complete_is_no_success(
+    rig: Rigs, finish: str | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await chat(await rig(thinking(finish)), "Hello") == 1
+    shown = capsys.readouterr()
+    assert "two" in shown.out and said in shown.err
+
+
+async def test_of_several_models_the_first_is_asked(rig: Rigs) -> None:
+    """`edgellm chat TEXT` works without -m too, though the gateway wants a name then."""
+    one = await rig(story)
+    models = {name: FakeModel(name, str(one.engine.path)) for name in ("b", "c")}
+    assert await chat(await rig(models=models), "Hello") == 0
+    asked = [json.loads(request.body) for request in one.engine.requests if request.body]
+    assert [body["model"] for body in asked] == ["b"]
+
+
+def on_terminal(*arguments: str) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a command on a terminal; return it and the other side of the terminal."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "edge", *arguments]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT)
+    os.close(theirs)
+    return process, ours
+
+
+async def test_a_conversation_on_a_terminal(rig: Rigs) -> None:
+    """The history goes along, thinking is shown, control characters are not obeyed, /exit ends it."""
+    here = await rig(thinking("stop"))
+    process, ours = on_terminal("chat", "-m", "chat", "--url", f"http://127.0.0.1:{here.port}")
+    shown = b""
+
+    def read_until(mark: bytes, count: int) -> None:
+        nonlocal shown
+        while shown.count(mark) < count:
+            shown += os.read(ours, 4096)
+
+    try:
+        for number, line in enumerate((b"first\n", b"second\n", b"/exit\n"), 1):
+            await asyncio.to_thread(read_until, b"> ", number)
+            os.write(ours, line)
+        assert await asyncio.to_thread(process.wait, 30) == 0
+    finally:
+        process.kill()
+        os.close(ours)
+    assert b"\x1b[2mLet me think." in shown and rb"Forty\x1b]52;c;QUJD\x07 two" in shown and b"\x1b]52" not in shown
+    asked = [json.loads(request.body)["messages"] for request in here.engine.requests if request.body]
+    assert [len(messages) for messages in asked] == [1, 3]
+    assert asked[1][1]["role"] == "assistant" and asked[1][2]["content"] == "second"
 
 
 async def test_it_waits_for_the_model(rig: Rigs, capsys: pytest.CaptureFixture[str]) -> None:
