@@ -6,38 +6,36 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from aiohttp import web
 from msgspec.structs import replace
 
-from edge.config import Config, load
+from edge.config import load
 from edge.daemon import late_start as awaited
 from edge.daemon import volatile_dirs
 from edge.daemon.control import Control, LogQuestion, log_lines, overview
 from edge.daemon.fleet import Fleet, gateway_config
 from edge.daemon.gpu_recovery import recover_gpu
-from edge.daemon.history import LaunchTimes, Recorder, SpeedBaseline
+from edge.daemon.history import Recorder, SpeedBaseline
 from edge.daemon.journal import console_for
-from edge.daemon.lock import Lock
+from edge.daemon.planning import Launched, LaunchTimes, remember
 from edge.daemon.reload import Reload, after_restart
+from edge.daemon.remembered_launch import forget, keep
 from edge.daemon.thermal import ThermalControl, telemetry_of
 from edge.daemon.watchdog import MORE_S, Watchdog
 from edge.engine.choose import fallback_now
 from edge.errors import BugError, EdgeError
 from edge.gateway.app import make_app
 from edge.gateway.server import serve
-from edge.linux.sd_notify import Notifier
-from edge.linux.sockets import Listeners
-from edge.paths import Folders, system_folders
+from edge.paths import system_folders
 from edge.plan import start_records
 from edge.plan.prepare import HostView, Prepared, prepare
 from edge.service import unit
 from edge.supervisor.model_handle import UNNAMED, ModelHandle
-from edge.supervisor.process import Child
 from edge.supervisor.state import SupervisorState, died
 from edge.supervisor.status import Failure, ModelStatus, State
 from edge.supervisor.supervisor import Supervisor
@@ -45,21 +43,6 @@ from edge.telemetry.telemetry import Telemetry
 
 PROGRESS_LOOK_S = 0.2
 HUNG_UP = 129  # 128 + SIGHUP, as a shell reports it
-
-
-class Launched(NamedTuple):
-    """A started process with open sockets and running engines. `plan` is the error to serve where none was made."""
-
-    folders: Folders
-    config: Config
-    plan: Prepared | EdgeError
-    lock: Lock
-    listeners: Listeners
-    notifier: Notifier
-    children: Mapping[str, Child]
-    flags: Mapping[str, object]  # of the command line, for a reload
-    as_json: bool
-    times: LaunchTimes
 
 
 def run(launch: Launched) -> int:
@@ -75,7 +58,7 @@ class App:
         self.launch = launch
         self.config = launch.config  # with `prepared`, replaced by each reload
         self.prepared: Prepared | None = None
-        self.console = console_for(os.environ, as_json=launch.as_json)
+        self.console = console_for(os.environ, as_json=bool(launch.request.options["json"]))
         self.urls = launch.listeners.urls(tls=bool(launch.config.gateway.tls_cert))  # no reload changes them
         self.fleet = Fleet(launch.folders, self._changed, SpeedBaseline(launch.folders))
         self.watchdog = Watchdog(launch.notifier, self.statuses)
@@ -86,6 +69,7 @@ class App:
             self.fleet.handles,
         )
         self.reloading = Reload(self.fleet)
+        self._memorable = isinstance(launch.plan, Prepared)  # until an engine fails or a reload changes something
         self._times = launch.times  # a late plan has a launch of its own
         self.recorder: Recorder | None = None
         self._unit = unit.own()
@@ -152,6 +136,8 @@ class App:
         await control.start()
         if self.prepared is not None:
             self.console.planned(self.prepared.plan, self.prepared.profile.name, self.urls)
+        for note in launch.notes:
+            self.console.say(note)
         self._report_problems()
         self._arrival = asyncio.create_task(self._serve_late())
         recovering = recover_gpu(lambda: self.prepared, self.fleet, self._reload_in_background)
@@ -219,7 +205,7 @@ class App:
             return prepare(self.config, launch.folders, HostView(waited_s=waited_s))
 
         prepared = await late_start.until(planned, gave_up)
-        self._times = LaunchTimes(time.monotonic(), (), None)
+        self._times = LaunchTimes(time.monotonic())
         self._adopt(prepared)
         for model_id, model in prepared.plan.models.items():
             handle, supervisor = self.fleet.add(prepared, model, self._expected_s(model_id))
@@ -269,13 +255,32 @@ class App:
         if after.state is State.READY:
             if self.recorder is not None:
                 self.recorder.ready(supervisor, self._times)
+            self._remember_launch()
             began_s = supervisor.started_at_s or self._times.began_s
             self.console.ready(supervisor.status(), time.monotonic() - began_s, self.urls)
         if died(before, after) and after.failure is not None:
             if self.recorder is not None:
                 self.recorder.crashed(supervisor, before, after.failure, self._times)
+            if before.ready_since is None or not after.alive:
+                self._forget_launch()
             self._roll_back_if_needed()
             self.console.failed(supervisor.model_id, after.failure, gives_up=after.state is State.FAILED)
+
+    def _remember_launch(self) -> None:
+        """Keep the launch for the next start once every engine of it is READY as planned."""
+        launched = [each for each in self.fleet.supervisors() if each.model_id in self.launch.children]
+        if not self._memorable or not launched or self.prepared is None:
+            return
+        if any(each.machine.state is not State.READY or not each.as_planned for each in launched):
+            return
+        record = remember(self.launch, self.prepared)
+        if record is not None:
+            self._memorable = False  # once is enough
+            self._in_background(asyncio.to_thread(keep, self.launch.folders, record))
+
+    def _forget_launch(self) -> None:
+        self._memorable = False
+        forget(self.launch.folders)
 
     def _roll_back_if_needed(self) -> None:
         prepared = self.prepared
@@ -326,6 +331,8 @@ class App:
             self._arrival.cancel()
         self._settle_placeholders()
         self.watchdog.watch(self.fleet.supervisors())
+        if set(outcome.models.values()) != {"kept"}:
+            self._forget_launch()
         self.console.say(f"reloaded: {', '.join(f'{name}: {how}' for name, how in outcome.models.items())}")
         if outcome.after_restart:
             self.console.warn(f"{', '.join(outcome.after_restart)}: changed, and read only when edgellm starts")

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from edge.board import device_nodes
 from edge.config import Config
 from edge.daemon.history import SpeedBaseline, key
+from edge.daemon.planning import process_limits
 from edge.gateway.config import GatewayOptions
 from edge.linux.procfs import Ring
 from edge.paths import Folders
@@ -24,7 +25,7 @@ from edge.plan.prepare import Prepared, config_of, prepare, preset_of, wants_gpu
 from edge.resources import data_dir, load_toml
 from edge.supervisor.log_patterns import Patterns
 from edge.supervisor.model_handle import UNNAMED, ModelHandle
-from edge.supervisor.policy import Policy, SupervisorOptions, hygiene
+from edge.supervisor.policy import Policy, SupervisorOptions
 from edge.supervisor.process import Child
 from edge.supervisor.remedies import Remedies
 from edge.supervisor.state import SupervisorState
@@ -65,7 +66,7 @@ def terms_of(prepared: Prepared, model: ModelPlan, last_good_tokens_s: float | N
     config = config_of(prepared, model.id)
     return SupervisorOptions(
         policy=Policy(**to_builtins(prepared.config.restart, enc_hook=str)),
-        hygiene=hygiene(preset),
+        limits=process_limits(preset),
         strict=prepared.config.strict,
         capability=prepared.board.compute_capability,
         l4t=prepared.board.l4t,

@@ -9,9 +9,10 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from edge.daemon.start_timeline import Instants, Span, spans, start_record
+from edge.daemon.planning import LaunchTimes
+from edge.daemon.start_timeline import Instants, spans, start_record
 from edge.linux.files import write_atomic
 from edge.linux.procfs import read_boot_id, read_usage, resident_ratio
 from edge.paths import Folders
@@ -21,15 +22,6 @@ from edge.plan.calibration_file import calibration_path, record
 from edge.supervisor.state import SupervisorState
 from edge.supervisor.status import Failure, State
 from edge.supervisor.supervisor import Supervisor
-
-
-class LaunchTimes(NamedTuple):
-    """When the process began (monotonic), the launcher's spans since then, and its CPU time until the spawn."""
-
-    began_s: float
-    spans: Sequence[Span]
-    spawn_cpu_s: float | None
-
 
 Samples = Callable[[str, float], Sequence[Sequence[float | int | None]]]  # (model id, zero_s) → telemetry samples
 
@@ -81,7 +73,7 @@ class Recorder:
         if watch is None:
             return
         if not (supervisor.launched and supervisor.restarts == 0):
-            launch = LaunchTimes(supervisor.started_at_s or time.monotonic(), (), None)
+            launch = LaunchTimes(supervisor.started_at_s or time.monotonic())
         began_s = launch.began_s
         instants = Instants(
             process_s=began_s,
@@ -103,6 +95,7 @@ class Recorder:
             weights_bytes=weights_bytes,
             spawn_cpu_s=launch.spawn_cpu_s,
             outcome=outcome,
+            remembered=launch.remembered,
             samples=self._samples(supervisor.model_id, began_s),
         )
         self._append(self._folders.starts, row)

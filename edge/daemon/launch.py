@@ -1,6 +1,7 @@
-"""`edgellm up` until the engine runs: standard library only, the application's imports follow while the model loads.
+"""`edgellm up` until the engine runs. What is imported here costs time before every spawn: nothing with msgspec.
 
-inherited sockets → configuration → lock → bind what is not inherited → plan → spawn → only then edge.daemon.app.
+With a remembered launch: sockets → compare → lock → bind → spawn, and only then the configuration and the plan, which
+may replace the engine. Without: sockets → configuration → lock → bind → plan → spawn. Then edge.daemon.app.
 """
 
 from __future__ import annotations
@@ -8,177 +9,128 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from signal import SIGKILL
 from typing import Any, NamedTuple
 
-from edge.board.device_nodes import WAIT_S
-from edge.config import Config, load
-from edge.daemon import consent
+from edge.daemon import remembered_launch
 from edge.daemon.lock import Lock, acquire
-from edge.daemon.options import given, parse
-from edge.daemon.start_timeline import Span
-from edge.errors import BugError, DeviceMissingError, EdgeError, EngineMissingError, UnavailableError
-from edge.linux import sockets as listen
+from edge.daemon.remembered_launch import RememberedLaunch
+from edge.errors import UnavailableError
 from edge.linux.procfs import process_started_s
 from edge.linux.sd_notify import Notifier
+from edge.linux.sockets import Listeners, bind, inherited
 from edge.paths import Folders, folders
-from edge.plan.choose import NotDownloadedError
-from edge.plan.prepare import Prepared, config_of, prepare, preset_of
-from edge.supervisor.policy import hygiene
-from edge.supervisor.process import Child, spawn
-
-Options = Mapping[str, Any]
-
-
-class Claimed(NamedTuple):
-    """A run folder that is locked and addresses that listen. `failure` stands in for a configuration."""
-
-    folders: Folders
-    config: Config
-    failure: EdgeError | None
-    lock: Lock
-    listeners: listen.Listeners
+from edge.supervisor.process import Child, ProcessLimits, spawn
 
 
 def up(argv: list[str]) -> int:
     """Run until stopped and return the exit code. Faults before the first spawn raise EdgeError."""
     gc.disable()  # nothing of the launch is garbage, and looking for some costs more than a tenth of its CPU time
-    clock = _Clock(process_started_s() or time.monotonic())
-    options = parse(argv)
-    clock.lap("python")
+    clock = Clock(process_started_s() or time.monotonic())
     notifier = Notifier.take(os.environ)
-    notifier.status("planning")
-    claimed = _claim(options)
-    clock.lap("configure")
-    plan = claimed.failure or _plan(claimed, options)
-    if claimed.failure is None:
-        clock.lap("plan")
-    children = _spawn(plan, claimed) if isinstance(plan, Prepared) else {}
+    children = Children()
     try:
-        if isinstance(plan, Prepared):
-            clock.lap("spawn")
-        spawn_cpu_s = time.process_time() if children else None
-        from edge.daemon.app import Launched, run
-        from edge.daemon.history import LaunchTimes
+        sockets = inherited(os.environ)
+        clock.lap("python")
+        early = _spawn_remembered(argv, folders(os.environ, _state_dir(argv)), sockets, children, clock)
+        notifier.status("loading" if early else "planning")
+        from edge.daemon.options import parse
+        from edge.daemon.planning import Request, launch
+
+        options = parse(argv)
+        places = folders(os.environ, Path(options["state_dir"]) if options["state_dir"] else None)
+        launched = launch(Request(argv, options, places, sockets), early, children, clock, notifier)
+        from edge.daemon.app import run
 
         gc.freeze()
         gc.enable()
-        launched = Launched(
-            folders=claimed.folders,
-            config=claimed.config,
-            plan=plan,
-            lock=claimed.lock,
-            listeners=claimed.listeners,
-            notifier=notifier,
-            children=children,
-            flags=given(options),
-            as_json=bool(options["json"]),
-            times=LaunchTimes(clock.began_s, clock.spans, spawn_cpu_s),
-        )
         return run(launched)
     except BaseException:
-        _kill(children.values())  # Ctrl-C while importing, or a bug: no engine outlives its supervisor
+        children.kill()  # Ctrl-C while importing, a plan that fails, or a bug: no engine outlives its supervisor
         raise
 
 
-class _Clock:
-    """Records the phases of the launch as spans that follow each other."""
+class Clock:
+    """Records the phases of the launch as laps that follow each other: name, start and end since the process began."""
 
     def __init__(self, began_s: float) -> None:
-        self.spans: list[Span] = []
+        self.laps: list[tuple[str, float, float]] = []
         self.began_s = self._last_s = began_s
+        self.spawn_cpu_s: float | None = None
 
     def lap(self, name: str) -> None:
         now = time.monotonic()
-        self.spans.append(Span(name, None, self._last_s - self.began_s, now - self.began_s))
+        self.laps.append((name, self._last_s - self.began_s, now - self.began_s))
         self._last_s = now
 
+    def spawned(self) -> None:
+        self.lap("spawn")
+        self.spawn_cpu_s = time.process_time()
 
-def _claim(options: Options) -> Claimed:
-    sockets = listen.inherited(os.environ)
-    places = folders(os.environ, _state_dir(options))
-    config, failure = _configure(options, places, inherited=bool(sockets))
+
+class Children(dict[str, Child]):
+    """The engines that the launcher spawned, by model id."""
+
+    def start(self, model_id: str, argv: Any, env: Mapping[str, str], socket: Path, limits: ProcessLimits) -> None:
+        """Raises UnavailableError if the engine cannot be executed."""
+        self[model_id] = spawn(argv, env, socket, limits)
+
+    def kill(self) -> None:
+        for child in self.values():
+            child.send(SIGKILL)
+        for child in self.values():
+            child.wait(5)
+            child.close()
+            child.socket_path.unlink(missing_ok=True)
+        self.clear()
+
+
+class Early(NamedTuple):
+    """A start whose engines run already, by a remembered launch that the plan has yet to confirm."""
+
+    remembered: RememberedLaunch
+    lock: Lock
+    listeners: Listeners
+
+
+def claim(places: Folders, sockets: list[Any], listen: list[str], *, tls: bool) -> tuple[Lock, Listeners]:
+    """Lock the run folder and listen. Raises AlreadyRunningError, AddressInUseError, ConfigError, UnavailableError."""
     lock = acquire(places)
-    listeners = listen.Listeners(sockets or listen.bind(config.listen), inherited=bool(sockets))
-    lock.publish(listeners.urls(tls=bool(config.gateway.tls_cert)))
-    return Claimed(places, config, failure, lock, listeners)
+    listeners = Listeners(sockets or bind(listen), inherited=bool(sockets))
+    lock.publish(listeners.urls(tls=tls))
+    return lock, listeners
 
 
-def _state_dir(options: Options) -> Path | None:
-    return Path(options["state_dir"]) if options["state_dir"] else None
+def _state_dir(argv: list[str]) -> Path | None:
+    """Return the value of --state-dir without argparse, whose import costs 5 ms.
+
+    A misreading finds no record, or one of a start with exactly this command line, whose folder is the right one.
+    """
+    for number, word in enumerate(argv):
+        if word == "--state-dir" and number + 1 < len(argv):
+            return Path(argv[number + 1])
+        if word.startswith("--state-dir="):
+            return Path(word.removeprefix("--state-dir="))
+    return None
 
 
-def _configure(options: Options, places: Folders, *, inherited: bool) -> tuple[Config, EdgeError | None]:
-    """Behind a socket unit a fault is answered with 503: after an exit each waiting client would start us again."""
+def _spawn_remembered(
+    argv: list[str], places: Folders, sockets: list[Any], children: Children, clock: Clock
+) -> Early | None:
+    """Spawn the engines of the remembered launch; None where there is none, or it is not this machine's any more."""
+    record = remembered_launch.read_record(remembered_launch.record_path(places))
+    if record is None or remembered_launch.why_not(record, argv, os.environ) is not None:
+        return None
+    lock, listeners = claim(places, sockets, record.listen, tls=record.tls)
+    clock.lap("compare")
     try:
-        return load(places, given(options), os.environ), None
-    except EdgeError as error:
-        if not inherited:
-            raise
-        return Config(), error
-
-
-def _plan(claimed: Claimed, options: Options) -> Prepared | EdgeError:
-    """Return the plan, or the error to serve in its place. Raises EdgeError where `up` should exit."""
-    inherited = claimed.listeners.inherited
-    try:
-        return _prepare(claimed, options)
-    except EdgeError as error:
-        # Soon after boot the driver may only be late, so that a start by hand waits too.
-        late = isinstance(error, DeviceMissingError) and error.patience_s >= WAIT_S
-        if not (inherited or late):
-            raise
-        return error
-    except Exception as error:
-        if not inherited:
-            raise
-        import traceback
-
-        traceback.print_exc()  # a bug of ours is answered with 503 too: each waiting client would start us again
-        return BugError(f"the plan could not be made: {error!r}", "please report this, with the journal")
-
-
-def _prepare(claimed: Claimed, options: Options) -> Prepared:
-    """With --yes, or a yes on the terminal, build and fetch what is missing first."""
-    state_dir, yes = _state_dir(options), bool(options["yes"])
-    config, places, inherited = claimed.config, claimed.folders, claimed.listeners.inherited
-    for _ in ("an engine", "models"):
-        try:
-            return prepare(config, places)
-        except EngineMissingError as missing:
-            if missing.recipe is None or inherited:
-                raise
-            consent.build(missing, missing.recipe, state_dir, yes=yes)
-        except NotDownloadedError as missing:
-            if inherited:
-                raise
-            consent.fetch(missing.downloads, state_dir, yes=yes)
-    return prepare(config, places)
-
-
-def _spawn(prepared: Prepared, claimed: Claimed) -> dict[str, Child]:
-    """Start every preloaded model's engine; on one unified memory they load side by side."""
-    children: dict[str, Child] = {}
-    for model_id, model in prepared.plan.models.items():
-        if not config_of(prepared, model_id).preload:
-            continue  # its first request starts it
-        plan = model.ladder.plans[model.ladder.chosen]
-        try:
-            limits = hygiene(preset_of(prepared, model_id))
-            children[model_id] = spawn(plan.argv, plan.env, claimed.folders.model_socket(model_id), limits)
-        except BaseException as error:
-            # Behind a socket unit the supervisor tries once more and reports the reason.
-            if not (isinstance(error, UnavailableError) and claimed.listeners.inherited):
-                _kill(children.values())
-                raise
-    return children
-
-
-def _kill(children: Iterable[Child]) -> None:
-    for child in children:
-        child.send(SIGKILL)
-        child.wait(5)
-        child.close()
-        child.socket_path.unlink(missing_ok=True)
+        for model_id, model in record.models.items():
+            nice, oom_score_adj, cpus = model.limits
+            limits = ProcessLimits(nice, oom_score_adj, tuple(cpus))
+            children.start(model_id, model.argv, model.env, places.model_socket(model_id), limits)
+    except UnavailableError:
+        children.kill()  # the plan finds out what is wrong with the engine
+    clock.spawned()
+    return Early(record, lock, listeners)

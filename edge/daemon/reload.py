@@ -166,7 +166,7 @@ def _same(old: Supervisor, new: Prepared, model: ModelPlan) -> bool:
 
 def _options(terms: SupervisorOptions, model: ModelPlan) -> tuple[Any, ...]:
     """Return the options that a supervisor is made with, argv and environment apart."""
-    return terms.hygiene, terms.strict, terms.ttl_s, terms.policy, model.aliases
+    return terms.limits, terms.strict, terms.ttl_s, terms.policy, model.aliases
 
 
 def _command(plan: LaunchPlan) -> tuple[Any, ...]:

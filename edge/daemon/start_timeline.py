@@ -74,6 +74,7 @@ def start_record(
     weights_bytes: int,
     spawn_cpu_s: float | None,
     outcome: str,
+    remembered: bool = False,
     samples: Sequence[Sequence[float | int | None]] = (),
 ) -> dict[str, Any]:
     """Return one record of starts.jsonl. Times are rounded to 0.1 ms, the precision of the log's timestamps."""
@@ -100,6 +101,7 @@ def start_record(
         "limit": {"bytes": weights_bytes, "rate": None, "fixed_s": None, "total_s": None},
         "samples": list(samples),
         "outcome": outcome,
+        "remembered": remembered,
     }
 
 

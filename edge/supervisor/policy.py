@@ -6,7 +6,8 @@ from enum import Enum
 
 from msgspec import Struct, field
 
-from edge.config.values import Preset, RestartConfig
+from edge.config.values import RestartConfig
+from edge.supervisor.process import ProcessLimits
 from edge.supervisor.status import Degraded
 
 
@@ -57,24 +58,6 @@ class Policy(RestartConfig, frozen=True):
         return pause * (1 + self.jitter * jitter)
 
 
-# Limits that keep an engine from starving the rest of the machine. Values only.
-
-
-class ProcessLimits(Struct, frozen=True):
-    """Limits of an engine process. `cpus` empty: those that this process may use."""
-
-    nice: int = 0
-    # proc(5): -1000…1000 is added to the badness. 500 makes the kernel choose the engine, which is restarted, before
-    # sshd or this process.
-    oom_score_adj: int = 500
-    cpus: tuple[int, ...] = ()
-
-
-def hygiene(preset: Preset) -> ProcessLimits:
-    """Return the limits that a preset requests."""
-    return ProcessLimits(preset.nice, preset.oom_score_adj, preset.cpus)
-
-
 # Options that hold for every child of one model. Values only.
 
 
@@ -89,7 +72,7 @@ class SupervisorOptions(Struct, frozen=True):
     """The options of one supervisor, from the configuration, the profile and the board."""
 
     policy: Policy = field(default_factory=Policy)
-    hygiene: ProcessLimits = field(default_factory=ProcessLimits)
+    limits: ProcessLimits = ProcessLimits()
     strict: bool = False  # refuse to serve with any Degraded
     capability: str | None = None  # of the GPU: "8.7"
     l4t: str | None = None  # release of a Jetson's system: "36.4.7"

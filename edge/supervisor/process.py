@@ -16,16 +16,22 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from msgspec import Struct
+from typing import NamedTuple
 
 from edge.errors import UnavailableError
-from edge.supervisor.policy import ProcessLimits
-
-# The exit status of a process. A value.
 
 
-class ExitStatus(Struct, frozen=True):
+class ProcessLimits(NamedTuple):
+    """Limits that keep an engine from starving the rest of the machine. `cpus` empty: those of this process."""
+
+    nice: int = 0
+    # proc(5): -1000…1000 is added to the badness. 500 makes the kernel choose the engine, which is restarted, before
+    # sshd or this process.
+    oom_score_adj: int = 500
+    cpus: tuple[int, ...] = ()
+
+
+class ExitStatus(NamedTuple):
     """An exit by `code` or by `signal`. `lived_s`: from spawn to exit."""
 
     code: int | None

@@ -159,6 +159,11 @@ class Supervisor:
         """Whether it runs on the CPU because the GPU is absent, not because of memory."""
         return self._missing is not None and self.machine.rung == self._policy.cpu_rung != self.machine.home
 
+    @property
+    def as_planned(self) -> bool:
+        """Whether it runs the planned rung, with every acceleration."""
+        return self.machine.rung == self.machine.home and not self.machine.remedies
+
     # --- Upstream ----------------------------------------------------------------------------------------------------
 
     @property
@@ -295,7 +300,7 @@ class Supervisor:
         self.started_at_s = time.monotonic()
         try:
             plan = self._plans.at(effect.rung, effect.remedies)
-            child = spawn(plan.argv, plan.env, self._socket_path, self.terms.hygiene)
+            child = spawn(plan.argv, plan.env, self._socket_path, self.terms.limits)
         except EdgeError as error:
             failure = Failure(_kind(error), str(error), error.hint or "see `edgellm doctor`")
             self.post(Exited(EngineFault.PERMANENT, failure))

@@ -15,8 +15,7 @@ import pytest
 
 from edge.errors import UnavailableError
 from edge.linux.procfs import read_usage
-from edge.supervisor.policy import ProcessLimits
-from edge.supervisor.process import Child, spawn
+from edge.supervisor.process import Child, ProcessLimits, spawn
 from tests.serving import ROOT, alive, eventually
 
 PYTHON = (sys.executable, "-S", "-E", "-c")

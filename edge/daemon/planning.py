@@ -1,0 +1,295 @@
+"""The part of a launch that knows configuration and planner: makes the first plan, or confirms a remembered launch."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from edge.board.device_nodes import WAIT_S, gpu_nodes
+from edge.config import Config, load
+from edge.config.values import Preset
+from edge.daemon import consent
+from edge.daemon.launch import Children, Clock, Early, claim
+from edge.daemon.lock import Lock
+from edge.daemon.options import given
+from edge.daemon.remembered_launch import (
+    Identity,
+    RememberedLaunch,
+    RememberedModel,
+    board_identity,
+    changed,
+    identity,
+    read_record,
+    record_path,
+    relevant,
+    trace_inputs,
+)
+from edge.daemon.start_timeline import Span
+from edge.errors import BugError, DeviceMissingError, EdgeError, EngineMissingError, UnavailableError
+from edge.linux.procfs import read_usage
+from edge.linux.sd_notify import Notifier
+from edge.linux.sockets import Listeners
+from edge.linux.tree import Tree
+from edge.paths import Folders
+from edge.plan.calibration_file import calibration_path
+from edge.plan.choose import NotDownloadedError
+from edge.plan.plan import LaunchPlan, ModelPlan
+from edge.plan.prepare import HostView, Prepared, config_of, prepare, preset_of
+from edge.supervisor.process import ProcessLimits
+
+
+class Request(NamedTuple):
+    """What `up` was called with. `sockets`: inherited from systemd."""
+
+    argv: list[str]
+    options: Mapping[str, Any]
+    folders: Folders
+    sockets: list[Any]
+
+    @property
+    def state_dir(self) -> Path | None:
+        return Path(self.options["state_dir"]) if self.options["state_dir"] else None
+
+
+class LaunchTimes(NamedTuple):
+    """When the process began (monotonic), the launcher's spans since then, and its CPU time until the spawn."""
+
+    began_s: float
+    spans: tuple[Span, ...] = ()
+    spawn_cpu_s: float | None = None
+    remembered: bool = False
+
+
+class Launched(NamedTuple):
+    """A started process with open sockets and running engines. `plan` is the error to serve where none was made."""
+
+    request: Request
+    config: Config
+    plan: Prepared | EdgeError
+    lock: Lock
+    listeners: Listeners
+    notifier: Notifier
+    children: Children
+    times: LaunchTimes
+    inputs: dict[str, Identity]  # the files that the plan was made from
+    notes: tuple[str, ...] = ()  # about the remembered launch, for the console
+
+    @property
+    def folders(self) -> Folders:
+        return self.request.folders
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """Return the options of the command line, for a reload."""
+        return given(self.request.options)
+
+
+def launch(request: Request, early: Early | None, children: Children, clock: Clock, notifier: Notifier) -> Launched:
+    """Plan and spawn, or confirm the engines that run by a remembered launch. Raises EdgeError where `up` should exit.
+
+    Fills `children`, which the caller kills if this raises.
+    """
+    inherited = early.listeners.inherited if early else bool(request.sockets)
+    notes: tuple[str, ...] = ()
+    confirmed = False
+    with trace_inputs(request.folders) as inputs:
+        config, failure = _configure(request, inherited=inherited)
+        if early is None:
+            lock, listeners = claim(
+                request.folders, request.sockets, list(config.listen), tls=bool(config.gateway.tls_cert)
+            )
+            clock.lap("configure")
+        else:
+            lock, listeners = early.lock, early.listeners
+        plan = failure or _plan(request, config, early, children, inherited=inherited)
+    clock.lap("plan")
+    if early is not None and children:
+        plan, notes = _confirm(plan, early.remembered, children)
+        confirmed = bool(children)
+        if not children and failure is None:
+            plan = _plan(request, config, None, children, inherited=inherited)
+    if isinstance(plan, Prepared) and not children:
+        _spawn(plan, request.folders, children, inherited=inherited)
+        clock.spawned()
+    spans = tuple(Span(name, None, start_s, end_s) for name, start_s, end_s in clock.laps)
+    times = LaunchTimes(clock.began_s, spans, clock.spawn_cpu_s if children else None, confirmed)
+    return Launched(request, config, plan, lock, listeners, notifier, children, times, inputs, notes)
+
+
+def process_limits(preset: Preset) -> ProcessLimits:
+    """Return the limits that a preset requests."""
+    return ProcessLimits(preset.nice, preset.oom_score_adj, preset.cpus)
+
+
+def remember(launched: Launched, prepared: Prepared) -> RememberedLaunch | None:
+    """Return the record of a launch that became READY as planned; None if another start should plan anew."""
+    if not launched.inputs or prepared.fallback is not None or prepared.board.refused is not None:
+        return None
+    models, needed = {}, 0
+    uses_gpu = False
+    for model_id in launched.children:
+        model = prepared.plan.models[model_id]
+        plan = model.ladder.plans[model.ladder.chosen]
+        limits = process_limits(preset_of(prepared, model_id))
+        held = {domain: _held_bytes(plan, domain) for domain in plan.budget}
+        models[model_id] = RememberedModel(list(plan.argv), dict(plan.env), list(limits), held)
+        uses_gpu |= plan.settings.n_gpu_layers > 0
+        host = plan.budget.get("unified") or plan.budget.get("host")
+        needed += host.required_bytes + (0 if needed else host.reserve_bytes) if host else 0
+    calibrated = str(calibration_path(launched.folders))
+    nodes = gpu_nodes(prepared.board, Tree(Path("/"))).names if uses_gpu else ()
+    return RememberedLaunch(
+        argv=launched.request.argv,
+        cwd=str(Path.cwd()),
+        env=relevant(os.environ),
+        listen=list(launched.config.listen),
+        tls=bool(launched.config.gateway.tls_cert),
+        files=launched.inputs | {calibrated: identity(calibrated)},  # this start has calibrated itself
+        board=board_identity(),
+        nodes=[node for node in nodes if os.access(node, os.R_OK | os.W_OK)],
+        needed_bytes=needed,
+        models=models,
+        at=round(time.time(), 1),
+    )
+
+
+def next_start(folders: Folders) -> tuple[RememberedLaunch, str | None] | None:
+    """Return the remembered launch and what has changed since, for `edgellm plan`; None if there is none."""
+    record = read_record(record_path(folders))
+    return None if record is None else (record, changed(record))
+
+
+def _configure(request: Request, *, inherited: bool) -> tuple[Config, EdgeError | None]:
+    """Behind a socket unit a fault is answered with 503: after an exit each waiting client would start us again."""
+    try:
+        return load(request.folders, given(request.options), os.environ), None
+    except EdgeError as error:
+        if not inherited:
+            raise
+        return Config(), error
+
+
+def _plan(
+    request: Request, config: Config, early: Early | None, children: Children, *, inherited: bool
+) -> Prepared | EdgeError:
+    """Return the plan, or the error to serve in its place. Raises EdgeError where `up` should exit."""
+    try:
+        if early is not None and children:
+            held = _held_by(children, early.remembered)
+            try:
+                return prepare(config, request.folders, HostView(held_bytes=held))
+            except EdgeError as error:
+                return error  # judged by `_confirm`, which ends the engines and has the plan made again
+        return _prepare(request, config, inherited=inherited)
+    except EdgeError as error:
+        # Soon after boot the driver may only be late, so that a start by hand waits too.
+        late = isinstance(error, DeviceMissingError) and error.patience_s >= WAIT_S
+        if not (inherited or late):
+            raise
+        return error
+    except Exception as error:
+        if not inherited:
+            raise
+        import traceback
+
+        traceback.print_exc()  # a bug of ours is answered with 503 too: each waiting client would start us again
+        return BugError(f"the plan could not be made: {error!r}", "please report this, with the journal")
+
+
+def _prepare(request: Request, config: Config, *, inherited: bool) -> Prepared:
+    """With --yes, or a yes on the terminal, build and fetch what is missing first."""
+    yes, folders = bool(request.options["yes"]), request.folders
+    for _ in ("an engine", "models"):
+        try:
+            return prepare(config, folders)
+        except EngineMissingError as missing:
+            if missing.recipe is None or inherited:
+                raise
+            consent.build(missing, missing.recipe, request.state_dir, yes=yes)
+        except NotDownloadedError as missing:
+            if inherited:
+                raise
+            consent.fetch(missing.downloads, request.state_dir, yes=yes)
+    return prepare(config, folders)
+
+
+def _spawn(prepared: Prepared, folders: Folders, children: Children, *, inherited: bool) -> None:
+    """Start every preloaded model's engine; on one unified memory they load side by side."""
+    for model_id, model in prepared.plan.models.items():
+        if not config_of(prepared, model_id).preload:
+            continue  # its first request starts it
+        plan = model.ladder.plans[model.ladder.chosen]
+        limits = process_limits(preset_of(prepared, model_id))
+        try:
+            children.start(model_id, plan.argv, plan.env, folders.model_socket(model_id), limits)
+        except UnavailableError:
+            # Behind a socket unit the supervisor tries once more and reports the reason.
+            if not inherited:
+                raise
+
+
+# --- a remembered launch against the plan ----------------------------------------------------------------------------
+
+
+def _confirm(
+    plan: Prepared | EdgeError, remembered: RememberedLaunch, children: Children
+) -> tuple[Prepared | EdgeError, tuple[str, ...]]:
+    """Keep the running engines if the plan would run them; end them otherwise. Return the plan, and notes."""
+    reason = str(plan) if isinstance(plan, EdgeError) else None
+    better: list[str] = []
+    if isinstance(plan, Prepared):
+        models = {}
+        for model_id, model in plan.plan.models.items():
+            running = remembered.models.get(model_id)
+            rung = None if running is None else _rung(model, running)
+            limits = list(process_limits(preset_of(plan, model_id)))
+            if (running is not None) != config_of(plan, model_id).preload:
+                reason = f"{model_id} is {'no longer preloaded' if running else 'another model'}"
+            elif running is not None and (rung is None or rung < model.ladder.chosen):
+                reason = f"{model_id} {'gets another command line' if rung is None else 'no longer fits'}"
+            elif running is not None and limits != [*running.limits[:2], tuple(running.limits[2])]:
+                reason = f"{model_id} gets other process limits"
+            elif rung is not None and rung > model.ladder.chosen:
+                better.append(f"{model_id}: more memory is free than at the remembered start; a new start uses it")
+            models[model_id] = model if rung is None else replace(model, ladder=replace(model.ladder, chosen=rung))
+        if set(remembered.models) - set(models):
+            reason = "another model is planned"
+        plan = replace(plan, plan=replace(plan.plan, models=models)) if reason is None else plan
+    if reason is not None:
+        children.kill()
+        return plan, (f"the remembered launch was replaced: {reason}",)
+    return plan, tuple(better)
+
+
+def _rung(model: ModelPlan, running: RememberedModel) -> int | None:
+    """Return the rung that a command belongs to."""
+    commands = [(list(plan.argv), plan.env) for plan in model.ladder.plans]
+    command = (running.argv, running.env)
+    return commands.index(command) if command in commands else None
+
+
+def _held_by(children: Children, remembered: RememberedLaunch) -> dict[str, int]:
+    """Return the bytes by memory domain that the loading engines may hold already: the plan counts them as free.
+
+    On the host that is their own memory now. What a GPU holds is not visible per process on every board: at most what
+    the plan gave them.
+    """
+    held: dict[str, int] = {}
+    for model_id, child in children.items():
+        usage = read_usage(child.pid)
+        for domain, size in remembered.models[model_id].held_bytes.items():
+            now = usage.rss_anon_bytes if domain == "host" and usage is not None else size
+            held[domain] = held.get(domain, 0) + now
+    return held
+
+
+def _held_bytes(plan: LaunchPlan, domain: str) -> int:
+    budget = plan.budget[domain]
+    # MemAvailable counts mapped weights already: they are clean page cache.
+    mapped = budget.weights_bytes if plan.settings.load_mode == "mmap" else 0
+    return max(0, budget.required_bytes - mapped - budget.prompt_cache_bytes)

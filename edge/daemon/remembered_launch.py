@@ -1,0 +1,241 @@
+"""The remembered launch: the engine commands of the last READY start, reused before anything is planned.
+
+`up` compares the command line, the environment, the files that the plan was made from and the board. If none differs it
+spawns at once; the plan is made while the engine loads, and has the last word. Imported before everything else of the
+daemon, so: no msgspec, no dataclasses, no planner.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edge import __version__
+from edge.paths import Folders
+
+SCHEMA = 1
+# Variables that change a plan or the paths of its inputs. Others differ between a login and a service without effect.
+_PREFIXES = ("EDGELLM_", "CUDA_", "NVIDIA_", "GGML_", "LLAMA_", "OMP_", "GOMP_")
+_NAMES = ("HOME", "PATH", "TMPDIR", "LD_LIBRARY_PATH", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
+_XDG = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR")
+_SECRET = ("API_KEY", "TOKEN", "SECRET", "PASSWORD")
+
+Identity = list[int] | None  # of a file: size, mtime in ns, inode; of a folder: mtime, inode; None: absent
+
+
+class RememberedModel(NamedTuple):
+    """One engine command. `limits`: nice, oom_score_adj, CPUs. `held_bytes`: what it takes at most, by domain."""
+
+    argv: list[str]
+    env: dict[str, str]
+    limits: list[Any]
+    held_bytes: dict[str, int]
+
+
+class RememberedLaunch(NamedTuple):
+    """A launch that became READY, with the identity of everything that it was planned from."""
+
+    argv: list[str]
+    cwd: str
+    env: dict[str, str]
+    listen: list[str]
+    tls: bool
+    files: dict[str, Identity]
+    board: dict[str, Any]
+    nodes: list[str]  # device nodes that must open
+    needed_bytes: int  # of host or unified memory, with the reserve
+    models: dict[str, RememberedModel]
+    at: float = 0.0
+    version: str = __version__
+
+    def write(self, path: Path) -> None:
+        """Replace the record in one step: a kill at any moment leaves the old one or this one. Raises OSError."""
+        from edge.linux.files import write_atomic
+
+        document = {"schema": SCHEMA, **self._asdict()}
+        document["models"] = {name: model._asdict() for name, model in self.models.items()}
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomic(path, json.dumps(document, separators=(",", ":")) + "\n")
+
+
+def record_path(folders: Folders) -> Path:
+    return folders.instance_state / "launch.json"
+
+
+def read_record(path: Path) -> RememberedLaunch | None:
+    """Return the remembered launch; None if there is none or it is damaged or of another schema."""
+    try:
+        document = json.loads(path.read_bytes())
+        if document.pop("schema") != SCHEMA:
+            return None
+        models = {name: RememberedModel(**model) for name, model in document.pop("models").items()}
+        return RememberedLaunch(**document, models=models) if models else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def keep(folders: Folders, launch: RememberedLaunch) -> None:
+    """Write the record if it differs from the former one. A full or read-only disk costs only the record."""
+    former = read_record(record_path(folders))
+    if former is None or former._replace(at=launch.at) != launch:
+        with suppress(OSError):
+            launch.write(record_path(folders))
+
+
+def forget(folders: Folders) -> None:
+    """Remove the record: the next start plans first."""
+    with suppress(OSError):
+        record_path(folders).unlink()
+
+
+def relevant(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that can change a plan, without secrets."""
+    return {
+        name: value
+        for name, value in sorted(env.items())
+        if (name.startswith(_PREFIXES) or name in _NAMES or name in _XDG) and not any(word in name for word in _SECRET)
+    }
+
+
+def why_not(launch: RememberedLaunch, argv: list[str], env: Mapping[str, str], root: Path = Path("/")) -> str | None:
+    """Return the first reason not to use a remembered launch, or None if everything is as it was."""
+    if launch.version != __version__:
+        return f"it is of edgellm {launch.version}"
+    if launch.argv != argv:
+        return "the command line differs"
+    if launch.cwd != str(Path.cwd()):
+        return "the working directory differs"
+    now = relevant(env)
+    for name in sorted({*now, *launch.env}):
+        if now.get(name) != launch.env.get(name):
+            return f"the environment variable {name} differs"
+    return changed(launch, root)
+
+
+def changed(launch: RememberedLaunch, root: Path = Path("/")) -> str | None:
+    """Return what is not as it was on this machine: a file, the board, a device node, or the memory."""
+    for path, before in launch.files.items():
+        if identity(path) != before:
+            return f"{path} {'is missing' if before and identity(path) is None else 'changed'}"
+    board = board_identity(root)
+    for fact in board:
+        if board[fact] != launch.board.get(fact):
+            return f"the {fact} changed: {launch.board.get(fact)} to {board[fact]}"
+    for node in launch.nodes:
+        if not os.access(node, os.R_OK | os.W_OK):
+            return f"the device node {node} does not open"
+    available = available_bytes(root) or 0
+    if available < launch.needed_bytes:
+        return f"{launch.needed_bytes >> 20} MiB of memory are needed and {available >> 20} MiB available"
+    return None
+
+
+def identity(path: str) -> Identity:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - pathlib costs twice the time for each of some hundred files
+    except OSError:
+        return None
+    # A folder's size says nothing about its entries on most file systems.
+    size = [] if found.st_mode & 0o170000 == 0o040000 else [found.st_size]
+    return [*size, found.st_mtime_ns, found.st_ino]
+
+
+def board_identity(root: Path = Path("/")) -> dict[str, Any]:
+    """Return the facts that tell one board, and one configuration of it, from another. Milliseconds at most."""
+    model = _text(root / "proc/device-tree/model") or _text(root / "sys/devices/virtual/dmi/id/product_name")
+    gpus = root / "proc/driver/nvidia/gpus"
+    found = sorted(gpus.glob("*/information")) if gpus.is_dir() else []
+    uuids = [line.split()[-1] for path in found for line in _text(path).splitlines() if line.startswith("GPU UUID")]
+    driver = (_text(root / "proc/driver/nvidia/version").splitlines() or [""])[0]
+    return {
+        "model": model.rstrip("\0\n"),
+        "memory": _meminfo(root).get("MemTotal"),
+        "set of GPUs": uuids,
+        "driver version": driver,
+        "number of usable CPUs": len(os.sched_getaffinity(0)),
+        "CPU quota": _text(root / "sys/fs/cgroup/cpu.max").strip(),
+        "user": os.geteuid(),
+        "Python": sys.executable,
+    }
+
+
+def available_bytes(root: Path = Path("/")) -> int | None:
+    """Return MemAvailable, which counts page cache that the kernel can drop."""
+    return _meminfo(root).get("MemAvailable")
+
+
+def _meminfo(root: Path) -> dict[str, int]:
+    values = {}
+    for line in _text(root / "proc/meminfo").splitlines()[:3]:  # MemTotal, MemFree, MemAvailable
+        name, _, rest = line.partition(":")
+        values[name] = int(rest.split()[0]) * 1024
+    return values
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+# --- which files a plan is made from ---------------------------------------------------------------------------------
+
+_CODE = (".py", ".pyc", ".so", ".pth")
+_PSEUDO = ("/proc/", "/sys/", "/dev/")
+_OPENED: list[set[str]] = []  # the active traces; a hook cannot be removed (PEP 578)
+
+
+def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
+    if not _OPENED:
+        return
+    if event == "open":
+        path, mode, flags = arguments
+        written = flags & (os.O_WRONLY | os.O_RDWR) if isinstance(flags, int) else mode not in (None, "r", "rb")
+        if written:
+            return
+    elif event in ("os.listdir", "os.scandir"):
+        path = arguments[0]
+    else:
+        return
+    if isinstance(path, (str, os.PathLike)):
+        _OPENED[-1].add(os.fspath(path))
+
+
+@contextmanager
+def trace_inputs(folders: Folders) -> Iterator[dict[str, Identity]]:
+    """Collect the files and folders that the block opens for reading, or looks for, as they are at its end.
+
+    Left out are code, what this instance writes itself (its records of starts), and pseudo file systems, whose facts
+    are in `board_identity`.
+    """
+    if not _hooked():
+        sys.addaudithook(_on_event)
+    opened: set[str] = set()
+    inputs: dict[str, Identity] = {}
+    _OPENED.append(opened)
+    try:
+        yield inputs
+    finally:
+        _OPENED.remove(opened)
+        left_out = (*_PSEUDO, str(folders.instance_state), str(folders.run))
+        packages = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[1]))
+        for path in map(os.path.abspath, opened):
+            found = identity(path)
+            code = path.endswith(_CODE) or (path.startswith(packages) and found is not None and len(found) == 2)
+            if not (code or path.startswith(left_out)):
+                inputs[path] = found
+
+
+_hook_added = False
+
+
+def _hooked() -> bool:
+    global _hook_added
+    before, _hook_added = _hook_added, True
+    return before
