@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,6 +29,7 @@ from edge.cli.options import (
     print_json,
     print_lines,
 )
+from edge.daemon.remembered_launch import next_start
 from edge.errors import UsageError
 from edge.plan.argv import redacted
 from edge.plan.plan import LaunchPlan, Measured, ModelPlan, Plan
@@ -62,13 +64,22 @@ def plan(
     folders = folders_of(state_dir)
     config = load(folders, given(profile=profile, model=model, set=set, engine=engine, args=args), os.environ)
     prepared = prepare(config, folders, _view(board, root_dir, memory), allow_missing=True)
+    here = not (board or root_dir or memory)
+    remembered = next_start(folders) if here else None
     if as_json:
         from edge.plan.document import document
 
-        print_json(document(prepared.plan), indent=1)
+        print_json(document(prepared.plan) | ({"remembered_launch": remembered} if here else {}), indent=1)
         return
+    print_lines([*plan_lines(prepared.plan, verbose=verbose, width=terminal_width()), *_next_start(remembered)])
 
-    print_lines(plan_lines(prepared.plan, verbose=verbose, width=terminal_width()))
+
+def _next_start(remembered: Mapping[str, Any] | None) -> list[str]:
+    if remembered is None:
+        return []
+    command, because = shlex.join(["edgellm", *remembered["argv"]]), remembered["plans_first_because"]
+    how = f"plans before it spawns: {because}" if because else "spawns its remembered launch, then plans"
+    return ["", f"the next start of `{command}` {how}"]
 
 
 def _view(board_id: str | None, root: Path | None, memory: str | None) -> HostView:

@@ -22,10 +22,7 @@ from edge.daemon.remembered_launch import (
     RememberedLaunch,
     RememberedModel,
     board_identity,
-    changed,
     identity,
-    read_record,
-    record_path,
     relevant,
     trace_inputs,
 )
@@ -118,7 +115,7 @@ def launch(request: Request, early: Early | None, children: Children, clock: Clo
         clock.spawned()
     spans = tuple(Span(name, None, start_s, end_s) for name, start_s, end_s in clock.laps)
     times = LaunchTimes(clock.began_s, spans, clock.spawn_cpu_s if children else None, confirmed)
-    return Launched(request, config, plan, lock, listeners, notifier, children, times, inputs, notes)
+    return Launched(request, config, plan, lock, listeners, notifier, children, times, inputs, (*config.notes, *notes))
 
 
 def process_limits(preset: Preset) -> ProcessLimits:
@@ -156,12 +153,6 @@ def remember(launched: Launched, prepared: Prepared) -> RememberedLaunch | None:
         models=models,
         at=round(time.time(), 1),
     )
-
-
-def next_start(folders: Folders) -> tuple[RememberedLaunch, str | None] | None:
-    """Return the remembered launch and what has changed since, for `edgellm plan`; None if there is none."""
-    record = read_record(record_path(folders))
-    return None if record is None else (record, changed(record))
 
 
 def _configure(request: Request, *, inherited: bool) -> tuple[Config, EdgeError | None]:

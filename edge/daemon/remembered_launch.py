@@ -135,6 +135,14 @@ def changed(launch: RememberedLaunch, root: Path = Path("/")) -> str | None:
     return None
 
 
+def next_start(folders: Folders) -> dict[str, Any] | None:
+    """Return which command line would spawn at once, and why not if it would not; None if no launch is remembered."""
+    record = read_record(record_path(folders))
+    if record is None:
+        return None
+    return {"argv": ["up", *record.argv], "at": record.at, "plans_first_because": changed(record)}
+
+
 def identity(path: str) -> Identity:
     try:
         found = os.stat(path)  # noqa: PTH116 - pathlib costs twice the time for each of some hundred files

@@ -213,6 +213,8 @@ def _with_devices(board: Board, profile: Profile, config: Config, view: HostView
     found = device_nodes.check_nodes(board, view.root)
     if found.ready:
         return board
-    if profile.preset.fallback != "cpu" or view.waited_s < patience_s:
+    # Long after boot a missing device will not appear: a profile that allows the CPU gets it without a wait.
+    waits = view.waited_s < patience_s and patience_s >= device_nodes.WAIT_S
+    if profile.preset.fallback != "cpu" or waits:
         raise DeviceMissingError(found.sentence, found.hint, patience_s=patience_s)
     return replace(board, refused=found.sentence)

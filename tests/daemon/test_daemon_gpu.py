@@ -83,6 +83,15 @@ def test_when_they_stay_away_it_is_refused_or_degraded_as_the_profile_says(
     assert (known.subject, known.wanted, known.got) == ("device", "GPU", "CPU") and "/dev/nvmap" in known.because
 
 
+def test_long_after_boot_fallback_cpu_is_not_waited_for(orin: Path, places: Folders, smollm2: Path) -> None:
+    """`up` by hand and `plan` decide alike: the CPU at once, as a degradation."""
+    write(orin, "proc/uptime", "9999.00 9.00\n")
+    with pytest.raises(DeviceMissingError):
+        planned(places, smollm2, HostView(orin))
+    model = planned(places, smollm2, HostView(orin), fallback="cpu").plan.models["chat"]
+    assert model.ladder.plans[0].settings.n_gpu_layers == 0
+
+
 async def test_fc74_requests_wait_for_a_late_gpu(orin: Path, places: Folders, smollm2: Path) -> None:
     with pytest.raises(DeviceMissingError) as caught:
         planned(places, smollm2, HostView(orin))

@@ -413,3 +413,13 @@ def test_a_kill_while_the_remembered_engine_loads_leaves_the_record(state: Path,
     with started(state, port) as up:
         up.wait_for("ok")
         assert last_start(up)["remembered"] is True
+
+
+def test_plan_shows_which_start_spawns_at_once(state: Path, port: int, chat: str) -> None:
+    with started(state, port) as up:
+        remembered(up)
+        assert "spawns its remembered launch, then plans" in up.cli("plan")
+        up.configure(f"{chat}\nset = {{ n_ctx = 1024 }}")
+        assert f"plans before it spawns: {up.config} changed" in up.cli("plan")
+        shown = json.loads(up.cli("plan", "--json"))["remembered_launch"]
+        assert shown["argv"][0] == "up" and shown["plans_first_because"] == f"{up.config} changed"
