@@ -65,6 +65,7 @@ test: check
 test-full: test
 	tests/packages.sh
 	$(BIN)/python -m pytest -m full
+	tests/stranger.sh
 
 # Real systemds of three ages in systemd-nspawn, and an emulated machine (qemu-system-x86, kmod, cpio); needs root, and
 # fetches four small systems once. For arm64: python -m tests.boot.vm

@@ -12,7 +12,7 @@ import httpx
 
 from edge.daemon.lock import held
 from edge.errors import EdgeError, NotRunningError, UnavailableError
-from edge.linux.files import is_trusted_dir
+from edge.linux.files import is_trusted_dir, visible
 from edge.paths import Folders, folders, system_folders, user_folders
 
 TIMEOUT_S = 10.0
@@ -50,7 +50,7 @@ class Client:
 
     def __init__(self, instance: Folders) -> None:
         """Raises UnavailableError for a run folder that another user prepared: its socket would read our prompts."""
-        if instance.run.is_symlink() or (instance.run.exists() and not is_trusted_dir(instance.run)):
+        if instance.run.is_symlink() or (visible(instance.run) and not is_trusted_dir(instance.run)):
             hint = "remove it as root, or name a folder of your own with --state-dir"
             raise UnavailableError(f"the run folder {instance.run} belongs to another user", hint)
         self.folders = instance

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from edge.linux.files import visible
 from edge.paths import Folders
 
 VOLATILE = {"tmpfs", "ramfs", "rootfs"}
@@ -25,7 +26,7 @@ def lost_on_reboot(folders: Folders, mountinfo: Path = Path("/proc/self/mountinf
 
 
 def _why(path: Path, mountinfo: Path) -> str | None:
-    here = next(part for part in (path, *path.parents) if part.exists())
+    here = next(part for part in (path, *path.parents) if visible(part))
     if not os.access(here, os.W_OK):
         return "cannot be written"
     kind = filesystem(here, _read(mountinfo))

@@ -1,4 +1,4 @@
-"""Checks of the configuration, the profile and the configured models. Pure."""
+"""Checks of configuration, profile and models, and how their facts are read."""
 
 from __future__ import annotations
 

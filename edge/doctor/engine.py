@@ -1,4 +1,4 @@
-"""Checks of the engine against the board: CUDA, machine code, driver, caches. Pure."""
+"""Checks of the engine against the board (CUDA, machine code, driver, caches), and how their facts are read."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from edge.board.tables import release_table
 from edge.doctor.check import Check, bad, ok, unknown, warn
 from edge.doctor.facts import Cuda, CudaToolkit, DoctorFacts
 from edge.engine import gpu_code
+from edge.linux.files import visible
 from edge.linux.tree import Tree
-from edge.service.access import creatable
+from edge.service.access import PathUser, creatable
 from edge.units import GIB, format_bytes
 
 
@@ -164,7 +165,7 @@ CHECKS = (present, cuda, architecture, driver, address_pool, jit_cache, toolkits
 _NVCC_PATH = re.compile(r"cuda-(\d+\.\d+)")
 
 
-def read_cuda(tree: Tree, env: Mapping[str, str], jit_cache: Path) -> Cuda:
+def read_cuda(tree: Tree, env: Mapping[str, str], jit_cache: Path, user: PathUser | None = None) -> Cuda:
     """Read toolkits and cache; `jit_cache` is the engine's CUDA_CACHE_PATH."""
     names = [f"/usr/local/{name}" for name in tree.children("/usr/local") if name.startswith("cuda")]
     # /usr/local/cuda and cuda-13 are links to cuda-13.0: keep the longest name of each folder.
@@ -174,8 +175,8 @@ def read_cuda(tree: Tree, env: Mapping[str, str], jit_cache: Path) -> Cuda:
         toolkits=tuple(CudaToolkit(path, _version(tree, path), tree.exists(f"{path}/bin/nvcc")) for path in found),
         on_path=str(Path(on_path).resolve()) if on_path else None,
         jit_cache=jit_cache,
-        jit_cache_bytes=_bytes(jit_cache) if tree.live and jit_cache.is_dir() else None,
-        jit_cache_writable=creatable(jit_cache) if tree.live else None,
+        jit_cache_bytes=_bytes(jit_cache) if tree.live and visible(jit_cache) and jit_cache.is_dir() else None,
+        jit_cache_writable=creatable(jit_cache, user) if tree.live else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""Checks of the GPU: device nodes, groups, driver, memory. Pure."""
+"""Checks of the GPU (device nodes, groups, driver, memory), and how their facts are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of memory, swap and kills by the kernel. Pure."""
+"""Checks of memory, swap and kills by the kernel, and how their facts are read."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Checks of edgellm's own folders, modes and sockets, which `--fix` repairs. Pure."""
+"""Checks of edgellm's own folders, modes and sockets, which `--fix` repairs."""
 
 from __future__ import annotations
 
 import grp
+import os
 import socket
 import stat
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from edge.doctor.check import Check, ok, warn
 from edge.doctor.facts import DoctorFacts, OwnFile
+from edge.linux.files import visible
 from edge.paths import Folders
 
 _FIX = "edgellm doctor --fix"
@@ -57,7 +59,7 @@ def _missing(folders: Folders) -> Iterator[OwnFile]:
     """Yield missing folders: run, config and state private, models, engines and caches readable by all users."""
     private = {folders.run, folders.config, folders.state}
     for folder in (folders.data, folders.models, folders.state, folders.cache, folders.run, folders.config):
-        if not folder.exists():
+        if not visible(folder):
             yield OwnFile("folder", folder, _PRIVATE_FOLDER if folder in private else _PUBLIC_FOLDER)
 
 
@@ -72,7 +74,7 @@ def _too_open(folders: Folders) -> Iterator[OwnFile]:
 
 
 def _stale(folders: Folders) -> Iterator[OwnFile]:
-    if not folders.instance_run.is_dir():
+    if not os.access(folders.instance_run, os.R_OK | os.X_OK):  # missing, or a service that this user may not look into
         return
     for path in sorted(folders.instance_run.glob("*.sock")):
         if path.is_socket() and not _answers(path):

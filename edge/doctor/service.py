@@ -1,4 +1,4 @@
-"""Checks of the systemd unit and its surroundings: drop-ins, ports, jtop, paths, clock, locale. Pure."""
+"""Checks of the systemd unit and its surroundings, and how their facts are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of the model folder: kind of disk, read rate, access, free space. Pure."""
+"""Checks of the model folder (disk, read rate, access, space), and how their facts are read."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from edge.board.storage import classify, mounts
 from edge.doctor.accounts import Account, first_blocked
 from edge.doctor.check import Check, bad, ok, unknown, warn
 from edge.doctor.facts import DoctorFacts, ModelFolder
+from edge.linux.files import visible
 from edge.linux.tree import Tree
 from edge.units import GIB, format_bytes, format_seconds
 
@@ -118,7 +119,7 @@ def read_model_folder(tree: Tree, folder: Path, model: Path | None, account: Acc
     here = tree.path(folder)
     found = ModelFolder(
         path=folder,
-        exists=here.is_dir() if tree.live else tree.exists(folder),
+        exists=(visible(here) and here.is_dir()) if tree.live else tree.exists(folder),
         storage=classify(tree, folder.resolve() if tree.live else folder),
         free_bytes=_free_bytes(here) if tree.live else None,
         blocked_by=first_blocked(account.user, here) if tree.live else None,
@@ -139,7 +140,7 @@ def _measured(folder: ModelFolder, file: Path | None) -> ModelFolder:
 
 
 def _free_bytes(folder: Path) -> int | None:
-    near = next((step for step in (folder, *folder.parents) if step.exists()), None)
+    near = next((step for step in (folder, *folder.parents) if visible(step)), None)
     try:
         about = os.statvfs(near) if near else None
     except OSError:

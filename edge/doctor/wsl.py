@@ -1,4 +1,4 @@
-"""Checks of WSL2. Pure."""
+"""Checks of WSL2, and how the facts of this process and of Windows are read."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from edge import resources
 from edge.doctor.check import Check, bad, ok, unknown, warn
 from edge.doctor.facts import DoctorFacts, Environment, WslFacts
+from edge.linux.files import visible
 from edge.linux.tree import Tree
 from edge.paths import Folders
-from edge.service.access import creatable
+from edge.service.access import PathUser, creatable
 
 _IDLE_MS = 60_000  # the default of vmIdleTimeout (Microsoft, .wslconfig reference)
 _RESTART = "wsl.exe --shutdown"
@@ -114,13 +115,13 @@ _CLOCK_UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 _TIMEX_BYTES = 512  # struct timex has 208 bytes on 64-bit Linux
 
 
-def read_environment(tree: Tree, folders: Folders, env: Mapping[str, str]) -> Environment:
+def read_environment(tree: Tree, folders: Folders, env: Mapping[str, str], user: PathUser | None = None) -> Environment:
     """Read the clock, locale and folders of this process."""
     return Environment(
         now_s=time.time(),
         newest_file_s=_newest(folders),
         time_synchronised=_synchronised() if tree.live else None,
-        cache_writable=creatable(folders.cache),
+        cache_writable=creatable(folders.cache, user),
         locale=env.get("LC_ALL") or env.get("LC_NUMERIC") or env.get("LANG") or "C",
         encoding=locale.getpreferredencoding(False),
         prefix=sys.prefix,
@@ -129,8 +130,9 @@ def read_environment(tree: Tree, folders: Folders, env: Mapping[str, str]) -> En
 
 def _newest(folders: Folders) -> float | None:
     """Return the time of the newest installed file: edgellm's own tables and the engines' manifests."""
-    files = [resources.data_dir("profiles") / "boards.toml", *folders.engines.glob("*/engine.json")]
-    return max((file.stat().st_mtime for file in files if file.exists()), default=None)
+    engines = folders.engines.glob("*/engine.json") if visible(folders.engines) else ()
+    files = [resources.data_dir("profiles") / "boards.toml", *engines]
+    return max((file.stat().st_mtime for file in files if visible(file)), default=None)
 
 
 def _synchronised() -> bool | None:

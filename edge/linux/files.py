@@ -85,6 +85,15 @@ def is_trusted_dir(path: Path) -> bool:
     return mine or not parent.st_mode & stat.S_IWOTH
 
 
+def visible(path: Path) -> bool:
+    """Return whether a path exists for this process; Path.exists() raises in a closed folder before Python 3.14."""
+    try:
+        path.stat()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames inside the folder survive a power cut: POSIX syncs a directory entry only with its directory."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

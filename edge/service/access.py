@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from edge.errors import ConfigError
-from edge.linux.files import write_atomic
+from edge.linux.files import visible, write_atomic
 
 
 class PathUser(Struct, frozen=True):
@@ -189,7 +189,9 @@ def give(path: Path, user: str) -> None:
     os.chown(path, entry.pw_uid, entry.pw_gid, follow_symlinks=False)
 
 
-def creatable(folder: Path) -> bool:
-    """Return whether this process may write to the folder, or create it in the nearest one that exists."""
-    near = next(step for step in (folder, *folder.parents) if step.exists())
-    return near.is_dir() and os.access(near, os.W_OK | os.X_OK)
+def creatable(folder: Path, user: PathUser | None = None) -> bool:
+    """Return whether a user (None: this process) may write to a folder, or create it in the nearest that is visible."""
+    near = next(step for step in (folder, *folder.parents) if visible(step))
+    if user is None or user.uid == os.geteuid():
+        return near.is_dir() and os.access(near, os.W_OK | os.X_OK)
+    return near.is_dir() and allowed(near.stat(), user, 3)

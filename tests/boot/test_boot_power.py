@@ -104,7 +104,7 @@ def test_a_second_installation_changes_nothing(product: Product, new_board: Call
         assert board.main_pid() == pid
         compared = board.execute(EDGELLM, "service", "diff")
         assert compared.returncode == 0
-        assert f"{own} is yours" in compared.stdout
+        assert f"{own} is the administrator's and stays" in compared.stdout
 
         board.run(EDGELLM, "service", "uninstall")
         assert board.run("systemctl", "list-unit-files", "edgellm*", "--no-legend", check=False) == ""

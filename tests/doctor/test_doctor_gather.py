@@ -8,6 +8,8 @@ import os
 import socket
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,7 +30,7 @@ from edge.doctor.wsl import read_environment, read_wsl
 from edge.linux.procfs import lock_holders
 from edge.linux.tree import Tree
 from edge.paths import system_folders
-from edge.service.access import PathUser
+from edge.service.access import PathUser, creatable
 from tests.doctor.patients import places
 from tests.trees.trees import copy, tree, write
 
@@ -389,6 +391,42 @@ def test_dead_sockets_are_found_and_living_ones_are_not(short_dir: Path) -> None
         found = find_leftovers(ours, False)
         assert [(file.kind, file.path.name) for file in found] == [("socket", "control.sock")]
         assert find_leftovers(ours, True) == ()  # while our lock is held nothing is stale
+
+
+def as_stranger(work: Callable[[], object]) -> None:
+    """Run in a child that is an ordinary user; raises AssertionError where it failed."""
+    child = os.fork()
+    if child == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_folders_of_a_service_that_this_user_may_not_enter(short_dir: Path) -> None:
+    """Beside the service an ordinary user meets closed folders: they are facts, and no error."""
+    ours = places(short_dir / "closed")
+    for folder in (ours.models, ours.state, ours.cache / "cuda", ours.config, ours.instance_run):
+        folder.mkdir(parents=True, exist_ok=True)
+    short_dir.chmod(0o755)
+    (short_dir / "closed").chmod(0)
+
+    def look() -> None:
+        assert find_leftovers(ours, False, service=True) == ()
+        assert not creatable(ours.cache)
+        assert read_cuda(LIVE, {}, ours.cache / "cuda").jit_cache_writable is False
+        assert read_model_folder(LIVE, ours.models, None, STRANGER, True).blocked_by == short_dir / "closed"
+        assert not read_environment(LIVE, ours, {}).cache_writable
+
+    as_stranger(look)
+    (short_dir / "closed").chmod(0o700)
 
 
 def test_everything_of_this_machine_is_read(tmp_path: Path) -> None:
