@@ -111,23 +111,21 @@ def fetch_tools(tools_dir: Path, requirements: Sequence[str], say: Say) -> None:
     """Install cmake and ninja from their PyPI wheels into our own folder; the system stays as it is."""
     if all((tools_dir / "bin" / name).exists() for name in ("cmake", "ninja")):
         return
-    say(f"fetching {', '.join(requirements)} from PyPI")
+    names = ", ".join(line.split()[0] for line in requirements)
+    say(f"fetching {names} from PyPI")
     partial = tools_dir.with_name(f".{tools_dir.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.parent.mkdir(parents=True, exist_ok=True)
+    partial.mkdir(parents=True)
     try:
-        command = [
-            *pip_command(),
-            "install",
-            "--quiet",
-            "--no-deps",
-            "--only-binary",
-            ":all:",
-            "--target",
-            str(partial),
-        ]
+        listed = partial / "requirements.txt"
+        listed.write_text("".join(" ".join(line.split()) + "\n" for line in requirements))
+        command = [*pip_command(), "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes"]
         done = subprocess.run(
-            [*command, *requirements], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+            [*command, "--target", str(partial), "-r", str(listed)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode != 0:
             last = (done.stderr.strip().splitlines() or ["pip printed nothing"])[-1]

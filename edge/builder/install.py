@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 import tarfile
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from msgspec import to_builtins
 
 from edge.builder.proof import Proof, prove
 from edge.engine.embedded_engine import find_embedded
+from edge.engine.inspect import Identity, run_as, unprivileged
 from edge.engine.installed import (
     SCHEMA,
     SERVER,
@@ -32,6 +34,7 @@ from edge.engine.installed import (
 )
 from edge.errors import BadDataError, BuildError, EdgeError, EngineMissingError, UnavailableError, UsageError
 from edge.linux.files import sha256_file, sync_folder, try_lock, write_shared
+from edge.models.disk import need_space
 
 
 @contextlib.contextmanager
@@ -46,7 +49,7 @@ def locked(engines: Path) -> Iterator[None]:
 
 def new_id(engines: Path, commit: str, recipe: str) -> str:
     """Return `<commit9>-<recipe>-<n>`, n one above the highest installed."""
-    stem = f"{commit[:9]}-{re.sub(r'[^A-Za-z0-9_.]+', '-', recipe)}"
+    stem = f"{commit[:9]}-{re.sub(r'[^A-Za-z0-9_.]+', '-', recipe)[:60]}"
     taken = [int(name.rpartition("-")[2]) for name in ids(engines) if re.fullmatch(rf"{re.escape(stem)}-\d+", name)]
     return f"{stem}-{max(taken, default=0) + 1}"
 
@@ -188,6 +191,8 @@ _MANIFEST = "engine.json"
 # A manifest of 370 options and four files has 60 kB; a larger one is not ours.
 _MAX_MANIFEST_BYTES = 4 << 20
 _CHUNK_BYTES = 1 << 20
+# ELF, or a script with its interpreter: a gigabyte of zeros is not written out first.
+_PROGRAMS = (b"\x7fELF", b"#!")
 
 
 def export_engine(engines: Path, engine_id: str, file: Path) -> int:
@@ -240,12 +245,27 @@ def import_engine(engines: Path, file: Path, *, machine: str | None = None, root
             use(engines, same)
             return same, False
         arch = tuple(int(a) for a in document["target"].get("cuda_arch", ()))
-        proof = prove(folder / SERVER, cuda=bool(arch), arch=arch, root=root)
+        # The archive may come from anywhere: its program does not run as root before an operator starts it.
+        who = unprivileged()
+        with _reachable(folder, who) as place, run_as(who):
+            proof = prove(place / SERVER, cuda=bool(arch), arch=arch, root=root)
         wanted = str(document["id"])
         engine_id = wanted if wanted not in ids(engines) else _next_id(engines, document)
         made = {key: document[key] for key in document if key not in _OURS}
         made["imported"] = {"id": wanted, "proof": document.get("proof")}
         return commit(engines, folder, describe(folder, engine_id, proof, made, read_selection(engines).current)), True
+
+
+@contextlib.contextmanager
+def _reachable(folder: Path, who: Identity | None) -> Iterator[Path]:
+    """Yield a copy that another user can execute: ours may lie under a closed home."""
+    if who is None:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="edgellm-import-") as name:
+        Path(name).chmod(0o755)
+        shutil.copytree(folder / "bin", Path(name) / "bin")
+        yield Path(name)
 
 
 # describe() writes these anew on the importing machine.
@@ -286,6 +306,7 @@ def _unpack(file: Path, folder: Path) -> dict[str, Any]:
                 raise BadDataError(f"{file.name} is not an exported engine", "make one with `edgellm engine export`")
             document = _manifest(file, tar, first)
             expected = dict(document["files"])
+            need_space(folder, sum(int(listed["bytes"]) for listed in expected.values()))
             while (member := tar.next()) is not None:
                 _extract(file, tar, member, expected, folder)
     except OSError as error:
@@ -319,7 +340,7 @@ def _extract(file: Path, tar: tarfile.TarFile, member: tarfile.TarInfo, expected
     plain = len(parts) == 2 and parts[0] == "bin" and parts[1] not in ("", ".", "..")
     if listed is None or not plain or not member.isfile() or member.size != listed["bytes"]:
         raise BadDataError(
-            f"{file.name} holds {member.name!r}, which its manifest does not list like this", "copy it again"
+            f"{file.name} holds {member.name[:80]!r}, which its manifest does not list like this", "copy it again"
         )
     content = tar.extractfile(member)
     assert content is not None
@@ -327,6 +348,8 @@ def _extract(file: Path, tar: tarfile.TarFile, member: tarfile.TarInfo, expected
     target = folder / member.name
     with target.open("wb") as out:
         while chunk := content.read(_CHUNK_BYTES):
+            if not out.tell() and not chunk.startswith(_PROGRAMS):
+                raise BadDataError(f"{member.name} in {file.name} is no Linux program", "make another archive")
             digest.update(chunk)
             out.write(chunk)
         out.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import signal
@@ -20,6 +21,7 @@ from msgspec import Struct
 
 from edge.builder.tiny_model import write_tiny_model
 from edge.engine.engine import Engine
+from edge.engine.inspect import Identity, identity
 from edge.errors import EngineBrokenError, EngineDiedError
 
 # Enough for prompt processing, generation and a rate; a tiny model answers in milliseconds.
@@ -61,7 +63,10 @@ def _smoke(engine: Engine, folder: Path, gpu: bool, under: tuple[str, ...]) -> S
     log = folder / "log"
     socket = folder / "s.sock"
     command = [*under, *smoke_command(engine, write_tiny_model(folder / "tiny.gguf"), socket, gpu)]
-    with _server(command, _environment(engine, folder), log) as child:
+    who = identity(Path(engine.path))
+    if who.user is not None:
+        os.chown(folder, who.user, who.group or 0)  # the socket and the CUDA cache lie there
+    with _server(command, _environment(engine, folder), log, who) as child:
         start_s = time.monotonic()
         _wait_ready(socket, child, log, start_s + _DEADLINE_S)
         ready_s = time.monotonic() - start_s
@@ -111,7 +116,9 @@ def _environment(engine: Engine, folder: Path) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _server(command: list[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _server(
+    command: list[str], environment: dict[str, str], log: Path, who: Identity
+) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as file:
         try:
             child = subprocess.Popen(
@@ -122,6 +129,9 @@ def _server(command: list[str], environment: dict[str, str], log: Path) -> Itera
                 cwd="/",
                 env=environment,
                 start_new_session=True,
+                user=who.user,
+                group=who.group,
+                extra_groups=who.groups,
             )
         except OSError as error:
             raise EngineBrokenError(f"{command[0]} cannot be started: {error.strerror}") from error

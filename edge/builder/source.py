@@ -17,7 +17,7 @@ from edge.builder.download import Say, clone, download, head
 from edge.builder.recipe import dropped
 from edge.builder.toolchain import numbers
 from edge.errors import BadDataError, BuildError, UsageError
-from edge.linux.files import CHUNK_BYTES, sha256_file
+from edge.linux.files import CHUNK_BYTES, read_json, sha256_file, write_json
 
 # Read the pins of llama.cpp in build/llama.cpp.toml. Pure.
 
@@ -170,7 +170,10 @@ def fetch(choice: SourceChoice, pin: Pin, src_dir: Path, drop: tuple[str, ...], 
     """Fetch the tree if it is absent. Raises BadDataError for a wrong hash, UnavailableError if fetching fails."""
     source = locate(choice, pin, src_dir)
     if (source.tree / "CMakeLists.txt").is_file():
-        return source
+        if source.tree.parent != src_dir or unchanged(source.tree):
+            return source
+        say(f"{source.tree} is not the tree that was unpacked there: taking it anew")
+        shutil.rmtree(source.tree)
     if choice.type == "path":
         archive = Path(choice.ref or ".").resolve()
         say(f"checking and unpacking {archive.name}")
@@ -181,7 +184,36 @@ def fetch(choice: SourceChoice, pin: Pin, src_dir: Path, drop: tuple[str, ...], 
         unpack(archive, pin.pypi, source.tree, drop)
     else:
         clone(pin.git["url"], choice.ref or pin.commit, source.tree, say)
+    write_json(_manifest_path(source.tree), _hashes(source.tree))
     return locate(choice, pin, src_dir)
+
+
+def unchanged(tree: Path) -> bool:
+    """Return whether a tree still has the files, with the content, that it had when it was unpacked.
+
+    A build runs what lies in the tree; an edit, a bad disk or a planted file would be compiled as the pinned source.
+    """
+    try:
+        return bool(read_json(_manifest_path(tree)) == _hashes(tree))
+    except (OSError, ValueError):
+        return False
+
+
+def _manifest_path(tree: Path) -> Path:
+    return tree.with_name(f"{tree.name}.manifest.json")
+
+
+def _hashes(tree: Path) -> dict[str, str]:
+    """Return SHA-256 by path of every file outside .git; a link is its target."""
+    found = {}
+    for folder, names, files in os.walk(tree):
+        if Path(folder) == tree and ".git" in names:
+            names.remove(".git")
+        links = [name for name in names if (Path(folder) / name).is_symlink()]
+        for path in (Path(folder) / name for name in (*files, *links)):
+            inside = str(path.relative_to(tree))
+            found[inside] = f"-> {path.readlink()}" if path.is_symlink() else sha256_file(path)
+    return found
 
 
 def _path_source(path: Path, pin: Pin, src_dir: Path) -> SourceArchive:

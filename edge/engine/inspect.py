@@ -7,9 +7,10 @@ import hashlib
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from edge.engine.binary import traits
 from edge.engine.engine import Device, Engine, Flag, era_of
@@ -22,6 +23,8 @@ from edge.resources import data_dir, load_toml
 _CACHE_SCHEMA = 2
 # The kernel's overflow uid, which is `nobody` on Debian and Ubuntu.
 _NOBODY = 65534
+# systemd/edgellm.sysusers and the installer create it.
+_SERVICE_USER = "edgellm"
 # --help takes 10 ms; a cold SD card needs seconds to read a binary of 70 MB.
 _ASK_TIMEOUT_S = 20.0
 # The first CUDA contact took 17 s on one board.
@@ -165,9 +168,9 @@ def run_probe(
     timeout_s: float = _ASK_TIMEOUT_S,
     environment: Mapping[str, str] = _ENVIRONMENT,
 ) -> subprocess.CompletedProcess[str]:
-    """Run the binary from / with our own environment and no input; as root, under `_identity`."""
+    """Run the binary from / with our own environment and no input; as root, under `identity`."""
     whole = {**environment, "LD_LIBRARY_PATH": library_path} if library_path else dict(environment)
-    user, group, groups = _identity(path)
+    user, group, groups = identity(path)
     try:
         return subprocess.run(
             [str(path), *arguments],
@@ -190,23 +193,58 @@ def run_probe(
         raise EngineBrokenError(f"{path} cannot be started: {error.strerror}") from error
 
 
-def _identity(path: Path) -> tuple[int | None, int | None, list[int] | None]:
-    """Return the (user, group, groups) to run as: root runs what others may write as its owner or `nobody`."""
+class Identity(NamedTuple):
+    """User, group and groups of a child process; None keeps those of this process."""
+
+    user: int | None = None
+    group: int | None = None
+    groups: list[int] | None = None
+
+
+_RUN_AS: ContextVar[Identity | None] = ContextVar("run_as", default=None)
+
+
+@contextlib.contextmanager
+def run_as(who: Identity | None) -> Iterator[None]:
+    """Run every engine in the block as this user."""
+    token = _RUN_AS.set(who)
+    try:
+        yield
+    finally:
+        _RUN_AS.reset(token)
+
+
+def unprivileged() -> Identity | None:
+    """Return the user for binaries of unknown origin: the service's, else `nobody`; None unless this is root."""
     if os.geteuid() != 0:
-        return None, None, None
+        return None
+    import pwd
+
+    for name in (_SERVICE_USER, "nobody"):
+        with contextlib.suppress(KeyError):
+            entry = pwd.getpwnam(name)
+            return Identity(entry.pw_uid, entry.pw_gid, os.getgrouplist(name, entry.pw_gid))
+    return Identity(_NOBODY, _NOBODY, [])
+
+
+def identity(path: Path) -> Identity:
+    """Return the user to run a binary as: root runs what others may write as its owner or `nobody`."""
+    chosen = _RUN_AS.get()
+    if chosen is not None or os.geteuid() != 0:
+        return chosen or Identity()
     stat = path.stat()
     parent = path.parent.stat()
     owner = stat.st_uid or parent.st_uid
     if owner == 0 and not _open_to_others(stat) and not _open_to_others(parent):
-        return None, None, None
+        return Identity()
     owner = owner or _NOBODY
     import pwd  # only here: root with a user's file
 
     try:
         entry = pwd.getpwuid(owner)
     except KeyError:
-        return owner, stat.st_gid, []
-    return owner, entry.pw_gid, os.getgrouplist(entry.pw_name, entry.pw_gid)
+        return Identity(owner, stat.st_gid, [])
+    return Identity(owner, entry.pw_gid, os.getgrouplist(entry.pw_name, entry.pw_gid))
 
 
 def _open_to_others(stat: os.stat_result) -> bool:

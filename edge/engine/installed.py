@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from edge.engine.embedded_engine import find_embedded
 from edge.engine.engine import Acceleration, Device, Engine, Flag, era_of
 from edge.engine.inspect import inspect
 from edge.errors import EdgeError, EngineBrokenError, EngineMissingError
-from edge.linux.files import write_shared
+from edge.linux.files import read_json, write_shared
 from edge.paths import Folders
 from edge.resources import data_dir, load_toml
 
@@ -32,7 +33,7 @@ class SelectedEngine(Struct, frozen=True):
 def read_selection(engines: Path) -> SelectedEngine:
     """Read selected.json; an absent or unreadable file selects nothing."""
     try:
-        kept = json.loads((engines / "selected.json").read_text(encoding="utf-8"))
+        kept = read_json(engines / "selected.json")
         return SelectedEngine(_id(kept.get("current")), _id(kept.get("previous")))
     except (OSError, ValueError, AttributeError):
         return SelectedEngine()
@@ -48,16 +49,20 @@ def _id(value: object) -> str | None:
     return value if isinstance(value, str) and is_id(value) else None
 
 
+# The id is a folder's name, an argument of `edgellm engine use` and part of log lines.
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
+
+
 def is_id(text: str) -> bool:
-    """Return whether `text` is a plain folder name: no separator, not hidden."""
-    return bool(text) and "/" not in text and "\0" not in text and not text.startswith(".")
+    """Return whether `text` may name an engine: a plain folder name, no option, not one of our own files."""
+    return _ID.fullmatch(text) is not None and not text.endswith(".json")
 
 
 def manifest(engines: Path, engine_id: str) -> dict[str, Any]:
     """Read engine.json. Raises EngineMissingError when there is none, EngineBrokenError when it cannot be read."""
     path = engines / engine_id / "engine.json"
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path)
     except FileNotFoundError as error:
         raise EngineMissingError(f"no engine {engine_id}", "see `edgellm engine list`") from error
     except (OSError, ValueError) as error:

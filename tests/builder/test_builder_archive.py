@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
+import os
 import tarfile
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import pytest
 
 from edge.builder.install import export_engine, import_engine
 from edge.engine.installed import SelectedEngine, ids, load, manifest, read_selection, write_selection
-from edge.errors import BadDataError, BuildError, EdgeError, EngineBrokenError
+from edge.errors import BadDataError, BuildError, DoesNotFitError, EdgeError, EngineBrokenError
 from edge.paths import Folders, folders
 from tests.builder.installing import put
 from tests.fakes.toolchain.server import write_server
@@ -183,3 +186,63 @@ def test_the_file_does_not_tell_who_made_it(places: Folders, tmp_path: Path) -> 
     assert (tmp_path / "1.tar").read_bytes() == (tmp_path / "2.tar").read_bytes()
     with tarfile.open(tmp_path / "1.tar") as tar:
         assert {(m.uid, m.gid, m.uname, m.mtime) for m in tar if m.name != "engine.json"} == {(0, 0, "", 0)}
+
+
+@pytest.mark.real_user
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not Path("/usr/bin/python3").exists(), reason="needs root and a Python for all"
+)
+def test_root_proves_an_archive_as_another_user(tmp_path: Path) -> None:
+    """The archive may come from anywhere: what it holds does not run as root at import."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        trace = Path(name) / "trace"
+        trace.touch()
+        Path(name).chmod(0o755)
+        trace.chmod(0o666)
+        engines = tmp_path / "engines"
+        folder = put(engines, "0c1e57098-cpu-1")
+        server = write_server(folder / "bin/llama-server", trace=str(trace), python="/usr/bin/python3")
+        document = json.loads((folder / "engine.json").read_text())
+        digest = hashlib.sha256(server.read_bytes()).hexdigest()
+        document["files"] = {"bin/llama-server": {"sha256": digest, "bytes": server.stat().st_size}}
+        (folder / "engine.json").write_text(json.dumps(document))
+        export_engine(engines, "0c1e57098-cpu-1", tmp_path / "e.tar")
+        import_engine(tmp_path / "there", tmp_path / "e.tar", root=tmp_path / "root")
+        users = {json.loads(line)["uid"] for line in trace.read_text().splitlines()}
+        assert users and 0 not in users
+
+
+@pytest.mark.parametrize("name", ["selected.json", "--help", "x" * 300, "a\nb", ".hidden", "a/b", "\x1b[2J"])
+def test_an_archive_cannot_name_its_engine_as_it_likes(tmp_path: Path, name: str) -> None:
+    engines = tmp_path / "engines"
+    folder = put(engines, "good-1")
+    document = json.loads((folder / "engine.json").read_text())
+    (folder / "engine.json").write_text(json.dumps({**document, "id": name}))
+    export_engine(engines, "good-1", tmp_path / "e.tar")
+    with pytest.raises(BadDataError) as error:
+        import_engine(tmp_path / "there", tmp_path / "e.tar", root=tmp_path / "root")
+    assert str(error.value).isprintable()
+    assert read_selection(tmp_path / "there") == SelectedEngine()
+
+
+def test_an_archive_of_zeros_is_refused_before_it_is_written(tmp_path: Path) -> None:
+    zeros = bytes(1 << 22)
+    document = {
+        "schema": 1, "id": "z-1", "recipe": {"name": "cpu"}, "source": {"commit": "abc"}, "target": {"machine": None},
+        "files": {"bin/llama-server": {"sha256": hashlib.sha256(zeros).hexdigest(), "bytes": len(zeros)}},
+    }  # fmt: skip
+    with tarfile.open(tmp_path / "z.tar.gz", "w:gz") as tar:
+        for name, body in (("engine.json", json.dumps(document).encode()), ("bin/llama-server", zeros)):
+            info = tarfile.TarInfo(name)
+            info.size = len(body)
+            tar.addfile(info, io.BytesIO(body))
+    with pytest.raises(BadDataError, match="no Linux program"):
+        import_engine(tmp_path / "there", tmp_path / "z.tar.gz", root=tmp_path / "root")
+    document["files"]["bin/llama-server"]["bytes"] = 1 << 60  # type: ignore[index]
+    with tarfile.open(tmp_path / "huge.tar", "w") as tar:
+        body = json.dumps(document).encode()
+        info = tarfile.TarInfo("engine.json")
+        info.size = len(body)
+        tar.addfile(info, io.BytesIO(body))
+    with pytest.raises(DoesNotFitError):
+        import_engine(tmp_path / "there", tmp_path / "huge.tar", root=tmp_path / "root")

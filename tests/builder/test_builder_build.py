@@ -278,6 +278,15 @@ def test_fc14_a_disk_that_fills_up_while_it_compiles(bench: Bench, places: Folde
         raise PermissionError(errno.EACCES, "no")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_root_builds_nothing_that_another_user_could_have_planted(bench: Bench, places: Folders) -> None:
+    places.cache.mkdir(parents=True, exist_ok=True)
+    os.chown(places.cache, 65534, 65534)
+    with pytest.raises(UnavailableError, match="another user may write"):
+        bench.build()
+    assert not (bench.bin / "configured").exists()
+
+
 def test_only_one_build_at_a_time(bench: Bench, places: Folders) -> None:
     from edge.builder.install import locked
 

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from edge.builder.download import clone, download
-from edge.builder.source import Pin, fetch, locate, parse_source, pin_for, pins, unpack
+from edge.builder.source import Pin, fetch, locate, parse_source, pin_for, pins, unchanged, unpack
 from edge.errors import BadDataError, UnavailableError, UsageError
 from edge.resources import data_dir, load_toml
 
@@ -185,3 +185,23 @@ def test_pins_are_keyed_by_the_cuda_they_need() -> None:
     assert [pin_for(table, cuda).id for cuda in ((13, 0), (12, 6), (11, 8), (11, 4), (10, 2), None)] == [
         "new", "new", "old", "old", "new", "new",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", ["edited", "added", "removed", "planted"])
+def test_a_tree_that_changed_since_it_was_unpacked_is_not_built(tmp_path: Path, pin: Pin, change: str) -> None:
+    """What lies in the tree is compiled, and CMakeLists.txt runs: an edit or a planted file is no pinned source."""
+    src, said = tmp_path / "src", list[str]()
+    tree = fetch(parse_source("pypi"), pin, src, (), said.append).tree
+    if change == "edited":
+        (tree / "CMakeLists.txt").write_text("execute_process(COMMAND id)")
+    elif change == "added":
+        (tree / "evil.cmake").symlink_to("/tmp/evil.cmake")
+    elif change == "removed":
+        (tree / "run.sh").unlink()
+    else:
+        (src / f"{pin.commit9}.manifest.json").unlink()
+    assert not unchanged(tree)
+    fetch(parse_source("pypi"), pin, src, (), said.append)
+    assert unchanged(tree) and (tree / "CMakeLists.txt").read_bytes() == b"project(x)"
+    assert sorted(p.name for p in tree.iterdir()) == ["CMakeLists.txt", "models", "run.sh", "tools"]
+    assert any("taking it anew" in line for line in said)

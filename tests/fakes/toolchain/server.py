@@ -130,8 +130,9 @@ Server(arguments[arguments.index("--host") + 1], Handler).serve_forever()
 
 
 def write_server(path: Path, **behaviour: Any) -> Path:
-    """`era` picks the help text; the other keywords are those of `defaults` below."""
+    """`era` picks the help text, `python` the interpreter; the other keywords are those of `defaults` below."""
     era = behaviour.pop("era", "load-mode")
+    python = behaviour.pop("python", sys.executable)
     defaults: dict[str, Any] = {
         "version": "version: 0.5.0-dev (build 0, commit 0c1e57098)",
         "version_code": 0,
@@ -160,7 +161,7 @@ def write_server(path: Path, **behaviour: Any) -> Path:
         markers.append("cmd_child_to_router:state")
     path.parent.mkdir(parents=True, exist_ok=True)
     encoded = json.dumps(json.dumps(settings))
-    head = f"#!{sys.executable} -IS\n# {' '.join(markers)}\nimport json\nB = json.loads({encoded})\n"
+    head = f"#!{python} -IS\n# {' '.join(markers)}\nimport json\nB = json.loads({encoded})\n"
     path.write_text(head + _BODY)
     path.chmod(0o755)
     return path
