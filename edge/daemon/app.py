@@ -30,6 +30,7 @@ from edge.daemon.watchdog import MORE_S, Watchdog
 from edge.engine.choose import fallback_now
 from edge.errors import BugError, EdgeError
 from edge.gateway.app import make_app
+from edge.gateway.keys import has_keys
 from edge.gateway.server import serve
 from edge.paths import system_folders
 from edge.plan import start_records
@@ -257,7 +258,9 @@ class App:
                 self.recorder.ready(supervisor, self._times)
             self._remember_launch()
             began_s = supervisor.started_at_s or self._times.began_s
-            self.console.ready(supervisor.status(), time.monotonic() - began_s, self.urls)
+            role = supervisor.plan.settings.role
+            keyed = has_keys(gateway_config(self.launch.config, self.launch.folders).keys_file)
+            self.console.ready(supervisor.status(), time.monotonic() - began_s, self.urls, role, keyed=keyed)
         if died(before, after) and after.failure is not None:
             if self.recorder is not None:
                 self.recorder.crashed(supervisor, before, after.failure, self._times)

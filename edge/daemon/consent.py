@@ -8,9 +8,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
-from edge.errors import EdgeError, EngineMissingError
+from msgspec.structs import replace
+
+from edge.config import Config
+from edge.errors import EdgeError, EngineMissingError, UsageError
+from edge.linux.sockets import parse_address
+from edge.paths import Folders
 from edge.plan.candidates import DownloadCandidate
 from edge.plan.choose import fetch_first
 from edge.units import format_bytes
@@ -32,6 +39,26 @@ def build(missing: EngineMissingError, recipe: str, state_dir: Path | None, *, y
         raise missing
     print(f"{missing}: building it. {missing.hint}", flush=True)
     _run(["build", "-p", recipe], state_dir)
+
+
+def for_the_network(config: Config, folders: Folders, options: dict[str, Any]) -> Config:
+    """Return the configuration of --lan: all IPv4 addresses. Make a key if there is none, and show it on a terminal.
+
+    `options` gets the address too, so that a reload finds it again. Raises UsageError where no key exists and stdout is
+    no terminal: a log is no place for a secret.
+    """
+    from edge.gateway import keys  # late: hashing is not for every start
+
+    options["listen"] = [f"0.0.0.0:{parse_address(config.listen[0])[1]}"]
+    path = Path(config.gateway.keys_file) if config.gateway.keys_file else folders.config / "keys.toml"
+    with keys.locked(path):
+        if not keys.read(path):
+            if options["json"] or not sys.stdout.isatty():
+                raise UsageError("--lan needs an API key, and there is none", "edgellm key add NAME")
+            secret, today = keys.new_secret(), datetime.now(timezone.utc).date().isoformat()
+            keys.write(path, [keys.make("lan", secret, admin=False, created=today, others=())])
+            print(f"a key for other machines, shown only now:\n\n  export EDGELLM_API_KEY={secret}\n", flush=True)
+    return replace(config, listen=tuple(options["listen"]), origins={**config.origins, "listen": "flag"})
 
 
 def _agrees(question: str) -> bool:

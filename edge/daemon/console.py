@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import socket
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,6 +15,7 @@ from msgspec import to_builtins
 
 from edge import __version__
 from edge.linux.procfs import Ring
+from edge.linux.sockets import network_addresses
 from edge.plan.plan import ModelPlan, Plan
 from edge.supervisor.status import Failure, Gate, ModelStatus
 from edge.units import format_bytes, format_seconds
@@ -82,7 +84,8 @@ class Console:
             self._out.write(f"\r\x1b[2K  {status.id}: weights {status.progress:.0%}")
             self._open_line = True
 
-    def ready(self, status: ModelStatus, took_s: float, urls: list[str]) -> None:
+    def ready(self, status: ModelStatus, took_s: float, urls: list[str], role: str, *, keyed: bool) -> None:
+        """Report a model that serves; `keyed`: clients need an API key."""
         if self._json:
             degraded = [to_builtins(item, enc_hook=str) for item in status.degraded]
             gates = _gates(status.gates)
@@ -93,12 +96,11 @@ class Console:
             self._line(f"  {line}")
         for item in status.degraded:
             self._line(f"  degraded: {item.subject}: wanted {item.wanted}, got {item.got} ({item.because})")
-        for url in urls:
+        reachable = [each for url in urls for each in addresses(url)]
+        for url in reachable:
             self._line(f"\n  {url}/v1\n")
-        if urls:
-            body = '{"messages": [{"role": "user", "content": "Hello"}]}'
-            json_type = "Content-Type: application/json"
-            self._line(f"  curl {urls[0]}/v1/chat/completions -H '{json_type}' -d '{body}'\n")
+        if reachable:
+            self._line(f"  {example(reachable[0], status.id, role, keyed=keyed)}\n")
 
     def failed(self, model_id: str, failure: Failure, *, gives_up: bool) -> None:
         if self._json:
@@ -134,6 +136,28 @@ class Console:
     def _write(self, line: str) -> None:
         self.ring.add(line)
         self._out.write(line + "\n")
+
+
+def example(url: str, model_id: str, role: str, *, keyed: bool) -> str:
+    """Return a curl command that works as it stands for a model of this role."""
+    path, body = "chat/completions", '"messages": [{"role": "user", "content": "Hello"}]'
+    if role == "embedding":
+        path, body = "embeddings", '"input": "Hello"'
+    elif role == "rerank":
+        path, body = "rerank", '"query": "Hello", "documents": ["Hi", "Bye"]'
+    key = ' -H "Authorization: Bearer $EDGELLM_API_KEY"' if keyed else ""
+    document = f'{{"model": "{model_id}", {body}}}'
+    return f"curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d '{document}'"
+
+
+def addresses(url: str) -> list[str]:
+    """Return the URLs to connect to: for a wildcard address, those of this machine's networks, then loopback."""
+    for wildcard, own, loopback in (("//0.0.0.0:", "{}", "127.0.0.1"), ("//[::]:", "[{}]", "[::1]")):
+        if wildcard in url:
+            family = socket.AF_INET if own == "{}" else socket.AF_INET6
+            found = [own.format(address) for address in network_addresses(family)]
+            return [url.replace(wildcard, f"//{each}:") for each in (*found, loopback)]
+    return [url] if url.startswith("http") else []
 
 
 def describe(model: ModelPlan) -> str:

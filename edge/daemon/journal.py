@@ -45,7 +45,7 @@ class Reporter(Console):
     def progress(self, status: ModelStatus) -> None:
         """Write nothing: `systemctl status` shows the progress."""
 
-    def ready(self, status: ModelStatus, took_s: float, urls: list[str]) -> None:
+    def ready(self, status: ModelStatus, took_s: float, urls: list[str], role: str, *, keyed: bool) -> None:
         text = f"{status.id} is ready after {format_seconds(took_s)}"
         gates = "\n".join(gate_lines(status.gates))
         self._send(text, NOTICE, EDGELLM_MODEL=status.id, EDGELLM_EVENT="ready", EDGELLM_GATES=gates)

@@ -13,6 +13,7 @@ EPILOG = """examples:
   edgellm up                               serve what is configured, or the model in the store
   edgellm up -p orin -m Qwen3.5-4B:Q5_K_M  a profile and a model
   edgellm up -p cpu --set n_ctx=8192       one value of the plan
+  edgellm up --lan                         for other machines too
   edgellm up -- --keep 64                  further options of the engine, as in llama-server --help
 """
 
@@ -46,6 +47,7 @@ UP = (
     CliOption("--state-dir", "keep everything under DIR", metavar="DIR"),
     CliOption("--yes", "build and fetch what the plan needs without asking", short="-y"),
     CliOption("--insecure", "serve other machines without a key"),
+    CliOption("--lan", "serve the network on all addresses, with a key; makes one if there is none"),
     CliOption("--json", "print events as JSON lines"),
 )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +43,7 @@ class Request(NamedTuple):
     """What `up` was called with. `sockets`: inherited from systemd."""
 
     argv: list[str]
-    options: Mapping[str, Any]
+    options: dict[str, Any]
     folders: Folders
     sockets: list[Any]
 
@@ -158,7 +157,10 @@ def remember(launched: Launched, prepared: Prepared) -> RememberedLaunch | None:
 def _configure(request: Request, *, inherited: bool) -> tuple[Config, EdgeError | None]:
     """Behind a socket unit a fault is answered with 503: after an exit each waiting client would start us again."""
     try:
-        return load(request.folders, given(request.options), os.environ), None
+        config = load(request.folders, given(request.options), os.environ)
+        if request.options["lan"]:
+            config = consent.for_the_network(config, request.folders, request.options)
+        return config, None
     except EdgeError as error:
         if not inherited:
             raise

@@ -35,6 +35,14 @@ class Listeners(NamedTuple):
         return [url(each, tls) for each in self.sockets]
 
 
+def network_addresses(family: socket.AddressFamily) -> list[str]:
+    """Return this machine's addresses of a family that other machines may reach: no loopback, no link-local ones."""
+    import psutil  # not before the spawn
+
+    found = [each.address for rows in psutil.net_if_addrs().values() for each in rows if each.family == family]
+    return [each for each in found if not each.startswith(("127.", "169.254.", "fe80:")) and each != "::1"]
+
+
 def inherited(env: MutableMapping[str, str]) -> list[socket.socket]:
     """Return the sockets of sd_listen_fds(3) and unset its variables, so that children do not inherit them."""
     pid, count = env.pop("LISTEN_PID", ""), env.pop("LISTEN_FDS", "")
