@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edge import __version__
+from edge.linux.files import read_bounded
 from edge.paths import Folders
 
 SCHEMA = 1
@@ -68,14 +69,17 @@ def record_path(folders: Folders) -> Path:
 
 
 def read_record(path: Path) -> RememberedLaunch | None:
-    """Return the remembered launch; None if there is none or it is damaged or of another schema."""
+    """Return the remembered launch; None if there is none or it is damaged or of another schema.
+
+    Its commands are executed as they stand, so a file that another user could have written is none.
+    """
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(read_bounded(path, mine=True))
         if document.pop("schema") != SCHEMA:
             return None
         models = {name: RememberedModel(**model) for name, model in document.pop("models").items()}
         return RememberedLaunch(**document, models=models) if models else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

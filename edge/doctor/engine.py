@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -120,7 +121,10 @@ def jit_cache(facts: DoctorFacts) -> Check | None:
     if (cuda_facts.jit_cache_bytes or 0) > 4 * GIB:
         says = f"the cache of compiled kernels holds {format_bytes(cuda_facts.jit_cache_bytes or 0)}"
         return warn(
-            "engine.jit_cache", says, "delete it when no engine runs; it fills again", f"rm -r {cuda_facts.jit_cache}"
+            "engine.jit_cache",
+            says,
+            "delete it when no engine runs; it fills again",
+            f"rm -r {shlex.quote(str(cuda_facts.jit_cache))}",
         )
     return ok("engine.jit_cache", "compiled kernels are kept between boots")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -85,7 +86,7 @@ def access(facts: DoctorFacts) -> Check | None:
             "storage.access",
             f"{user} may not enter {models.blocked_by}, on the way to {models.path}",
             step,
-            f"sudo chmod o+x {models.blocked_by}",
+            f"sudo chmod o+x {shlex.quote(str(models.blocked_by))}",
         )
     if not facts.live:
         return None

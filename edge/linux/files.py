@@ -103,17 +103,21 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def read_bounded(path: Path, most_bytes: int = READ_MAX_BYTES) -> bytes:
-    """Read a regular file of at most `most_bytes`.
+def read_bounded(path: Path, most_bytes: int = READ_MAX_BYTES, *, mine: bool = False) -> bytes:
+    """Read a regular file of at most `most_bytes`. With `mine`: no link, and only this user may have written it.
 
     Raises OSError for anything that is not a regular file (a FIFO would block the caller without end, a device may
     never end) and ValueError for a larger file.
     """
     # O_NONBLOCK lets the open of a FIFO without a writer return; it changes nothing for a regular file.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (os.O_NOFOLLOW if mine else 0)
+    descriptor = os.open(path, flags)
     with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        state = os.fstat(descriptor)
+        if not stat.S_ISREG(state.st_mode):
             raise OSError(f"{path} is not a regular file")
+        if mine and (state.st_uid != os.geteuid() or state.st_mode & 0o022):
+            raise OSError(f"{path} could have been written by another user")
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
         raise ValueError(f"{path} is larger than {most_bytes} bytes")

@@ -6,6 +6,7 @@ import errno
 import grp
 import os
 import pwd
+import shlex
 import stat
 from pathlib import Path
 
@@ -125,13 +126,13 @@ def _is_empty(folder: Path) -> bool:
 
 def _closed(part: Path, user: PathUser) -> PathProblem:
     sentence = f"user {user.name} may not enter {part} ({_mode(part)})"
-    return PathProblem(part, "closed", sentence, f"chmod o+x {part}, or keep the models elsewhere")
+    return PathProblem(part, "closed", sentence, f"chmod o+x {shlex.quote(str(part))}, or keep the models elsewhere")
 
 
 def _unreadable(part: Path, user: PathUser) -> PathProblem:
     letters = "o+rx" if part.is_dir() else "o+r"
     sentence = f"user {user.name} may not read {part} ({_mode(part)})"
-    return PathProblem(part, "unreadable", sentence, f"chmod {letters} {part}")
+    return PathProblem(part, "unreadable", sentence, f"chmod {letters} {shlex.quote(str(part))}")
 
 
 def _mode(part: Path) -> str:

@@ -100,6 +100,21 @@ def test_a_damaged_record_is_none(text: str, tmp_path: Path) -> None:
     assert read_record(tmp_path / "launch.json") is None
 
 
+def test_a_record_that_another_user_could_have_written_is_none(record: RememberedLaunch, tmp_path: Path) -> None:
+    """Its commands are executed before anything else is read: as root, they would be another user's."""
+    path = tmp_path / "launch.json"
+    record.write(path)
+    assert read_record(path) is not None
+    (tmp_path / "link.json").symlink_to(path)
+    assert read_record(tmp_path / "link.json") is None
+    path.chmod(0o664)
+    assert read_record(path) is None
+    path.chmod(0o600)
+    if os.geteuid() == 0:
+        os.chown(path, 12345, -1)
+        assert read_record(path) is None
+
+
 @pytest.mark.parametrize(
     ("argv", "env", "reason"),
     [

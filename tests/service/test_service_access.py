@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from edge.errors import ConfigError
 from edge.service.access import PathUser, find_problem, future_user, writable_by_others
@@ -93,3 +97,21 @@ def test_what_others_can_exchange(models: Path) -> None:
     assert writable_by_others(link, ours) is None
     models.parent.chmod(0o777)
     assert writable_by_others(link, ours) == models.parent
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text(st.characters(blacklist_characters="/\0", blacklist_categories=["Cs"]), min_size=1, max_size=20))
+def test_a_hint_is_one_shell_word_for_any_name(name: str) -> None:
+    """A folder named `a; rm -rf b` must not become a command of the operator who follows the hint."""
+    if name in (".", ".."):
+        return
+    with tempfile.TemporaryDirectory(prefix="e-", dir="/tmp") as base:
+        Path(base).chmod(0o755)
+        closed = Path(base) / name
+        try:
+            closed.mkdir(mode=0o700)
+        except OSError:
+            return  # longer than 255 bytes
+        found = find_problem(closed / "m.gguf", STRANGER)
+        assert found is not None
+        assert shlex.split(found.hint.removesuffix(", or keep the models elsewhere")) == ["chmod", "o+x", str(closed)]
