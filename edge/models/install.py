@@ -19,6 +19,7 @@ from edge.models.open import ModelFile, open_model
 from edge.models.progress import Report, TransferMeter
 from edge.models.receipt import InstalledFile, Receipt, now_utc
 from edge.models.store import Store, StoreEntry
+from edge.models.verdict import HEALTHY_KINDS
 
 _FICLONE = 0x40049409  # ioctl: share the blocks of another file (btrfs, xfs)
 
@@ -42,16 +43,24 @@ def import_model(
     model = open_model(path.absolute())
     sources = [Path(shard) for shard in model.shards] + ([Path(model.mmproj)] if model.mmproj else [])
     public = name or model.name
+    names = [(source, _stored_name(source, public, model.quant)) for source in sources]
+    if model.mmproj and not sources[-1].name.lower().endswith(".gguf"):
+        names[-1] = (sources[-1], f"mmproj-{public}.gguf")
     with job(models_dir, public, f"{model.fingerprint} {public}", "import", str(path)) as work:
         if not work.final.is_dir():
             total = sum(source.stat().st_size for source in sources)
             need_space(work.folder, total)
             meter = TransferMeter("copy", sources[0].name, total, progress)
-            files = tuple(_take(source, work.payload / source.name, meter, link(source)) for source in sources)
+            files = tuple(_take(source, work.payload / as_, meter, link(source)) for source, as_ in names)
             meter.end()
-            open_model(work.payload / sources[0].name)
+            open_model(work.payload / names[0][1])
             work.install(Receipt(f"file://{path.absolute()}", files, None, now_utc(), name=public))
-    return open_model(work.final / sources[0].name)
+    return open_model(work.final / names[0][1])
+
+
+def _stored_name(source: Path, public: str, quant: str) -> str:
+    """Return the name in the store, where only *.gguf is looked for: a blob gets the name of its model."""
+    return source.name if source.name.lower().endswith(".gguf") else f"{public}-{quant}.gguf"
 
 
 def _take(source: Path, target: Path, meter: TransferMeter, link: bool) -> InstalledFile:
@@ -59,13 +68,13 @@ def _take(source: Path, target: Path, meter: TransferMeter, link: bool) -> Insta
     if link:
         with contextlib.suppress(OSError):  # another disk
             target.hardlink_to(source.resolve())
-            return InstalledFile(source.name, target.stat().st_size, sha256_file(target, meter.add))
+            return InstalledFile(target.name, target.stat().st_size, sha256_file(target, meter.add))
     with source.open("rb") as reader, target.open("wb") as writer:
         with contextlib.suppress(OSError):
             fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
-            return InstalledFile(source.name, target.stat().st_size, sha256_file(target, meter.add))
+            return InstalledFile(target.name, target.stat().st_size, sha256_file(target, meter.add))
         digest = copy(reader, writer, meter)
-    return InstalledFile(source.name, target.stat().st_size, digest)
+    return InstalledFile(target.name, target.stat().st_size, digest)
 
 
 # Remove a model from our own folder, by one rename before the deletion.
@@ -83,6 +92,8 @@ def remove(store: Store, ref: str) -> Removed:
     """Remove `NAME[:QUANT]`, usable or not. Raises UsageError if that matches several models or none of ours."""
     found = store.named(ref)
     own = [entry for entry in found if entry.writable]
+    # A projector in the model's folder has its name, and goes with it.
+    own = [entry for entry in own if not (entry.verdict and entry.verdict.kind in HEALTHY_KINDS)] or own
     if not own:
         where = found[0].path.parent
         raise UsageError(f"{ref} lies in {where}, which is not ours", "remove it with the tool that put it there")

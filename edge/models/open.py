@@ -11,8 +11,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from edge.errors import BadModelError, UsageError
+from edge.models import ollama, receipt
 from edge.models import quant as arch
-from edge.models import receipt
 from edge.models.header import peek_kind, quant_of, read_header, weight_bytes
 from edge.models.meta import ModelMeta
 from edge.models.quant import FILE_TYPES, UNKNOWN, confirms, label_from_name, plain, public_name, shard_of
@@ -160,21 +160,23 @@ def check(path: Path) -> int:
     return meta.tensor_bytes
 
 
-def open_model(path: Path) -> ModelFile:
-    """Open the model at `path`: its file, any of its shards, or a folder that holds exactly one model.
+def open_model(path: Path, *, drafter: bool = False) -> ModelFile:
+    """Open the model at `path`: its file, any of its shards, a blob of Ollama's, or a folder with exactly one model.
+
+    `drafter`: a model that only predicts for another one is meant, or allowed.
 
     Raises BadModelError with the verdict, UsageError for a folder that holds more or none.
     """
     found = _found(path)
     whole = read_found(found)
     wrong = not_a_model(whole)
-    if wrong:
+    if wrong and not (drafter and wrong.kind == "drafter"):
         raise VerdictError(wrong, found.path.name)
-    paired, mmproj_bytes = usable(beside(found.path))
+    paired, mmproj_bytes = usable(ProjectorPairing(found.projector) if found.projector else beside(found.path))
     quant, doubt = label(found, whole)
     notes = (arch.note(whole.arch), doubt, paired.note)
     return ModelFile(
-        name=receipt.name_of(found.path, receipt.read(found.path.parent)),
+        name=found.name or receipt.name_of(found.path, receipt.read(found.path.parent)),
         quant=quant,
         path=str(found.path),
         shards=tuple(str(shard) for shard in found.shards),
@@ -223,6 +225,9 @@ def fingerprint(paths: Iterable[Path]) -> str:
 
 
 def _found(path: Path) -> ModelCandidate:
+    blob = ollama.of_blob(path)
+    if blob is not None:
+        return blob
     if path.is_dir():
         inside = scan(path)
         if len(inside) != 1:

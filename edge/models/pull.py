@@ -116,7 +116,7 @@ def _pull_url(what: source.UrlSource, models_dir: Path, options: PullOptions) ->
     with job(models_dir, public_name(what.file), what.url, "pull", str(what)) as work:
         if not work.final.is_dir():
             _fetch_and_install(work, remotes, str(what), None, None, options)
-    return open_model(work.final / remotes[0].path)
+    return open_model(work.final / remotes[0].path, drafter=True)
 
 
 def _pull_hub(wanted: WantedFile, what: source.HubSource, models_dir: Path, options: PullOptions) -> ModelFile:
@@ -144,7 +144,7 @@ def _pull_hub(wanted: WantedFile, what: source.HubSource, models_dir: Path, opti
     with job(models_dir, name, str(chosen.source), "pull") as work:
         if not work.final.is_dir():
             _fetch_and_install(work, remotes, str(chosen.source), chosen.commit, row, options)
-    return open_model(work.final / remotes[0].path)
+    return open_model(work.final / remotes[0].path, drafter=True)
 
 
 def _fetch_and_install(
@@ -163,7 +163,7 @@ def _install(work: Job, files: list[InstalledFile], shown: str, revision: str | 
     """Check that every file is whole and the first one is a model, then rename the job into the store."""
     for file in files:
         read_header(work.payload / file.path)
-    open_model(work.payload / files[0].path)
+    open_model(work.payload / files[0].path, drafter=True)
     work.install(Receipt(shown, tuple(files), revision, now_utc(), name=row.name if row else None))
 
 

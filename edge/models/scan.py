@@ -38,6 +38,8 @@ class ModelCandidate(Struct, frozen=True):
     bytes: int
     missing: tuple[str, ...] = ()
     wrong: HeaderVerdict | None = None
+    name: str | None = None  # where the file's own name is none: a blob of another program's store
+    projector: Path | None = None  # the one that this store names for it
 
 
 def scan(folder: Path, depth: int = _DEPTH) -> list[ModelCandidate]:

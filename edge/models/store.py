@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from edge.errors import ModelMissingError
-from edge.models import open, receipt, source
+from edge.models import ollama, open, receipt, source
 from edge.models.header import peek_kind
 from edge.models.open import ModelFile, open_model
 from edge.models.quant import UNKNOWN, canonical, is_named, label_from_name, matching, order
@@ -46,6 +46,12 @@ def hub_origin(path: Path) -> tuple[str, str] | None:
             repo = "/".join(part.split("--", 2)[1:])
             return (f"hf://{repo}/{'/'.join(parts[at + 3 :])}", parts[at + 2]) if "/" in repo else None
     return None
+
+
+# LM Studio's folders, <publisher>/<repository>/<file>.gguf, since 0.3.6 and before.
+_LM_STUDIO = (".lmstudio/models", ".cache/lm-studio/models")
+# Words in the names of files that go beside a model; the header decides.
+_BESIDE_MODELS = ("mmproj", "mtp", "draft", "assistant", "eagle", "dflash")
 
 
 class StoreEntry(Struct, frozen=True):
@@ -84,7 +90,7 @@ class Store:
         """Yield every candidate once: a hub cache has the same file under each revision."""
         seen: set[str] = set()
         for folder in (self.models_dir, *self.extra_dirs):
-            for found in scan(folder):
+            for found in ollama.models(folder) if ollama.is_store(folder) else scan(folder):
                 real = os.path.realpath(found.path)
                 if real not in seen:
                     seen.add(real)
@@ -92,13 +98,14 @@ class Store:
 
     def entry(self, found: ModelCandidate) -> StoreEntry:
         verdict = found.wrong or (open.missing_shards(found.missing) if found.missing else None)
-        if verdict is None and "mmproj" in found.path.name.lower() and peek_kind(found.path) == "mmproj":
-            verdict = of_kind("mmproj")
+        if verdict is None and any(word in found.path.name.lower() for word in _BESIDE_MODELS):
+            kind = peek_kind(found.path)
+            verdict = of_kind(kind) if kind in ("mmproj", "drafter") else None
         path = str(found.path)
         note = receipt.read(found.path.parent)
         origin = (note.source, note.revision) if note else hub_origin(found.path) or (None, None)
         return StoreEntry(
-            receipt.name_of(found.path, note),
+            found.name or receipt.name_of(found.path, note),
             label_from_name(path if len(found.shards) > 1 else found.path.name),
             found.path,
             found.shards,
@@ -109,20 +116,20 @@ class Store:
             self.models_dir in found.path.parents,
         )
 
-    def resolve(self, ref: str) -> ModelFile:
-        """Resolve `NAME[:QUANT]`, a path, or the source of an installed model.
+    def resolve(self, ref: str, *, drafter: bool = False) -> ModelFile:
+        """Resolve `NAME[:QUANT]`, a path, or the source of an installed model. `drafter` as in open_model.
 
         Raises ModelMissingError, or BadModelError with the verdict.
         """
         if source.is_source(ref):
-            return self._resolve_source(ref)
+            return self._resolve_source(ref, drafter)
         if "/" in ref or ref.lower().endswith(".gguf"):
             path = Path(ref).expanduser()
             if not os.path.lexists(path):
                 hint = "give the path of a .gguf file, or see: edgellm model list"
                 raise ModelMissingError(f"no such file: {ref}", hint)
-            return open_model(path.absolute())
-        return self._best(self.named(ref), ref)
+            return open_model(path.absolute(), drafter=drafter)
+        return self._best(self.named(ref), ref, drafter)
 
     def named(self, ref: str) -> Sequence[StoreEntry]:
         """Return the entries that `NAME[:QUANT]` matches, in any case. Raises ModelMissingError."""
@@ -136,23 +143,23 @@ class Store:
             raise missing(ref, same or entries)
         return found
 
-    def _resolve_source(self, ref: str) -> ModelFile:
+    def _resolve_source(self, ref: str, drafter: bool) -> ModelFile:
         wanted = source.parse(ref)
         if isinstance(wanted, source.FileSource):
-            return self.resolve(wanted.path)
+            return self.resolve(wanted.path, drafter=drafter)
         found = [entry for entry in self.list() if entry.source and _comes_from(entry, wanted)]
         if not found:
             raise ModelMissingError(f"{wanted} is not here yet", f"fetch it: edgellm model pull {wanted}")
-        return self._best(found, str(wanted))
+        return self._best(found, str(wanted), drafter)
 
-    def _best(self, entries: Iterable[StoreEntry], ref: str) -> ModelFile:
+    def _best(self, entries: Iterable[StoreEntry], ref: str, drafter: bool) -> ModelFile:
         """Return the preferred usable quantization. Raises BadModelError with the first verdict if none is usable."""
         best = order(sorted(entries, key=lambda entry: not entry.writable))
         ranked = sorted(best, key=lambda entry: entry.verdict is not None)
         error: VerdictError | None = None
         for entry in ranked:
             try:
-                return open_model(entry.path)
+                return open_model(entry.path, drafter=drafter)
             except VerdictError as bad:
                 error = error or bad
         raise error or ModelMissingError(f"no model {ref}", "edgellm model list")
@@ -162,14 +169,19 @@ def standard(folders: Folders, dirs: Iterable[str], env: Mapping[str, str]) -> S
     """Return the store that `model`, `plan`, `up` and `doctor` read.
 
     `dirs` is store.dirs of the configuration. The system service's models count where `folders` shares stores, and so
-    does the Hugging Face cache; an instance in a folder of its own sees a cache only where the environment names one.
+    do the Hugging Face cache and the folders of Ollama and LM Studio, in place; an instance in a folder of its own sees
+    such a store only where the environment names one.
     """
     extra = [Path(text).expanduser() for text in dirs]
     system = system_folders()
     if folders.shared_stores and folders.models != system.models:
         extra.append(system.models)
     cache = folder(env) if folders.shared_stores else named_folder(env)
-    return Store(folders.models, (*extra, *((cache,) if cache else ())))
+    extra += [cache] if cache else []
+    extra += ollama.stores(env, named_only=not folders.shared_stores)
+    if folders.shared_stores and env.get("HOME", "").startswith("/"):
+        extra += [Path(env["HOME"]) / below for below in _LM_STUDIO]
+    return Store(folders.models, extra)
 
 
 def missing(ref: str, entries: Sequence[StoreEntry]) -> ModelMissingError:

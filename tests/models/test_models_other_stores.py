@@ -1,0 +1,104 @@
+"""Models of other programs' stores are served in place (Ollama, LM Studio), and an import is found again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from edge.errors import ModelMissingError, UsageError
+from edge.models.install import import_model, remove
+from edge.models.open import open_model
+from edge.models.store import Store, standard
+from edge.models.survey import survey
+from edge.paths import folders, user_folders
+from tests.fakes.gguf_writer import Gguf
+
+
+def ollama(root: Path, name: str, tag: str = "latest", *, projector: bool = False, namespace: str = "library") -> Path:
+    """A model as `ollama pull` leaves it; returns its blob."""
+    layers = []
+    for kind, gguf in (("model", Gguf("llama").model().set("general.name", name)), ("projector", Gguf("clip"))):
+        if kind == "projector":
+            if not projector:
+                continue
+            gguf = gguf.projector(256)
+        data = gguf.bytes()
+        digest = hashlib.sha256(data).hexdigest()
+        blob = root / "blobs" / f"sha256-{digest}"
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(data)
+        media = f"application/vnd.ollama.image.{kind}"
+        layers.append({"mediaType": media, "digest": f"sha256:{digest}", "size": len(data)})
+    manifest = root / "manifests/registry.ollama.ai" / namespace / name / tag
+    manifest.parent.mkdir(parents=True, exist_ok=True)
+    manifest.write_text(json.dumps({"schemaVersion": 2, "layers": layers}))
+    return root / "blobs" / f"sha256-{layers[0]['digest'][7:]}"  # type: ignore[index]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def store(home: Path) -> Store:
+    env = {"HOME": str(home)}
+    return standard(user_folders(env), [], env)
+
+
+def test_ollamas_models_have_their_names_and_are_served_in_place(home: Path, store: Store) -> None:
+    blob = ollama(home / ".ollama/models", "qwen3", "8b", projector=True)
+    ollama(home / ".ollama/models", "phi", namespace="me")
+    assert [entry.name for entry in store.list()] == ["me-phi", "qwen3-8b"]
+    model = store.resolve("qwen3-8b")
+    assert (model.path, model.name, model.quant) == (str(blob), "qwen3-8b", "Q5_K_M")
+    assert model.mmproj is not None and model.mmproj_bytes > 0
+    assert open_model(blob).name == "qwen3-8b"
+    assert {line.id for line in survey(store) if line.usable} == {"me-phi:Q5_K_M", "qwen3-8b:Q5_K_M"}
+    with pytest.raises(UsageError, match="not ours"):
+        remove(store, "qwen3-8b")
+
+
+def test_lm_studios_folders_are_looked_through(home: Path, store: Store) -> None:
+    Gguf("llama").model().save(home / ".lmstudio/models/acme/Gamma-GGUF/Gamma-Q5_K_M.gguf")
+    assert store.resolve("Gamma:Q5_K_M").name == "Gamma"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{", '{"layers": 5}', '{"layers": [5]}', '{"layers": [{"mediaType": 1, "digest": "sha256:../x"}]}'],
+)
+def test_a_bad_manifest_costs_its_own_model_only(home: Path, store: Store, text: str) -> None:
+    ollama(home / ".ollama/models", "good")
+    bad = home / ".ollama/models/manifests/registry.ollama.ai/library/bad/latest"
+    bad.parent.mkdir()
+    bad.write_text(text)
+    assert [entry.name for entry in store.list()] == ["good"]
+
+
+def test_an_instance_of_its_own_sees_another_store_only_by_name(home: Path, tmp_path: Path) -> None:
+    ollama(home / ".ollama/models", "good")
+    own = folders({}, tmp_path / "state")
+    assert standard(own, [], {"HOME": str(home)}).list() == []
+    named = {"HOME": str(home), "OLLAMA_MODELS": str(home / ".ollama/models")}
+    assert [entry.name for entry in standard(own, [], named).list()] == ["good"]
+
+
+@pytest.mark.parametrize("source", ["blob", "model.bin"])
+def test_what_an_import_serves_is_found_again_and_removed(home: Path, tmp_path: Path, source: str) -> None:
+    """A file without .gguf was imported and then in no list."""
+    path = ollama(home / ".ollama/models", "qwen3", projector=True)
+    if source == "model.bin":
+        path = path.rename(tmp_path / "model.bin")
+    models = tmp_path / "models"
+    imported = import_model(path, models)
+    store = Store(models)
+    assert [entry.verdict for entry in store.list() if entry.path == Path(imported.path)] == [None]
+    assert store.resolve(imported.name).path == imported.path
+    assert (imported.mmproj is not None) == (source == "blob")
+    remove(store, imported.name)
+    with pytest.raises(ModelMissingError):
+        store.resolve(imported.name)
