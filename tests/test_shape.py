@@ -18,7 +18,6 @@ FLAT = {"errors", "paths", "resources", "units"}
 SHORT = {
     "edge/resources.py",  # the one place that knows where the data folders are, installed or not
     "edge/doctor/ports.py",  # one gatherer, tested with sockets of its own
-    "edge/plan/start_records.py",  # read by the planner, written by the daemon
 }
 MAX_LINES, MIN_LINES, MAX_FUNCTION = 400, 40, 50
 BANNED = re.compile(

@@ -68,7 +68,18 @@ def waterfall(record: Mapping[str, Any]) -> list[str]:
     for name, label in (("engine_ready_s", "engine ready"), ("ready_s", "READY")):
         if record.get(name) is not None:
             lines.append(f"  {label:<16} {format_seconds(record[name]):>8}")
-    return lines
+    return [*lines, *_limit(record)]
+
+
+def _limit(record: Mapping[str, Any]) -> list[str]:
+    """Return how long the engine needs at least, from this disk, and how far this start was from it."""
+    limit = record["limit"]
+    if limit.get("distance") is None:
+        return []
+    rate = f"{format_bytes(limit['bytes'])} at {format_bytes(limit['rate'])}/s ({limit['streams']} direct streams)"
+    what = f"{rate} + {format_seconds(limit['fixed_s'])} of the engine's own"
+    took = f"this start took {limit['distance']:.2f} times that"
+    return [f"  {'limit':<16} {format_seconds(limit['total_s']):>8}  {what}; {took}"]
 
 
 def comparison(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
@@ -99,6 +110,15 @@ def chrome_trace(record: Mapping[str, Any]) -> dict[str, Any]:
         }
         for span in record["spans"]
     ]
+    counters = ("power (W)", "memory (bytes)", "temperature (°C)")
+    for at_s, *values in record.get("samples", ()):
+        for name, value in zip(counters, values, strict=False):
+            if value is not None:
+                events.append({"name": name, "ph": "C", "ts": round(at_s * 1e6), "pid": 1, "args": {"value": value}})
+    for name in ("engine_ready_s", "ready_s"):
+        if record.get(name) is not None:
+            instant = {"name": name.removesuffix("_s"), "ph": "i", "s": "g", "ts": round(record[name] * 1e6)}
+            events.append(instant | {"pid": 1, "tid": 1})
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 

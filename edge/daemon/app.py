@@ -103,10 +103,17 @@ class App:
         """Make this plan the current one."""
         self.prepared, self.config = prepared, prepared.config
         self.recorder = Recorder(
-            self.launch.folders, prepared.plan.engine.id, self.governing.samples, self.console.warn
+            self.launch.folders,
+            prepared.plan.engine.id,
+            prepared.board.module,
+            self.governing.samples,
+            self.console.warn,
         )
         for model_id, model in prepared.plan.models.items():
-            self.recorder.look_at_cache(model_id, Path(model.model.path))
+            if model_id in self.launch.children.resident:
+                self.recorder.resident[model_id] = self.launch.children.resident.pop(model_id)
+            else:
+                self.recorder.look_at_cache(model_id, Path(model.model.path))
 
     def _added(self, handle: ModelHandle) -> None:
         self.governing.limit(handle)
@@ -256,6 +263,7 @@ class App:
         if after.state is State.READY:
             if self.recorder is not None:
                 self.recorder.ready(supervisor, self._times)
+                self._in_background(self.recorder.measure_limit(supervisor.model.model.path))
             self._remember_launch()
             began_s = supervisor.started_at_s or self._times.began_s
             role = supervisor.plan.settings.role

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import json
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from edge.board.readrate import measure as measure_read_rate
 from edge.daemon.planning import LaunchTimes
-from edge.daemon.start_timeline import Instants, spans, start_record
-from edge.linux.files import write_atomic
+from edge.daemon.remembered_launch import identity
+from edge.daemon.start_timeline import Instants, spans, start_record, with_limit
+from edge.linux.files import read_json, write_atomic
 from edge.linux.procfs import read_boot_id, read_usage, resident_ratio
 from edge.paths import Folders
 from edge.plan import start_records
@@ -26,6 +29,9 @@ from edge.supervisor.supervisor import Supervisor
 Samples = Callable[[str, float], Sequence[Sequence[float | int | None]]]  # (model id, zero_s) → telemetry samples
 
 
+READ_BYTES = 256 << 20  # 64 MiB for each number of streams: enough for several GB/s, a second and a half from eMMC
+
+
 class Recorder:
     """A writer of starts and crashes. `on_lost` receives one sentence when they cannot be written."""
 
@@ -33,21 +39,22 @@ class Recorder:
         self,
         folders: Folders,
         engine: str,
+        board: str,
         samples: Samples = lambda model, zero_s: (),
         on_lost: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._folders = folders
-        self._engine = engine
+        self._engine, self._board = engine, board
         self._samples = samples
         self._on_lost = on_lost
         self._lost = False
         self._boot_id = read_boot_id() or "unknown"
-        self._resident: dict[str, float | None] = {}
+        self.resident: dict[str, float | None] = {}
         self._past = start_records.read(folders.starts)
 
     def look_at_cache(self, model_id: str, path: Path) -> None:
         """Note how much of the model is in the page cache before its engine reads it."""
-        self._resident[model_id] = resident_ratio(path)
+        self.resident[model_id] = resident_ratio(path)
 
     def last_ready_s(self, model_id: str) -> float | None:
         """Return the seconds that the last start of this model took."""
@@ -89,16 +96,40 @@ class Recorder:
             model=supervisor.model_id,
             engine=self._engine,
             rung=supervisor.machine.rung,
-            resident_ratio=self._resident.pop(supervisor.model_id, None),
+            resident_ratio=self.resident.pop(supervisor.model_id, None),
             instants=instants,
             spans=spans(instants, launch.spans, watch.attempt.marks, weights_bytes),
             weights_bytes=weights_bytes,
+            file=supervisor.model.model.path,
+            board=self._board,
             spawn_cpu_s=launch.spawn_cpu_s,
             outcome=outcome,
             remembered=launch.remembered,
             samples=self._samples(supervisor.model_id, began_s),
         )
         self._append(self._folders.starts, row)
+
+    async def measure_limit(self, file: str) -> None:
+        """Measure once how fast the model's file can be read at all, and complete the records that lack their limit.
+
+        A quarter of a second on an NVMe drive; direct reads leave the page cache as it is.
+        """
+        rate = await asyncio.to_thread(self._read_rate, file)
+        if rate is not None:
+            start_records.update(self._folders.starts, partial(with_limit, file=file, **rate))
+
+    def _read_rate(self, file: str) -> dict[str, Any] | None:
+        """Return `bytes_s` and `streams` of the best direct reads; None where they cannot be made."""
+        path = self._folders.instance_state / "read_rates.json"
+        kept = _read_object(path)
+        known = kept.get(file, {})
+        if known.get("identity") != identity(file):
+            known = {"identity": identity(file)}
+            with suppress(OSError):
+                rate = measure_read_rate(Path(file), budget_bytes=READ_BYTES)
+                known |= {"bytes_s": round(rate.bytes_s), "streams": rate.streams} if rate else {}
+                write_atomic(path, json.dumps(kept | {file: known}) + "\n")
+        return {"bytes_s": known["bytes_s"], "streams": known["streams"]} if "bytes_s" in known else None
 
     def _calibrate(self, supervisor: Supervisor) -> None:
         """Store the memory that the engine allocated, by which the next plan of this architecture is corrected."""
@@ -162,19 +193,25 @@ class SpeedBaseline:
             return
         self._models[model_id] = {"key": key, "tokens_s": round(tokens_s, 2), "at": round(time.time())}
         document = {"schema": SCHEMA, "models": self._models}
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_atomic(self._path, json.dumps(document) + "\n")
 
     def _read(self) -> dict[str, dict[str, Any]]:
-        try:
-            document = json.loads(self._path.read_text(encoding="utf-8"))
-            models = document["models"] if document.get("schema") == SCHEMA else {}
-            return {name: value for name, value in models.items() if isinstance(value, dict)}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return {}
+        document = _read_object(self._path)
+        models = document.get("models") if document.get("schema") == SCHEMA else None
+        return {name: value for name, value in (models or {}).items() if isinstance(value, dict)}
 
 
 def key(fingerprint: str, engine: str, rung: int) -> str:
     """Return the identity for which a baseline is valid."""
     return f"{fingerprint}/{engine}/{rung}"
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """Return a JSON object of ours; empty if it is missing or damaged."""
+    try:
+        document = read_json(path)
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}

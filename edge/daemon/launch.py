@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from signal import SIGKILL
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from edge.daemon import remembered_launch
 from edge.daemon.lock import Lock, acquire
 from edge.daemon.remembered_launch import RememberedLaunch
 from edge.errors import UnavailableError
-from edge.linux.procfs import process_started_s
+from edge.linux.procfs import process_started_s, resident_ratio
 from edge.linux.sd_notify import Notifier
 from edge.linux.sockets import Listeners, bind, inherited
 from edge.paths import Folders, folders
@@ -71,11 +71,16 @@ class Clock:
 
 
 class Children(dict[str, Child]):
-    """The engines that the launcher spawned, by model id."""
+    """The engines that the launcher spawned, by model id. `resident`: how much of each file was in the page cache."""
 
-    def start(self, model_id: str, argv: Any, env: Mapping[str, str], socket: Path, limits: ProcessLimits) -> None:
+    def __init__(self) -> None:
+        super().__init__()
+        self.resident: dict[str, float | None] = {}
+
+    def start(self, model_id: str, command: Command, socket: Path, file: str) -> None:
         """Raises UnavailableError if the engine cannot be executed."""
-        self[model_id] = spawn(argv, env, socket, limits)
+        self.resident[model_id] = resident_ratio(Path(file))
+        self[model_id] = spawn(command.argv, command.env, socket, command.limits)
 
     def kill(self) -> None:
         for child in self.values():
@@ -85,6 +90,14 @@ class Children(dict[str, Child]):
             child.close()
             child.socket_path.unlink(missing_ok=True)
         self.clear()
+
+
+class Command(NamedTuple):
+    """How an engine is executed."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    limits: ProcessLimits
 
 
 class Early(NamedTuple):
@@ -128,8 +141,8 @@ def _spawn_remembered(
     try:
         for model_id, model in record.models.items():
             nice, oom_score_adj, cpus = model.limits
-            limits = ProcessLimits(nice, oom_score_adj, tuple(cpus))
-            children.start(model_id, model.argv, model.env, places.model_socket(model_id), limits)
+            command = Command(model.argv, model.env, ProcessLimits(nice, oom_score_adj, tuple(cpus)))
+            children.start(model_id, command, places.model_socket(model_id), model.file)
     except UnavailableError:
         children.kill()  # the plan finds out what is wrong with the engine
     clock.spawned()

@@ -13,7 +13,7 @@ from edge.board.device_nodes import WAIT_S, gpu_nodes
 from edge.config import Config, load
 from edge.config.values import Preset
 from edge.daemon import consent
-from edge.daemon.launch import Children, Clock, Early, claim
+from edge.daemon.launch import Children, Clock, Command, Early, claim
 from edge.daemon.lock import Lock
 from edge.daemon.options import given
 from edge.daemon.remembered_launch import (
@@ -133,7 +133,8 @@ def remember(launched: Launched, prepared: Prepared) -> RememberedLaunch | None:
         plan = model.ladder.plans[model.ladder.chosen]
         limits = process_limits(preset_of(prepared, model_id))
         held = {domain: _held_bytes(plan, domain) for domain in plan.budget}
-        models[model_id] = RememberedModel(list(plan.argv), dict(plan.env), list(limits), held)
+        file = (plan.model or model.model).path
+        models[model_id] = RememberedModel(list(plan.argv), dict(plan.env), list(limits), file, held)
         uses_gpu |= plan.settings.n_gpu_layers > 0
         host = plan.budget.get("unified") or plan.budget.get("host")
         needed += host.required_bytes + (0 if needed else host.reserve_bytes) if host else 0
@@ -217,9 +218,9 @@ def _spawn(prepared: Prepared, folders: Folders, children: Children, *, inherite
         if not config_of(prepared, model_id).preload:
             continue  # its first request starts it
         plan = model.ladder.plans[model.ladder.chosen]
-        limits = process_limits(preset_of(prepared, model_id))
+        command = Command(plan.argv, plan.env, process_limits(preset_of(prepared, model_id)))
         try:
-            children.start(model_id, plan.argv, plan.env, folders.model_socket(model_id), limits)
+            children.start(model_id, command, folders.model_socket(model_id), (plan.model or model.model).path)
         except UnavailableError:
             # Behind a socket unit the supervisor tries once more and reports the reason.
             if not inherited:

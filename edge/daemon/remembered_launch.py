@@ -30,11 +30,15 @@ Identity = list[int] | None  # of a file: size, mtime in ns, inode; of a folder:
 
 
 class RememberedModel(NamedTuple):
-    """One engine command. `limits`: nice, oom_score_adj, CPUs. `held_bytes`: what it takes at most, by domain."""
+    """One engine command. `limits`: nice, oom_score_adj, CPUs. `held_bytes`: what it takes at most, by domain.
+
+    `file` is the model's, whose page-cache residency is recorded before the engine reads it.
+    """
 
     argv: list[str]
     env: dict[str, str]
     limits: list[Any]
+    file: str
     held_bytes: dict[str, int]
 
 

@@ -74,6 +74,8 @@ def start_record(
     weights_bytes: int,
     spawn_cpu_s: float | None,
     outcome: str,
+    file: str = "",
+    board: str = "",
     remembered: bool = False,
     samples: Sequence[Sequence[float | int | None]] = (),
 ) -> dict[str, Any]:
@@ -88,7 +90,9 @@ def start_record(
         "start_id": start_id,
         "boot_id": boot_id,
         "model": model,
+        "file": file,
         "engine": engine,
+        "board": board,
         "rung": rung,
         "cache_state": {"resident_ratio": resident_ratio},
         "clock": "monotonic + boot offset",
@@ -103,6 +107,22 @@ def start_record(
         "outcome": outcome,
         "remembered": remembered,
     }
+
+
+def with_limit(record: dict[str, Any], *, file: str, bytes_s: int, streams: int) -> dict[str, Any]:
+    """Return a record of `file` with its limit, if it lacks one: the bytes at that rate, and the engine's other stages.
+
+    `distance` is the engine's time over the limit: 1 is as fast as the disk allows, below 1 came from the page cache.
+    """
+    limit, ready_s = record.get("limit", {}), record.get("engine_ready_s")
+    weights = next((span for span in record.get("spans", ()) if span["name"] == "weights"), None)
+    if record.get("file") != file or limit.get("rate") is not None or ready_s is None or weights is None:
+        return record
+    engine_s = ready_s - record["spawn_s"]
+    fixed_s = max(0.0, engine_s - (weights["end_s"] - weights["start_s"]))
+    total_s = limit["bytes"] / bytes_s + fixed_s
+    found = {"rate": bytes_s, "streams": streams, "fixed_s": round(fixed_s, 4), "total_s": round(total_s, 4)}
+    return record | {"limit": limit | found | {"distance": round(engine_s / total_s, 3)}}
 
 
 def _rounded(span: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,15 @@ def append(path: Path, record: dict[str, Any]) -> bool:
     except OSError:
         return False
     return True
+
+
+def update(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Replace each record by `change(record)`; an unwritable disk keeps the old ones."""
+    before = read(path)
+    after = [change(record) for record in before]
+    if after != before:
+        with contextlib.suppress(OSError):
+            write_atomic(path, "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in after))
 
 
 def read(path: Path) -> list[dict[str, Any]]:

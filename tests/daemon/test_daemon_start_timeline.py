@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 from edge.cli.timeline import chrome_trace, comparison, waterfall
-from edge.daemon.start_timeline import Instants, Span, spans, start_record
+from edge.daemon.start_timeline import Instants, Span, spans, start_record, with_limit
 
 MARKS = {"load": 10.3, "header": 10.32, "tensors_begin": 10.4, "tensors_end": 11.4, "kv": 11.5, "reserve": 11.45}
 
@@ -23,6 +23,8 @@ def record(engine_ready_s: float | None = 11.9, outcome: str = "ready") -> dict[
         weights_bytes=1_000_000_000,
         spawn_cpu_s=0.12345,
         outcome=outcome,
+        file="/m.gguf",
+        samples=[[0.5, 7.25, 100, None], [0.6, 8.0, None, 41.5]],
     )
 
 
@@ -68,4 +70,33 @@ def test_a_comparison_and_a_trace() -> None:
     text = "\n".join(comparison(slow, record()))
     assert "+0 ms" in text and "weights" in text
     events = chrome_trace(slow)["traceEvents"]
-    assert {event["ph"] for event in events} == {"X"} and events[0]["dur"] == 150_000
+    assert {event["ph"] for event in events} == {"X", "C", "i"} and events[0]["dur"] == 150_000
+
+
+def test_a_start_states_its_limit_and_the_distance_from_it() -> None:
+    """1 GB at 2 GB/s, and the 0.7 s in which the engine read no weights: 1.2 s, of which 1.7 s is 1.417 times."""
+    found = with_limit(record(), file="/m.gguf", bytes_s=2_000_000_000, streams=4)
+    assert found["limit"] == {
+        "bytes": 1_000_000_000,
+        "rate": 2_000_000_000,
+        "streams": 4,
+        "fixed_s": 0.7,
+        "total_s": 1.2,
+        "distance": 1.417,
+    }
+    assert "1.42 times that" in waterfall(found)[-1] and "(4 direct streams)" in waterfall(found)[-1]
+    assert with_limit(found, file="/m.gguf", bytes_s=1, streams=1) == found, "it keeps the rate of its own time"
+    assert with_limit(record(), file="/other.gguf", bytes_s=1, streams=1) == record()
+    assert with_limit(record(None), file="/m.gguf", bytes_s=1, streams=1) == record(None)
+
+
+def test_the_trace_has_counters_for_power_memory_and_heat_and_marks_for_readiness() -> None:
+    events = chrome_trace(record())["traceEvents"]
+    counters = [(event["name"], event["ts"], event["args"]["value"]) for event in events if event["ph"] == "C"]
+    assert counters == [
+        ("power (W)", 500000, 7.25),
+        ("memory (bytes)", 500000, 100),
+        ("power (W)", 600000, 8.0),
+        ("temperature (°C)", 600000, 41.5),
+    ]
+    assert [event["name"] for event in events if event["ph"] == "i"] == ["engine_ready", "ready"]
