@@ -61,7 +61,7 @@ class App:
         self.prepared: Prepared | None = None
         self.console = console_for(os.environ, as_json=bool(launch.request.options["json"]))
         self.urls = launch.listeners.urls(tls=bool(launch.config.gateway.tls_cert))  # no reload changes them
-        self.fleet = Fleet(launch.folders, self._changed, SpeedBaseline(launch.folders))
+        self.fleet = Fleet(launch.folders, self._changed, SpeedBaseline(launch.folders), self._busiest_gpu)
         self.watchdog = Watchdog(launch.notifier, self.statuses)
         self.late_start: awaited.LateStart | None = None
         self.governing = ThermalControl(
@@ -118,6 +118,10 @@ class App:
     def _added(self, handle: ModelHandle) -> None:
         self.governing.limit(handle)
         self.watchdog.watch(self.fleet.supervisors())
+
+    def _busiest_gpu(self) -> float | None:
+        latest = self.governing.telemetry.latest
+        return latest.gpu_load_ratio if latest is not None else None
 
     def statuses(self) -> list[ModelStatus]:
         return [handle.status() for handle in self.fleet.handles.values()]

@@ -142,13 +142,20 @@ class Fleet:
     `broke` is set when a supervisor's task ends by itself, which is a bug: the process must end.
     """
 
-    def __init__(self, folders: Folders, on_change: Changed, last_good: SpeedBaseline) -> None:
+    def __init__(
+        self,
+        folders: Folders,
+        on_change: Changed,
+        last_good: SpeedBaseline,
+        gpu_load: Callable[[], float | None] = lambda: None,
+    ) -> None:
         self.handles: dict[str, ModelHandle] = {}
         self.logs: dict[str, ChildLog] = {}
         self.broke = asyncio.Event()
         self._folders = folders
         self._on_change = on_change
         self._last_good = last_good
+        self._gpu_load = gpu_load
         self._table = load_toml(data_dir("build") / "llama-server.toml")
         self._patterns = Patterns(self._table)
         self._tasks: dict[int, SupervisorTask] = {}
@@ -191,6 +198,7 @@ class Fleet:
             remedies=Remedies(self._table, engine, model.model, model.id),
             cpu=(lambda: self._cpu_plan(prepared, model.id)) if may_use_cpu else None,
             driver=lambda: _driver(prepared),
+            gpu_load=self._gpu_load,
         )
         terms = terms_of(prepared, model, self._last_good.tokens_s(model.id, good))
         socket_path = self._socket(model.id)

@@ -76,6 +76,20 @@ def pids(proc: Path = PROC) -> Iterator[int]:
                 yield int(entry.name)
 
 
+def session_pids(session: int, proc: Path = PROC) -> list[int]:
+    """Return the processes of a session that still run; a session's id is the pid of the process that began it."""
+    found = ((pid, read_stat(pid, proc)) for pid in pids(proc))
+    return [pid for pid, stat in found if stat is not None and stat.session == session and stat.state != "Z"]
+
+
+def child_pids(pid: int, proc: Path = PROC) -> list[int]:
+    """Return the children of a process's first thread (CONFIG_PROC_CHILDREN); empty where the kernel lists none."""
+    try:
+        return [int(child) for child in (proc / str(pid) / "task" / str(pid) / "children").read_text().split()]
+    except (OSError, ValueError):
+        return []
+
+
 def process_started_s(proc: Path = PROC) -> float | None:
     """Return when this process started, on the monotonic clock. The kernel counts in ticks of 10 ms since boot."""
     import time  # late: keeps readers of this module free of a clock

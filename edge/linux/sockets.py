@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import sys
 from collections.abc import MutableMapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from edge.errors import AddressInUseError, ConfigError, UnavailableError
@@ -119,3 +121,18 @@ def url(listener: socket.socket, tls: bool) -> str:
         return f"unix:{name}"
     host = f"[{name[0]}]" if listener.family == socket.AF_INET6 else name[0]
     return f"{'https' if tls else 'http'}://{host}:{name[1]}"
+
+
+def listener_pid(path: Path, timeout_s: float = 1.0) -> int:
+    """Return the process that listens on a unix socket; 0 if unknown (another pid namespace, or no connection).
+
+    SO_PEERCRED of unix(7) names the process that called listen(2).
+    """
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(timeout_s)
+        try:
+            probe.connect(str(path))
+            raw = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)  # struct ucred: pid, uid, gid
+        except OSError:
+            return 0
+    return int.from_bytes(raw[:4], sys.byteorder)

@@ -55,8 +55,8 @@ def diagnose(death: Death, patterns: Patterns) -> Diagnosis:
         here = f" (this board runs L4T {death.l4t})" if fault is EngineFault.NVMAP and death.l4t else ""
         return Diagnosis(fault, Failure(signature.kind, evidence, signature.hint + here))
     if exit.signal is not None:
-        return _by_signal(exit.signal, evidence, death.asked)
-    return _by_code(exit.code or 0, evidence)
+        return _by_signal(exit.signal, evidence, death)
+    return _by_code(exit.code or 0, evidence, death.served)
 
 
 def _last_words(death: Death, killed: bool) -> Sequence[str]:
@@ -90,13 +90,13 @@ def _fault(signature: Signature) -> EngineFault:
     return EngineFault.PERMANENT if signature.permanent else EngineFault.CRASH
 
 
-def _by_signal(number: int, evidence: str, asked: bool) -> Diagnosis:
-    if asked:
+def _by_signal(number: int, evidence: str, death: Death) -> Diagnosis:
+    if death.asked:
         return Diagnosis(EngineFault.CRASH, Failure("hung", evidence, "it did not answer and was killed"))
     if number == signal.SIGKILL:
         hint = "probably the kernel, for memory (see `journalctl -k | grep -i oom`), or a kill -9 by a user"
         return Diagnosis(EngineFault.KILLED, Failure("killed", evidence, hint))
-    if number == signal.SIGILL:
+    if number == signal.SIGILL and not death.served:
         hint = "the engine uses instructions this processor lacks: build it here (`edgellm build`)"
         return Diagnosis(EngineFault.PERMANENT, Failure("wrong_cpu", evidence, hint))
     hint = "it crashed; it is started again. See `edgellm logs --engine`"
@@ -111,8 +111,11 @@ def signal_kind(number: int) -> str:
         return f"signal_{number}"
 
 
-def _by_code(code: int, evidence: str) -> Diagnosis:
-    if code == 127:
+def _by_code(code: int, evidence: str, served: bool) -> Diagnosis:
+    if code == 64 and not served:  # EX_USAGE of sysexits.h: the command line itself is refused
+        hint = "the engine refuses its command line: see its last lines, `edgellm logs --engine`"
+        return Diagnosis(EngineFault.PERMANENT, Failure("bad_flag", evidence, hint))
+    if code == 127 and not served:
         hint = "a file the engine needs is missing: import it with its libraries or build it here"
         return Diagnosis(EngineFault.PERMANENT, Failure("install_fault", evidence, hint))
     hint = "see its last lines: `edgellm logs --engine`"

@@ -1,4 +1,4 @@
-"""Judge by vitals and log lines whether an engine makes progress. Stalls count, not total time. Pure."""
+"""Judge by bytes, CPU time and the engine's counters whether it makes progress; total time does not count. Pure."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ CPU_STEP_S = 0.05  # /proc/PID/stat counts in ticks of 10 ms: five of them are n
 class StallDetector(Struct):
     """Measures for how long a child has made no progress. Times are monotonic seconds.
 
-    CPU time counts since the last progress, so that the interval between looks does not matter.
+    CPU time counts since the last progress, so that the interval between looks does not matter. `work`: any number or
+    text of the engine's own that changes with its progress (log lines, slots).
     """
 
     moved_s: float
     _cpu_s: float | None = None
     _read: tuple[int, int] = (0, 0)
-    _lines: int = 0
+    _work: object = 0
 
-    def look(self, now_s: float, vitals: ProcessUsage | None, lines: int, *, excused: bool = False) -> float:
+    def look(self, now_s: float, vitals: ProcessUsage | None, work: object, *, excused: bool = False) -> float:
         """Return the seconds without progress. `excused`: nothing is pending, so none is expected."""
-        if excused or self._has_moved(now_s, vitals, lines):
-            self.moved_s, self._lines = now_s, lines
+        if excused or self._has_moved(now_s, vitals, work):
+            self.moved_s, self._work = now_s, work
             if vitals is not None:
                 self._cpu_s, self._read = vitals.cpu_s, _read(vitals)
         return now_s - self.moved_s
 
-    def _has_moved(self, now_s: float, vitals: ProcessUsage | None, lines: int) -> bool:
-        if lines != self._lines:
+    def _has_moved(self, now_s: float, vitals: ProcessUsage | None, work: object) -> bool:
+        if work != self._work:
             return True
         if vitals is None:
             return False
@@ -43,6 +44,29 @@ class StallDetector(Struct):
 
 def _read(vitals: ProcessUsage) -> tuple[int, int]:
     return vitals.called_bytes, vitals.disk_bytes
+
+
+# A GPU that is busy for this many limits without any other progress hangs in a kernel: the driver's own watchdog is off
+# for compute on Jetson and on servers.
+BUSY_LIMITS = 10
+BUSY_RATIO = 0.05  # of the GPU's load; a desktop on the same GPU stays below it
+
+
+def busy_excuses(gpu_load: float | None, quiet_s: float, limit_s: float) -> bool:
+    """Return whether the GPU's load (0…1, None unknown) shows work although nothing else moves."""
+    return gpu_load is not None and gpu_load >= BUSY_RATIO and quiet_s < BUSY_LIMITS * limit_s
+
+
+def slots_work(document: object) -> str | None:
+    """Return the counters of the slots that work, as text to compare; None where /slots has no usable answer."""
+    if not isinstance(document, list):
+        return None
+    working = [slot for slot in document if isinstance(slot, dict) and slot.get("is_processing")]
+    return repr([sorted((key, value) for key, value in slot.items() if key in _COUNTERS) for slot in working])
+
+
+# /slots of llama-server: processed and generated tokens of a slot, by the names of its eras.
+_COUNTERS = {"id_task", "n_past", "n_decoded", "n_prompt_tokens_processed", "next_token", "n_tokens_predicted"}
 
 
 def stalled(quiet_s: float) -> Failure:

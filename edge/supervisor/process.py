@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edge.errors import UnavailableError
+from edge.linux import procfs
 
 
 class ProcessLimits(NamedTuple):
@@ -50,6 +51,8 @@ PR_SET_PDEATHSIG = 1
 # The whole log of a start fits, so the child never blocks on it while this process still imports. 1 MiB is
 # the kernel's default limit for unprivileged processes (/proc/sys/fs/pipe-max-size).
 PIPE_BYTES = 1 << 20
+SESSION_LOOK_S = 0.02
+KILLED_S = 5.0  # from SIGKILL to the end: a CUDA context of some GiB takes the driver a second or two
 
 
 class Child:
@@ -61,9 +64,17 @@ class Child:
         self.spawned_at_s = spawned_at_s  # time.monotonic()
         self.started_ticks = _start_ticks(process.pid)
         self._process = process
+        self._guard: subprocess.Popen[bytes] | None = None
         assert process.stdout is not None and process.stderr is not None
         self.stdout = process.stdout
         self.stderr = process.stderr
+
+    def drop_guard(self) -> None:
+        """End the guard. Before the child is reaped: afterwards its id may belong to another process group."""
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            guard.kill()
+            guard.communicate()
 
     def poll(self) -> ExitStatus | None:
         """Return how the child ended, reaping it; None while it runs."""
@@ -74,13 +85,54 @@ class Child:
         return ExitStatus(code if code >= 0 else None, -code if code < 0 else None, lived_s)
 
     def send(self, number: signal.Signals) -> bool:
-        """Signal the child, unless its pid belongs to another process by now. Return whether it was sent."""
+        """Signal the child's process group, unless the pid is another process's by now. Return whether it was sent.
+
+        The group: an engine behind a shell script is a child of the script, which may not pass signals on.
+        """
         if self._process.returncode is not None or _start_ticks(self.pid) != self.started_ticks:
             return False
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, number)
+            os.killpg(self.pid, number)
             return True
         return False
+
+    def guard(self) -> None:
+        """Have the child's process group killed if this process dies, once the child has children of its own.
+
+        The parent-death signal reaches the child only, which for a script is not the engine. A shell waits for the end
+        of a pipe from this process.
+        """
+        if self._guard is None and self._process.returncode is None and procfs.child_pids(self.pid):
+            self._guard = subprocess.Popen(
+                ["/bin/sh", "-c", 'read _; kill -9 -- "-$0"', str(self.pid)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def end_session(self, grace_s: float = 0.0) -> int:
+        """Kill what is left of the reaped child's session, after `grace_s` for it to end. Blocking; return how many.
+
+        While a process of the session lives, the kernel gives its id to no other process; one that has the id is new.
+        """
+        if procfs.read_stat(self.pid) is not None:
+            return 0
+        end_s = time.monotonic() + grace_s
+        while (left := procfs.session_pids(self.pid)) and time.monotonic() < end_s:
+            time.sleep(SESSION_LOOK_S)
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        end_s = time.monotonic() + KILLED_S
+        while left and procfs.session_pids(self.pid) and time.monotonic() < end_s:
+            time.sleep(SESSION_LOOK_S)
+        return len(left)
+
+    def owns(self, pid: int) -> bool:
+        """Return whether a process is the child or of its session. 0 is a process of another pid namespace: unknown."""
+        stat = procfs.read_stat(pid) if pid else None
+        return pid in (0, self.pid) or stat is None or stat.session == self.pid
 
     def wait(self, timeout_s: float) -> ExitStatus | None:
         """Wait for the end, blocking; for the synchronous launcher only."""
@@ -89,6 +141,7 @@ class Child:
         return self.poll()
 
     def close(self) -> None:
+        self.drop_guard()
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             if stream is not None:
                 with contextlib.suppress(OSError):
@@ -146,9 +199,7 @@ class _BeforeExec:
             os.sched_setaffinity(0, self.limits.cpus)
 
 
-def _start_ticks(pid: int) -> str | None:
+def _start_ticks(pid: int) -> int | None:
     """Return the start time in ticks since boot: with the pid it identifies one process. None without /proc entry."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return None
+    stat = procfs.read_stat(pid)
+    return stat.started_ticks if stat is not None else None

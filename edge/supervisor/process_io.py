@@ -34,6 +34,7 @@ async def gone(pid: int) -> None:
 async def reaped(child: Child) -> ExitStatus:
     """Wait for the end and reap it. A pidfd is readable shortly before the zombie can be reaped."""
     await gone(child.pid)
+    child.drop_guard()
     while (status := child.poll()) is None:
         await asyncio.sleep(0.001)
     return status
@@ -49,14 +50,19 @@ LINE_BYTES_MAX = 64 * 1024
 
 
 class PipeLines(asyncio.Protocol):
-    """A protocol that calls `on_line` for each line. `ended` is set when every writer has closed the pipe."""
+    """A protocol that calls `on_line` for each line. `ended` is set when every writer has closed the pipe.
+
+    `partial` counts reads without the end of a line: llama.cpp prints dots while it reads tensors.
+    """
 
     def __init__(self, on_line: Callable[[str], None]) -> None:
         self.ended = asyncio.Event()
+        self.partial = 0
         self._on_line = on_line
         self._rest = b""
 
     def data_received(self, data: bytes) -> None:
+        self.partial += b"\n" not in data
         *whole, self._rest = (self._rest + data).split(b"\n")
         for line in whole:
             self._on_line(_text(line))

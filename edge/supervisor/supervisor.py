@@ -61,6 +61,7 @@ class SupervisorCallbacks(Struct, frozen=True):
     on_speed: Callable[[Supervisor, float], None] = lambda *_: None  # tokens/s, measured while idle
     remedies: Remedies | None = None  # changes of the plan that may cure a failed start
     cpu: Callable[[], LaunchPlan] | None = None  # plan for the CPU when the GPU stays absent; None: refuse
+    gpu_load: Callable[[], float | None] = lambda: None  # 0…1, of the busiest GPU; None unknown
     driver: Callable[[], str | None] = lambda: None  # evidence that the GPU's device nodes open, or None
 
 
@@ -337,6 +338,7 @@ class Supervisor:
                 self._missing if self.on_cpu_instead else None,
             ),
             remedies=self.callbacks.remedies,
+            gpu_load=self.callbacks.gpu_load,
             wedge_s=policy.wedge_again_s if self.machine.wedges else policy.wedge_s,
             on_speed=lambda tokens_s: self.callbacks.on_speed(self, tokens_s),
         )

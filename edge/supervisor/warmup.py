@@ -74,6 +74,13 @@ def answered(request: WarmupRequest, status: int, answer: Any) -> bool:
     return bool(answer.get("data") or answer.get("results"))
 
 
+def error_message(answer: Any) -> str:
+    """Return the message of an engine's error document, as far as it has one."""
+    error = answer.get("error") if isinstance(answer, dict) else None
+    message = error.get("message") if isinstance(error, dict) else error
+    return str(message)[:300] if message else "no message"
+
+
 def timing(answer: Any, name: str) -> float | None:
     """Return a positive number from llama-server's `timings`; None where it is absent or no number."""
     value = answer.get("timings", {}).get(name) if isinstance(answer, dict) else None

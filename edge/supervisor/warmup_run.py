@@ -37,10 +37,11 @@ class EngineClient:
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError):
             return None
 
-    async def get(self, path: str) -> Any | None:
-        """Return a JSON document; None when there is none."""
+    async def get(self, path: str, timeout_s: float | None = None) -> Any | None:
+        """Return a JSON document; None when there is none in time."""
         try:
-            async with self._session.get(f"http://engine{path}") as response:
+            timeout = aiohttp.ClientTimeout(total=timeout_s)
+            async with self._session.get(f"http://engine{path}", timeout=timeout) as response:
                 return await response.json() if response.status == 200 else None
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError, ValueError):
             return None
@@ -73,6 +74,7 @@ class Warming:
 
     def __init__(self, probe: EngineClient, settings: Settings, chat_template: bool, terms: SupervisorOptions) -> None:
         self.tokens_s: float | None = None
+        self.refused = False  # the engine answered the first completion with 400
         self.slow: tuple[Degraded, ...] = ()
         self.busy = False  # a request of the idle set is open
         self.idle_done: tuple[str, ...] = ()  # names of the requests that were sent
@@ -84,7 +86,7 @@ class Warming:
 
     async def first(self) -> Failure | None:
         """Return None once a completion came back. Raises ConnectionLost."""
-        refusal = "no answer"
+        refusal, statuses = "no answer", []
         for request in warmup.first(self._settings.role, self._chat_template):
             pause_s, longest_s = RETRY_S
             while True:
@@ -96,7 +98,10 @@ class Warming:
                     break
                 await asyncio.sleep(pause_s)  # /health answers 200 before completions do (FC-31)
                 pause_s = min(pause_s * 1.5, longest_s)
-            refusal = f"{request.path} answered {status}"
+            refusal = f"{request.path} answered {status}: {warmup.error_message(answer)}"
+            statuses.append(status)
+        # 400 is about the request itself: the same settings get the same answer at each start.
+        self.refused = bool(statuses) and all(status == 400 for status in statuses)
         hint = "the engine is up but cannot complete a prompt: see `edgellm logs --engine`"
         return Failure("warm_up_failed", refusal, hint)
 

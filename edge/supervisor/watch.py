@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from edge.linux.procfs import read_usage
+from edge.linux.sockets import listener_pid
 from edge.linux.timeouts import DeadlineExceeded, happens, within
 from edge.supervisor.degraded import differences, grown
 from edge.supervisor.diagnose import Death, diagnose
@@ -25,12 +26,12 @@ from edge.supervisor.events import (
     StartRefused,
     Warmed,
 )
-from edge.supervisor.liveness import StallDetector, stalled, wedged
+from edge.supervisor.liveness import StallDetector, busy_excuses, slots_work, stalled, wedged
 from edge.supervisor.log_patterns import Patterns
 from edge.supervisor.oom import OomWitness
 from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.process import Child
-from edge.supervisor.process_io import gone, read_lines, reaped
+from edge.supervisor.process_io import PipeLines, gone, read_lines, reaped
 from edge.supervisor.remedies import Remedies
 from edge.supervisor.start import Attempt, LogEvent
 from edge.supervisor.status import Degraded, Failure
@@ -43,6 +44,7 @@ REPORTED_POLL_S = 0.002
 # Polls cost the engine CPU time: at 1 Hz that stays below what liveness takes for work (IDLE_CPU_RATIO).
 HEALTH_POLL_MOST_S = 1.0
 HEALTH_POLL_GROWTH = 1.15
+SLOTS_TIMEOUT_S = 1.0  # /slots waits for the batch that is computed
 IDLE_LOOK_S = 10.0  # how often memory is compared with the plan while no request is open
 PIPES_END_S = 0.2  # a dead child's last lines are in the pipe; a grandchild may hold its end open
 CORE_DUMP_S = 10.0  # from a broken connection to the exit of a process that writes a core of some GiB
@@ -65,6 +67,7 @@ class Watch:
         before: Sequence[Degraded] = (),
         wedge_s: float | None = None,
         remedies: Remedies | None = None,
+        gpu_load: Callable[[], float | None] = lambda: None,
         on_speed: Callable[[float], None] = lambda _: None,
     ) -> None:
         self.child = child
@@ -80,6 +83,9 @@ class Watch:
         self._on_speed = on_speed
         self._remedies = remedies
         self._hung: str | None = None  # kind of the hang that was posted
+        self._gpu_load = gpu_load
+        self._slots: str | None = None  # counters of the engine's slots
+        self._pipes: tuple[PipeLines, ...] = ()
         self._before = tuple(before)
         self._differences: tuple[Degraded, ...] = ()
         self._memory: tuple[Degraded, ...] = ()
@@ -146,6 +152,7 @@ class Watch:
     async def _reap(self) -> None:
         errors, error_lines = await read_lines(self.child.stderr, self._stderr)
         outputs, output_lines = await read_lines(self.child.stdout, self._stdout)
+        self._pipes = (error_lines, output_lines)
         try:
             await gone(self.child.pid)
             with suppress(DeadlineExceeded):
@@ -154,6 +161,9 @@ class Watch:
             errors.close()
             outputs.close()
         status = await reaped(self.child)
+        # What a script started goes with it; after our SIGTERM it gets the time of a graceful end.
+        grace_s = self._terms.policy.term_s if self.signalled and status.signal != signal.SIGKILL else 0.0
+        await asyncio.to_thread(self.child.end_session, grace_s)
         # The kernel's OOM killer sends SIGKILL only, and a signal of the supervisor's own is no evidence.
         oom_killed = status.signal == signal.SIGKILL and not self.signalled and self._witness.killed()
         known = (status, list(self.attempt.tail), oom_killed, self.signalled, self.attempt.served)
@@ -175,6 +185,11 @@ class Watch:
             else:
                 await happens(self._reported_ready, pause_s)
             pause_s = min(pause_s * HEALTH_POLL_GROWTH, HEALTH_POLL_MOST_S)
+        listener = await asyncio.to_thread(listener_pid, self.child.socket_path)
+        if not self.child.owns(listener):
+            self._hang(_foreign(listener))
+            return
+        self.child.guard()
         self.engine_ready_s = time.monotonic()
         vitals = read_usage(self.child.pid)
         self._handle(self.attempt.answered(self.engine_ready_s, vitals.rss_bytes if vitals else None))
@@ -193,6 +208,9 @@ class Watch:
             if await happens(self._exited, CORE_DUMP_S):
                 return
             failure = Failure("warm_up_failed", f"the connection broke: {lost}", "see `edgellm logs --engine`")
+        if failure is not None and self.warming.refused:
+            self._post(StartRefused(failure))
+            return
         if failure is not None:
             self._hang(failure)
             return
@@ -216,7 +234,8 @@ class Watch:
                 await asyncio.sleep(self._terms.policy.look_s)
             vitals, now = read_usage(self.child.pid), time.monotonic()
             idle = serving and not self._traffic.open
-            quiet_s = stalls.look(now, vitals, self.attempt.lines, excused=idle)
+            work = (self.attempt.lines, self._partial(), self._slots)
+            quiet_s = stalls.look(now, vitals, work, excused=idle)
             if serving:
                 self._memory = grown(self.attempt.plan, vitals)
                 quiet_s = min(quiet_s, now - self._traffic.moved_s)
@@ -227,9 +246,17 @@ class Watch:
             limit_s = self._traffic.idle_limit_s(self._terms.ttl_s)
             if idle and limit_s is not None and self._idle_s(now) >= limit_s:
                 self._post(Sleep())
-            if quiet_s >= (self._wedge_s if serving else self._terms.policy.stall_s):
+            limit_s = self._wedge_s if serving else self._terms.policy.stall_s
+            if serving and quiet_s >= limit_s / 2:  # ask before it is judged: the answer counts at the next look
+                self._slots = slots_work(await self._probe.get("/slots", SLOTS_TIMEOUT_S)) or self._slots
+            if not serving:
+                self.child.guard()
+            if quiet_s >= limit_s and not busy_excuses(self._gpu_load(), quiet_s, limit_s):
                 self._hang(wedged(quiet_s) if serving else stalled(quiet_s))
                 return
+
+    def _partial(self) -> int:
+        return sum(pipe.partial for pipe in self._pipes)
 
     def _hang(self, failure: Failure) -> None:
         self._hung = failure.kind
@@ -244,6 +271,11 @@ class Watch:
             return IDLE_LOOK_S
         left_s = limit_s - self._idle_s(time.monotonic())
         return min(IDLE_LOOK_S, max(self._terms.policy.look_s, left_s))
+
+
+def _foreign(pid: int) -> Failure:
+    what = f"the engine's socket is answered by process {pid}, which is not the engine that was started"
+    return Failure("socket_busy", what, "an engine of a former start may still run: end it, then restart")
 
 
 def _strict(first: Degraded) -> Failure:

@@ -29,6 +29,7 @@ class Engine:
         self.folder, self.switches, self.options = folder, switches, options
         self.ready_s: float | None = None
         self.completions = 0
+        self.busy_since_s: float | None = None
         self.lock = threading.Lock()
         self.held = b"x" * (switches.hold_mib << 20)
         self.clock = engine_log.Clock()
@@ -74,6 +75,9 @@ class Engine:
             self.say(line)
         for line in () if silent else engine_log.tensors(self.start):
             self.say(line)
+        for _ in range(self.switches.dots):
+            print(".", end="", file=sys.stderr, flush=True)
+            time.sleep(0.1)
         self.die_if("loading")
         for step in range(self.switches.steps):
             value = (step + 1) / self.switches.steps
@@ -105,7 +109,16 @@ class Engine:
         death = self.switches.death
         if death is not None and death.at == "request" and number == death.request and death.chunk == 0:
             self.die_if("request")
+        if number > 1 and self.switches.slow_s:
+            self.busy_since_s = time.monotonic()
+            time.sleep(self.switches.slow_s)
+            self.busy_since_s = None
         return number
+
+    def slots(self) -> list[dict[str, Any]]:
+        since_s = self.busy_since_s
+        decoded = int((time.monotonic() - since_s) * 10) if since_s is not None and self.switches.decodes else 0
+        return [{"id": 0, "is_processing": since_s is not None, "next_token": [{"n_decoded": decoded}]}]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -131,7 +144,7 @@ class Handler(BaseHTTPRequestHandler):
             n_ctx = switches.props_n_ctx or start.n_ctx // start.n_slots
             slots = switches.props_slots or start.n_slots
             return self.answer(200, {"total_slots": slots, "default_generation_settings": {"n_ctx": n_ctx}})
-        known = {"/health": {"status": "ok"}, "/v1/models": models, "/slots": []}
+        known = {"/health": {"status": "ok"}, "/v1/models": models, "/slots": engine.slots()}
         return self.answer(200 if self.path in known else 404, known.get(self.path, {"error": "not found"}))
 
     def do_POST(self) -> None:
@@ -141,6 +154,9 @@ class Handler(BaseHTTPRequestHandler):
             log.write(json.dumps({"path": self.path, "pid": os.getpid(), "body": body}) + "\n")
         if not engine.completes:
             return self.loading()
+        if engine.switches.refuse_warm_up:
+            message = "this model does not support completions"
+            return self.answer(engine.switches.refuse_warm_up, {"error": {"message": message}})
         if engine.switches.refuse_chat and self.path.startswith("/v1/chat"):
             return self.answer(500, {"error": {"message": "the template does not parse", "code": 500}})
         number = engine.count()

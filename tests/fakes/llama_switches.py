@@ -61,6 +61,10 @@ class Switches:
     kv_mib: float = 56.0
     tokens_s: float = 100.0
     refuse_chat: bool = False  # 500 for the chat template
+    refuse_warm_up: int = 0  # status of every completion
+    dots: int = 0  # printed while it loads, one every 0.1 s, without a line end
+    slow_s: float = 0.0  # every completion after the first sleeps so long
+    decodes: bool = False  # /slots counts up meanwhile
     hold_mib: int = 0  # of memory, really taken
     chatter: bool = False  # prints a request line, as builds before 2026 do
     death: Death | None = None

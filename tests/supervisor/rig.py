@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from edge.engine.engine import Engine
 from edge.engine.output import parse_help
-from edge.linux.procfs import read_usage
+from edge.linux.procfs import read_stat, read_usage
 from edge.models.meta import ModelMeta
 from edge.models.open import ModelFile
 from edge.plan.argv import render
@@ -215,5 +215,6 @@ async def rigged(
 
 
 def _exists(pid: int) -> bool:
-    """Zombies are ours to reap: they count."""
-    return Path(f"/proc/{pid}").exists() and os.getpgid(0) is not None
+    """Return whether a process is left. A zombie counts if it is ours to reap; of a script's child init does."""
+    stat = read_stat(pid)
+    return stat is not None and (stat.state != "Z" or stat.parent_pid == os.getpid())

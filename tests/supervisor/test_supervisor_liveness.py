@@ -1,0 +1,84 @@
+"""Life is bytes and work: a slow engine that moves is left alone, and one that hangs three times has failed."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from edge.supervisor.liveness import BUSY_LIMITS, busy_excuses, slots_work
+from edge.supervisor.policy import SupervisorOptions
+from edge.supervisor.status import State
+from edge.supervisor.supervisor import SupervisorCallbacks
+from tests.supervisor.rig import FAST, rigged
+
+HASTY = SupervisorOptions(policy=replace(FAST, stall_s=0.6, wedge_s=0.6, term_s=0.3, idle_before_s=60.0))
+
+
+async def test_dots_without_a_line_end_are_life(short_dir: Path) -> None:
+    """llama.cpp prints one dot for each percent of the tensors, and the line end after the last."""
+    async with rigged(short_dir, terms=HASTY, dots=15, steps=1) as rig:
+        await rig.ready()
+        assert len(rig.pids) == 1
+
+
+async def test_a_load_that_hangs_three_times_is_failed_as_a_hang(short_dir: Path) -> None:
+    async with rigged(short_dir, terms=HASTY, stall_at=0.5) as rig:
+        assert await rig.settle(State.FAILED, State.READY) is State.FAILED
+        failure = rig.supervisor.status().failure
+        assert failure is not None and failure.kind == "stalled"
+        assert len(rig.pids) == 3
+
+
+async def test_an_answer_that_takes_no_cpu_time_is_left_alone_while_its_slot_counts(short_dir: Path) -> None:
+    """All work is done by the GPU: 1.9 % of a core, and no byte before the answer is complete."""
+    async with rigged(short_dir, terms=HASTY, slow_s=2.0, decodes=True) as rig:
+        await rig.ready()
+        assert (await rig.complete())[0] == 200
+        assert len(rig.pids) == 1
+
+
+async def test_a_slot_that_does_not_count_is_a_hang(short_dir: Path) -> None:
+    async with rigged(short_dir, terms=HASTY, slow_s=30.0) as rig:
+        await rig.ready()
+        request = asyncio.create_task(rig.complete())
+        await rig.until(lambda: len(rig.pids) == 2)
+        assert rig.kinds == ["wedged"]
+        await asyncio.gather(request, return_exceptions=True)
+
+
+async def test_the_gpus_load_is_life_too(short_dir: Path) -> None:
+    callbacks = SupervisorCallbacks(gpu_load=lambda: 0.97)
+    async with rigged(short_dir, terms=HASTY, callbacks=callbacks, slow_s=2.0) as rig:
+        await rig.ready()
+        assert (await rig.complete())[0] == 200
+        assert len(rig.pids) == 1
+
+
+def test_a_gpu_that_is_busy_for_too_long_hangs_in_a_kernel() -> None:
+    assert busy_excuses(0.97, 70.0, 60.0)
+    assert not busy_excuses(0.97, 60.0 * BUSY_LIMITS, 60.0)
+    assert not busy_excuses(0.01, 70.0, 60.0) and not busy_excuses(None, 70.0, 60.0)
+
+
+@pytest.mark.parametrize("document", [None, {"error": "x"}, "x", 3])
+def test_slots_of_another_shape_say_nothing(document: object) -> None:
+    assert slots_work(document) is None
+
+
+def test_slots_show_work_by_their_counters_only() -> None:
+    idle = {"id": 0, "is_processing": False, "n_past": 3}
+    slot = {"id": 0, "is_processing": True, "n_past": 3, "speed": 1.0}
+    assert slots_work([idle]) == slots_work([]) == "[]"
+    assert slots_work([slot]) == slots_work([slot | {"speed": 2.0}]) != slots_work([slot | {"n_past": 4}])
+
+
+async def test_a_completion_that_is_refused_with_400_fails_at_once(short_dir: Path) -> None:
+    async with rigged(short_dir, terms=HASTY, refuse_warm_up=400) as rig:
+        assert await rig.settle(State.FAILED, State.READY) is State.FAILED
+        failure = rig.supervisor.status().failure
+        assert failure is not None and failure.kind == "warm_up_failed"
+        assert "does not support completions" in failure.evidence
+        assert len(rig.pids) == 1

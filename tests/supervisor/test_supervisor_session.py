@@ -1,0 +1,123 @@
+"""Nothing of an engine stays behind a real shell script: at a stop, a crash, and when the parent is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from asyncio.subprocess import DEVNULL, PIPE
+from pathlib import Path
+
+import pytest
+
+from edge.linux.procfs import read_stat, session_pids
+from edge.supervisor.process import spawn
+from edge.supervisor.status import State
+from tests.fakes import llama_switches
+from tests.supervisor.rig import ENV, rigged
+
+# A script that starts the engine and waits for it, as vendors' wrappers do; the last passes no signal on.
+PLAIN = '"$@"\nexit $?\n'
+BACKGROUND = '"$@" &\nwait $!\n'
+DEAF = 'trap "" TERM\n"$@" &\nwait\nwait\n'
+DETACHED = '"$@" </dev/null &\nsleep 0.2\nexit 0\n'
+
+
+def script(folder: Path, body: str, **switches: object) -> tuple[str, ...]:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "engine.sh"
+    # Without this variable the engine does not end with its standard input.
+    path.write_text(f"#!/bin/sh\nunset LLAMA_SERVER_ROUTER_PORT\n{body}")
+    path.chmod(0o755)
+    return (str(path), *llama_switches.argv(folder / "fake", **switches))
+
+
+def gone(pid: int) -> bool:
+    stat = read_stat(pid)
+    return stat is None or stat.state == "Z"
+
+
+@pytest.mark.parametrize("body", [PLAIN, BACKGROUND, DEAF], ids=["plain", "background", "deaf"])
+async def test_an_engine_behind_a_script_is_gone_after_a_stop(short_dir: Path, body: str) -> None:
+    async with rigged(short_dir, argv=script(short_dir, body)) as rig:
+        await rig.ready()
+        (engine,) = rig.pids
+        rig.supervisor.stop()
+        await rig.settle(State.STOPPED)
+        assert gone(engine)
+        assert rig.supervisor.watch is not None and not session_pids(rig.supervisor.watch.child.pid)
+
+
+async def test_an_engine_whose_script_is_killed_leaves_no_server_behind(short_dir: Path) -> None:
+    """300 MB stayed at every restart."""
+    async with rigged(short_dir, argv=script(short_dir, BACKGROUND)) as rig:
+        await rig.ready()
+        assert rig.supervisor.watch is not None
+        os.kill(rig.supervisor.watch.child.pid, signal.SIGKILL)
+        await rig.until(lambda: len(rig.pids) == 2)
+        await rig.ready()
+        first, second = rig.pids
+        assert gone(first) and not gone(second)
+
+
+async def test_a_script_that_detaches_its_engine_is_no_start(short_dir: Path) -> None:
+    async with rigged(short_dir, argv=script(short_dir, DETACHED, load_s=60.0)) as rig:
+        assert await rig.settle(State.FAILED, State.READY) is State.FAILED
+        assert all(gone(pid) for pid in rig.pids)
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from edge.supervisor.process import spawn
+child = spawn(sys.argv[2:], {env!r}, Path(sys.argv[1]))
+deadline = time.monotonic() + 20
+while not Path(sys.argv[1]).exists() and time.monotonic() < deadline:
+    time.sleep(0.01)
+child.guard()
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_an_engine_behind_a_script_dies_with_its_supervisor(short_dir: Path) -> None:
+    """kill -9 of the parent: the parent-death signal reaches the script only."""
+    command = [sys.executable, "-c", PARENT.format(env=dict(ENV)), str(short_dir / "m.sock")]
+    parent = subprocess.Popen([*command, *script(short_dir, BACKGROUND)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    session = int(parent.stdout.readline())
+    engines = llama_switches.starts(short_dir / "fake")
+    assert engines and not gone(engines[0])
+    parent.kill()
+    parent.communicate()
+    deadline = time.monotonic() + 20
+    while session_pids(session) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not session_pids(session) and gone(engines[0])
+
+
+def test_a_child_without_children_has_no_guard(short_dir: Path) -> None:
+    child = spawn((sys.executable, "-S", "-c", "import time; time.sleep(60)"), dict(ENV), short_dir / "m.sock")
+    child.guard()
+    assert child._guard is None
+    child.send(signal.SIGKILL)
+    child.wait(20)
+    child.close()
+
+
+async def test_a_socket_that_another_process_answers_is_refused(short_dir: Path) -> None:
+    """An engine of a former start that binds the socket after the new one."""
+    quiet = (sys.executable, "-S", "-c", "import time; time.sleep(60)")
+    async with rigged(short_dir, argv=quiet) as rig:
+        await rig.until(lambda: rig.supervisor.watch is not None)
+        command = [part.replace("{socket}", str(rig.socket_path)) for part in llama_switches.argv(short_dir / "other")]
+        stranger = await asyncio.create_subprocess_exec(*command, env=ENV, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL)
+        try:
+            await rig.until(lambda: "socket_busy" in rig.kinds)
+            assert "READY" not in rig.states
+        finally:
+            stranger.kill()
+            await stranger.wait()
