@@ -24,6 +24,7 @@ from edge.builder.compile import (
     run_logged,
 )
 from edge.builder.install import commit, copy_programs, describe, locked, new_id, staging, use
+from edge.builder.measure import glibc
 from edge.builder.proof import prove
 from edge.builder.recipe import declared_options, unknown_options
 from edge.builder.request import BuildPlan, BuildRequest, BuildResult
@@ -183,14 +184,7 @@ def _made(plan: BuildPlan, unknown: tuple[str, ...]) -> dict[str, Any]:
         },
         "target": {
             "machine": inputs.machine,
-            "glibc": _glibc(),
+            "glibc": glibc(),
             "cuda_runtime": inputs.toolkit.text if inputs.toolkit else None,
         },
     }
-
-
-def _glibc() -> str | None:
-    try:
-        return (os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc ") or None
-    except (OSError, ValueError):
-        return None

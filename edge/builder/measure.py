@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -36,7 +37,26 @@ def measure(request: BuildRequest, tools: Toolchain, source: SourceArchive, pin:
         now_s=time.time(),
         newest_source_s=max(pin.released_s, newest_mtime_s(source.tree)),
         same_disk=build.stat().st_dev == tmp.stat().st_dev,
+        glibc=glibc(),
+        patched=any(has_new_declarations(Path(kit.nvcc)) for kit in tools.toolkits[:1]),
     )
+
+
+def glibc() -> str | None:
+    """Return the version of the C library, "2.36"; None for another library than glibc."""
+    try:
+        return (os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc ") or None
+    except (OSError, ValueError):
+        return None
+
+
+def has_new_declarations(nvcc: Path) -> bool:
+    """Return whether this toolkit declares cospi() as glibc 2.41 does: it is new enough, or was patched."""
+    for header in sorted(nvcc.parent.parent.glob("targets/*/include/crt/math_functions.h")):
+        with contextlib.suppress(OSError):
+            text = header.read_text(errors="replace")
+            return re.search(r"\bcospi\(double \w+\)\s*(?:noexcept|__THROW)", text) is not None
+    return False
 
 
 def _existing(folder: Path) -> Path:

@@ -18,6 +18,7 @@ from edge.builder.toolchain import (
     Toolkit,
     choose_host_compiler,
     choose_toolkit,
+    numbers,
     toolkit_row,
 )
 from edge.units import format_bytes, parse_size
@@ -34,6 +35,8 @@ class BuildHost(Struct, frozen=True):
     now_s: float
     newest_source_s: float
     same_disk: bool = False  # the build folder and TMPDIR share one
+    glibc: str | None = None  # "2.36"
+    patched: bool = False  # the CUDA headers declare the functions of a new glibc as it does
 
 
 class BuildNeeds(Struct, frozen=True):
@@ -75,6 +78,7 @@ def preflight(wanted: BuildNeeds, machine: BuildHost, table: Mapping[str, Any]) 
             findings.append(_architecture(toolkit, wanted.arch, table))
             host, about = choose_host_compiler(machine.toolchain.cxx, toolkit, wanted.gcc_min, table)
             findings.append(about)
+            findings.append(_glibc(toolkit, machine, table))
     jobs = choose_jobs(wanted, machine, table)
     findings.append(BuildFinding("jobs", OK, _jobs_sentence(jobs, wanted, machine)))
     findings += _disk(wanted, machine, jobs, table)
@@ -142,6 +146,18 @@ def _architecture(toolkit: Toolkit, arch: tuple[int, ...], table: Mapping[str, A
     listed = ", ".join(map(str, known)) if known else f"{row['arch_min']} to {row['arch_max']}"
     hint = "install the toolkit that belongs to this board"
     return BuildFinding("architecture", FAIL, f"nvcc {toolkit.text} cannot compile for {text}: it knows {listed}", hint)
+
+
+def _glibc(toolkit: Toolkit, machine: BuildHost, table: Mapping[str, Any]) -> BuildFinding:
+    """Check the C library against the toolkit's headers: they declare the same functions in another way."""
+    most = toolkit_row(toolkit.version, table)["glibc_max"]
+    if machine.glibc is None or machine.patched or numbers(machine.glibc) <= numbers(most):
+        return BuildFinding("glibc", OK, f"glibc {machine.glibc or 'of unknown version'}")
+    sentence = f"CUDA {toolkit.text} compiles with glibc up to {most}, and this system has {machine.glibc}"
+    hint = "install a newer CUDA toolkit, or patch crt/math_functions.h as llama.cpp's docs/build.md shows"
+    # What is listed was reported; a release after the newest row may well be mended.
+    newer = toolkit.version > numbers(max(table["toolkits"], key=lambda row: numbers(row["cuda"]))["cuda"])
+    return BuildFinding("glibc", WARN if newer else FAIL, sentence, hint)
 
 
 def choose_jobs(wanted: BuildNeeds, machine: BuildHost, table: Mapping[str, Any]) -> int:

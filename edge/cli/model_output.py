@@ -131,6 +131,8 @@ def _findings(out: Console, report: DeepReport) -> None:
                 f"    {Path(file.path).name}: SHA-256 {file.sha256} instead of {file.expected or file.recorded}",
                 markup=False,
             )
+    for difference in report.differences or ():
+        out.print(f"    {printable(difference)}", markup=False)
     for tensor in report.bad[:10]:
         out.print(
             f"    {printable(tensor.name)} ({tensor.type}): {tensor.scales:,} scales are not finite", markup=False

@@ -94,16 +94,20 @@ class BadTensor(Struct, frozen=True):
 
 
 class DeepReport(Struct, frozen=True):
-    """The result of a deep check. `unscanned`: tensors of types whose block layout is not listed in scales.py."""
+    """The result of a deep check. `unscanned`: tensors of types whose block layout is not listed in SCALES.
+
+    `differences`: where the package gguf reads another header than we do; None where it could not read it.
+    """
 
     files: tuple[FileReport, ...]
     tensors: int
     bad: tuple[BadTensor, ...]
     unscanned: int
+    differences: tuple[str, ...] | None = ()
 
     @property
     def healthy(self) -> bool:
-        return not self.bad and all(file.matches for file in self.files)
+        return not self.bad and not self.differences and all(file.matches for file in self.files)
 
 
 class _Piece(Struct, frozen=True):
@@ -119,6 +123,7 @@ def check_deep(model: ModelFile, progress: Report | None = None) -> DeepReport:
     note = receipt.read(Path(model.path).parent)
     meter = TransferMeter("check", Path(model.path).name, model.bytes, progress)
     files, bad = [], []
+    differences: list[str] | None = []
     tensors = unscanned = 0
     for shard in map(Path, model.shards):
         meta = read_header(shard)
@@ -128,11 +133,40 @@ def check_deep(model: ModelFile, progress: Report | None = None) -> DeepReport:
         known = note.file(shard.name) if note else None
         expected, recorded = (known.expected, known.sha256) if known else (None, None)
         files.append(FileReport(str(shard), meta.file_bytes, digest, expected, recorded))
+        compared = compare_headers(shard, meta)
+        differences = None if differences is None or compared is None else [*differences, *compared]
         bad += [BadTensor(name, kind, count) for (name, kind), count in scan.found.items()]
         tensors += len(meta.tensors)
         unscanned += sum(1 for tensor in meta.tensors if tensor.type not in SCALES and not tensor.type.startswith("I"))
     meter.end()
-    return DeepReport(tuple(files), tensors, tuple(bad), unscanned)
+    return DeepReport(tuple(files), tensors, tuple(bad), unscanned, None if differences is None else tuple(differences))
+
+
+def compare_headers(path: Path, meta: ModelMeta) -> list[str] | None:
+    """Return where llama.cpp's own Python reader finds other tensors; None where it cannot read the file.
+
+    It maps the file and trusts it, so it runs only here, after our reader has found every size within the file.
+    """
+    from gguf import GGUFReader
+
+    try:
+        theirs = {
+            tensor.name: (
+                tensor.tensor_type.name,
+                tuple(map(int, tensor.shape)),
+                int(tensor.data_offset),
+                int(tensor.n_bytes),
+            )
+            for tensor in GGUFReader(path).tensors
+        }
+    except (ValueError, KeyError, IndexError, OSError, MemoryError):  # a type or version newer than the package
+        return None
+    ours = {
+        tensor.name: (tensor.type, tensor.shape, meta.data_offset + tensor.offset, tensor.bytes)
+        for tensor in meta.tensors
+    }
+    names = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+    return [f"{path.name}: {name}: {ours.get(name)} here, {theirs.get(name)} in gguf" for name in names[:10]]
 
 
 class _Scan:
@@ -206,6 +240,7 @@ def _read(file: FileIO, view: memoryview) -> None:
 
 def _numpy() -> Any:
     try:
+        import gguf  # noqa: F401
         import numpy
     except ImportError as error:
         raise UnavailableError(

@@ -23,6 +23,14 @@ LINES = {
         "nvcc error   : 'cudafe++' died with status 137",
         "/usr/bin/ld: memory exhausted",
     ],
+    "glibc-too-new": [
+        "/usr/include/bits/mathcalls.h(79): error: exception specification is incompatible with that of previous function "
+        '"cospi" (declared at line 2601 of /usr/local/cuda/include/crt/math_functions.h)',
+    ],
+    "libstdcxx-too-new": [
+        '/usr/include/c++/15/type_traits(2741): error: identifier "__is_pointer" is undefined',
+        "/usr/lib/gcc/x86_64-linux-gnu/14/include/c++/14/bits/move.h(37): error: type name is not allowed",
+    ],
     "header-mismatch": [
         "arm_neon.h:6: error: inlining failed in call to 'always_inline' 'vdotq_s32': target specific option mismatch"
     ],
@@ -36,7 +44,11 @@ LINES = {
     ],
     "no-nvcc": ["  No CMAKE_CUDA_COMPILER could be found.", "CMake Error: CUDA Toolkit not found"],  # D-02
     "cublas-missing": ['Target "ggml-cuda" links to: CUDA::cublas but the target was not found.'],
-    "driver-stub-missing": ["    CUDA::cuda_driver"],
+    "driver-stub-missing": [
+        "    CUDA::cuda_driver",
+        "/usr/bin/ld: cannot find -lcuda: No such file or directory",
+        "ggml-cuda.cu: undefined reference to `cuMemCreate'",
+    ],
     "cuda-dialect": ['Target "ggml-cuda" requires the language dialect "CUDA17" (with compiler extensions).'],  # D-07
     "cuda-too-old": [
         "error: identifier 'CUBLAS_TF32_TENSOR_OP_MATH' not found",  # D-06
@@ -44,6 +56,12 @@ LINES = {
         "cuda.h:6:10: fatal error: cuda_bf16.h: No such file or directory",  # D-10
     ],
     "host-compiler": ["#error -- unsupported GNU version! gcc versions later than 13 are not supported!"],
+    "no-gpu-for-native": ['  CUDA_ARCHITECTURES is set to "native", but no NVIDIA GPU was detected.'],
+    "filesystem-library": [
+        "x.cpp:(.text+0x1): undefined reference to `std::filesystem::__cxx11::path::_M_split_cmpts()'"
+    ],
+    "ptxas": ["ptxas fatal   : Ptx assembly aborted due to errors"],
+    "ccache-full-of-errors": ["ccache: error: Failed to create temporary file"],
     "renamed-option": ["  LLAMA_CUBLAS is deprecated, use GGML_CUDA instead"],  # D-03
     "dirty-manifest": ["ninja: error: manifest 'build.ninja' still dirty after 100 tries"],
     "clock": ["make: warning:  Clock skew detected.  Your build may be incomplete."],  # FC-13

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from edge.board.cgroup import oom_kills
-from edge.builder.measure import available_memory_bytes, usable_cores
+from edge.builder.measure import available_memory_bytes, has_new_declarations, usable_cores
 from edge.builder.preflight import BuildHost, BuildNeeds, preflight
 from edge.builder.recipe import Recipe
 from edge.builder.toolchain import Tool, Toolchain, Toolkit, choose_host_compiler, choose_toolkit, numbers, toolkit_row
@@ -182,3 +182,34 @@ def test_the_control_group_bounds_memory_and_cores(tmp_path: Path) -> None:
     assert usable_cores(Tree(tmp_path)) == 1
     (group / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
     assert oom_kills(Tree(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("cuda", "glibc", "patched", "verdict"),
+    [
+        ((12, 6), "2.36", False, "ok"),
+        ((12, 6), "2.41", False, "fail"),
+        ((12, 6), "2.41", True, "ok"),
+        ((13, 0), "2.41", False, "ok"),
+        ((13, 0), "2.42", False, "fail"),
+        ((13, 3), "2.42", False, "warn"),
+        ((12, 6), None, False, "ok"),
+    ],
+)
+def test_a_glibc_that_is_newer_than_the_cuda_headers(
+    cuda: tuple[int, int], glibc: str | None, patched: bool, verdict: str
+) -> None:
+    """ggml-org/llama.cpp#16685, #17615: the compiler test fails on cospi, sinpi and rsqrt, with every gcc."""
+    kit = replace(_KIT, version=cuda)
+    machine = replace(_MACHINE, toolchain=replace(_TOOLS, toolkits=(kit,)), glibc=glibc, patched=patched)
+    found = preflight(replace(_WANTED, board_cuda=cuda), machine, _TABLE)
+    assert next(one.verdict for one in found.findings if one.name == "glibc") == verdict
+
+
+def test_whether_the_headers_are_patched_is_read_from_them(tmp_path: Path) -> None:
+    header = tmp_path / "targets/x86_64-linux/include/crt/math_functions.h"
+    header.parent.mkdir(parents=True)
+    header.write_text("extern __DEVICE_FUNCTIONS_DECL__ __device_builtin__ double cospi(double x);")
+    assert not has_new_declarations(tmp_path / "bin/nvcc")
+    header.write_text("extern __device_builtin__ double cospi(double x) noexcept (true);")
+    assert has_new_declarations(tmp_path / "bin/nvcc")
