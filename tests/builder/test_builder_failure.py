@@ -24,8 +24,8 @@ LINES = {
         "/usr/bin/ld: memory exhausted",
     ],
     "glibc-too-new": [
-        "/usr/include/bits/mathcalls.h(79): error: exception specification is incompatible with that of previous function "
-        '"cospi" (declared at line 2601 of /usr/local/cuda/include/crt/math_functions.h)',
+        "/usr/include/bits/mathcalls.h(79): error: exception specification is incompatible with that of previous "
+        'function "cospi" (declared at line 2601 of /usr/local/cuda/include/crt/math_functions.h)',
     ],
     "libstdcxx-too-new": [
         '/usr/include/c++/15/type_traits(2741): error: identifier "__is_pointer" is undefined',
