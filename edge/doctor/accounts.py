@@ -28,6 +28,7 @@ def serving_account(tree: Tree, unit_text: str) -> Account:
     user = settings.get("User", [None])[-1]
     entry = next((line.split(":") for line in tree.lines("/etc/passwd") if line.startswith(f"{user}:")), None)
     if user is not None and entry is not None and len(entry) > 3:
+        # systemd sets the groups of /etc/group and those of the unit, as initgroups(3) does.
         listed = {*_memberships(tree, user), *settings.get("SupplementaryGroups", [])}
         gids = {int(entry[3])} | {ids[name] for name in listed if name in ids}
         return Account(PathUser(user, int(entry[2]), frozenset(gids)))

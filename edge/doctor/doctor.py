@@ -1,4 +1,4 @@
-"""The list of checks of `edgellm doctor`, run over facts that were read before. Pure."""
+"""The list of checks of `edgellm doctor`, and how all facts are read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edge.board.memory import snapshot
 from edge.board.probe import probe
 from edge.doctor import board, config, engine, gpu, memory, own_files, power, service, storage, wsl
 from edge.doctor.accounts import serving_account
-from edge.doctor.check import Check, CheckResult, worst
+from edge.doctor.check import Check, CheckResult, unknown, worst
 from edge.doctor.config import read_serving
 from edge.doctor.engine import read_cuda
 from edge.doctor.facts import DoctorFacts, OwnFile
@@ -52,7 +52,11 @@ def examine(facts: DoctorFacts) -> tuple[Check, ...]:
     """Run every check that applies to this machine, in order."""
     findings: list[Check] = []
     for check in CHECKS:
-        found = check(facts)
+        try:
+            found = check(facts)
+        except Exception as error:  # one odd value of a machine costs its own check, not all others
+            name = f"{check.__module__.rpartition('.')[2]}.{check.__name__}"
+            found = unknown(name, f"cannot be judged: {type(error).__name__}: {error}", "please report this")
         if isinstance(found, Check):
             findings.append(found)
         elif found is not None:
@@ -60,7 +64,7 @@ def examine(facts: DoctorFacts) -> tuple[Check, ...]:
     return tuple(findings)
 
 
-# The JSON document of `edgellm doctor --json`. Pure.
+# ---- the document of --json
 
 SCHEMA = 1
 

@@ -58,6 +58,7 @@ def architecture(facts: DoctorFacts) -> Check | None:
     if gpu_code.runs(engine.built_for, wanted):
         return ok("engine.arch", f"built for {built}, this GPU is sm_{wanted}")
     says = f"built for {built}, but this GPU is sm_{wanted}"
+    # Only discrete GPUs: the recipes for Tegra embed no PTX, so there is nothing to compile from.
     if board.soc is None and min(engine.built_for) < wanted:
         step = "the driver compiles it at the first start (minutes), if it holds PTX; build for this GPU"
         return warn("engine.arch", says, step, "edgellm build")
@@ -69,9 +70,11 @@ def driver(facts: DoctorFacts) -> Check | None:
     built, served = facts.serving.engine_cuda, facts.board.cuda or _served(facts.board)
     if built is None or served is None:
         return None
+    # Within a major version older drivers run newer toolkits (CUDA Compatibility, "minor version compatibility").
     if _numbers(built)[0] > _numbers(served)[0]:
         says = f"built with CUDA {built}, but this system's driver serves CUDA {served}"
         return bad("engine.driver", says, "build with the toolkit that belongs to this system", "edgellm build")
+    # On Tegra the driver comes with JetPack and cannot be updated alone: PTX of a newer minor version may fail.
     if facts.board.soc is not None and _numbers(built) > _numbers(served):
         says = f"built with CUDA {built}, a little newer than JetPack's {served}"
         return warn(
@@ -118,6 +121,7 @@ def jit_cache(facts: DoctorFacts) -> Check | None:
         return bad(
             "engine.jit_cache", says, "give the serving user this folder: kernels are compiled again at each boot"
         )
+    # The driver keeps to CUDA_CACHE_MAXSIZE, which every plan sets; far more is the cache of another program.
     if (cuda_facts.jit_cache_bytes or 0) > 4 * GIB:
         says = f"the cache of compiled kernels holds {format_bytes(cuda_facts.jit_cache_bytes or 0)}"
         return warn(
@@ -144,6 +148,7 @@ def toolkits(facts: DoctorFacts) -> Check | None:
         for kit in compilers
         if board.soc and board.cuda and kit.version and _numbers(kit.version)[0] > _numbers(board.cuda)[0]
     ]
+    # A build takes the toolkit that belongs to the system, so one that is too new only matters alone.
     if wrong and len(wrong) == len(compilers):
         step = f"install the CUDA {board.cuda} toolkit of JetPack {board.jetpack}: its driver serves nothing newer"
         return bad(
@@ -164,7 +169,7 @@ def toolkits(facts: DoctorFacts) -> Check | None:
 CHECKS = (present, cuda, architecture, driver, address_pool, jit_cache, toolkits)
 
 
-# Read the CUDA toolkits below /usr/local and the cache of just-in-time compiled kernels.
+# ---- facts
 
 _NVCC_PATH = re.compile(r"cuda-(\d+\.\d+)")
 

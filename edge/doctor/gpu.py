@@ -21,6 +21,7 @@ def nodes(facts: DoctorFacts) -> Check | None:
     board, needed, found = facts.board, facts.devices.needed, {node.path for node in facts.devices.nodes}
     if board.container == "wsl2" or not board.gpus:
         return None
+    # On JetPack 6 the driver fills this folder with control nodes once the GPU's firmware runs.
     if facts.devices.igpu_folder == ("power",):
         says = "the GPU did not start at boot: /dev/nvgpu/igpu0 holds only `power`"
         step = "switch the board off and on again (a reboot is not enough); then update its firmware"
@@ -46,6 +47,7 @@ def access(facts: DoctorFacts) -> Check | None:
         return ok("gpu.access", f"{user} may open them")
     groups = sorted({node.group for node in closed if node.group and node.group != "root"})
     says = f"{user} may not open {', '.join(node.path for node in closed[:3])}"
+    # Groups are set at login: usermod changes no session that is open.
     if set(groups) & set(facts.devices.pending_groups):
         return bad("gpu.access", f"{says} yet: the group was added after this login", "log in again, or reboot")
     wanted = ",".join(groups) or "video,render"
@@ -68,6 +70,7 @@ def persistence(facts: DoctorFacts) -> Check | None:
         return None
     if facts.devices.persistence:
         return ok("gpu.persistence", "the driver keeps the GPU ready between programs")
+    # The daemon runs on the host, whose units a container does not see.
     if facts.board.container is not None:
         return unknown("gpu.persistence", "whether the host keeps the GPU ready cannot be read in a container")
     unit = facts.units.get("nvidia-persistenced.service")
@@ -123,8 +126,8 @@ CHECKS = (nodes, access, unified_virtual_memory, persistence, memory, mig, drive
 
 # Read the device nodes that CUDA opens, and whether the serving user may open them.
 
-_GROUPS = ("video", "render", "jtop")
-_JTOP_SOCKET = "/run/jtop.sock"
+_GROUPS = ("video", "render", "jtop")  # of the udev rules of L4T and of jetson-stats
+_JTOP_SOCKET = "/run/jtop.sock"  # jetson-stats 4 and later
 
 
 def read_devices(tree: Tree, board: Board, account: Account) -> Devices:

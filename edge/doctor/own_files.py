@@ -43,7 +43,7 @@ CHECKS = (files,)
 
 SERVICE_GROUP = "edgellm"
 _PRIVATE_FILE, _GROUP_FILE, _PRIVATE_FOLDER, _PUBLIC_FOLDER = 0o600, 0o640, 0o700, 0o755
-_CONNECT_S = 0.2
+_CONNECT_S = 0.2  # a unix socket connects at once, or its backlog is full
 
 
 def find_leftovers(folders: Folders, running: bool, service: bool = False) -> tuple[OwnFile, ...]:

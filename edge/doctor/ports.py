@@ -22,6 +22,7 @@ def read_ports(listen: tuple[str, ...], lock: Path, service_active: bool, proc: 
             ports.append(Port(address))
             continue
         owner = socket_owner({inode}, proc)
+        # /proc/PID/fd of other users is closed: a socket without a visible owner is not free.
         pid, name = (owner.pid, owner.name) if owner else (0, None)
         ports.append(Port(address, pid, name, pid in holders or (pid in (0, 1) and service_active)))
     return tuple(ports)

@@ -6,7 +6,7 @@ from edge.doctor.check import Check, bad, ok, unknown, warn
 from edge.doctor.facts import DoctorFacts
 
 _PASSIVE_C = 99.0  # `*-sw-throttle` of NVIDIA's device trees for Orin (p3701, p3767)
-_MARGIN_C = 10.0
+_MARGIN_C = 10.0  # an idle board this near to throttling reaches it under load
 _WARM_C = 65.0  # well above idle: nvfancontrol turns the fan long before this
 
 
@@ -35,6 +35,7 @@ def heat(facts: DoctorFacts) -> Check | None:
     readings = {zone.name: zone.temp_c for zone in facts.sensors.zones if zone.temp_c is not None}
     if not readings:
         return unknown("power.heat", "no temperature can be read") if facts.board.soc else None
+    # `tj` is the kernel's maximum of all zones; discrete GPUs have none.
     name = "tj" if "tj" in readings else max(readings, key=lambda zone: readings[zone])
     passive_c = min((zone.passive_c for zone in facts.sensors.zones if zone.passive_c is not None), default=None)
     critical_c = min((zone.critical_c for zone in facts.sensors.zones if zone.critical_c is not None), default=None)

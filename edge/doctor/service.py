@@ -15,6 +15,7 @@ from edge.service.drop_ins import HOME_HIDDEN, conflicts, directives
 # No edgellm is older: a clock before this has lost its battery and starts at the epoch or the image's build date.
 _EARLY = datetime(2025, 1, 1, tzinfo=timezone.utc).timestamp()
 _SLACK_S = 24 * 3600.0  # file times of an image may be in another time zone
+# Languages whose LC_NUMERIC has a comma (glibc locales).
 _DECIMAL_COMMA = ("de", "fr", "es", "it", "pt", "nl", "pl", "ru", "tr", "cs", "sv", "nb", "fi", "da", "uk", "id", "vi")
 
 
@@ -37,6 +38,7 @@ def unit(facts: DoctorFacts) -> Check | None:
         says = f"edgellm.service failed ({found.result or 'no result'})"
         return bad("service.unit", says, "see why", "journalctl -u edgellm -n 50 --no-pager")
     again = f", restarted {found.restarts} times" if found.restarts else ""
+    # An empty UnitFileState is a unit that was generated or is transient: it cannot be enabled.
     if found.file_state not in ("enabled", "enabled-runtime", "static", ""):
         return warn(
             "service.unit",
@@ -91,6 +93,7 @@ def jtop(facts: DoctorFacts) -> Check | None:
     if facts.board.soc is None or facts.jtop is None or not facts.live:
         return None
     unit, source = facts.units.get("jtop.service"), "telemetry comes from sysfs"
+    # `docker run -v /run/jtop.sock:…` creates a folder on the host where the socket does not exist yet.
     if facts.jtop.socket == "folder":
         step = "remove the folder and mount the socket after jtop.service has started"
         return warn(
@@ -149,6 +152,7 @@ def clock(facts: DoctorFacts) -> Check | None:
     if not facts.live:
         return None
     shown = datetime.fromtimestamp(about.now_s, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    # edgellm itself measures on the monotonic clock: only TLS, make and file times suffer.
     past = about.now_s < _EARLY or (about.newest_file_s or 0) > about.now_s + _SLACK_S
     if past:
         return bad(
@@ -189,7 +193,7 @@ CHECKS = (unit, drop_ins, port, jtop, home, install_place, clock, locale)
 OURS = ("edgellm.service", "edgellm.socket")
 WATCHED = (*OURS, "jtop.service", "nvidia-persistenced.service")
 _PROPERTIES = "Id,LoadState,ActiveState,UnitFileState,Result,NRestarts"
-_TIMEOUT_S = 3.0
+_TIMEOUT_S = 3.0  # PID 1 answers within milliseconds, or not at all
 _UNIT_FOLDERS = (
     "/run/systemd/system",
     "/etc/systemd/system",

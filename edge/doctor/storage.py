@@ -27,7 +27,7 @@ _POOR = {
     "windows": ("a Windows drive", "keep models inside the Linux file system: /mnt/c is read through Windows"),
     "container": ("the container's own layer", "mount a folder of the host: models are lost with the container"),
 }
-_COLD_S = 30.0
+_COLD_S = 30.0  # longer than clients of an API usually wait
 _SPACE_BYTES = 10 * GIB  # a model of 8B at Q5 and a build fit below it
 
 
@@ -39,6 +39,7 @@ def kind(facts: DoctorFacts) -> Check | None:
         return bad(
             "storage.kind", f"{path} is on a mount point of /etc/fstab that is not mounted", step, "sudo mount -a"
         )
+    # Without /proc, in some sandboxes.
     if storage is None:
         return unknown("storage.kind", "the mount table cannot be read")
     where = f"{path} is on "

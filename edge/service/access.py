@@ -88,6 +88,7 @@ def allowed(state: os.stat_result, user: PathUser, bit: int) -> bool:
     """Return whether the mode grants all of `bit` (r=4, w=2, x=1) to the user. Root passes."""
     if user.uid == 0:
         return True
+    # One class counts, the first that fits: an owner without permission is refused even if the group has it.
     shift = 6 if state.st_uid == user.uid else 3 if state.st_gid in user.gids else 0
     return state.st_mode >> shift & bit == bit
 
@@ -104,6 +105,7 @@ def writable_by_others(path: Path, owners: frozenset[int] = frozenset({0})) -> P
             sticky = (
                 stat.S_ISDIR(state.st_mode) and state.st_mode & stat.S_ISVTX
             )  # other users may add files, not replace any
+            # Group root has no members but root; other groups may get some at any time.
             others = stat.S_IWOTH | (stat.S_IWGRP if state.st_gid != 0 else 0)
             if state.st_mode & others and not sticky:
                 return part

@@ -47,6 +47,7 @@ def merge(
     if dirs:
         store = after.setdefault("store", {})
         store["dirs"] = list(dict.fromkeys([*store.get("dirs", []), *dirs]))
+    # Aliases and settings belong to the id; only the file behind it moves into the service's store.
     known = {model.get("id"): model for model in after.get("model", [])}
     after["model"] = [{**known.get(model.id, {}), "id": model.id, "ref": model.ref} for model in served]
     return after

@@ -44,6 +44,7 @@ def has_engine(engine_id: str, source: Path, target: Path) -> bool:
 def install_engine(engine_id: str, source: Path, target: Path) -> None:
     """Copy an engine, check each file and select it. Never a link: its former owner could write to it."""
     document = manifest(source, engine_id)
+    # Staged beside the others and renamed when every hash was right: a power cut leaves no half engine.
     with install.locked(target), install.staging(target) as folder:
         for name, listed in document["files"].items():
             _copy(source / engine_id / name, folder, name, str(listed["sha256"]))
@@ -51,6 +52,7 @@ def install_engine(engine_id: str, source: Path, target: Path) -> None:
         if same:
             install.use(target, engine_id)
             return
+        # The same id with other files: both stay, so that a rollback finds what it ran before.
         if engine_id in ids(target):
             commit, recipe = str(document["source"].get("commit") or "unknown"), str(document["recipe"]["name"])
             document = {**document, "id": install.new_id(target, commit, recipe)}
@@ -59,6 +61,7 @@ def install_engine(engine_id: str, source: Path, target: Path) -> None:
 
 def _copy(source: Path, folder: Path, name: str, sha256: str) -> None:
     parts = Path(name).parts
+    # The manifest is a file of the engine's former owner: its names must not leave the folder.
     if len(parts) != 2 or parts[0] != "bin" or parts[1] == "..":
         raise BadDataError(f"the engine's manifest lists {name!r}", "build it again")
     digest = hashlib.sha256()
@@ -102,6 +105,7 @@ def install_model(file: ModelFile, models: Path, owners: frozenset[int], progres
 
     def link(path: Path) -> bool:
         state = path.stat()
+        # A file that others may write could change after its hash was checked; one they cannot read is no use here.
         plain = stat.S_ISREG(state.st_mode) and state.st_mode & stat.S_IROTH and not state.st_mode & stat.S_IWOTH
         return bool(plain and state.st_uid in owners)
 
@@ -205,7 +209,7 @@ class Contents:
         )
 
         def write() -> None:
-            if target.exists():
+            if target.exists():  # the operator may have comments in it, which are lost
                 shutil.copy2(target, target.with_name(f"{NAME}.before"))
             write_file(target, config_text(after, made_from if made_from != target else None))
 

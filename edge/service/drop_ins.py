@@ -34,6 +34,7 @@ GPU_CONFLICTS = {
 }
 _TRUE = {"yes", "true", "on", "1"}  # systemd's parse_boolean() also takes y and t
 HOME_HIDDEN = {*_TRUE, "tmpfs"}
+# One allowed node opens none of the others, so any of the GPU's shows that the operator thought of it.
 _ALLOWS_GPU = re.compile(r"DeviceAllow\s*=\s*(/dev/(nv|dxg)|char-(nv|\*))")
 
 

@@ -91,8 +91,10 @@ class Installer:
         enable = InstallStep(
             f"enable {', '.join(units)}", partial(systemctl.run, ["systemctl", "enable", *units]), done=enabled
         )
+        # In a chroot or an image build: enabled now, started at the first boot.
         if not systemctl.booted():
             return [enable]
+        # Our own socket holds the address, so it is only tried where that does not run.
         listens = systemctl.active("edgellm.socket")
         if not listens:
             self._check_free()

@@ -36,6 +36,7 @@ STATE = Path("/var/lib/edgellm-power")  # a power mode survives a power cut, so 
 _STATUS, _CONF = Path("/var/lib/nvpmodel/status"), Path("/etc/nvpmodel.conf")
 VERIFY_S = 10.0  # nvpmodel returns before /var/lib/nvpmodel/status is rewritten
 _COMMAND_S = 60.0
+# nvpmodel and jetson_clocks are scripts and programs of L4T; nothing of a user's PATH is run as root.
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _KEYS = {"schema": int, "mode": str, "jetson_clocks": bool, "persistence": bool, "restore": bool}
 
@@ -71,11 +72,12 @@ def apply(settings: PowerSettings, state: Path = STATE, verify_s: float = VERIFY
     try:
         mode = _active()
         if settings.mode and (mode is None or mode.name != settings.mode):
+            # The first mode counts: a second `apply` must not take its own change for the former state.
             before.setdefault("mode", mode.name if mode else None)
             done.append(f"power mode {set_mode(settings.mode, verify_s).name} (was {mode.name if mode else 'unknown'})")
         if settings.jetson_clocks and not locked():
             _run("jetson_clocks", "--store", str(state / "clocks"))
-            before["clocks"] = True
+            before["clocks"] = True  # before the change: `restore` undoes it even if jetson_clocks fails half way
             _run("jetson_clocks")
             _verify(locked, verify_s, "jetson_clocks left the clocks as they were")
             done.append("clocks locked")

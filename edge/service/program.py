@@ -27,7 +27,7 @@ from edge.service.units import HOMES, PREFIX, TEMPORARY, within
 # Copy the running edgellm with the distributions it needs: works offline, and installs what was tested.
 
 ROOT = "edgellm"
-DATA = ("build", "profiles", "systemd")
+DATA = ("build", "profiles", "systemd")  # as the wheel maps them, see pyproject.toml
 NOT_FOR_A_SERVICE = ("dev",)
 _SKIPPED = ("__pycache__", ".pyc")
 
@@ -77,6 +77,7 @@ def _piece(name: str, installed: Distribution) -> Piece:
     files = {
         Path(str(file)): Path(str(installed.locate_file(file)))
         for file in installed.files or ()
+        # RECORD lists scripts as ../../../bin/NAME, and .pth files would run code of the old environment.
         if ".." not in Path(str(file)).parts and not Path(str(file)).is_absolute() and not str(file).endswith(".pth")
     }
     if name == ROOT:
@@ -117,6 +118,7 @@ def copy_site_packages(what: list[Piece], prefix: Path) -> None:
             place.chmod(0o755 if source.stat().st_mode & 0o100 else 0o644)
     info = next(site.glob("edgellm-*.dist-info"), None)
     if info is not None:
+        # pip would otherwise take the copy for an editable installation of the checkout.
         (info / "direct_url.json").unlink(missing_ok=True)  # no longer an editable installation
         (info / "INSTALLER").write_text("edgellm service\n", encoding="utf-8")
 
@@ -191,6 +193,7 @@ def make(source: PrefixSource, prefix: Path = PREFIX) -> None:
     python = base_python()
     try:
         if source.wheels is None:
+            # Without pip: nothing is installed there later, and ensurepip needs a package that Debian splits off.
             run([str(python), "-I", "-m", "venv", "--without-pip", str(fresh)])
             copy_site_packages(pieces(), fresh)
         else:
@@ -201,6 +204,7 @@ def make(source: PrefixSource, prefix: Path = PREFIX) -> None:
                 [*pip, "--disable-pip-version-check", "--find-links", str(source.wheels), *_wanted(source.wheels)], hint
             )
         _command(fresh, prefix)
+        # The service cannot write there: without this each start would compile everything again.
         run([str(fresh / "bin/python"), "-I", "-m", "compileall", "-q", str(fresh / "lib")])
         (fresh / STAMP).write_text(json.dumps({"schema": 1, "made_of": _mark(source)}) + "\n", encoding="utf-8")
         if prefix.exists():

@@ -53,6 +53,7 @@ def _files(root: Path) -> Iterator[InstallStep]:
 
 def _unlink(path: Path) -> None:
     path.unlink()
+    # The folder of drop-ins goes with its last file; one of the operator's keeps it.
     if path.parent.name.endswith(".d") and path.parent.parent.name == "system" and not any(path.parent.iterdir()):
         path.parent.rmdir()
 

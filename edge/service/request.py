@@ -58,6 +58,7 @@ def unit_settings(request: InstallRequest, wheels: Path | None = None) -> UnitSe
         raise UsageError(f"a unit file cannot name the user {request.run_as!r}", "name an existing user with --run-as")
     if request.run_as != USER and not user_exists(request.run_as):
         raise ConfigError(f"there is no user {request.run_as!r}", "name an existing user with --run-as")
+    # Options that are left out keep what the last installation was given: a repeated `install` changes nothing.
     before = read_record(system_folders().data / RECORD) or UnitSettings()
     return UnitSettings(
         python=program.service_python(wheels=wheels),

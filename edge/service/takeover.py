@@ -49,6 +49,7 @@ def plan_takeover(
     system = system_folders()
     configured = system if (system.config / "edgellm.toml").exists() else source
     config = load(source._replace(config=configured.config), flags, {})
+    # A user who has built nothing is served by an engine that is installed for all.
     data = source if read_selection(source.engines).current is not None else source._replace(data=system.data)
     dirs = (*config.store.dirs, *map(str, extra_dirs), str(source.models), str(system.models))
     config = replace(config, store=StoreConfig(tuple(dict.fromkeys(dirs))))

@@ -101,6 +101,7 @@ def drop_ins(settings: UnitSettings) -> dict[str, str]:
             }
         ),
     }
+    # The usual machine needs almost no drop-in, so that `diff` shows what was decided for this one.
     return {unit: text for unit, text in texts.items() if text}
 
 
@@ -116,6 +117,7 @@ def drop_in_text(sections: Sections) -> str:
 def _listen(addresses: Sequence[str]) -> list[str]:
     if tuple(addresses) == LISTEN:
         return []
+    # An empty assignment resets the list; otherwise the default address would be bound as well.
     return ["ListenStream=", *(f"ListenStream={endpoint(address)}" for address in addresses)]
 
 
@@ -171,6 +173,7 @@ def _hex(character: str) -> str:
 def _command(settings: UnitSettings, rest: str, key: str = "ExecStart") -> list[str]:
     if settings.python == PYTHON:
         return []
+    # The empty assignment removes the command of the unit file: a oneshot would run both, others refuse a second.
     return [f"{key}=", f"{key}={quoted(settings.python)} -I {rest}"]
 
 
@@ -223,6 +226,7 @@ def files(settings: UnitSettings) -> tuple[UnitFile, ...]:
     users = [UnitFile(SYSUSERS, read("edgellm.sysusers"))]
     if settings.jtop:
         users.append(UnitFile(JTOP_SYSUSERS, read("edgellm-jtop.sysusers")))
+    # Only on demand: with the file the unit's condition is met, and root changes the machine at boot.
     power = [UnitFile(POWER, power_text(settings.power_mode))] if settings.power_mode else []
     return (*users, UnitFile(TMPFILES, read("edgellm.tmpfiles")), *units, *changed, *power)
 

@@ -621,6 +621,13 @@ def test_own_files_that_fix_repairs(tmp_path: Path) -> None:
     assert_check(replace(facts, leftovers=()), "files.ours", CheckResult.OK)
 
 
+def test_one_odd_value_costs_its_own_check_only(tmp_path: Path) -> None:
+    facts = patient("rtx-4090", tmp_path)
+    odd = replace(facts, board=replace(facts.board, driver="newest"))
+    assert_check(odd, "gpu.driver", CheckResult.UNKNOWN, "cannot be judged", "newest")
+    assert len(examine(odd)) == len(examine(facts))
+
+
 def test_the_worst_verdict_counts() -> None:
     def of(*verdicts: CheckResult) -> CheckResult:
         return worst(tuple(Check("a.b", verdict, "x") for verdict in verdicts))
