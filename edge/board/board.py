@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
+
+from edge.errors import ConfigError
 
 
 class PowerMode(Struct, frozen=True):
@@ -90,19 +92,47 @@ def mig_notes(gpus: tuple[GpuReading, ...]) -> tuple[str, ...]:
     )
 
 
-# Apply CUDA_VISIBLE_DEVICES of our environment: the engine inherits it and must not plan for hidden GPUs. Pure.
+# Restrict a machine to some of its GPUs. Pure.
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible(board: Board, value: str | None) -> Board:
-    """Return the board with its visible GPUs. `value` None: the variable is not set."""
+    """Apply CUDA_VISIBLE_DEVICES of our environment: the engine must not use what it hides. None: it is not set."""
     if value is None or not board.gpus:
         return board
     left = _left(board.gpus, [token.strip() for token in value.split(",")])
-    if left:
-        return replace(board, gpus=left)
-    return replace(board, gpus=(), refused=f"{VARIABLE} hides every GPU")
+    if not left:
+        return replace(board, gpus=(), compute_capability=None, refused=f"{VARIABLE} hides every GPU")
+    hidden = [gpu.name for gpu in board.gpus if gpu not in left]
+    notes = (*board.notes, f"{VARIABLE} hides {', '.join(hidden)}") if hidden else board.notes
+    return replace(board, gpus=left, compute_capability=newest_capability(left), notes=notes)
+
+
+def only_gpus(board: Board, selectors: Sequence[str]) -> Board:
+    """Apply the key `gpus`: prefixes of UUIDs, nvidia-smi's indexes, or parts of names. Raises ConfigError."""
+    if not selectors or board.unified_memory:
+        return board
+    chosen = [gpu for gpu in board.gpus if any(_selects(selector, gpu) for selector in selectors)]
+    unknown = [selector for selector in selectors if not any(_selects(selector, gpu) for gpu in board.gpus)]
+    if unknown:
+        known = ", ".join(f"{gpu.index}: {gpu.name} ({gpu.uuid})" for gpu in board.gpus) or "there is none"
+        raise ConfigError(f"gpus: no GPU is {unknown[0]!r}", f"it takes UUIDs, indexes and names; {known}")
+    return replace(board, gpus=tuple(chosen), compute_capability=newest_capability(chosen))
+
+
+def newest_capability(gpus: Iterable[Gpu]) -> str | None:
+    """Return the highest compute capability: an old card beside a new one decides nothing for the new one."""
+    known = [gpu.compute_capability for gpu in gpus if gpu.compute_capability]
+    return max(known, key=lambda text: [int(part) for part in text.split(".") if part.isdecimal()], default=None)
+
+
+def _selects(selector: str, gpu: Gpu) -> bool:
+    text = selector.strip()
+    if text.isdecimal():
+        return gpu.index == int(text)
+    by_uuid = bool(text and gpu.uuid and gpu.uuid.startswith(text))
+    return by_uuid or (bool(text) and text.lower() in gpu.name.lower())
 
 
 def _left(gpus: Sequence[Gpu], tokens: Sequence[str]) -> tuple[Gpu, ...]:

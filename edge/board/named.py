@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from edge.board.board import Board, Cpu, Gpu
+from edge.board.board import Board, Cpu, Gpu, newest_capability
 from edge.board.memory import MemorySnapshot, assumed, snapshot
 from edge.board.probe import probe
 from edge.board.tables import BoardRow, HostFacts, Table, release_table, table
@@ -68,7 +68,7 @@ def _machine(machine: HostFacts) -> Board:
         id=machine.id,
         module=machine.name,
         soc=None,
-        compute_capability=gpus[0].compute_capability if gpus else None,
+        compute_capability=newest_capability(gpus),
         memory_bytes=machine.memory_kb * 1024,
         unified_memory=False,
         cpu=Cpu(machine.machine, machine.cores, machine.cores, machine.isa),

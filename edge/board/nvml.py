@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 from ctypes import byref, c_char, c_char_p, c_int, c_uint, c_ulonglong, c_void_p
 
+from msgspec.structs import replace
+
 from edge.board.board import Gpu, GpuReading, Reading, mig_notes
 
 _LIBRARIES = ("libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1")
@@ -43,7 +45,7 @@ def read(libraries: tuple[str, ...] = _LIBRARIES) -> Reading | None:
         count = c_uint()
         if nvml.nvmlDeviceGetCount_v2(byref(count)) != 0:
             return None
-        gpus = tuple(gpu for index in range(count.value) if (gpu := _gpu(nvml, index)) is not None)
+        gpus = tuple(gpu for index in range(count.value) for gpu in _gpus(nvml, index))
         return Reading(gpus, _driver(nvml), _cuda(nvml), "nvml", mig_notes(gpus))
     finally:
         nvml.nvmlShutdown()
@@ -58,10 +60,37 @@ def _load(libraries: tuple[str, ...]) -> ctypes.CDLL | None:
     return None
 
 
-def _gpu(nvml: ctypes.CDLL, index: int) -> GpuReading | None:
+def _gpus(nvml: ctypes.CDLL, index: int) -> list[GpuReading]:
+    """Return the card, or its MIG instances, which are what CUDA sees of it."""
     handle = c_void_p()
     if nvml.nvmlDeviceGetHandleByIndex_v2(c_uint(index), byref(handle)) != 0:
-        return None
+        return []
+    card = _gpu(nvml, handle, index)
+    return (_instances(nvml, handle, card) if card.gpu.mig else []) or [card]
+
+
+def _instances(nvml: ctypes.CDLL, handle: c_void_p, card: GpuReading) -> list[GpuReading]:
+    """Return the MIG instances of a card: own UUID and memory, the card's bus id and compute capability."""
+    count, found = c_uint(), []
+    try:
+        if nvml.nvmlDeviceGetMaxMigDeviceCount(handle, byref(count)) != 0:
+            return []
+        for number in range(count.value):
+            instance, memory = c_void_p(), _Memory()
+            if nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, c_uint(number), byref(instance)) != 0:
+                continue
+            known = nvml.nvmlDeviceGetMemoryInfo(instance, byref(memory)) == 0 and memory.total > 0
+            uuid = _text(nvml.nvmlDeviceGetUUID, instance)
+            name = _text(nvml.nvmlDeviceGetName, instance) or f"{card.gpu.name} MIG"
+            size = memory.total if known else None
+            gpu = replace(card.gpu, name=name, uuid=uuid, memory_bytes=size, mig=False)
+            found.append(replace(card, gpu=gpu, free_bytes=memory.free if known else None))
+    except AttributeError:  # a driver before 450
+        return []
+    return found
+
+
+def _gpu(nvml: ctypes.CDLL, handle: c_void_p, index: int) -> GpuReading:
     memory, pci = _Memory(), _Pci()
     major, minor, current, pending = c_int(), c_int(), c_uint(), c_uint()
     has_memory = nvml.nvmlDeviceGetMemoryInfo(handle, byref(memory)) == 0 and memory.total > 0

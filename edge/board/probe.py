@@ -11,7 +11,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from edge.board import cgroup, cpu, jetson, memory
-from edge.board.board import Board, Cpu, Gpu
+from edge.board.board import VARIABLE, Board, Cpu, Gpu, newest_capability, visible
 from edge.board.jetson import Jetson
 from edge.board.memory import MemorySnapshot
 from edge.board.tables import table
@@ -53,14 +53,17 @@ _MEMORY_CLOCK_CAPS = ("/sys/kernel/nvpmodel_clk_cap/emc", "/sys/kernel/nvpmodel_
 
 
 def probe(root: Path = Path("/")) -> Board:
-    """Read the machine under `root`. Never fails: unknown values are None, assumptions are noted."""
+    """Read the machine under `root`, without the GPUs that CUDA_VISIBLE_DEVICES hides.
+
+    Never fails: unknown values are None, assumptions are noted.
+    """
     tree = Tree(root)
     memory_bytes = memory.parse(tree.text("/proc/meminfo") or "").get("MemTotal", 0)
     cores = _usable(tree, cpu.read(tree, lambda: table().cpus))
     found = jetson.read(tree, memory_bytes // 1024)
     if found is not None:
-        return _jetson(tree, found, cores, memory_bytes)
-    return _computer(tree, cores, memory_bytes)
+        return visible(_jetson(tree, found, cores, memory_bytes), os.environ.get(VARIABLE))
+    return visible(_computer(tree, cores, memory_bytes), os.environ.get(VARIABLE))
 
 
 def _usable(tree: Tree, cores: Cpu) -> Cpu:
@@ -118,9 +121,7 @@ def _computer(tree: Tree, cores: Cpu, memory_bytes: int) -> Board:
         id=machine,
         module=product or f"{machine} machine",
         soc=None,
-        compute_capability=min(
-            (g.compute_capability for g in gpus if g.compute_capability), key=_version, default=None
-        ),
+        compute_capability=newest_capability(gpus),
         memory_bytes=memory_bytes,
         unified_memory=unified,
         cpu=cores,
@@ -130,10 +131,6 @@ def _computer(tree: Tree, cores: Cpu, memory_bytes: int) -> Board:
         notes=reading.notes + (("the GPU shares the machine's memory",) if unified else ()),
         driver=reading.driver,
     )
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".") if part.isdecimal())
 
 
 # Build the JSON document of `edgellm board --json`. Pure.

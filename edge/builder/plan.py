@@ -10,7 +10,7 @@ from typing import Any
 
 from edge.builder.commands import BuildInputs, commands, estimate_minutes
 from edge.builder.measure import assumed_toolchain, find_arch, matching_cc, measure
-from edge.builder.preflight import BuildNeeds, Preflight, preflight
+from edge.builder.preflight import BuildNeeds, Preflight, compilable, preflight
 from edge.builder.recipe import Recipe, hopeless
 from edge.builder.request import BuildPlan, BuildRequest, BuildResult, find_recipe
 from edge.builder.source import Pin, SourceArchive, locate, pin_for
@@ -31,6 +31,8 @@ def make_plan(request: BuildRequest) -> BuildPlan:
     _refuse(request, recipe, table)
     arch = find_arch(request, recipe)
     tools = assumed_toolchain(request, recipe, table) if request.stand_in else _survey(request, recipe)
+    if not request.arch:  # one card that no toolkit compiles for, beside others, does not stop the build for those
+        arch = next((able for kit in tools.toolkits if (able := compilable(kit, arch, table))), arch)
     newest = max((kit.version for kit in tools.toolkits), default=None)
     pin = pin_for(table, newest if recipe.cuda else None)
     source = locate(request.source, pin, request.source_dir)

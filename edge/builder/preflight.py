@@ -133,13 +133,18 @@ def _tools(wanted: BuildNeeds, machine: BuildHost) -> list[BuildFinding]:
     return findings
 
 
+def compilable(toolkit: Toolkit, arch: tuple[int, ...], table: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the architectures that this nvcc compiles for: by its own list, else by its release's limits."""
+    row, known = toolkit_row(toolkit.version, table), toolkit.archs
+    return tuple(a for a in arch if (a in known if known else row["arch_min"] <= a <= row["arch_max"]))
+
+
 def _architecture(toolkit: Toolkit, arch: tuple[int, ...], table: Mapping[str, Any]) -> BuildFinding:
     if not arch:
         hint = "name it: --arch 90"
         return BuildFinding("architecture", FAIL, "no GPU answers, so its architecture is unknown", hint)
-    row = toolkit_row(toolkit.version, table)
-    known = toolkit.archs
-    able = [a for a in arch if (a in known if known else row["arch_min"] <= a <= row["arch_max"])]
+    row, known = toolkit_row(toolkit.version, table), toolkit.archs
+    able = compilable(toolkit, arch, table)
     text = ", ".join(f"sm_{a}" for a in arch)
     if len(able) == len(arch):
         return BuildFinding("architecture", OK, f"{text}, which this nvcc compiles")

@@ -16,7 +16,13 @@ HISTORY = 240
 _BARS = " ▁▂▃▄▅▆▇█"
 _MAX_ROWS = 8  # temperatures and rails, shown side by side
 _OTHER_LINES = 16  # all lines but those rows and the models
-_LEVEL_STYLE = {"NOMINAL": "green", "PASSIVE": "yellow", "HOT": "red", "CRITICAL": "bold white on red"}
+_LEVEL_STYLE = {
+    "UNKNOWN": "dim",
+    "NOMINAL": "green",
+    "PASSIVE": "yellow",
+    "HOT": "red",
+    "CRITICAL": "bold white on red",
+}
 
 
 class Past:

@@ -50,6 +50,9 @@ class Preset(Struct, frozen=True):
         int, key("cap of the engine's prompt cache and context checkpoints in host memory; 0 is off", ge=0, kind="size")
     ] = 256 * MIB
     split_mode: Annotated[Literal["none", "layer", "row"], key("how several GPUs share a model")] = "layer"
+    gpus: Annotated[
+        tuple[str, ...], key("GPUs to use: UUIDs, indexes of nvidia-smi or names; empty is every visible one")
+    ] = ()
     tensor_split: Annotated[
         tuple[Annotated[float, Meta(ge=0)], ...], key("share of each GPU; empty is by free memory")
     ] = ()

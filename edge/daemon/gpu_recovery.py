@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from edge.board import device_nodes
-from edge.board.board import VARIABLE, visible
+from edge.board.board import only_gpus
 from edge.board.probe import probe
 from edge.daemon.fleet import Fleet, without_device
 from edge.engine.inspect import run_probe
@@ -70,7 +69,7 @@ def planned_without_gpu(prepared: Prepared) -> bool:
 
 def gpu_answers(prepared: Prepared) -> bool:
     """Return whether the GPU's nodes open and the engine lists it. Blocking: starts the engine."""
-    board, engine = visible(probe(), os.environ.get(VARIABLE)), prepared.plan.engine
+    board, engine = only_gpus(probe(), prepared.profile.preset.gpus), prepared.plan.engine
     if board.refused is not None or not engine.cuda or not device_nodes.check_nodes(board).ready:
         return False
     if not engine.has("--list-devices"):

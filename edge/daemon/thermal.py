@@ -62,7 +62,8 @@ class ThermalControl:
         context = app[CONTEXT]
         context.telemetry, context.energy = self.telemetry, self.telemetry.energy
         metrics.register(context.metrics, self.telemetry)
-        self.telemetry.on_limit(lambda limit: context.admission.govern(limit.fraction, limit.hold_new))
+        self.telemetry.slots = lambda: sum(handle.slots for handle in self._handles.values())
+        self.telemetry.on_limit(lambda limit: context.admission.govern(limit.fraction, limit.hold_new, limit.cause))
 
     def became(self, supervisor: Supervisor, machine: SupervisorState) -> None:
         """Pass a state change to the model's handle; keep ten samples a second while it starts, for its record."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,11 +93,11 @@ def choose(
     needs_gpu: bool,
     *,
     profile: str = "auto",
-    capability: str | None = None,
+    capabilities: Sequence[str] = (),
     starts: Iterable[Mapping[str, Any]] = (),
     python: str = sys.executable,
 ) -> Engine:
-    """Choose an engine. `wanted` is --engine: an id, `embedded`, or a path. `capability` ("8.7"): the GPU's.
+    """Choose an engine. `wanted` is --engine: an id, `embedded`, or a path. `capabilities` ("8.7"): the GPUs'.
 
     Raises EngineMissingError for an engine without CUDA, or without machine code for the GPU, if the plan uses the GPU:
     serving from the CPU instead would be silent. An engine requested by name is used as it is. `starts`: the records of
@@ -110,7 +110,7 @@ def choose(
         instead = fallback_now(folders.engines, starts)
         engine = load(folders.engines, instead.engine if instead else selected.current)
         if needs_gpu:
-            _must_fit(engine, profile, capability)
+            _must_fit(engine, profile, capabilities)
         return engine
     if needs_gpu:
         raise missing("no engine is built yet, and the plan asks for the GPU", profile)
@@ -151,13 +151,13 @@ def _wanted(folders: Folders, wanted: str, python: str) -> Engine:
     raise UsageError(f"--engine {wanted}: neither an installed engine nor a path", f"installed: {known}")
 
 
-def _must_fit(engine: Engine, profile: str, capability: str | None) -> None:
+def _must_fit(engine: Engine, profile: str, capabilities: Sequence[str]) -> None:
     if not engine.cuda:
         raise missing(f"the selected engine {engine.id} has no CUDA, and the plan asks for the GPU", profile)
-    wanted = gpu_code.architecture(capability)
-    if wanted is not None and engine.built_for and not gpu_code.runs(engine.built_for, wanted):
-        built = gpu_code.listed(engine.built_for)
-        raise missing(f"the selected engine {engine.id} is built for {built}, and this GPU is sm_{wanted}", profile)
+    wanted = [arch for text in capabilities if (arch := gpu_code.architecture(text)) is not None]
+    if wanted and engine.built_for and not any(gpu_code.runs(engine.built_for, arch) for arch in wanted):
+        built, here = gpu_code.listed(engine.built_for), gpu_code.listed(wanted)
+        raise missing(f"the selected engine {engine.id} is built for {built}, and this GPU is {here}", profile)
 
 
 def missing(message: str, profile: str, *, embedded: bool = False) -> EngineMissingError:

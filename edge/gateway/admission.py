@@ -26,6 +26,7 @@ class _ModelQueue(Struct):
     active: int = 0
     fraction: float = 1.0
     held: bool = False
+    cause: str = ""  # of a limit: heat or power
     waiters: deque[asyncio.Future[None]] = field(default_factory=deque)
     typical_s: float = _FIRST_GUESS_S
 
@@ -58,6 +59,7 @@ class Admission:
         self._queues: dict[str, _ModelQueue] = {}
         self._fraction = 1.0
         self._held = False
+        self._cause = ""
 
     def active(self, model: str) -> int:
         return self._queue(model).active
@@ -70,11 +72,11 @@ class Admission:
         queue = self._current(upstream)
         return bool(queue.waiters) or queue.full
 
-    def govern(self, fraction: float, hold_new: bool = False) -> None:
-        """Apply the thermal limit: `fraction` of each model's slots, at least one; with `hold_new` all wait."""
-        self._fraction, self._held = fraction, hold_new
+    def govern(self, fraction: float, hold_new: bool = False, cause: str = "heat") -> None:
+        """Apply the governor's limit: `fraction` of each model's slots, at least one; with `hold_new` all wait."""
+        self._fraction, self._held, self._cause = fraction, hold_new, cause
         for queue in self._queues.values():
-            queue.fraction, queue.held = fraction, hold_new
+            queue.fraction, queue.held, queue.cause = fraction, hold_new, cause
             queue.advance()
 
     def enter_now(self, upstream: Upstream) -> SlotLease | None:
@@ -111,7 +113,7 @@ class Admission:
     def _queue(self, model: str) -> _ModelQueue:
         queue = self._queues.get(model)
         if queue is None:
-            queue = self._queues[model] = _ModelQueue(fraction=self._fraction, held=self._held)
+            queue = self._queues[model] = _ModelQueue(fraction=self._fraction, held=self._held, cause=self._cause)
         return queue
 
     def _current(self, upstream: Upstream) -> _ModelQueue:
@@ -135,6 +137,8 @@ class SlotLease:
 
 
 def _busy_fault(upstream: Upstream, queue: _ModelQueue) -> HttpFault:
+    if queue.held and queue.cause == "power":
+        return HttpFault(503, "power_limit", "the board pauses to hold its power limit", "try again later", _COOLING_S)
     if queue.held:
         return HttpFault(503, "too_hot", "the board is too hot for new requests", "try again later", _COOLING_S)
     message = f"model {upstream.model_id!r} works on {queue.active} requests and {len(queue.waiters)} are queued"

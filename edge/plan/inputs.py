@@ -9,9 +9,10 @@ from itertools import combinations
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from edge.board.board import Board
+from edge.board.board import Board, Gpu, only_gpus
 from edge.board.memory import MemorySnapshot, reserve_bytes
 from edge.config.values import Preset
+from edge.engine import gpu_code
 from edge.engine.engine import Engine
 from edge.models.meta import ModelMeta
 from edge.models.open import ModelFile
@@ -75,7 +76,7 @@ def situation(
     if engine.cuda and board.unified_memory and board.refused is None:
         gpus = (UNIFIED,)
     elif engine.cuda and not board.unified_memory:
-        known = [gpu for gpu in board.gpus if gpu.uuid and gpu.uuid in memory.available_bytes]
+        known = [gpu for gpu in usable_gpus(board, engine) if gpu.uuid and gpu.uuid in memory.available_bytes]
         gpus = tuple(str(gpu.uuid) for gpu in sorted(known, key=lambda gpu: gpu.pci_bus_id or ""))
     return PlanInputs(
         board,
@@ -85,6 +86,22 @@ def situation(
         gpus,
         calibrations,
     )
+
+
+def usable_gpus(board: Board, engine: Engine) -> list[Gpu]:
+    """Return the GPUs that this engine's machine code runs on; all where either side is unknown."""
+    if not engine.built_for:
+        return list(board.gpus)
+    archs = [(gpu, gpu_code.architecture(gpu.compute_capability)) for gpu in board.gpus]
+    return [gpu for gpu, arch in archs if arch is None or gpu_code.runs(engine.built_for, arch)]
+
+
+def restricted(preset: Preset, inputs: PlanInputs) -> PlanInputs:
+    """Return the inputs with the GPUs that the preset's `gpus` names. Raises ConfigError."""
+    if not preset.gpus or not inputs.discrete:
+        return inputs
+    named = {gpu.uuid for gpu in only_gpus(inputs.board, preset.gpus).gpus}
+    return replace(inputs, gpus=tuple(gpu for gpu in inputs.gpus if gpu in named))
 
 
 def gpu_sets(preset: Preset, inputs: PlanInputs) -> tuple[tuple[str, ...], ...]:
@@ -98,10 +115,10 @@ def gpu_sets(preset: Preset, inputs: PlanInputs) -> tuple[tuple[str, ...], ...]:
         return (gpus,)
     if len(preset.tensor_split) == len(gpus) and any(preset.tensor_split):
         return (tuple(gpu for gpu, share in zip(gpus, preset.tensor_split, strict=True) if share > 0),)
-    age = {str(gpu.uuid): _version(gpu.compute_capability) for gpu in inputs.board.gpus}
+    age = {str(gpu.uuid): gpu_code.architecture(gpu.compute_capability) or 0 for gpu in inputs.board.gpus}
 
-    def newest(chosen: Sequence[str]) -> tuple[tuple[int, ...], int]:
-        return min(age.get(gpu, (0,)) for gpu in chosen), sum(inputs.room_bytes(gpu) for gpu in chosen)
+    def newest(chosen: Sequence[str]) -> tuple[int, int]:
+        return min(age.get(gpu, 0) for gpu in chosen), sum(inputs.room_bytes(gpu) for gpu in chosen)
 
     if preset.split_mode == "none":
         return tuple(sorted(((gpu,) for gpu in gpus), key=newest, reverse=True))
@@ -112,12 +129,10 @@ def gpu_sets(preset: Preset, inputs: PlanInputs) -> tuple[tuple[str, ...], ...]:
         by_room = sorted(gpus, key=inputs.room_bytes, reverse=True)
         best = {frozenset(order[:size]) for order in (by_age, by_room) for size in range(1, len(gpus) + 1)}
         sets = [tuple(gpu for gpu in gpus if gpu in chosen) for chosen in best]
+    # One process uses one MIG instance, however many it sees (NVIDIA's MIG user guide, "CUDA Device Enumeration").
+    sets = [chosen for chosen in sets if len(chosen) == 1 or not any(gpu.startswith("MIG-") for gpu in chosen)]
     few_first = 1 if preset.split_mode == "layer" else -1
     return tuple(sorted(sorted(sets, key=newest, reverse=True), key=lambda chosen: few_first * len(chosen)))
-
-
-def _version(capability: str | None) -> tuple[int, ...]:
-    return tuple(int(part) for part in (capability or "0").split(".") if part.isdecimal())
 
 
 # Divide tensors: input tables stay on the host, the last layers and the output go to the GPU. Pure.

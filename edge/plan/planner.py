@@ -11,13 +11,14 @@ from msgspec.structs import replace
 from edge.board.board import Board
 from edge.board.memory import MemorySnapshot
 from edge.config.values import ModelConfig, Preset, Profile
+from edge.engine import gpu_code
 from edge.engine.engine import Engine, Flag
 from edge.errors import EngineMissingError, ModelMissingError, UnavailableError
 from edge.models.open import ModelFile
 from edge.plan.argv import EnvFacts, environment, render
 from edge.plan.calibration import Calibration
 from edge.plan.engine_options import engine_options
-from edge.plan.inputs import Candidate, PlanInputs, role_of, situation
+from edge.plan.inputs import Candidate, PlanInputs, restricted, role_of, situation, usable_gpus
 from edge.plan.ladder import Rung, walk_ladder
 from edge.plan.plan import Ladder, LaunchPlan, ModelPlan, Plan
 from edge.plan.reasons import does_not_fit, reasons
@@ -60,7 +61,13 @@ def make_plan(
         wanted, config = models[model_id]
         plan, left = job.plan(model_id, wanted, config, left, whole, tuple(plans))
         plans[model_id] = plan
-    notes = (*profile.notes, *_degraded(profile, engine, preset), *_board_notes(board, preset, plans), *memory.notes)
+    notes = (
+        *profile.notes,
+        *_degraded(profile, engine, preset),
+        *_no_code(board, engine),
+        *_board_notes(board, preset, plans),
+        *memory.notes,
+    )
     return Plan(board, engine, {model_id: plans[model_id] for model_id in models}, notes)
 
 
@@ -87,11 +94,11 @@ class _Job(Struct, frozen=True):
         candidates = (wanted, *self.extras.alternatives.get(model_id, ()))
         file = wanted.file
         turns: tuple[str, ...] = ()
-        inputs = left
+        inputs = restricted(preset, left)
         role = role_of(file.meta, config.role)
         rungs = walk_ladder(preset, candidates, role, inputs)
         if others and not any(rung.fits for rung in rungs):
-            inputs = whole
+            inputs = restricted(preset, whole)
             rungs = walk_ladder(preset, candidates, role, inputs)
             turns = (f"fits only while {' and '.join(others)} sleep: they take turns",)
         chosen = next((index for index, rung in enumerate(rungs) if rung.fits), None)
@@ -110,7 +117,7 @@ class _Job(Struct, frozen=True):
             turns + _no_template(file, role) + launches[chosen].warnings,
             known.last if known else None,
         )
-        return plan, (left if turns else inputs.less(rungs[chosen].budget))
+        return plan, (left if turns else left.less(rungs[chosen].budget))
 
     def _launch(
         self,
@@ -192,6 +199,18 @@ def _degraded(profile: Profile, engine: Engine, preset: Preset) -> tuple[str, ..
     return tuple(notes)
 
 
+def _no_code(board: Board, engine: Engine) -> tuple[str, ...]:
+    """Name discrete GPUs that this engine cannot run on, while it runs on others."""
+    usable = usable_gpus(board, engine)
+    if not engine.cuda or board.unified_memory or not usable:
+        return ()
+    return tuple(
+        f"{gpu.name} is left out: engine {engine.id} has no code for compute capability {gpu.compute_capability}"
+        for gpu in board.gpus
+        if gpu not in usable
+    )
+
+
 def _no_template(file: ModelFile, role: str) -> tuple[str, ...]:
     """Warn of a file without a chat template: the engine takes ChatML, and answers look odd (FC-88)."""
     if role != "chat" or file.meta.chat_template:
@@ -216,8 +235,9 @@ def _board_notes(board: Board, preset: Preset, plans: Mapping[str, ModelPlan]) -
 _VALUES = (
     "--model --alias --host --ctx-size --parallel --batch-size --ubatch-size --cache-type-k --cache-type-v "
     "--flash-attn --cache-ram --ctx-checkpoints --n-gpu-layers --device --split-mode --tensor-split --fit --threads "
-    "--threads-batch --mmproj --load-mode --log-colors --pooling"
+    "--threads-batch --mmproj --load-mode --log-colors --pooling --override-tensor"
 )
+_LEAST_ARCH = 50  # no toolkit that llama.cpp still supports compiles for older ones (CUDA 12: 50, CUDA 13: 75)
 _SWITCHES = (
     "--no-context-shift --log-timestamps --log-prefix --no-ui --offline --no-warmup --slots --props --metrics "
     "--embedding --reranking --jinja"
@@ -227,7 +247,7 @@ _SWITCHES = (
 def assumed_engine(board: Board, recipe: str, path: str) -> Engine:
     """Return a llama-server of the newest spelling, with CUDA where the board has a GPU and the recipe is for one."""
     cuda = recipe != "cpu" and board.compute_capability is not None and board.refused is None
-    capability = int(board.compute_capability.replace(".", "")) if board.compute_capability and cuda else None
+    archs = [gpu_code.architecture(gpu.compute_capability) or 0 for gpu in board.gpus] if cuda else []
     flags = {name: Flag(name, 1) for name in _VALUES.split()} | {name: Flag(name, 0) for name in _SWITCHES.split()}
     flags["--verbosity"] = Flag("--verbosity", 1, ("0", "1", "2", "3", "4", "5"))
     return Engine(
@@ -236,5 +256,5 @@ def assumed_engine(board: Board, recipe: str, path: str) -> Engine:
         path=path,
         flags=flags,
         cuda=cuda,
-        built_for=(capability,) if capability else (),
+        built_for=tuple(sorted({arch for arch in archs if arch >= _LEAST_ARCH})),
     )

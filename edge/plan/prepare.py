@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from edge.board import device_nodes
-from edge.board.board import VARIABLE, Board, visible
+from edge.board.board import Board, only_gpus
 from edge.board.memory import MemorySnapshot, assumed, snapshot
 from edge.board.probe import probe
 from edge.config import Config, resolve_profile
@@ -67,8 +67,9 @@ def prepare(config: Config, folders: Folders, view: HostView | None = None, *, a
     ModelMissingError (NotDownloadedError where `model pull` helps), DoesNotFitError, DeviceMissingError.
     """
     view = view or HostView()
-    board = view.board or visible(probe(view.root), os.environ.get(VARIABLE))
+    board = view.board or probe(view.root)
     profile = resolve_profile(config, board, folders)
+    board = only_gpus(board, profile.preset.gpus)
     fallback = (
         None if config.engine or view.board else fallback_now(folders.engines, start_records.read(folders.starts))
     )
@@ -116,8 +117,8 @@ def engine_for(config: Config, profile: Profile, board: Board, folders: Folders,
     """Return the installed engine that serves this profile. Raises EngineMissingError, UsageError."""
     recipe = profile.preset.recipe or profile.name
     starts = start_records.read(folders.starts)
-    capability = board.compute_capability
-    return choose(folders, config.engine or None, needs_gpu, profile=recipe, capability=capability, starts=starts)
+    capabilities = [gpu.compute_capability for gpu in board.gpus if gpu.compute_capability]
+    return choose(folders, config.engine or None, needs_gpu, profile=recipe, capabilities=capabilities, starts=starts)
 
 
 def wants_gpu(profile: Profile) -> bool:

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from edge.linux.procfs import ProcessUsage
 from edge.plan.plan import LaunchPlan
+from edge.supervisor.placement import Buffers, idle_devices, misplaced_cache, misplaced_weights, on_device
 from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.status import Degraded, Failure
 from edge.units import MIB, format_bytes
@@ -24,15 +25,17 @@ class EngineFacts(Struct, frozen=True):
     archs: tuple[int, ...] = ()  # of the engine's machine code, as in sm_87
     load_mode: str | None = None
     kv_mib: float | None = None  # all KV caches together
+    kv_types: tuple[str, str] | None = None  # of K and V
+    n_ctx: int | None = None  # of all slots
+    buffers: Buffers = Buffers()
     cpu_because: str | None = None  # why the GPU is not used
-    proved_by: str | None = None  # evidence of the GPU where no line shows it
 
 
 def differences(plan: LaunchPlan, facts: EngineFacts, props: Mapping[str, Any] | None) -> tuple[Degraded, ...]:
     """Return the degradations. `props`: the document of /props, None where it was not to be had."""
-    found = [*_rung(plan), *_offload(plan, facts), *_devices(plan, facts), *_kv(plan, facts), *_load_mode(plan, facts)]
-    if props is not None:
-        found += _props(plan, props)
+    shown = props or {}
+    found = [*_rung(plan), *_offload(plan, facts), *_devices(plan, facts), *_placed(plan, facts)]
+    found += [*_kv(plan, facts, shown), *_load_mode(plan, facts), *_slots(plan, shown), *_context(plan, facts, shown)]
     return tuple(found)
 
 
@@ -53,9 +56,12 @@ def _offload(plan: LaunchPlan, facts: EngineFacts) -> list[Degraded]:
             return []
         because = facts.cpu_because or "the engine put the rest on the CPU"
         return [Degraded("n_gpu_layers", str(min(wanted, layers)), f"{on_gpu}/{layers}", because)]
-    if facts.devices or facts.proved_by:
+    if on_device(plan, facts.buffers.weights) > 0:
         return []  # a build that does not print the offload line
-    return [Degraded("device", "GPU", "CPU", facts.cpu_because or "the engine lists no GPU")]
+    if facts.devices and not facts.buffers.weights:
+        return [Degraded("device", "GPU", "unknown", "the engine lists it, and no line shows weights on it")]
+    got = "CPU" if facts.buffers.weights or facts.cpu_because else "unknown"
+    return [Degraded("device", "GPU", got, facts.cpu_because or "no line of the engine shows the GPU in use")]
 
 
 def _devices(plan: LaunchPlan, facts: EngineFacts) -> list[Degraded]:
@@ -63,14 +69,41 @@ def _devices(plan: LaunchPlan, facts: EngineFacts) -> list[Degraded]:
     wanted = plan.settings.devices if plan.settings.n_gpu_layers > 0 else ()
     missing = [device for device in wanted if device not in facts.devices]
     if not facts.devices or not missing:
-        return []
+        idle = idle_devices(plan, facts.buffers.weights)
+        because = f"{', '.join(idle)} holds no weights"
+        used = ", ".join(device for device in wanted if device not in idle)
+        return [Degraded("devices", ", ".join(wanted), used, because)] if idle else []
     return [Degraded("devices", ", ".join(wanted), ", ".join(facts.devices), f"{', '.join(missing)} is not there")]
 
 
-def _kv(plan: LaunchPlan, facts: EngineFacts) -> list[Degraded]:
-    """Report a smaller cache than planned: it is a smaller context or a coarser type."""
+def is_full(plan: LaunchPlan, facts: EngineFacts) -> bool:
+    """Return whether the plan puts all layers on the GPU; unknown where the engine does not count them."""
+    return facts.offloaded is not None and plan.settings.n_gpu_layers >= facts.offloaded[1]
+
+
+def _placed(plan: LaunchPlan, facts: EngineFacts) -> list[Degraded]:
+    """Report buffers that are not where the plan puts them."""
+    full, buffers = is_full(plan, facts), facts.buffers
+    weights = misplaced_weights(plan, buffers.weights, full=full)
+    cache = misplaced_cache(plan, buffers, full=full)
+    return [each.degraded for each in ([weights] if weights else []) + cache]
+
+
+def _kv(plan: LaunchPlan, facts: EngineFacts, props: Mapping[str, Any]) -> list[Degraded]:
+    """Report a smaller cache than planned, unless context, slots and types are as requested.
+
+    Then the estimate was too large: an architecture with a sliding window or shared layers that the planner does not
+    know.
+    """
+    settings = plan.settings
     planned_mib = sum(domain.kv_bytes for domain in plan.budget.values()) / MIB
+    wanted = (settings.kv_type_k, settings.kv_type_v)
+    if facts.kv_types is not None and facts.kv_types != wanted:
+        return [Degraded("kv_type", "/".join(wanted), "/".join(facts.kv_types), "the engine chose its own types")]
     if facts.kv_mib is None or facts.kv_mib >= planned_mib * KV_LEAST:
+        return []
+    n_ctx = facts.n_ctx or (_slot_n_ctx(props) or 0) * max(settings.n_parallel, 1)
+    if n_ctx >= settings.n_ctx and facts.kv_types == wanted:
         return []
     return [Degraded("kv_cache", f"{planned_mib:.0f} MiB", f"{facts.kv_mib:.0f} MiB", "the engine made it smaller")]
 
@@ -83,17 +116,29 @@ def _load_mode(plan: LaunchPlan, facts: EngineFacts) -> list[Degraded]:
     return [Degraded("load_mode", wanted, facts.load_mode, "the engine maps the file nevertheless")]
 
 
-def _props(plan: LaunchPlan, props: Mapping[str, Any]) -> list[Degraded]:
-    """Compare /props: `total_slots`, and n_ctx of one slot."""
-    settings, found = plan.settings, []
-    slots = props.get("total_slots")
-    if isinstance(slots, int) and slots != settings.n_parallel:
-        found.append(Degraded("n_parallel", str(settings.n_parallel), str(slots), "the engine chose its own slots"))
-    got = props.get("default_generation_settings", {}).get("n_ctx")
-    wanted = settings.n_ctx // max(settings.n_parallel, 1)
-    if isinstance(got, int) and got < wanted:
-        found.append(Degraded("n_ctx", f"{wanted} a slot", f"{got} a slot", "the engine shrank the context"))
-    return found
+def _slots(plan: LaunchPlan, props: Mapping[str, Any]) -> list[Degraded]:
+    """Compare `total_slots` of /props."""
+    slots, wanted = props.get("total_slots"), plan.settings.n_parallel
+    if not isinstance(slots, int) or slots == wanted:
+        return []
+    return [Degraded("n_parallel", str(wanted), str(slots), "the engine chose its own slots")]
+
+
+def _context(plan: LaunchPlan, facts: EngineFacts, props: Mapping[str, Any]) -> list[Degraded]:
+    """Compare the context of one slot: /props states it, and the log that of all slots."""
+    slots = max(plan.settings.n_parallel, 1)
+    wanted, got = plan.settings.n_ctx // slots, _slot_n_ctx(props)
+    if got is None and facts.n_ctx is not None:
+        got = facts.n_ctx // slots
+    if got is None or got >= wanted:
+        return []
+    return [Degraded("n_ctx", f"{wanted} a slot", f"{got} a slot", "the engine shrank the context")]
+
+
+def _slot_n_ctx(props: Mapping[str, Any]) -> int | None:
+    settings = props.get("default_generation_settings")
+    got = settings.get("n_ctx") if isinstance(settings, Mapping) else None
+    return got if isinstance(got, int) else None
 
 
 # Compare the memory of a serving engine with its plan. Pure.
@@ -129,8 +174,9 @@ def grown(plan: LaunchPlan, vitals: ProcessUsage | None) -> tuple[Degraded, ...]
 def before_start(
     terms: SupervisorOptions, remedied: tuple[Degraded, ...], missing: Failure | None
 ) -> tuple[Degraded, ...]:
-    """Return what is degraded before the start. `missing`: why the GPU is not used although
-    the plan needs it; `remedied`: what remedies changed.
+    """Return what is degraded before the start.
+
+    `missing`: why the GPU is not used although the plan needs it; `remedied`: what remedies changed.
     """
     return (*terms.known, *_absent(missing), *remedied)
 

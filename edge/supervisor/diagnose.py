@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
@@ -49,7 +49,7 @@ def diagnose(death: Death, patterns: Patterns) -> Diagnosis:
     if death.oom_killed and killed:
         hint = "the kernel killed it for memory: use a smaller context, quantization or model, or free memory"
         return Diagnosis(EngineFault.OOM, Failure("out_of_memory", evidence, hint))
-    if signature := _cause(_last_words(death, killed), patterns):
+    if signature := find_cause(_last_words(death, killed), patterns):
         # Once it has served, its log holds text of clients: it explains a crash, but takes no rung and ends no retry.
         fault = EngineFault.CRASH if death.served else _fault(signature)
         here = f" (this board runs L4T {death.l4t})" if fault is EngineFault.NVMAP and death.l4t else ""
@@ -70,7 +70,7 @@ def _last_words(death: Death, killed: bool) -> Sequence[str]:
     return death.log[-KILLED_LINES:] if killed else death.log
 
 
-def _cause(log: Sequence[str], patterns: Patterns) -> Signature | None:
+def find_cause(log: Iterable[str], patterns: Patterns) -> Signature | None:
     """Return the first signature in the table's order (special before general) that matches. `serves` is no cause."""
     harmless = [signature.pattern for signature in patterns.signatures if signature.serves]
     text = "\n".join(line for line in log if not any(pattern.search(line) for pattern in harmless))

@@ -51,6 +51,11 @@ class Gates(Struct, frozen=True):
         openings = {k: v for k, v in self.openings.items() if k != name}
         return replace(self, openings=openings, refusals={**self.refusals, name: evidence})
 
+    def fail(self, evidence: str) -> Gates:
+        """Close the first gate that is not open, unless a gate was refused already: the start failed there."""
+        closed = next((name for name in GATES if name not in self.openings), None)
+        return self.refuse(closed, evidence) if closed is not None and not self.refusals else self
+
     def open_up_to(self, last: str, at_s: float, evidence: str) -> Gates:
         """Open the gates up to and with `last` that no line has opened or refused: a probe is their evidence."""
         gates = self
@@ -62,11 +67,21 @@ class Gates(Struct, frozen=True):
     def as_status(self, *, alive: bool = True) -> dict[str, Gate]:
         """Return the gates for status. `took_s` counts from the gate before; `blocked_by` is the first closed one.
 
-        Without a child only the driver's gate can be open; the evidence of the last start stays readable.
+        Without a child only the driver's gate can be open; the evidence of the last start stays readable, and the
+        gate that failed is the one that blocks.
         """
         gates = self._as_status()
         if alive:
             return gates
+        failed = next((name for name in GATES if name in self.refusals), None)
+        if failed is not None:
+            before = GATES[: GATES.index(failed)]
+            return {
+                name: gate
+                if name == "driver" and name != failed
+                else replace(gate, ready=False, devices={}, blocked_by=None if name in (*before, failed) else failed)
+                for name, gate in gates.items()
+            }
         shut = {n: replace(gate, ready=False, devices={}, blocked_by=_IN_CHILD[0]) for n, gate in gates.items()}
         return {**shut, "driver": gates["driver"], _IN_CHILD[0]: replace(shut[_IN_CHILD[0]], blocked_by=None)}
 

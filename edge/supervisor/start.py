@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -12,15 +12,16 @@ from msgspec.structs import replace
 
 from edge.engine import gpu_code
 from edge.plan.plan import LaunchPlan
-from edge.supervisor.degraded import EngineFacts
+from edge.supervisor.degraded import EngineFacts, is_full
+from edge.supervisor.diagnose import find_cause
 from edge.supervisor.gates import Gates
 from edge.supervisor.log_patterns import PatternMatch, Patterns, Signature, parse_line
+from edge.supervisor.placement import add, is_host, misplaced_cache, misplaced_weights
+from edge.supervisor.status import Failure
 from edge.units import format_bytes
 
 PROTOCOL = "cmd_child_to_router:state:"
-LINE_CHARACTERS = (
-    4096  # the longest line that llama.cpp prints with a path in it stays below; the rest is text of a model
-)
+LINE_CHARACTERS = 4096  # a path is at most 4096 bytes (PATH_MAX); what is longer holds text of a model
 KEPT_LINES = 400  # the cause of an exit stands before its backtrace, which is long
 CPU_ONLY_HINT = (
     "the engine put every layer on the CPU: was it built with CUDA (`edgellm engine show`), and does the driver "
@@ -73,8 +74,9 @@ class Attempt:
         self._clock_offset_s: float | None = None
         self._starting = True
         self._has_protocol = False
-        self._weights_on: dict[str, str] = {}  # MiB by device
-        self._kv_on: dict[str, str] = {}
+        self._prefixed = (
+            False  # the engine prefixes its lines (--log-prefix): one without is text of a model or a library
+        )
         if not self.wants_gpu:
             self.gates = self.gates.open("driver", spawned_at_s, "no GPU wanted")
         elif driver is not None:
@@ -100,15 +102,22 @@ class Attempt:
         line = parse_line(raw)
         at_s = self._engine_time(line.engine_s, now_s)
         seen: list[LogEvent] = []
-        for mark in self._patterns.marks(line.text):
+        self._prefixed = self._prefixed or line.engine_s is not None
+        if line.engine_s is not None or not self._prefixed:
+            seen += self._read(line.text, at_s)
+        return seen + self._device_trouble(line.text) if self.wants_gpu else seen
+
+    def _read(self, text: str, at_s: float) -> list[LogEvent]:
+        seen: list[LogEvent] = []
+        for mark in self._patterns.marks(text):
             if mark.name not in self.marks:
                 self.marks[mark.name] = at_s
                 seen += self._mark(mark, at_s)
-        for gate in self._patterns.gates(line.text):
-            self._gate(gate, at_s)
-        for fact in self._patterns.facts(line.text):
+        for gate in self._patterns.gates(text):
+            seen += self._gate(gate, at_s)
+        for fact in self._patterns.facts(text):
             seen += self._fact(fact, at_s)
-        return seen + self._device_trouble(line.text) if self.wants_gpu else seen
+        return seen
 
     def stdout(self, raw: str, now_s: float) -> Sequence[LogEvent]:
         """Take a line of the progress protocol (llama-server's router mode); any other line is a log line."""
@@ -138,8 +147,9 @@ class Attempt:
     def answered(self, now_s: float, rss_bytes: int | None = None) -> Sequence[LogEvent]:
         """Take a 200 of /health: it opens the gates without a line of their own, the GPU's excepted."""
         seen: list[LogEvent] = []
-        if self.wants_gpu and not self.facts.devices and self.facts.offloaded is None:
-            seen += self._silent_gpu(now_s, rss_bytes)
+        if self.wants_gpu and not self._gpu_shown:
+            seen += self._unproved(rss_bytes)
+        self._judge_cache()
         self.gates = self.gates.open_up_to("kv_cache", now_s, "the engine reports ready (no log line shows it)")
         self.progress = 1.0
         return seen
@@ -149,17 +159,42 @@ class Attempt:
         self.gates = self.gates.open("warm", now_s, evidence)
         self._starting = False
 
-    def _silent_gpu(self, now_s: float, rss_bytes: int | None) -> list[LogEvent]:
-        """Judge a build that prints no device: weights that are not in host memory must be on the GPU."""
-        if rss_bytes is not None and rss_bytes < self.weights_bytes // 2:
-            size, all_of = format_bytes(rss_bytes), format_bytes(self.weights_bytes)
-            evidence = f"{size} of host memory hold {all_of} of weights: they are on the GPU (no log line shows it)"
-            self.facts = replace(self.facts, proved_by=evidence)
-            self.gates = self.gates.open_up_to("backend", now_s, evidence)
-            return []
-        for name in ("context", "backend"):
+    def failed(self, failure: Failure) -> None:
+        """Take the exit of a start: the first closed gate is the one that failed."""
+        if self._starting:
+            self.gates = self.gates.fail(failure.kind)
+
+    @property
+    def _gpu_shown(self) -> bool:
+        """Whether layers or weights on the GPU were seen, or their absence was."""
+        return self.facts.offloaded is not None or bool(self.facts.buffers.weights)
+
+    def _unproved(self, rss_bytes: int | None) -> list[LogEvent]:
+        """Judge a build that prints neither layers nor buffers: the GPU counts as not used until something shows it.
+
+        Little host memory is no proof, since pages of a mapped file can be dropped; much of it is proof of the CPU.
+        """
+        shown = bool(self.facts.devices)
+        for name in ("backend",) if shown else ("context", "backend"):
             self.gates = self.gates.refuse(name, "no line and no probe shows the GPU in use")
+        if shown or (rss_bytes is not None and rss_bytes < self.weights_bytes // 2):
+            return []
         return [LogEvent("no_device", Missing("cpu_only", CPU_ONLY_HINT))]
+
+    def _judge_weights(self) -> list[LogEvent]:
+        """Compare the weights' buffers with the plan once all are allocated."""
+        found = misplaced_weights(self.plan, self.facts.buffers.weights, full=is_full(self.plan, self.facts))
+        if found is None:
+            return []
+        self.gates = self.gates.refuse(found.gate, f"weights: {found.degraded.got}")
+        if not found.absent:
+            return []
+        self.facts = replace(self.facts, cpu_because=self.facts.cpu_because or f"weights: {found.degraded.got}")
+        return [LogEvent("no_device", Missing("cpu_only", CPU_ONLY_HINT))]
+
+    def _judge_cache(self) -> None:
+        for found in misplaced_cache(self.plan, self.facts.buffers, full=is_full(self.plan, self.facts)):
+            self.gates = self.gates.refuse(found.gate, f"{found.degraded.subject}: {found.degraded.got}")
 
     def _engine_time(self, engine_s: float | None, now_s: float) -> float:
         """Convert a line's own timestamp to monotonic time.
@@ -190,19 +225,24 @@ class Attempt:
                 return [LogEvent("ready")]
         return []
 
-    def _gate(self, gate: PatternMatch, at_s: float) -> None:
+    def _gate(self, gate: PatternMatch, at_s: float) -> list[LogEvent]:
+        buffers = self.facts.buffers
         if gate.name == "weights":
             self.progress = 1.0
             self.gates = self.gates.open("weights", at_s, f"{format_bytes(self.weights_bytes)} read")
-            for device, mib in self._weights_on.items():
-                self.gates = self.gates.open("weights", at_s, f"{mib} MiB", device)
-        elif size := gate.groups.get("mib"):
+            for device, mib in buffers.weights.items():
+                if not is_host(device):
+                    self.gates = self.gates.open("weights", at_s, f"{mib:.2f} MiB", device)
+            return self._judge_weights() if self.wants_gpu else []
+        if size := gate.groups.get("mib"):
             cells = gate.groups.get("cells")
             self.gates = self.gates.open("kv_cache", at_s, f"{size} MiB" + (f", {cells} cells" if cells else ""))
-            for device, mib in self._kv_on.items():
-                self.gates = self.gates.open("kv_cache", at_s, f"{mib} MiB", device)
+            for device, mib in buffers.kv.items():
+                if not is_host(device):
+                    self.gates = self.gates.open("kv_cache", at_s, f"{mib:.2f} MiB", device)
         else:
             self.gates = self.gates.open("kv_cache", at_s, "allocated")
+        return []
 
     def _fact(self, fact: PatternMatch, at_s: float) -> list[LogEvent]:
         groups, facts = fact.groups, self.facts
@@ -218,15 +258,26 @@ class Attempt:
                 self.facts = replace(facts, archs=archs)
             case "offload" if self.wants_gpu:
                 return self._offload(int(groups["offloaded"]), int(groups["layers"]), at_s)
-            case "weights_on":  # printed at allocation; the bytes are read after it
-                self._weights_on[groups["device"]] = groups["mib"]
+            case "weights_on" if "weights" not in self.gates.openings:  # printed at allocation, before the read
+                self._buffer("weights", groups)
             case "kv_on":
-                self._kv_on[groups["device"]] = groups["mib"]
+                self._buffer("kv", groups)
+            case "compute_on":
+                self._buffer("compute", groups)
+            case "kv_types":
+                self.facts = replace(facts, kv_types=(groups["k"], groups["v"]))
+            case "n_ctx":
+                self.facts = replace(facts, n_ctx=int(groups["n_ctx"]))
             case "load_mode":
                 self.facts = replace(facts, load_mode=groups["load_mode"])
             case "kv":
                 self.facts = replace(facts, kv_mib=(facts.kv_mib or 0.0) + float(groups["mib"].replace(",", ".")))
         return []
+
+    def _buffer(self, use: str, groups: Mapping[str, str]) -> None:
+        buffers, mib = self.facts.buffers, float(groups["mib"].replace(",", "."))
+        sizes = add(getattr(buffers, use), groups["device"], mib)
+        self.facts = replace(self.facts, buffers=replace(buffers, **{use: sizes}))
 
     def _device(self, device: str, name: str, at_s: float) -> None:
         if device not in self.facts.devices:
@@ -258,7 +309,12 @@ class Attempt:
         self.facts = replace(self.facts, cpu_because=signature.kind)
         self.gates = self.gates.refuse("context", signature.kind)
         # A process that exits is diagnosed by its exit; one that goes on would serve from the CPU.
-        return [_missing(signature)] if signature.serves else []
+        return [_missing(self._first_cause() or signature)] if signature.serves else []
+
+    def _first_cause(self) -> Signature | None:
+        """Return the driver's own complaint, which is more precise than "no device" (B-15: a closed device node)."""
+        found = find_cause(self.tail, self._patterns)
+        return found if found is not None and (found.device or found.kind == "device_permission") else None
 
 
 def _missing(signature: Signature) -> LogEvent:

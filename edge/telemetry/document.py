@@ -52,6 +52,7 @@ def governor_document(decision: Decision, act: bool, max_watts: float | None) ->
         "because": decision.because,
         "act": act,
         "max_watts": max_watts,
+        "warning": decision.warning,
         "limit": to_builtins(decision.limit, enc_hook=str),
     }
 

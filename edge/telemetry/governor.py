@@ -1,12 +1,14 @@
-"""Choose a thermal level from the board's own trip points, with hysteresis and dwell times. Pure.
+"""Choose a thermal level from the board's own trip points, and limit requests by temperature and power. Pure.
 
+    UNKNOWN    no temperature with a trip point is measured; nothing is limited
     NOMINAL    all requests are admitted
     PASSIVE    passive − 10 °C   fewer requests at once
     HOT        passive − 4 °C    new requests wait, running ones finish
     CRITICAL   critical − 2 °C   the engine is drained and stopped, and started again when it is cool
 
-Only PASSIVE acts unless `act` is set: the board protects itself in hardware, and an appliance that stops without being
-configured to is worse than a slow one. Throttling by the board and over-current are reported and never change a level.
+By temperature only PASSIVE acts unless `act` is set: the board protects itself in hardware, and an appliance that stops
+without being configured to is worse than a slow one. `max_watts` acts by itself, see power_limit.py. Throttling by the
+board and over-current are reported and never change a level.
 """
 
 from __future__ import annotations
@@ -16,17 +18,22 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from edge.board.board import PowerMode
+from edge.telemetry.power_limit import PowerAllowance, PowerLimit
 from edge.telemetry.sample import Sample, Zone
 
 # Between software throttling and shutdown: Orin 99.0 and 104.5 (NVIDIA's kernel patch for p3701), Thor about 109 and
 # 114.5 (L4T R38.4).
 _PASSIVE_BELOW_CRITICAL_C = 5.5
+# No heat sink warms by so much between two samples; a glitch of a sensor's bus does.
+_JUMP_C = 15.0
 _NEVER_S = float("-inf")
+NO_TEMPERATURE = "no temperature with a trip point"
 
 
 class Level(IntEnum):
     """Thermal level of the board."""
 
+    UNKNOWN = -1
     NOMINAL = 0
     PASSIVE = 1
     HOT = 2
@@ -44,8 +51,7 @@ class ThermalLimits:
     critical_margin_c: float = 2.0
     hysteresis_c: float = 3.0
     dwell_s: float = 10.0  # a level is kept at least this long before the next lower one
-    stale_s: float = 60.0  # without data for this long the level becomes NOMINAL: missing data stops no model
-    average_s: float = 10.0  # of power, before it is compared with max_watts
+    stale_s: float = 60.0  # without data for this long the level is UNKNOWN: missing data stops no model
     passive_fraction: float = 0.5
 
 
@@ -54,53 +60,96 @@ class AdmissionLimit:
     """Limit for gateway and supervisor. `fraction` of the slots, at least one, may be busy at once.
 
     `hold_new`: new requests wait, then get 503 with Retry-After. `drain`: finish or abort running requests and stop the
-    engine until `drain` is false.
+    engine until `drain` is false. `cause` is heat or power, "" without a limit.
     """
 
     fraction: float = 1.0
     hold_new: bool = False
     drain: bool = False
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A level and the limit that follows from it, at most that of PASSIVE unless `act`."""
+    """A level and the limit that follows from temperature and power. `warning`: a limit that cannot be held."""
 
     level: Level
     limit: AdmissionLimit
     because: str
     changed: bool = False
+    warning: str | None = None
 
 
 @dataclass(slots=True)
 class Governor:
-    """The governor of one board: fed with every sample, it keeps levels and when they were entered."""
+    """The governor of one board, fed with every sample."""
 
     limits: ThermalLimits = field(default_factory=ThermalLimits)
-    level: Level = Level.NOMINAL
+    level: Level = Level.UNKNOWN
     _heat: _Heat = field(init=False)
-    _watts: _Watts = field(init=False)
+    _power: PowerLimit | None = field(init=False)
+    _state: PowerAllowance | None = field(default=None, init=False)
+    _power_seen_s: float = field(default=_NEVER_S, init=False)
+    _shown: _Shown = field(default_factory=lambda: _Shown(), init=False)
     _stopped: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self._heat, self._watts = _Heat(self.limits), _Watts(self.limits)
+        self._heat = _Heat(self.limits)
+        self._power = None if self.limits.max_watts is None else PowerLimit(self.limits.max_watts)
 
-    def decide(self, sample: Sample | None, now: float) -> Decision:
-        """Return the decision for one sample. A missing value keeps the level it led to for `stale_s`."""
-        heat, watts = self._heat.step(sample, now), self._watts.step(sample, now)
-        level = max(heat, watts)
-        changed, self.level = level != self.level, level
+    def decide(self, sample: Sample | None, now: float, *, active: int = 0, slots: int = 1) -> Decision:
+        """Return the decision for one sample, with `active` requests open of `slots`.
+
+        A missing value keeps what followed from the last one for `stale_s`.
+        """
+        heat = self._heat.step(sample, now)
+        warning = self._step_power(sample, now, active, slots)
+        power = _power_level(self._state)
+        level = self._shown.step(max(heat, power), now)
+        # The first temperature is no change of anything.
+        changed = level is not self.level and (self.level, level) != (Level.UNKNOWN, Level.NOMINAL)
+        self.level = level
         # A stopped engine starts again at PASSIVE, not at HOT, where it would be stopped again soon.
-        self._stopped = level >= Level.CRITICAL or (self._stopped and level >= Level.HOT)
-        because = self._watts.because if watts > heat else self._heat.because
-        return Decision(level, self._limit(level), because, changed)
+        self._stopped = heat >= Level.CRITICAL or (self._stopped and heat >= Level.HOT)
+        because = self._state.because if self._state is not None and power > heat else self._heat.because
+        return Decision(level, self._limit(heat, slots), because, changed, warning)
 
-    def _limit(self, level: Level) -> AdmissionLimit:
-        if level is Level.NOMINAL:
-            return AdmissionLimit()
-        if level is Level.PASSIVE or not self.limits.act:
-            return AdmissionLimit(self.limits.passive_fraction)
-        return AdmissionLimit(self.limits.passive_fraction, hold_new=True, drain=self._stopped)
+    def _step_power(self, sample: Sample | None, now: float, active: int, slots: int) -> str | None:
+        """Follow `max_watts`; return a warning if it cannot be held."""
+        if self._power is None:
+            return None
+        power_w = sample.power_w if sample else None
+        if power_w is not None:
+            self._power_seen_s = now
+            self._state = self._power.step(power_w, active, slots, now)
+        elif now - self._power_seen_s >= self.limits.stale_s:
+            self._state = None
+            return f"max_watts = {self.limits.max_watts:g} cannot be held: no total power is measured"
+        if self._state is None or self._state.held:
+            return None
+        return f"max_watts = {self.limits.max_watts:g} cannot be held: {self._state.because}"
+
+    def _limit(self, heat: Level, slots: int) -> AdmissionLimit:
+        """Combine the limits of temperature and power."""
+        if heat <= Level.NOMINAL:
+            limit = AdmissionLimit()
+        elif heat is Level.PASSIVE or not self.limits.act:
+            limit = AdmissionLimit(self.limits.passive_fraction, cause="heat")
+        else:
+            limit = AdmissionLimit(self.limits.passive_fraction, hold_new=True, drain=self._stopped, cause="heat")
+        allowed = None if self._state is None else self._state.allowed
+        if allowed is None or limit.hold_new:
+            return limit
+        # A little more than allowed / slots: consumers round the product down.
+        fraction = min(limit.fraction, round(allowed / slots + 0.0005, 4))
+        cause = limit.cause if fraction == limit.fraction and allowed else "power"
+        return AdmissionLimit(min(1.0, fraction), hold_new=allowed == 0, cause=cause if fraction < 1 else "")
+
+
+def _power_level(state: PowerAllowance | None) -> Level:
+    if state is None or not state.limited:
+        return Level.UNKNOWN
+    return Level.HOT if state.pauses else Level.PASSIVE
 
 
 @dataclass(slots=True)
@@ -108,20 +157,24 @@ class _Heat:
     """Level by temperature."""
 
     limits: ThermalLimits
-    level: Level = Level.NOMINAL
-    because: str = "no temperature with a trip point"
+    level: Level = Level.UNKNOWN
+    because: str = NO_TEMPERATURE
     since_s: float = _NEVER_S
     seen_s: float = _NEVER_S
+    _before: dict[str, float] = field(default_factory=dict)  # the last temperature of each zone
 
     def step(self, sample: Sample | None, now: float) -> Level:
-        zones = tuple(zone for zone in sample.zones if zone.temp_c is not None and _passive(zone)) if sample else ()
+        """Return the level after one sample; one without zones keeps it for `stale_s`."""
+        zones = [zone for zone in sample.zones if _limiting(zone)] if sample else []
         if not zones:
             if now - self.seen_s >= self.limits.stale_s:
-                self._enter(Level.NOMINAL, now)
-                self.because = "no temperature with a trip point"
+                self._enter(Level.UNKNOWN, now)
+                self.because = NO_TEMPERATURE
+                self._before = {}
             return self.level
         self.seen_s = now
-        wanted = max(self._of(zone, 0.0) for zone in zones)
+        wanted = max(self._rising(zone) for zone in zones)
+        self._before = {zone.name: zone.temp_c or 0.0 for zone in zones}
         # Down one level at a time, and only when cooler than the threshold by the hysteresis.
         kept = max(self._of(zone, self.limits.hysteresis_c) for zone in zones)
         if wanted > self.level:
@@ -136,8 +189,15 @@ class _Heat:
         if level is not self.level:
             self.level, self.since_s = level, now
 
-    def _of(self, zone: Zone, hysteresis_c: float) -> Level:
-        temp, passive = (zone.temp_c or 0.0) + hysteresis_c, _passive(zone)
+    def _rising(self, zone: Zone) -> Level:
+        """Return the level of a zone; above PASSIVE a first temperature and a jump must be confirmed by the next."""
+        before_c = self._before.get(zone.name)
+        level = self._of(zone, 0.0)
+        sudden = before_c is None or (zone.temp_c or 0.0) - before_c > _JUMP_C
+        return min(Level.PASSIVE, level) if sudden else level
+
+    def _of(self, zone: Zone, added_c: float) -> Level:
+        temp, passive = (zone.temp_c or 0.0) + added_c, _passive(zone)
         if zone.critical_c is not None and temp >= zone.critical_c - self.limits.critical_margin_c:
             return Level.CRITICAL
         if temp >= passive - self.limits.hot_margin_c:
@@ -145,32 +205,37 @@ class _Heat:
         return Level.PASSIVE if temp >= passive - self.limits.passive_margin_c else Level.NOMINAL
 
 
+# A level that returns within this time was left too early for an operator who reads levels and their log lines.
+_FLAPPING_S = 300.0
+_SHOWN_S = (40.0, 600.0)  # for how long a lower level must hold before it is shown, the first and the longest
+
+
 @dataclass(slots=True)
-class _Watts:
-    """Level by power: above `max_watts` one up a dwell time, HOT at most; below 95 % of it one down."""
+class _Shown:
+    """The reported level: it follows downwards more and more slowly if levels return, at most 20 changes an hour."""
 
-    limits: ThermalLimits
-    level: Level = Level.NOMINAL
-    because: str = ""
-    average_w: float | None = None
-    since_s: float = _NEVER_S
-    seen_s: float = _NEVER_S
+    level: Level = Level.UNKNOWN
+    _wait_s: float = 0.0
+    _below_since_s: float | None = None
+    _fell_s: float = _NEVER_S
 
-    def step(self, sample: Sample | None, now: float) -> Level:
-        wanted, power = self.limits.max_watts, sample.power_w if sample else None
-        if wanted is None or power is None:
-            if wanted is None or now - self.seen_s >= self.limits.stale_s:
-                self.level, self.average_w = Level.NOMINAL, None
-            return self.level
-        average = power if self.average_w is None else self.average_w
-        weight = min(1.0, (now - self.seen_s) / self.limits.average_s)
-        self.average_w, self.seen_s = average + weight * (power - average), now
-        step = 1 if self.average_w > wanted else -1 if self.average_w < 0.95 * wanted else 0
-        level = Level(min(Level.HOT, max(Level.NOMINAL, self.level + step)))
-        if level is not self.level and now - self.since_s >= self.limits.dwell_s:
-            self.level, self.since_s = level, now
-        self.because = f"{self.average_w:.0f} W, limit {wanted:.0f} W"
+    def step(self, level: Level, now: float) -> Level:
+        if level >= self.level or level is Level.UNKNOWN:
+            if level > self.level and now - self._fell_s < _FLAPPING_S:
+                self._wait_s = min(_SHOWN_S[1], max(_SHOWN_S[0], 4 * self._wait_s))
+            elif level > self.level:
+                self._wait_s = 0.0
+            self.level, self._below_since_s = level, None
+            return level
+        self._below_since_s = now if self._below_since_s is None else self._below_since_s
+        if now - self._below_since_s >= self._wait_s:
+            self.level, self._fell_s, self._below_since_s = level, now, None
         return self.level
+
+
+def _limiting(zone: Zone) -> bool:
+    """Return whether the zone's trip points limit requests now."""
+    return zone.limits and zone.temp_c is not None and _passive(zone) > 0
 
 
 def _passive(zone: Zone) -> float:

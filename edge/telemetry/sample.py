@@ -40,6 +40,7 @@ class Zone(Struct, frozen=True):
     temp_c: float | None
     passive_c: float | None = None
     critical_c: float | None = None
+    limits: bool = True  # its trip points are those of the processor: a PC's ACPI zones may be of a case or a drive
 
 
 class GpuState(Struct, frozen=True):

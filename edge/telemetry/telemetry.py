@@ -43,7 +43,8 @@ class Telemetry:
         """`pauses_s`: the first and the longest pause before sampling restarts after a failure."""
         self.sampler = sampler
         self.governor = governor
-        self.decision = Decision(Level.NOMINAL, AdmissionLimit(), "nothing measured yet")
+        self.decision = Decision(Level.UNKNOWN, AdmissionLimit(), "nothing measured yet")
+        self.slots: Callable[[], int] = lambda: 1  # how many requests the engines take at once
         self.missing: dict[str, tuple[str, str]] = {}  # sources that this board should have: (because, hint)
         self._pauses_s = pauses_s
         self._listeners: list[Callable[[AdmissionLimit], None]] = []
@@ -96,7 +97,7 @@ class Telemetry:
                 await self.sampler.run()
             except Exception as error:  # any: a level that is no longer updated is worse than none
                 log.warning("telemetry failed and restarts: %s: %s", type(error).__name__, error)
-            self._decide(Decision(Level.NOMINAL, AdmissionLimit(), "nothing is measured: telemetry failed"))
+            self._decide(Decision(Level.UNKNOWN, AdmissionLimit(), "nothing is measured: telemetry failed"))
             if self.sampler.clock() - began_s > self._pauses_s[1]:
                 pause_s = self._pauses_s[0]
             await asyncio.sleep(pause_s)
@@ -168,10 +169,13 @@ class Telemetry:
         """Judge a sample: decide, log one line per change, pass limits on."""
         self._history = None
         before = self.decision
-        decision = self.governor.decide(sample, self.sampler.clock())
+        slots = max(1, self.slots())
+        decision = self.governor.decide(sample, self.sampler.clock(), active=self.energy.open(), slots=slots)
         if decision.changed:
             write = log.warning if decision.level > before.level else log.info
-            write("thermal: %s: %s%s", decision.level.name, decision.because, _effect(decision.limit))
+            write("thermal: %s: %s%s", decision.level.name, decision.because, _effect(decision.limit, slots))
+        if decision.warning is not None and before.warning is None:
+            log.warning("thermal: %s", decision.warning)
         self._decide(decision)
         if sample is not None:
             self._log(sample)
@@ -193,13 +197,15 @@ class Telemetry:
                     log.warning("thermal: a listener failed: %s: %s", type(error).__name__, error)
 
 
-def _effect(limit: AdmissionLimit) -> str:
-    """Describe a limit for the log."""
+def _effect(limit: AdmissionLimit, slots: int) -> str:
+    """Describe a limit of temperature for the log; that of power is in its reason."""
+    if limit.cause == "power":
+        return ""
     if limit.drain:
         return "; the engine is stopped until the board is cool"
     if limit.hold_new:
         return "; new requests wait"
-    return "; fewer requests at once" if limit.fraction < 1 else ""
+    return "; fewer requests at once" if max(1, int(slots * limit.fraction)) < slots else ""
 
 
 def limits_of(thermal: ThermalConfig) -> ThermalLimits:

@@ -34,6 +34,23 @@ int nvmlDeviceGetMigMode(void *h, unsigned *c, unsigned *p) {
   *c = *p = GPU->mig;
   return OK;
 }
+/* FAKE_MIG: "uuid,total,free;..." are the instances of a card whose mig is 1. */
+static struct { char name[64], uuid[64], bus[32]; memory_t memory; int major, minor; unsigned mig; } instances[7];
+int nvmlDeviceGetMaxMigDeviceCount(void *h, unsigned *n) { *n = GPU->mig == 1 ? 7 : 0; return OK; }
+int nvmlDeviceGetMigDeviceHandleByIndex(void *h, unsigned i, void **instance) {
+  const char *line = getenv("FAKE_MIG");
+  for (unsigned at = 0; line && *line; at++) {
+    if (at == i) {
+      sscanf(line, "%63[^,],%llu,%llu", instances[i].uuid, &instances[i].memory.total, &instances[i].memory.free);
+      snprintf(instances[i].name, sizeof instances[i].name, "%s MIG 1g", GPU->name);
+      *instance = &instances[i];
+      return OK;
+    }
+    line += strcspn(line, ";");
+    if (*line) line++;
+  }
+  return NOT_FOUND;
+}
 int nvmlDeviceGetPersistenceMode(void *h, unsigned *mode) { *mode = GPU->minor == 9; return OK; }
 int nvmlSystemGetDriverVersion(char *out, unsigned n) { snprintf(out, n, "580.95.05"); return OK; }
 int nvmlSystemGetCudaDriverVersion_v2(int *v) { *v = 13000; return OK; }

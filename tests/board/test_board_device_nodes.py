@@ -6,10 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from edge.board import device_nodes
-from edge.board.board import Board, Cpu, Gpu, visible
+from edge.board.board import Board, Cpu, Gpu, only_gpus, visible
 from edge.board.probe import probe
+from edge.errors import ConfigError
 from tests.trees.trees import copy, write
 
 CPU = Cpu("x", 4, 4)
@@ -111,7 +113,7 @@ def two() -> Board:
         ("NoDevFiles", []),
     ],
 )
-def test_cuda_visible_devices_of_who_started_us(value: str | None, names: list[str]) -> None:
+def test_cuda_visible_devices_of_our_environment(value: str | None, names: list[str]) -> None:
     """In PCI order, whole or cut UUIDs; what is no GPU ends the list, as in CUDA."""
     found = visible(two(), value)
     assert [gpu.name for gpu in found.gpus] == names
@@ -121,3 +123,25 @@ def test_cuda_visible_devices_of_who_started_us(value: str | None, names: list[s
 def test_a_board_without_gpus_has_none_to_hide() -> None:
     board = Board("x86_64", "box", None, None, 1 << 35, False, CPU)
     assert visible(board, "") == board
+
+
+def test_hidden_gpus_are_named_and_the_newest_visible_one_counts() -> None:
+    board = replace(two(), gpus=(replace(two().gpus[0], compute_capability="3.5"), two().gpus[1]))
+    found = visible(board, "GPU-b")
+    assert (found.compute_capability, found.notes) == ("3.5", ("CUDA_VISIBLE_DEVICES hides A",))
+    assert visible(board, "1,0").compute_capability == "9.0", "an old card beside a new one decides nothing"
+
+
+@pytest.mark.parametrize(
+    ("selectors", "names"),
+    [((), ["B", "A"]), (("1",), ["B"]), (("GPU-a",), ["A"]), (("a", "B"), ["B", "A"]), (("0", "GPU-aaa"), ["A"])],
+)
+def test_gpus_are_chosen_by_uuid_index_or_name(selectors: tuple[str, ...], names: list[str]) -> None:
+    assert [gpu.name for gpu in only_gpus(two(), selectors).gpus] == names
+
+
+@pytest.mark.parametrize("selector", ["7", "GPU-x", "RTX 4090", ""])
+def test_a_gpu_that_is_not_there_is_named_with_those_that_are(selector: str) -> None:
+    with pytest.raises(ConfigError, match="no GPU is") as caught:
+        only_gpus(two(), ("0", selector))
+    assert "0: A (GPU-aaa)" in (caught.value.hint or "")

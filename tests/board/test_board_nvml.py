@@ -54,6 +54,15 @@ def test_mig_is_said_aloud(library: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "MIG" in reading.notes[0]
 
 
+def test_instances_of_mig_stand_in_for_their_card(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_MIG", f"MIG-11,{12 * GIB},{11 * GIB};MIG-22,{24 * GIB},{23 * GIB}")
+    reading = _read(library, monkeypatch, f"NVIDIA A100,GPU-cc,00000000:01:00.0,{80 * GIB},{79 * GIB},8,0,1")
+    assert reading is not None
+    found = [(each.gpu.uuid, each.gpu.memory_bytes, each.free_bytes, each.gpu.mig) for each in reading.gpus]
+    assert found == [("MIG-11", 12 * GIB, 11 * GIB, False), ("MIG-22", 24 * GIB, 23 * GIB, False)]
+    assert {each.gpu.compute_capability for each in reading.gpus} == {"8.0"}
+
+
 def test_integrated_gpu_tells_no_memory(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reading = _read(library, monkeypatch, "NVIDIA GB10,GPU-dd,0000000F:01:00.0,0,0,12,1,9")
     assert reading is not None

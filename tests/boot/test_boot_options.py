@@ -112,3 +112,15 @@ def test_dry_run_changes_nothing(bare: Board) -> None:
         assert [step for step in steps if not step["done"]]
         assert board.execute("ls", "/etc/systemd/system/edgellm.service").returncode != 0
         assert not Path(bare.disk.root / "var/lib/edgellm").exists()
+
+
+def test_a_bundle_installs_without_a_network(bare: Board) -> None:
+    """The board has Python and nothing of edgellm; the system has no network but its loopback."""
+    script = Path(__file__).resolve().parents[2] / "build/offline-install.sh"
+    bare.disk.write("/opt/offline/install.sh", script.read_text(encoding="utf-8"))
+    bare.disk.chroot("rm", "-r", "/opt/edgellm")
+    with bare as board:
+        board.power_on()
+        board.run("sh", "/opt/offline/install.sh", "-p", "cpu")
+        assert board.chat()[0] == 200
+        assert "READY" in board.run("edgellm", "status")  # on root's PATH

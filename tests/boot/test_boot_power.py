@@ -87,7 +87,15 @@ def test_the_group_may_look_and_only_the_owner_may_change(new_board: Callable[..
         refused = board.execute(*as_ann, EDGELLM, "restart")
         assert refused.returncode == 69
         assert "sudo" in refused.stderr
-        assert board.execute(*as_bob, EDGELLM, "status").returncode == 69
+        closed = board.execute(*as_bob, EDGELLM, "status")
+        assert closed.returncode == 69
+        assert "join the group edgellm" in closed.stderr
+        for user in (as_ann, as_bob):
+            assert board.execute(*user, "touch", "/var/lib/edgellm/planted").returncode != 0
+            doctor = board.execute(*user, EDGELLM, "doctor", "--quick", "--json")
+            assert json.loads(doctor.stdout)["counts"], doctor.stderr
+        refused = board.execute(EDGELLM, "up", "--listen", "127.0.0.1:9000")
+        assert refused.returncode == 69  # the service's lock, or its folders: root starts nothing in them
         assert board.main_pid() > 1
 
 

@@ -125,6 +125,24 @@ def test_xavier_is_refused_unless_forced(tmp_path: Path, places: Folders) -> Non
     assert make_plan(replace(request, force=True)).arch == (72,)
 
 
+def test_an_old_card_beside_a_new_one_does_not_change_the_build_for_the_new_one(
+    tmp_path: Path, places: Folders
+) -> None:
+    """CUDA 12.6 compiles for sm_50 and later: a GT 710 beside an RTX 4090 is left out, alone it fails the preflight."""
+    root = copy("rtx-4090", tmp_path / "root")
+    programs.nvcc(root / "usr/local/cuda-12.6/bin", "12.6", None)
+    old = "1, GPU-0710, NVIDIA GeForce GT 710, 00000000:09:00.0, 2048, 1500, 3.5, [N/A], 570.133.07\n"
+    recorded = root / "nvidia-smi.csv"
+    alone = recorded.read_text()
+    recorded.write_text(alone.rstrip() + "\n" + old)
+    environment = {"PATH": str(root / "tools"), "TMPDIR": str(tmp_path)}
+    both = make_plan(request_for(BuildOptions(root=str(root)), places, environment))
+    assert (both.recipe.name, both.arch) == ("cuda", (89,))
+    recorded.write_text(alone.splitlines()[0] + "\n" + old)
+    only_old = make_plan(request_for(BuildOptions(root=str(root)), places, environment))
+    assert "sm_35" in {finding.name: finding.sentence for finding in only_old.preflight.failed}["architecture"]
+
+
 def test_a_stand_in_board_shows_its_commands_on_any_machine(tmp_path: Path, places: Folders) -> None:
     request = request_for(BuildOptions(profile="orin", board="agx-orin-64"), places, {"PATH": str(tmp_path)})
     plan = make_plan(request)

@@ -62,10 +62,10 @@ def test_machine_code_must_fit_the_gpu(places: Folders, built: tuple[int, ...], 
     put(places.engines, "a-cuda-1", arch=built)
     write_selection(places.engines, SelectedEngine("a-cuda-1"))
     if fits:
-        assert choose(places, None, needs_gpu=True, capability=gpu).built_for == built
+        assert choose(places, None, needs_gpu=True, capabilities=(gpu,)).built_for == built
     else:
         with pytest.raises(EngineMissingError, match="built for"):
-            choose(places, None, needs_gpu=True, capability=gpu)
+            choose(places, None, needs_gpu=True, capabilities=(gpu,))
 
 
 def test_asked_for_by_id_path_folder_or_name(places: Folders, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def engine(*, cuda: bool = False, era: str = "load-mode", **flags: int) -> Engin
         era=era,
         flags=FLAGS_BY_ERA[era] | _verbosity(LEVELS[era]),
         cuda=cuda,
-        built_for=(87,) if cuda else (),
+        built_for=(75, 86, 87, 90, 110) if cuda else (),
     )
 
 

@@ -14,7 +14,7 @@ from edge.errors import DoesNotFitError
 from edge.plan.argv import EnvFacts
 from edge.plan.inputs import Candidate, candidate_of
 from edge.plan.plan import LaunchPlan, Plan, Settings
-from edge.plan.planner import make_plan
+from edge.plan.planner import assumed_engine, make_plan
 from edge.units import GIB
 from tests.plan import shapes
 
@@ -89,6 +89,40 @@ def test_given_shares_are_kept() -> None:
     rung = chosen(planned(it, 24, 24, n_ctx=8192, tensor_split=(3.0, 1.0)))
     assert rung.settings.tensor_split == (3.0, 1.0)
     assert rung.budget["GPU-0"].weights_bytes > 2 * rung.budget["GPU-1"].weights_bytes
+
+
+def test_a_model_may_name_its_gpus() -> None:
+    it = candidate_of(shapes.model("Codestral-22B", CODESTRAL_22B))
+    board = shapes.gpu_board(24, 24)
+    models = {name: (it, ModelConfig(name, name, set={"gpus": (index,)})) for name, index in (("a", "1"), ("b", "0"))}
+    asked = Profile("test", "", Preset(n_ctx=4096))
+    plan = make_plan(board, shapes.memory(board), asked, shapes.engine(cuda=True), models, EnvFacts("/h", "/c"))
+    used = {
+        name: model.ladder.plans[model.ladder.chosen].env["CUDA_VISIBLE_DEVICES"] for name, model in plan.models.items()
+    }
+    assert used == {"a": "GPU-1", "b": "GPU-0"}
+    assert plan.models["b"].warnings == ()
+
+
+def test_case_01_a_card_that_the_engine_has_no_code_for_is_left_out() -> None:
+    board = shapes.gpu_board(2, 24)
+    board = replace(board, gpus=(replace(board.gpus[0], compute_capability="3.5"), board.gpus[1]))
+    models = {"m": (candidate_of(shapes.model("Codestral-22B", CODESTRAL_22B)), ModelConfig("m", "m"))}
+    asked = Profile("test", "", Preset(n_ctx=4096, backend="cuda"))
+    for engine in (shapes.engine(cuda=True), assumed_engine(board, "cuda", "/e/llama-server")):
+        plan = make_plan(board, shapes.memory(board), asked, engine, models, EnvFacts("/h", "/c"))
+        assert chosen(plan).env["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+        assert any(note.startswith("GPU 0 is left out") for note in plan.notes)
+
+
+def test_instances_of_mig_are_never_combined() -> None:
+    board = shapes.gpu_board(24, 24)
+    board = replace(board, gpus=tuple(replace(gpu, uuid=f"MIG-{i}") for i, gpu in enumerate(board.gpus)))
+    models = {"m": (candidate_of(shapes.model("Llama-70B", LLAMA_70B)), ModelConfig("m", "m"))}
+    asked = Profile("test", "", Preset(n_ctx=4096, partial_offload=True))
+    plan = make_plan(board, shapes.memory(board), asked, shapes.engine(cuda=True), models, EnvFacts("/h", "/c"))
+    assert chosen(plan).settings.devices == ("CUDA0",)
+    assert 0 < chosen(plan).settings.n_gpu_layers < 81
 
 
 def test_row_split_uses_every_gpu() -> None:

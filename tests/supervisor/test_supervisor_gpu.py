@@ -148,13 +148,13 @@ async def test_fc41_strict_refuses_a_part_of_the_layers(short_dir: Path) -> None
         assert "READY" not in rig.states
 
 
-async def test_a_silent_build_must_show_the_gpu_by_its_memory(short_dir: Path) -> None:
-    """It prints nothing: 900 MiB of weights that are in no host memory are on the GPU."""
+async def test_a_silent_build_serves_with_the_gpu_unknown(short_dir: Path) -> None:
+    """It prints nothing: little host memory is no proof of the GPU, since pages of a mapped file can be dropped."""
     async with rigged(short_dir, chosen=gpu_settings(), log_era="silent") as rig:
         await rig.ready()
         status = rig.supervisor.status()
-        assert status.degraded == ()
-        assert "they are on the GPU (no log line shows it)" in str(status.gates["backend"].evidence)
+        assert [(item.subject, item.got) for item in status.degraded] == [("device", "unknown")]
+        assert status.gates["backend"].evidence == "no line and no probe shows the GPU in use"
 
 
 async def test_old_builds_open_the_gpu_gates_too(short_dir: Path) -> None:

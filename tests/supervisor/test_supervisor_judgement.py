@@ -13,6 +13,7 @@ from edge.plan.plan import DomainBudget, Reason
 from edge.supervisor import warmup
 from edge.supervisor.degraded import EngineFacts, before_start, differences, grown
 from edge.supervisor.liveness import StallDetector
+from edge.supervisor.placement import Buffers
 from edge.supervisor.policy import ExpectedSpeed, SupervisorOptions
 from edge.supervisor.status import Degraded, Failure
 from edge.supervisor.warmup import bytes_per_token, expected_speed
@@ -63,8 +64,9 @@ def test_props_of_another_shape_are_no_difference() -> None:
         (replace(ON_GPU, offloaded=(0, 29), cpu_because="no_gpu"), [("n_gpu_layers", "29", "0/29")]),
         (EngineFacts(cpu_because="cuda_init"), [("device", "GPU", "CPU")]),
         (replace(ON_GPU, devices=("CUDA0",)), [("devices", "CUDA0, CUDA1", "CUDA0")]),
-        (EngineFacts(devices=("CUDA0", "CUDA1")), []),
-        (EngineFacts(proved_by="memory"), []),
+        (EngineFacts(devices=("CUDA0", "CUDA1")), [("device", "GPU", "unknown")]),
+        (EngineFacts(), [("device", "GPU", "unknown")]),
+        (EngineFacts(buffers=Buffers(weights={"CUDA0": 450.0, "CUDA1": 450.0})), []),
     ],
 )
 def test_fc41_layers_and_devices(facts: EngineFacts, expected: list[tuple[str, str, str]]) -> None:

@@ -1,0 +1,175 @@
+"""Buffer lines decide where an engine works: each case changes one claim in the log of a good start."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from edge.supervisor.degraded import EngineFacts, differences
+from edge.supervisor.start import PROTOCOL, Attempt
+from edge.supervisor.status import GATES, Failure
+from tests.fakes import engine_log
+from tests.supervisor.rig import META, PATTERNS, gpu_settings, launch_plan, settings
+
+GPU = {"CUDA0": "Orin"}
+PLAN = launch_plan(("x",), 0, gpu_settings())
+COMPUTE = "sched_reserve:      CUDA0 compute buffer size =   284.00 MiB"
+
+
+def lines(*changes: tuple[str, str]) -> list[str]:
+    """Return the lines of a good start on the GPU, with some text replaced; an empty replacement drops the line."""
+    found = [*engine_log.whole(engine_log.Start(gpu=GPU)), COMPUTE]
+    for pattern, text in changes:
+        found = [re.sub(pattern, text, line) for line in found if text or not re.search(pattern, line)]
+    return found
+
+
+def start(log: list[str], rss_bytes: int | None = None) -> tuple[Attempt, list[str]]:
+    attempt = Attempt(PLAN, PATTERNS, 100.0, META.tensor_bytes, driver="/dev/nvmap opens")
+    events = [event for line in log for event in attempt.stderr(engine_log.prefixed(line, 0.5), 101.0)]
+    events += attempt.answered(102.0, rss_bytes)
+    return attempt, [event.what for event in events if event.what == "no_device"]
+
+
+def subjects(attempt: Attempt) -> list[tuple[str, str]]:
+    return [(item.subject, item.got) for item in differences(PLAN, attempt.facts, None)]
+
+
+OFFLOAD = (r"offloaded \d+/\d+ layers", "")
+
+
+def test_a_good_start_is_green_on_its_device() -> None:
+    attempt, missing = start(lines())
+    gates = attempt.gates.as_status()
+    assert missing == [] and subjects(attempt) == []
+    assert all(gates[name].ready for name in GATES[:5])
+    assert list(gates["weights"].devices) == list(gates["kv_cache"].devices) == ["CUDA0"]
+
+
+def test_without_the_layer_count_the_buffers_prove_the_gpu() -> None:
+    attempt, missing = start(lines(OFFLOAD))
+    assert missing == [] and subjects(attempt) == []
+
+
+@pytest.mark.parametrize("place", ["CPU", "CPU_Mapped", "CUDA_Host", "Vulkan0"])
+@pytest.mark.parametrize("count", [OFFLOAD, ("no such line", "")], ids=["no-count", "with-count"])
+def test_fc41_weights_elsewhere_close_the_gate_whatever_the_engine_counts(place: str, count: tuple[str, str]) -> None:
+    """Six gates were green, with the device listed all along."""
+    attempt, missing = start(lines(count, ("CUDA0 model buffer", f"{place} model buffer")))
+    gate = attempt.gates.as_status()["backend"]
+    assert missing == ["no_device"] and not gate.ready and place in str(gate.evidence)
+    assert any(place in got or got == "CPU" for _, got in subjects(attempt))
+
+
+def test_most_weights_in_host_memory_are_named() -> None:
+    host = "load_tensors:   CUDA_Host model buffer size =   800.00 MiB"
+    log = lines(("CUDA0 model buffer size =.*", "CUDA0 model buffer size = 100.00 MiB"))
+    log.insert(next(n for n, line in enumerate(log) if "CUDA0 model buffer" in line), host)
+    attempt, missing = start(log)
+    assert missing == [] and not attempt.gates.as_status()["backend"].ready
+    assert subjects(attempt) == [("weights", "800 MiB on CUDA_Host, 100 MiB on CUDA0")]
+    assert subjects(start([*lines(), host])[0]) == [], "a line after the load is no buffer of the load"
+
+
+def test_a_cache_on_the_cpu_closes_its_gate() -> None:
+    attempt, missing = start(lines(("CUDA0 KV buffer", "CPU KV buffer")))
+    gate = attempt.gates.as_status()["kv_cache"]
+    assert missing == [] and not gate.ready and "CPU" in str(gate.evidence)
+    assert subjects(attempt) == [("kv_cache", "56 MiB on CPU")]
+
+
+def test_compute_on_the_cpu_is_named() -> None:
+    attempt, _ = start(lines(("CUDA0 compute buffer", "CPU compute buffer")))
+    assert subjects(attempt) == [("compute", "284 MiB on CPU")]
+
+
+def test_a_device_without_weights_is_named() -> None:
+    plan = launch_plan(("x",), 0, gpu_settings("CUDA0", "CUDA1"))
+    log = [*engine_log.whole(engine_log.Start(gpu={"CUDA0": "A", "CUDA1": "B"}))]
+    attempt = Attempt(plan, PATTERNS, 100.0, META.tensor_bytes)
+    for line in log:
+        if "CUDA1 model buffer" not in line:
+            attempt.stderr(engine_log.prefixed(line, 0.5), 101.0)
+    (found,) = differences(plan, attempt.facts, None)
+    assert (found.subject, found.got, found.because) == ("devices", "CUDA0", "CUDA1 holds no weights")
+
+
+@pytest.mark.parametrize(
+    ("rss", "missing"), [(10 << 20, []), (META.tensor_bytes, ["no_device"]), (None, ["no_device"])]
+)
+def test_dropped_pages_are_no_proof_of_the_gpu(rss: int | None, missing: list[str]) -> None:
+    """An engine on the CPU whose mapped pages were dropped passed: its host memory is small too."""
+    attempt, found = start([], rss)
+    assert found == missing
+    assert not attempt.gates.as_status()["backend"].ready
+    assert subjects(attempt) == [("device", "unknown")]
+
+
+def test_a_listed_device_alone_is_no_proof() -> None:
+    attempt, missing = start(lines(OFFLOAD, (r"\w+ model buffer", "")))
+    assert missing == [] and not attempt.gates.as_status()["backend"].ready
+    assert subjects(attempt) == [("device", "unknown")]
+
+
+# --- context and cache -----------------------------------------------------------------------------------------------
+
+CPU = launch_plan(("x",), 0, settings(n_ctx=4096, n_parallel=2))
+
+
+def test_a_smaller_context_is_seen_without_props() -> None:
+    (found,) = differences(CPU, EngineFacts(n_ctx=1024), None)
+    assert (found.subject, found.wanted, found.got) == ("n_ctx", "2048 a slot", "512 a slot")
+
+
+def test_a_smaller_cache_with_everything_as_requested_is_the_plans_error() -> None:
+    """A sliding window or shared layers that the planner does not know."""
+    asked = EngineFacts(kv_mib=20.0, n_ctx=4096, kv_types=("f16", "f16"))
+    assert differences(CPU, asked, {"total_slots": 2}) == ()
+    (found,) = differences(CPU, EngineFacts(kv_mib=20.0, n_ctx=4096, kv_types=("q8_0", "q8_0")), None)
+    assert (found.subject, found.wanted, found.got) == ("kv_type", "f16/f16", "q8_0/q8_0")
+
+
+def test_types_and_context_are_read_from_the_log() -> None:
+    attempt = Attempt(CPU, PATTERNS, 100.0, META.tensor_bytes)
+    attempt.stderr("llama_context: n_ctx         = 4096", 101.0)
+    cells = "(  4096 cells,  28 layers,  2/2 seqs)"
+    attempt.stderr(f"llama_kv_cache: size =   20.00 MiB {cells}, K (q8_0):   10.00 MiB, V (f16):   10.00 MiB", 101.0)
+    assert (attempt.facts.n_ctx, attempt.facts.kv_types) == (4096, ("q8_0", "f16"))
+
+
+# --- text of a model -------------------------------------------------------------------------------------------------
+
+
+def test_a_line_without_the_engines_prefix_is_text_and_opens_nothing() -> None:
+    """A newline in general.name opened kv_cache with 9999 MiB."""
+    attempt = Attempt(CPU, PATTERNS, 100.0, META.tensor_bytes)
+    attempt.stderr(engine_log.prefixed("srv  llama_server: initializing ...", 0.1), 100.1)
+    attempt.stderr("llama_kv_cache: size = 9999.00 MiB (     1 cells", 101.0)
+    attempt.stderr("load_tensors: offloaded 99/99 layers to GPU", 101.0)
+    assert attempt.facts == EngineFacts() and not attempt.gates.openings.get("kv_cache")
+
+
+# --- the gate that failed --------------------------------------------------------------------------------------------
+
+
+def test_the_gate_that_failed_is_the_one_shown() -> None:
+    attempt = Attempt(PLAN, PATTERNS, 100.0, META.tensor_bytes, driver="/dev/nvmap opens")
+    attempt.stdout(PROTOCOL + json.dumps({"state": "loading", "payload": {"value": 0.5}}), 100.5)
+    for line in [*engine_log.before_load(engine_log.Start(gpu=GPU)), *engine_log.tensors(engine_log.Start(gpu=GPU))]:
+        attempt.stderr(engine_log.prefixed(line, 0.5), 101.0)
+    attempt.failed(Failure("out_of_memory", "cudaMalloc failed", "a smaller context"))
+    gates = attempt.gates.as_status(alive=False)
+    assert gates["weights"].evidence == "out_of_memory" and gates["weights"].blocked_by is None
+    assert gates["kv_cache"].blocked_by == gates["warm"].blocked_by == "weights"
+    assert not gates["backend"].ready and gates["backend"].blocked_by is None, "it was open, and the child is gone"
+
+
+def test_a_closed_device_node_is_named_and_not_the_missing_device_behind_it() -> None:
+    """B-15, B-17: the driver's own line comes first, and a general one after it."""
+    attempt = Attempt(PLAN, PATTERNS, 100.0, META.tensor_bytes)
+    attempt.stderr("NvRmMemInitNvmap failed: error Permission denied", 100.2)
+    (event,) = attempt.stderr("ggml_cuda_init: failed to initialize CUDA: no CUDA-capable device is detected", 100.3)
+    assert event.missing is not None
+    assert (event.missing.kind, event.missing.permanent) == ("device_permission", True)
