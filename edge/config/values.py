@@ -87,6 +87,9 @@ class Preset(Struct, frozen=True):
     pooling: Annotated[
         Literal["auto", "none", "mean", "cls", "last", "rank"], key("how embeddings are pooled; auto: as the file says")
     ] = "auto"
+    mmproj: Annotated[
+        str, key("vision or audio projector: auto takes the one beside the model, none, or a path", one_model=True)
+    ] = "auto"
     lora: Annotated[tuple[str, ...], key("LoRA adapters, PATH or PATH:SCALE", one_model=True)] = ()
     rope_scaling: Annotated[
         Literal["auto", "none", "linear", "yarn"], key("how positions beyond the trained context are scaled")

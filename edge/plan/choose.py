@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -10,7 +11,8 @@ from msgspec.structs import replace
 
 from edge.config.models import id_of
 from edge.config.values import Config, ModelConfig, Preset
-from edge.errors import ModelMissingError
+from edge.errors import ConfigError, ModelMissingError
+from edge.models.open import check as check_projector
 from edge.models.quant import QuantPreference, matching, order
 from edge.models.store import Store, StoreEntry
 from edge.plan.candidates import DownloadCandidate, Rank, absent, loader, of_name, offers, ranking
@@ -31,6 +33,18 @@ class Chosen(Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
+def with_projector(candidate: Candidate, wanted: str) -> Candidate:
+    """Return the candidate with the projector of the key mmproj. Raises ConfigError, BadModelError."""
+    if wanted == "auto":
+        return candidate
+    try:
+        path, size = (None, 0) if wanted == "none" else (wanted, check_projector(Path(wanted)))
+    except OSError as error:
+        raise ConfigError(f"mmproj: {wanted}: {error.strerror}", "a file, none or auto") from None
+    notes = tuple(note for note in candidate.file.notes if not note.startswith("no projector is used"))
+    return replace(candidate, file=replace(candidate.file, mmproj=path, mmproj_bytes=size, notes=notes))
+
+
 class Chooser:
     """A chooser over one listing of the store; it reads only the headers that it considers, once each."""
 
@@ -49,9 +63,10 @@ class Chooser:
         chosen = Chosen({}, {}, {})
         for model in config.models:
             own: dict[str, Any] = dict(model.set)
-            found, smaller, missing = self._named(model, replace(preset, **own))
-            chosen.models[model.id] = (found, model)
-            chosen.smaller[model.id] = smaller
+            wanted = replace(preset, **own)
+            found, smaller, missing = self._named(model, wanted)
+            chosen.models[model.id] = (with_projector(found, wanted.mmproj), model)
+            chosen.smaller[model.id] = tuple(with_projector(each, wanted.mmproj) for each in smaller)
             if missing is not None:
                 chosen.absent[model.id] = missing
         return replace(chosen, notes=tuple(self._skipped))

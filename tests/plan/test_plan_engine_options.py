@@ -11,6 +11,7 @@ import pytest
 import xllamacpp
 from msgspec.structs import replace
 
+from edge.cli import main
 from edge.config.values import CONFIG_KEYS, MODEL_KEYS, SETTINGS, Preset
 from edge.engine import embedded
 from edge.engine.engine import Engine
@@ -19,6 +20,7 @@ from edge.errors import ConfigError
 from edge.plan.argv import render
 from edge.plan.engine_options import OWNED, EngineOptions, check_args, engine_options
 from edge.plan.ladder import requested_slot_context
+from tests.fakes.gguf_writer import Gguf
 from tests.plan import shapes
 from tests.plan.test_plan_argv import FULL, MODEL
 
@@ -130,10 +132,41 @@ def test_owned_options_name_keys_and_commands_that_exist() -> None:
     for option, instead in OWNED.items():
         word = instead.removesuffix(", or -m").removesuffix(" in [[model]]").split(" and ")[0]
         known = word in keys or word in MODEL_KEYS or word == "[[model]]"
-        assert known or instead.startswith(("edgellm ", "nothing: ", "the projector")), option
+        assert known or instead.startswith(("edgellm ", "nothing: ")), option
 
 
 def test_rope_extends_the_context_that_can_be_asked_for() -> None:
     preset = replace(Preset(), n_ctx=1 << 20)
     assert requested_slot_context(preset, 8192) == 8192
     assert requested_slot_context(replace(preset, rope_scaling="yarn", rope_scale=4.0), 8192) == 32768
+
+
+@pytest.fixture
+def vision(tmp_path: Path) -> Path:
+    """A model beside two projectors that could both be its own."""
+    models = tmp_path / "data" / "models"
+    model = Gguf("llama").model().save(models / "Eye-Q5_K_M.gguf")
+    for name in ("mmproj-a-F16.gguf", "mmproj-b-F16.gguf"):
+        Gguf("clip").projector(256).save(models / name)
+    return model
+
+
+def planned(model: Path, capsys: pytest.CaptureFixture[str], *settings: str) -> tuple[int, str, str]:
+    words = [word for setting in settings for word in ("--set", setting)]
+    state = ["--state-dir", str(model.parents[2])]
+    code = main(["plan", "-p", "cpu", "-m", str(model), "-v", *words, *state])
+    return code, *capsys.readouterr()
+
+
+def test_the_projector_is_a_choice(vision: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of two candidates none is taken; the key mmproj names one, or none."""
+    assert "mmproj.path" not in planned(vision, capsys)[1]
+    named = vision.with_name("mmproj-b-F16.gguf")
+    code, out, _ = planned(vision, capsys, f"mmproj={named}")
+    assert code == 0 and f'"mmproj.path":"{named}"' in out
+    code, out, _ = planned(vision, capsys, "mmproj=none")
+    assert code == 0 and "mmproj" not in out
+    code, _, err = planned(vision, capsys, "mmproj=/none.gguf")
+    assert code == 78 and "mmproj: /none.gguf" in err
+    code, _, err = planned(vision, capsys, f"mmproj={vision}")
+    assert code == 65 and "not a projector" in err
