@@ -121,6 +121,7 @@ def pull(
     state_dir: StateDir = None,
     quant: Annotated[str | None, typer.Option("--quant", metavar="QUANT", help="instead of the best that fits")] = None,
     projector: Annotated[bool, typer.Option("--projector", help="with the repository's vision projector")] = False,
+    check_only: Annotated[bool, typer.Option("--check", help="only check source, token and disk")] = False,
     as_json: Json = False,
 ) -> None:
     """Fetch and verify a model, or resume an interrupted fetch. A model that is present is not fetched again."""
@@ -131,6 +132,12 @@ def pull(
 
     room_bytes, preference = (None, None) if quant else _room(state_dir)
     models_dir = folders_of(state_dir).models
+    if check_only:
+        from edge.models.pull import check as can_fetch
+
+        size = can_fetch(ref, models_dir, quant=quant, room_bytes=room_bytes, preference=preference)
+        typer.echo(model_json.dump(ref=ref, bytes=size) if as_json else drawing.fetchable(ref, size))
+        return
     with progress(quiet=as_json) as report:
         model = fetch(
             ref,

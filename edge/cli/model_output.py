@@ -139,6 +139,10 @@ def _findings(out: Console, report: DeepReport) -> None:
         )
 
 
+def fetchable(ref: str, size: int | None) -> str:
+    return f"{printable(ref)} can be fetched: {format_bytes(size) if size else 'of unknown size'}"
+
+
 def arrived(model: ModelFile) -> None:
     """Print a model that was added to the store, and the command that serves it."""
     out = console()

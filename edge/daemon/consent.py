@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from edge.config import Config
 from edge.errors import EdgeError, EngineMissingError, UsageError
 from edge.linux.sockets import parse_address
 from edge.paths import Folders
-from edge.plan.candidates import DownloadCandidate
+from edge.plan.candidates import NOT_DOWNLOADED, DownloadCandidate
 from edge.plan.choose import fetch_first
+from edge.plan.prepare import Prepared
 from edge.units import format_bytes
 
 
@@ -33,10 +34,19 @@ def fetch(absent: dict[str, DownloadCandidate], state_dir: Path | None, *, yes: 
         _run(["model", "pull", offer.source or offer.id], state_dir)
 
 
-def build(missing: EngineMissingError, recipe: str, state_dir: Path | None, *, yes: bool) -> None:
-    """Build the engine that the plan needs. Raises `missing` without consent, EdgeError if the build fails."""
+def build(
+    missing: EngineMissingError, recipe: str, state_dir: Path | None, rehearse: Callable[[], Prepared], *, yes: bool
+) -> None:
+    """Build the engine that the plan needs. Raises `missing` without consent, EdgeError if the build fails.
+
+    A build takes up to an hour, so what can fail in seconds comes first: `rehearse` plans as if the engine were there
+    (memory, devices, files), and models that are not downloaded are checked at their source.
+    """
     if not (yes or _agrees(f"{missing}. Build it now? {missing.hint}")):
         raise missing
+    for model in rehearse().plan.models.values():
+        if model.model.fingerprint == NOT_DOWNLOADED:
+            _run(["model", "pull", "--check", f"{model.model.name}:{model.model.quant}"], state_dir)
     print(f"{missing}: building it. {missing.hint}", flush=True)
     _run(["build", "-p", recipe], state_dir)
 

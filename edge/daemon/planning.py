@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -204,7 +205,8 @@ def _prepare(request: Request, config: Config, *, inherited: bool) -> Prepared:
         except EngineMissingError as missing:
             if missing.recipe is None or inherited:
                 raise
-            consent.build(missing, missing.recipe, request.state_dir, yes=yes)
+            rehearse = partial(prepare, config, folders, allow_missing=True)
+            consent.build(missing, missing.recipe, request.state_dir, rehearse, yes=yes)
         except NotDownloadedError as missing:
             if inherited:
                 raise

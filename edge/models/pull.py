@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -11,13 +12,13 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, convert, to_builtins
 from msgspec.structs import replace
 
-from edge.errors import BadDataError, UsageError
+from edge.errors import BadDataError, UnavailableError, UsageError
 from edge.linux.files import read_json, write_json
 from edge.models import catalogue, source
 from edge.models.catalogue import CatalogueQuant, CatalogueRow
 from edge.models.disk import need_space
 from edge.models.header import read_header
-from edge.models.job import Job, job
+from edge.models.job import Job, ResumableError, job
 from edge.models.open import ModelFile, open_model
 from edge.models.progress import Report, TransferMeter, TransferProgress
 from edge.models.quant import QuantPreference, public_name, shard_of
@@ -82,6 +83,54 @@ def pull(
     if isinstance(wanted.source, source.UrlSource):
         return _pull_url(wanted.source, models_dir, options)
     return _pull_hub(wanted, wanted.source, models_dir, options)
+
+
+def check(
+    ref: str,
+    models_dir: Path,
+    *,
+    quant: str | None = None,
+    room_bytes: int | None = None,
+    preference: QuantPreference | None = None,
+    endpoint: str | None = None,
+) -> int | None:
+    """Check that `ref` can be fetched: source, token, disk. Return its bytes, None where the source does not tell.
+
+    Some requests, no download: for the minutes before a long build. Raises what `pull` raises.
+    """
+    from edge.models.hub import plan
+
+    wanted = wanted_of(ref, quant, room_bytes, preference)
+    known = wanted.entry.bytes if wanted.entry else None
+    if isinstance(wanted.source, source.HubSource):
+        label = None if wanted.row else quant
+        found = plan(wanted.source, label, room_bytes, preference=preference, endpoint=endpoint)
+        known = sum(remote.bytes or 0 for remote in found.remotes) or known
+    elif isinstance(wanted.source, source.UrlSource):
+        known = _size_at(_shards(wanted.source)[0])
+    elif isinstance(wanted.source, source.FileSource):
+        known = Path(wanted.source.path).stat().st_size if Path(wanted.source.path).exists() else None
+    place = next(folder for folder in (models_dir, *models_dir.parents) if folder.is_dir())
+    need_space(place, known or 0)
+    return known
+
+
+def _size_at(remote: RemoteInfo) -> int | None:
+    """Ask a URL for its first byte. Raises UnavailableError, ResumableError."""
+    import httpx
+
+    with contextlib.closing(make_client()) as client:
+        try:
+            headers = {**remote.headers, "Range": "bytes=0-0"}
+            with client.stream("GET", remote.url, headers=headers, follow_redirects=True) as response:
+                if response.status_code not in (200, 206):
+                    raise UnavailableError(f"{remote.shown} answers {response.status_code}", "look at the address")
+                total = response.headers.get("Content-Range", "").rpartition("/")[2]
+                length = total or response.headers.get("Content-Length", "")
+                return int(length) if length.isdigit() else None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            why = type(error).__name__
+            raise ResumableError(f"{remote.shown} cannot be reached ({why})", "look at the network") from error
 
 
 def wanted_of(

@@ -30,6 +30,10 @@ _N_LAYER = 32  # of 3 to 9 GB models; rows that do not know theirs
 _N_VOCAB = 150_000  # Qwen3 152k, Llama 3 128k, gpt-oss 201k
 
 
+# The fingerprint of a file that is only planned with.
+NOT_DOWNLOADED = "not downloaded"
+
+
 class DownloadCandidate(Struct, frozen=True):
     """One quantization of a model. `path` None: not downloaded, `source` is what `model pull` takes.
 
@@ -59,7 +63,7 @@ def expected_subject(row: CatalogueRow, quant: CatalogueQuant, folder: str) -> C
     paths = tuple(f"{folder}/{file.path}" for file in quant.files) or (f"{folder}/{row.name}-{quant.quant}.gguf",)
     meta = _expected_meta(row, quant, n_layer)
     return Candidate(
-        ModelFile(row.name, quant.quant, paths[0], paths, quant.bytes, "not downloaded", meta),
+        ModelFile(row.name, quant.quant, paths[0], paths, quant.bytes, NOT_DOWNLOADED, meta),
         _expected_weights(quant.bytes, n_layer),
         KvBytes((layer,) * n_layer, 0, row.fixed_bytes // n_layer),
     )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from edge.errors import EdgeError, UnavailableError, UsageError
+from edge.errors import DoesNotFitError, EdgeError, UnavailableError, UsageError
 from edge.models.open import open_model
-from edge.models.pull import pull
+from edge.models.pull import check, pull
 from edge.models.source import parse
 from edge.models.verdict import VerdictError
 from tests.fakes.gguf_writer import Gguf
@@ -150,3 +151,20 @@ def test_an_answer_that_is_no_list_is_an_error_of_the_hub(hub: Hub, models: Path
     hub.api_bodies.extend([body] * 3)
     with pytest.raises(EdgeError):
         fetch(hub, models, "hf://o/Alpha-GGUF")
+
+
+def test_a_check_fetches_nothing_and_finds_what_would_fail(
+    hub: Hub, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _model(hub.root / "o/Alpha-GGUF/Alpha-Q4_K_M.gguf")
+    size = (hub.root / "o/Alpha-GGUF/Alpha-Q4_K_M.gguf").stat().st_size
+    assert check("hf://o/Alpha-GGUF", models, endpoint=hub.url) == size
+    assert check(f"{hub.url}/files/o/Alpha-GGUF/Alpha-Q4_K_M.gguf", models) == size
+    with pytest.raises(UnavailableError, match="404"):
+        check(f"{hub.url}/files/o/none.gguf", models)
+    with pytest.raises(UnavailableError, match="no repository"):
+        check("hf://o/Nothing-GGUF", models, endpoint=hub.url)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 1))  # type: ignore[attr-defined]
+    with pytest.raises(DoesNotFitError):
+        check("hf://o/Alpha-GGUF", models, endpoint=hub.url)
+    assert not models.exists()
