@@ -85,6 +85,14 @@ class Client:
         """Wait until the new plan serves or has failed. Raises EdgeError when it cannot be planned."""
         return self._ask("POST", "/reload", timeout_s=None)
 
+    def load(self, model: str) -> str:
+        """Wait until the model serves. Return its id. Raises EdgeError when it cannot."""
+        return str(self._ask("POST", "/load", {"model": model}, timeout_s=None)["model"])
+
+    def unload(self, model: str) -> None:
+        """Put the model to sleep after its open requests. Raises EdgeError for an unknown one."""
+        self._ask("POST", "/unload", {"model": model})
+
     def _ask(
         self, method: str, path: str, query: dict[str, str] | None = None, timeout_s: float | None = TIMEOUT_S
     ) -> dict[str, Any]:

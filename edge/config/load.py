@@ -18,7 +18,7 @@ from edge.board.board import Board
 from edge.config.fields import flatten, nested, parse_field, read_field
 from edge.config.models import check_names, read_models, with_flags
 from edge.config.profile import SYSTEM_CONFIG, choose, load_profile, resolve_tier
-from edge.config.values import CONFIG_KEYS, SETTINGS, Config, MemoryConfig, ModelConfig, Override, Profile, place_of
+from edge.config.values import CONFIG_KEYS, SETTINGS, Config, ModelConfig, Override, Profile, place_of
 from edge.errors import ConfigError, UsageError
 from edge.paths import Folders
 from edge.resources import load_toml
@@ -136,7 +136,7 @@ def load(folders: Folders, flags: Mapping[str, object], env: Mapping[str, str], 
     reserve = str(values.get("reserve", config.memory.reserve))
     ignored = foreign_variables(env)
     notes = (f"made by Kubernetes or Docker, so no settings: {', '.join(ignored)}",) if ignored else ()
-    memory = MemoryConfig(reserve)
+    memory = replace(config.memory, reserve=reserve)
     return replace(config, models=models, memory=memory, overrides=overrides, origins=origins, notes=notes)
 
 

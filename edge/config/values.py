@@ -223,6 +223,10 @@ class MemoryConfig(Struct, frozen=True):
     reserve: Annotated[
         str, key("memory that stays free, of MemTotal or of a GPU's VRAM, e.g. max(1GiB, 10%)", kind="reserve")
     ] = DEFAULT_RESERVE
+    limit: Annotated[
+        int,
+        key("memory that all models together may take; 0 is all beside the reserve", ge=0, kind="size"),
+    ] = 0
 
 
 class HoldConfig(Struct, frozen=True):

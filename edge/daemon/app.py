@@ -25,6 +25,7 @@ from edge.daemon.journal import console_for
 from edge.daemon.planning import Launched, LaunchTimes, remember
 from edge.daemon.reload import Reload, after_restart
 from edge.daemon.remembered_launch import forget, keep
+from edge.daemon.residents import Residents
 from edge.daemon.thermal import ThermalControl, telemetry_of
 from edge.daemon.watchdog import MORE_S, Watchdog
 from edge.engine.choose import fallback_now
@@ -71,6 +72,7 @@ class App:
         )
         self.reloading = Reload(self.fleet)
         self._memorable = isinstance(launch.plan, Prepared)  # until an engine fails or a reload changes something
+        self.residents = Residents(self.fleet, lambda: self.prepared, self._expected_s)
         self._times = launch.times  # a late plan has a launch of its own
         self.recorder: Recorder | None = None
         self._unit = unit.own()
@@ -116,6 +118,7 @@ class App:
                 self.recorder.look_at_cache(model_id, Path(model.model.path))
 
     def _added(self, handle: ModelHandle) -> None:
+        self.residents.add(handle)
         self.governing.limit(handle)
         self.watchdog.watch(self.fleet.supervisors())
 
@@ -153,7 +156,10 @@ class App:
         self._report_problems()
         self._arrival = asyncio.create_task(self._serve_late())
         recovering = recover_gpu(lambda: self.prepared, self.fleet, self._reload_in_background)
-        serving = [self._arrival, *map(asyncio.create_task, (self._show_progress(), recovering))]
+        serving = [
+            self._arrival,
+            *map(asyncio.create_task, (self._show_progress(), recovering, self.residents.pool.run())),
+        ]
         ending = [asyncio.create_task(self._stop.wait()), asyncio.create_task(self.fleet.broke.wait())]
         await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
         await _end([*serving, *ending, *self._tasks])
@@ -262,6 +268,7 @@ class App:
         if after.state is before.state:
             return
         self.governing.became(supervisor, after)
+        self.residents.pool.became(supervisor, after.state)
         self.console.state(supervisor.status())
         self.watchdog.notify()
         if after.state is State.READY:
@@ -311,7 +318,10 @@ class App:
     def status(self) -> dict[str, Any]:
         own = self._unit if self.launch.listeners.inherited else None
         telemetry, began_s = self.governing.telemetry.status(), self._times.began_s
-        return overview(self.launch.folders, self.prepared, self.statuses(), telemetry, self.urls, began_s, own)
+        document = overview(self.launch.folders, self.prepared, self.statuses(), telemetry, self.urls, began_s, own)
+        for model_id, row in document["models"].items():
+            row |= self.residents.row(model_id)
+        return document
 
     def telemetry(self) -> dict[str, Any]:
         return self.governing.telemetry.document(history=False)

@@ -17,6 +17,7 @@ from aiohttp import web
 from msgspec import Struct, field
 
 from edge import __version__
+from edge.daemon.residents import Residents
 from edge.errors import EdgeError
 from edge.gateway.health import healthz
 from edge.linux.procfs import Ring
@@ -59,6 +60,11 @@ class Operations(Protocol):
         """Return the ids of the models that are restarted."""
         ...
 
+    @property
+    def residents(self) -> Residents:
+        """The models that hold memory."""
+        ...
+
     async def reload(self) -> dict[str, Any]:
         """Raises EdgeError if the configuration has no plan."""
         ...
@@ -82,6 +88,8 @@ class Control:
         app.router.add_post("/stop", _for_owner(self._stop))
         app.router.add_post("/restart", _for_owner(self._restart))
         app.router.add_post("/reload", _for_owner(self._reload))
+        app.router.add_post("/load", _for_owner(self._load))
+        app.router.add_post("/unload", _for_owner(self._unload))
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1)
         await self._runner.setup()
         self._path.unlink(missing_ok=True)  # left by an earlier holder of our lock
@@ -123,8 +131,26 @@ class Control:
         try:
             return web.json_response(await self._operations.reload())
         except EdgeError as error:
-            fault = {"message": str(error), "kind": error.kind, "hint": error.hint, "table": error.table}
-            return web.json_response({"schema": 1, "error": fault}, status=422)
+            return _refused(error)
+
+    async def _load(self, request: web.Request) -> web.Response:
+        try:
+            status = await self._operations.residents.load(request.query.get("model", ""))
+        except EdgeError as error:
+            return _refused(error)
+        return web.json_response({"schema": 1, "model": status.id, "state": status.state.value})
+
+    async def _unload(self, request: web.Request) -> web.Response:
+        try:
+            self._operations.residents.unload(request.query.get("model", ""))
+        except EdgeError as error:
+            return _refused(error)
+        return web.json_response({"schema": 1, "unloading": request.query["model"]}, status=202)
+
+
+def _refused(error: EdgeError) -> web.Response:
+    fault = {"message": str(error), "kind": error.kind, "hint": error.hint, "table": error.table}
+    return web.json_response({"schema": 1, "error": fault}, status=422)
 
 
 def _numbers(text: str) -> dict[str, int]:

@@ -21,7 +21,7 @@ from edge.gateway.config import GatewayOptions
 from edge.linux.procfs import Ring
 from edge.paths import Folders
 from edge.plan.plan import LaunchPlan, ModelPlan
-from edge.plan.prepare import Prepared, config_of, prepare, preset_of, wants_gpu, without_gpu
+from edge.plan.prepare import Prepared, config_of, preloaded, prepare, preset_of, wants_gpu, without_gpu
 from edge.resources import data_dir, load_toml
 from edge.supervisor.log_patterns import Patterns
 from edge.supervisor.model_handle import UNNAMED, ModelHandle
@@ -72,7 +72,7 @@ def terms_of(prepared: Prepared, model: ModelPlan, last_good_tokens_s: float | N
         l4t=prepared.board.l4t,
         system_prompt=preset.system_prompt,
         warmup_tokens=preset.warmup_tokens,
-        preload=config.preload,
+        preload=preloaded(prepared, model),
         ttl_s=config.ttl_s,
         expected_speed=expected_speed(prepared.board, (plan.model or model.model).meta, plan, last_good_tokens_s),
         known=(*without_device(prepared, plan), *other_engine(prepared)),

@@ -36,7 +36,7 @@ from edge.paths import Folders
 from edge.plan.calibration_file import calibration_path
 from edge.plan.choose import NotDownloadedError
 from edge.plan.plan import LaunchPlan, ModelPlan
-from edge.plan.prepare import HostView, Prepared, config_of, prepare, preset_of
+from edge.plan.prepare import HostView, Prepared, preloaded, prepare, preset_of
 from edge.supervisor.process import ProcessLimits
 
 
@@ -217,7 +217,7 @@ def _prepare(request: Request, config: Config, *, inherited: bool) -> Prepared:
 def _spawn(prepared: Prepared, folders: Folders, children: Children, *, inherited: bool) -> None:
     """Start every preloaded model's engine; on one unified memory they load side by side."""
     for model_id, model in prepared.plan.models.items():
-        if not config_of(prepared, model_id).preload:
+        if not preloaded(prepared, model):
             continue  # its first request starts it
         plan = model.ladder.plans[model.ladder.chosen]
         command = Command(plan.argv, plan.env, process_limits(preset_of(prepared, model_id)))
@@ -244,7 +244,7 @@ def _confirm(
             running = remembered.models.get(model_id)
             rung = None if running is None else _rung(model, running)
             limits = list(process_limits(preset_of(plan, model_id)))
-            if (running is not None) != config_of(plan, model_id).preload:
+            if (running is not None) != preloaded(plan, model):
                 reason = f"{model_id} is {'no longer preloaded' if running else 'another model'}"
             elif running is not None and (rung is None or rung < model.ladder.chosen):
                 reason = f"{model_id} {'gets another command line' if rung is None else 'no longer fits'}"

@@ -120,6 +120,7 @@ class ModelPlan(Struct, frozen=True):
     ladder: Ladder
     warnings: tuple[str, ...] = ()
     measured: Measured | None = None  # the last start of this engine with this architecture
+    takes_turns: bool = False  # it fits only while others sleep, and is started by its first request
 
 
 class Plan(Struct, frozen=True):

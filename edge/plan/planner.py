@@ -116,6 +116,7 @@ class _Job(Struct, frozen=True):
             Ladder(launches, chosen),
             turns + _no_template(file, role) + launches[chosen].warnings,
             known.last if known else None,
+            takes_turns=bool(turns),
         )
         return plan, (left if turns else left.less(rungs[chosen].budget))
 

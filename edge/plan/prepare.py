@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from edge.board import device_nodes
 from edge.board.board import Board, only_gpus
-from edge.board.memory import MemorySnapshot, assumed, snapshot
+from edge.board.memory import MemorySnapshot, assumed, reserve_bytes, snapshot
 from edge.board.probe import probe
 from edge.config import Config, resolve_profile
 from edge.config.values import ModelConfig, Override, Preset, Profile
@@ -27,7 +27,7 @@ from edge.plan.argv import EnvFacts
 from edge.plan.calibration_file import calibration_path, load
 from edge.plan.choose import Chooser, fetch_first
 from edge.plan.engine_options import adapter
-from edge.plan.plan import Plan
+from edge.plan.plan import ModelPlan, Plan
 from edge.plan.planner import Extras, assumed_engine, make_plan, plan_inputs
 from edge.units import MIB, format_bytes
 
@@ -76,7 +76,8 @@ def prepare(config: Config, folders: Folders, view: HostView | None = None, *, a
     engine, notes = _engine(config, profile, board, folders, view, allow_missing)
 
     def planned(board: Board) -> Plan:
-        plan = _plan(config, profile, board, _memory(view, board), engine, folders, allow_missing)
+        memory = limited(_memory(view, board), config.memory.limit, profile.preset.reserve)
+        plan = _plan(config, profile, board, memory, engine, folders, allow_missing)
         return replace(plan, notes=(*plan.notes, *notes))
 
     if not allow_missing and not view.at_boot:
@@ -136,6 +137,11 @@ def preset_of(prepared: Prepared, model_id: str) -> Preset:
     return replace(prepared.profile.preset, **own)
 
 
+def preloaded(prepared: Prepared, model: ModelPlan) -> bool:
+    """Return whether the model starts with edgellm; one that fits only while others sleep waits for its request."""
+    return config_of(prepared, model.id).preload and not model.takes_turns
+
+
 def without_gpu(config: Config) -> Config:
     """Return the same configuration for the CPU, for a GPU that stays away while `fallback = "cpu"`."""
     cpu = {"backend": "any", "offload": "none", "prefer": "speed"}
@@ -179,6 +185,22 @@ def _engine(
         if config.engine or not allow_missing:
             raise
         return future, (f"{error}: planned as if it were; {error.hint}",)
+
+
+def limited(memory: MemorySnapshot, limit_bytes: int, reserve: str) -> MemorySnapshot:
+    """Return the memory as `memory.limit` bounds it: what models may take, beside the reserve. 0 is no limit.
+
+    A GPU's own memory is not limited.
+    """
+    if not limit_bytes:
+        return memory
+    main = {name: memory.total_bytes[name] for name in ("unified", "host") if name in memory.total_bytes}
+    least = {
+        name: min(memory.available_bytes[name], limit_bytes + reserve_bytes(reserve, total))
+        for name, total in main.items()
+    }
+    note = f"memory.limit allows {format_bytes(limit_bytes)} for all models"
+    return replace(memory, available_bytes=memory.available_bytes | least, notes=(*memory.notes, note))
 
 
 def _memory(view: HostView, board: Board) -> MemorySnapshot:

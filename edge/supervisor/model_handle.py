@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -20,6 +20,14 @@ TOO_HOT_HINT = "it is started again when the board is cool; a fan or a lower pow
 # States with a child, or with one about to be spawned.
 _RUNNING = frozenset({State.STARTING, State.LOADING, State.WARMING, State.READY, State.BACKOFF})
 _REMOVED = Failure("removed", "the model is no longer configured", "GET /v1/models lists the configured models")
+
+
+class MemoryAdmission(Protocol):
+    """Decides when a model may take memory."""
+
+    async def admit(self, handle: ModelHandle, /) -> Failure | None:
+        """Wait until the model may serve; return why it cannot."""
+        ...
 
 
 class ModelHandle:
@@ -38,6 +46,7 @@ class ModelHandle:
     ) -> None:
         """`pending`: why there is no supervisor yet."""
         self.supervisor = supervisor
+        self.admission: MemoryAdmission | None = None  # None: the supervisor starts whenever a request comes
         self._model_id = model_id
         self._aliases = aliases
         self._pending = pending
@@ -155,6 +164,8 @@ class ModelHandle:
                 if status.state is State.FAILED:
                     return status
                 await changed.wait()
+            elif self.admission is not None and (refused := await self.admission.admit(self)):
+                return replace(self.status(), state=State.FAILED, failure=refused)
             elif (ready := await _unless(changed, supervisor)) and not changed.is_set():
                 return ready
 

@@ -223,6 +223,15 @@ class Supervisor:
     def request(self) -> AbstractContextManager[RequestProgress]:
         return self._traffic.request()
 
+    @property
+    def open_requests(self) -> int:
+        return self._traffic.open
+
+    @property
+    def moved_s(self) -> float:
+        """When the last byte of an answer came, monotonic; 0 before the first request."""
+        return self._traffic.moved_s
+
     # --- the task ----------------------------------------------------------------------------------------------------
 
     def adopt(self, child: Child, started_at_s: float) -> None:

@@ -1,0 +1,71 @@
+"""`edgellm ps`, `load` and `unload`: which models hold memory, and changing that by hand."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from edge.cli.complete import served_models
+from edge.cli.options import Json, StateDir, print_json, print_lines
+from edge.units import format_bytes, format_seconds
+
+ModelId = Annotated[str, typer.Argument(metavar="ID", help="id or alias of a model", autocompletion=served_models)]
+_FIELDS = ("state", "memory_bytes", "open_requests", "idle_s", "ttl_left_s", "priority", "pin", "last_load_s")
+_RESIDENT = ("STARTING", "LOADING", "WARMING", "READY", "DRAINING", "STOPPING", "BACKOFF")
+
+
+def register(root: typer.Typer) -> None:
+    root.command(epilog="Example: edgellm ps --json")(ps)
+    root.command(epilog="Example: edgellm load embed")(load)
+    root.command(epilog="Example: edgellm unload chat")(unload)
+
+
+def ps(state_dir: StateDir = None, as_json: Json = False) -> None:
+    """List the models of a running edgellm: state, memory, open requests, and when each goes to sleep."""
+    models: dict[str, dict[str, Any]] = _client(state_dir).status()["models"]
+    if as_json:
+        rows = {name: {field: model.get(field) for field in _FIELDS} for name, model in models.items()}
+        print_json({"schema": 1, "models": rows})
+    else:
+        print_lines(ps_lines(models))
+
+
+def load(model: ModelId, state_dir: StateDir = None) -> None:
+    """Start a model as its first request would, and wait until it serves. Idle models may go to sleep for it."""
+    typer.echo(f"{_client(state_dir).load(model)} is READY")
+
+
+def unload(model: ModelId, state_dir: StateDir = None) -> None:
+    """Put a model to sleep after its open requests, which frees its memory. Its next request starts it again."""
+    _client(state_dir).unload(model)
+    typer.echo(f"{model} goes to sleep after its open requests")
+
+
+def ps_lines(models: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the table as lines of at most 80 columns for ids of up to 20 characters. Unknown values are shown as -."""
+    width = max((len(name) for name in models), default=5)
+    lines = [f"{'MODEL':<{width}}  {'STATE':<9}  {'MEMORY':>9}  {'OPEN':>4}  {'IDLE':>9}  {'SLEEPS IN':>9}"]
+    for name, model in models.items():
+        resident = model["state"] in _RESIDENT
+        memory = sum((model.get("memory_bytes") or {}).values())
+        held = format_bytes(memory) if resident and memory else "-"
+        opened = model.get("open_requests")
+        sleeps = "pinned" if model.get("pin") else _span(model.get("ttl_left_s"))
+        lines.append(
+            f"{name:<{width}}  {model['state']:<9}  {held:>9}  {'-' if opened is None else opened:>4}"
+            f"  {_span(model.get('idle_s')):>9}  {sleeps:>9}"
+        )
+    return lines
+
+
+def _span(seconds: float | None) -> str:
+    return "-" if seconds is None else format_seconds(seconds)
+
+
+def _client(state_dir: Any) -> Any:
+    from edge.cli.client import Client, find
+
+    return Client(find(os.environ, state_dir))

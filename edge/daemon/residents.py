@@ -1,0 +1,93 @@
+"""The models that hold memory: the pool of this process, and what `ps`, `load` and `unload` ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from edge.board.memory import MemorySnapshot, snapshot
+from edge.daemon.fleet import Fleet
+from edge.errors import EdgeError, UsageError
+from edge.plan.prepare import Prepared, config_of
+from edge.pool.pool import Pool, PoolModel
+from edge.supervisor.model_handle import ModelHandle
+from edge.supervisor.status import ModelStatus, State
+
+
+class Residents:
+    """The fleet's models as residents of memory.
+
+    `prepared` returns the current plan, None before there is one; `last_ready_s` the seconds of a model's last start.
+    """
+
+    def __init__(
+        self, fleet: Fleet, prepared: Callable[[], Prepared | None], last_ready_s: Callable[[str], float | None]
+    ) -> None:
+        self._fleet = fleet
+        self._prepared = prepared
+        self._last_ready_s = last_ready_s
+        self.pool = Pool(fleet.handles, self._measure, self._configured, limit_bytes=self._limit_bytes)
+
+    def add(self, handle: ModelHandle) -> None:
+        """Let the pool decide when this model may take memory."""
+        handle.admission = self.pool
+
+    async def load(self, model_id: str) -> ModelStatus:
+        """Start a model as its first request would, and wait. Raises UsageError, EdgeError if it cannot serve."""
+        status = await self._handle(model_id).ensure_ready()
+        if status.state is not State.READY:
+            failure = status.failure
+            raise EdgeError(
+                f"{model_id} is {status.state.value}" + (f": {failure.evidence}" if failure else ""),
+                failure.hint if failure else "`edgellm restart` starts it again",
+            )
+        return status
+
+    def unload(self, model_id: str) -> None:
+        """Put a model to sleep after its open requests. Raises UsageError."""
+        supervisor = self._handle(model_id).supervisor
+        if supervisor is not None:
+            supervisor.sleep()
+
+    def row(self, model_id: str) -> dict[str, Any]:
+        """Return the fields of `edgellm ps` for one model; unknown values are None."""
+        handle = self._fleet.handles.get(model_id)
+        supervisor = handle.supervisor if handle is not None else None
+        if supervisor is None:
+            return {}
+        ready = supervisor.machine.state is State.READY
+        configured = self._configured(model_id)
+        idle_s = self.pool.idle_s(supervisor) if ready else None
+        ttl_s = supervisor.terms.ttl_s
+        return {
+            "memory_bytes": self.pool.needs_bytes(model_id),
+            "open_requests": supervisor.open_requests,
+            "idle_s": None if idle_s is None else round(idle_s, 1),
+            "ttl_left_s": None if idle_s is None or not ttl_s else round(max(0.0, ttl_s - idle_s), 1),
+            "priority": configured.priority,
+            "pin": configured.pin,
+            "last_load_s": configured.load_s,
+        }
+
+    def _handle(self, model_id: str) -> ModelHandle:
+        handles = self._fleet.handles
+        found = next((each for name, each in handles.items() if model_id in (name, *each.aliases)), None)
+        if found is None:
+            raise UsageError(f"no model is called {model_id}", f"served here: {', '.join(handles) or 'none'}")
+        return found
+
+    def _measure(self) -> MemorySnapshot:
+        prepared = self._prepared()
+        return snapshot(Path("/"), prepared.board) if prepared else MemorySnapshot({}, {})
+
+    def _limit_bytes(self) -> int | None:
+        prepared = self._prepared()
+        return (prepared.config.memory.limit or None) if prepared else None
+
+    def _configured(self, model_id: str) -> PoolModel:
+        prepared = self._prepared()
+        if prepared is None:
+            return PoolModel()
+        config = config_of(prepared, model_id)
+        return PoolModel(config.priority, config.pin, config.warm_at, self._last_ready_s(model_id))

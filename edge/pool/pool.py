@@ -1,0 +1,265 @@
+"""Share the memory of one machine among its models: one task decides which engine starts, sleeps or is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from datetime import date, datetime, timedelta
+
+from msgspec import Struct, field
+
+from edge.board.memory import MemorySnapshot
+from edge.linux.timeouts import DeadlineExceeded, within
+from edge.pool.schedule import Arrival, Claims, PoolDecision, PoolPolicy, Resident, decide
+from edge.supervisor.model_handle import ModelHandle
+from edge.supervisor.state import ENDING
+from edge.supervisor.status import Failure, State
+from edge.supervisor.supervisor import Supervisor
+
+_PRESENT = frozenset({State.STARTING, State.LOADING, State.WARMING, State.READY, State.BACKOFF, *ENDING})
+_LOADING = frozenset({State.STARTING, State.LOADING, State.WARMING, State.BACKOFF})
+HINT = "unload or unpin another model, or wait: `edgellm ps` shows what holds memory"
+# A start that is planned for 08:00 begins this much earlier than its last load took.
+_WARM_LEAD = 1.2
+_WARM_LEAD_S = 5.0
+_WARM_LOOK_S = 30.0  # the wall clock may jump (NTP after a boot without a battery), so that it is read often
+
+
+class PoolModel(Struct, frozen=True):
+    """What the configuration states of one model. `load_s`: its last load, None without a record."""
+
+    priority: int = 0
+    pin: bool = False
+    warm_at: str = ""
+    load_s: float | None = None
+
+
+class _Waiter(Struct, eq=False):
+    """One request that waits for its model to be admitted."""
+
+    handle: ModelHandle
+    since_s: float
+    outcome: asyncio.Future[Failure | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Pool:
+    """The admission of models to memory. `handles` is the fleet's own mapping, read at each decision.
+
+    `measure` reads the memory now and may block for a moment (NVML), so that it runs in a thread. `limit_bytes` bounds
+    the models together in the domain `unified` or `host`; None does not.
+    """
+
+    def __init__(
+        self,
+        handles: Mapping[str, ModelHandle],
+        measure: Callable[[], MemorySnapshot],
+        model: Callable[[str], PoolModel],
+        *,
+        limit_bytes: Callable[[], int | None] = lambda: None,
+        policy: PoolPolicy | None = None,
+    ) -> None:
+        self._handles = handles
+        self._measure = measure
+        self._model = model
+        self._limit_bytes = limit_bytes
+        self._policy = policy or PoolPolicy()
+        self._waiters: list[_Waiter] = []
+        self._claims = Claims()
+        self._starting: set[str] = set()  # admitted, and not seen STARTING yet
+        self._held: frozenset[str] = frozenset()
+        self._ready_s: dict[str, float] = {}  # when each was READY last, monotonic
+        self._freed_s = float("-inf")
+        self._kicked = asyncio.Event()
+
+    # --- for handles and the daemon ----------------------------------------------------------------------------------
+
+    async def admit(self, handle: ModelHandle) -> Failure | None:
+        """Wait until the model may serve. Return the failure if it cannot be admitted. It may be cancelled."""
+        if self._may_pass(handle):
+            return None
+        waiter = _Waiter(handle, time.monotonic())
+        self._waiters.append(waiter)
+        self._kicked.set()
+        try:
+            return await waiter.outcome
+        finally:
+            self._waiters.remove(waiter)
+            self._kicked.set()
+
+    def became(self, supervisor: Supervisor, state: State) -> None:
+        """Note a change of state; the schedule is decided again."""
+        name = supervisor.model_id
+        if state in _PRESENT:
+            self._starting.discard(name)
+        if state is State.READY:
+            self._ready_s[name] = time.monotonic()
+        if state in (State.SLEEPING, State.STOPPED, State.FAILED):
+            self._freed_s = time.monotonic()
+        self._kicked.set()
+
+    async def run(self) -> None:
+        """Decide after each event, until cancelled."""
+        warming = asyncio.create_task(self._warm())
+        try:
+            while True:
+                self._kicked.clear()
+                pause_s = await self._decide()
+                with suppress(DeadlineExceeded):
+                    await (self._kicked.wait() if pause_s is None else within(self._kicked.wait(), pause_s))
+        finally:
+            warming.cancel()
+
+    def needs_bytes(self, model_id: str) -> dict[str, int]:
+        """Return what the present plan of a model requires, by memory domain; empty without a plan."""
+        handle = self._handles.get(model_id)
+        return _needs(handle.supervisor) if handle is not None and handle.supervisor is not None else {}
+
+    def idle_s(self, supervisor: Supervisor) -> float:
+        """Return the seconds since the last byte of an answer, or since READY."""
+        return time.monotonic() - max(supervisor.moved_s, self._ready_s.get(supervisor.model_id, 0.0))
+
+    # --- deciding ----------------------------------------------------------------------------------------------------
+
+    async def _decide(self) -> float | None:
+        """Carry out one decision. Return the seconds after which to decide again; None waits for an event."""
+        for waiter in self._waiters:
+            if self._may_pass(waiter.handle):
+                _resolve(waiter, None)
+        arrivals = self._arrivals()
+        if not arrivals:
+            self._held = frozenset()
+            return None
+        snapshot = await asyncio.to_thread(self._measure)
+        residents = self._residents()
+        free, whole = self._room(snapshot, residents)
+        since_freed_s = time.monotonic() - self._freed_s
+        decision = decide(residents, arrivals, free, whole, self._policy, since_freed_s=since_freed_s)
+        self._held = decision.hold
+        self._carry_out(decision)
+        return 0.0 if decision.start or decision.refuse else decision.again_s
+
+    def _carry_out(self, decision: PoolDecision) -> None:
+        for victim in decision.sleep:
+            if (supervisor := self._supervisor(victim)) is not None:
+                supervisor.sleep()
+        name = decision.start or decision.refuse
+        if name is None:
+            return
+        failure = Failure("no_room", decision.because, HINT) if decision.refuse else None
+        if decision.start and (supervisor := self._supervisor(name)) is not None:
+            self._starting.add(name)
+            supervisor.start()
+        for waiter in self._waiters:
+            if waiter.handle.model_id == name:
+                _resolve(waiter, failure)
+
+    def _may_pass(self, handle: ModelHandle) -> bool:
+        """Return whether a request needs no decision: the model is resident and not held, or has a failure to show."""
+        supervisor = handle.supervisor
+        if supervisor is None or handle.model_id in self._starting:
+            return True
+        machine = supervisor.machine
+        if machine.state is State.SLEEPING or machine.state in ENDING:
+            return False
+        return machine.state not in _PRESENT or handle.model_id not in self._held
+
+    def _arrivals(self) -> list[Arrival]:
+        now, first = time.monotonic(), dict[str, _Waiter]()
+        for waiter in self._waiters:
+            supervisor = waiter.handle.supervisor
+            if not waiter.outcome.done() and supervisor is not None and supervisor.machine.state is State.SLEEPING:
+                first.setdefault(waiter.handle.model_id, waiter)
+        return [
+            Arrival(name, self.needs_bytes(name), now - waiter.since_s, self._model(name).priority)
+            for name, waiter in first.items()
+        ]
+
+    def _residents(self) -> list[Resident]:
+        found = []
+        for name, handle in self._handles.items():
+            supervisor = handle.supervisor
+            if supervisor is not None and (supervisor.machine.state in _PRESENT or name in self._starting):
+                found.append(self._resident(name, supervisor))
+        return found
+
+    def _resident(self, name: str, supervisor: Supervisor) -> Resident:
+        state, known = supervisor.machine.state, self._model(name)
+        return Resident(
+            name,
+            _needs(supervisor),
+            loading=state in _LOADING or state is State.SLEEPING,
+            leaving=state in ENDING,
+            open=supervisor.open_requests,
+            idle_s=self.idle_s(supervisor),
+            load_s=known.load_s,
+            priority=known.priority,
+            pin=known.pin,
+        )
+
+    def _room(self, snapshot: MemorySnapshot, residents: list[Resident]) -> tuple[dict[str, int], dict[str, int]]:
+        """Return what is free for another model now, and what would be without residents, by domain."""
+        limit = self._limit_bytes()
+        free, whole = {}, {}
+        for domain, available in snapshot.available_bytes.items():
+            held = sum(each.needs.get(domain, 0) for each in residents)
+            room = available - self._reserve(domain)
+            free[domain], whole[domain] = room, room + held
+            if limit is not None and domain in ("unified", "host"):
+                free[domain], whole[domain] = min(room, limit - held), min(room + held, limit)
+        return self._claims.left(residents, free), whole
+
+    def _reserve(self, domain: str) -> int:
+        plans = (each.supervisor.plan for each in self._handles.values() if each.supervisor is not None)
+        return max((plan.budget[domain].reserve_bytes for plan in plans if domain in plan.budget), default=0)
+
+    def _supervisor(self, name: str) -> Supervisor | None:
+        handle = self._handles.get(name)
+        return handle.supervisor if handle is not None else None
+
+    # --- warm_at -----------------------------------------------------------------------------------------------------
+
+    async def _warm(self) -> None:
+        """Admit each model with a `warm_at` early enough to be warm by then."""
+        begun: dict[str, date] = {}
+        admitting: set[asyncio.Task[None]] = set()
+        while True:
+            now = datetime.now()
+            for name, handle in list(self._handles.items()):
+                begin = warm_from(now, self._model(name))
+                if begin is not None and begin <= now and begun.get(name) != begin.date():
+                    begun[name] = begin.date()
+                    task = asyncio.create_task(_quietly(self.admit(handle)))
+                    admitting.add(task)
+                    task.add_done_callback(admitting.discard)
+            await asyncio.sleep(_WARM_LOOK_S)
+
+
+def warm_from(now: datetime, model: PoolModel) -> datetime | None:
+    """Return when the next start has to begin for the model to be warm at `warm_at`; None if that is unset.
+
+    A board that is switched on after `warm_at` waits for the first request, or for the next day.
+    """
+    if not model.warm_at:
+        return None
+    hour, minute = (int(part) for part in model.warm_at.split(":"))
+    due = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
+    lead = timedelta(seconds=(model.load_s or 60.0) * _WARM_LEAD + _WARM_LEAD_S)
+    if now >= due:
+        due += timedelta(days=1)
+    return due - lead
+
+
+async def _quietly(work: Awaitable[Failure | None]) -> None:
+    with suppress(asyncio.CancelledError):
+        await work
+
+
+def _resolve(waiter: _Waiter, failure: Failure | None) -> None:
+    if not waiter.outcome.done():
+        waiter.outcome.set_result(failure)
+
+
+def _needs(supervisor: Supervisor) -> dict[str, int]:
+    return {domain: budget.required_bytes for domain, budget in supervisor.plan.budget.items()}

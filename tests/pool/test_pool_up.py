@@ -1,0 +1,89 @@
+"""`edgellm up` with more models than memory: they take turns, and every request is answered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from edge.errors import EdgeError, UsageError
+from tests.daemon.served import Served, served
+from tests.serving import eventually
+
+# One plan of the demo model without a prompt cache takes 178 MiB: one fits, two do not.
+LIMIT = '[memory]\nlimit = "300MiB"'
+
+
+def entry(model_id: str, file: Path, more: str = "") -> str:
+    return f'id = "{model_id}"\nref = "{file}"\nset = {{ n_ctx = 512, n_threads = 1 }}\n{more}'
+
+
+@pytest.fixture(scope="module")
+def two(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    models = entry("a", smollm2, 'aliases = ["first"]'), entry("b", smollm2)
+    with served(tmp_path_factory.mktemp("pool"), *models, top=LIMIT, ready=False) as up:
+        up.ready("a")
+        yield up
+
+
+def ask(up: Served, model: str) -> httpx.Response:
+    body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    return httpx.post(f"{up.url}/v1/chat/completions", json=body, timeout=60)
+
+
+def states(up: Served) -> dict[str, str]:
+    return {name: model["state"] for name, model in up.status()["models"].items()}
+
+
+def test_only_what_fits_is_started(two: Served) -> None:
+    assert two.model("b")["state"] in ("SLEEPING", "READY")
+    assert sum(state == "READY" for state in states(two).values()) == 1
+
+
+def test_a_request_for_the_other_puts_the_idle_one_to_sleep(two: Served) -> None:
+    for name, other in (("b", "a"), ("a", "b"), ("first", "b")):
+        assert ask(two, name).status_code == 200
+        assert two.model(other)["state"] == "SLEEPING"
+
+
+def test_a_mixture_of_requests_is_answered_with_few_changes(two: Served) -> None:
+    two.client.load("a")
+    before = len(two.pids)
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda name: ask(two, name).status_code, ["a", "b"] * 4))
+    assert answers == [200] * 8
+    # a a a a b b b b costs one start, and at most one more of each if a request came late.
+    assert len(two.pids) - before <= 3
+
+
+def test_ps_load_and_unload(two: Served) -> None:
+    assert "a is READY" in two.cli("load", "a")
+    rows = json.loads(two.cli("ps", "--json"))["models"]
+    assert rows["a"]["memory_bytes"]["host"] > 100 << 20
+    assert (rows["a"]["state"], rows["a"]["open_requests"], rows["b"]["state"]) == ("READY", 0, "SLEEPING")
+    assert rows["b"]["idle_s"] is None
+    table = two.cli("ps").splitlines()
+    assert table[0].split() == ["MODEL", "STATE", "MEMORY", "OPEN", "IDLE", "SLEEPS", "IN"]
+    assert all(len(line) <= 80 for line in table)
+    two.cli("unload", "first")
+    eventually(lambda: two.model("a")["state"] == "SLEEPING", "a sleeps")
+    with pytest.raises(UsageError, match="no model is called nosuch"):
+        two.client.load("nosuch")
+    assert ask(two, "a").status_code == 200
+
+
+def test_a_pinned_model_stays_and_the_other_is_refused(smollm2: Path, tmp_path: Path) -> None:
+    models = entry("a", smollm2, "pin = true\npriority = 1"), entry("b", smollm2)
+    with served(tmp_path, *models, top=LIMIT, ready=False) as up:
+        up.ready("a")
+        answer = ask(up, "b")
+        assert (answer.status_code, answer.json()["error"]["kind"]) == (503, "no_room")
+        assert "unload or unpin" in answer.json()["error"]["hint"]
+        with pytest.raises(EdgeError, match="beside a, which is pinned"):
+            up.client.load("b")
+        assert up.model("a")["state"] == "READY"
+        assert ask(up, "a").status_code == 200
