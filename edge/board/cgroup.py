@@ -13,7 +13,10 @@ _V2 = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 
 
 class Limit(Struct, frozen=True):
-    """The tightest memory limit. `left_bytes` counts the group's file cache as free: the kernel drops it first."""
+    """The tightest memory limit. `left_bytes` counts the group's file cache as free: the kernel drops it first.
+
+    Above memory.high the kernel reclaims and throttles the group instead of killing it: no less a limit for a plan.
+    """
 
     limit_bytes: int
     left_bytes: int
@@ -56,10 +59,12 @@ def cpu_quota(tree: Tree) -> float | None:
 
 def _limits(tree: Tree, controller: str, bases: tuple[str, ...], names: tuple[str, str], kind: str) -> Iterator[Limit]:
     for folder, level in _levels(tree, controller, bases):
-        limit, used = (tree.number(f"{folder}/{name}") for name in names)  # "max" is no number: not limited
+        most, used = (tree.number(f"{folder}/{name}") for name in names)  # "max" is no number: not limited
+        high = tree.number(f"{folder}/memory.high")
+        limit = min((value for value in (most, high) if value is not None), default=None)
         if limit is not None and used is not None:
             left = max(0, limit - max(0, used - _file_cache(tree, folder)))
-            yield Limit(limit, left, f"{kind} {level}")
+            yield Limit(limit, left, f"{kind} {level}" + (" (memory.high)" if limit != most else ""))
 
 
 def _levels(tree: Tree, controller: str, bases: tuple[str, ...]) -> Iterator[tuple[str, str]]:

@@ -82,7 +82,8 @@ def _strings(tree: Tree, name: str) -> list[str]:
 _RELEASE_FILE = re.compile(r"^#\s*R(\d+)\s*\(release\),\s*REVISION:\s*([0-9.]+)", re.MULTILINE)
 _PACKAGE = re.compile(r"^Package: nvidia-l4t-core\n(?:[^\n]+\n)*?Version: (\d+\.\d+(?:\.\d+)?)", re.MULTILINE)
 _KERNEL = re.compile(r"Linux version (\d+\.\d+)\S*tegra")
-_MAJOR_OF_KERNEL = {"4.9": 32, "5.10": 35, "5.15": 36, "6.8": 38}
+# L4T majors by kernel; where there are two, the chip decides: 38 is for Thor only, 39 for Orin and Thor.
+_MAJORS_OF_KERNEL = {"4.9": (32,), "5.10": (35,), "5.15": (36,), "6.8": (38, 39)}
 
 
 class L4t(Struct, frozen=True):
@@ -106,10 +107,14 @@ def from_dpkg_status(text: str) -> str | None:
     return match[1] if match else None
 
 
-def major_from_kernel(proc_version: str) -> int | None:
-    """Return the L4T major of a tegra kernel, for containers without the release file."""
+def major_from_kernel(proc_version: str, of_chip: tuple[int, ...] = ()) -> int | None:
+    """Return the L4T major of a tegra kernel, for containers without the release file.
+
+    `of_chip`: the majors that run on this chip. Of several the oldest is returned: it promises the least CUDA.
+    """
     match = _KERNEL.search(proc_version)
-    return _MAJOR_OF_KERNEL.get(match[1]) if match else None
+    majors = _MAJORS_OF_KERNEL.get(match[1], ()) if match else ()
+    return next((major for major in majors if major in of_chip), majors[0] if majors else None)
 
 
 def identify(version: str | None, kernel_major: int | None, releases: tuple[Release, ...]) -> L4t:
@@ -147,7 +152,6 @@ def _nearest(wanted: tuple[int, ...], releases: tuple[Release, ...]) -> Release:
 
 _ACTIVE = re.compile(r"\bpmode:\s*(\d+)")
 _MODEL = re.compile(r"<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=([^\s>]+)\s*>")
-_DEFAULT = re.compile(r"<\s*PM_CONFIG\s+DEFAULT=(\d+)\s*>")
 
 
 def modes(conf: str) -> tuple[PowerMode, ...]:
@@ -156,9 +160,9 @@ def modes(conf: str) -> tuple[PowerMode, ...]:
 
 
 def active(status: str | None, conf: str | None) -> PowerMode | None:
-    """Return the mode of `/var/lib/nvpmodel/status` (`pmode:0002 fmode:fanNull`), else the conf's default."""
+    """Return the mode of `/var/lib/nvpmodel/status` (`pmode:0002 fmode:fanNull`), None before nvpmodel's first run."""
     known = {mode.id: mode for mode in modes(conf or "")}
-    match = _ACTIVE.search(status or "") or _DEFAULT.search(conf or "")
+    match = _ACTIVE.search(status or "")
     if match is None:
         return None
     number = int(match[1])

@@ -23,7 +23,7 @@ def parse(text: str) -> dict[str, int]:
     for line in text.splitlines():
         name, _, rest = line.partition(":")
         words = rest.split()
-        if len(words) == 2 and words[1] == "kB" and words[0].isdecimal():
+        if len(words) == 2 and words[1] == "kB" and words[0].isdecimal() and len(words[0]) <= 15:
             values[name.strip()] = int(words[0]) * 1024
     return values
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from edge.board.board import Gpu, GpuReading, Reading, mig_notes
 from edge.linux.tree import Tree
 from edge.units import MIB
@@ -20,7 +22,16 @@ def read(tree: Tree) -> Reading:
         return Reading()
     from edge.board import nvml  # late: it imports ctypes, which machines without a driver do not need
 
-    return nvml.read() or from_proc(tree)
+    try:
+        return nvml.read() or from_proc(tree)
+    except TimeoutError as error:
+        return Reading(driver=driver_version(tree), notes=(str(error),))
+
+
+def hangs() -> str | None:
+    """Describe a driver that has not answered in time and still does not; None otherwise."""
+    nvml = sys.modules.get("edge.board.nvml")
+    return str(nvml.HANGS) if nvml is not None and nvml.hangs() else None
 
 
 def from_csv(text: str) -> Reading:

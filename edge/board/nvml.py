@@ -6,6 +6,8 @@ Only entry points that have not changed since driver 450 are called. NVML opens 
 from __future__ import annotations
 
 import ctypes
+import threading
+from contextlib import suppress
 from ctypes import byref, c_char, c_char_p, c_int, c_uint, c_ulonglong, c_void_p
 
 from msgspec.structs import replace
@@ -14,6 +16,9 @@ from edge.board.board import Gpu, GpuReading, Reading, mig_notes
 
 _LIBRARIES = ("libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1")
 _TEXT_BYTES = 96
+# nvmlInit of a driver without persistence mode loads firmware to each GPU: 1 to 3 s on data-centre GPUs.
+LIMIT_S = 8.0
+HANGS = "the NVIDIA driver does not answer (a call into libnvidia-ml.so.1 hangs)"
 
 
 class _Memory(ctypes.Structure):
@@ -36,8 +41,46 @@ class _Pci(ctypes.Structure):
     )
 
 
-def read(libraries: tuple[str, ...] = _LIBRARIES) -> Reading | None:
-    """Read every GPU that NVML lists. None when there is no library or it does not initialize."""
+class _Call(threading.Thread):
+    """One read in a thread: a call into a driver that hangs never returns. ctypes releases the GIL meanwhile."""
+
+    def __init__(self, libraries: tuple[str, ...]) -> None:
+        super().__init__(name="nvml", daemon=True)
+        self.libraries = libraries
+        self.reading: Reading | None = None
+
+    def run(self) -> None:
+        with suppress(AttributeError):  # a library without one of the entry points
+            self.reading = _read(self.libraries)
+
+
+_call: _Call | None = None  # that has not returned in time
+
+
+def read(libraries: tuple[str, ...] = _LIBRARIES, limit_s: float = LIMIT_S) -> Reading | None:
+    """Read every GPU that NVML lists. None when there is no library or it does not initialize.
+
+    Raises TimeoutError when the driver does not answer within `limit_s`. A later call waits for the same answer.
+    """
+    global _call
+    call = _call
+    if call is None:
+        call = _Call(libraries)
+        call.start()
+        call.join(limit_s)
+    if call.is_alive():
+        _call = call
+        raise TimeoutError(HANGS)
+    _call = None
+    return call.reading
+
+
+def hangs() -> bool:
+    """Return whether a call into NVML has not returned in time and still has not."""
+    return _call is not None and _call.is_alive()
+
+
+def _read(libraries: tuple[str, ...]) -> Reading | None:
     nvml = _load(libraries)
     if nvml is None or nvml.nvmlInit_v2() != 0:
         return None

@@ -77,7 +77,7 @@ def _usable(tree: Tree, cores: Cpu) -> Cpu:
 
 def _jetson(tree: Tree, found: Jetson, cores: Cpu, memory_bytes: int) -> Board:
     release = jetson.identify(
-        _l4t_version(tree), jetson.major_from_kernel(tree.text("/proc/version") or ""), table().releases
+        _l4t_version(tree), jetson.major_from_kernel(tree.text("/proc/version") or "", found.soc.l4t), table().releases
     )
     cap = next((value for path in _MEMORY_CLOCK_CAPS if (value := tree.number(path))), None)
     row = found.row

@@ -21,6 +21,7 @@ class Soc(Struct, frozen=True):
     compute_capability: str
     trust: str
     source: str
+    l4t: tuple[int, ...] = ()  # majors that run on it
     refused: str | None = None
 
 
@@ -75,7 +76,7 @@ def load(path: Path) -> Table:
     try:
         raw = resources.load_toml(path)
         return Table(
-            socs={key: Soc(key=key, **value) for key, value in raw["soc"].items()},
+            socs={key: Soc(key=key, **as_tuples(value)) for key, value in raw["soc"].items()},
             rows=tuple(BoardRow(**as_tuples(value)) for value in raw["board"]),
             releases=tuple(
                 sorted(
@@ -93,7 +94,7 @@ def as_tuples(raw: dict[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()}
 
 
-# Load the part of profiles/boards.toml that only commands need: named machines, known issues, drivers.
+# Load the part of profiles/boards.toml that a start does not need: named machines, known issues, drivers, sensors.
 
 
 class HostFacts(Struct, frozen=True):
@@ -126,12 +127,28 @@ class Driver(Struct, frozen=True):
     source: str
 
 
+class Sensors(Struct, frozen=True):
+    """What the sensors of some boards mean, see profiles/boards.toml."""
+
+    boards: tuple[str, ...] = ()
+    total: tuple[tuple[str, ...], ...] = ()
+    zones: tuple[str, ...] = ()
+    five_volt: str | None = None
+    source: str = ""
+
+
 class ReleaseTable(Struct, frozen=True):
-    """Named machines, known issues and drivers of the shipped file."""
+    """Named machines, known issues, drivers and sensors of the shipped file."""
 
     machines: tuple[HostFacts, ...]
     issues: tuple[KnownIssue, ...]
     drivers: tuple[Driver, ...]  # newest CUDA first
+    sensors: tuple[Sensors, ...]
+
+
+def _sensors(raw: dict[str, Any]) -> Sensors:
+    total = tuple(tuple(names) for names in raw.get("total", ()))
+    return Sensors(**{**as_tuples(raw), "total": total})
 
 
 @lru_cache(maxsize=1)
@@ -144,6 +161,7 @@ def release_table() -> ReleaseTable:
             machines=tuple(HostFacts(**as_tuples(value)) for value in raw["machine"]),
             issues=tuple(KnownIssue(**as_tuples(value)) for value in raw["issue"]),
             drivers=tuple(Driver(**value) for value in raw["driver"]),
+            sensors=tuple(_sensors(value) for value in raw["sensors"]),
         )
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise BugError(f"{path.name} cannot be read: {error}", "reinstall edgellm") from error

@@ -156,7 +156,7 @@ def read_facts(
         devices=read_devices(tree, board, account),
         cuda=read_cuda(tree, env, places.cache / "cuda", account.user),
         serving=serving,
-        sensors=SysfsSource(root).read(time.monotonic()),
+        sensors=SysfsSource(root, board, since_boot=True).read(time.monotonic()),
         models=read_model_folder(tree, model_folder, serving.model_file, account, measure),
         environment=read_environment(tree, places, env, account.user),
         power_modes=jetson.modes(tree.text("/etc/nvpmodel.conf") or ""),

@@ -36,7 +36,8 @@ class Tree:
     def number(self, name: str | Path) -> int | None:
         text = self.text(name)
         try:
-            return None if text is None else int(text.strip())
+            # The kernel prints 64 bits; int() of hundreds of digits overflows the first float it meets.
+            return None if text is None or len(text.strip()) > 20 else int(text)
         except ValueError:
             return None
 

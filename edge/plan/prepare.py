@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from edge.board import device_nodes
+from edge.board import device_nodes, nvidia
 from edge.board.board import Board, only_gpus
 from edge.board.memory import MemorySnapshot, assumed, reserve_bytes, snapshot
 from edge.board.probe import probe
@@ -225,6 +225,10 @@ def _memory(view: HostView, board: Board) -> MemorySnapshot:
 
 def _with_devices(board: Board, profile: Profile, config: Config, view: HostView) -> Board:
     """The board, without its GPU where that stayed away and the profile allows the CPU. Raises DeviceMissingError."""
+    hang = nvidia.hangs()
+    if hang is not None and view.waited_s < device_nodes.WAIT_S:
+        hint = "see `dmesg | grep NVRM`; a driver that hangs needs its module reloaded, or a reboot"
+        raise DeviceMissingError(hang, hint, patience_s=device_nodes.WAIT_S)
     patience_s = device_nodes.wait_limit_s(view.root)
     if config.profile == "auto" and not wants_gpu(profile):
         if view.waited_s < patience_s and device_nodes.driver_pending(board, view.root):

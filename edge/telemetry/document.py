@@ -39,6 +39,7 @@ def sample_document(sample: Sample | None, now: float) -> dict[str, Any]:
         "fan": None if sample.fan is None else to_builtins(sample.fan, enc_hook=str),
         "disk_free_bytes": sample.disk_free_bytes,
         "throttled": list(sample.throttled),
+        "supply": list(sample.supply),
         "overcurrent": dict(sample.overcurrent),
         "power_mode": None if mode is None else {"id": mode.id, "name": mode.name},
         "jetson_clocks": sample.jetson_clocks,
@@ -113,6 +114,8 @@ def notes(sample: Sample | None, parts: Mapping[str, Sample], tokens_per_s: floa
     if jtop and jtop.gpu_load_ratio == 0 and tokens_per_s and not any(load is not None for load in others):
         # jtop keeps a source that always reads 0 when it was started before the GPU's node appeared (FC-71).
         found.append("jtop reports GPU load 0 while tokens are generated: restart jtop.service")
+    if sample:
+        found += [*sample.supply, *sample.notes]
     if sample and sample.power and sample.power.note:
         found.append(f"power: {sample.power.note}")
     return found

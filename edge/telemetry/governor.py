@@ -278,6 +278,7 @@ class ChangeReporter:
 
     _throttled: Debouncer = field(default_factory=lambda: Debouncer(THROTTLED_QUIET_S))
     _overcurrent: Debouncer = field(default_factory=lambda: Debouncer(OVERCURRENT_QUIET_S))
+    _supply: Debouncer = field(default_factory=lambda: Debouncer(OVERCURRENT_QUIET_S))
     _counts: Mapping[str, int] = field(default_factory=dict)
     _mode: tuple[PowerMode, bool | None] | None = None
 
@@ -287,6 +288,9 @@ class ChangeReporter:
         if throttled is not None:
             speed = f", {tokens_per_s:.1f} tokens/s" if tokens_per_s else ""
             lines.append(f"throttled by the board itself: {', '.join(throttled) or 'no longer'}{speed}")
+        supply = self._supply.step(sample.supply, now)
+        if supply is not None:
+            lines.append(", ".join(supply) or "power supply: no trouble any more")
         risen = [name for name, count in sample.overcurrent.items() if count > self._counts.get(name, 0)]
         self._counts = {**self._counts, **sample.overcurrent}
         overcurrent = self._overcurrent.step(risen, now)

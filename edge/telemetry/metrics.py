@@ -80,6 +80,7 @@ def _power(sample: Sample) -> Iterator[Any]:
     yield _gauge("rail_power_watts", "Power of each rail.", [((r.name,), r.power_w) for r in sample.rails], "rail")
     events = [((line,), count) for line, count in sample.overcurrent.items()]
     yield _counter("overcurrent_events", "Over-current events, since start.", events, "line")
+    yield _gauge("supply_alarm", "1 for each trouble of the supply.", [((s,), 1) for s in sample.supply], "alarm")
     yield _gauge(
         "throttled",
         "1 for each reason to lower clocks.",

@@ -13,6 +13,8 @@ from edge.board.board import PowerMode
 
 # jtop and tegrastats print this for a sensor whose rail is off (FC-62). Real values below zero are kept.
 OFFLINE_C = -256.0
+# Below the coldest industrial range; above the highest trip point (Thor, 114.5 °C), at which hardware cuts the power.
+PLAUSIBLE_C = (-60.0, 125.0)
 
 
 class Rail(Struct, frozen=True):
@@ -107,6 +109,8 @@ class Sample(Struct, frozen=True):
     fan: Fan | None = None
     disk_free_bytes: int | None = None
     throttled: tuple[str, ...] = ()
+    supply: tuple[str, ...] = ()  # trouble of the power supply: alarms of the sensors' chips, a sagging 5 V rail
+    notes: tuple[str, ...] = ()  # why a value is missing
     overcurrent: Mapping[str, int] = field(default_factory=dict)
     power_mode: PowerMode | None = None
     jetson_clocks: bool | None = None
@@ -131,8 +135,8 @@ class Sample(Struct, frozen=True):
 
 
 def celsius(value: float) -> float | None:
-    """Return a temperature, None for the sentinel of a sensor that is off."""
-    return None if value <= OFFLINE_C else value
+    """Return a temperature; None for a sensor that is off or reports what no running board has (127, 45 000)."""
+    return value if PLAUSIBLE_C[0] <= value <= PLAUSIBLE_C[1] else None
 
 
 def merge(parts: Iterable[Sample]) -> Sample | None:
@@ -155,6 +159,8 @@ def merge(parts: Iterable[Sample]) -> Sample | None:
         gpus=_join_gpus(ordered),
         at_by_source={p.source: p.at_s for p in ordered},
         throttled=tuple(dict.fromkeys(reason for p in ordered for reason in p.throttled)),
+        supply=tuple(dict.fromkeys(trouble for p in ordered for trouble in p.supply)),
+        notes=tuple(dict.fromkeys(note for p in ordered for note in p.notes)),
     )
     for part in ordered[1:]:
         merged = _fill(merged, part)

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from edge.board import jetson, memory
 from edge.board.board import PowerMode
+from edge.board.tables import Sensors
 from edge.telemetry.sample import Fan, GpuState, MemoryState, PowerState, Rail, Zone, celsius
 
 # Read small files of sysfs and procfs without blocking and without raising.
@@ -17,6 +18,7 @@ from edge.telemetry.sample import Fan, GpuState, MemoryState, PowerState, Rail, 
 # Non-blocking: a power-gated zone answers EAGAIN (FC-62), and a FIFO or a dead device must not block the reader.
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _MOST_BYTES = 65536
+_MOST_DIGITS = 19  # with a sign; the kernel prints 64 bits, and int() of more overflows a float
 
 
 def read_bytes(path: str) -> bytes | None:
@@ -40,10 +42,10 @@ def read_text(path: str) -> str | None:
 
 
 def read_int(path: str) -> int | None:
-    """Return the integer; None for an empty, malformed or unreadable file."""
+    """Return the integer; None for an empty, malformed or unreadable file, and for one of more than 18 digits."""
     data = read_bytes(path)
     try:
-        return None if data is None else int(data)
+        return None if data is None or len(data.strip()) > _MOST_DIGITS else int(data)
     except ValueError:
         return None
 
@@ -159,6 +161,11 @@ SUM = "sum of rails"
 SUM_NOTE = "sum of the module's rails; the carrier board is not measured"
 # Almost four times the largest module (Thor, 130 W): more is a mistaken unit or a broken sensor.
 MAX_W = 500.0
+# INA3221: the offset of ±80 µV over a 5 mΩ shunt reads as up to 16 mA below zero on an unloaded rail.
+_OFFSET_MA = 50
+_SAG_V = 4.75  # 5 V less 5 %, the lower end of the input range of 5 V modules
+# Chips whose alarms are of the board's supply. Those of a PC's Super I/O have limits that its firmware rarely sets.
+_SUPPLY_CHIPS = ("ina3221", "ina238", "rpi_volt")
 
 
 class RailNode(Struct, frozen=True):
@@ -168,9 +175,12 @@ class RailNode(Struct, frozen=True):
     millivolt: str
     milliamp: str
     power_uw: str | None = None
+    enable: str | None = None
 
     def read(self) -> Rail | None:
+        """Return the rail; None if it cannot be read or reports what no board draws."""
         mv, ma = read_int(self.millivolt), read_int(self.milliamp)
+        ma = 0 if ma is not None and -_OFFSET_MA <= ma < 0 else ma
         uw = read_int(self.power_uw) if self.power_uw else None
         if uw is None and (mv is None or ma is None):
             return None
@@ -199,22 +209,71 @@ def _ina3221(hwmon: str) -> list[RailNode]:
         label = read_text(f"{hwmon}/in{channel}_label")
         current = f"{hwmon}/curr{channel}_input"
         if label and label != "NC" and Path(current).exists():
-            nodes.append(RailNode(label, f"{hwmon}/in{channel}_input", current))
+            volt = f"{hwmon}/in{channel}"
+            nodes.append(RailNode(label, f"{volt}_input", current, enable=f"{volt}_enable"))
     return nodes
 
 
-def total(rails: Sequence[Rail], expected: int) -> PowerState | None:
-    """Return VIN, VDD_IN or POM_5V_IN where there is one, else the sum, and only of all `expected` rails.
+def total(rails: Sequence[Rail], alternatives: Sequence[Sequence[str]]) -> PowerState | None:
+    """Return the board's total: VIN, VDD_IN or POM_5V_IN, else the first of `alternatives` whose rails are all there.
 
-    A sum that lacks one rail would look like a saving.
+    A sum that lacks a rail would look like a saving, so there is none then.
     """
-    by_name = {rail.name: rail for rail in rails}
-    for name in TOTAL_RAILS:
-        if name in by_name:
-            return PowerState(by_name[name].power_w, name, (name,))
-    if not rails or len(rails) < expected:
-        return None
-    return PowerState(sum(rail.power_w for rail in rails), SUM, tuple(rail.name for rail in rails), SUM_NOTE)
+    by_name = {rail.name: rail.power_w for rail in rails}
+    for names in (*((name,) for name in TOTAL_RAILS), *alternatives):
+        if all(name in by_name for name in names):
+            if len(names) == 1:
+                return PowerState(by_name[names[0]], names[0], tuple(names))
+            return PowerState(sum(by_name[name] for name in names), SUM, tuple(names), SUM_NOTE)
+    return None
+
+
+def missing_power(nodes: Sequence[RailNode], rails: Sequence[Rail], facts: Sensors) -> tuple[str, ...]:
+    """Explain why there is no total: rails that are switched off, unreadable or absent."""
+    readable = {rail.name for rail in rails}
+    by_name = {node.name: node for node in nodes}
+    wanted = facts.total[-1] if facts.total else ()
+    notes = []
+    for name in dict.fromkeys((*wanted, *by_name)):
+        if name in readable:
+            continue
+        node = by_name.get(name)
+        if node is None:
+            notes.append(f"no total power: rail {name} of this board is not there")
+        elif node.enable is not None and read_int(node.enable) == 0:
+            notes.append(f"no total power: rail {name} is switched off ({node.enable.rpartition('/')[2]} is 0)")
+        else:
+            notes.append(f"no total power: rail {name} cannot be read")
+    if not notes and rails:
+        notes.append("no total power: what the rails of this board add up to is not known")
+    return tuple(notes)
+
+
+def find_supply_alarms(sys: str) -> tuple[tuple[str, str], ...]:
+    """Return (name, path of its alarm) of the supply's chips, as `VDD_IN curr1_crit_alarm`."""
+    return tuple(
+        (f"{_channel_label(hwmon, path)} {path.rpartition('/')[2]}", path)
+        for hwmon in children(f"{sys}/class/hwmon", "hwmon")
+        if (read_text(f"{hwmon}/name") or "") in _SUPPLY_CHIPS
+        for kind in ("curr", "in")
+        for path in children(hwmon, kind)
+        if path.endswith("_alarm")
+    )
+
+
+def _channel_label(hwmon: str, path: str) -> str:
+    """Return the label of an alarm's channel; without one (rpi_volt, ina238) the chip's name."""
+    channel = "".join(filter(str.isdigit, path.rpartition("/")[2].partition("_")[0]))
+    return read_text(f"{hwmon}/in{channel}_label") or read_text(f"{hwmon}/name") or ""
+
+
+def supply_trouble(alarms: Sequence[tuple[str, str]], rails: Sequence[Rail], facts: Sensors) -> tuple[str, ...]:
+    """Return what the supply's alarms and the voltage of the 5 V rail report."""
+    found = [f"power supply: {name}" for name, path in alarms if read_int(path) == 1]
+    for rail in rails:
+        if rail.name == facts.five_volt and rail.voltage_v is not None and 1.0 < rail.voltage_v < _SAG_V:
+            found.append(f"power supply: {rail.name} sags to {rail.voltage_v:.2f} V")
+    return tuple(found)
 
 
 # Find thermal zones with their trip points, throttle alerts and over-current counters in sysfs.
@@ -234,15 +293,19 @@ class ZoneNode(Struct, frozen=True):
     path: str
     passive_c: float | None
     critical_c: float | None
+    limits: bool
 
     def read(self) -> Zone:
         milli = read_int(self.path)
         temp = None if milli is None else celsius(milli / 1000)
-        return Zone(self.name, temp, self.passive_c, self.critical_c)
+        return Zone(self.name, temp, self.passive_c, self.critical_c, self.limits)
 
 
-def find_zones(sys: str) -> tuple[ZoneNode, ...]:
-    """Find zones under `sys`. "cpu-thermal" (JetPack 6), "CPU" and "CPU-therm" (JetPack 5) all become `cpu`."""
+def find_zones(sys: str, limiting: tuple[str, ...]) -> tuple[ZoneNode, ...]:
+    """Find zones under `sys`; those whose names begin as one of `limiting` limit requests.
+
+    "cpu-thermal" (JetPack 6), "CPU" and "CPU-therm" (JetPack 5) all become `cpu`.
+    """
     nodes: dict[str, ZoneNode] = {}
     for folder in children(f"{sys}/class/thermal", "thermal_zone"):
         kind = read_text(f"{folder}/type")
@@ -252,7 +315,8 @@ def find_zones(sys: str) -> tuple[ZoneNode, ...]:
         while name in nodes:  # two packages of one machine have the same type
             name += "'"
         trips = _trips(folder)
-        nodes[name] = ZoneNode(name, f"{folder}/temp", trips.get("passive"), trips.get("critical"))
+        limits = name.startswith(limiting)
+        nodes[name] = ZoneNode(name, f"{folder}/temp", trips.get("passive"), trips.get("critical"), limits)
     return tuple(nodes.values())
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from edge.board.board import PowerMode
+from edge.board.board import Board, PowerMode
+from edge.board.tables import Sensors, release_table
 from edge.telemetry.sample import GpuState, Sample
 from edge.telemetry.sensors import (
     GpuNode,
@@ -22,13 +23,16 @@ from edge.telemetry.sensors import (
     find_gpu,
     find_overcurrent,
     find_rails,
+    find_supply_alarms,
     find_throttle_alerts,
     find_zones,
+    missing_power,
     read_emc,
     read_fan,
     read_int,
     read_memory,
     read_power_mode,
+    supply_trouble,
     total,
 )
 
@@ -44,6 +48,7 @@ class _Nodes:
     """Paths of all sensors found."""
 
     rails: tuple[RailNode, ...]
+    supply_alarms: tuple[tuple[str, str], ...]
     zones: tuple[ZoneNode, ...]
     alerts: tuple[tuple[str, str], ...]
     overcurrent: tuple[tuple[str, str], ...]
@@ -62,15 +67,17 @@ class _Slow:
 
 @dataclass(slots=True)
 class SysfsSource:
-    """A sensor source for Jetson boards. `read()` takes about 1 ms of file reads. `root` replaces "/".
+    """A sensor source for Jetson and other boards. `read()` takes about 1 ms of file reads. `root` replaces "/".
 
-    `since_boot`: over-current events are those since boot, not since the first read.
+    `board` selects what the sensors mean. `since_boot`: over-current events since boot, not since the first read.
     """
 
     root: Path = Path("/")
+    board: Board | None = None
     since_boot: bool = False
     name: str = field(default="sysfs", init=False)
     _sys: str = field(init=False)
+    _facts: Sensors = field(init=False)
     _nodes: _Nodes | None = field(default=None, init=False)
     _probed_s: float = field(default=float("-inf"), init=False)
     _slow: _Slow = field(default_factory=_Slow, init=False)
@@ -79,17 +86,21 @@ class SysfsSource:
 
     def __post_init__(self) -> None:
         self._sys = str(self.root / "sys")
+        self._facts = sensors_of(self.board)
 
     def read(self, now: float, *, quick: bool = False) -> Sample:
         """Return one sample; with `quick` only power, temperature and memory (10 Hz while a model starts)."""
         nodes = self._probe(now)
         rails = tuple(rail for node in nodes.rails if (rail := node.read()))
+        power = total(rails, self._facts.total)
         memory, gpu_used = read_memory(str(self.root / "proc"))
         sample = Sample(
             now,
             self.name,
-            power=total(rails, len(nodes.rails)),
+            power=power,
             rails=rails,
+            supply=supply_trouble(nodes.supply_alarms, rails, self._facts),
+            notes=() if power else missing_power(nodes.rails, rails, self._facts),
             zones=tuple(node.read() for node in nodes.zones),
             memory=memory,
             gpu_used_bytes=gpu_used,
@@ -115,19 +126,26 @@ class SysfsSource:
     def _probe(self, now: float) -> _Nodes:
         """Return the known nodes; search again while one that a Jetson has is missing."""
         known = self._nodes
-        if known and (now - self._probed_s < REPROBE_S or (known.rails and known.zones and _readable(known.gpu))):
+        if known and (now - self._probed_s < REPROBE_S or self._complete_nodes(known)):
             return known
         sys = self._sys
         self._probed_s = now
         self._nodes = _Nodes(
             find_rails(sys),
-            find_zones(sys),
+            find_supply_alarms(sys),
+            find_zones(sys, self._facts.zones),
             find_throttle_alerts(sys),
             find_overcurrent(sys),
             find_gpu(sys),
             find_fan(sys),
         )
         return self._nodes
+
+    def _complete_nodes(self, known: _Nodes) -> bool:
+        """Return whether no sensor is missing that may still appear: an INA chip probed late, a late GPU."""
+        names = {node.name for node in known.rails}
+        rails = all(name in names for name in self._facts.total[0]) if self._facts.total else bool(names)
+        return rails and bool(known.zones) and known.gpu is not None and known.gpu.load is not None
 
     def _read_slow(self, nodes: _Nodes, now: float) -> _Slow:
         if now - self._slow.at_s >= _SLOW_S:
@@ -155,5 +173,8 @@ class SysfsSource:
         return tuple(reasons)
 
 
-def _readable(gpu: GpuNode | None) -> bool:
-    return gpu is not None and gpu.load is not None
+def sensors_of(board: Board | None) -> Sensors:
+    """Return what a board's sensors mean; without a board, or for one that is not listed, nothing is assumed."""
+    if board is None:
+        return Sensors()
+    return next((row for row in release_table().sensors if board.id in row.boards), Sensors())

@@ -67,7 +67,7 @@ class Telemetry:
     ) -> Telemetry:
         """Build the telemetry of a board. `root`, `jtop`, `limits` and `clock` replace the real ones in tests."""
         settings, thermal = settings or TelemetryConfig(), thermal or ThermalConfig()
-        sources: list[SensorSource] = [SysfsSource(root), HostSource(disk)]
+        sources: list[SensorSource] = [SysfsSource(root, board), HostSource(disk)]
         thor = board.soc is not None and "thor" in board.soc.lower()
         asked = root == Path("/") and (thor or (bool(board.gpus) and board.soc is None))
         if asked and nvml.installed():

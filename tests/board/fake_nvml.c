@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef struct { unsigned long long total, free, used; } memory_t;
 typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; } pci_t;
@@ -10,6 +11,8 @@ static unsigned count;
 enum { OK, NOT_SUPPORTED = 3, NOT_FOUND = 6, DRIVER_NOT_LOADED = 9 };
 
 int nvmlInit_v2(void) {
+  const char *hang = getenv("FAKE_NVML_HANG"); /* a file: the call returns when it is gone */
+  while (hang && access(hang, F_OK) == 0) usleep(1000);
   const char *line = getenv("FAKE_NVML");
   if (!line) return DRIVER_NOT_LOADED;
   for (count = 0; *line && count < 8; count++) {

@@ -64,6 +64,21 @@ def test_cgroup_v2_limit_counts_and_its_file_cache_is_free(tmp_path: Path) -> No
     assert any("cgroup v2 /system.slice/edgellm.service" in note for note in reading.notes)
 
 
+def test_memory_high_bounds_a_plan_as_memory_max_does(tmp_path: Path) -> None:
+    """Above memory.high the kernel throttles the group (ollama/ollama#15474)."""
+    root = copy("x86-vm", tmp_path)
+    write(root, "proc/self/cgroup", "0::/\n")
+    write(root, "sys/fs/cgroup/memory.max", "max\n")
+    write(root, "sys/fs/cgroup/memory.high", f"{4 * GIB}\n")
+    write(root, "sys/fs/cgroup/memory.current", f"{GIB}\n")
+    write(root, "sys/fs/cgroup/memory.stat", f"anon {GIB}\ninactive_file 0\nactive_file 0\n")
+    reading = snapshot(root, probe(root))
+    assert (reading.total_bytes["host"], reading.available_bytes["host"]) == (4 * GIB, 3 * GIB)
+    assert any("(memory.high) allows 4.0 GiB" in note for note in reading.notes)
+    write(root, "sys/fs/cgroup/memory.max", f"{2 * GIB}\n")
+    assert snapshot(root, probe(root)).total_bytes["host"] == 2 * GIB
+
+
 def test_cgroup_v2_limit_of_a_parent_counts_too(tmp_path: Path) -> None:
     root = copy("x86-vm", tmp_path)
     write(root, "proc/self/cgroup", "0::/user.slice/session.scope\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,23 @@ def test_recorded_answer_of_nvidia_smi() -> None:
     assert [found.gpu.memory_bytes for found in reading.gpus] == [None, 81559 * 2**20]
     assert [found.gpu.mig for found in reading.gpus] == [False, True]
     assert "MIG" in reading.notes[0]
+
+
+def test_a_driver_that_hangs_is_left_behind_and_its_late_answer_is_used(
+    library: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hang = tmp_path / "hang"
+    hang.touch()
+    monkeypatch.setenv("FAKE_NVML_HANG", str(hang))
+    monkeypatch.setenv("FAKE_NVML", f"NVIDIA H200,GPU-cc,00000000:01:00.0,{141 * GIB},{140 * GIB},9,0,0")
+    for _ in range(2):  # the second call does not start another
+        with pytest.raises(TimeoutError, match="does not answer"):
+            nvml.read((library,), limit_s=0.05)
+    assert nvml.hangs() and nvidia.hangs() == nvml.HANGS
+    assert [thread.name for thread in threading.enumerate()].count("nvml") == 1
+    hang.unlink()
+    assert nvml._call is not None
+    nvml._call.join(30)
+    reading = nvml.read((library,))
+    assert reading is not None and reading.gpus[0].free_bytes == 140 * GIB
+    assert nvidia.hangs() is None

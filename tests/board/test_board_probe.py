@@ -127,11 +127,23 @@ def test_fc43_power_mode_goes_by_name_whatever_its_number(
     assert probe(root).power_mode == PowerMode(number, name)
 
 
-def test_power_mode_before_the_first_run_is_the_default_of_the_file(tmp_path: Path) -> None:
+def test_fc64_an_orin_on_jetpack_7_in_a_container_is_7_2(tmp_path: Path) -> None:
+    """Kernel 6.8 without a release file: JetPack 7.0 and 7.1 are Thor's only (jetson_stats#867)."""
+    for name, jetpack, cuda in (("agx-orin-64-jp7", "7.2", "13.2"), ("thor", "7.1", "13.0")):
+        root = copy(name, tmp_path / name)
+        (root / "etc/nv_tegra_release").unlink(missing_ok=True)
+        (root / "var/lib/dpkg/status").unlink(missing_ok=True)
+        write(root, "proc/version", "Linux version 6.8.12-1021-tegra (build@host) #1 SMP PREEMPT\n")
+        board = probe(root)
+        assert (board.l4t, board.cuda) == (None, cuda)
+        assert board.jetpack is not None and board.jetpack.startswith(jetpack)
+
+
+def test_power_mode_before_the_first_run_is_unknown(tmp_path: Path) -> None:
+    """The default of /etc/nvpmodel.conf is what nvpmodel will set, not what is set."""
     root = copy("thor", tmp_path)
-    (root / "var/lib/nvpmodel/status").unlink()
     assert probe(root).power_mode == PowerMode(1, "120W")
-    (root / "etc/nvpmodel.conf").unlink()
+    (root / "var/lib/nvpmodel/status").unlink()
     assert probe(root).power_mode is None
 
 

@@ -9,7 +9,9 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
+from edge.board import nvidia, nvml
 from edge.board.device_nodes import WAIT_S
+from edge.board.probe import probe
 from edge.config import load
 from edge.daemon.fleet import Fleet, terms_of
 from edge.daemon.gpu_recovery import recover_gpu
@@ -19,6 +21,7 @@ from edge.paths import Folders, folders
 from edge.plan.prepare import HostView, Prepared, prepare
 from edge.supervisor.status import State
 from edge.supervisor.supervisor import SupervisorCallbacks
+from tests.board.test_board_nvml import library as library
 from tests.daemon.served import install
 from tests.fakes.llama_switches import argv
 from tests.supervisor.rig import gpu_settings, launch_plan, rigged, settings
@@ -175,3 +178,28 @@ def ship(*supervisors: Any) -> Fleet:
             return list(supervisors)
 
     return cast(Fleet, Few())
+
+
+def test_a_driver_that_hangs_is_waited_for_like_a_late_one(
+    library: str, monkeypatch: pytest.MonkeyPatch, short_dir: Path, smollm2: Path
+) -> None:
+    """The plan is refused at once, so that `up` serves its probes and plans again when the driver answers."""
+    hang = short_dir / "hang"
+    hang.touch()
+    monkeypatch.setenv("FAKE_NVML_HANG", str(hang))
+    monkeypatch.setattr(nvidia, "_DRIVER_NODES", ("/proc/self",))
+    monkeypatch.setattr(nvml.read, "__defaults__", ((library,), 0.05))
+    places = folders({}, short_dir / "s")
+    install(places.data, "c-cpu-1")
+    config = load(places, {"model": [f"chat={smollm2}"], "engine": "c-cpu-1"}, {})
+    board = probe()
+    assert board.gpus == () and nvml.HANGS in board.notes
+    try:
+        with pytest.raises(DeviceMissingError) as caught:
+            prepare(config, places)
+        assert str(caught.value) == nvml.HANGS and caught.value.patience_s == WAIT_S
+    finally:
+        hang.unlink()
+    assert nvml._call is not None
+    nvml._call.join(30)
+    assert prepare(config, places).plan.models

@@ -51,7 +51,7 @@ def test_one_gpu_by_uuid(library: Path) -> None:
     assert sample["power"]["rail"] == "GPU"
     assert sample["power"]["power_w"] == 412.345
     assert "host is not measured" in sample["power"]["note"]
-    assert sample["zones"] == [{"name": "GPU-aaaa", "temp_c": 61, "passive_c": 92, "critical_c": 98}]
+    assert sample["zones"] == [{"name": "GPU-aaaa", "temp_c": 61, "passive_c": 92, "critical_c": 98, "limits": True}]
 
 
 def test_several_gpus_are_summed_or_chosen(library: Path) -> None:

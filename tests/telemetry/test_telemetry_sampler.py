@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from edge.board.probe import probe
 from edge.telemetry.host import HostSource
 from edge.telemetry.sample import PowerState, Sample, Zone
 from edge.telemetry.sampler import Sampler
@@ -38,7 +39,7 @@ def sampler_of(*sources: SensorSource) -> Sampler:
 
 async def test_sources_are_merged_and_each_keeps_its_time(board: FakeBoard) -> None:
     board.set_total_power(21.0)
-    sampler = sampler_of(SysfsSource(board.root), HostSource())
+    sampler = sampler_of(SysfsSource(board.root, probe(board.root)), HostSource())
     async with running(sampler.run()):
         await until(lambda: sampler.latest and sampler.latest.cpu_load_ratio is not None)
     sample = sampler.latest

@@ -1,16 +1,25 @@
 """The sysfs source on the trees of three boards, and on machines that have less."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
+from edge.board.board import Board, Cpu
+from edge.board.probe import probe
+from edge.board.tables import release_table, table
+from edge.telemetry.document import sample_document
 from edge.telemetry.sysfs import REPROBE_S, SysfsSource
 from tests.fakes.fake_jetson.files import put
 from tests.fakes.fake_jetson.tree import FakeBoard
 from tests.trees.trees import NAMES, tree
 
 BOARDS = ["agx-orin-64", "orin-nano-8", "agx-thor"]
+
+
+def source_of(board: FakeBoard) -> SysfsSource:
+    return SysfsSource(board.root, probe(board.root))
 
 
 def temps(source: SysfsSource, now: float = 0.0) -> dict[str, float | None]:
@@ -28,7 +37,7 @@ def temps(source: SysfsSource, now: float = 0.0) -> dict[str, float | None]:
 )
 def test_the_rail_that_counts_is_named_and_in_watts(board: FakeBoard, rail: str, parts: tuple[str, ...]) -> None:
     board.set_total_power(37.5)
-    power = SysfsSource(board.root).read(0.0).power
+    power = source_of(board).read(0.0).power
     assert power is not None
     assert power.power_w == pytest.approx(37.5, rel=0.01)
     assert (power.rail, power.parts) == (rail, parts)
@@ -37,7 +46,7 @@ def test_the_rail_that_counts_is_named_and_in_watts(board: FakeBoard, rail: str,
 
 @pytest.mark.parametrize("board", BOARDS, indirect=True)
 def test_values_change_live(board: FakeBoard) -> None:
-    source = SysfsSource(board.root)
+    source = source_of(board)
     for watts, celsius in [(10.0, 50.0), (25.0, 70.0), (45.0, 95.0)]:
         board.set_total_power(watts)
         board.set_all_temps(celsius)
@@ -110,7 +119,7 @@ def test_fc43_power_mode_by_name_whatever_its_number(board: FakeBoard) -> None:
     put(board.root / "etc/nvpmodel.conf", "\n".join(f"< POWER_MODEL ID={n} NAME={name} >" for n, name in table.items()))
     for number, name in table.items():
         board.set_power_mode(number)
-        sample = SysfsSource(board.root).read(0.0)
+        sample = source_of(board).read(0.0)
         assert sample.power_mode is not None
         assert (sample.power_mode.id, sample.power_mode.name) == (number, name)
         assert sample.power_w == pytest.approx(9.552, abs=0.01)
@@ -154,12 +163,13 @@ def test_overcurrent_is_counted_from_when_we_began(board: FakeBoard) -> None:
     assert SysfsSource(board.root, since_boot=True).read(1.0).overcurrent["oc3"] == 712
 
 
-@pytest.mark.parametrize("garbage", [b"", b"garbage", b"-5", b"99999999999"])
+@pytest.mark.parametrize("garbage", [b"", b"garbage", b"-500", b"99999999999", b"9" * 400])
 def test_fc73_a_rail_without_sense_is_absent_and_so_is_its_sum(board: FakeBoard, garbage: bytes) -> None:
     """FC-73: a sum with a rail missing would look like a saving, and nonsense is not a measurement."""
     put(board.sys / "class/hwmon/hwmon3/curr1_input", garbage)
-    sample = SysfsSource(board.root).read(0.0)
+    sample = source_of(board).read(0.0)
     assert sample.power is None
+    assert sample.notes == ("no total power: rail VDD_GPU_SOC cannot be read",)
     assert [rail.name for rail in sample.rails] == ["VDD_CPU_CV", "VIN_SYS_5V0", "VDDQ_VDD2_1V8AO"]
 
 
@@ -206,3 +216,125 @@ def test_an_orin_nano_s_own_files() -> None:
     assert (sample.power.rail, round(sample.power.power_w, 3)) == ("VDD_IN", 9.250)
     assert sample.temp_c == 63.781
     assert {"oc1", "oc3"} <= set(sample.overcurrent)
+
+
+def chip(root: Path, number: int, name: str, **files: object) -> Path:
+    """Write a hwmon chip."""
+    folder = root / f"sys/class/hwmon/hwmon{number}"
+    put(folder / "name", name)
+    for file, value in files.items():
+        put(folder / file, value)
+    return folder
+
+
+def test_parts_are_never_the_whole(tmp_path: Path) -> None:
+    """An Orin Nano without VDD_IN: its two other rails are 1.9 W of a board that may draw 60."""
+    board = FakeBoard(tmp_path / "b", "orin-nano-8")
+    for label in (board.sys / "class/hwmon").glob("hwmon*/in*_label"):
+        if label.read_text().strip() == "VDD_IN":
+            put(label, "NC")
+    sample = source_of(board).read(0.0)
+    assert len(sample.rails) == 2 and sample.power is None
+    assert sample.notes == ("no total power: rail VDD_IN of this board is not there",)
+
+
+def test_a_chip_that_is_probed_late_completes_the_total(board: FakeBoard) -> None:
+    """The second INA3221 of an AGX Orin appears after the start: 36 of 40 W are no total, and 40 W are one."""
+    board.set_total_power(40.0)
+    late = board.sys / "class/hwmon/hwmon4"
+    target = late.readlink()
+    late.unlink()
+    source = source_of(board)
+    sample = source.read(0.0)
+    assert sample.power is None and len(sample.rails) == 3
+    late.symlink_to(target)
+    assert source.read(REPROBE_S / 2).power is None
+    power = source.read(REPROBE_S + 1).power
+    assert power is not None and power.power_w == pytest.approx(40.0, rel=0.01)
+
+
+def test_a_small_offset_below_zero_is_zero(board: FakeBoard) -> None:
+    """An unloaded rail reads −3 mA through the shunt's offset; that does not take the total away."""
+    put(board.sys / "class/hwmon/hwmon3/curr1_input", b"-3")
+    sample = source_of(board).read(0.0)
+    assert sample.power is not None and min(rail.power_w for rail in sample.rails) == 0.0
+
+
+def test_a_channel_that_is_switched_off_is_named(board: FakeBoard) -> None:
+    folder = board.sys / "class/hwmon/hwmon3"
+    put(folder / "in1_enable", b"0")
+    put(folder / "curr1_input", b"")
+    sample = source_of(board).read(0.0)
+    assert sample.power is None
+    assert sample.notes == ("no total power: rail VDD_GPU_SOC is switched off (in1_enable is 0)",)
+
+
+def test_alarms_of_the_supply_are_read(board: FakeBoard) -> None:
+    folder = board.sys / "class/hwmon/hwmon3"
+    put(folder / "curr2_crit_alarm", b"1")
+    put(folder / "curr3_crit_alarm", b"0")
+    assert source_of(board).read(0.0).supply == ("power supply: VDD_CPU_CV curr2_crit_alarm",)
+
+
+def test_a_sagging_5_v_rail_is_trouble_of_the_supply(tmp_path: Path) -> None:
+    board = FakeBoard(tmp_path / "b", "orin-nano-8")
+    volt = next(
+        label.with_name(label.name.replace("label", "input"))
+        for label in (board.sys / "class/hwmon").glob("hwmon*/in*_label")
+        if label.read_text().strip() == "VDD_IN"
+    )
+    put(volt, b"4620")
+    assert source_of(board).read(0.0).supply == ("power supply: VDD_IN sags to 4.62 V",)
+
+
+CPU = Cpu("x", 4, 4)
+ARM = Board("aarch64", "Raspberry Pi 5", None, None, 8 << 30, False, CPU)
+PC = Board("x86_64", "a PC", None, None, 32 << 30, False, CPU)
+
+
+def zone(root: Path, number: int, kind: str, temp_c: float, passive_c: float, critical_c: float) -> None:
+    folder = root / f"sys/class/thermal/thermal_zone{number}"
+    rows = {"type": kind, "temp": round(temp_c * 1000)}
+    rows |= {"trip_point_0_type": "passive", "trip_point_0_temp": round(passive_c * 1000)}
+    rows |= {"trip_point_1_type": "critical", "trip_point_1_temp": round(critical_c * 1000)}
+    for node, value in rows.items():
+        put(folder / node, value)
+
+
+def test_a_board_that_is_no_jetson_has_trips_and_an_under_voltage_alarm(tmp_path: Path) -> None:
+    """A Raspberry Pi: the device tree's zone and the firmware's alarm."""
+    zone(tmp_path, 0, "cpu-thermal", 79.0, 80.0, 110.0)
+    chip(tmp_path, 1, "rpi_volt", in0_lcrit_alarm=1)
+    sample = SysfsSource(tmp_path, ARM).read(0.0)
+    assert [(z.name, z.limits, z.passive_c) for z in sample.zones] == [("cpu", True, 80.0)]
+    assert sample.supply == ("power supply: rpi_volt in0_lcrit_alarm",)
+
+
+def test_trips_of_a_pc_s_acpi_zones_are_shown_and_limit_nothing(tmp_path: Path) -> None:
+    zone(tmp_path, 0, "acpitz", 62.0, 60.0, 110.0)
+    sample = SysfsSource(tmp_path, PC).read(0.0)
+    assert [(z.temp_c, z.passive_c, z.limits) for z in sample.zones] == [(62.0, 60.0, False)]
+
+
+@pytest.mark.parametrize("milli", [127_000, 45_000_000, -256_000, 10**400])
+def test_an_implausible_temperature_is_absent(tmp_path: Path, milli: int) -> None:
+    zone(tmp_path, 0, "cpu-thermal", 50.0, 80.0, 110.0)
+    put(tmp_path / "sys/class/thermal/thermal_zone0/temp", str(milli))
+    assert SysfsSource(tmp_path, ARM).read(0.0).temp_c is None
+
+
+def test_numbers_of_400_digits_take_no_sample_down(board: FakeBoard) -> None:
+    digits = "9" * 400
+    for path in [*board.sys.glob("class/hwmon/hwmon*/*_input"), *board.sys.glob("class/devfreq/*/cur_freq")]:
+        put(path, digits)
+    put(board.root / "proc/meminfo", f"MemTotal: {digits} kB\nMemAvailable: {digits} kB\n")
+    sample = source_of(board).read(0.0)
+    assert (sample.power, sample.memory) == (None, None)
+    json.dumps(sample_document(sample, 1.0), allow_nan=False)
+
+
+def test_every_board_of_the_table_has_its_sensors() -> None:
+    listed = [name for row in release_table().sensors for name in row.boards]
+    assert len(listed) == len(set(listed))
+    assert {row.id for row in table().rows} <= set(listed)
+    assert all(row.source and row.zones for row in release_table().sensors)
