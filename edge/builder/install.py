@@ -142,12 +142,18 @@ def commit(engines: Path, folder: Path, document: Mapping[str, Any]) -> str:
 
 
 def use(engines: Path, engine_id: str) -> SelectedEngine:
-    """Select an installed engine; the one selected before becomes `previous`."""
-    load(engines, engine_id)
+    """Select an installed engine, or `embedded`; the one selected before becomes `previous`."""
     before = read_selection(engines)
-    if before.current == engine_id:
-        return before
-    after = SelectedEngine(engine_id, before.current)
+    embedded = find_embedded(sys.executable)
+    if embedded is not None and engine_id in ("embedded", embedded.id):
+        if before.current is None:
+            return before
+        after = SelectedEngine(None, before.current)
+    else:
+        load(engines, engine_id)
+        if before.current == engine_id:
+            return before
+        after = SelectedEngine(engine_id, before.current)
     write_selection(engines, after)
     return after
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +122,28 @@ def serving_engine(instance: Folders) -> str | None:
         return None
     finally:
         client.close()
+
+
+def serving(place: Folders, files: Iterable[Path]) -> str | None:
+    """Return who serves one of these files, for a sentence; None where no running instance does.
+
+    Asked are the instance of these folders and the system's service.
+    """
+    wanted = {os.path.realpath(file) for file in files}
+    for instance in dict.fromkeys((place, system_folders())):
+        if not held(instance.lock):
+            continue
+        client = Client(instance)
+        try:
+            models = client.status()["models"]
+        except UnavailableError:  # another user's, or just gone
+            continue
+        finally:
+            client.close()
+        for model_id, model in models.items():
+            if wanted & {os.path.realpath(file) for file in model.get("files", ())}:
+                return f"the edgellm in {instance.instance_run}, as {model_id}"
+    return None
 
 
 def not_running(instance: Folders) -> NotRunningError:

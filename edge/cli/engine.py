@@ -17,7 +17,9 @@ from edge.engine.installed import SelectedEngine
 from edge.errors import UsageError
 from edge.units import format_bytes, printable
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="as in `edgellm engine list`", autocompletion=known_engines)]
+Id = Annotated[
+    str, typer.Argument(metavar="ID", help="as in `edgellm engine list`, or embedded", autocompletion=known_engines)
+]
 
 
 def register(root: typer.Typer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,7 @@ import typer
 
 from edge.cli.complete import known_models
 from edge.cli.options import Engine, Json, StateDir, folders_of
-from edge.errors import BadModelError
+from edge.errors import BadModelError, UsageError
 
 if TYPE_CHECKING:
     from edge.models.quant import QuantPreference
@@ -214,13 +215,24 @@ def quantize(
         drawing.quantized(made, model)
 
 
-def remove(ref: Ref, state_dir: StateDir = None, as_json: Json = False) -> None:
+def remove(
+    ref: Ref,
+    force: Annotated[bool, typer.Option("--force", help="also a model that is being served")] = False,
+    state_dir: StateDir = None,
+    as_json: Json = False,
+) -> None:
     """Remove a model from the store's own folder. Files of other folders are not touched."""
     from edge.cli import model_json
     from edge.cli import model_output as drawing
-    from edge.models.install import remove as take_away
+    from edge.cli.client import serving
+    from edge.models.install import removable, remove_entry
 
-    gone = take_away(_store(state_dir), ref)
+    store = _store(state_dir)
+    entry = removable(store, ref)
+    server = None if force else serving(folders_of(state_dir), entry.shards or (entry.path,))
+    if server and not (sys.stdin.isatty() and typer.confirm(f"{entry.id} is served by {server}: remove it?")):
+        raise UsageError(f"{entry.id} is served by {server}", "stop it first, or use --force")
+    gone = remove_entry(store, entry)
     if as_json:
         typer.echo(model_json.dump(removed=gone.id, paths=list(gone.paths), bytes=gone.bytes))
     else:

@@ -213,6 +213,8 @@ def overview(
     for status in known:
         model = document["models"][status.id]
         model["pid"] = status.pid
+        if prepared and status.id in prepared.plan.models:
+            model["files"] = list(prepared.plan.models[status.id].model.shards)
         if status.failure is not None:
             model["failure"]["evidence"] = status.failure.evidence
     return document | {

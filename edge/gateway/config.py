@@ -1,4 +1,4 @@
-"""What the operator may set about the gateway. Values only."""
+"""Options of the gateway: the [gateway] section with its paths resolved, and bounds of one client. Values only."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from edge.units import KIB, MIB
+from edge.config.values import GatewayConfig
+from edge.units import KIB
+
+_SECTION = GatewayConfig()  # the defaults of the keys stand there
 
 
 class ClientLimits(Struct, frozen=True):
-    """Bounds that keep one rude client from starving the others. Not in the configuration file."""
+    """Bounds that keep one client from starving the others. Not in the configuration file."""
 
     connections: int = 512
     header_s: float = 20.0  # from the first byte of a request to its last header
@@ -24,23 +27,23 @@ class ClientLimits(Struct, frozen=True):
 
 
 class GatewayOptions(Struct, frozen=True):
-    """`[gateway]` of edgellm.toml and the flags that belong to it. `keys_file` None means that no key can exist."""
+    """`[gateway]` of edgellm.toml and the flags beside it. `keys_file` None: no key can exist."""
 
     keys_file: Path | None = None
-    cors_origins: tuple[str, ...] = ()
-    hosts: tuple[str, ...] = ()
-    max_body_bytes: int = 64 * MIB
-    hold_requests: int = 64
-    hold_bytes: int = 64 * MIB
-    hold_seconds: float = 900.0
-    unknown_model: str = "only"  # "only" | "strict"
-    queue_requests: int = 64  # per model, beyond its slots
-    heartbeat_s: float = 10.0  # between comments in a stream that waits; 0: none
+    cors_origins: tuple[str, ...] = _SECTION.cors_origins
+    hosts: tuple[str, ...] = _SECTION.hosts
+    max_body_bytes: int = _SECTION.max_body_bytes
+    hold_requests: int = _SECTION.hold.requests
+    hold_bytes: int = _SECTION.hold.bytes
+    hold_seconds: float = _SECTION.hold.seconds
+    unknown_model: str = _SECTION.unknown_model
+    queue_requests: int = _SECTION.queue
+    heartbeat_s: float = _SECTION.heartbeat_s
     strict: bool = False
     insecure: bool = False
     tls_cert: Path | None = None
     tls_key: Path | None = None
     access_log: Path | None = None  # None: only to the logger edge.access
     log_json: bool = False
-    log_prompts: bool = False
+    log_prompts: bool = _SECTION.log_prompts
     limits: ClientLimits = field(default_factory=ClientLimits)

@@ -90,6 +90,11 @@ class Removed(Struct, frozen=True):
 
 def remove(store: Store, ref: str) -> Removed:
     """Remove `NAME[:QUANT]`, usable or not. Raises UsageError if that matches several models or none of ours."""
+    return remove_entry(store, removable(store, ref))
+
+
+def removable(store: Store, ref: str) -> StoreEntry:
+    """Return the model of our own folder that `NAME[:QUANT]` means. Raises UsageError for several, or none of ours."""
     found = store.named(ref)
     own = [entry for entry in found if entry.writable]
     # A projector in the model's folder has its name, and goes with it.
@@ -100,15 +105,15 @@ def remove(store: Store, ref: str) -> Removed:
     if len(own) > 1:
         table = "\n".join(f"  {entry.id:<40} {entry.path}" for entry in own)
         raise UsageError(f"{ref} means {len(own)} models", "name one with its quant: NAME:QUANT", table=table)
-    return _remove(store.models_dir, own[0])
+    return own[0]
 
 
-def _remove(models_dir: Path, entry: StoreEntry) -> Removed:
+def remove_entry(store: Store, entry: StoreEntry) -> Removed:
     """Remove the folder of a pulled or imported model, or the loose files alone."""
     folder = entry.path.parent
-    whole = folder != models_dir and (folder / receipt.FILE_NAME).is_file()
+    whole = folder != store.models_dir and (folder / receipt.FILE_NAME).is_file()
     paths = [folder] if whole else list(entry.shards)
-    with job(models_dir, entry.name, f"remove {entry.path}", "remove", entry.id) as work:
+    with job(store.models_dir, entry.name, f"remove {entry.path}", "remove", entry.id) as work:
         for number, path in enumerate(paths):
             path.rename(work.work / str(number))
         shutil.rmtree(work.work)

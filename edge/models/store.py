@@ -193,8 +193,9 @@ def missing(ref: str, entries: Sequence[StoreEntry]) -> ModelMissingError:
     if not ids:
         return ModelMissingError(f"no model {ref!r}: there is none here yet", pull)
     near = difflib.get_close_matches(ref, ids, 3, 0.5)
+    guess = f"did you mean {near[0]}? There is" if near else "there is"
     table = "\n".join(f"  {name}" for name in list(dict.fromkeys([*near, *ids]))[:12])
-    return ModelMissingError(f"no model {ref!r} here; there is", f"name one of these, or: {pull}", table=table)
+    return ModelMissingError(f"no model {ref!r} here; {guess}", f"name one of these, or: {pull}", table=table)
 
 
 def _quant_by_header(entry: StoreEntry) -> str | None:
