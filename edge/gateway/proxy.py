@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -55,8 +56,11 @@ async def forward(pools: Pools, exchange: Exchange, endpoint: Endpoint) -> web.S
     retry = RetryPolicy(upstream, exchange.wait_until_s)
     # The engine may close an idle connection just now; a body that cannot be sent twice gets a new connection.
     fresh = not exchange.body.complete
-    with upstream.request() as progress:
+    fingerprint = _fingerprint(exchange)
+    with upstream.request(fingerprint) as progress:
         while True:
+            if upstream.kills(fingerprint):
+                raise RejectedError(_kills_engine(upstream))
             try:
                 return await _attempt(pools, exchange, endpoint, progress, loop, fresh)
             except UpstreamDied as died:
@@ -67,6 +71,24 @@ async def forward(pools: Pools, exchange: Exchange, endpoint: Endpoint) -> web.S
                 exchange.record.retried = fresh = True
                 lost = died
             endpoint = await retry.endpoint(endpoint, lost)
+
+
+def _fingerprint(exchange: Exchange) -> Callable[[], str | None]:
+    """Return the identity of a request, computed when an engine died: None for a body that is not kept."""
+
+    def compute() -> str | None:
+        if exchange.body.sent or not exchange.body.complete:
+            return None
+        head = f"{exchange.request.method} {exchange.target}\n".encode()
+        return hashlib.sha256(head + (exchange.body.data or b"")).hexdigest()
+
+    return compute
+
+
+def _kills_engine(upstream: Upstream) -> HttpFault:
+    message = f"this request was in flight when the engine of model {upstream.model_id!r} died, twice"
+    hint = "it is refused for ten minutes: change it (a grammar, an image, a very long prompt), or update the engine"
+    return HttpFault(422, "kills_engine", message, hint)
 
 
 async def _attempt(

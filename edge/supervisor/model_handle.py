@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from edge.supervisor.status import Failure, ModelStatus, State
 from edge.supervisor.supervisor import Supervisor
+from edge.supervisor.traffic import Fingerprint
 from edge.supervisor.upstream import Endpoint, RequestProgress
 from edge.telemetry.governor import AdmissionLimit
 
@@ -178,8 +179,11 @@ class ModelHandle:
             return HOT_RETRY_S
         return self.supervisor.expected_ready_in_s() if self.supervisor else None
 
-    def request(self) -> AbstractContextManager[RequestProgress]:
-        return self.supervisor.request() if self.supervisor else nullcontext(_NoProgress())
+    def request(self, fingerprint: Fingerprint = lambda: None) -> AbstractContextManager[RequestProgress]:
+        return self.supervisor.request(fingerprint) if self.supervisor else nullcontext(_NoProgress())
+
+    def kills(self, fingerprint: Fingerprint) -> bool:
+        return self.supervisor is not None and self.supervisor.kills(fingerprint)
 
 
 class _NoProgress:

@@ -41,9 +41,9 @@ from edge.supervisor.process import Child, spawn
 from edge.supervisor.process_io import reaped
 from edge.supervisor.remedies import Remedies
 from edge.supervisor.start import Attempt
-from edge.supervisor.state import ENDING, AfterExit, SupervisorState, step
+from edge.supervisor.state import ENDING, AfterExit, SupervisorState, died, step
 from edge.supervisor.status import Failure, ModelStatus, State
-from edge.supervisor.traffic import Traffic
+from edge.supervisor.traffic import Fingerprint, Traffic
 from edge.supervisor.upstream import Endpoint, RequestProgress
 from edge.supervisor.variants import PlanVariants, model_info
 from edge.supervisor.watch import Watch
@@ -220,8 +220,11 @@ class Supervisor:
             return self._expected_ready_s
         return max(0.0, self._expected_ready_s - (time.monotonic() - self.started_at_s))
 
-    def request(self) -> AbstractContextManager[RequestProgress]:
-        return self._traffic.request()
+    def request(self, fingerprint: Fingerprint = lambda: None) -> AbstractContextManager[RequestProgress]:
+        return self._traffic.request(fingerprint)
+
+    def kills(self, fingerprint: Fingerprint) -> bool:
+        return self._traffic.kills(fingerprint)
 
     @property
     def open_requests(self) -> int:
@@ -285,6 +288,8 @@ class Supervisor:
     def _become(self, machine: SupervisorState) -> None:
         before, self.machine = self.machine, machine
         if machine != before:
+            if before.ready_since is not None and died(before, machine):
+                self._traffic.engine_died()
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
             self.callbacks.on_change(self, before, machine)

@@ -1,4 +1,4 @@
-"""Count the open requests of one model: a drain waits for them, and hangs are judged by their progress."""
+"""The open requests of one model: a drain waits for them, hangs are judged by them, and deaths are blamed on them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,29 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+Fingerprint = Callable[[], str | None]
+DEATHS = 2  # at one death a request may have been there by chance
+REFUSED_S = 600.0  # a client that retries stops within minutes; a later version of the prompt has another fingerprint
+BLAMED_S = (
+    10.0  # from a broken connection to the exit that the supervisor sees: a core of some GiB is written meanwhile
+)
+REMEMBERED = 256
+
 
 class Traffic:
     """The open requests. `moved_s`: when the last byte of an answer came, monotonic. `on_idle`: the last one ended."""
 
-    def __init__(self, on_idle: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, on_idle: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.monotonic) -> None:
         self.open = 0
         self.moved_s = 0.0
         self.opened = asyncio.Event()  # set while a request is open
         self.keep_alive_s: float | None = None  # idle time that the last client asked for; negative is never
         self._on_idle = on_idle
+        self._clock = clock
+        self._running: list[Fingerprint] = []
+        self._broken: list[tuple[float, Fingerprint]] = []  # ended without an answer lately
+        self._deaths: dict[str, int] = {}
+        self._refused_until_s: dict[str, float] = {}
 
     def idle_limit_s(self, ttl_s: float) -> float | None:
         """Return the idle seconds after which the model may sleep, `ttl_s` where no client asked; None is never."""
@@ -25,18 +38,44 @@ class Traffic:
         return None if self.keep_alive_s < 0 else self.keep_alive_s
 
     def moved(self) -> None:
-        self.moved_s = time.monotonic()
+        self.moved_s = self._clock()
 
     @contextmanager
-    def request(self) -> Iterator[Traffic]:
+    def request(self, fingerprint: Fingerprint = lambda: None) -> Iterator[Traffic]:
+        """Count a request as open. `fingerprint` is computed when it is needed: None blames nothing."""
         self.open += 1
         self.opened.set()
+        self._running.append(fingerprint)
         self.moved()
         try:
             yield self
+        except BaseException:
+            now = self._clock()
+            self._broken = [each for each in self._broken if now - each[0] < BLAMED_S]
+            self._broken.append((now, fingerprint))
+            raise
         finally:
+            self._running.remove(fingerprint)
             self.open -= 1
             self.moved()
             if self.open == 0:
                 self.opened.clear()
                 self._on_idle()
+
+    def engine_died(self) -> None:
+        """Count a death against the requests that were in flight, and refuse those that were there twice."""
+        now = self._clock()
+        blamed = [*self._running, *(fingerprint for at_s, fingerprint in self._broken if now - at_s < BLAMED_S)]
+        self._broken.clear()
+        for text in {text for fingerprint in blamed if (text := fingerprint()) is not None}:
+            self._deaths[text] = deaths = self._deaths.pop(text, 0) + 1
+            if deaths >= DEATHS:
+                self._refused_until_s[text] = now + REFUSED_S
+        while len(self._deaths) > REMEMBERED:
+            self._deaths.pop(next(iter(self._deaths)))
+
+    def kills(self, fingerprint: Fingerprint) -> bool:
+        """Return whether a request is refused because it was in flight at two deaths of the engine."""
+        now = self._clock()
+        self._refused_until_s = {text: until_s for text, until_s in self._refused_until_s.items() if until_s > now}
+        return bool(self._refused_until_s) and fingerprint() in self._refused_until_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -54,8 +55,15 @@ class Upstream(Protocol):
         """Return the seconds to READY as the last start took them; None without a record."""
         ...
 
-    def request(self) -> AbstractContextManager[RequestProgress]:
-        """Count a request as open while the context lasts. Without `Progress.moved()` the engine counts as hung."""
+    def request(self, fingerprint: Callable[[], str | None] = lambda: None) -> AbstractContextManager[RequestProgress]:
+        """Count a request as open while the context lasts. Without `RequestProgress.moved()` the engine counts as hung.
+
+        `fingerprint`: identifies the request if the engine dies; None if it cannot be identified.
+        """
+        ...
+
+    def kills(self, fingerprint: Callable[[], str | None]) -> bool:
+        """Return whether the request is refused for a while because it was in flight at two deaths of the engine."""
         ...
 
 

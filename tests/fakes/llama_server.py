@@ -159,6 +159,10 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(engine.switches.refuse_warm_up, {"error": {"message": message}})
         if engine.switches.refuse_chat and self.path.startswith("/v1/chat"):
             return self.answer(500, {"error": {"message": "the template does not parse", "code": 500}})
+        if engine.switches.poison and engine.switches.poison in json.dumps(body):
+            print("cudaMalloc failed: out of memory", file=sys.stderr, flush=True)  # of the client's own text
+            os.kill(os.getpid(), signal.SIGSEGV)
+            time.sleep(60)
         number = engine.count()
         tokens = int(body.get("n_predict") or body.get("max_tokens") or 4)
         timings = {"predicted_per_second": engine.switches.tokens_s, "prompt_per_second": 1000.0}

@@ -311,3 +311,17 @@ async def test_fc94_a_burst_keeps_no_more_connections_than_the_engine_has_thread
     assert all(each.status == 200 for each in await asyncio.gather(*(here.once(get) for _ in range(30))))
     await until(lambda: here.engine.open <= 4)
     assert len(here.engine.requests) == 30
+
+
+async def test_a_request_that_killed_two_engines_is_refused_with_422(rig: Rigs) -> None:
+    here = await rig(answer_ok)
+    assert (await here.once(POST)).status == 200
+    (fingerprint,) = here.model.fingerprints
+    assert fingerprint is not None
+    here.model.refused = {fingerprint}
+    answer = await here.once(POST)
+    error = json.loads(answer.body)["error"]
+    assert (answer.status, error["kind"]) == (422, "kills_engine")
+    assert len(here.engine.requests) == 1, "no third engine gets it"
+    other = POST.replace(b"Content-Length: 4", b"Content-Length: 3")[:-1]
+    assert (await here.once(other)).status == 200

@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -62,8 +62,11 @@ class Server:
         return None
 
     @contextmanager
-    def request(self) -> Iterator[Server]:
+    def request(self, fingerprint: Callable[[], str | None] = lambda: None) -> Iterator[Server]:
         yield self
+
+    def kills(self, fingerprint: Callable[[], str | None]) -> bool:
+        return False
 
     def moved(self) -> None:
         pass

@@ -55,7 +55,7 @@ class Model:
     def expected_ready_in_s(self) -> float | None:
         return 7.0
 
-    def request(self) -> AbstractContextManager[RequestProgress]:
+    def request(self, fingerprint: object = None) -> AbstractContextManager[RequestProgress]:
         return nullcontext(self)  # type: ignore[arg-type]
 
     def moved(self) -> None: ...

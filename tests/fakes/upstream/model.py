@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,6 +37,8 @@ class FakeModel:
         self.asked = 0  # calls of ensure_ready
         self.looks = 0  # calls of endpoint
         self.open = 0
+        self.refused: set[str | None] = set()  # fingerprints
+        self.fingerprints: list[str | None] = []
         self.kept_alive: list[float] = []
         self.expected_s: float | None = None
         self._change = asyncio.Condition()
@@ -91,9 +93,13 @@ class FakeModel:
         return self.expected_s
 
     @contextmanager
-    def request(self) -> Iterator[Moves]:
+    def request(self, fingerprint: Callable[[], str | None] = lambda: None) -> Iterator[Moves]:
         self.open += 1
+        self.fingerprints.append(fingerprint())
         try:
             yield Moves()
         finally:
             self.open -= 1
+
+    def kills(self, fingerprint: Callable[[], str | None]) -> bool:
+        return fingerprint() in self.refused

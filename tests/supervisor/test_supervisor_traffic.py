@@ -1,0 +1,96 @@
+"""Open requests are blamed for the deaths of an engine: twice there, and a request is refused for a while."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from edge.supervisor.status import State
+from edge.supervisor.traffic import BLAMED_S, REFUSED_S, REMEMBERED, Traffic
+from tests.supervisor.rig import rigged
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def same(text: str | None = "poison") -> str | None:
+    return text
+
+
+def die_with(traffic: Traffic, *texts: str | None) -> None:
+    """Let the engine die with requests of these fingerprints open; the proxies see their connections end."""
+    contexts = [traffic.request(lambda text=text: text) for text in texts]  # type: ignore[misc]
+    for context in contexts:
+        context.__enter__()
+    traffic.engine_died()
+    for context in contexts:
+        context.__exit__(None, None, None)
+
+
+async def test_two_deaths_refuse_and_time_forgives() -> None:
+    clock = Clock()
+    traffic = Traffic(clock=clock)
+    die_with(traffic, "poison", "bystander")
+    assert not traffic.kills(same)
+    die_with(traffic, "poison", None)
+    assert traffic.kills(same)
+    assert not traffic.kills(lambda: "bystander") and not traffic.kills(lambda: None)
+    clock.now += REFUSED_S
+    assert not traffic.kills(same)
+
+
+async def test_a_request_whose_connection_broke_before_the_exit_was_seen_is_blamed() -> None:
+    clock = Clock()
+    traffic = Traffic(clock=clock)
+    for _ in range(2):
+        with pytest.raises(ConnectionError), traffic.request(same):
+            raise ConnectionError
+        clock.now += BLAMED_S / 2
+        traffic.engine_died()
+    assert traffic.kills(same)
+
+
+async def test_a_request_that_was_answered_is_not_blamed() -> None:
+    traffic = Traffic()
+    for _ in range(2):
+        with traffic.request(same):
+            pass
+        traffic.engine_died()
+    assert not traffic.kills(same)
+
+
+async def test_a_fingerprint_is_computed_only_when_it_is_needed() -> None:
+    def never() -> str | None:
+        raise AssertionError("computed for a healthy engine")
+
+    traffic = Traffic()
+    with traffic.request(never):
+        assert not traffic.kills(never)
+
+
+async def test_memory_for_fingerprints_is_bounded() -> None:
+    traffic = Traffic()
+    for number in range(REMEMBERED * 2):
+        die_with(traffic, str(number))
+    assert len(traffic._deaths) == REMEMBERED
+
+
+async def test_a_request_that_kills_engines_costs_no_rung_and_is_refused(short_dir: Path) -> None:
+    """Its text holds an allocator's message: sixteen such requests moved a model down all rungs to FAILED."""
+    async with rigged(short_dir, rungs=3, poison="fatal grammar") as rig:
+        await rig.ready()
+        for number in (2, 3):
+            with pytest.raises((aiohttp.ClientError, OSError)), rig.supervisor.request(same):
+                await rig.complete(grammar="fatal grammar")
+            await rig.until(lambda number=number: len(rig.pids) == number)  # type: ignore[misc]
+            await rig.ready()
+        assert rig.supervisor.kills(same)
+        assert rig.supervisor.machine.rung == 0 and rig.supervisor.status().state is State.READY
+        assert set(rig.kinds) == {"signal_segv"}
