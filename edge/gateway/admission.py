@@ -13,6 +13,8 @@ from edge.supervisor.upstream import Upstream
 
 # Duration of a request until one was measured; used for Retry-After only.
 _FIRST_GUESS_S = 5.0
+# Requests at an engine that take no slot: each is a connection, and llama-server has few HTTP threads for them.
+LIGHT_REQUESTS = 64
 _SMOOTHING = 0.2  # weight of the newest duration: about the last ten requests count
 _COOLING_S = 30.0  # Retry-After at the thermal limit: an estimate, a heat sink cools within tens of seconds
 
@@ -23,6 +25,7 @@ class _ModelQueue(Struct):
     """One model's queue. `fraction` of its slots may be busy; with `held` no request goes ahead."""
 
     upstream: Upstream | None = None  # asked for its slots each time: a restarted engine may have fewer
+    fixed: int | None = None  # the limit of requests that take no slot
     active: int = 0
     fraction: float = 1.0
     held: bool = False
@@ -32,6 +35,8 @@ class _ModelQueue(Struct):
 
     @property
     def limit(self) -> int:
+        if self.fixed is not None:
+            return self.fixed
         slots = 1 if self.upstream is None else self.upstream.slots
         return max(1, int(slots * self.fraction))
 
@@ -57,6 +62,7 @@ class Admission:
     def __init__(self, queue_requests: int) -> None:
         self._queue_requests = queue_requests
         self._queues: dict[str, _ModelQueue] = {}
+        self._light: dict[str, _ModelQueue] = {}
         self._fraction = 1.0
         self._held = False
         self._cause = ""
@@ -79,23 +85,23 @@ class Admission:
             queue.fraction, queue.held, queue.cause = fraction, hold_new, cause
             queue.advance()
 
-    def enter_now(self, upstream: Upstream) -> SlotLease | None:
-        """Return a lease, None where the request would have to wait."""
-        if self.crowded(upstream):
+    def enter_now(self, upstream: Upstream, *, slot: bool = True) -> SlotLease | None:
+        """Return a lease, None where the request would have to wait. `slot`: the request runs inference."""
+        queue = self._current(upstream, slot)
+        if queue.waiters or queue.full:
             return None
-        queue = self._queue(upstream.model_id)
         queue.active += 1
         return SlotLease(queue)
 
-    async def enter(self, upstream: Upstream, wait: Wait, *, patient: bool) -> SlotLease:
+    async def enter(self, upstream: Upstream, wait: Wait, *, patient: bool, slot: bool = True) -> SlotLease:
         """Return a lease, after `wait` where there is a queue. Raises RejectedError with 429 if the queue is full.
 
         A `patient` request has waited for its model before: it is never rejected.
         """
-        lease = self.enter_now(upstream)
+        lease = self.enter_now(upstream, slot=slot)
         if lease is not None:
             return lease
-        queue = self._current(upstream)
+        queue = self._current(upstream, slot)
         if not patient and not queue.held and len(queue.waiters) >= self._queue_requests:
             raise RejectedError(_busy_fault(upstream, queue))
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -116,8 +122,11 @@ class Admission:
             queue = self._queues[model] = _ModelQueue(fraction=self._fraction, held=self._held, cause=self._cause)
         return queue
 
-    def _current(self, upstream: Upstream) -> _ModelQueue:
-        queue = self._queue(upstream.model_id)
+    def _current(self, upstream: Upstream, slot: bool = True) -> _ModelQueue:
+        if slot:
+            queue = self._queue(upstream.model_id)
+        else:
+            queue = self._light.setdefault(upstream.model_id, _ModelQueue(fixed=LIGHT_REQUESTS))
         queue.upstream = upstream
         queue.advance()
         return queue

@@ -14,6 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from edge.gateway.config import GatewayOptions
+from edge.gateway.connections import Connections
 from edge.gateway.openai import HttpFault, RejectedError
 from edge.units import KIB, format_bytes
 
@@ -26,7 +27,7 @@ _ZSTD_WINDOW_LOG = 23
 class Body:
     """One request's body."""
 
-    def __init__(self, request: web.Request, config: GatewayOptions) -> None:
+    def __init__(self, request: web.Request, config: GatewayOptions, connections: Connections) -> None:
         """Raises RejectedError if the Content-Length is over the limit."""
         self._request = request
         self._limit = config.max_body_bytes
@@ -37,7 +38,9 @@ class Body:
         self._received = 0
         self._seen = 0  # bytes after decompression
         self._began_s: float | None = None
+        self._connections = connections
         self.complete = not request.can_read_body
+        connections.uploading(request.transport, not self.complete)
         self.sent = False  # a part that is not kept went to the engine: the body cannot be sent again
         self.fault: HttpFault | None = None  # the reason for which the stream to the engine was cut short
         length = request.content_length
@@ -121,7 +124,9 @@ class Body:
         if self._received > self._limit:
             raise RejectedError(self._too_large())
         ended = content.at_eof()
-        if not ended:
+        if ended:
+            self._connections.uploading(self._request.transport, False)
+        else:
             self._check_pace()
         if self._decoder is None:
             self.complete = ended

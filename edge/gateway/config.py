@@ -16,6 +16,8 @@ class ClientLimits(Struct, frozen=True):
     """Bounds that keep one client from starving the others. Not in the configuration file."""
 
     connections: int = 512
+    connections_per_peer: int = 256  # of one address that is not loopback
+    probe_s: float = 2.0  # for the request of a connection that was accepted for probes only
     header_s: float = 20.0  # from the first byte of a request to its last header
     idle_s: float = 120.0  # between requests; longer than the 20–90 s of common client pools
     grace_s: float = 1.0  # a connection so young may not have been read yet: it is not ended to make room
@@ -23,7 +25,13 @@ class ClientLimits(Struct, frozen=True):
     body_idle_s: float = 30.0  # between two pieces of a body
     body_bytes_per_s: int = 500  # on average, once `body_idle_s` is over
     header_field_bytes: int = 16 * KIB
+    header_bytes: int = 32 * KIB  # all of one request, as nginx has it (large_client_header_buffers 4 8k)
     replay_bytes: int = 256 * KIB  # bodies up to this size are kept, so that they can be sent twice
+
+    @property
+    def probe_connections(self) -> int:
+        """Connections beyond `connections` that serve probes only."""
+        return self.connections // 16
 
 
 class GatewayOptions(Struct, frozen=True):

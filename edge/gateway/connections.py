@@ -1,13 +1,16 @@
-"""Bound the number of client connections, and the time one may take, between the transport and aiohttp's protocol.
+"""Bound client connections in number, time and bytes, between the transport and aiohttp's protocol.
 
-aiohttp bounds a line and a header, but neither the time in which they arrive nor the number of connections.
+aiohttp bounds a line and a header, but neither all headers together, nor the time in which they arrive, nor the number
+of connections. When all connections are taken some more are accepted for probes only.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import math
+from collections import Counter
 from collections.abc import Callable
 from typing import cast
 
@@ -15,6 +18,14 @@ from edge.gateway.config import ClientLimits
 from edge.gateway.openai import HttpFault
 
 _TICK_S = 1.0  # all limits here are whole seconds; one timer for all connections costs less than one for each
+# After a rejection the client's bytes are read and dropped for so long: a close with unread bytes is a TCP reset, which
+# may take the answer with it.
+_LINGER_S = 1.0
+_MOST_LINGERING = 64
+# An upload slower than this, seen over some seconds, gives way to other clients when all connections are taken.
+_SLOW_BYTES_PER_S = 16 * 1024
+_JUDGED_AFTER_S = 5.0
+_HEAD_END = b"\r\n\r\n"
 
 
 class Connections:
@@ -23,7 +34,9 @@ class Connections:
     def __init__(self, limits: ClientLimits) -> None:
         self._limits = limits
         self._open: dict[asyncio.BaseTransport, Connection] = {}
+        self._peers: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
+        self.lingering = 0
         self.refused = 0
 
     def __len__(self) -> int:
@@ -33,42 +46,68 @@ class Connections:
         """Return a protocol factory for `loop.create_server` that wraps `inner`."""
         return lambda: Connection(self, inner())
 
-    def request_began(self, transport: asyncio.BaseTransport | None) -> None:
+    def request_began(self, transport: asyncio.BaseTransport | None) -> Connection | None:
+        """Note that a request's head has arrived. Return its connection."""
         found = self._open.get(transport) if transport is not None else None
         if found is not None:
-            found.busy = True
+            found.answer_from(asyncio.get_running_loop().time())
+        return found
 
-    def request_ended(self, transport: asyncio.BaseTransport | None) -> None:
+    def request_ended(self, transport: asyncio.BaseTransport | None, *, unread: bool = False) -> None:
+        """Note that a request was answered. `unread`: bytes of its body still come, which aiohttp reads and drops."""
         found = self._open.get(transport) if transport is not None else None
         if found is not None:
-            found.idle_from(asyncio.get_running_loop().time())
+            found.idle_from(asyncio.get_running_loop().time(), unread)
+
+    def uploading(self, transport: asyncio.BaseTransport | None, is_pending: bool) -> None:
+        """Note whether the body of the connection's request is still on its way."""
+        found = self._open.get(transport) if transport is not None else None
+        if found is not None:
+            found.body_pending = is_pending
 
     def _join(self, connection: Connection, transport: asyncio.Transport) -> bool:
-        if len(self._open) >= self._limits.connections and not self._make_room():
+        limits = self._limits
+        if _peer(transport) is not None and self._peers[_peer(transport) or ""] >= limits.connections_per_peer:
             self.refused += 1
             return False
+        if len(self._open) >= limits.connections and not self._make_room():
+            if len(self._open) >= limits.connections + limits.probe_connections and not self._make_room(probes=True):
+                self.refused += 1
+                return False
+            connection.probes_only = True
         self._open[transport] = connection
+        self._peers[_peer(transport) or ""] += 1
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
         return True
 
     def _leave(self, transport: asyncio.Transport) -> None:
-        self._open.pop(transport, None)
+        if self._open.pop(transport, None) is not None:
+            peer = _peer(transport) or ""
+            self._peers[peer] -= 1
+            if self._peers[peer] <= 0:
+                del self._peers[peer]
         if not self._open and self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _make_room(self) -> bool:
-        """Abort the connection that has been without a request for longest. Returns False where there is none.
+    def _make_room(self, *, probes: bool = False) -> bool:
+        """Abort the connection that has been without a request for longest, otherwise the slowest upload.
 
-        Never a busy one, nor one so young that it may not have been read yet: behind a socket unit hundreds that
-        waited are accepted in one turn of the loop.
+        Returns False where there is none. Never one so young that it may not have been read yet: behind a socket unit
+        hundreds that waited are accepted in one turn of the loop. `probes`: among those kept for probes.
         """
-        idle = [(each.since_s, transport) for transport, each in self._open.items() if not each.busy]
+        now_s = asyncio.get_running_loop().time()
+        among = [pair for pair in self._open.items() if pair[1].probes_only is probes]
+        idle = [(each.since_s, transport) for transport, each in among if not each.busy]
         since_s, transport = min(idle, key=lambda pair: pair[0], default=(math.inf, None))
-        if transport is None or asyncio.get_running_loop().time() - since_s < self._limits.grace_s:
-            return False
-        self._open.pop(transport, None)
+        grace_s = min(self._limits.grace_s, 0.25) if probes else self._limits.grace_s
+        if transport is None or now_s - since_s < grace_s:
+            slow = [(each.upload_rate(now_s), transport) for transport, each in among]
+            rate, transport = min(slow, key=lambda pair: pair[0], default=(math.inf, None))
+            if transport is None or rate >= _SLOW_BYTES_PER_S:
+                return False
+        self._leave(cast(asyncio.Transport, transport))
         cast(asyncio.Transport, transport).abort()
         return True
 
@@ -88,10 +127,17 @@ class Connection(asyncio.Protocol):
         self._connections = connections
         self._inner = inner
         self._transport: asyncio.Transport | None = None
-        self._refused = False
+        self._refused = False  # before aiohttp's protocol was attached
+        self._dropping = False  # rejected: what still comes is read and dropped
         self.busy = False
+        self.probes_only = False
+        self.body_pending = False
         self.since_s = 0.0
         self._first_byte_s: float | None = None
+        self._head_bytes = 0
+        self._head_end = b""  # the last bytes of a head that is not complete
+        self._head_complete = False
+        self._received_bytes = 0  # since the request's head was complete
         self._unsent_bytes = 0
         self._unsent_since_s = 0.0
 
@@ -100,8 +146,7 @@ class Connection(asyncio.Protocol):
         self.since_s = asyncio.get_running_loop().time()
         if not self._connections._join(self, self._transport):
             self._refused = True
-            self._transport.write(_too_many())
-            self._transport.close()
+            self._reject(HttpFault(503, "too_many_connections", "too many connections", "close some"))
             return
         self._inner.connection_made(transport)
 
@@ -112,15 +157,29 @@ class Connection(asyncio.Protocol):
             self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._refused:
+        if self._dropping:
             return
-        if not self.busy and self._first_byte_s is None:
-            self._first_byte_s = asyncio.get_running_loop().time()
+        if self.busy:
+            self._received_bytes += len(data)
+        elif not self._head_complete and not self._take_head(data):
+            hint = "send fewer or shorter headers"
+            self._reject(HttpFault(400, "headers_too_large", "the request's headers are too large together", hint))
+            return
         self._inner.data_received(data)
+
+    def _take_head(self, data: bytes) -> bool:
+        """Count the bytes of a request's head. Returns False if they are too many."""
+        if self._first_byte_s is None:
+            self._first_byte_s = asyncio.get_running_loop().time()
+        at = (self._head_end + data).find(_HEAD_END)
+        self._head_complete = at >= 0
+        self._head_bytes += len(data) if at < 0 else at + len(_HEAD_END) - len(self._head_end)
+        self._head_end = (self._head_end + data)[-3:]
+        return self._head_bytes <= self._connections._limits.header_bytes
 
     def eof_received(self) -> bool | None:
         """Treat a half-closed connection as closed: no HTTP client in use sends FIN and then waits for its answer."""
-        return None if self._refused else self._inner.eof_received()
+        return None if self._dropping else self._inner.eof_received()
 
     def pause_writing(self) -> None:
         if not self._refused:
@@ -130,18 +189,30 @@ class Connection(asyncio.Protocol):
         if not self._refused:
             self._inner.resume_writing()
 
-    def idle_from(self, now_s: float) -> None:
-        self.busy = False
+    def answer_from(self, now_s: float) -> None:
+        self.busy = True
+        self.since_s = now_s
+        self._received_bytes = 0
+
+    def idle_from(self, now_s: float, unread: bool = False) -> None:
+        self.busy = self.body_pending = False
         self.since_s = now_s
         self._first_byte_s = None
+        self._head_bytes, self._head_end, self._head_complete = 0, b"", unread
+
+    def upload_rate(self, now_s: float) -> float:
+        """Return bytes per second of the body that is on its way; infinite where there is none, or it just began."""
+        took_s = now_s - self.since_s
+        return self._received_bytes / took_s if self.body_pending and took_s >= _JUDGED_AFTER_S else math.inf
 
     def overdue(self, now_s: float, limits: ClientLimits) -> bool:
         """Return whether the connection has outlived the limit of its phase: answering, receiving headers, or idle."""
         if self.busy:
             return self._stalled(now_s, limits.stall_s)
+        most_s = limits.probe_s if self.probes_only else math.inf
         if self._first_byte_s is not None:
-            return now_s - self._first_byte_s > limits.header_s
-        return now_s - self.since_s > limits.idle_s
+            return now_s - self._first_byte_s > min(limits.header_s, most_s)
+        return now_s - self.since_s > min(limits.idle_s, most_s)
 
     def _stalled(self, now_s: float, stall_s: float) -> bool:
         """Return whether the client has taken no byte of its answer for `stall_s`."""
@@ -151,11 +222,36 @@ class Connection(asyncio.Protocol):
             return False
         return now_s - self._unsent_since_s > stall_s
 
+    def _reject(self, fault: HttpFault) -> None:
+        """Send a whole answer, which aiohttp does not see, and close once the client has had time to read it."""
+        transport, connections = self._transport, self._connections
+        assert transport is not None
+        self._dropping = True
+        transport.write(_answer(fault))
+        if not transport.can_write_eof() or connections.lingering >= _MOST_LINGERING:
+            transport.close()
+            return
+        transport.write_eof()
+        connections.lingering += 1
 
-def _too_many() -> bytes:
-    """Return a whole HTTP answer: aiohttp's protocol is never attached to a connection over the limit."""
-    body = json.dumps(HttpFault(503, "too_many_connections", "too many connections", "close some").document()).encode()
-    head = (
-        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\nRetry-After: 1\r\n"
-    )
-    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+        def close() -> None:
+            connections.lingering -= 1
+            transport.abort()
+
+        asyncio.get_running_loop().call_later(_LINGER_S, close)
+
+
+def _peer(transport: asyncio.BaseTransport) -> str | None:
+    """Return the client's address; None on loopback and on a unix socket, where a proxy may stand for many clients."""
+    name = transport.get_extra_info("peername")
+    if not isinstance(name, tuple):
+        return None
+    host = str(name[0])
+    return None if ipaddress.ip_address(host.partition("%")[0]).is_loopback else host
+
+
+def _answer(fault: HttpFault) -> bytes:
+    body = json.dumps(fault.document()).encode()
+    reason = "Service Unavailable" if fault.status == 503 else "Bad Request"
+    head = f"HTTP/1.1 {fault.status} {reason}\r\nContent-Type: application/json\r\nServer: edgellm\r\n"
+    return f"{head}Connection: close\r\nRetry-After: 1\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body

@@ -36,10 +36,7 @@ async def acquire_slot(
     """Yield an endpoint that can be used now. `slot`: the request runs inference. Raises RejectedError."""
     upstream = exchange.upstream
     endpoint = upstream.endpoint()
-    if endpoint is not None and not slot:
-        yield endpoint
-        return
-    lease: SlotLease | None = None if endpoint is None else admission.enter_now(upstream)
+    lease: SlotLease | None = None if endpoint is None else admission.enter_now(upstream, slot=slot)
     try:
         if endpoint is None or lease is None:
             status = upstream.status()
@@ -48,8 +45,7 @@ async def acquire_slot(
             with waiting.ticket(upstream, exchange.body, exchange.reserved, exchange.wait_until_s) as ticket:
                 if endpoint is None:
                     await ticket.endpoint()
-                if slot:
-                    lease = await admission.enter(upstream, ticket.wait, patient=endpoint is None)
+                lease = await admission.enter(upstream, ticket.wait, patient=endpoint is None, slot=slot)
                 # The engine may have been replaced while the request was queued.
                 endpoint = upstream.endpoint() or await ticket.endpoint()
                 await ticket.body_read()
@@ -165,7 +161,7 @@ async def dispatch(
     context: Context, request: web.Request, found: Route, record: RequestRecord, extra: Mapping[str, str]
 ) -> web.StreamResponse:
     """Return the engine's answer; `extra` are headers to add to it. Raises RejectedError."""
-    body = Body(request, context.config)
+    body = Body(request, context.config, context.connections)
     await body.read(context.config.limits.replay_bytes)
     with context.waiting.reserve() as reserved:
         call = await _read_call(found, body, reserved) if found.name in OLLAMA else None

@@ -28,21 +28,26 @@ async def handle(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
     loop = asyncio.get_running_loop()
     transport = request.transport
-    context.connections.request_began(transport)
+    connection = context.connections.request_began(transport)
+    probes_only = connection is not None and connection.probes_only
     record = RequestRecord(request.method, loop.time())
     try:
-        response = await _answer(context, request, record)
+        response = await _answer(context, request, record, probes_only)
         record.code = response.status
+        if probes_only:
+            response.force_close()
         return response
     except (asyncio.CancelledError, ConnectionError):  # aiohttp cancels the handler of a client that left
         record.outcome = "gone"
         raise
     finally:
-        context.connections.request_ended(transport)
+        context.connections.request_ended(transport, unread=not request.content.is_eof())
         record.finish(context.stats, loop.time(), context.access_log)
 
 
-async def _answer(context: Context, request: web.Request, record: RequestRecord) -> web.StreamResponse:
+async def _answer(
+    context: Context, request: web.Request, record: RequestRecord, probes_only: bool
+) -> web.StreamResponse:
     """Return the answer. The only place where RejectedError becomes one."""
     headers = request.headers
     origin = headers.get("Origin")
@@ -51,6 +56,8 @@ async def _answer(context: Context, request: web.Request, record: RequestRecord)
     found = route(request.method, request.raw_path)
     record.route = found.name
     try:
+        if probes_only and (found.kind is not Kind.OURS or found.name not in own_routes.PUBLIC):
+            raise RejectedError(HttpFault(503, "too_many_connections", "too many connections", "close some", 1.0))
         key = _find_key(context, headers)
         if key is None:  # a page that was sent here under another name cannot know a key
             _check_host(context, request)

@@ -117,10 +117,14 @@ log = logging.getLogger("edge.gateway")
 
 def read(path: Path) -> tuple[Key, ...]:
     """Return the keys in the file, none if there is no file. Raises ConfigError."""
+    return parse(_document(path))
+
+
+def _document(path: Path) -> dict[str, Any]:
     try:
-        return parse(load_toml(path))
+        return load_toml(path)
     except FileNotFoundError:
-        return ()
+        return {}
     except ValueError as error:
         raise ConfigError(
             f"{path} is not a TOML file", "edgellm key add writes it; move it away to start over"
@@ -175,7 +179,7 @@ class KeyRing:
     """The keys that are in the file now: a revoked key stops working with the next request.
 
     `required`: other machines reach this server, so that without any key every request is rejected. The same holds once
-    there was a key: a file that is emptied or removed while the server runs does not open it, a restart does.
+    there was a key: a file that is emptied or removed does not open a running server; revoking the last key does.
     """
 
     def __init__(self, path: Path | None, *, required: bool = False) -> None:
@@ -214,11 +218,13 @@ class KeyRing:
             return
         self._stamp = stamp
         try:
-            self._keys = read(self._path)
+            document = _document(self._path)
+            self._keys = parse(document)
             self._broken = False
-            if self._had_keys and not self._keys:
+            revoked = not self._keys and "schema" in document  # as `edgellm key revoke` writes it
+            if self._had_keys and not self._keys and not revoked:
                 log.error("keys: no key in %s any longer; requests are rejected until there is one", self._path)
-            self._had_keys = self._had_keys or bool(self._keys)
+            self._had_keys = bool(self._keys) or (self._had_keys and not revoked)
         except ConfigError as error:
             self._keys = ()
             self._broken = True

@@ -148,7 +148,7 @@ async def ollama(context: Context, request: web.Request, route: Route, base: str
 
 
 async def _asked_model(context: Context, request: web.Request) -> str:
-    body = Body(request, context.config)
+    body = Body(request, context.config, context.connections)
     await body.read(context.config.limits.replay_bytes)
     with contextlib.suppress(ValueError, RecursionError):
         asked = json.loads(body.data or b"")

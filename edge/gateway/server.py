@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import resource
 import socket
 import ssl
 from collections.abc import Callable
@@ -85,6 +87,7 @@ async def serve(app: web.Application, sockets: list[socket.socket], *, drain_s: 
     cannot be used.
     """
     context = app[CONTEXT]
+    _raise_descriptor_limit()
     check_addresses(context, sockets)
     _warn_of_open_cors(context)
     tls = tls_context(context.config)
@@ -114,6 +117,15 @@ def _protocol_factory(runner: web.AppRunner) -> Callable[[], asyncio.Protocol]:
         return made
 
     return make
+
+
+def _raise_descriptor_limit() -> None:
+    """Raise the soft limit of open files, 1024 on most systems, to what two sockets a request can need."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 4096 if hard == resource.RLIM_INFINITY else min(4096, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def check_addresses(context: Context, sockets: list[socket.socket]) -> None:

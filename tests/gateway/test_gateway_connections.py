@@ -1,0 +1,154 @@
+"""Limits of client connections: heads, uploads, peers, and room for probes while all others are taken."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from edge.gateway import admission, connections
+from edge.gateway.config import ClientLimits, GatewayOptions
+from edge.gateway.connections import Connections
+from tests.fakes.upstream.engine import Line, Received
+from tests.gateway.conftest import Rig, Rigs
+from tests.gateway.raw import Client, until
+
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+LIVEZ = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def configured(**limits: float) -> GatewayOptions:
+    return GatewayOptions(limits=ClientLimits(**limits))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("piece", [100, 4096, 10_000_000])
+async def test_all_headers_together_are_bounded_however_they_come(rig: Rigs, piece: int) -> None:
+    here = await rig()
+    client = await here.connect()
+    data = HEAD + b"".join(b"X-%d: %s\r\n" % (number, b"y" * 8000) for number in range(5)) + b"\r\n"
+    for start in range(0, len(data), piece):
+        await client.send(data[start : start + piece])
+    answer = await client.answer()
+    assert (answer.status, json.loads(answer.body)["error"]["kind"]) == (400, "headers_too_large")
+    assert here.engine.requests == []
+    assert (await here.once(LIVEZ)).status == 200
+
+
+async def test_each_request_of_a_connection_has_the_whole_limit(rig: Rigs) -> None:
+    here = await rig()
+    client = await here.connect()
+    head = HEAD + b"X: %s\r\n" % (b"y" * 12_000) + b"Y: %s\r\n" % (b"y" * 12_000)
+    for body in (b"{}", b"[" + b" " * 60_000 + b"]", b"{}"):
+        await client.send(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        assert (await client.answer()).status == 200
+
+
+async def uploads(here: Rig, count: int) -> list[Client]:
+    """Clients whose bodies come and do not end."""
+    found = [await here.connect() for _ in range(count)]
+    for client in found:
+        await client.send(HEAD + b"Content-Length: 100000\r\n\r\n{")
+    await until(lambda: sum(each.body_pending for each in here.context.connections._open.values()) == count)
+    return found
+
+
+async def test_probes_are_answered_while_slow_uploads_hold_all_connections(rig: Rigs) -> None:
+    here = await rig(config=configured(connections=32))
+    await uploads(here, 32)
+    for _ in range(5):
+        answer = await here.once(LIVEZ)
+        assert (answer.status, answer.header("connection")) == (200, "close")
+        refused = await here.once(HEAD + b"Content-Length: 2\r\n\r\n{}")
+        assert (refused.status, json.loads(refused.body)["error"]["kind"]) == (503, "too_many_connections")
+
+
+async def test_connections_for_probes_that_send_nothing_give_way_to_a_probe(rig: Rigs) -> None:
+    here = await rig(config=configured(connections=32, probe_s=60))
+    await uploads(here, 32)
+    idle = [await here.connect() for _ in range(2)]
+    await until(lambda: len(here.context.connections) == 34)
+    await asyncio.sleep(0.3)  # older than their grace
+    assert (await here.once(LIVEZ)).status == 200
+    assert [await client.rest() for client in idle[:1]] == [b""]
+
+
+async def test_a_slow_upload_gives_way_where_no_connection_is_idle(rig: Rigs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_JUDGED_AFTER_S", 0.05)
+    here = await rig(config=configured(connections=8))
+    slow = await uploads(here, 8)
+    await asyncio.sleep(0.1)
+    assert (await here.once(HEAD + b"Content-Length: 2\r\n\r\n{}")).status == 200
+    assert len([client for client in slow if client.reader.at_eof() or client.writer.is_closing()]) <= 1
+    await until(lambda: len(here.context.connections) <= 8)
+
+
+async def test_a_refused_client_can_read_why_though_it_has_sent_its_request(rig: Rigs) -> None:
+    here = await rig(loading=True, config=configured(connections=1))
+    busy = await here.connect()
+    await busy.send(HEAD + b"Content-Length: 2\r\n\r\n{}")
+    await until(lambda: here.model.waiting == 1)
+    for _ in range(20):
+        answer = await here.once(HEAD + b"Content-Length: 300000\r\n\r\n" + b"x" * 300_000)
+        assert json.loads(answer.body)["error"]["kind"] == "too_many_connections"
+
+
+async def test_a_rejected_upload_does_not_spoil_the_connections_end(rig: Rigs) -> None:
+    """The rest of a body that is not read is no head of another request."""
+    here = await rig(config=GatewayOptions(max_body_bytes=1024))
+    client = await here.connect()
+    await client.send(HEAD + b"Content-Length: 200000\r\n\r\n")
+    answer = await client.answer()
+    assert answer.status == 413
+    for _ in range(20):
+        client.writer.write(b"x" * 10_000)
+    assert await client.rest() == b""
+
+
+class Peer:
+    """A transport of one client, as far as Connections looks at it."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+
+    def get_extra_info(self, name: str) -> tuple[str, int]:
+        return (self.host, 4711)
+
+    def abort(self) -> None:
+        raise AssertionError("nothing has to go")
+
+
+async def test_one_peer_takes_its_share_and_loopback_all() -> None:
+    found = Connections(ClientLimits(connections=100, connections_per_peer=3))
+
+    def join(host: str) -> Peer | None:
+        transport = Peer(host)
+        connection = connections.Connection(found, asyncio.Protocol())
+        return transport if found._join(connection, transport) else None  # type: ignore[arg-type]
+
+    peers = [join("192.168.0.7") for _ in range(4)]
+    assert [peer is not None for peer in peers] == [True, True, True, False]
+    assert join("192.168.0.8") and all(join("127.0.0.1") for _ in range(50))
+    found._leave(peers[0])  # type: ignore[arg-type]
+    assert join("192.168.0.7")
+    for transport in list(found._open):
+        found._leave(transport)  # type: ignore[arg-type]
+    assert (len(found), found._peers) == (0, {})
+
+
+async def test_requests_that_take_no_slot_are_bounded_too(rig: Rigs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "LIGHT_REQUESTS", 3)
+    go = asyncio.Event()
+
+    async def slow(line: Line, request: Received) -> None:
+        await go.wait()
+        await line.json({})
+
+    here = await rig(slow)
+    clients = [await here.connect() for _ in range(8)]
+    for client in clients:
+        await client.request("GET", "/slots")
+    await until(lambda: here.context.waiting.tickets == 5)
+    await until(lambda: len(here.engine.requests) == 3)
+    go.set()
+    assert [(await client.answer()).status for client in clients] == [200] * 8
