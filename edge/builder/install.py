@@ -328,7 +328,10 @@ def _unpack(file: Path, folder: Path) -> dict[str, Any]:
 
 def _manifest(file: Path, tar: tarfile.TarFile, member: tarfile.TarInfo) -> dict[str, Any]:
     content = tar.extractfile(member)
-    document = json.loads(content.read()) if content else None
+    try:
+        document = json.loads(content.read()) if content else None
+    except RecursionError:
+        document = None
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise BadDataError(f"{file.name} has a schema this version does not read", "update edgellm")
     if SERVER not in document["files"] or not isinstance(document["target"], dict):

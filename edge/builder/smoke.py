@@ -181,7 +181,7 @@ def _complete(socket: Path, child: subprocess.Popen[bytes], log: Path) -> dict[s
     try:
         status, body = request(socket, "POST", "/completion", json.dumps(question))
         answer = json.loads(body)
-    except (OSError, HTTPException, ValueError) as error:
+    except (OSError, HTTPException, ValueError, RecursionError) as error:
         with contextlib.suppress(subprocess.TimeoutExpired):
             raise _died(child.wait(timeout=5), log) from error
         raise EngineBrokenError(f"the smoke completion got no answer: {last_line(log)}") from error

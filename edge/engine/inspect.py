@@ -16,7 +16,7 @@ from edge.engine.binary import traits
 from edge.engine.engine import Device, Engine, Flag, era_of
 from edge.engine.output import parse_devices, parse_help, parse_version
 from edge.errors import EngineBrokenError, EngineMissingError
-from edge.linux.files import write_shared
+from edge.linux.files import read_json, write_shared
 from edge.resources import data_dir, load_toml
 
 # Increase it when the answers get another form: old cache files are then ignored.
@@ -70,13 +70,15 @@ def inspect(
         "gpus": gpus_present(root),
     }
     file = cache_dir / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.json" if cache_dir else None
-    answers = _cached(file, key)
-    if answers is None:
-        answers = _ask(path, {} if bare else _ENVIRONMENT, root)
-        # A CUDA engine that saw no device is asked again next time: the driver may only have been late.
-        if file is not None and (answers["devices"] or not answers["cuda"]):
-            with contextlib.suppress(OSError):
-                write_shared(file, json.dumps({"key": key, "answers": answers}))
+    cached = _cached(file, key)
+    if cached is not None:
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):  # an odd cache is no answer
+            return _engine(path, cached, engine_id)
+    answers = _ask(path, {} if bare else _ENVIRONMENT, root)
+    # A CUDA engine that saw no device is asked again next time: the driver may only have been late.
+    if file is not None and (answers["devices"] or not answers["cuda"]):
+        with contextlib.suppress(OSError):
+            write_shared(file, json.dumps({"key": key, "answers": answers}))
     return _engine(path, answers, engine_id)
 
 
@@ -93,7 +95,7 @@ def _cached(file: Path | None, key: dict[str, Any]) -> dict[str, Any] | None:
     if file is None:
         return None
     try:
-        kept = json.loads(file.read_text(encoding="utf-8"))
+        kept = read_json(file)
         return dict(kept["answers"]) if kept["key"] == key else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -11,7 +11,6 @@ A process that is killed leaves its folder without the lock: the next job resume
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from edge.errors import BadDataError, TemporaryError
-from edge.linux.files import sync_folder, try_lock, write_json
+from edge.linux.files import read_json, sync_folder, try_lock, write_json
 from edge.models import receipt
 from edge.models.receipt import Receipt
 from edge.models.scan import PARTIAL, size_of
@@ -150,7 +149,7 @@ def kind_of(folder: Path) -> str | None:
 
 def job_field(folder: Path, key: str) -> str | None:
     try:
-        value = json.loads((folder / "job.json").read_bytes()).get(key)
+        value = read_json(folder / "job.json").get(key)
     except (OSError, ValueError, AttributeError):
         return None
     return value if isinstance(value, str) else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable
@@ -12,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct, field, to_builtins
 
-from edge.linux.files import write_json
+from edge.linux.files import read_json, write_json
 from edge.models import open
 from edge.models import quant as arch
 from edge.models.meta import ModelMeta
@@ -24,6 +23,8 @@ from edge.models.verdict import HeaderVerdict, VerdictError, not_a_model
 # Increase it when Summary changes: old entries are then read anew.
 _SCHEMA = 1
 _CACHE_NAME = "headers.json"
+# 700 bytes a model: a store of a thousand files has under 1 MB.
+_CACHE_MAX_BYTES = 32 << 20
 
 
 class HeaderSummary(Struct, frozen=True):
@@ -105,7 +106,7 @@ class _Cache:
         self._new: dict[str, Any] = {}
         if path is not None:
             with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
-                data = json.loads(path.read_bytes())
+                data = read_json(path, _CACHE_MAX_BYTES)
                 self._old = dict(data["files"]) if data["schema"] == _SCHEMA else {}
 
     def judge(self, found: ModelCandidate) -> tuple[HeaderSummary | None, HeaderVerdict | None]:

@@ -7,17 +7,16 @@ else starts again from byte 0. httpx follows the environment's proxies, netrc an
 from __future__ import annotations
 
 import errno
-import json
 import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from msgspec import Struct, field, to_builtins
+from msgspec import Struct, convert, field, to_builtins
 
 from edge.errors import BadDataError, UnavailableError
-from edge.linux.files import write_json
+from edge.linux.files import read_json, write_json
 from edge.models.disk import need_space
 from edge.models.job import ResumableError
 from edge.models.progress import TransferMeter
@@ -66,7 +65,7 @@ def load(part: Path, remote: RemoteInfo) -> Known:
     """Read the state of a part; delete a part that has none, or one of another file than `remote`."""
     fresh = Known(sha256=remote.sha256, total=remote.bytes)
     try:
-        saved = Known(**json.loads(part.with_suffix(".json").read_bytes()))
+        saved = convert(read_json(part.with_suffix(".json")), Known)
         foreign = (remote.sha256 is not None and saved.sha256 != remote.sha256) or (
             remote.bytes is not None and saved.total not in (None, remote.bytes)
         )

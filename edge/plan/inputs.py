@@ -167,6 +167,10 @@ class Weights(Struct, frozen=True):
         return output + sum(self.by_layer[share.start : min(share.stop, count)]) - on_host
 
 
+# "blk.x" and "blk.-1" are names of a hostile or a future file: their bytes count as part of the output.
+_BLOCK = re.compile(r"blk\.(\d{1,6})\.", re.ASCII)
+
+
 def weights(meta: ModelMeta) -> Weights:
     """Return the bytes of the header's tensors."""
     experts, largest = [0] * meta.n_layer, 0
@@ -175,8 +179,9 @@ def weights(meta: ModelMeta) -> Weights:
     has_output, decodes = False, meta.arch in ("lfm2", "lfm2moe")
     for tensor in meta.tensors:
         name = tensor.name
-        if name.startswith("blk."):
-            index = int(name.split(".", 2)[1])
+        block = _BLOCK.match(name)
+        if block is not None:
+            index = int(block[1])
             if index < count:  # later ones predict further tokens; the engine skips them
                 by_layer[index] += tensor.bytes
                 largest = max(largest, tensor.bytes)

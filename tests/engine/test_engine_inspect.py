@@ -170,3 +170,14 @@ def test_markers_in_the_bytes(tmp_path: Path, quiet: Path) -> None:
     (split.parent / "libggml-cuda.so").write_bytes(b"...ggml_cuda_init...cuMemAddressReserve...")
     found = inspect(split, None, root=quiet)
     assert (found.cuda, found.no_vmm) == (True, False), "CUDA may live in a library beside the server (FC-11: with VMM)"
+
+
+@pytest.mark.parametrize("answers", ["{}", "5", '{"flags": 3}', "[" * 50_000])
+def test_a_damaged_cache_is_asked_again(tmp_path: Path, quiet: Path, answers: str) -> None:
+    """One bad state file stops no start."""
+    server = write_server(tmp_path / "bin/llama-server")
+    inspect(server, tmp_path / "cache", root=quiet)
+    file = next((tmp_path / "cache").iterdir())
+    kept = json.loads(file.read_text())
+    file.write_text(f'{{"key": {json.dumps(kept["key"])}, "answers": {answers}}}')
+    assert inspect(server, tmp_path / "cache", root=quiet).has("--host")

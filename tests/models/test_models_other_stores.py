@@ -10,6 +10,7 @@ import pytest
 
 from edge.errors import ModelMissingError, UsageError
 from edge.models.install import import_model, remove
+from edge.models.job import jobs
 from edge.models.open import open_model
 from edge.models.store import Store, standard
 from edge.models.survey import survey
@@ -102,3 +103,17 @@ def test_what_an_import_serves_is_found_again_and_removed(home: Path, tmp_path: 
     remove(store, imported.name)
     with pytest.raises(ModelMissingError):
         store.resolve(imported.name)
+
+
+@pytest.mark.parametrize("text", ["[" * 50_000, "{", "5", '{"schema": 1, "files": 5}', '{"schema": 1, "files": [5]}'])
+def test_damaged_files_of_ours_stop_no_list(tmp_path: Path, text: str) -> None:
+    """Receipts, jobs and the header cache: the model is listed without them."""
+    models, cache = tmp_path / "models", tmp_path / "cache"
+    Gguf("llama").model().save(models / "m/m-Q5_K_M.gguf")
+    (models / ".partial/x").mkdir(parents=True)
+    cache.mkdir()
+    for path in (models / "m/source.json", models / ".partial/x/job.json", cache / "headers.json"):
+        path.write_text(text)
+    assert [line.usable for line in survey(Store(models), cache)] == [True]
+    assert jobs(models) == []
+    assert open_model(models / "m/m-Q5_K_M.gguf").name == "m"

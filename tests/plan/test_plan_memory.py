@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
+from edge.models.header import read_header
 from edge.models.meta import ModelMeta, Tensor
 from edge.plan.calibration import Calibration
 from edge.plan.inputs import Candidate, PlanInputs, candidate_of, situation, weights
 from edge.plan.memory import budget, shares
 from edge.plan.plan import DomainBudget, Settings
 from edge.units import MIB
+from tests.fakes.gguf_writer import Gguf
 from tests.plan import shapes
 
 
@@ -148,3 +152,15 @@ def test_headroom_is_what_is_left_of_available_beside_the_reserve() -> None:
     domain = DomainBudget(available_bytes=100, reserve_bytes=10, weights_bytes=50, kv_bytes=40)
     assert (domain.required_bytes, domain.headroom_bytes, domain.fits) == (90, 0, True)
     assert not replace(domain, compute_bytes=1).fits
+
+
+ODD_NAMES = ["blk.x.ffn_up.weight", "blk.-99.ffn_up.weight", "blk..w", "blk.", "blk.99999999.w", "blk.\u0661.w"]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_tensors_of_no_block_are_counted_and_stop_nothing(tmp_path: Path, name: str) -> None:
+    gguf = Gguf("llama").model()
+    gguf.tensor(name, 256, 256, type="Q5_K")
+    meta = read_header(gguf.save(tmp_path / "m.gguf"))
+    plain = read_header(Gguf("llama").model().save(tmp_path / "p.gguf"))
+    assert weights(meta).file_bytes == weights(plain).file_bytes + 256 * 256 // 256 * 176
