@@ -41,7 +41,6 @@ class BuildMeter(Struct):
     cuda_steps: int = 0  # how many .cu files the whole build has
     cuda_weight: float = 8.0
     _cuda_done: int = 0
-    _cuda_skipped: int | None = None
 
     def read(self, line: str, elapsed_s: float) -> NinjaProgress | None:
         """Return the progress after a line, None for lines that are no step."""
