@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from edge.cli import main
 from edge.engine.choose import choose
@@ -18,6 +19,11 @@ from tests.serving import DEMO
 
 # A shell that starts a job in the background ignores SIGINT in it, and every child would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A new example found by chance must not fail an unrelated change: CI plays the same examples each time.
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgellm-tests"
 

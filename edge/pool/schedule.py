@@ -208,8 +208,15 @@ class Claims(Struct):
     def left(self, residents: Iterable[Resident], measured: Bytes) -> dict[str, int]:
         """Follow the residents, and return what can still be given away of the measured free memory, by domain."""
         now = {each.id: each for each in residents}
-        gone = _sum(Resident(name, needs) for name, needs in self.present.items() if name not in now)
-        self.before = {domain: bytes_ + gone.get(domain, 0) for domain, bytes_ in self.before.items()}
+        gone = _sum(
+            Resident(name, needs)
+            for name, needs in self.present.items()
+            if name not in now and name not in self.needs  # a claim was never taken off `before`
+        )
+        loaded = _sum(now[name] for name in self.needs if name in now and not now[name].loading)
+        self.before = {
+            domain: bytes_ + gone.get(domain, 0) - loaded.get(domain, 0) for domain, bytes_ in self.before.items()
+        }
         self.present = {each.id: each.needs for each in now.values()}
         self.needs = {name: needs for name, needs in self.needs.items() if name in now and now[name].loading}
         for each in now.values():
