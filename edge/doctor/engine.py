@@ -67,8 +67,11 @@ def architecture(facts: DoctorFacts) -> Check | None:
 
 def driver(facts: DoctorFacts) -> Check | None:
     """Find an engine built with a newer CUDA than the driver serves: it fails with `unsupported toolchain` (FC-05)."""
-    built, served = facts.serving.engine_cuda, facts.board.cuda or _served(facts.board)
-    if built is None or served is None:
+    built = facts.serving.engine_cuda
+    if built is None:
+        return None
+    served = facts.board.cuda or _served(facts.board)
+    if served is None:
         return None
     # Within a major version older drivers run newer toolkits (CUDA Compatibility, "minor version compatibility").
     if _numbers(built)[0] > _numbers(served)[0]:

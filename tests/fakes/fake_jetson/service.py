@@ -58,7 +58,9 @@ class JtopService:
         program = self.board.root / "launch/jtop"  # so that its command line reads as on a board: PYTHON …/jtop --force
         put(program, (HERE / "jtop_service.py").read_bytes())
         command += [str(self.board.root), str(self.python), str(program), "--force"]
-        env = {**os.environ, "JTOP_SERVICE": "True", "PYTHONUNBUFFERED": "1"}
+        # jtop runs swapon, which an ordinary user's PATH does not have.
+        path = f"{os.environ.get('PATH', '/usr/bin:/bin')}:/usr/sbin:/sbin"
+        env = {**os.environ, "PATH": path, "JTOP_SERVICE": "True", "PYTHONUNBUFFERED": "1"}
         before = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
