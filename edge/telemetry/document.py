@@ -72,6 +72,7 @@ def energy_document(meter: EnergyMeter) -> dict[str, Any]:
                 "requests": use.requests,
                 "open": meter.open(model),
                 "tokens_per_joule": meter.tokens_per_joule(model),
+                "tokens_per_joule_error_ratio": meter.error_ratio(model),
                 "estimated": True,
             }
             for model, use in meter.by_model.items()

@@ -31,7 +31,7 @@ class Point(Struct, frozen=True):
     power_w: float
 
 
-class Work(Struct, eq=False):
+class MeteredRequest(Struct, eq=False):
     """One request. `tokens` is set at its end, `so_far` counts them before (0: unknown); `end_s` is None while open."""
 
     start_s: float
@@ -39,6 +39,9 @@ class Work(Struct, eq=False):
     tokens: int = 0
     end_s: float | None = None
     so_far: Callable[[], int] | None = None
+    joules: float = 0.0  # its share of the measured time
+    measured_s: float = 0.0
+    samples: int = 0  # inside it
 
     def count(self) -> int:
         return self.so_far() if self.end_s is None and self.so_far is not None else self.tokens
@@ -53,12 +56,23 @@ class Work(Struct, eq=False):
         return self.start_s <= start_s and (self.end_s is None or end_s <= self.end_s)
 
 
-class Use(Struct):
+class ModelEnergy(Struct):
     """Totals of one model since telemetry started. `joules` are its share while it had requests."""
 
     joules: float = 0.0
     tokens: int = 0
     requests: int = 0
+
+
+class TokenEnergy(Struct):
+    """Tokens and joules of the same time: of requests that enough samples fall into, and without gaps.
+
+    `error_joules` bounds what the power between two samples hides at the start and the end of these requests.
+    """
+
+    tokens: float = 0.0
+    joules: float = 0.0
+    error_joules: float = 0.0
 
 
 class Curve(Struct, frozen=True):
@@ -89,7 +103,7 @@ class Curve(Struct, frozen=True):
         return a.power_w + (b.power_w - a.power_w) * (at_s - a.at_s) / (b.at_s - a.at_s)
 
 
-def share(mine: Work, active: Sequence[Work], now: float) -> float:
+def share(mine: MeteredRequest, active: Sequence[MeteredRequest], now: float) -> float:
     """Return the share of `mine` while `active` ran, by generated tokens; a request without tokens counts as `mine`."""
     own = mine.rate(now)
     if own is None:
@@ -104,10 +118,12 @@ class EnergyMeter(Struct):
     idle_joules: float = 0.0
     idle_s: float = 0.0
     gap_s: float = 0.0
-    by_model: dict[str, Use] = field(default_factory=dict)
+    by_model: dict[str, ModelEnergy] = field(default_factory=dict)
     by_hour: dict[int, float] = field(default_factory=dict)  # hours since 1970 → joules
+    on_begin: Callable[[], None] = lambda: None  # a request has started: sample faster
+    _measured: dict[str, TokenEnergy] = field(default_factory=dict)
     _points: deque[Point] = field(default_factory=lambda: deque(maxlen=KEEP_POINTS))
-    _work: list[Work] = field(default_factory=list)
+    _work: list[MeteredRequest] = field(default_factory=list)
 
     def add(self, at_s: float, power_w: float, unix_s: float | None = None) -> None:
         """Add one measurement, unless it is older than the last. `unix_s` selects the hour it counts for."""
@@ -123,28 +139,33 @@ class EnergyMeter(Struct):
             self._account(last.at_s, at_s, unix_s)
         self._forget(at_s)
 
-    def begin(self, start_s: float, model: str = "", so_far: Callable[[], int] | None = None) -> Work:
+    def begin(self, start_s: float, model: str = "", so_far: Callable[[], int] | None = None) -> MeteredRequest:
         """Start a request. `so_far` counts its tokens until the result is passed to `request` or `cancel`."""
-        work = Work(start_s, model, so_far=so_far)
+        work = MeteredRequest(start_s, model, so_far=so_far)
         self._work.append(work)
+        self.on_begin()
         return work
 
-    def request(self, start_s: float, end_s: float, tokens: int, work: Work | None = None) -> float | None:
+    def request(self, start_s: float, end_s: float, tokens: int, work: MeteredRequest | None = None) -> float | None:
         """End a request and return its estimated joules; None with fewer than three samples inside it, or with a gap.
 
         Requests that overlap share by generated tokens.
         """
         mine = work or self.begin(start_s)
         mine.start_s, mine.end_s, mine.tokens = start_s, max(start_s, end_s), tokens
-        use = self.by_model.setdefault(mine.model, Use())
+        use = self.by_model.setdefault(mine.model, ModelEnergy())
         use.tokens += tokens
         use.requests += 1
         points = [point for point in self._points if start_s - GAP_S <= point.at_s <= end_s + GAP_S]
         if sum(start_s <= point.at_s <= end_s for point in points) < FEWEST_SAMPLES:
             return None
-        return self._part(mine, _curve(points))
+        joules = self._part(mine, _curve(points))
+        if joules is not None:
+            mine.samples = 0  # counted here, and not again when it is forgotten
+            self._count(mine.model, tokens, joules, _edge_error(points, (start_s, mine.end_s)))
+        return joules
 
-    def cancel(self, work: Work, end_s: float) -> None:
+    def cancel(self, work: MeteredRequest, end_s: float) -> None:
         """End a request without an answer: it shares the energy of its time and counts no token."""
         work.end_s = max(work.start_s, end_s)
 
@@ -157,16 +178,38 @@ class EnergyMeter(Struct):
         return done + sum(work.count() for work in self._work if work.end_s is None and model in (None, work.model))
 
     def tokens_per_joule(self, model: str) -> float | None:
-        """Return tokens per joule; None until both are known."""
-        tokens, use = self.tokens(model), self.by_model.get(model)
-        return tokens / use.joules if tokens and use is not None and use.joules else None
+        """Return tokens per joule of measured requests; None until there is one.
+
+        Requests that too few samples fall into, and the time of gaps, are left out of both sides.
+        """
+        measured = self.measured(model)
+        return measured.tokens / measured.joules if measured.tokens and measured.joules else None
+
+    def error_ratio(self, model: str) -> float | None:
+        """Return how much of the joules behind `tokens_per_joule` is uncertain, as a ratio."""
+        measured = self.measured(model)
+        return min(1.0, measured.error_joules / measured.joules) if measured.tokens and measured.joules else None
+
+    def measured(self, model: str) -> TokenEnergy:
+        """Return tokens and joules of the same time, with those of requests that still run or lost samples."""
+        done = self._measured.get(model, TokenEnergy())
+        now = self._points[-1].at_s if self._points else 0.0
+        parts = [_partial(work, now) for work in self._work if work.model == model]
+        tokens = done.tokens + sum(part.tokens for part in parts)
+        return TokenEnergy(tokens, done.joules + sum(part.joules for part in parts), done.error_joules)
+
+    def _count(self, model: str, tokens: float, joules: float, error_joules: float = 0.0) -> None:
+        measured = self._measured.setdefault(model, TokenEnergy())
+        measured.tokens += tokens
+        measured.joules += joules
+        measured.error_joules += error_joules
 
     @property
     def idle_w(self) -> float | None:
         """Return the mean power while no request was open."""
         return self.idle_joules / self.idle_s if self.idle_s > 0 else None
 
-    def _part(self, mine: Work, curve: Curve) -> float | None:
+    def _part(self, mine: MeteredRequest, curve: Curve) -> float | None:
         """Sum the share of `mine` over the intervals between starts and ends of requests."""
         end_s = mine.end_s if mine.end_s is not None else mine.start_s
         energy = 0.0
@@ -191,7 +234,11 @@ class EnergyMeter(Struct):
                 self.idle_joules += drawn
                 self.idle_s += right - left
             for work in active:
-                self.by_model.setdefault(work.model, Use()).joules += drawn * share(work, active, right)
+                part = drawn * share(work, active, right)
+                self.by_model.setdefault(work.model, ModelEnergy()).joules += part
+                work.joules += part
+                work.measured_s += right - left
+                work.samples += right == end_s
 
     def _intervals(self, start_s: float, end_s: float) -> list[tuple[float, float]]:
         """Cut [start, end] wherever a request starts or ends."""
@@ -201,17 +248,38 @@ class EnergyMeter(Struct):
         cuts = sorted(edges)
         return list(pairwise(cuts))
 
-    def _active(self, start_s: float, end_s: float) -> list[Work]:
+    def _active(self, start_s: float, end_s: float) -> list[MeteredRequest]:
         return [work for work in self._work if work.covers(start_s, end_s)]
 
     def _forget(self, now: float) -> None:
         """Drop points and requests that no open request needs."""
         oldest = min((work.start_s for work in self._work if work.end_s is None), default=now)
-        self._work = [work for work in self._work if work.end_s is None or work.end_s > oldest][-KEEP_WORK:]
+        kept = [work for work in self._work if work.end_s is None or work.end_s > oldest][-KEEP_WORK:]
+        staying = set(map(id, kept))
+        for work in self._work:
+            if id(work) not in staying:
+                part = _partial(work, now)
+                self._count(work.model, part.tokens, part.joules)
+        self._work = kept
         while self._points and self._points[0].at_s < min(oldest, now - KEEP_S) - GAP_S:
             self._points.popleft()
         while len(self.by_hour) > HOURS:
             del self.by_hour[min(self.by_hour)]
+
+
+def _partial(work: MeteredRequest, now: float) -> TokenEnergy:
+    """Return the measured part of a request that runs, or that lost samples: its tokens by the measured time."""
+    rate = work.rate(now) if work.samples >= FEWEST_SAMPLES else None
+    return TokenEnergy() if rate is None else TokenEnergy(rate * work.measured_s, work.joules)
+
+
+def _edge_error(points: Sequence[Point], edges: tuple[float, float]) -> float:
+    """Bound the error at start and end: power may have changed anywhere between the samples around them."""
+    error = 0.0
+    for before, after in pairwise(points):
+        if any(before.at_s < edge < after.at_s for edge in edges):
+            error += abs(after.power_w - before.power_w) * (after.at_s - before.at_s) / 2
+    return error
 
 
 def _curve(points: Sequence[Point]) -> Curve:

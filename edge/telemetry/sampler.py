@@ -48,7 +48,8 @@ class Sampler:
         self._interval_s = interval_s
         self._listeners: list[Callable[[Sample | None], None]] = []
         self._traces: list[list[TracePoint]] = []
-        self._trace_opened = asyncio.Event()
+        self._hurry = asyncio.Event()  # a trace was opened or a request started
+        self.energy.on_begin = self._hurry.set
         self._watched_until_s = float("-inf")
         self._logged: dict[str, str] = {}
 
@@ -59,6 +60,11 @@ class Sampler:
     def fresh(self, now: float) -> dict[str, Sample]:
         """Return the fresh samples by source."""
         return {part.name: sample for part in self.parts if (sample := part.fresh(now)) is not None}
+
+    def tokens_per_s(self) -> float | None:
+        """Return the rate of the last ten seconds; None where a request is open of which no token is counted yet."""
+        rate = self.history.rate()
+        return None if rate == 0 and self.energy.open() else rate
 
     def on_sample(self, listener: Callable[[Sample | None], None]) -> None:
         """Register a callback for each interval, on the event loop; it gets None when no source is fresh."""
@@ -75,14 +81,14 @@ class Sampler:
         """Collect power, memory and temperature ten times a second while the context is open."""
         points: list[TracePoint] = []
         self._traces.append(points)
-        self._trace_opened.set()
+        self._hurry.set()
         try:
             yield points
         finally:
             self._traces = [trace for trace in self._traces if trace is not points]
 
     async def run(self) -> None:
-        """Sample until cancelled: fully every interval, quickly between while a trace is open.
+        """Sample until cancelled: fully every interval, quickly between while a trace or a request is open.
 
         It may run again after a failure; the readers and their threads end only when it is cancelled.
         """
@@ -103,15 +109,15 @@ class Sampler:
                 await asyncio.gather(jtop_task, return_exceptions=True)
 
     async def _until(self, due: float) -> None:
-        self._trace_opened.clear()
+        self._hurry.clear()
         while (left := due - self.clock()) > 0:
-            if self._traces:
+            if self._traces or self.energy.open():
                 await asyncio.sleep(min(QUICK_S, left))
                 if due - self.clock() > QUICK_S / 2:
                     await self._quick()
                 continue
-            await happens(self._trace_opened, left)
-            self._trace_opened.clear()  # else a trace that was opened and closed again would make this spin
+            await happens(self._hurry, left)
+            self._hurry.clear()  # else a trace or request that has ended again would make this spin
 
     async def _ask(self, *, quick: bool) -> Sample | None:
         asked_s = self.clock()

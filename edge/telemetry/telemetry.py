@@ -127,7 +127,7 @@ class Telemetry:
         """Build /telemetry. Each call makes jtop be polled every second for a while."""
         self.sampler.watched()
         sampler, now = self.sampler, self.sampler.clock()
-        rate = sampler.history.rate()
+        rate = sampler.tokens_per_s()
         limits = self.governor.limits
         document = {
             "schema": 1,
@@ -184,7 +184,7 @@ class Telemetry:
         mode = self._changes.mode(sample)
         if mode is not None:
             log.info("%s", mode)
-        for line in self._changes.warnings(sample, self.sampler.clock(), self.sampler.history.rate()):
+        for line in self._changes.warnings(sample, self.sampler.clock(), self.sampler.tokens_per_s()):
             log.warning("%s", line)
 
     def _decide(self, decision: Decision) -> None:

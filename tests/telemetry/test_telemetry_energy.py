@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.telemetry.energy import GAP_S, KEEP_POINTS, EnergyMeter, Use, Work
+from edge.telemetry.energy import GAP_S, KEEP_POINTS, EnergyMeter, MeteredRequest, ModelEnergy
 
 
 def fed(watts: list[float], step_s: float = 1.0, meter: EnergyMeter | None = None) -> EnergyMeter:
@@ -86,10 +86,51 @@ def test_energy_goes_to_models_and_idling_and_hours() -> None:
         meter.add(float(at), 20.0, unix_s=7195.0 + at)
     meter.request(4.0, 8.0, 40, work)
     assert meter.idle_w == 8.0
-    assert meter.by_model["chat"] == Use(joules=pytest.approx(74.0), tokens=40, requests=1)  # type: ignore[arg-type]
+    assert meter.by_model["chat"] == ModelEnergy(joules=pytest.approx(74.0), tokens=40, requests=1)  # type: ignore[arg-type]
     assert meter.tokens_per_joule("chat") == pytest.approx(40 / 74)
     assert sum(meter.by_hour.values()) == pytest.approx(meter.total_joules)
     assert set(meter.by_hour) == {1, 2}
+
+
+def test_tokens_of_unmeasured_time_leave_the_ratio() -> None:
+    """65 s without a readable rail in a request of 100 s: both sides of the ratio lose them."""
+    meter = EnergyMeter()
+    work = meter.begin(0.0, "chat", lambda: round(4 * meter._points[-1].at_s))
+    for at in [*range(20), *range(85, 101)]:
+        meter.add(float(at), 10.0)
+    assert meter.tokens_per_joule("chat") == pytest.approx(0.4, rel=0.01)
+    assert meter.request(0.0, 100.0, 400, work) is None
+    assert meter.tokens_per_joule("chat") == pytest.approx(0.4, rel=0.01)
+    for at in range(101, 2000):
+        meter.add(float(at), 10.0)
+    assert meter._work == [], "counted when it was forgotten"
+    assert meter.tokens_per_joule("chat") == pytest.approx(0.4, rel=0.01)
+
+
+@pytest.mark.parametrize("length_s", [0.3, 1.0])
+def test_short_requests_do_not_flatter(length_s: float) -> None:
+    """8 W idle, 26 W with a request, one sample a second: null, or true within its error."""
+    for step_s in (1.0, 0.1):
+        meter, tokens, joules = EnergyMeter(), 0, 0.0
+        events = [(n * step_s, 0, 0.0) for n in range(round(600 / step_s))]
+        starts = [n * 4.07 for n in range(1, 140)]
+        events += [(start, 1, start) for start in starts] + [(start + length_s, 2, start) for start in starts]
+        work = None
+        for at_s, kind, start_s in sorted(events):
+            if kind == 1:
+                work = meter.begin(start_s, "chat")
+            elif kind == 2:
+                assert work is not None
+                meter.request(start_s, at_s, 10, work)
+                tokens, joules, work = tokens + 10, joules + 26.0 * length_s, None
+            else:
+                meter.add(at_s, 8.0 if work is None else 26.0)
+        found, error = meter.tokens_per_joule("chat"), meter.error_ratio("chat")
+        if found is None:
+            assert step_s == 1.0 and error is None
+        else:
+            assert error is not None
+            assert abs(1 / found - joules / tokens) <= error / found + 1e-9
 
 
 def test_short_requests_count_for_their_model_though_their_own_figure_is_null() -> None:
@@ -153,7 +194,7 @@ def test_shares_of_requests_add_up_to_what_was_drawn_while_any_ran(
 ) -> None:
     """Events in their order, ten samples a second, tokens that flow evenly."""
     meter = EnergyMeter()
-    open_work: dict[int, Work] = {}
+    open_work: dict[int, MeteredRequest] = {}
     events = [(start, 1, n) for n, (start, _, _) in enumerate(requests)]
     events += [(start + length, 2, n) for n, (start, length, _) in enumerate(requests)]
     events += [(at / 10, 0, -1) for at in range(410)]

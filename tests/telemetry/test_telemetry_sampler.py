@@ -126,3 +126,25 @@ async def test_threads_end_with_the_task(board: FakeBoard) -> None:
     async with running(sampler.run()):
         await until(lambda: sampler.latest)
     await until(lambda: set(threading.enumerate()) <= before)
+
+
+async def test_an_answer_in_progress_is_not_0_tokens_per_second() -> None:
+    sampler = sampler_of(Scripted(lambda number: watts(float(number))))
+    async with running(sampler.run()):
+        await until(lambda: len(sampler.history.seconds) > 2)
+        assert sampler.tokens_per_s() == 0.0
+        work = sampler.energy.begin(sampler.clock(), "chat")
+        assert sampler.tokens_per_s() is None
+        sampler.energy.request(work.start_s, sampler.clock(), 50, work)
+        await until(lambda: sampler.tokens_per_s())
+
+
+async def test_power_is_read_faster_while_a_request_is_open() -> None:
+    """At one sample a second a request of half a second would have none."""
+    source = Scripted(lambda number: watts(float(number)))
+    sampler = Sampler([source], interval_s=30.0)
+    async with running(sampler.run()):
+        await until(lambda: source.reads == 1)
+        work = sampler.energy.begin(sampler.clock(), "chat")
+        await until(lambda: work.samples >= 3)
+        assert sampler.energy.request(work.start_s, sampler.clock(), 5, work) is not None
