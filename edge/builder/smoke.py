@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from edge.builder.tiny_model import write_tiny_model
 from edge.engine.engine import Engine
-from edge.engine.inspect import Identity, identity
+from edge.engine.inspect import Identity, how_ended, identity
 from edge.errors import EngineBrokenError, EngineDiedError
 
 # Enough for prompt processing, generation and a rate; a tiny model answers in milliseconds.
@@ -167,11 +167,7 @@ def _died(code: int, log: Path) -> EngineDiedError:
     text = log.read_text(errors="replace")
     if code >= 0:
         return EngineDiedError(f"the smoke run died (exit code {code}): {last_line(log)}", text, crashed=False)
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    message = f"the smoke run died ({name}): {last_line(log)}"
+    message = f"the smoke run died ({how_ended(code)}): {last_line(log)}"
     # SIGKILL is the kernel's or an operator's, and SIGTERM an operator's: neither is the engine's own fault.
     return EngineDiedError(message, text, crashed=-code in _CRASHES)
 

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
@@ -104,8 +105,10 @@ def _cached(file: Path | None, key: dict[str, Any]) -> dict[str, Any] | None:
 def _ask(path: Path, environment: dict[str, str], root: Path) -> dict[str, Any]:
     library_path, version_text = _first_answer(path, environment)
     version = parse_version(version_text)
-    help_text = run_probe(path, ["--help"], library_path, environment=environment).stdout
-    flags = parse_help(help_text)
+    answer = run_probe(path, ["--help"], library_path, environment=environment)
+    if answer.returncode < 0:
+        raise EngineBrokenError(f"{path} --help ended by {how_ended(answer.returncode)}", _hint(answer.returncode))
+    flags = parse_help(answer.stdout)
     if "--model" not in flags or "--host" not in flags:
         raise EngineBrokenError(f"{path} is not a llama-server: its --help names neither --model nor --host")
     found = traits(path)
@@ -158,8 +161,23 @@ def _first_answer(path: Path, environment: dict[str, str]) -> tuple[str | None, 
         error = (text.strip().splitlines() or [""])[-1]
         if _MISSING_LIBRARY not in text:
             break
-    hint = "build it here (`edgellm build`), or import a whole engine (`edgellm engine import`)"
-    raise EngineBrokenError(f"{path} does not run (exit code {result.returncode}): {error}", hint)
+    how = how_ended(result.returncode)
+    raise EngineBrokenError(f"{path} does not run ({how}): {error}".removesuffix(": "), _hint(result.returncode))
+
+
+def how_ended(code: int) -> str:
+    """Return `exit code 3`, or the signal that ended a process: `SIGILL`."""
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        return signal.Signals(-code).name
+    return f"signal {-code}"
+
+
+def _hint(code: int) -> str:
+    if -code == signal.SIGILL:
+        return "it was compiled for another CPU: build it here, or with `edgellm build --no-native`"
+    return "build it here (`edgellm build`), or import a whole engine (`edgellm engine import`)"
 
 
 def run_probe(

@@ -181,3 +181,12 @@ def test_a_damaged_cache_is_asked_again(tmp_path: Path, quiet: Path, answers: st
     kept = json.loads(file.read_text())
     file.write_text(f'{{"key": {json.dumps(kept["key"])}, "answers": {answers}}}')
     assert inspect(server, tmp_path / "cache", root=quiet).has("--host")
+
+
+@pytest.mark.parametrize("question", ["--version", "--help"])
+def test_an_engine_that_dies_of_a_signal_is_named(tmp_path: Path, quiet: Path, question: str) -> None:
+    """SIGILL before main: the binary is for another CPU, not "no llama-server"."""
+    server = write_server(tmp_path / "llama-server", signal=[question, 4])
+    with pytest.raises(EngineBrokenError, match="SIGILL") as error:
+        inspect(server, None, root=quiet)
+    assert "--no-native" in str(error.value.hint)

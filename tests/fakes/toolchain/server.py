@@ -70,6 +70,8 @@ if B["needs_library"] and here not in os.environ.get("LD_LIBRARY_PATH", "").spli
     sys.stderr.write(sys.argv[0] + ": error while loading shared libraries: libllama.so.0: "
                      "cannot open shared object file: No such file or directory\\n")
     sys.exit(127)
+if B["signal"] and B["signal"][0] in arguments:
+    os.kill(os.getpid(), B["signal"][1])
 if "--version" in arguments:
     sys.stderr.write(B["version"] + "\\nbuilt with GNU 12.2.0 for Linux x86_64\\n")
     sys.exit(B["version_code"])
@@ -142,6 +144,7 @@ def write_server(path: Path, **behaviour: Any) -> Path:
         "driver_folder": "",  # without it in LD_LIBRARY_PATH no device is seen
         "needs_library": False,
         "dies": "",
+        "signal": None,  # ["--help", 4]: what this argument is answered with
         "crashes_without": "",  # SIGSEGV at the start unless these arguments are given
         "log": "load_tensors: offloaded 3/3 layers to GPU",
         "completion_code": 200,
