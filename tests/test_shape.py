@@ -154,3 +154,10 @@ def figures() -> dict[str, object]:
 if __name__ == "__main__":
     for key, value in figures().items():
         print(f"{key:28} {value}")
+
+
+def test_the_troubleshooting_page_is_what_the_code_says() -> None:
+    from tests.docs import troubleshooting  # this file is also run as a script
+
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    assert page == troubleshooting.page(), "write it anew: python -m tests.docs.troubleshooting"

@@ -13,17 +13,11 @@ from typer.main import get_command
 
 from edge.cli import main
 from edge.cli.app import build
-from tests.docs import troubleshooting
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 JETSON = (DOCS / "jetson.md").read_text(encoding="utf-8")
 _BLOCK = re.compile(r"^```console board\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _ROW = re.compile(r"^\| `([\w-]+)` \|.*\| ([^|]+) \|$", re.MULTILINE)
-
-
-def test_troubleshooting_is_what_the_code_says() -> None:
-    """Written by `python -m tests.docs.troubleshooting`."""
-    assert (DOCS / "troubleshooting.md").read_text(encoding="utf-8") == troubleshooting.page()
 
 
 def _commands() -> list[str]:
