@@ -159,7 +159,7 @@ def _glibc(toolkit: Toolkit, machine: BuildHost, table: Mapping[str, Any]) -> Bu
     if machine.glibc is None or machine.patched or numbers(machine.glibc) <= numbers(most):
         return BuildFinding("glibc", OK, f"glibc {machine.glibc or 'of unknown version'}")
     sentence = f"CUDA {toolkit.text} compiles with glibc up to {most}, and this system has {machine.glibc}"
-    hint = "install a newer CUDA toolkit, or patch crt/math_functions.h as llama.cpp's docs/build.md shows"
+    hint = "install a newer CUDA toolkit, or patch crt/math_functions.h as llama.cpp's build guide shows"
     # What is listed was reported; a release after the newest row may well be mended.
     newer = toolkit.version > numbers(max(table["toolkits"], key=lambda row: numbers(row["cuda"]))["cuda"])
     return BuildFinding("glibc", WARN if newer else FAIL, sentence, hint)
