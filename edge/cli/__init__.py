@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         code = _BROKEN_PIPE
     except OSError as error:
-        report(error, "check the path, its permissions and the space on its disk")
+        report(*_explained(error))
         code = _IO_ERROR
     except KeyboardInterrupt:
         code = _INTERRUPTED
@@ -65,8 +65,25 @@ def _flush(code: int) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
             code = code or (_BROKEN_PIPE if isinstance(error, BrokenPipeError) else _IO_ERROR)
             if code == _IO_ERROR:
-                report(error)
+                report(*_explained(error))
     return code
+
+
+def _explained(error: OSError) -> tuple[Exception, str | None]:
+    """Return what could not be read or written, whose it is, and the next step."""
+    import errno
+    from pathlib import Path
+
+    reason = error.strerror or str(error)
+    if error.filename is None:
+        return OSError(f"the output could not be written: {reason}"), None
+    hint = "check the path and the space on its disk"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        path = Path(error.filename)
+        with suppress(OSError, KeyError):  # a folder that may not be entered; a user that passwd(5) does not list
+            near = next((step for step in (path, *path.parents) if step.exists()), path)
+            hint = f"{near} belongs to {near.owner()}: run it as that user, or with sudo"
+    return OSError(f"{error.filename}: {reason}"), hint
 
 
 def report(error: Exception, hint: str | None = None) -> None:

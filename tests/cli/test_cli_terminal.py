@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pty
 import struct
@@ -123,3 +124,16 @@ def test_the_shell_gets_the_values(state: Path) -> None:
 def test_nothing_to_wait_for_is_said(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["wait"]) == 69
     assert "no edgellm is running" in capsys.readouterr().err
+
+
+def test_a_path_that_cannot_be_written_is_named_with_its_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def denied(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "config" / "edgellm.toml"))
+
+    monkeypatch.setattr("edge.linux.files.write_atomic", denied)
+    assert main(["config", "init", "--state-dir", str(tmp_path)]) == 74
+    shown = capsys.readouterr().err
+    assert f"{tmp_path / 'config' / 'edgellm.toml'}: Permission denied" in shown
+    assert f"belongs to {tmp_path.owner()}" in shown and "Errno" not in shown
