@@ -36,6 +36,18 @@ _EXAMPLES = {
     "min_p": 0.05,
 }
 
+_MODELS = """A key of the next table that is marked "of one model" names files of that model: no profile has it, and it
+may also stand directly in `[[model]]`. `args` takes any option of `llama-server --help` that edgellm does not set;
+so does `edgellm up -- OPTIONS`, for every model. `edgellm plan -v` shows the whole command line.
+
+```toml
+[[model]]
+ref = "Qwen3.5-4B:Q5_K_M"
+args = ["--n-cpu-moe", "12"]
+set = { n_ctx = 16384, reasoning = "off", temperature = 0.6 }
+```
+"""
+
 
 def schema() -> dict[str, Any]:
     """Return the JSON Schema 2020-12 of one profile file, for editors and other tools."""
@@ -66,6 +78,7 @@ def reference() -> str:
         _INTRODUCTION,
         _section("edgellm.toml", CONFIG_KEYS),
         _section("`[[model]]`, one table a model", MODEL_KEYS),
+        _MODELS,
         _section("Settings: `[set]` for every model, `set = {…}` in `[[model]]`, `--set`, a profile", SETTINGS),
     ]
     return "\n".join(parts)
@@ -128,4 +141,5 @@ def _help(field: Field) -> str:
     """The help, with the choices where there are some."""
     base = field.type.__origin__
     choices = ", ".join(f"`{one}`" for one in get_args(base)) if get_origin(base) is Literal else ""
+    choices = choices or ("of one model" if field.one_model else "")
     return f"{field.help} ({choices})" if choices else field.help
