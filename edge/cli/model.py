@@ -25,7 +25,8 @@ Ref = Annotated[
     ),
 ]
 Source = Annotated[
-    str, typer.Argument(metavar="REF", help="a name of the catalogue, or hf://, https://, pypi://, file://")
+    str,
+    typer.Argument(metavar="REF", help="a name of the catalogue, or hf://, modelscope://, https://, pypi://, file://"),
 ]
 Deep = Annotated[bool, typer.Option("--deep", help="read every byte: hashes, and scales that are not finite")]
 

@@ -91,7 +91,7 @@ def check_names(models: tuple[ModelConfig, ...]) -> None:
 def id_of(ref: str) -> str:
     """Return the public id of a reference without one: its name without source, quantization and file ending."""
     text = ref.split("#", 1)[0].split("?", 1)[0]
-    if text.startswith("hf://"):
+    if text.startswith(("hf://", "modelscope://")):
         text = text.split("@", 1)[0]
     head, colon, tail = text.rpartition(":")
     if colon and _QUANT.fullmatch(tail):

@@ -199,7 +199,7 @@ class ModelConfig(Struct, frozen=True):
     """One `[[model]]`. `set` holds settings of this model only."""
 
     id: Annotated[str, key("public id of the model; from ref where it is missing")] = ""
-    ref: Annotated[str, key("NAME[:QUANT], a path, hf://, pypi:// or https://")] = ""
+    ref: Annotated[str, key("NAME[:QUANT], a path, hf://, modelscope://, pypi:// or https://")] = ""
     aliases: Annotated[tuple[str, ...], key("other ids of this model")] = ()
     preload: Annotated[bool, key("load at start; false loads at the first request")] = True
     ttl_s: Annotated[float, key("idle seconds until the model sleeps; 0 is never", ge=0)] = 0.0

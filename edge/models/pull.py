@@ -145,6 +145,7 @@ def wanted_of(
     row = catalogue.find(name)
     if row is None:
         hint = "list it: edgellm model list --catalogue; or give a source: hf://owner/repo:QUANT"
+        hint = f"if it is a repository of the hub: edgellm model pull hf://{ref}" if "/" in name else hint
         raise UsageError(f"{name!r} is neither a source nor in the catalogue", hint)
     chosen = catalogue.choose(row, quant or label or None, room_bytes, preference)
     return WantedFile(source.parse(chosen.source), row, chosen)

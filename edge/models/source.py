@@ -83,8 +83,14 @@ _PYPI = re.compile(r"pypi://(?P<dist>[A-Za-z0-9][\w.-]*)==(?P<version>[\w.!+-]+)
 _HUB_PAGE = re.compile(r"(https?://[^/]+/[^/]+/[^/]+)/(?:blob|raw)/(.+)")
 
 
+# A repository as Ollama users and address bars have it: hf.co/owner/repo:QUANT, https://huggingface.co/owner/repo.
+_HUB_ADDRESS = re.compile(
+    r"(?:https?://)?(?:hf\.co|(?:www\.)?huggingface\.co)/([\w.-]+/[\w.-]+(?::[\w.-]+)?)/?", re.ASCII
+)
+
+
 def is_source(ref: str) -> bool:
-    return ref.startswith(SCHEMES)
+    return ref.startswith(SCHEMES) or _HUB_ADDRESS.fullmatch(ref) is not None
 
 
 def is_plain(name: str) -> bool:
@@ -101,6 +107,8 @@ def is_relative(path: str) -> bool:
 
 def parse(text: str) -> Source:
     """Parse a source. Raises UsageError with the expected form."""
+    address = _HUB_ADDRESS.fullmatch(text)
+    text = f"hf://{address[1]}" if address else text
     if text.startswith(("hf://", "modelscope://")):
         match = _HUB.fullmatch(text)
         if not match or not is_relative((match["file"] or "/x")[1:]):

@@ -11,7 +11,7 @@ import pytest
 from edge.errors import DoesNotFitError, EdgeError, UnavailableError, UsageError
 from edge.models.open import open_model
 from edge.models.pull import check, pull
-from edge.models.source import parse
+from edge.models.source import is_source, parse
 from edge.models.verdict import VerdictError
 from tests.fakes.gguf_writer import Gguf
 from tests.fakes.hub import Fault, Hub
@@ -168,3 +168,16 @@ def test_a_check_fetches_nothing_and_finds_what_would_fail(
     with pytest.raises(DoesNotFitError):
         check("hf://o/Alpha-GGUF", models, endpoint=hub.url)
     assert not models.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "source"),
+    [
+        ("hf.co/acme/Gamma-GGUF:Q4_K_M", "hf://acme/Gamma-GGUF:Q4_K_M"),
+        ("huggingface.co/acme/Gamma-GGUF", "hf://acme/Gamma-GGUF"),
+        ("https://huggingface.co/acme/Gamma-GGUF", "hf://acme/Gamma-GGUF"),
+        ("https://huggingface.co/acme/Gamma-GGUF/", "hf://acme/Gamma-GGUF"),
+    ],
+)
+def test_a_repositorys_address_is_a_source(text: str, source: str) -> None:
+    assert is_source(text) and str(parse(text)) == source
