@@ -41,6 +41,7 @@ from edge.supervisor.model_handle import UNNAMED, ModelHandle
 from edge.supervisor.state import SupervisorState, died
 from edge.supervisor.status import Failure, ModelStatus, State
 from edge.supervisor.supervisor import Supervisor
+from edge.telemetry.sample import Sample
 from edge.telemetry.telemetry import Telemetry
 
 PROGRESS_LOOK_S = 0.2
@@ -62,7 +63,7 @@ class App:
         self.prepared: Prepared | None = None
         self.console = console_for(os.environ, as_json=bool(launch.request.options["json"]))
         self.urls = launch.listeners.urls(tls=bool(launch.config.gateway.tls_cert))  # no reload changes them
-        self.fleet = Fleet(launch.folders, self._changed, SpeedBaseline(launch.folders), self._busiest_gpu)
+        self.fleet = Fleet(launch.folders, self._changed, SpeedBaseline(launch.folders), self._latest_sample)
         self.watchdog = Watchdog(launch.notifier, self.statuses)
         self.late_start: awaited.LateStart | None = None
         self.governing = ThermalControl(
@@ -122,9 +123,8 @@ class App:
         self.governing.limit(handle)
         self.watchdog.watch(self.fleet.supervisors())
 
-    def _busiest_gpu(self) -> float | None:
-        latest = self.governing.telemetry.latest
-        return latest.gpu_load_ratio if latest is not None else None
+    def _latest_sample(self) -> Sample | None:
+        return self.governing.telemetry.latest
 
     def statuses(self) -> list[ModelStatus]:
         return [handle.status() for handle in self.fleet.handles.values()]

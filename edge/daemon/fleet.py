@@ -24,6 +24,7 @@ from edge.plan.plan import LaunchPlan, ModelPlan
 from edge.plan.prepare import Prepared, config_of, preloaded, prepare, preset_of, wants_gpu, without_gpu
 from edge.resources import data_dir, load_toml
 from edge.supervisor.log_patterns import Patterns
+from edge.supervisor.memory_wait import MemoryHolder
 from edge.supervisor.model_handle import UNNAMED, ModelHandle
 from edge.supervisor.policy import Policy, SupervisorOptions
 from edge.supervisor.process import Child
@@ -32,6 +33,7 @@ from edge.supervisor.state import SupervisorState
 from edge.supervisor.status import Degraded, State
 from edge.supervisor.supervisor import Supervisor, SupervisorCallbacks
 from edge.supervisor.warmup import expected_speed
+from edge.telemetry.sample import Sample
 
 # Convert configuration and plan into the options of supervisor and gateway. Pure.
 
@@ -147,7 +149,7 @@ class Fleet:
         folders: Folders,
         on_change: Changed,
         last_good: SpeedBaseline,
-        gpu_load: Callable[[], float | None] = lambda: None,
+        telemetry: Callable[[], Sample | None] = lambda: None,
     ) -> None:
         self.handles: dict[str, ModelHandle] = {}
         self.logs: dict[str, ChildLog] = {}
@@ -155,7 +157,7 @@ class Fleet:
         self._folders = folders
         self._on_change = on_change
         self._last_good = last_good
-        self._gpu_load = gpu_load
+        self._telemetry = telemetry
         self._table = load_toml(data_dir("build") / "llama-server.toml")
         self._patterns = Patterns(self._table)
         self._tasks: dict[int, SupervisorTask] = {}
@@ -192,13 +194,14 @@ class Fleet:
                 self._last_good.keep(model.id, good, tokens_s)
 
         callbacks = SupervisorCallbacks(
-            on_change=self._on_change,
+            on_change=self._note_change,
             on_line=self._log(model.id).add,
             on_speed=on_speed,
             remedies=Remedies(self._table, engine, model.model, model.id),
             cpu=(lambda: self._cpu_plan(prepared, model.id)) if may_use_cpu else None,
             driver=lambda: _driver(prepared),
             gpu_load=self._gpu_load,
+            gpu_holders=self._gpu_holders,
         )
         terms = terms_of(prepared, model, self._last_good.tokens_s(model.id, good))
         socket_path = self._socket(model.id)
@@ -237,6 +240,24 @@ class Fleet:
             await self.dismiss(task.supervisor)
         for log in self.logs.values():
             log.close()
+
+    def _gpu_load(self) -> float | None:
+        latest = self._telemetry()
+        return latest.gpu_load_ratio if latest is not None else None
+
+    def _gpu_holders(self) -> list[MemoryHolder]:
+        latest = self._telemetry()
+        found = latest.gpu_processes if latest is not None else ()
+        return [MemoryHolder(each.pid, each.name, each.gpu_memory_bytes or 0) for each in found]
+
+    def _note_change(self, supervisor: Supervisor, before: SupervisorState, after: SupervisorState) -> None:
+        """Pass a change on, and let models that failed for want of memory try again when another gives its back."""
+        # Not after FAILED: two models that fail for want of memory would start each other without end.
+        if before.alive and after.state in (State.STOPPED, State.SLEEPING):
+            for other in self.supervisors():
+                if other is not supervisor:
+                    other.memory_back()
+        self._on_change(supervisor, before, after)
 
     def _ended(self, owner: asyncio.Task[None]) -> None:
         if owner.cancelled():

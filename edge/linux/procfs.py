@@ -131,6 +131,14 @@ def read_usage(pid: int, proc: Path = PROC) -> ProcessUsage | None:
     )
 
 
+def process_name(pid: int, proc: Path = PROC) -> str:
+    """Read the command name of a process; `?` when it is gone."""
+    try:
+        return (proc / str(pid) / "comm").read_text(errors="replace").strip()
+    except OSError:
+        return "?"
+
+
 def _numbers(text: str) -> dict[str, int]:
     """Parse `Name:  123 kB` lines; units stay as they are."""
     pairs = (line.split(":", 1) for line in text.splitlines() if ":" in line)

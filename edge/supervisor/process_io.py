@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import IO
 
 from edge.supervisor.process import Child, ExitStatus
@@ -41,7 +42,10 @@ async def reaped(child: Child) -> ExitStatus:
 
 
 def _ended(pid: int) -> bool:
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # another process's child
+        return not Path(f"/proc/{pid}").exists()
 
 
 # Read lines of a pipe into a callback on the event loop. A line without an end is cut.

@@ -25,6 +25,7 @@ from edge.supervisor.events import (
     Event,
     Exited,
     Kill,
+    MemoryBack,
     Restart,
     Sleep,
     Spawn,
@@ -36,6 +37,7 @@ from edge.supervisor.events import (
     WarmUp,
 )
 from edge.supervisor.log_patterns import Patterns
+from edge.supervisor.memory_wait import GpuHolders, MemoryWait
 from edge.supervisor.policy import EngineFault, SupervisorOptions
 from edge.supervisor.process import Child, spawn
 from edge.supervisor.process_io import reaped
@@ -61,6 +63,7 @@ class SupervisorCallbacks(Struct, frozen=True):
     on_speed: Callable[[Supervisor, float], None] = lambda *_: None  # tokens/s, measured while idle
     remedies: Remedies | None = None  # changes of the plan that may cure a failed start
     cpu: Callable[[], LaunchPlan] | None = None  # plan for the CPU when the GPU stays absent; None: refuse
+    gpu_holders: GpuHolders = lambda: ()  # processes with memory of a GPU
     gpu_load: Callable[[], float | None] = lambda: None  # 0…1, of the busiest GPU; None unknown
     driver: Callable[[], str | None] = lambda: None  # evidence that the GPU's device nodes open, or None
 
@@ -98,6 +101,7 @@ class Supervisor:
         self.machine = SupervisorState(rungs=self._plans.count, home=chosen, state=rest, rung=chosen)
         self._events: asyncio.Queue[tuple[int | None, Event]] = asyncio.Queue()
         self._traffic = Traffic(on_idle=self._idle)
+        self._memory = MemoryWait(self.memory_back, self.callbacks.gpu_holders)
         self._changed = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
         self._missing: Failure | None = None  # why the GPU is not used
@@ -124,6 +128,10 @@ class Supervisor:
         """Start, unless the model sleeps until its first request."""
         if self.terms.preload:
             self.start()
+
+    def memory_back(self) -> None:
+        """Try again what failed for want of memory; it does nothing otherwise."""
+        self.post(MemoryBack())
 
     def sleep(self) -> None:
         self.post(Sleep())
@@ -192,10 +200,15 @@ class Supervisor:
             degraded=watch.degraded if watch else (),
             gates=watch.attempt.gates.as_status(alive=m.alive) if watch else {},
             progress=watch.attempt.progress if watch and m.alive else None,
-            failure=m.failure,
+            failure=self._with_holders(m.failure),
             restarts=self.restarts,
             pid=watch.child.pid if watch and m.alive else None,
         )
+
+    def _with_holders(self, failure: Failure | None) -> Failure | None:
+        if failure is None or not self.machine.short_of_memory or not self._memory.sentence:
+            return failure
+        return replace(failure, evidence=f"{self._memory.sentence}\n{failure.evidence}")
 
     def endpoint(self) -> Endpoint | None:
         if self.machine.state is not State.READY:
@@ -264,6 +277,7 @@ class Supervisor:
                     self._do(effect)
                 self._idle()
         finally:
+            self._memory.end()
             await self._close_watch()
 
     async def _next(self) -> tuple[int | None, Event]:
@@ -290,6 +304,8 @@ class Supervisor:
         if machine != before:
             if before.ready_since is not None and died(before, machine):
                 self._traffic.engine_died()
+            if machine.short_of_memory is not before.short_of_memory:
+                (self._memory.begin if machine.short_of_memory else self._memory.end)()
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
             self.callbacks.on_change(self, before, machine)

@@ -22,6 +22,7 @@ from edge.supervisor.events import (
     Event,
     Exited,
     Hung,
+    MemoryBack,
     Sleep,
     StartRefused,
     Warmed,
@@ -244,6 +245,7 @@ class Watch:
                 self.attempt.bytes_read(vitals.read_bytes)
             if idle and vitals is not None:
                 self._witness.alive()
+                self._post(MemoryBack())  # a rung that was lost comes back while no request is open
             limit_s = self._traffic.idle_limit_s(self._terms.ttl_s)
             if idle and limit_s is not None and self._idle_s(now) >= limit_s:
                 self._post(Sleep())

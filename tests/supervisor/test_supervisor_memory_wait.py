@@ -1,0 +1,88 @@
+"""A model that failed for want of memory names who holds it and starts again when a holder ends, without polling."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from edge.supervisor.memory_wait import HOLDER_BYTES, MemoryHolder, MemoryWait, find_holders
+from edge.supervisor.policy import SupervisorOptions
+from edge.supervisor.status import State
+from edge.supervisor.supervisor import SupervisorCallbacks
+from edge.units import GIB
+from tests.fakes.llama_switches import Death
+from tests.supervisor.rig import FAST, rigged
+
+HOLD = f"import sys; held = b'x' * {HOLDER_BYTES + (32 << 20)}; print('held', flush=True); sys.stdin.read()"
+
+
+@asynccontextmanager
+async def holder() -> AsyncIterator[Process]:
+    """A process with 160 MiB."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-S", "-c", HOLD, stdin=PIPE, stdout=PIPE, stderr=DEVNULL
+    )
+    try:
+        assert process.stdout is not None
+        await process.stdout.readline()
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def test_a_model_that_found_no_memory_starts_when_a_holder_ends(short_dir: Path) -> None:
+    terms = SupervisorOptions(policy=replace(FAST, allocation_pauses_s=(0.01,)))
+    death = Death("loading", ["cudaMalloc failed: out of memory"], code=1)
+    holders: list[MemoryHolder] = []
+    callbacks = SupervisorCallbacks(gpu_holders=lambda: holders)
+    async with holder() as process, rigged(short_dir, terms=terms, callbacks=callbacks, death=death) as rig:
+        holders.append(MemoryHolder(process.pid, "python", 64 * GIB))  # other processes of this machine come after it
+        assert await rig.settle(State.FAILED, State.READY) is State.FAILED
+        await rig.until(lambda: f"(pid {process.pid})" in str(rig.supervisor.status().failure))
+        failure = rig.supervisor.status().failure
+        assert failure is not None and failure.kind == "out_of_memory" and "pid" not in failure.hint
+        rig.change(death=None)
+        process.kill()
+        await rig.until(lambda: rig.states[-1] == "READY")
+
+
+async def test_another_failure_waits_for_no_memory(short_dir: Path) -> None:
+    death = Death("line", ["error: invalid argument: --nonsense"], code=1)
+    async with holder() as process, rigged(short_dir, death=death) as rig:
+        assert await rig.settle(State.FAILED, State.READY) is State.FAILED
+        process.kill()
+        await process.wait()
+        rig.supervisor.memory_back()
+        await asyncio.sleep(0)
+        assert "memory is held" not in str(rig.supervisor.status().failure)
+        assert len(rig.pids) == 1
+
+
+async def test_a_wait_that_ends_early_leaves_nothing_behind() -> None:
+    before = asyncio.all_tasks()
+    async with holder():
+        wait = MemoryWait(lambda: None)
+        wait.begin()
+        while not wait.holders:
+            await asyncio.sleep(0.01)
+        wait.end()
+        await asyncio.sleep(0.05)
+        assert asyncio.all_tasks() == before and wait.sentence == ""
+
+
+async def test_holders_are_the_largest_and_never_this_process() -> None:
+    async with holder() as process:
+        gpu = [MemoryHolder(process.pid, "python", 3 * GIB), MemoryHolder(1, "small", 1)]
+        found = find_holders(gpu)
+        assert found[0] == MemoryHolder(process.pid, "python", 3 * GIB), "memory of the GPU counts"
+        assert os.getpid() not in {each.pid for each in found}
+        assert [each.bytes for each in found] == sorted((each.bytes for each in found), reverse=True)
