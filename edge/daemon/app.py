@@ -18,7 +18,7 @@ from edge.config import load
 from edge.daemon import late_start as awaited
 from edge.daemon import volatile_dirs
 from edge.daemon.control import Control, LogQuestion, log_lines, overview
-from edge.daemon.fleet import Fleet, gateway_config
+from edge.daemon.fleet import Fleet, about, gateway_config
 from edge.daemon.gpu_recovery import recover_gpu
 from edge.daemon.history import Recorder, SpeedBaseline
 from edge.daemon.journal import console_for
@@ -184,7 +184,9 @@ class App:
     def _gateway(self) -> web.Application:
         """Return the gateway. Behind a socket unit one without readable keys answers 503; else raises ConfigError."""
         config = gateway_config(self.config, self.launch.folders)
-        make = partial(make_app, self.fleet.handles, alive=lambda: self.watchdog.alive)
+        make = partial(
+            make_app, self.fleet.handles, alive=lambda: self.watchdog.alive, about=lambda: about(self.prepared)
+        )
         try:
             app = make(config)
         except EdgeError as error:

@@ -38,6 +38,14 @@ from edge.telemetry.sample import Sample
 # Convert configuration and plan into the options of supervisor and gateway. Pure.
 
 
+def about(prepared: Prepared | None) -> dict[str, str | None]:
+    """Return what the status page shows of board and engine; empty until a plan is made."""
+    if prepared is None:
+        return {}
+    engine = prepared.plan.engine
+    return {"board": prepared.board.module, "engine": engine.id, "engine_version": engine.version}
+
+
 def gateway_config(config: Config, folders: Folders) -> GatewayOptions:
     """Return the [gateway] section with its paths resolved."""
     section = config.gateway

@@ -40,6 +40,11 @@ class AccessEntry(Struct, frozen=True):
     prompt: str | None = None
     joules: float | None = None  # estimated
 
+    def recent(self) -> dict[str, Any]:
+        """Return what the status page shows of it: no key and no prompt."""
+        names = ("route", "code", "outcome", "took_s", "model", "prompt_tokens", "completion_tokens", "tokens_per_s")
+        return {name: getattr(self, name) for name in names}
+
 
 def render_json(entry: AccessEntry) -> str:
     document: dict[str, Any] = {}

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from edge.gateway import access_log
-from edge.gateway.access_log import AccessLog
+from edge.gateway.access_log import AccessEntry, AccessLog
 
 # Keep the gateway's counters in plain Python: cheap to write, read by metrics.py on a scrape. Pure.
 
 FIRST_TOKEN_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 BETWEEN_TOKENS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 5.0)
+RECENT = 20  # requests on the status page
 DURATION_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
 
 
@@ -59,13 +60,15 @@ class ModelStats:
 
 @dataclass(slots=True)
 class Stats:
-    """All counters. `requests` by (route, code, model), with "" as the model of the gateway's own routes.
+    """All counters, and the last requests to engines.
 
-    Routes are a closed set of names, so that the number of series is bounded.
+    `requests` is by (route, code, model), with "" as the model of the gateway's own routes. Routes are a closed set of
+    names, so that the number of series is bounded.
     """
 
     requests: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     models: dict[str, ModelStats] = field(default_factory=dict)
+    recent: deque[AccessEntry] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def model(self, model: str) -> ModelStats:
         found = self.models.get(model)
@@ -218,8 +221,13 @@ class RequestRecord:
         stats.requests[self.route, str(self.code), self.model or ""] += 1
         if self.model is not None:
             self._count(stats, self.model, now_s)
+        if self.model is None and not log.wanted:
+            return
+        entry = self._entry(now_s)
+        if self.model is not None:
+            stats.recent.append(entry)
         if log.wanted:
-            log.write(self._entry(now_s))
+            log.write(entry)
 
     def _failed(self) -> bool:
         """Return whether the engine's answer reports a failure, whatever its status."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from aiohttp import web
 
@@ -29,14 +30,16 @@ def make_app(
     alive: Callable[[], bool] = lambda: True,
     telemetry: TelemetrySource | None = None,
     fault: Failure | None = None,
+    about: Callable[[], Mapping[str, Any]] = dict,
     wall: Callable[[], float] = time.time,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> web.Application:
     """Return an application that serves `upstreams`, by model id; the mapping may change while it runs.
 
     `alive` returns whether the supervisor's event loop turns. `fault` is set where nothing can be served, for example
-    behind an inherited socket with a configuration that cannot be read. `app[CONTEXT]` holds what callers extend or
-    control: `metrics.add`, `admission.govern`. Raises ConfigError if the key file or the access log cannot be opened.
+    behind an inherited socket with a configuration that cannot be read. `about` names board and engine.
+    `app[CONTEXT]` holds what callers extend or control: `metrics.add`, `admission.govern`. Raises ConfigError if the
+    key file or the access log cannot be opened.
     """
     config = config or GatewayOptions()
     context = Context(
@@ -45,6 +48,7 @@ def make_app(
         alive=alive,
         telemetry=telemetry,
         fault=fault,
+        about=about,
         wall=wall,
         monotonic=monotonic,
         origins=OriginPolicy.of(config.hosts, config.cors_origins),

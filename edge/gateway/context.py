@@ -47,6 +47,7 @@ class Context(Struct):
     alive: Callable[[], bool]
     telemetry: TelemetrySource | None
     fault: Failure | None
+    about: Callable[[], Mapping[str, Any]]
     wall: Callable[[], float]
     monotonic: Callable[[], float]
     origins: OriginPolicy

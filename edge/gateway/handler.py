@@ -142,7 +142,7 @@ def _check_key(context: Context, key: keys.Key | None, found: Route) -> None:
         )
     if key is None and context.keys.needed and not (found.kind is Kind.OURS and found.name in own_routes.PUBLIC):
         raise RejectedError(HttpFault(401, "invalid_key", "Invalid API Key", "send Authorization: Bearer KEY"))
-    if found.kind is Kind.ADMIN and (key is None or not key.admin):
+    if found.kind in (Kind.ADMIN, Kind.CONTROL) and (key is None or not key.admin):
         raise RejectedError(
             HttpFault(403, "admin_only", "this route needs an admin key", "edgellm key add NAME --admin")
         )
@@ -162,6 +162,8 @@ async def _respond(
             response = own_routes.answer(context, request.method, found, record.admin)
         response.headers.extend(extra)
         return response
+    if found.kind is Kind.CONTROL:
+        return own_routes.control(context, request.method, found)
     if context.fault is not None:
         raise RejectedError(own_routes.startup_fault(context.fault))
     return await dispatch(context, request, found, record, extra)

@@ -74,8 +74,15 @@ def readyz(status: ModelStatus, strict: bool) -> dict[str, Any]:
 
 
 def blocked_by(status: ModelStatus) -> str | None:
-    """Return the first gate that is not open."""
-    return next((name for name, gate in status.gates.items() if not gate.ready), None)
+    """Return the gate that holds the start up: the closed one that others wait for.
+
+    Of a start that failed the gates before it are closed as well, since their process is gone; none waits for those.
+    """
+    closed = {name: gate for name, gate in status.gates.items() if not gate.ready}
+    if "driver" in closed or not closed:
+        return next(iter(closed), None)
+    named = next((gate.blocked_by for gate in closed.values() if gate.blocked_by in closed), None)
+    return named or list(closed)[-1]
 
 
 def _model(status: ModelStatus, clock_offset_s: float, admin: bool) -> dict[str, Any]:

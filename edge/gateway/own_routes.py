@@ -101,7 +101,10 @@ def _health(context: Context, route: Route, admin: bool) -> web.Response:
 
 def _telemetry(context: Context, route: Route, admin: bool) -> web.Response:
     known = context.telemetry.document() if context.telemetry else {"schema": 1, "source": None}
-    return json_response({**known, "gateway": _activity(context)})
+    recent = [entry.recent() for entry in context.stats.recent]
+    return json_response(
+        {**known, "about": context.about(), "gateway": _activity(context), "recent": recent, "admin": admin}
+    )
 
 
 def _activity(context: Context) -> dict[str, Any]:
@@ -118,8 +121,11 @@ def _activity(context: Context) -> dict[str, Any]:
             "prompt_tokens": context.stats.model(model).prompt_tokens,
             "completion_tokens": context.stats.model(model).completion_tokens,
             "tokens_per_s": context.stats.model(model).last_per_s,
+            "tokens_per_joule": context.energy.tokens_per_joule(model) if context.energy else None,
+            "expected_ready_in_s": upstream.expected_ready_in_s(),
+            "model": {name: upstream.model_info.get(name) for name in ("arch", "n_params", "ftype", "n_ctx", "size")},
         }
-        for model in context.upstreams
+        for model, upstream in context.upstreams.items()
     }
 
 
@@ -130,6 +136,22 @@ def _metrics(context: Context, route: Route, admin: bool) -> web.Response:
 def _page(context: Context, route: Route, admin: bool) -> web.Response:
     headers = {"Content-Type": "text/html; charset=utf-8", **SERVER, **context.page.headers()}
     return web.Response(body=context.page.body, headers=headers)
+
+
+def control(context: Context, method: str, route: Route) -> web.Response:
+    """Load, unload or restart a model. Answer at once: `/readyz/{id}` shows what comes of it. Raises RejectedError."""
+    name, _, verb = (plain_path(route.target) or "").removeprefix("/admin/models/").rpartition("/")
+    upstream = context.by_name(name)
+    if upstream is None:
+        raise RejectedError(unknown_model(context, name))
+    actions = {"load": upstream.load, "unload": upstream.unload, "restart": upstream.restart}
+    if verb not in actions:
+        raise RejectedError(HttpFault(404, "unknown_action", f"no action {verb[:50]!r}", "load, unload or restart"))
+    if method != "POST":
+        fault = HttpFault(405, "method_not_allowed", "actions are POST requests", None)
+        return json_response(fault.document(), 405, {"Allow": "POST"})
+    actions[verb]()
+    return json_response({"schema": 1, "model": upstream.model_id, "action": verb}, 202)
 
 
 def unknown_model(context: Context, name: str | None) -> HttpFault:

@@ -14,6 +14,7 @@ class Kind(Enum):
     OURS = "ours"  # answered by the gateway, never held
     HELD = "held"  # waits for the model, then goes to the engine
     ADMIN = "admin"  # like HELD, needs an admin key
+    CONTROL = "control"  # answered by the gateway, needs an admin key
     REFUSED = "refused"
     BAD = "bad"  # not a valid path
 
@@ -88,6 +89,7 @@ _LIGHT_ENDS = ("/count_tokens", "/input_tokens", "/control", "/lookup")
 _READS = frozenset({"GET", "HEAD"})
 _CHANGES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _UPSTREAM = "/upstream/"
+_CONTROL = "/admin/models/"
 _CACHED_CHARACTERS = 128
 _PATH_CHARACTERS = "/!$&'()*+,;=:@"  # RFC 3986 3.3: pchar, besides those that quote() never encodes
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
@@ -114,6 +116,8 @@ def _route(method: str, raw_target: str) -> Route:
         return _upstream_route(method, origin)
     if path.startswith(_V1_PREFIXES) and not path.startswith(LM_STUDIO):
         return _route(method, "/v1/" + quote(path[len(_V1_PREFIXES[0]) :], safe=_PATH_CHARACTERS) + _after_path(target))
+    if path.startswith(_CONTROL):
+        return Route(Kind.CONTROL, "/admin/models", target)
     if path in OURS or (path in LISTS and method in _READS):
         return Route(Kind.OURS, path, target)
     if path.startswith("/readyz/"):

@@ -170,6 +170,18 @@ class ModelHandle:
             elif (ready := await _unless(changed, supervisor)) and not changed.is_set():
                 return ready
 
+    def load(self) -> None:
+        if self.supervisor:
+            self.supervisor.start()
+
+    def unload(self) -> None:
+        if self.supervisor:
+            self.supervisor.sleep()
+
+    def restart(self) -> None:
+        if self.supervisor:
+            self.supervisor.restart()
+
     def keep_alive(self, seconds: float) -> None:
         if self.supervisor:
             self.supervisor.keep_alive(seconds)

@@ -47,6 +47,18 @@ class Upstream(Protocol):
         """Wait until READY, FAILED or STOPPED, waking a sleeping model. It may be cancelled at any time."""
         ...
 
+    def load(self) -> None:
+        """Start the model's engine if it is asleep, stopped or failed."""
+        ...
+
+    def unload(self) -> None:
+        """End the model's engine once its requests are answered; the next request wakes it."""
+        ...
+
+    def restart(self) -> None:
+        """Start the model's engine anew once its requests are answered."""
+        ...
+
     def keep_alive(self, seconds: float) -> None:
         """Let the model sleep after so many idle seconds, until the next call; negative is never."""
         ...

@@ -239,6 +239,35 @@ async def test_paths_of_the_machine_are_shown_to_an_admin_key_only(
     assert b"/home/me" in (await (await rig(script)).once(ask("GET", target))).body, "without keys: this machine only"
 
 
+async def test_a_model_is_loaded_unloaded_and_restarted_with_an_admin_key_only(
+    rig: Rigs, keyed: GatewayOptions
+) -> None:
+    here = await rig(config=keyed)
+    here.model.aliases = ("a/b",)
+    for name, verb in (("chat", "load"), ("a/b", "unload"), ("a%2Fb", "restart")):
+        target = f"/admin/models/{name}/{verb}"
+        assert (await here.once(ask("POST", target, "X-Api-Key: " + SECRET))).status == 403
+        assert (await here.once(ask("POST", target, "Cookie: key=" + ADMIN))).status == 401
+        answer = await here.once(ask("POST", target, "X-Api-Key: " + ADMIN))
+        assert (answer.status, json.loads(answer.body)["model"]) == (202, "chat")
+        assert (await here.once(ask("GET", target, "X-Api-Key: " + ADMIN))).status == 405
+    assert here.model.actions == ["load", "unload", "restart"]
+    for target in ("/admin/models/nope/load", "/admin/models/chat/explode", "/admin/models/chat"):
+        assert (await here.once(ask("POST", target, "X-Api-Key: " + ADMIN))).status == 404
+    assert (await (await rig()).once(ask("POST", "/admin/models/chat/load"))).status == 403, "no key, no admin"
+
+
+async def test_the_last_requests_are_shown_without_key_and_prompt(rig: Rigs, keyed: GatewayOptions) -> None:
+    here = await rig(config=keyed, about=lambda: {"board": "Orin"})
+    for _ in range(25):
+        await here.once(ask("POST", "/v1/chat/completions", "X-Api-Key: " + SECRET))
+    document = json.loads((await here.once(ask("GET", "/telemetry", "X-Api-Key: " + SECRET))).body)
+    assert document["about"] == {"board": "Orin"}
+    assert len(document["recent"]) == 20
+    assert {"key", "prompt"} & document["recent"][0].keys() == set()
+    assert (document["recent"][-1]["route"], document["recent"][-1]["outcome"]) == ("/v1/chat/completions", "ok")
+
+
 async def test_evidence_is_shown_to_an_admin_key_only(rig: Rigs, keyed: GatewayOptions) -> None:
     here = await rig(config=keyed, loading=True)
     await here.model.fail("bad_model", "pull it again")

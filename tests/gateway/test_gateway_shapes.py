@@ -120,6 +120,22 @@ def test_a_body_that_is_no_json_is_a_400(body: bytes) -> None:
     assert error.value.fault.status == 400
 
 
+GATE_CASES = [
+    ({}, None),
+    ({"driver": Gate(True), "weights": Gate(), "warm": Gate(blocked_by="weights")}, "weights"),
+    ({"driver": Gate(True), "weights": Gate(True), "warm": Gate()}, "warm"),
+    ({"driver": Gate(), "context": Gate(blocked_by="driver")}, "driver"),
+    # It died while loading: the context was open, and is closed with its process.
+    ({"driver": Gate(True), "context": Gate(), "weights": Gate(), "warm": Gate(blocked_by="weights")}, "weights"),
+    ({"driver": Gate(True), "context": Gate(), "weights": Gate(), "warm": Gate()}, "warm"),
+]
+
+
+@pytest.mark.parametrize(("gates", "expected"), GATE_CASES)
+def test_the_gate_that_failed_is_the_one_that_blocks(gates: dict[str, Gate], expected: str | None) -> None:
+    assert health.blocked_by(ModelStatus("chat", State.FAILED, gates=gates)) == expected
+
+
 def test_models_are_listed_in_llama_servers_shape() -> None:
     document = openai.models_document([ListedModel("chat", ("c",), {"n_ctx_train": 8192})], 5)
     assert document["object"] == "list"

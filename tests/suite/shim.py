@@ -55,6 +55,15 @@ class Server:
         await self._ready.wait()
         return self.status()
 
+    def load(self) -> None:
+        pass
+
+    def unload(self) -> None:
+        pass
+
+    def restart(self) -> None:
+        pass
+
     def keep_alive(self, seconds: float) -> None:
         pass
 

@@ -40,6 +40,7 @@ class FakeModel:
         self.refused: set[str | None] = set()  # fingerprints
         self.fingerprints: list[str | None] = []
         self.kept_alive: list[float] = []
+        self.actions: list[str] = []
         self.expected_s: float | None = None
         self._change = asyncio.Condition()
         self._generation = 0
@@ -85,6 +86,15 @@ class FakeModel:
             return self.state
         finally:
             self.waiting -= 1
+
+    def load(self) -> None:
+        self.actions.append("load")
+
+    def unload(self) -> None:
+        self.actions.append("unload")
+
+    def restart(self) -> None:
+        self.actions.append("restart")
 
     def keep_alive(self, seconds: float) -> None:
         self.kept_alive.append(seconds)
