@@ -16,7 +16,7 @@ help:
 	@grep -E '^# make' Makefile | sed 's/^# //'; echo 'also: setup check test-full boot-test dist clean; PROFILE=orin, MODEL=REF'
 
 $(VENV)/bin/pip:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "edgellm needs Python 3.10 or newer: make PYTHON=python3.12"; exit 69; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "edgellm needs Python 3.10 or newer: make PYTHON=python3.12 (JetPack 5: sudo uv python install 3.12 --install-dir /opt/python)"; exit 69; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "python3-venv is missing: sudo apt-get install python3-venv"; exit 69; }
 	@$(PYTHON) -m venv $(VENV)
 

@@ -59,6 +59,15 @@ serves() {
     echo "stranger: make up serves for $user, and Ctrl-C ends it"
 }
 
+# `make install` below the home: the system's folders stay as they are.
+installs() {
+    as make install "PREFIX=$work/opt" "COMMAND=$work/home/bin/edgellm" SUDO= >"$work/install.log" 2>&1 ||
+        { cat "$work/install.log" >&2; return 1; }
+    rm -rf "$work/edgellm/.venv" # the installation needs neither the checkout nor its environment
+    (cd / && env -i "PATH=$work/home/bin:/usr/bin:/bin" edgellm --version)
+    echo "stranger: make install works for $user"
+}
+
 tests() {
     if ! as timeout "$TEST_S" make test >"$work/test.log" 2>&1; then
         grep -E '^(FAILED|ERROR)' "$work/test.log" >&2 || true
@@ -78,4 +87,5 @@ if [ "$(id -u)" = 0 ]; then
         tests
         serves
     fi
+    installs
 fi

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,6 +26,7 @@ from edge.doctor.ports import read_ports
 from edge.doctor.service import OURS, read_units, unit_files
 from edge.doctor.storage import read_model_folder
 from edge.doctor.wsl import read_environment, read_wsl
+from edge.linux.files import try_lock
 from edge.linux.procfs import lock_holders
 from edge.linux.systemctl import booted
 from edge.linux.tree import Tree
@@ -101,25 +102,35 @@ def _one(file: OwnFile) -> str:
     try:
         if file.kind == "folder":
             file.path.mkdir(parents=True, exist_ok=True)
-            file.path.chmod(file.mode)
+            _set_mode(file.path, file.mode)
             return f"created {file.path}"
         if file.kind == "mode":
-            file.path.chmod(file.mode)
+            _set_mode(file.path, file.mode)
             return f"set the mode of {file.path} to {file.mode:o}"
         return _remove_socket(file.path)
     except OSError as error:
         return f"could not change {file.path}: {error.strerror}"
 
 
+def _set_mode(path: Path, mode: int) -> None:
+    """Change the mode of a file, and of no link's target: root repairs folders in which other users have files."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        os.fchmod(descriptor, mode)
+    finally:
+        os.close(descriptor)
+
+
 def _remove_socket(path: Path) -> str:
     """Remove a stale socket under the instance's lock, so that an instance that is starting keeps its new socket."""
-    with (path.parent / "lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+    lock = os.open(path.parent / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
+    try:
+        if not try_lock(lock):
             return f"kept {path}: edgellm has started"
         if path.is_socket():  # a file may have taken its place since the check
             path.unlink()
+    finally:
+        os.close(lock)
     return f"removed the stale socket {path}"
 
 

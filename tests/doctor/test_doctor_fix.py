@@ -49,6 +49,23 @@ def test_socket_of_an_edgellm_that_has_just_started_stays(short_dir: Path) -> No
     assert ours.control_socket.is_socket()
 
 
+def test_links_that_another_user_planted_are_not_followed(short_dir: Path) -> None:
+    """`sudo edgellm doctor --fix` works in the run folder of the service's user."""
+    ours, victim = places(short_dir), short_dir / "victim"
+    ours.instance_run.mkdir(parents=True)
+    victim.write_text("secret")
+    victim.chmod(0o644)
+    ours.lock.symlink_to(short_dir / "created")
+    keys = ours.run / "keys.toml"
+    keys.symlink_to(victim)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(ours.control_socket))
+    done = doctor.apply((OwnFile("socket", ours.control_socket, 0), OwnFile("mode", keys, 0o600)))
+    assert all(sentence.startswith("could not") for sentence in done)
+    assert stat.S_IMODE(victim.stat().st_mode) == 0o644
+    assert not (short_dir / "created").exists()
+
+
 def test_what_cannot_be_changed_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     ours = places(tmp_path / "file" / "below-a-file")
