@@ -19,6 +19,7 @@ from edge.builder.recipe import Recipe, includes, make_recipe, recipe_name
 from edge.builder.source import Pin, SourceArchive, SourceChoice, parse_source
 from edge.config.profile import choose, load_profile
 from edge.errors import UsageError
+from edge.linux.files import read_bounded
 from edge.paths import Folders
 from edge.resources import data_dir
 from edge.units import parse_size
@@ -169,8 +170,8 @@ def find_recipe(request: BuildRequest, table: Mapping[str, Any]) -> Recipe:
 
 def _read_recipe(name: str, script: Path, known: Mapping[str, Any]) -> Recipe:
     try:
-        text = script.read_text(encoding="utf-8")
-        texts = [*((script.parent / other).read_text(encoding="utf-8") for other in includes(text)), text]
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_bounded(script).decode()
+        texts = [*(read_bounded(script.parent / other).decode() for other in includes(text)), text]
+    except (OSError, ValueError) as error:
         raise UsageError(f"the recipe {script} cannot be read: {error}") from error
     return make_recipe(name, str(script), texts, known)

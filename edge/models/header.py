@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import stat
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,7 +30,7 @@ def read_header(path: Path, *, complete: bool = True) -> ModelMeta:
 
     Raises VerdictError (a BadModelError) that names what the file is instead, OSError when it cannot be read.
     """
-    with path.open("rb", buffering=0) as file:
+    with _open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         raw = GgufReader(file, size, path.name).header()
     try:
@@ -40,11 +42,22 @@ def read_header(path: Path, *, complete: bool = True) -> ModelMeta:
 def peek_kind(path: Path) -> str | None:
     """Return the kind of a file by its first keys (`model`, `mmproj`, ...), else None. Reads one window."""
     try:
-        with path.open("rb", buffering=0) as file:
+        with _open_regular(path) as file:
             raw = GgufReader(file, os.fstat(file.fileno()).st_size, path.name).peek()
     except (OSError, VerdictError):
         return None
     return _kind(raw, str(raw.values.get("general.architecture", "")), True)
+
+
+def _open_regular(path: Path) -> FileIO:
+    """Open a file; a FIFO would block the caller until something writes to it. Raises VerdictError, OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        what = "a folder" if stat.S_ISDIR(mode) else "a FIFO" if stat.S_ISFIFO(mode) else "a device"
+        raise VerdictError(HeaderVerdict("not_a_file", f"is {what}, not a file", "give a .gguf file"), path.name)
+    return FileIO(descriptor, "rb")
 
 
 def peek_stream(file: BinaryIO, size: int, name: str) -> tuple[str, str, int]:

@@ -18,8 +18,10 @@ from edge.models.job import job
 from edge.models.open import ModelFile, open_model
 from edge.models.progress import Report, TransferMeter
 from edge.models.receipt import InstalledFile, Receipt, now_utc
+from edge.models.source import is_plain
 from edge.models.store import Store, StoreEntry
 from edge.models.verdict import HEALTHY_KINDS
+from edge.units import printable
 
 _FICLONE = 0x40049409  # ioctl: share the blocks of another file (btrfs, xfs)
 
@@ -40,6 +42,8 @@ def import_model(
     """
     if not path.exists() and not path.is_symlink():
         raise ModelMissingError(f"no such file: {path}", "give the path of a .gguf file")
+    if name is not None and (not is_plain(name) or name.startswith((".", "-")) or ":" in name):
+        raise UsageError(f"{printable(name)} is no name for a model", "letters, digits and . _ + - are fine")
     model = open_model(path.absolute())
     sources = [Path(shard) for shard in model.shards] + ([Path(model.mmproj)] if model.mmproj else [])
     public = name or model.name

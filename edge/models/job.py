@@ -66,7 +66,9 @@ def job(models_dir: Path, name: str, identity: str, kind: str, shown: str | None
     another process works on it.
     """
     sweep(models_dir)
-    key = f"{name}-{sha256(identity.encode()).hexdigest()[:8]}"
+    # NAME_MAX is 255 bytes, and names of models may be as long.
+    short = name.encode()[:100].decode(errors="ignore")
+    key = f"{short}-{sha256(identity.encode(errors='surrogateescape')).hexdigest()[:8]}"
     folder = models_dir / PARTIAL / key
     lock = None
     for _ in range(3):  # another job's sweep may remove the folder between these two lines

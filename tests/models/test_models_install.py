@@ -79,3 +79,17 @@ def test_remove_leaves_other_peoples_folders_alone(tmp_path: Path) -> None:
         remove(store, "m")
     with pytest.raises(ModelMissingError):
         remove(store, "nothing")
+
+
+@pytest.mark.parametrize("name", ["../../escape", "/abs", "a\nb", "", ".", "--help", ".hidden", "a:b", "x" * 300])
+def test_a_name_for_an_import_cannot_leave_the_store(tmp_path: Path, name: str) -> None:
+    path = Gguf("llama").model().save(tmp_path / "in/m-Q5_K_M.gguf")
+    with pytest.raises(UsageError) as error:
+        import_model(path, tmp_path / "data/models", name=name)
+    assert str(error.value).isprintable()
+    assert not (tmp_path / "data").exists()
+
+
+def test_the_longest_file_names_are_imported(tmp_path: Path) -> None:
+    path = Gguf("llama").model().save(tmp_path / "in" / ("é" * 120 + ".gguf"))
+    assert Path(import_model(path, tmp_path / "models").path).is_file()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
 import os
+import socket
 import struct
 import zipfile
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from edge.errors import EdgeError
 from edge.models.open import open_model
 from edge.models.store import Store
 from edge.models.survey import survey
@@ -223,3 +226,18 @@ def test_a_set_whose_shards_end_in_capitals_cannot_be_followed(tmp_path: Path) -
     assert "mv" in str(error.value.hint)
     Gguf("llama").model().save(tmp_path / "alone.GGUF")
     assert open_model(tmp_path / "alone.GGUF").name == "alone"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "folder"])
+def test_what_is_no_file_blocks_no_list(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x.gguf"
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as server:
+        if kind == "fifo":
+            os.mkfifo(path)
+        elif kind == "socket":
+            server.bind(str(path))
+        else:
+            (path / "inside").mkdir(parents=True)
+        assert all(not line.usable for line in survey(Store(tmp_path)))
+        with pytest.raises(EdgeError):
+            open_model(path)
