@@ -36,8 +36,18 @@ tar -C "$into/src" $others --exclude="$commit/models" --exclude="$commit/pocs" \
 rm -rf "$into/src"
 
 # What edgellm needs (pyproject.toml), for the Python of the GPU machine.
+"$python" - >"$into/requirements.txt" <<'END'
+try:
+    import tomllib
+except ImportError:
+    import tomli as tomllib
+
+with open("pyproject.toml", "rb") as file:
+    project = tomllib.load(file)["project"]
+print(*project["dependencies"], *project["optional-dependencies"]["nvml"], sep="\n")
+END
 "$python" -m pip download --quiet --only-binary=:all: --python-version "${GPU_PYTHON:-3.12}" --implementation cp \
     --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
     --platform manylinux_2_12_x86_64 --platform manylinux2010_x86_64 --platform manylinux1_x86_64 \
-    -d "$into/wheels" "aiohttp>=3.13.5" "typer>=0.12" "rich>=13" "httpx>=0.27" "psutil>=5.9" "prometheus-client>=0.20" "msgspec>=0.18.6" "tomli-w>=1" "nvidia-ml-py>=12"
+    -d "$into/wheels" -r "$into/requirements.txt"
 du -sh "$into/llama.cpp.tar.xz" "$into/wheels"
