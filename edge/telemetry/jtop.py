@@ -17,7 +17,7 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edge.telemetry.jtop_line import IDLE_INTERVAL_S, JtopFault, error_line, interval_of, jtop_fault, parse
@@ -102,6 +102,7 @@ _MAX_LINE_BYTES = 1 << 20
 
 class JtopSource:
     """A source of jtop samples. `python` None: found at each start. `share`: the socket of edgellm-jtop.service.
+    `total`: alternatives of rails that make up the board's power.
 
     `on_line` gets the line of every sample, and an error line for every fault.
     """
@@ -113,6 +114,7 @@ class JtopSource:
         *,
         python: Path | None = None,
         share: Path | None = None,
+        total: Sequence[Sequence[str]] = (),
         clock: Clock = time.monotonic,
         pauses_s: tuple[float, float] = (10.0, 300.0),
         on_line: Callable[[bytes], None] | None = None,
@@ -122,6 +124,7 @@ class JtopSource:
         self.restarts = 0
         self._python = python
         self._share = share
+        self._total = total
         self._clock = clock
         self._pauses_s = pauses_s
         self._on_line = on_line
@@ -207,7 +210,7 @@ class JtopSource:
                 line = await asyncio.wait_for(lines.readline(), None if shared else self._deadline_s())
                 if not line:
                     return jtop_fault("lost")
-                value = parse(line, self._clock())
+                value = parse(line, self._clock(), self._total)
                 if isinstance(value, JtopFault):
                     if not shared:
                         return value

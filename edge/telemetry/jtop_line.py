@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any, TypeVar, get_type_hints
 
-from msgspec import Struct
+from msgspec import Struct, ValidationError, convert
 from msgspec.structs import replace
 
 from edge.board.board import PowerMode
 from edge.telemetry.sample import Fan, GpuProcess, GpuState, PowerState, Rail, Sample, Zone, celsius
 from edge.telemetry.sensors import SUM, SUM_NOTE
+from edge.telemetry.sensors import total as total_of
 
 SCHEMA = 1
 IDLE_INTERVAL_S, WATCHED_INTERVAL_S = 5.0, 1.0  # between samples: without a client that shows them, and with one
+_LONGEST_INTERVAL_S = 60.0
+_LARGEST = 1e15  # no value of a sensor; what a float holds exactly
+_MOST_NOTES = 8
 _VERSIONS = re.compile(r"service: \[([^\]]+)\] and client: \[([^\]]+)\]")
 
 
@@ -58,18 +66,27 @@ def jtop_fault(kind: str, message: str = "") -> JtopFault:
     return JtopFault(kind, because, hint)
 
 
-def parse(line: bytes, now: float) -> Sample | JtopFault | None:
-    """Parse one line; None if it is not a reader's line of this schema."""
+def parse(line: bytes, now: float, total: Sequence[Sequence[str]] = ()) -> Sample | JtopFault | None:
+    """Parse one line; None if it is no reader's line of this schema. `total`: rails that make up the board's power."""
     try:
-        row = json.loads(line)
+        row = json.loads(line, parse_constant=_no_number, parse_float=_finite)
         if not isinstance(row, dict) or row.get("schema") != SCHEMA:
             return None
         if row.get("event") == "error":
             fault = jtop_fault(str(row.get("kind")), str(row.get("message", "")))
             return replace(fault, because=str(row.get("because", fault.because)))
-        return sample_of(row, now) if row.get("event") == "sample" else None
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+        return sample_of(row, now, total) if row.get("event") == "sample" else None
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
+
+
+def _no_number(_: str) -> None:
+    """Read NaN and Infinity, which are no JSON, as null."""
+
+
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
 
 
 def error_line(now: JtopFault) -> bytes:
@@ -81,48 +98,83 @@ def error_line(now: JtopFault) -> bytes:
 def interval_of(line: bytes) -> float | None:
     """Return the interval that a sample line reports, in seconds."""
     try:
-        return float(json.loads(line)["interval_s"])
-    except (ValueError, TypeError, KeyError):
+        interval_s = float(json.loads(line)["interval_s"])
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
+    return interval_s if 0 < interval_s <= _LONGEST_INTERVAL_S else None
 
 
-def sample_of(row: dict[str, Any], now: float) -> Sample:
-    """Build a sample. Raises ValueError, TypeError or KeyError for a row of another shape."""
-    power, mode, fan = row.get("power"), row.get("power_mode"), row.get("fan")
-    temps = [(name, celsius(float(value))) for name, value in row.get("temps_c", {}).items()]
+def sample_of(row: dict[str, Any], now: float, total: Sequence[Sequence[str]] = ()) -> Sample:
+    """Build a sample. A field of another shape is absent. Raises TypeError or KeyError without an instant."""
+    mode, fan, power, odd = (row.get(name) for name in ("power_mode", "fan", "power", "odd"))
+    temps = row.get("temps_c")
+    zones = temps.items() if isinstance(temps, dict) else ()
+    known = [(str(name), celsius(float(value))) for name, value in zones if _is_number(value)]
+    rails = tuple(_rows(Rail, row.get("rails")))
     return Sample(
         at_s=min(now, float(row["at_s"])),
         source="jtop",
-        power=None if power is None else _power(power),
-        rails=tuple(
-            Rail(r["name"], r["power_w"], r.get("voltage_v"), r.get("current_a")) for r in row.get("rails", ())
-        ),
-        zones=tuple(Zone(name, temp) for name, temp in temps if temp is not None),
-        gpus=tuple(GpuState(**{key: g[key] for key in _GPU_KEYS if key in g}) for g in row.get("gpus", ())),
-        gpu_processes=tuple(
-            GpuProcess(p["pid"], p["name"], p.get("gpu_memory_bytes")) for p in row.get("processes", ())
-        ),
-        gpu_used_bytes=row.get("gpu_used_bytes"),
-        emc_load_ratio=row.get("emc_load_ratio"),
-        emc_clock_hz=row.get("emc_clock_hz"),
-        fan=None if fan is None else Fan(fan.get("speed_ratio"), fan.get("rpm")),
-        power_mode=None if mode is None else PowerMode(int(mode["id"]), str(mode["name"])),
-        jetson_clocks=row.get("jetson_clocks"),
+        power=_power(power, rails, total) if isinstance(power, dict) else None,
+        rails=rails,
+        zones=tuple(Zone(name, temp) for name, temp in known if temp is not None),
+        gpus=tuple(_rows(GpuState, row.get("gpus"))),
+        gpu_processes=tuple(_rows(GpuProcess, row.get("processes"))),
+        gpu_used_bytes=_number(row, "gpu_used_bytes", int),
+        emc_load_ratio=_number(row, "emc_load_ratio"),
+        emc_clock_hz=_number(row, "emc_clock_hz"),
+        fan=Fan(_number(fan, "speed_ratio"), _number(fan, "rpm", int)) if isinstance(fan, dict) else None,
+        power_mode=next(iter(_rows(PowerMode, [mode])), None),
+        jetson_clocks=row["jetson_clocks"] if isinstance(row.get("jetson_clocks"), bool) else None,
+        notes=tuple(f"jtop: {str(text)[:200]}" for text in odd[:_MOST_NOTES]) if isinstance(odd, list) else (),
     )
 
 
-_GPU_KEYS = (
-    "name",
-    "load_ratio",
-    "clock_hz",
-    "max_clock_hz",
-    "temp_c",
-    "power_w",
-    "memory_used_bytes",
-    "memory_total_bytes",
-)
+_Row = TypeVar("_Row", bound=Struct)
 
 
-def _power(row: dict[str, Any]) -> PowerState:
-    rail = str(row["rail"])
-    return PowerState(float(row["power_w"]), rail, tuple(row.get("parts", ())), SUM_NOTE if rail == SUM else None)
+def _rows(kind: type[_Row], rows: Any) -> Iterator[_Row]:
+    """Yield the rows that have the fields that `kind` needs; other fields of a wrong type are left out."""
+    for row in rows if isinstance(rows, list) else ():
+        if not isinstance(row, dict):
+            continue
+        fields = {key: value for key, value in row.items() if key in kind.__struct_fields__}
+        for name in [name for name, value in fields.items() if value is None or not _fits(kind, name, value)]:
+            del fields[name]
+        with suppress(ValidationError):
+            yield convert(fields, kind, strict=False)
+
+
+def _fits(kind: type[Struct], name: str, value: Any) -> bool:
+    """Return whether one value has the type of its field."""
+    try:
+        convert(value, _hints(kind)[name], strict=True)
+    except ValidationError:
+        return False
+    return not isinstance(value, (int, float)) or abs(value) <= _LARGEST
+
+
+@lru_cache(maxsize=8)
+def _hints(kind: type[Struct]) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST
+
+
+def _number(row: dict[str, Any], name: str, kind: type[Any] = float) -> Any:
+    """Return a field as a number, None if it is none."""
+    value = row.get(name)
+    return kind(value) if _is_number(value) else None
+
+
+def _power(row: dict[str, Any], rails: Sequence[Rail], alternatives: Sequence[Sequence[str]]) -> PowerState | None:
+    """Return the total: the rail that jtop names, or a sum of rails that are the whole of this board."""
+    rail, watts = row.get("rail"), _number(row, "power_w")
+    if watts is None or not isinstance(rail, str):
+        return None
+    if rail != SUM:
+        return PowerState(watts, rail, (rail,))
+    if alternatives:
+        return total_of(rails, alternatives)
+    return PowerState(watts, rail, tuple(map(str, row.get("parts") or ())), SUM_NOTE)

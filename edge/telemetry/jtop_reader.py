@@ -18,12 +18,15 @@ import argparse
 import json
 import os
 import select
+import socket
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 SCHEMA = 1
+SOCKET = "/run/jtop.sock"
 START_DEADLINE_S = 10.0  # the client's start() waits without limit when the service is frozen
 SLOWEST_S = 10.0
 QUIET_S = 4.0
@@ -32,6 +35,9 @@ LATE_FACTOR = 3.0  # a sample later than this many intervals is late (jtop's own
 FEWEST_LATE_S = 5.0
 OFFLINE_C = -256.0
 MAX_RAIL_W = 500.0
+LARGEST = 1e15  # no sensor's value; JSON has no infinity
+# What a field of another shape raises. Errors of the connection are none of these.
+ODD = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError)
 KHZ_RANGE = (10000, 10000000)  # jtop gives Thor's clocks in MHz or kHz: a value outside is not trusted
 
 # Beginnings of the messages of JtopException, the only class it has. Later words differ between 4.3.2 and 7.2.2.
@@ -45,12 +51,29 @@ KINDS = (
 )
 
 
+class Frozen(Exception):
+    """The service holds its socket and sends nothing."""
+
+
+def accepts() -> bool:
+    """Return whether the service's socket takes connections: the kernel takes them for a frozen process too."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(SOCKET)
+        except OSError:
+            return False
+    return True
+
+
 def kind_of(error: BaseException) -> str:
     """Return a stable word for an error of the client, which raises raw socket errors too."""
     text = str(error)
     for beginning, kind in KINDS:
         if text.startswith(beginning):
             return kind
+    if isinstance(error, Frozen):
+        return "frozen"
     if isinstance(error, ImportError):
         return "not_installed"
     return "lost" if isinstance(error, (OSError, EOFError)) else "failed"
@@ -64,24 +87,54 @@ def write_line(line: dict[str, Any]) -> None:
 # -- from jtop's shapes to ours ---------------------------------------------------------------------------------------
 
 
+def number(value: Any) -> Any:
+    """Return a finite number. Raises TypeError or ValueError for anything else, a text and NaN among it."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{value!r:.40} is no number")
+    if not abs(value) <= LARGEST:
+        raise ValueError(f"{value!r:.40} is out of range")
+    return value
+
+
+def each(items: Iterable[Any], convert: Callable[..., Any]) -> list[Any]:
+    """Convert items; one of another shape is left out, and so is one that converts to None."""
+    rows = []
+    for item in items:
+        try:
+            row = convert(*item)
+        except ODD:
+            continue
+        if row is not None:
+            rows.append(row)
+    return rows
+
+
+def filled(row: dict[str, Any], source: Any, names: dict[str, str], factor: float = 1) -> dict[str, Any]:
+    """Add the values of `source` that are numbers: `names` maps ours to theirs."""
+    for ours, theirs in names.items():
+        try:
+            row[ours] = number(source[theirs]) * factor
+        except ODD:
+            continue
+    return row
+
+
 def rails_of(power: dict[str, Any]) -> list[dict[str, Any]]:
     """Convert rails from mW, mV and mA, without the USB-C ports (ucsi…) that 4.3.2 lists as rails."""
-    rails = []
-    for name, rail in power.get("rail", {}).items():
-        watts = rail.get("power", -1) / 1000
-        if rail.get("online", True) and not name.lower().startswith("ucsi") and 0 <= watts <= MAX_RAIL_W:
-            row = {"name": name, "power_w": watts}
-            for ours, theirs in (("voltage_v", "volt"), ("current_a", "curr")):
-                if theirs in rail:
-                    row[ours] = rail[theirs] / 1000
-            rails.append(row)
-    return rails
+
+    def convert(name: str, rail: dict[str, Any]) -> dict[str, Any] | None:
+        watts = number(rail["power"]) / 1000
+        if not rail.get("online", True) or name.lower().startswith("ucsi") or not 0 <= watts <= MAX_RAIL_W:
+            return None
+        return filled({"name": name, "power_w": watts}, rail, {"voltage_v": "volt", "current_a": "curr"}, 1 / 1000)
+
+    return each(power.get("rail", {}).items(), convert)
 
 
 def power_of(power: dict[str, Any], rails: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the total: the rail that jtop names, else the sum of the rails."""
     total = power.get("tot", {})
-    if total.get("name") and 0 <= total.get("power", -1) / 1000 <= MAX_RAIL_W:
+    if total.get("name") and 0 <= number(total.get("power", -1)) / 1000 <= MAX_RAIL_W:
         return {"power_w": total["power"] / 1000, "rail": total["name"], "parts": [total["name"]]}
     if not rails:
         return None
@@ -91,37 +144,37 @@ def power_of(power: dict[str, Any], rails: list[dict[str, Any]]) -> dict[str, An
 
 def temps_of(temperature: dict[str, Any]) -> dict[str, float]:
     """Return online zones in °C. "tmp451 tboard" (7.x) and "tboard" (4.3) are the same sensor."""
-    return {
-        name.split()[-1].lower(): float(zone["temp"])
-        for name, zone in temperature.items()
-        if zone.get("online", True) and zone.get("temp", OFFLINE_C) > OFFLINE_C
-    }
+
+    def convert(name: str, zone: dict[str, Any]) -> tuple[str, float] | None:
+        if not zone.get("online", True) or number(zone["temp"]) <= OFFLINE_C:
+            return None
+        return name.split()[-1].lower(), float(zone["temp"])
+
+    return dict(each(temperature.items(), convert))
 
 
 def gpu_of(name: str, gpu: dict[str, Any]) -> dict[str, Any]:
     status, freq = gpu.get("status", {}), gpu.get("freq", {})
-    row: dict[str, Any] = {"name": name}
-    if isinstance(status.get("load"), (int, float)) and 0 <= status["load"] <= 100:
-        row["load_ratio"] = status["load"] / 100
-    for ours, theirs in (("clock_hz", "cur"), ("max_clock_hz", "max")):
-        if KHZ_RANGE[0] <= (freq.get(theirs) or 0) <= KHZ_RANGE[1]:
-            row[ours] = freq[theirs] * 1000
     names = {"temp_c": "temperature", "power_w": "power_draw"}
     names.update({"memory_used_bytes": "memory_used", "memory_total_bytes": "memory_total"})
-    row.update({ours: status[theirs] for ours, theirs in names.items() if status.get(theirs) is not None})
+    row = filled({"name": name}, status, names)
+    load = filled({}, status, {"load_ratio": "load"}).get("load_ratio", -1)
+    if 0 <= load <= 100:
+        row["load_ratio"] = load / 100
+    for ours, khz in filled({}, freq, {"clock_hz": "cur", "max_clock_hz": "max"}).items():
+        if KHZ_RANGE[0] <= khz <= KHZ_RANGE[1]:
+            row[ours] = khz * 1000
     return row
 
 
 def memory_of(memory: dict[str, Any]) -> dict[str, Any]:
     """Return the EMC and the GPU's part of the RAM. jtop knows no MemAvailable, so RAM comes from other sources."""
-    row: dict[str, Any] = {}
+    row: dict[str, Any] = filled({}, memory.get("RAM", {}), {"gpu_used_bytes": "shared"}, 1024)
     emc = memory.get("EMC", {})
     if emc.get("cur") and emc.get("online", True):
-        row["emc_clock_hz"] = emc["cur"] * 1000
-        row["emc_load_ratio"] = min(1.0, emc.get("val", 0) / 100)
-    shared = memory.get("RAM", {}).get("shared")
-    if shared is not None:
-        row["gpu_used_bytes"] = shared * 1024
+        filled(row, emc, {"emc_clock_hz": "cur"}, 1000)
+        load = filled({}, {"val": 0, **emc}, {"emc_load_ratio": "val"}, 1 / 100)
+        row.update({name: min(1.0, value) for name, value in load.items()})
     return row
 
 
@@ -129,29 +182,44 @@ def fan_of(fans: dict[str, Any]) -> dict[str, Any] | None:
     for fan in fans.values():
         row: dict[str, Any] = {}
         if fan.get("speed"):
-            row["speed_ratio"] = fan["speed"][0] / 100
+            row["speed_ratio"] = number(fan["speed"][0]) / 100
         if fan.get("rpm"):
-            row["rpm"] = int(fan["rpm"][0])
+            row["rpm"] = int(number(fan["rpm"][0]))
         return row or None
     return None
 
 
+def process_of(*row: Any) -> dict[str, Any]:
+    """Return pid, name and GPU memory of a row of ten columns; 4.3.2 and 7.x give the memory in kB."""
+    return {"pid": int(number(row[0])), "gpu_memory_bytes": number(row[8]) * 1024, "name": str(row[9])}
+
+
 def describe(client: Any) -> dict[str, Any]:
-    """Return one sample of a connected client in our units."""
-    rails = rails_of(client.power)
-    mode, clocks = client.nvpmodel, client.jetson_clocks
-    sample: dict[str, Any] = {
-        "power": power_of(client.power, rails),
-        "rails": rails,
-        "temps_c": temps_of(client.temperature),
-        "gpus": [gpu_of(name, gpu) for name, gpu in client.gpu.items()],
-        "fan": fan_of(client.fan),
-        "power_mode": None if mode is None else {"id": int(mode.id), "name": str(mode.name)},
-        "jetson_clocks": None if clocks is None else bool(clocks),
-        "processes": [{"pid": p[0], "gpu_memory_bytes": p[8] * 1024, "name": p[9]} for p in client.processes],
-    }
-    sample.update(memory_of(client.memory))
-    return {key: value for key, value in sample.items() if value is not None}
+    """Return one sample of a connected client in our units. Fields of another shape are left out (`odd`)."""
+    sample: dict[str, Any] = {}
+    odd: list[str] = []
+
+    def add(name: str, read: Callable[[], Any]) -> None:
+        try:
+            value = read()
+        except ODD as error:
+            odd.append(f"{name}: {type(error).__name__}: {error!s:.80}")
+        else:
+            sample.update({} if value is None else {name: value})
+
+    add("rails", lambda: rails_of(client.power))
+    add("power", lambda: power_of(client.power, sample.get("rails", [])))
+    add("temps_c", lambda: temps_of(client.temperature))
+    add("gpus", lambda: each(client.gpu.items(), gpu_of))
+    add("fan", lambda: fan_of(client.fan))
+    add("power_mode", lambda: client.nvpmodel and {"id": int(client.nvpmodel.id), "name": str(client.nvpmodel.name)})
+    add("jetson_clocks", lambda: None if client.jetson_clocks is None else bool(client.jetson_clocks))
+    add("processes", lambda: each(client.processes, process_of))
+    add("memory", lambda: memory_of(client.memory))
+    sample.update(sample.pop("memory", {}))
+    if odd:
+        sample["odd"] = odd
+    return sample
 
 
 # -- the loop ---------------------------------------------------------------------------------------------------------
@@ -216,7 +284,7 @@ class JtopReader:
             while suits and self.requested_s == requested_s:
                 self._alive(max(FEWEST_LATE_S, LATE_FACTOR * interval_s))
                 if not client.ok():
-                    raise EOFError("the service stopped sending")
+                    raise Frozen("the service stopped sending") if accepts() else EOFError("the service ended")
                 now = time.monotonic()
                 if now - written_s > 0.8 * requested_s:
                     written_s = now

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from edge.telemetry.sample import GpuState, PowerState, Sample, Zone
+from edge.telemetry.sample import GpuState, PowerState, Sample, Zone, celsius
 
 # nvmlClocksEventReasons of nvml.h. Idle, application clocks and synchronized groups are no throttling.
 _REASONS = {
@@ -100,6 +100,7 @@ class NvmlSource:
         assert nvml is not None
         milliwatt = self._ask(nvml.nvmlDeviceGetPowerUsage, handle)
         memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, handle)
+        temp = self._ask(nvml.nvmlDeviceGetTemperature, handle, _TEMPERATURE_GPU)
         load = None if quick else self._ask(nvml.nvmlDeviceGetUtilizationRates, handle)
         clock, highest = (
             None if quick else self._ask(ask, handle, _CLOCK_SM)
@@ -111,7 +112,7 @@ class NvmlSource:
             load_ratio=None if load is None else load.gpu / 100,
             clock_hz=None if clock is None else clock * 1e6,
             max_clock_hz=None if highest is None else highest * 1e6,
-            temp_c=self._ask(nvml.nvmlDeviceGetTemperature, handle, _TEMPERATURE_GPU),
+            temp_c=None if temp is None else celsius(temp),
             power_w=None if milliwatt is None else milliwatt / 1000,
             memory_used_bytes=None if memory is None else memory.used,
             memory_total_bytes=None if memory is None else memory.total,
@@ -138,6 +139,8 @@ class NvmlSource:
             gone = (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_UNINITIALIZED, nvml.NVML_ERROR_DRIVER_NOT_LOADED)
             if error.value in gone:
                 raise
+            return None
+        except (AttributeError, TypeError, ValueError):  # an older library, or bytes that are no text
             return None
 
 

@@ -29,7 +29,7 @@ from edge.telemetry.jtop import JtopSource
 from edge.telemetry.sample import Sample
 from edge.telemetry.sampler import Sampler, TracePoint
 from edge.telemetry.source import Clock, SensorSource
-from edge.telemetry.sysfs import SysfsSource
+from edge.telemetry.sysfs import SysfsSource, sensors_of
 
 log = logging.getLogger("edge.telemetry")
 
@@ -73,7 +73,7 @@ class Telemetry:
         if asked and nvml.installed():
             sources.append(nvml.NvmlSource(integrated=board.unified_memory))
         if jtop is None and settings.jtop == "auto" and board.soc is not None:
-            jtop = JtopSource(share=JTOP_SHARE)
+            jtop = JtopSource(share=JTOP_SHARE, total=sensors_of(board).total)
         sampler = Sampler(sources, jtop, interval_s=settings.interval_s, clock=clock)
         telemetry = cls(sampler, Governor(limits or limits_of(thermal)))
         if asked and not nvml.installed():

@@ -196,8 +196,10 @@ async def test_a_frozen_service_is_named_and_its_reader_replaced(board: FakeBoar
     async with running(source.run()):
         await until(lambda: source.latest)
         service.freeze()
-        await until(lambda: source.fault and source.fault.kind in ("lost", "frozen"))
-        await until(lambda: source.fault and source.fault.kind == "frozen", within_s=120)  # a new client's start()
+        await until(lambda: source.fault and source.fault.kind == "frozen")  # not lost: it holds its socket
+        restarts = source.restarts
+        await until(lambda: source.restarts > restarts + 1, within_s=120)  # a new client's start() hangs
+        assert source.fault is not None and source.fault.kind == "frozen"
         assert len(readers()) <= 1
         service.thaw()
         service.kill()

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.telemetry import jtop_reader
+from edge.telemetry.document import sample_document
 from edge.telemetry.jtop_line import JtopFault, error_line, jtop_fault, parse
 from edge.telemetry.sample import Sample, Zone, merge
 
@@ -24,7 +25,20 @@ def test_the_reader_stands_alone_and_speaks_python_3_8() -> None:
     tree = ast.parse(SOURCE, feature_version=(3, 8))
     imports = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imports |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert imports == {"__future__", "argparse", "json", "os", "select", "sys", "threading", "time", "typing", "jtop"}
+    assert imports == {
+        "__future__",
+        "argparse",
+        "collections.abc",
+        "json",
+        "os",
+        "select",
+        "socket",
+        "sys",
+        "threading",
+        "time",
+        "typing",
+        "jtop",
+    }
 
 
 def test_fc73_milliwatts_become_watts_and_nonsense_is_dropped() -> None:
@@ -130,17 +144,105 @@ def test_a_line_from_a_clock_ahead_is_not_from_the_future() -> None:
         b"null",
         b'{"schema": 2, "event": "sample"}',
         b"\xff\xfe",
-        line(power={"power_w": "much"}),
         line(at_s=None),
-        line(temps_c={"cpu": "warm"}),
-        line(temps_c=[1]),
-        line(gpus=[{"no": "name"}]),
-        line(processes=[{}]),
         line(event="sale"),
     ],
 )
 def test_lines_that_are_not_ours_are_ignored(garbage: bytes) -> None:
     assert parse(garbage, 0.0) is None
+
+
+GOOD: dict[str, Any] = {
+    "power": {"power_w": 7.4, "rail": "VDD_IN", "parts": ["VDD_IN"]},
+    "rails": [{"name": "VDD_SOC", "power_w": 1.5}],
+    "temps_c": {"cpu": 51.5, "tj": 53.0},
+    "gpus": [{"name": "gpu", "load_ratio": 0.5}],
+    "processes": [{"pid": 7, "name": "llama-server", "gpu_memory_bytes": 1024}],
+    "fan": {"speed_ratio": 0.3, "rpm": 1500},
+    "power_mode": {"id": 2, "name": "MODE_30W"},
+    "emc_load_ratio": 0.4,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("power", {"power_w": "much", "rail": "VDD_IN"}),
+        ("power", {"power_w": float("nan"), "rail": "VDD_IN"}),
+        ("power", {"power_w": 10**400, "rail": "VDD_IN"}),
+        ("power", 7),
+        ("temps_c", [1]),
+        ("temps_c", {"cpu": "warm", "tj": float("inf")}),
+        ("gpus", [{"no": "name"}]),
+        ("processes", [{}, 3]),
+        ("fan", "off"),
+        ("power_mode", {"id": "two"}),
+        ("emc_load_ratio", float("nan")),
+        ("rails", {"VDD_SOC": 1}),
+        ("odd", 7),
+    ],
+)
+def test_one_bad_field_costs_one_field(name: str, value: object) -> None:
+    """Also from a peer on the shared socket: NaN and 400 digits are no JSON and no float of ours."""
+    sample = parse(line(**{**GOOD, name: value}), 20.0)
+    assert isinstance(sample, Sample)
+    good = parse(line(**GOOD), 20.0)
+    assert isinstance(good, Sample)
+    kept = {"power", "rails", "zones", "gpus", "gpu_processes", "fan", "power_mode", "emc_load_ratio"}
+    kept.discard({"temps_c": "zones", "processes": "gpu_processes"}.get(name, name))
+    assert {field: getattr(sample, field) for field in kept} == {field: getattr(good, field) for field in kept}
+    json.dumps(sample_document(sample, 20.0), allow_nan=False)
+
+
+def test_one_bad_value_costs_one_value() -> None:
+    row = line(temps_c={"cpu": "warm", "tj": 53.0}, gpus=[{"name": "gpu", "load_ratio": "half", "clock_hz": 5}, {}])
+    sample = parse(row, 20.0)
+    assert isinstance(sample, Sample)
+    assert sample.zones == (Zone("tj", 53.0),)
+    assert [(gpu.name, gpu.load_ratio, gpu.clock_hz) for gpu in sample.gpus] == [("gpu", None, 5.0)]
+
+
+def test_a_sum_of_jtop_is_the_total_only_if_it_is_the_whole_board() -> None:
+    rails = [{"name": "VDD_CPU_GPU_CV", "power_w": 1.2}, {"name": "VDD_SOC", "power_w": 0.7}]
+    row = line(power={"power_w": 1.9, "rail": "sum of rails", "parts": ["VDD_CPU_GPU_CV", "VDD_SOC"]}, rails=rails)
+    part = parse(row, 20.0, (("VDD_IN",),))
+    assert isinstance(part, Sample) and part.power is None and len(part.rails) == 2
+    whole = parse(row, 20.0, (("VDD_CPU_GPU_CV", "VDD_SOC"),))
+    assert isinstance(whole, Sample) and whole.power_w == pytest.approx(1.9)
+
+
+class Client:
+    """A connected client of which two properties raise."""
+
+    def __init__(self) -> None:
+        self.power = {"rail": {"A": {"power": "much"}, "B": {"power": 1500, "volt": None}}, "tot": {}}
+        self.temperature = {"cpu": {"temp": "warm"}, "tj": {"temp": 51.0}, "gpu": None}
+        self.gpu = {"gpu": {"status": {"load": "50"}, "freq": {"cur": 1300500}}}
+        self.nvpmodel = None
+        self.processes = [[7, "u", "I", "Compute", 0, "S", 1.0, 10, 2048, "engine"], [8, "short"]]
+        self.memory = {"EMC": {"cur": 3199000, "val": float("nan")}, "RAM": {"shared": 4}}
+
+    @property
+    def fan(self) -> dict[str, Any]:
+        raise KeyError("speed")
+
+    @property
+    def jetson_clocks(self) -> bool:
+        raise AttributeError("'NoneType' object has no attribute '_update'")
+
+
+def test_an_attribute_that_raises_is_left_out_and_named() -> None:
+    found = jtop_reader.describe(Client())
+    assert found["rails"] == [{"name": "B", "power_w": 1.5}]
+    assert found["temps_c"] == {"tj": 51.0}
+    assert found["gpus"] == [{"name": "gpu", "clock_hz": 1300500000}]
+    assert found["processes"] == [{"pid": 7, "gpu_memory_bytes": 2048 * 1024, "name": "engine"}]
+    assert [text.split(":")[0] for text in found["odd"]] == ["fan", "jetson_clocks"]
+    assert (found["emc_clock_hz"], found["gpu_used_bytes"]) == (3199000000, 4096)
+    json.dumps(found, allow_nan=False)
+    sample = parse(line(**found), 20.0)
+    assert isinstance(sample, Sample)
+    assert sample.notes[0] == "jtop: fan: KeyError: 'speed'"
 
 
 KEYS = ["power", "power_w", "rail", "rails", "name", "temps_c", "gpus", "fan", "power_mode", "id", "processes", "pid"]

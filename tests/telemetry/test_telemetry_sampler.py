@@ -5,6 +5,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+import psutil
 import pytest
 
 from edge.board.probe import probe
@@ -148,3 +149,21 @@ async def test_power_is_read_faster_while_a_request_is_open() -> None:
         work = sampler.energy.begin(sampler.clock(), "chat")
         await until(lambda: work.samples >= 3)
         assert sampler.energy.request(work.start_s, sampler.clock(), 5, work) is not None
+
+
+@pytest.mark.parametrize(
+    "broken", ["virtual_memory", "swap_memory", "cpu_percent", "disk_usage", "sensors_temperatures"]
+)
+def test_one_value_that_psutil_cannot_read_costs_one_value(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers hide single files of /proc; psutil raises whatever it met."""
+
+    def fails(*_: object) -> None:
+        raise KeyError("MemTotal")
+
+    source = HostSource()
+    source.read(0.0)
+    monkeypatch.setattr(psutil, broken, fails)
+    sample = source.read(20.0)
+    lost = {"memory": sample.memory, "disk": sample.disk_free_bytes, "load": sample.cpu_load_ratio}
+    expected = {"virtual_memory": {"memory"}, "cpu_percent": {"load"}, "disk_usage": {"disk"}}.get(broken, set())
+    assert {name for name, value in lost.items() if value is None} == expected
