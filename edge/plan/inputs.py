@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, takewhile
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -14,7 +14,7 @@ from edge.board.memory import MemorySnapshot, reserve_bytes
 from edge.config.values import Preset
 from edge.engine import gpu_code
 from edge.engine.engine import Engine
-from edge.models.meta import ModelMeta
+from edge.models.meta import ModelMeta, Tensor
 from edge.models.open import ModelFile
 from edge.plan.calibration import Calibration
 from edge.plan.kv_cache import ENCODERS, KvBytes, integer, memory_of
@@ -137,10 +137,10 @@ def gpu_sets(preset: Preset, inputs: PlanInputs) -> tuple[tuple[str, ...], ...]:
 
 # Divide tensors: input tables stay on the host, the last layers and the output go to the GPU. Pure.
 
-# Read row by row on the CPU whatever is offloaded.
 # The pattern of llama.cpp's own --n-cpu-moe (common/common.h, LLM_FFN_EXPS_REGEX).
 EXPERT_PATTERN = r"ffn_(up|down|gate|gate_up)_(ch|)exps"
 EXPERTS = re.compile(EXPERT_PATTERN)
+# Read row by row on the CPU whatever is offloaded.
 _INPUT = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.", "token_embd_norm.")
 
 
@@ -153,6 +153,8 @@ class Weights(Struct, frozen=True):
     tied_bytes: int
     experts: tuple[int, ...] = ()  # of by_layer, what --override-tensor can keep on the host
     largest_bytes: int = 0  # the largest tensor of a layer
+    matrices: Mapping[str, int] = {}  # by type: bytes that a CPU may repack
+    tail: tuple[tuple[str, int], ...] = ()  # the last matrices of the file, from its end: type and bytes
 
     @property
     def file_bytes(self) -> int:
@@ -171,14 +173,27 @@ class Weights(Struct, frozen=True):
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.", re.ASCII)
 
 
+def repacked_types(board: Board, engine: Engine) -> frozenset[str]:
+    """Return the tensor types that the engine keeps in a layout of this CPU (ggml-cpu/repack.cpp), with its kernels."""
+    isa = set(board.cpu.isa)
+    if "asimd" in isa:  # the embedded engine is built for the base of Armv8, without these instructions
+        fast = {"asimddp", "i8mm"} & isa and engine.kind != "embedded"
+        return frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4"}) if fast else frozenset()
+    found = {"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"} if "avx2" in isa else set()
+    return frozenset(found | ({"Q2_K"} if "avx512f" in isa and engine.kind != "embedded" else set()))
+
+
 def weights(meta: ModelMeta) -> Weights:
     """Return the bytes of the header's tensors."""
     experts, largest = [0] * meta.n_layer, 0
     by_layer, count = [0] * meta.n_layer, meta.n_layer - integer(meta, "nextn_predict_layers")
     input_bytes = output_bytes = tied_bytes = 0
     has_output, decodes = False, meta.arch in ("lfm2", "lfm2moe")
+    matrices: dict[str, int] = {}
     for tensor in meta.tensors:
         name = tensor.name
+        if _is_matrix(tensor):
+            matrices[tensor.type] = matrices.get(tensor.type, 0) + tensor.bytes
         block = _BLOCK.match(name)
         if block is not None:
             index = int(block[1])
@@ -197,7 +212,17 @@ def weights(meta: ModelMeta) -> Weights:
             # Without a last norm there is no output to compute: this is an encoder.
             decodes = decodes or name == "output_norm.weight"
     tied = tied_bytes if decodes and not has_output else 0
-    return Weights(input_bytes, output_bytes, tuple(by_layer), tied, tuple(experts), largest)
+    if tied:
+        table = next(tensor for tensor in meta.tensors if tensor.name == "token_embd.weight")
+        matrices[table.type] = matrices.get(table.type, 0) + table.bytes
+    by_offset = sorted(meta.tensors, key=lambda tensor: -tensor.offset)
+    tail = tuple((tensor.type, tensor.bytes) for tensor in takewhile(_is_matrix, by_offset)) if not meta.split else ()
+    return Weights(input_bytes, output_bytes, tuple(by_layer), tied, tuple(experts), largest, matrices, tail)
+
+
+def _is_matrix(tensor: Tensor) -> bool:
+    """Whether the engine multiplies with it, in rows that every repacked layout divides."""
+    return not tensor.name.startswith(_INPUT) and len(tensor.shape) > 1 and tensor.shape[1] % 8 == 0
 
 
 # A model file with what a plan needs of its header, computed once. Pure.

@@ -17,19 +17,29 @@ from edge.plan.plan import Settings
 _PERIODS = {
     "afmoe": (4, False),
     "cohere2": (4, False),
+    "cohere2moe": (4, True),
+    "exaone-moe": (4, False),
     "exaone4": (4, False),
     "gemma2": (2, False),
     "gemma3": (6, False),
     "gemma3n": (5, False),
     "gemma4": (6, False),
     "gpt-oss": (2, False),
+    "laguna": (4, True),
     "llama4": (4, False),
+    "mellum": (4, False),
+    "muse-glimmer": (4, False),
     "olmo2": (4, False),
     "plamo3": (8, False),
     "smallthinker": (4, True),
 }
-_WINDOWS = {"exaone4": 4096, "gemma2": 4096, "llama4": 8192, "smallthinker": 4096}  # where llama.cpp sets it itself
-_INTERVALS = {"qwen35": 4, "qwen35moe": 4, "qwen3next": 4}  # one layer in so many attends, the others are recurrent
+# Set by llama.cpp where the file does not (exaone4, gemma2), or whatever it has.
+_WINDOWS = {"exaone4": 4096, "gemma2": 4096}
+_FIXED_WINDOWS = {"llama4": 8192, "smallthinker": 4096}
+# One layer in so many attends, the others are recurrent.
+_INTERVALS = {"minimax-01": 8, "qwen35": 4, "qwen35moe": 4, "qwen3next": 4, "qwen4exp": 4}
+# Their layers keep the keys of an indexer (one head) beside the attention's: all, or those that `indexer.types` marks.
+_INDEXED = frozenset({"deepseek32", "dots3note", "glm-dsa", "glm5-next", "hy_v4", "minimax-m3", "qwen4exp"})
 _BOTH = frozenset({"falcon-h1"})  # attention and state in every layer
 # They compute their input in one batch and cache nothing.
 ENCODERS = frozenset(
@@ -70,7 +80,11 @@ def layers(meta: ModelMeta) -> tuple[LayerShape, ...]:
 
 def window(meta: ModelMeta) -> int:
     """Return the tokens of the sliding window; 0 is none."""
-    return _WINDOWS.get(meta.arch, meta.sliding_window or 0) if meta.arch in _PERIODS else meta.sliding_window or 0
+    if meta.arch in ("phi3", "phimoe") or (meta.arch == "exaone4" and meta.n_layer != 64):
+        return 0  # llama.cpp switches it off: no file of phi3 has a usable pattern, small exaone4 have none
+    if meta.arch in _FIXED_WINDOWS:
+        return _FIXED_WINDOWS[meta.arch] if meta.sliding_window != 0 else 0
+    return _WINDOWS.get(meta.arch, 0) if meta.sliding_window is None else meta.sliding_window
 
 
 def state_values(meta: ModelMeta) -> int:
@@ -79,6 +93,13 @@ def state_values(meta: ModelMeta) -> int:
         return meta.n_embd * (head + (integer(meta, "token_shift_count") or 2))
     if length := integer(meta, "shortconv.l_cache"):  # LFM2
         return meta.n_embd * (length - 1)
+    if head := integer(
+        meta, "kda.head_dim"
+    ):  # Kimi's delta attention: a matrix a head, and the convolutions of Q, K, V
+        kernel = integer(meta, "ssm.conv_kernel") or 4
+        return meta.n_head * head * (3 * (kernel - 1) + head)
+    if meta.arch == "minimax-01":
+        return meta.key_length * meta.key_length * meta.n_head
     inner, state = integer(meta, "ssm.inner_size"), integer(meta, "ssm.state_size")
     convolution = max(0, integer(meta, "ssm.conv_kernel") - 1) * (inner + 2 * integer(meta, "ssm.group_count") * state)
     return convolution + state * inner
@@ -106,17 +127,29 @@ def _layer(meta: ModelMeta, index: int, windowed: bool, recurrent: bool, owner: 
         value = integer(meta, "attention.value_length_swa") or value
     if integer(meta, "attention.key_length_mla"):  # latent attention keeps one compressed row, no V
         value = 0
-    return LayerShape(
-        "none" if not attends else "window" if windowed else "full", heads * key, heads * value, recurrent
-    )
+    cells = "none" if not attends else "window" if windowed else "full"
+    return LayerShape(cells, heads * key + _index_keys(meta, index), heads * value, recurrent)
+
+
+def _index_keys(meta: ModelMeta, index: int) -> int:
+    """Return the values a cell of the sparse attention's indexer (llama-kv-cache-dsa.cpp)."""
+    if meta.arch not in _INDEXED:
+        return 0
+    marked = per_layer(meta, "attention.indexer.types")
+    owns = bool(marked[index]) if index < len(marked) else index >= _dense_layers(meta)
+    return integer(meta, "attention.indexer.key_length") if owns else 0
+
+
+def _dense_layers(meta: ModelMeta) -> int:
+    return integer(meta, "leading_dense_block_count") if meta.arch == "minimax-m3" else 0
 
 
 def _windowed(meta: ModelMeta, count: int) -> tuple[bool, ...]:
     pattern = per_layer(meta, "attention.sliding_window_pattern")
     if not window(meta):
         return (False,) * count
-    if len(pattern) >= count:
-        return tuple(bool(value) for value in pattern[:count])
+    if pattern:  # a shorter one leaves the rest whole, as llama.cpp's zeroed array does
+        return tuple(index < len(pattern) and bool(pattern[index]) for index in range(count))
     if meta.arch in ("lfm2", "lfm2moe"):
         return tuple(heads > 0 for heads in meta.n_head_kv[:count])
     if meta.arch not in _PERIODS:

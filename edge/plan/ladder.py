@@ -11,7 +11,7 @@ from edge.config.values import Preset
 from edge.models.meta import ModelMeta
 from edge.plan.inputs import Candidate, PlanInputs, gpu_sets, in_one_batch
 from edge.plan.kv_cache import BLOCKS, checkpoint_bytes, slot_context
-from edge.plan.memory import budget, device_required, layer_split
+from edge.plan.memory import budget, device_required, layer_split, repacked_bytes
 from edge.plan.plan import MemoryBudget, Settings
 from edge.units import MIB
 
@@ -120,7 +120,7 @@ def settings(preset: Preset, step: LadderStep, candidate: Candidate, role: str, 
         mmproj=file.mmproj,
     )
     chosen = on_gpus(preset, chosen, candidate, inputs)
-    chosen = replace(chosen, load_mode=load_mode(preset, chosen, file.meta.n_layer))
+    chosen = replace(chosen, load_mode=load_mode(preset, chosen, candidate, inputs))
     return _with_checkpoints(chosen, candidate) if role == "chat" and candidate.memory.needs_checkpoints else chosen
 
 
@@ -130,14 +130,18 @@ def _pooled_rows(preset: Preset, step: LadderStep, candidate: Candidate) -> int:
     return slot if in_one_batch(candidate.file.meta) else min(preset.n_ubatch, slot)
 
 
-def load_mode(preset: Preset, chosen: Settings, n_layer: int) -> str:
-    """Return `none` or `dio` only when all weights leave the host: a host part could not be dropped (FC-19)."""
-    full = chosen.n_gpu_layers > n_layer
+def load_mode(preset: Preset, chosen: Settings, candidate: Candidate, inputs: PlanInputs) -> str:
+    """Return `none` or `dio` only when all weights leave the host: a host part could not be dropped (FC-19).
+
+    On a CPU that repacks most of them a mapping would stand beside them: then they are read without one, too.
+    """
+    full = chosen.n_gpu_layers > candidate.file.meta.n_layer
+    repacked = not chosen.n_gpu_layers and 2 * repacked_bytes(candidate.weights, inputs) > candidate.weights.file_bytes
     if preset.load_mode in ("mmap", "none"):
         return preset.load_mode
     if preset.load_mode == "dio":
         return "dio" if full else "mmap"
-    return "none" if full else "mmap"
+    return "none" if full or repacked else "mmap"
 
 
 def _with_checkpoints(chosen: Settings, candidate: Candidate) -> Settings:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from msgspec.structs import replace
 
 from edge.models.meta import ModelMeta
 from edge.plan.calibration import Calibration
-from edge.plan.inputs import Candidate, PlanInputs
+from edge.plan.inputs import Candidate, PlanInputs, Weights, repacked_types
 from edge.plan.kv_cache import ENCODERS, KvBytes, cache_by_layer, checkpoint_bytes, integer, slot_context, window_cells
 from edge.plan.plan import MemoryBudget, Settings
 from edge.units import GIB, MIB
@@ -16,6 +17,8 @@ from edge.units import GIB, MIB
 # Estimate the engine's compute buffers. The graph allocator decides; a measured start calibrates it. Pure.
 
 _F32, _F16 = 4, 2
+_WITHOUT_FEED_FORWARD = frozenset({"mamba", "mamba2"})
+_DELTA_NETS = frozenset({"qwen35", "qwen35moe", "qwen3next", "qwen4exp"})
 _INPUTS = 12  # positions, indices and the like: values a row
 
 
@@ -23,7 +26,8 @@ def compute_bytes(meta: ModelMeta, memory: KvBytes, settings: Settings, *, all_l
     """Return the bytes where one domain holds all layers. `all_logits`: reserved for every token of a batch."""
     if meta.arch in ENCODERS:
         return _encoder(meta, memory, settings)
-    return _device(meta, memory, settings, all_logits) + _rows(settings) * _F32 * 2 * meta.n_embd
+    inputs = _rows(settings) * _F32 * 2 * meta.n_embd
+    return _device(meta, memory, settings, all_logits) + inputs + _output(meta, settings)
 
 
 def device_compute_bytes(meta: ModelMeta, memory: KvBytes, settings: Settings, *, all_logits: bool = False) -> int:
@@ -46,6 +50,42 @@ def feed_forward(meta: ModelMeta) -> int:
     return max(experts * (integer(meta, "expert_feed_forward_length") or dense), shared)
 
 
+def _feed_values(meta: ModelMeta) -> int:
+    """Return the values a token at the feed-forward: gate, up and their product, three rows of embeddings.
+
+    Experts that are narrow against the embedding also leave one row each before their sum.
+    """
+    if meta.arch in _WITHOUT_FEED_FORWARD:
+        return 0
+    width, used = feed_forward(meta), integer(meta, "expert_used_count")
+    outputs = used * meta.n_embd if used and used * meta.n_embd > 2 * width else 0
+    per_layer = 2 * meta.n_layer * integer(meta, "embedding_length_per_layer_input")  # Gemma: of all layers at once
+    return 3 * width + outputs + 3 * meta.n_embd + per_layer + _INPUTS
+
+
+def _attention_values(meta: ModelMeta) -> int:
+    """Return the values a token at flash attention: Q, K, V, its output, three rows of embeddings."""
+    if latent := integer(meta, "attention.key_length_mla"):  # Q before and after it is absorbed into the latent space
+        heads = meta.n_head * (meta.key_length + meta.value_length + latent)
+        return heads + meta.key_length + 3 * meta.n_embd + _INPUTS
+    keys = max(meta.n_head_kv, default=0) * (meta.key_length + meta.value_length)
+    return meta.n_head * (meta.key_length + meta.value_length) + keys + 3 * meta.n_embd + _INPUTS
+
+
+def _recurrent_bytes(meta: ModelMeta, memory: KvBytes, settings: Settings) -> int:
+    """Return the bytes at a recurrent layer: delta nets hold their convolution three times, state spaces twice."""
+    inner, state = integer(meta, "ssm.inner_size"), integer(meta, "ssm.state_size")
+    if not inner or not any(layer.recurrent for layer in memory.layers):
+        return 0
+    groups = integer(meta, "ssm.group_count")
+    channels = inner + 2 * groups * state
+    if meta.arch in _DELTA_NETS:
+        return _rows(settings) * _F32 * (3 * channels + 3 * meta.n_embd + _INPUTS)
+    projected = inner + channels + (integer(meta, "ssm.time_step_rank") if groups else 0)
+    values = projected + 2 * channels + 2 * inner + 2 * meta.n_embd + _INPUTS
+    return _rows(settings) * _F32 * values + settings.n_parallel * _F32 * state * inner
+
+
 def _encoder(meta: ModelMeta, memory: KvBytes, settings: Settings) -> int:
     """Return the bytes of an encoder: no gate in the feed-forward, no logits."""
     values = 2 * feed_forward(meta) + meta.n_embd + _INPUTS
@@ -53,25 +93,27 @@ def _encoder(meta: ModelMeta, memory: KvBytes, settings: Settings) -> int:
 
 
 def _device(meta: ModelMeta, memory: KvBytes, settings: Settings, all_logits: bool) -> int:
+    """Return the bytes of the widest moment of a layer, beside the attention mask."""
     if meta.arch in ENCODERS:
         return _encoder(meta, memory, settings)
-    rows, queries = _rows(settings), meta.n_head * meta.key_length
-    feed = rows * _F32 * (3 * feed_forward(meta) + 3 * meta.n_embd + _INPUTS)
-    if settings.flash_attention == "off":
-        cells = slot_context(settings.n_ctx, settings.n_parallel)
-        scores = rows * _F32 * meta.n_head * cells
-        attention = scores + rows * _F32 * (3 * queries + 2 * meta.n_embd) + _mask(memory, settings, _F32)
-        feed += _mask(memory, settings, _F16)
-    else:
-        attention = rows * _F32 * (2 * queries + 3 * meta.n_embd + _INPUTS) + _mask(memory, settings, _F16)
-        feed += _mask(memory, settings, _F16)
+    rows, mask = _rows(settings), _mask(memory, settings, _F16)
+    feed = rows * _F32 * _feed_values(meta) + mask
+    attention = 0
+    if any(layer.cells != "none" for layer in memory.layers):
+        attention = rows * _F32 * _attention_values(meta) + mask
+        if settings.flash_attention == "off":
+            cells = slot_context(settings.n_ctx, settings.n_parallel)
+            attention += rows * _F32 * meta.n_head * cells + _mask(memory, settings, _F32)
+    recurrent = _recurrent_bytes(meta, memory, settings) + mask
     logits = 0
     if all_logits or settings.role != "chat":
-        logits = rows * _F32 * ((meta.n_vocab or 0) + 4 * meta.n_embd + _INPUTS) + _mask(memory, settings, _F16)
-    return max(feed, attention, logits)
+        logits = rows * _F32 * ((meta.n_vocab or 0) + 4 * meta.n_embd + _INPUTS) + mask
+    return max(feed, attention, recurrent, logits)
 
 
 def _mask(memory: KvBytes, settings: Settings, size: int) -> int:
+    if memory.layers and not any(layer.cells != "none" for layer in memory.layers):
+        return 0  # recurrent alone
     cells = slot_context(settings.n_ctx, settings.n_parallel) + window_cells(memory, settings)
     return _rows(settings) * cells * size
 
@@ -107,7 +149,7 @@ def budget(candidate: Candidate, settings: Settings, inputs: PlanInputs) -> Memo
             domains,
             inputs,
             inputs.host,
-            weights_bytes=candidate.weights.file_bytes + candidate.file.mmproj_bytes,
+            weights_bytes=host_weights_bytes(candidate.weights, settings, inputs) + candidate.file.mmproj_bytes,
             kv_bytes=sum(cache_by_layer(candidate.memory, settings)),
             compute_bytes=int(compute * calibration.compute),
         )
@@ -147,6 +189,21 @@ def shares(settings: Settings, inputs: PlanInputs, n_layer: int) -> list[tuple[s
         found.append((name, range(start, max(start, stop))))
         start = max(start, stop)
     return found
+
+
+def host_weights_bytes(weights: Weights, settings: Settings, inputs: PlanInputs) -> int:
+    """Return the bytes of all weights on the CPU: repacked matrices beside the mapping that they were read from."""
+    if settings.load_mode != "mmap":
+        return weights.file_bytes
+    types = repacked_types(inputs.board, inputs.engine)
+    unmapped = sum(size for kind, size in takewhile(lambda each: each[0] in types, weights.tail))
+    return weights.file_bytes - unmapped + repacked_bytes(weights, inputs)
+
+
+def repacked_bytes(weights: Weights, inputs: PlanInputs) -> int:
+    """Return the bytes of the matrices that this engine repacks for this CPU."""
+    types = repacked_types(inputs.board, inputs.engine)
+    return sum(size for kind, size in weights.matrices.items() if kind in types)
 
 
 def layer_split(candidate: Candidate, settings: Settings, inputs: PlanInputs) -> tuple[float, ...]:

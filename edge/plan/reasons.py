@@ -154,7 +154,9 @@ def _load(chosen: Settings, n_layer: int, preset: Preset) -> str:
         return "a part stays on the host, where mapped pages can be dropped and others cannot"
     if chosen.load_mode == "mmap":
         return "the next start finds the weights in the page cache"
-    return "all weights go to the GPU: a mapping would keep them twice" if chosen.n_gpu_layers > n_layer else "no mmap"
+    if chosen.n_gpu_layers > n_layer:
+        return "all weights go to the GPU: a mapping would keep them twice"
+    return "the engine repacks the weights for this CPU: a mapping would keep them twice"
 
 
 def _threads(preset: Preset, inputs: PlanInputs) -> str:
