@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from edge.board import device_nodes
 from edge.config import Config
-from edge.daemon.history import SpeedBaseline, key
+from edge.daemon.history import SpeedBaseline
+from edge.daemon.kept_remedies import KeptRemedies, key
 from edge.daemon.planning import process_limits
 from edge.gateway.config import GatewayOptions
 from edge.linux.procfs import Ring
@@ -166,6 +167,7 @@ class Fleet:
         self._on_change = on_change
         self._last_good = last_good
         self._telemetry = telemetry
+        self._kept = KeptRemedies(folders)
         self._table = load_toml(data_dir("build") / "llama-server.toml")
         self._patterns = Patterns(self._table)
         self._tasks: dict[int, SupervisorTask] = {}
@@ -201,8 +203,13 @@ class Fleet:
             if not supervisor.status().degraded:
                 self._last_good.keep(model.id, good, tokens_s)
 
+        def on_change(supervisor: Supervisor, before: SupervisorState, after: SupervisorState) -> None:
+            if after.state is State.READY and before.state is not State.READY:
+                self._kept.keep(model.id, good, after.kept)
+            self._note_change(supervisor, before, after)
+
         callbacks = SupervisorCallbacks(
-            on_change=self._note_change,
+            on_change=on_change,
             on_line=self._log(model.id).add,
             on_speed=on_speed,
             remedies=Remedies(self._table, engine, model.model, model.id),
@@ -214,7 +221,14 @@ class Fleet:
         terms = terms_of(prepared, model, self._last_good.tokens_s(model.id, good))
         socket_path = self._socket(model.id)
         return Supervisor(
-            model, socket_path, self._patterns, terms, callbacks, expected_ready_s=expected_ready_s, asleep=asleep
+            model,
+            socket_path,
+            self._patterns,
+            terms,
+            callbacks,
+            expected_ready_s=expected_ready_s,
+            asleep=asleep,
+            kept=self._kept.of(model.id, good),
         )
 
     def run(self, supervisor: Supervisor, child: Child | None = None, started_at_s: float = 0.0) -> None:

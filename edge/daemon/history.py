@@ -203,11 +203,6 @@ class SpeedBaseline:
         return {name: value for name, value in (models or {}).items() if isinstance(value, dict)}
 
 
-def key(fingerprint: str, engine: str, rung: int) -> str:
-    """Return the identity for which a baseline is valid."""
-    return f"{fingerprint}/{engine}/{rung}"
-
-
 def _read_object(path: Path) -> dict[str, Any]:
     """Return a JSON object of ours; empty if it is missing or damaged."""
     try:

@@ -14,6 +14,7 @@ from edge.board.device_nodes import WAIT_S, gpu_nodes
 from edge.config import Config, load
 from edge.config.values import Preset
 from edge.daemon import consent
+from edge.daemon.kept_remedies import KeptRemedies, key
 from edge.daemon.launch import Children, Clock, Command, Early, claim
 from edge.daemon.lock import Lock
 from edge.daemon.options import given
@@ -216,9 +217,12 @@ def _prepare(request: Request, config: Config, *, inherited: bool) -> Prepared:
 
 def _spawn(prepared: Prepared, folders: Folders, children: Children, *, inherited: bool) -> None:
     """Start every preloaded model's engine; on one unified memory they load side by side."""
+    kept = KeptRemedies(folders)
     for model_id, model in prepared.plan.models.items():
         if not preloaded(prepared, model):
             continue  # its first request starts it
+        if kept.of(model_id, key(model.model.fingerprint, prepared.plan.engine.id, model.ladder.chosen)):
+            continue  # its supervisor starts it, with the remedies that its last start needed
         plan = model.ladder.plans[model.ladder.chosen]
         command = Command(plan.argv, plan.env, process_limits(preset_of(prepared, model_id)))
         try:

@@ -121,7 +121,7 @@ def step(m: SupervisorState, event: Event, now: float, policy: Policy) -> Step:
         case StartRequested() if m.state is State.SLEEPING:
             return _spawn(m)
         case StartRequested() if m.state in AT_REST:
-            return _afresh(m)
+            return _afresh(m, m.kept if m.state is State.STOPPED else ())
         case StartRequested() if m.state in ENDING and m.then in _NO_START:
             return replace(m, then=AfterExit.START), ()
         case Stop():
@@ -171,9 +171,10 @@ def _spawn(m: SupervisorState) -> Step:
     return fresh, (Spawn(fresh.rung, tuple(remedy.id for remedy in fresh.remedies)),)
 
 
-def _afresh(m: SupervisorState) -> Step:
+def _afresh(m: SupervisorState, kept: tuple[Applied, ...] = ()) -> Step:
     """Spawn with all counters reset: at a requested start memory may be free again, or the cause repaired."""
-    return _spawn(SupervisorState(rungs=m.rungs, home=m.home, rung=m.home, failure=m.failure, returns=m.returns))
+    fresh = SupervisorState(rungs=m.rungs, home=m.home, rung=m.home, kept=kept)
+    return _spawn(replace(fresh, failure=m.failure, returns=m.returns))
 
 
 def _pause(m: SupervisorState, now: float, pause_s: float) -> Step:

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ from edge.supervisor.process import Child, spawn
 from edge.supervisor.process_io import reaped
 from edge.supervisor.remedies import Remedies
 from edge.supervisor.start import Attempt
-from edge.supervisor.state import ENDING, AfterExit, SupervisorState, died, step
+from edge.supervisor.state import ENDING, AfterExit, Applied, SupervisorState, died, step
 from edge.supervisor.status import Failure, ModelStatus, State
 from edge.supervisor.traffic import Fingerprint, Traffic
 from edge.supervisor.upstream import Endpoint, RequestProgress
@@ -81,7 +81,9 @@ class Supervisor:
         *,
         expected_ready_s: float | None = None,
         asleep: bool = False,
+        kept: Sequence[tuple[str, str]] = (),
     ) -> None:
+        """`kept`: remedies that the last start of this plan needed, with the kinds of failure."""
         self.model = model
         self.terms = terms or SupervisorOptions()
         self.callbacks = callbacks or SupervisorCallbacks()
@@ -98,7 +100,9 @@ class Supervisor:
         self._policy = replace(self.terms.policy, cpu_rung=self._plans.cpu_rung)
         chosen = model.ladder.chosen
         rest = State.SLEEPING if asleep or not self.terms.preload else State.STOPPED
-        self.machine = SupervisorState(rungs=self._plans.count, home=chosen, state=rest, rung=chosen)
+        self.machine = SupervisorState(
+            rungs=self._plans.count, home=chosen, state=rest, rung=chosen, kept=tuple(Applied(*each) for each in kept)
+        )
         self._events: asyncio.Queue[tuple[int | None, Event]] = asyncio.Queue()
         self._traffic = Traffic(on_idle=self._idle)
         self._memory = MemoryWait(self.memory_back, self.callbacks.gpu_holders)
@@ -257,7 +261,7 @@ class Supervisor:
         """
         self.launched, self.started_at_s = True, started_at_s
         machine, effects = step(self.machine, StartRequested(), time.monotonic(), self._policy)
-        assert effects == (Spawn(machine.rung),)
+        assert effects == (Spawn(machine.rung),), "the launcher spawns no model that needs remedies"
         self._become(machine)
         self.spawns += 1
         self._attend(child, self._plans.at(machine.rung))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge.daemon.history import SpeedBaseline, key
+from edge.daemon.history import SpeedBaseline
+from edge.daemon.kept_remedies import key
 from edge.paths import folders
 
 
