@@ -1,0 +1,126 @@
+"""Write docs/clients.md, each client's calls here and at a bare llama-server: `python -m tests.clients.table`.
+
+Needs what `make test-full` has made: the clients' environments, and the demo model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from edge.gateway import keys
+from edge.gateway.config import GatewayOptions
+from tests.clients.test_real_clients import EXPECTED, HERE, MEAN_POOLING, environment
+from tests.conftest import CACHE, DEMO, pull
+from tests.fakes.upstream.model import FakeModel
+from tests.fakes.upstream.real import real_engine
+from tests.gateway.conftest import Rigs
+
+DOCS = HERE.parents[1] / "docs" / "clients.md"
+SECRET = keys.new_secret()
+HEADER = """# Clients
+
+Written by `python -m tests.clients.table`: each row is one call, or a series, of that library, with a check of what
+comes back. `make test-full` runs the same calls through the gateway. The bare llama-server is the same engine with
+the same options and key, asked directly; it serves one model, so calls that need the embedding model beside it fail
+there. The column Ollama holds "own" for calls of its own API, and – where it was not measured: Ollama is no part of
+the tests.
+
+Home Assistant, VS Code, Open WebUI and others use these APIs: Ollama's `/api/tags`, `/api/show`, `/api/chat`
+(docs/gateway.md), and OpenAI's under `/v1`. A base URL may end in a slash or in `/api/v1`.
+
+| client | call | edgellm | bare llama-server | Ollama |
+|---|---|---|---|---|
+"""
+
+
+@asynccontextmanager
+async def relayed(path: Path) -> AsyncIterator[int]:
+    """A TCP port in front of a unix socket, byte for byte."""
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        engine_reader, engine_writer = await asyncio.open_unix_connection(str(path))
+        await asyncio.gather(copy(reader, engine_writer), copy(engine_reader, writer))
+
+    async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def run(port: int, command: list[str | Path]) -> dict[str, bool]:
+    """Return which checks of a client passed."""
+    variables = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
+    variables |= {"BASE": f"http://127.0.0.1:{port}", "KEY": SECRET, "PYTHONPATH": str(HERE)}
+    child = await asyncio.create_subprocess_exec(
+        *command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    out, _ = await asyncio.wait_for(child.communicate(), 600)
+    done = [json.loads(line) for line in out.decode().splitlines() if line.startswith("{")]
+    return {each["check"]: each["ok"] for each in done}
+
+
+async def main() -> None:
+    model = Path(pull(DEMO, CACHE / "models").path)
+    template = (HERE / "tools.jinja").read_text()
+    options = {"model_alias": ["chat"], "n_ctx": 8192, "use_jinja": True, "chat_template": template}
+    rows: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="gw-") as name:
+        folder = Path(name)
+        chat, bare, embedding = folder / "chat.sock", folder / "bare.sock", folder / "emb.sock"
+        keys.write(folder / "keys.toml", [keys.make("clients", SECRET, admin=False, created="", others=())])
+        with (
+            real_engine(model, chat, **options),
+            real_engine(model, bare, **options, api_keys=[SECRET]),
+            real_engine(model, embedding, model_alias=["emb"], embedding=True, pooling_type=MEAN_POOLING),
+        ):
+            async with AsyncExitStack() as stack:
+                rigs = Rigs(folder, stack)
+                models = {"chat": FakeModel("chat", str(chat)), "emb": FakeModel("emb", str(embedding))}
+                here = await rigs(models=models, config=GatewayOptions(keys_file=folder / "keys.toml"))
+                direct = await stack.enter_async_context(relayed(bare))
+                for client in EXPECTED:
+                    command = command_of(client)
+                    ours, theirs = await run(here.port, command), await run(direct, command)
+                    own = "own" if "ollama" in client else "–"
+                    rows += [
+                        f"| {client} | {check} | {mark(ok)} | {mark(theirs.get(check, False))} | {own} |"
+                        for check, ok in ours.items()
+                    ]
+    DOCS.write_text(HEADER + "\n".join(rows) + "\n")
+
+
+def command_of(client: str) -> list[str | Path]:
+    if client == "node":
+        node = CACHE / "clients-node"
+        node.mkdir(exist_ok=True)
+        for name in ("package.json", "node_client.mjs"):
+            shutil.copy(HERE / name, node / name)
+        subprocess.run(["npm", "install", "--no-audit", "--no-fund", "--silent"], cwd=node, check=True)
+        return ["node", node / "node_client.mjs"]
+    requirements = "requirements-litellm.txt" if client == "litellm" else "requirements.txt"
+    return [environment(CACHE, HERE / requirements), HERE / f"{client}_client.py"]
+
+
+def mark(ok: bool) -> str:
+    return "✓" if ok else "✗"
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))
