@@ -95,6 +95,9 @@ class Preset(Struct, frozen=True):
         Literal["auto", "none", "linear", "yarn"], key("how positions beyond the trained context are scaled")
     ] = "auto"
     rope_scale: Annotated[float, key("factor of rope_scaling over the trained context; 0: none", ge=0)] = 0.0
+    draft: Annotated[
+        str, key("smaller model that drafts tokens: NAME[:QUANT], a path or a pulled source", one_model=True)
+    ] = ""
     speculation: Annotated[
         Literal["off", "ngram", "mtp"],
         key("drafts without a second model: repeated text (ngram), or the file's own MTP layers"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -11,11 +10,11 @@ from msgspec.structs import replace
 
 from edge.config.models import id_of
 from edge.config.values import Config, ModelConfig, Preset
-from edge.errors import ConfigError, ModelMissingError
-from edge.models.open import check as check_projector
+from edge.errors import ModelMissingError
 from edge.models.quant import QuantPreference, matching, order
 from edge.models.store import Store, StoreEntry
 from edge.plan.candidates import DownloadCandidate, Rank, absent, loader, of_name, offers, ranking
+from edge.plan.companions import with_companions
 from edge.plan.inputs import Candidate, PlanInputs, candidate_of
 from edge.plan.select import pick, select, smaller_quants
 from edge.units import format_bytes
@@ -31,18 +30,6 @@ class Chosen(Struct, frozen=True):
     smaller: dict[str, tuple[Candidate, ...]]
     absent: dict[str, DownloadCandidate]
     notes: tuple[str, ...] = ()
-
-
-def with_projector(candidate: Candidate, wanted: str) -> Candidate:
-    """Return the candidate with the projector of the key mmproj. Raises ConfigError, BadModelError."""
-    if wanted == "auto":
-        return candidate
-    try:
-        path, size = (None, 0) if wanted == "none" else (wanted, check_projector(Path(wanted)))
-    except OSError as error:
-        raise ConfigError(f"mmproj: {wanted}: {error.strerror}", "a file, none or auto") from None
-    notes = tuple(note for note in candidate.file.notes if not note.startswith("no projector is used"))
-    return replace(candidate, file=replace(candidate.file, mmproj=path, mmproj_bytes=size, notes=notes))
 
 
 class Chooser:
@@ -65,8 +52,11 @@ class Chooser:
             own: dict[str, Any] = dict(model.set)
             wanted = replace(preset, **own)
             found, smaller, missing = self._named(model, wanted)
-            chosen.models[model.id] = (with_projector(found, wanted.mmproj), model)
-            chosen.smaller[model.id] = tuple(with_projector(each, wanted.mmproj) for each in smaller)
+            found, wanted = with_companions(found, wanted, self._store)
+            if wanted.draft:
+                model = replace(model, set={**model.set, "draft": wanted.draft})
+            chosen.models[model.id] = (found, model)
+            chosen.smaller[model.id] = tuple(with_companions(each, wanted, self._store)[0] for each in smaller)
             if missing is not None:
                 chosen.absent[model.id] = missing
         return replace(chosen, notes=tuple(self._skipped))
@@ -80,6 +70,9 @@ class Chooser:
     def _selected(self, preset: Preset) -> Chosen:
         found = select(offers(self.entries, ranking(), self._rows), preset, self._inputs, self._load)
         model_id = id_of(found.offer.name)
+        candidate, preset = with_companions(found.candidate, preset, self._store)
+        own: dict[str, Any] = {"draft": preset.draft} if preset.draft else {}
+        config = ModelConfig(model_id, candidate.file.path, origin="selected", set=own)
         notes = [f"no model was named: {found.offer.id} is {found.because}"]
         if found.tokens_s is not None:
             notes.append(f"{found.offer.id}: memory bandwidth allows about {found.tokens_s:.0f} tokens/s")
@@ -87,7 +80,7 @@ class Chooser:
             size = format_bytes(found.better.bytes)
             notes.append(f"{found.better.id} would fit and is better: edgellm model pull {found.better.id} ({size})")
         return Chosen(
-            {model_id: (found.candidate, ModelConfig(model_id, found.candidate.file.path, origin="selected"))},
+            {model_id: (candidate, config)},
             {model_id: found.smaller},
             {} if found.offer.path else {model_id: found.offer},
             (*notes, *self._skipped),

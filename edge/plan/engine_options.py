@@ -85,6 +85,8 @@ OWNED = {
     "--rope-scaling": "rope_scaling",
     "--rope-scale": "rope_scale",
     "--spec-type": "speculation",
+    "--spec-draft-model": "draft",
+    "--spec-draft-hf": "draft",
     "--sleep-idle-seconds": "ttl_s in [[model]]",
     "--models-dir": "[[model]]",
     "--models-preset": "[[model]]",
@@ -231,6 +233,7 @@ _KEYS = (
     "lora",
     "rope_scaling",
     "rope_scale",
+    "draft",
     "speculation",
     "args",
 )
@@ -272,15 +275,19 @@ def _options(name: str, value: Any, preset: Preset, engine: Engine) -> list[tupl
         return [_adapter(entry) for entry in value]
     if name in _SAMPLING:
         return [((_SAMPLING[name][0],), (f"{value:g}",))]
+    if name in ("draft", "speculation"):
+        if name == "speculation" and preset.draft:
+            return []  # told with the drafter
+        types = [(("--spec-type",), (",".join(_types(preset)),))] if engine.has("--spec-type") else []
+        path = [(("--spec-draft-model", "--model-draft", "-md"), (value,))] if name == "draft" else []
+        return [*path, *types]
     if name == "reasoning" and not engine.has("--reasoning") and value == "off":
         return [(("--reasoning-budget",), ("0",))]  # before 2026 the only switch
     words = {
         "chat_template_kwargs": lambda: json.dumps(value, separators=(",", ":"), sort_keys=True),
-        "speculation": lambda: _SPECULATION[value],
         "rope_scale": lambda: f"{value:g}",
     }.get(name, lambda: str(value))()
-    option = {"speculation": "--spec-type"}.get(name, "--" + name.replace("_", "-"))
-    return [((option,), (words,))]
+    return [(("--" + name.replace("_", "-"),), (words,))]
 
 
 def _adapter(entry: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -319,10 +326,17 @@ def _embedded(name: str, value: Any, preset: Preset) -> dict[str, Any]:
         "lora": ("lora_adapters", [list(adapter(entry)) for entry in preset.lora]),
         "rope_scaling": ("rope_scaling_type", value),
         "rope_scale": ("rope_freq_scale", 1 / preset.rope_scale if preset.rope_scale else 0.0),
-        "speculation": ("speculative.types", [_SPECULATION.get(str(value), "none")]),
+        "draft": ("speculative.draft.mparams.path", value),
+        "speculation": ("speculative.types", _types(preset)),
     }
     field, rendered = fields[name]
-    return {field: rendered}
+    return {field: rendered} | ({"speculative.types": _types(preset)} if name == "draft" else {})
+
+
+def _types(preset: Preset) -> list[str]:
+    """Return the names of --spec-type for a drafter and for drafts without one."""
+    plain = [_SPECULATION[preset.speculation]] if preset.speculation != "off" else []
+    return (["draft-simple"] if preset.draft else []) + plain
 
 
 def _numbers(options: list[tuple[str, tuple[str, ...]]]) -> list[tuple[str, tuple[str, ...]]]:

@@ -18,15 +18,13 @@ from edge.config import Config, resolve_profile
 from edge.config.values import ModelConfig, Override, Preset, Profile
 from edge.engine.choose import EngineFallback, choose, fallback_now
 from edge.engine.engine import Engine
-from edge.errors import ConfigError, DeviceMissingError, EngineMissingError, UsageError
-from edge.models.header import peek_kind, read_header
+from edge.errors import DeviceMissingError, EngineMissingError, UsageError
 from edge.models.store import standard
 from edge.paths import Folders
 from edge.plan import start_records
 from edge.plan.argv import EnvFacts
 from edge.plan.calibration_file import calibration_path, load
 from edge.plan.choose import Chooser, fetch_first
-from edge.plan.engine_options import adapter
 from edge.plan.plan import ModelPlan, Plan
 from edge.plan.planner import Extras, assumed_engine, make_plan, plan_inputs
 from edge.units import MIB, format_bytes
@@ -89,29 +87,7 @@ def prepare(config: Config, folders: Folders, view: HostView | None = None, *, a
             if board.unified_memory:
                 planned(board)
             raise
-    prepared = Prepared(config, board, profile, planned(board), fallback)
-    if view.root == Path("/"):
-        for model_id, model in prepared.plan.models.items():
-            _check_files(preset_of(prepared, model_id), model.model.meta.arch)
-    return prepared
-
-
-def _check_files(preset: Preset, arch: str) -> None:
-    """Raise ConfigError for a chat template or an adapter that cannot be used with a model of `arch`.
-
-    llama.cpp refuses an adapter whose general.architecture differs (llama_adapter_lora_init).
-    """
-    if preset.chat_template_file and not Path(preset.chat_template_file).is_file():
-        raise ConfigError(f"chat_template_file: no such file: {preset.chat_template_file}")
-    for path in (Path(adapter(entry)[0]) for entry in preset.lora):
-        if not path.is_file():
-            raise ConfigError(f"lora: no such file: {path}", "a LoRA adapter in a .gguf file")
-        kind = peek_kind(path)
-        if kind != "adapter":
-            raise ConfigError(f"lora: {path} is no adapter but a {kind or 'file of another format'}")
-        theirs = read_header(path, complete=False).arch
-        if theirs != arch:
-            raise ConfigError(f"lora: {path} is an adapter for {theirs}, and this model is {arch}")
+    return Prepared(config, board, profile, planned(board), fallback)
 
 
 def engine_for(config: Config, profile: Profile, board: Board, folders: Folders, *, needs_gpu: bool) -> Engine:

@@ -11,6 +11,8 @@ import httpx
 import numpy as np
 import pytest
 
+from edge.cli import main
+from tests.fakes.gguf_writer import Gguf
 from tests.serving import Up, edgellm
 
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% if quiet %}<quiet>{% endif %}<bot>"
@@ -77,6 +79,42 @@ speculation = "ngram"
 
 
 @pytest.mark.e2e
+def test_a_drafter_drafts(tmp_path: Path, smollm2: Path) -> None:
+    """The model drafts for itself: nearly every token is accepted, and the answer is the same."""
+    body = {"messages": [{"role": "user", "content": "Count to ten."}], "max_tokens": 24, "temperature": 0}
+    answers = []
+    for number, more in enumerate(((), ("--set", f"draft={smollm2}"))):
+        with Up(tmp_path / str(number), "-p", "cpu", "-m", f"chat={smollm2}", "--set", "n_ctx=512", *more) as up:
+            up.wait_for("ok")
+            answers.append(httpx.post(f"{up.url}/v1/chat/completions", json=body, timeout=120).json())
+    plain, drafted = answers
+    assert "draft_n" not in plain["timings"]
+    assert drafted["timings"]["draft_n"] > 0 and drafted["timings"]["draft_n_accepted"] > 0
+    assert drafted["choices"][0]["message"]["content"] == plain["choices"][0]["message"]["content"]
+
+
+def test_a_drafter_is_counted_and_has_to_have_the_models_vocabulary(
+    tmp_path: Path, smollm2: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def plan(*more: str) -> tuple[int, dict[str, Any], str]:
+        state = ["--state-dir", str(tmp_path)]
+        code = main(["plan", "-p", "cpu", "-m", str(smollm2), "--set", "n_ctx=512", "--json", *state, *more])
+        out, err = capsys.readouterr()
+        return code, json.loads(out) if code == 0 else {}, err
+
+    def weights(document: dict[str, Any]) -> int:
+        (model,) = document["models"].values()
+        (domain,) = model["ladder"][0]["memory"].values()
+        return int(domain["weights_bytes"])
+
+    assert weights(plan("--set", f"draft={smollm2}")[1]) > 1.9 * weights(plan()[1])
+    other = Gguf("llama").model().save(tmp_path / "Other-Q5_K_M.gguf")
+    code, _, said = plan("--set", f"draft={other}")
+    assert code == 78 and "has another vocabulary" in said
+    assert plan("--set", "draft=NOPE:Q4_0")[0] == 69
+
+
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -91,7 +129,8 @@ def test_an_option_that_cannot_work_starts_nothing(
     tmp_path: Path, smollm2: Path, arguments: tuple[str, ...], said: str
 ) -> None:
     words = [word.replace("MODEL", str(smollm2)) for word in arguments]
-    done = edgellm("up", "-p", "cpu", "-m", str(smollm2), "--state-dir", str(tmp_path), "--json", *words)
+    place = ("--state-dir", str(tmp_path), "--listen", "127.0.0.1:0")
+    done = edgellm("up", "-p", "cpu", "-m", str(smollm2), *place, "--json", *words)
     assert done.returncode == 78, done.stdout + done.stderr
     assert said in done.stderr
     assert not any(json.loads(line)["event"] == "state" for line in done.stdout.splitlines())

@@ -65,7 +65,7 @@ def test_the_network_is_served_with_a_key_only(
     tmp_path: Path, smollm2: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = ("--state-dir", str(tmp_path))
-    assert edgellm("up", "--lan", "-p", "cpu", "-m", str(smollm2), *state).returncode == 64
+    assert edgellm("up", "--lan", "--listen", ":0", "-p", "cpu", "-m", str(smollm2), *state).returncode == 64
     assert main(["key", "add", "phone", *state]) == 0
     secret = capsys.readouterr().out.strip()
     with Up(tmp_path, "--lan", "-p", "cpu", "-m", f"a={smollm2}", "-m", f"b={smollm2}", "--set", "n_ctx=512") as up:

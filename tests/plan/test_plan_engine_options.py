@@ -45,6 +45,7 @@ KEYS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "lora": (("/l/a.gguf", "/l/b.gguf:0.5"), ("--lora", "/l/a.gguf", "--lora-scaled", "/l/b.gguf:0.5")),
     "rope_scaling": ("yarn", ("--rope-scaling", "yarn")),
     "rope_scale": (4.0, ("--rope-scale", "4")),
+    "draft": ("/m/small.gguf", ("--spec-draft-model", "/m/small.gguf", "--spec-type", "draft-simple")),
     "speculation": ("ngram", ("--spec-type", "ngram-mod")),
     "args": (("--keep", "4", "--swa-full"), ("--keep", "4", "--swa-full")),
 }

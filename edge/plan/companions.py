@@ -1,0 +1,94 @@
+"""Files beside a model: projector, LoRA adapters, drafter, template. Checked by header, counted in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from edge.config.values import Preset
+from edge.errors import BadModelError, ConfigError
+from edge.models.header import peek_kind, read_header
+from edge.models.open import ModelFile
+from edge.models.open import check as check_projector
+from edge.models.store import Store
+from edge.plan.engine_options import adapter
+from edge.plan.inputs import Candidate, candidate_of
+from edge.plan.kv_cache import cache_by_layer
+from edge.plan.plan import Settings
+
+# llama.cpp drafts across vocabularies that differ by a few special tokens (SPEC_VOCAB_MAX_SIZE_DIFFERENCE in
+# common/speculative.cpp).
+_VOCAB_DIFFERENCE = 128
+
+
+def with_companions(candidate: Candidate, preset: Preset, store: Store) -> tuple[Candidate, Preset]:
+    """Return the candidate with the bytes of its companions, and the preset with the drafter's path.
+
+    The bytes are counted where the projector's are: in the first GPU, or in the host. Raises ConfigError,
+    ModelMissingError, BadModelError.
+    """
+    _check_template(preset)
+    file = _with_projector(candidate.file, preset.mmproj)
+    more = sum(_adapter_bytes(Path(adapter(entry)[0]), file) for entry in preset.lora)
+    if preset.draft:
+        drafter = _drafter(store, preset.draft, file)
+        more += _drafter_bytes(drafter, preset)
+        preset = replace(preset, draft=drafter.path)
+    if file is candidate.file and not more:
+        return candidate, preset
+    return replace(candidate, file=replace(file, mmproj_bytes=file.mmproj_bytes + more)), preset
+
+
+def _check_template(preset: Preset) -> None:
+    if preset.chat_template_file and not Path(preset.chat_template_file).is_file():
+        raise ConfigError(f"chat_template_file: no such file: {preset.chat_template_file}")
+
+
+def _with_projector(file: ModelFile, wanted: str) -> ModelFile:
+    if wanted == "auto":
+        return file
+    try:
+        path, size = (None, 0) if wanted == "none" else (wanted, check_projector(Path(wanted)))
+    except OSError as error:
+        raise ConfigError(f"mmproj: {wanted}: {error.strerror}", "a file, none or auto") from None
+    notes = tuple(note for note in file.notes if not note.startswith("no projector is used"))
+    return replace(file, mmproj=path, mmproj_bytes=size, notes=notes)
+
+
+def _adapter_bytes(path: Path, model: ModelFile) -> int:
+    """Return the size of an adapter for this model: llama.cpp refuses one of another architecture when it loads it."""
+    if not path.is_file():
+        raise ConfigError(f"lora: no such file: {path}", "a LoRA adapter in a .gguf file")
+    kind = peek_kind(path)
+    if kind != "adapter":
+        raise ConfigError(f"lora: {path} is no adapter but a {kind or 'file of another format'}")
+    theirs = read_header(path, complete=False).arch
+    if theirs != model.meta.arch:
+        raise ConfigError(f"lora: {path} is an adapter for {theirs}, and {model.name} is {model.meta.arch}")
+    return path.stat().st_size
+
+
+def _drafter(store: Store, ref: str, model: ModelFile) -> ModelFile:
+    """Return the file of a drafter whose tokens are those of the model."""
+    try:
+        found = store.resolve(ref)
+    except BadModelError as error:
+        raise ConfigError(f"draft: {error}", error.hint) from None
+    theirs, ours = found.meta, model.meta
+    sizes = (theirs.n_vocab or 0, ours.n_vocab or 0)
+    if theirs.tokenizer != ours.tokenizer or abs(sizes[0] - sizes[1]) > _VOCAB_DIFFERENCE:
+        raise ConfigError(
+            f"draft: {found.name} has another vocabulary ({theirs.tokenizer}, {sizes[0]} tokens) than {model.name} "
+            f"({ours.tokenizer}, {sizes[1]} tokens)",
+            "a drafter of the same family has the same",
+        )
+    return found
+
+
+def _drafter_bytes(drafter: ModelFile, preset: Preset) -> int:
+    """Return weights and KV cache of the drafter, which has the model's context and slots, in f16."""
+    candidate = candidate_of(drafter)
+    context = (preset.n_ctx or drafter.meta.n_ctx_train or preset.n_ctx_min) * preset.n_parallel
+    settings = Settings(context, preset.n_parallel, 0, "f16", "f16", "auto", "mmap", 1, 0)
+    return candidate.weights.file_bytes + sum(cache_by_layer(candidate.memory, settings))
