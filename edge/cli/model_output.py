@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edge.cli.output import block, console, context, draw, model_id, short
+from edge.models import ollama
 from edge.models.catalogue import CatalogueQuant, CatalogueRow
 from edge.models.check import DeepReport
 from edge.models.install import Removed
@@ -195,7 +196,7 @@ def _facts(model: ModelFile, note: Receipt | None) -> Iterator[tuple[str, str | 
     meta = model.meta
     shards = f" in {len(model.shards)} files" if len(model.shards) > 1 else ""
     yield "file", f"{model.path}  ({format_bytes(model.bytes)}{shards})"
-    yield from _origin(note)
+    yield from _origin(note, Path(model.path))
     if model.mmproj:
         yield "projector", f"{model.mmproj}  ({format_bytes(model.mmproj_bytes)})"
     parameters = short(sum(math.prod(tensor.shape) for tensor in meta.tensors))
@@ -217,9 +218,10 @@ def _facts(model: ModelFile, note: Receipt | None) -> Iterator[tuple[str, str | 
         yield "licence", f"{licence} (by its header)"
 
 
-def _origin(note: Receipt | None) -> Iterator[tuple[str, str]]:
+def _origin(note: Receipt | None, path: Path) -> Iterator[tuple[str, str]]:
     if note is None:
-        yield "source", "not recorded: the file was copied by hand"
+        blob = ollama.of_blob(path)
+        yield "source", "Ollama's store, in place" if blob else "not recorded: the file was copied by hand"
         return
     yield "source", note.source
     if note.files:

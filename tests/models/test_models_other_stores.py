@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge.errors import ModelMissingError, UsageError
+from edge.models.check import check_deep
 from edge.models.install import import_model, remove
 from edge.models.job import jobs
 from edge.models.open import open_model
@@ -117,3 +118,13 @@ def test_damaged_files_of_ours_stop_no_list(tmp_path: Path, text: str) -> None:
     assert [line.usable for line in survey(Store(models), cache)] == [True]
     assert jobs(models) == []
     assert open_model(models / "m/m-Q5_K_M.gguf").name == "m"
+
+
+def test_the_name_of_a_blob_is_a_hash_to_compare_with(home: Path, store: Store) -> None:
+    blob = ollama(home / ".ollama/models", "qwen3")
+    report = check_deep(store.resolve("qwen3"))
+    assert report.healthy and report.files[0].expected == blob.name.removeprefix("sha256-")
+    data = bytearray(blob.read_bytes())
+    data[-1] ^= 1
+    blob.write_bytes(bytes(data))
+    assert not check_deep(store.resolve("qwen3")).healthy
