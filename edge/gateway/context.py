@@ -13,7 +13,7 @@ from edge.gateway.admission import Admission
 from edge.gateway.config import GatewayOptions
 from edge.gateway.connection_pool import Pools
 from edge.gateway.connections import Connections
-from edge.gateway.keys import KeyRing
+from edge.gateway.keys import KeyRing, StreamOwners
 from edge.gateway.metrics import Metrics
 from edge.gateway.openai import ListedModel
 from edge.gateway.origin import OriginPolicy
@@ -60,6 +60,7 @@ class Context(Struct):
     started: int
     stats: Stats = field(default_factory=Stats)
     metrics: Metrics = field(default_factory=Metrics)
+    stream_owners: StreamOwners = field(default_factory=StreamOwners)
     pools: Pools = field(default_factory=Pools)
     energy: EnergyMeter | None = None
 

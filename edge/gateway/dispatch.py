@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from urllib.parse import parse_qs
 
 from aiohttp import web
 
@@ -177,6 +179,8 @@ async def dispatch(
         wait_until_s = record.began_s + _max_wait_s(request, context.config.hold_seconds)
         exchange = Exchange(request, upstream, found.target, body, reserved, record, record.usage, wait_until_s, extra)
         exchange.hide_paths = found.name in ADMIN and context.keys.needed and not record.admin
+        if context.keys.needed and record.key is not None and not record.admin:
+            _check_stream_owner(context, exchange, record.key)
         if call is not None:
             return await _send_call(context, exchange, found, call)
         heartbeat = _heartbeat(context, exchange, found)
@@ -184,6 +188,26 @@ async def dispatch(
             return await _send(context, exchange, found, None)
         async with heartbeat:
             return await _send_with_heartbeat(context, exchange, found, heartbeat)
+
+
+def _check_stream_owner(context: Context, exchange: Exchange, key: str) -> None:
+    """Raise RejectedError for a resumable stream of another key; drop its id from a lookup of several."""
+    owners, path = context.stream_owners, exchange.target.partition("?")[0]
+    made = exchange.request.headers.get("X-Conversation-Id")
+    if made is not None and exchange.request.method == "POST" and not owners.claim(made, key):
+        raise RejectedError(HttpFault(403, "not_your_stream", "this conversation id belongs to another key", None))
+    if path == "/v1/stream":
+        query = parse_qs(exchange.target.partition("?")[2])
+        asked = [each for name in ("conv_id", "conv") for each in query.get(name, [])]
+        if not all(owners.owns(each, key) for each in asked) or not (asked or (made and owners.owns(made, key))):
+            raise RejectedError(HttpFault(404, "no_stream", "there is no such stream of this key", None))
+    elif path == "/v1/streams/lookup" and exchange.body.complete:
+        try:
+            document = json.loads(exchange.body.data or b"{}")
+            ids = [each for each in document["conversation_ids"] if owners.owns(each, key)]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            ids = []
+        exchange.body.replace(json.dumps({"conversation_ids": ids}).encode())
 
 
 async def _send(context: Context, exchange: Exchange, found: Route, heartbeat: Heartbeat | None) -> web.StreamResponse:

@@ -268,6 +268,33 @@ async def test_the_last_requests_are_shown_without_key_and_prompt(rig: Rigs, key
     assert (document["recent"][-1]["route"], document["recent"][-1]["outcome"]) == ("/v1/chat/completions", "ok")
 
 
+async def test_a_resumable_stream_belongs_to_the_key_that_made_it(
+    rig: Rigs, keyed: GatewayOptions, tmp_path: Path
+) -> None:
+    other = "sk-edge-" + "o" * 40
+    assert keyed.keys_file is not None
+    known = keys.read(keyed.keys_file)
+    keys.write(keyed.keys_file, [*known, keys.make("other", other, admin=False, created="", others=known)])
+    here = await rig(config=keyed)
+    mine, theirs, admin = "X-Api-Key: " + SECRET, "X-Api-Key: " + other, "X-Api-Key: " + ADMIN
+    made = "X-Conversation-Id: a::b"
+    assert (await here.once(ask("POST", "/v1/chat/completions", mine, made))).status == 200
+    assert (await here.once(ask("POST", "/v1/chat/completions", theirs, made))).status == 403
+    for method in ("GET", "DELETE"):
+        for target in ("/v1/stream?conv_id=a%3A%3Ab", "//v1/stream?x=1&conv_id=a::b"):
+            assert (await here.once(ask(method, target, theirs))).status == 404
+            assert (await here.once(ask(method, target, mine))).status == 200
+            assert (await here.once(ask(method, target, admin))).status == 200
+    assert (await here.once(ask("GET", "/v1/stream", theirs))).status == 404
+    for key, expected in ((mine, ["a::b"]), (theirs, [])):
+        body = json.dumps({"conversation_ids": ["a::b", "c"]})
+        request = ask("POST", "/v1/streams/lookup", key, f"Content-Length: {len(body)}") + body.encode()
+        assert (await here.once(request)).status == 200
+        assert json.loads(here.engine.requests[-1].body) == {"conversation_ids": expected}
+    without = await rig()
+    assert (await without.once(ask("GET", "/v1/stream?conv_id=x"))).status == 200
+
+
 async def test_evidence_is_shown_to_an_admin_key_only(rig: Rigs, keyed: GatewayOptions) -> None:
     here = await rig(config=keyed, loading=True)
     await here.model.fail("bad_model", "pull it again")
