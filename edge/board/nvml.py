@@ -57,6 +57,47 @@ class _Call(threading.Thread):
 _call: _Call | None = None  # that has not returned in time
 
 
+class _Process(ctypes.Structure):
+    """nvmlProcessInfo_t of nvmlDeviceGetComputeRunningProcesses_v3 (driver 510 and later)."""
+
+    _fields_ = (
+        ("pid", c_uint),
+        ("used_bytes", c_ulonglong),
+        ("gpu_instance", c_uint),
+        ("compute_instance", c_uint),
+    )
+
+
+_MOST_PROCESSES = 64
+_UNKNOWN = (1 << 64) - 1  # NVML_VALUE_NOT_AVAILABLE: WSL2, and drivers that may not look
+
+
+def process_bytes(pid: int, libraries: tuple[str, ...] = _LIBRARIES) -> int | None:
+    """Return the memory of a process over all GPUs. None without NVML, and where it does not know this process.
+
+    In a container with a PID namespace NVML lists the processes by their numbers outside.
+    """
+    nvml = _load(libraries)
+    if nvml is None or nvml.nvmlInit_v2() != 0:
+        return None
+    try:
+        count, sizes = c_uint(), []
+        nvml.nvmlDeviceGetCount_v2(byref(count))
+        for index in range(count.value):
+            handle, number = c_void_p(), c_uint(_MOST_PROCESSES)
+            rows = (_Process * _MOST_PROCESSES)()
+            if nvml.nvmlDeviceGetHandleByIndex_v2(c_uint(index), byref(handle)) != 0:
+                continue
+            if nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle, byref(number), rows) == 0:
+                own = [row.used_bytes for row in rows[: number.value] if row.pid == pid]
+                sizes += [size for size in own if size != _UNKNOWN]
+        return sum(sizes) if sizes else None
+    except AttributeError:
+        return None
+    finally:
+        nvml.nvmlShutdown()
+
+
 def read(libraries: tuple[str, ...] = _LIBRARIES, limit_s: float = LIMIT_S) -> Reading | None:
     """Read every GPU that NVML lists. None when there is no library or it does not initialize.
 

@@ -1,29 +1,62 @@
-"""Calibrate the memory estimate by past starts: measured over estimated, per engine and architecture. Pure."""
+"""Calibrate the memory estimate by past starts: measured over estimated. Pure.
+
+The error of the compute estimate depends on architecture, batch, context, flash attention and slots, and is kept by
+these. The bytes of a CUDA context belong to the engine.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from edge.plan.plan import LaunchPlan, Measured
+from edge.plan.plan import LaunchPlan, Measured, Settings
 from edge.units import MIB
 
-# The estimate was within these for every generated model (tests/plan/test_plan_real_engine.py): a factor outside them
-# is a log that was misread.
+# The estimate was within these for every generated model (python -m tests.bench.memory): a factor outside them is a log
+# that was misread.
 _LEAST, _MOST = 0.5, 4.0
+# The largest of the last starts counts, so that two models that start by turns agree on one figure; less than the
+# estimate only when as many starts as this agree.
+_KEPT, _BELIEVED = 4, 3
 _BUFFER = re.compile(r"(?P<where>\S+)\s+(?P<kind>model|KV|RS|compute|output) buffer size =\s+(?P<mib>[\d.]+) MiB")
 
 
 class Calibration(Struct, frozen=True):
-    """A factor on the compute estimate, and the measured bytes of one CUDA context. `last`: the last start."""
+    """What the last starts with one key took, oldest first. `last`: the last start."""
 
-    compute: float = 1.0
-    context_bytes: int | None = None
-    samples: int = 0
+    compute_factors: tuple[float, ...] = ()
+    context_bytes: tuple[int, ...] = ()  # of one CUDA context each
     last: Measured | None = None
+
+    @property
+    def compute(self) -> float:
+        """The factor on the compute estimate."""
+        return min(_MOST, max(_LEAST, settled(self.compute_factors, 1.0)))
+
+
+def settled(samples: Iterable[float], estimate: float) -> float:
+    """Return the largest of the samples, and not less than `estimate` while they are few.
+
+    A larger need counts at once: too little memory kills, too much only costs context.
+    """
+    kept = list(samples)
+    return max(kept) if len(kept) >= _BELIEVED else max(estimate, *kept, estimate)
+
+
+def calibration_key(arch: str, settings: Settings) -> str:
+    """Return what the compute buffers depend on; contexts count by powers of two."""
+    context = 1 << max(0, settings.n_ctx // settings.n_parallel - 1).bit_length()
+    flash = settings.flash_attention
+    return f"{arch}, batch {settings.n_ubatch}, context {context}, flash {flash}, slots {settings.n_parallel}"
+
+
+def last_start(calibrations: Mapping[str, Calibration], arch: str, settings: Settings) -> Measured | None:
+    """Return the last start with these settings, else one of the same architecture."""
+    same = calibrations.get(calibration_key(arch, settings))
+    others = (calibration for key, calibration in calibrations.items() if key.startswith(f"{arch}, "))
+    return next((each.last for each in (same, *others) if each is not None and each.last is not None), None)
 
 
 def measure(what: str, log: Iterable[str], rss_bytes: int | None = None, gpu_bytes: int | None = None) -> Measured:
@@ -39,18 +72,12 @@ def measure(what: str, log: Iterable[str], rss_bytes: int | None = None, gpu_byt
 
 
 def calibrate(old: Calibration, plan: LaunchPlan, measured: Measured) -> Calibration:
-    """Return the calibration after one more start, whose `plan` was made with `old` applied.
-
-    A larger need counts at once, a smaller one by halves: too little memory kills, too much only costs context.
-    """
+    """Return the calibration after one more start, whose `plan` was made with `old` applied."""
     estimated = sum(domain.compute_bytes for domain in plan.budget.values()) / old.compute
-    compute = old.compute
+    factors, contexts = list(old.compute_factors), list(old.context_bytes)
     if measured.compute_bytes and estimated:
-        seen = min(_MOST, max(_LEAST, measured.compute_bytes / estimated))
-        compute = seen if seen >= old.compute or not old.samples else (seen + old.compute) / 2
-    context = old.context_bytes
+        factors.append(min(_MOST, max(_LEAST, measured.compute_bytes / estimated)))
     buffers = measured.weights_bytes + measured.kv_bytes + measured.compute_bytes
     if measured.gpu_bytes is not None and plan.settings.n_gpu_layers and buffers:
-        beside = max(0, measured.gpu_bytes - buffers) // max(1, len(plan.settings.devices))
-        context = beside if context is None or beside > context else (beside + context) // 2
-    return replace(old, compute=compute, context_bytes=context, samples=old.samples + 1, last=measured)
+        contexts.append(max(0, measured.gpu_bytes - buffers) // max(1, len(plan.settings.devices)))
+    return Calibration(tuple(factors[-_KEPT:]), tuple(contexts[-_KEPT:]), measured)

@@ -1,4 +1,4 @@
-"""Read and write calibration.json in the state folder: calibrations by engine id and architecture."""
+"""Read and write calibration.json in the state folder: calibrations by engine id and key."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from msgspec import to_builtins
+from msgspec import ValidationError, convert, to_builtins
 
 from edge.paths import Folders
-from edge.plan.calibration import Calibration, calibrate
+from edge.plan.calibration import Calibration, calibrate, calibration_key
 from edge.plan.plan import LaunchPlan, Measured
 
-SCHEMA = 1
+SCHEMA = 2  # 1 had one factor for each architecture
 
 
 def calibration_path(folders: Folders) -> Path:
@@ -20,9 +20,8 @@ def calibration_path(folders: Folders) -> Path:
 
 
 def load(path: Path, engine_id: str) -> dict[str, Calibration]:
-    """Return the calibrations of this engine by architecture; none from a missing, damaged or newer file."""
-    engine = _read(path).get(engine_id, {})
-    return {arch: _calibration(row) for arch, row in engine.items() if isinstance(row, dict)}
+    """Return the calibrations of this engine by key; none from a missing or damaged file, or one of another schema."""
+    return {key: _calibration(row) for key, row in _read(path).get(engine_id, {}).items()}
 
 
 def record(path: Path, engine_id: str, arch: str, plan: LaunchPlan, measured: Measured) -> Calibration:
@@ -31,8 +30,9 @@ def record(path: Path, engine_id: str, arch: str, plan: LaunchPlan, measured: Me
 
     engines = _read(path)
     engine = engines.setdefault(engine_id, {})
-    new = calibrate(_calibration(engine.get(arch, {})), plan, measured)
-    engine[arch] = to_builtins(new, enc_hook=str)
+    key = calibration_key(arch, plan.settings)
+    new = calibrate(_calibration(engine.get(key)), plan, measured)
+    engine[key] = to_builtins(new)
     write_shared(path, json.dumps({"schema": SCHEMA, "engines": engines}, indent=1, sort_keys=True) + "\n")
     return new
 
@@ -44,29 +44,13 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
         return {}
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         return {}
-    engines = document.get("engines", {})
-    return (
-        {key: value for key, value in engines.items() if isinstance(value, dict)} if isinstance(engines, dict) else {}
-    )
+    engines = document.get("engines")
+    found = engines.items() if isinstance(engines, dict) else ()
+    return {engine: rows for engine, rows in found if isinstance(rows, dict)}
 
 
 def _calibration(row: object) -> Calibration:
-    if not isinstance(row, dict):
+    try:
+        return convert(row, Calibration)
+    except ValidationError:
         return Calibration()
-
-    def number(name: str, default: float) -> float:
-        value = row.get(name)
-        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else default
-
-    context, last = row.get("context_bytes"), row.get("last")
-    known = (
-        {key: value for key, value in last.items() if key in Measured.__struct_fields__}
-        if isinstance(last, dict)
-        else None
-    )
-    return Calibration(
-        compute=min(4.0, max(0.25, number("compute", 1.0))),
-        context_bytes=context if isinstance(context, int) else None,
-        samples=int(number("samples", 0)),
-        last=Measured(**known) if known is not None else None,
-    )

@@ -34,7 +34,7 @@ class PlanInputs(Struct, frozen=True):
     available_bytes: dict[str, int]
     reserve_bytes: dict[str, int]
     gpus: tuple[str, ...]
-    calibrations: Mapping[str, Calibration] = field(default_factory=dict)  # by architecture, of this engine
+    calibrations: Mapping[str, Calibration] = field(default_factory=dict)  # of this engine, by calibration_key
 
     @property
     def host(self) -> str:

@@ -8,7 +8,7 @@ from itertools import takewhile
 from msgspec.structs import replace
 
 from edge.models.meta import ModelMeta
-from edge.plan.calibration import Calibration
+from edge.plan.calibration import Calibration, calibration_key, settled
 from edge.plan.inputs import Candidate, PlanInputs, Weights, repacked_types
 from edge.plan.kv_cache import ENCODERS, KvBytes, cache_by_layer, checkpoint_bytes, integer, slot_context, window_cells
 from edge.plan.plan import MemoryBudget, Settings
@@ -143,7 +143,7 @@ def budget(candidate: Candidate, settings: Settings, inputs: PlanInputs) -> Memo
     if settings.n_gpu_layers > 0 and inputs.gpus:
         _offloaded(domains, candidate, settings, inputs)
     else:
-        meta, calibration = candidate.file.meta, _calibration(candidate, inputs)
+        meta, calibration = candidate.file.meta, _calibration(candidate, settings, inputs)
         compute = compute_bytes(meta, candidate.memory, settings, all_logits=inputs.all_logits)
         _add(
             domains,
@@ -212,7 +212,7 @@ def layer_split(candidate: Candidate, settings: Settings, inputs: PlanInputs) ->
     llama.cpp takes the numbers as proportions, and cuts at whole layers. Where the layers do not fit, by free memory.
     """
     meta, weights = candidate.file.meta, candidate.weights
-    calibration = _calibration(candidate, inputs)
+    calibration = _calibration(candidate, settings, inputs)
     caches = cache_by_layer(candidate.memory, settings)
     first = max(0, meta.n_layer + 1 - settings.n_gpu_layers)
     sizes = [
@@ -220,7 +220,7 @@ def layer_split(candidate: Candidate, settings: Settings, inputs: PlanInputs) ->
         for i in range(first, meta.n_layer + 1)
     ]
     compute = device_compute_bytes(meta, candidate.memory, settings, all_logits=inputs.all_logits)
-    fixed = int(compute * calibration.compute) + _context_bytes(calibration)
+    fixed = int(compute * calibration.compute) + _context_bytes(inputs)
     if first or settings.cpu_expert_layers:
         fixed += weights.largest_bytes
     rooms = [inputs.room_bytes(gpu) - fixed for gpu in inputs.gpus]
@@ -248,15 +248,17 @@ def _packed(sizes: Sequence[int], rooms: Sequence[int], part: float) -> list[int
     return counts
 
 
-def _context_bytes(calibration: Calibration) -> int:
-    return _CUDA_CONTEXT_BYTES if calibration.context_bytes is None else calibration.context_bytes
+def _context_bytes(inputs: PlanInputs) -> int:
+    """Return the bytes of one CUDA context of this engine: as measured with any model."""
+    samples = [size for calibration in inputs.calibrations.values() for size in calibration.context_bytes]
+    return int(settled(samples, _CUDA_CONTEXT_BYTES))
 
 
 def _offloaded(domains: MemoryBudget, candidate: Candidate, settings: Settings, inputs: PlanInputs) -> None:
-    meta, weights, calibration = candidate.file.meta, candidate.weights, _calibration(candidate, inputs)
+    meta, weights, calibration = candidate.file.meta, candidate.weights, _calibration(candidate, settings, inputs)
     caches = cache_by_layer(candidate.memory, settings)
     compute = device_compute_bytes(meta, candidate.memory, settings, all_logits=inputs.all_logits)
-    context = _context_bytes(calibration)
+    context = _context_bytes(inputs)
     first, on_host = max(0, meta.n_layer + 1 - settings.n_gpu_layers), settings.cpu_expert_layers
     # For a large batch the GPU computes host weights too, from a copy in its compute buffer (--op-offload).
     copied = weights.largest_bytes if first or on_host else 0
@@ -289,8 +291,8 @@ def _add(domains: MemoryBudget, inputs: PlanInputs, name: str, **parts: int) -> 
     domains[name] = replace(old, **{part: getattr(old, part) + size for part, size in parts.items()})
 
 
-def _calibration(candidate: Candidate, inputs: PlanInputs) -> Calibration:
-    return inputs.calibrations.get(candidate.file.meta.arch, Calibration())
+def _calibration(candidate: Candidate, settings: Settings, inputs: PlanInputs) -> Calibration:
+    return inputs.calibrations.get(calibration_key(candidate.file.meta.arch, settings), Calibration())
 
 
 def _page_cache(settings: Settings, candidate: Candidate) -> int:

@@ -16,7 +16,7 @@ from edge.engine.engine import Engine, Flag
 from edge.errors import EngineMissingError, ModelMissingError, UnavailableError
 from edge.models.open import ModelFile
 from edge.plan.argv import EnvFacts, environment, render
-from edge.plan.calibration import Calibration
+from edge.plan.calibration import Calibration, last_start
 from edge.plan.engine_options import engine_options
 from edge.plan.inputs import Candidate, PlanInputs, restricted, role_of, situation, usable_gpus
 from edge.plan.ladder import Rung, walk_ladder
@@ -28,7 +28,7 @@ from edge.units import GIB
 class Extras(Struct, frozen=True):
     """Optional inputs. `alternatives`: smaller files in the store, best first, by model id.
 
-    `calibrations`: from past starts of this engine, by architecture.
+    `calibrations`: from past starts of this engine, by calibration_key.
     """
 
     alternatives: Mapping[str, Sequence[Candidate]] = field(default_factory=dict)
@@ -108,14 +108,13 @@ class _Job(Struct, frozen=True):
         launches = tuple(
             self._launch(index, rung, preset, config, file, inputs, origins) for index, rung in enumerate(rungs)
         )
-        known = inputs.calibrations.get(file.meta.arch)
         plan = ModelPlan(
             model_id,
             config.aliases,
             file,
             Ladder(launches, chosen),
             turns + _no_template(file, role) + launches[chosen].warnings,
-            known.last if known else None,
+            last_start(inputs.calibrations, file.meta.arch, rungs[chosen].settings),
             takes_turns=bool(turns),
         )
         return plan, (left if turns else left.less(rungs[chosen].budget))

@@ -54,6 +54,17 @@ int nvmlDeviceGetMigDeviceHandleByIndex(void *h, unsigned i, void **instance) {
   }
   return NOT_FOUND;
 }
+/* FAKE_PROCESSES: "pid,bytes;..." run on the first GPU. */
+typedef struct { unsigned pid; unsigned long long used; unsigned gpu, compute; } process_t;
+int nvmlDeviceGetComputeRunningProcesses_v3(void *h, unsigned *n, process_t *rows) {
+  const char *line = h == (void *)&gpus[0] ? getenv("FAKE_PROCESSES") : NULL;
+  for (*n = 0; line && *line; ++*n) {
+    sscanf(line, "%u,%llu", &rows[*n].pid, &rows[*n].used);
+    line += strcspn(line, ";");
+    if (*line) line++;
+  }
+  return OK;
+}
 int nvmlDeviceGetPersistenceMode(void *h, unsigned *mode) { *mode = GPU->minor == 9; return OK; }
 int nvmlSystemGetDriverVersion(char *out, unsigned n) { snprintf(out, n, "580.95.05"); return OK; }
 int nvmlSystemGetCudaDriverVersion_v2(int *v) { *v = 13000; return OK; }

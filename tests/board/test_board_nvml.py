@@ -64,6 +64,17 @@ def test_instances_of_mig_stand_in_for_their_card(library: str, monkeypatch: pyt
     assert {each.gpu.compute_capability for each in reading.gpus} == {"8.0"}
 
 
+def test_the_memory_of_one_process_over_all_gpus(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By it the bytes of a CUDA context are known: no log names them."""
+    gpu = f"NVIDIA H200,GPU-cc,00000000:01:00.0,{141 * GIB},{140 * GIB},9,0,0"
+    monkeypatch.setenv("FAKE_NVML", f"{gpu};{gpu}")
+    monkeypatch.setenv("FAKE_PROCESSES", f"100,{GIB};200,{3 * GIB};300,{(1 << 64) - 1}")
+    assert nvml.process_bytes(200, (library,)) == 3 * GIB
+    assert nvml.process_bytes(300, (library,)) is None, "a driver that may not look"
+    assert nvml.process_bytes(4, (library,)) is None
+    assert nvml.process_bytes(200, ("libnothing-here.so.1",)) is None
+
+
 def test_integrated_gpu_tells_no_memory(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reading = _read(library, monkeypatch, "NVIDIA GB10,GPU-dd,0000000F:01:00.0,0,0,12,1,9")
     assert reading is not None

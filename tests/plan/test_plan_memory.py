@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from edge.models.header import read_header
 from edge.models.meta import ModelMeta, Tensor
-from edge.plan.calibration import Calibration
+from edge.plan.calibration import Calibration, calibration_key
 from edge.plan.inputs import Candidate, PlanInputs, candidate_of, situation, weights
 from edge.plan.memory import budget, shares
 from edge.plan.plan import DomainBudget, Settings
@@ -141,7 +141,8 @@ def test_several_gpus_hold_the_whole_model_between_them() -> None:
 
 def test_a_correction_scales_compute_and_replaces_the_context() -> None:
     it = of(thirteen_billion())
-    where = replace(inputs(140), calibrations={"llama": Calibration(compute=2.0, context_bytes=500 * MIB, samples=1)})
+    key = calibration_key("llama", settings(41))
+    where = replace(inputs(140), calibrations={key: Calibration((2.0,), (500 * MIB,))})
     plain, corrected = (budget(it, settings(41), p)["GPU-0"] for p in (inputs(140), where))
     assert corrected.compute_bytes == pytest.approx(2 * plain.compute_bytes, abs=1)
     assert corrected.context_bytes == 500 * MIB

@@ -17,7 +17,7 @@ from edge.errors import DoesNotFitError, EngineMissingError, ModelMissingError, 
 from edge.models.open import ModelFile
 from edge.paths import folders
 from edge.plan.argv import EnvFacts
-from edge.plan.calibration import Calibration
+from edge.plan.calibration import Calibration, calibration_key
 from edge.plan.inputs import Candidate, candidate_of
 from edge.plan.plan import DomainBudget, LaunchPlan, Measured, Plan
 from edge.plan.planner import Extras, make_plan
@@ -341,8 +341,9 @@ def test_the_nvmap_regression_is_named_before_it_strikes() -> None:
 
 def test_what_past_starts_taught_is_applied_and_shown() -> None:
     last = Measured("Small Q5_K_M, 8192 tokens", 1, 2, 3)
-    extras = Extras(calibrations={"llama": Calibration(compute=1.5, samples=2, last=last)})
-    plain, taught = plan(shapes.jetson(16)), plan(shapes.jetson(16), extras=extras)
+    plain = plan(shapes.jetson(16))
+    key = calibration_key("llama", chosen(plain).settings)
+    taught = plan(shapes.jetson(16), extras=Extras(calibrations={key: Calibration((1.2, 1.5), last=last)}))
     before, after = (chosen(found).budget["unified"].compute_bytes for found in (plain, taught))
     assert after == pytest.approx(1.5 * before, abs=2)
     assert taught.models["chat"].measured == last
