@@ -6,9 +6,10 @@ import contextlib
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -60,12 +61,16 @@ def prove(
 
 
 def accelerations() -> tuple[Acceleration, ...]:
-    """Read [[accelerations]] of build/llama-server.toml, in the order in which they are tried."""
-    rows = load_toml(data_dir("build") / "llama-server.toml")["accelerations"]
-    return tuple(
-        Acceleration(row["id"], tuple(row.get("args", ())), dict(row.get("environment", {})), row["lost"])
-        for row in rows
-    )
+    """Read what a proof may switch off: the remedies of build/llama-server.toml that [proof] lists, in its order."""
+    table = load_toml(data_dir("build") / "llama-server.toml")
+    rows = {row["id"]: row for row in table["remedies"]}
+    return tuple(_acceleration(rows[name]) for name in table["proof"]["remedies"])
+
+
+def _acceleration(row: Mapping[str, Any]) -> Acceleration:
+    flash = row.get("settings", {}).get("flash_attention")
+    args = ("--flash-attn", flash) if flash else row.get("args", ())
+    return Acceleration(row["subject"].replace("_", " "), tuple(args), dict(row.get("environment", {})), row["lost"])
 
 
 def first_graph(

@@ -29,7 +29,7 @@ class Acceleration(Struct, frozen=True):
     """An optimized code path of llama.cpp that can be switched off at start.
 
     A compiler detects CPU features that the kernel or the hypervisor does not let a process use, so a build can crash
-    in its first graph while the same binary serves without one path. [[accelerations]] of build/llama-server.toml.
+    in its first graph while the same binary serves without one path. [proof] of build/llama-server.toml.
     """
 
     id: str
