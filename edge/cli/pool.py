@@ -46,7 +46,7 @@ def unload(model: ModelId, state_dir: StateDir = None) -> None:
 
 def ps_lines(models: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the table as lines of at most 80 columns for ids of up to 20 characters. Unknown values are shown as -."""
-    width = max((len(name) for name in models), default=5)
+    width = max([5, *map(len, models)])
     lines = [f"{'MODEL':<{width}}  {'STATE':<9}  {'MEMORY':>9}  {'OPEN':>4}  {'IDLE':>9}  {'SLEEPS IN':>9}"]
     for name, model in models.items():
         resident = model["state"] in _RESIDENT
