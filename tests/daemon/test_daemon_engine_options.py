@@ -13,6 +13,7 @@ import pytest
 
 from edge.cli import main
 from tests.fakes.gguf_writer import Gguf
+from tests.plan.test_plan_engine_options import drawn_options
 from tests.serving import Up, edgellm
 
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% if quiet %}<quiet>{% endif %}<bot>"
@@ -76,6 +77,14 @@ speculation = "ngram"
         body: dict[str, Any] = {"messages": [message], "max_tokens": 64, "temperature": 0}
         answer = httpx.post(f"{up.url}/v1/chat/completions", json=body, timeout=120).json()
         assert "draft_n" in answer["timings"] or answer["usage"]["completion_tokens"] < 24, answer
+
+
+@pytest.mark.full
+def test_ten_options_of_the_real_help_pass_through(tmp_path: Path, smollm2: Path, built_server: Path) -> None:
+    """llama-server itself takes them: drawn with a fixed seed from those that need no file, network or device."""
+    place = ("-p", "cpu", "-m", f"chat={smollm2}", "--engine", str(built_server), "--set", "n_ctx=512")
+    with Up(tmp_path, *place, "--", *drawn_options()) as up:
+        up.wait_for("ok")
 
 
 @pytest.mark.e2e

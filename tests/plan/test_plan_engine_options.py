@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -171,3 +173,31 @@ def test_the_projector_is_a_choice(vision: Path, capsys: pytest.CaptureFixture[s
     assert code == 78 and "mmproj: /none.gguf" in err
     code, _, err = planned(vision, capsys, f"mmproj={vision}")
     assert code == 65 and "not a projector" in err
+
+
+# Needs a file, the network, a device or a privilege, or reads them by its value.
+_NEEDS = re.compile(
+    "file|path|dir|url|repo|host|port|device|rpc|hf|cache|lookup|mask|range|numa|prio|vector|grammar|schema|mmproj|media"
+    "|model|lora|tensor|draft|spec|mtmd|video|image|sse|timeout|override|tags|reverse|logit|sampler|moe|ffn|poll|strict"
+)
+_DEFAULT = re.compile(r"^(?:-[\w-]+,\s+)*(--[a-z-]+)(?:, --[a-z-]+)* N\b.*?\(default: (-?[0-9.]+[0-9])", re.MULTILINE)
+
+
+def drawn_options(count: int = 10) -> tuple[str, ...]:
+    """Numeric options of llama-server's help with their default, drawn with a fixed seed from those edgellm leaves."""
+    owned = {REAL.flags[name].spelling for name in OWNED if name in REAL.flags}
+    free = [
+        (name, value)
+        for name, value in _DEFAULT.findall(HELP)
+        if name in REAL.flags and REAL.flags[name].spelling not in owned and not _NEEDS.search(name)
+    ]
+    assert len(free) > 2 * count
+    return tuple(word for option in random.Random(4).sample(free, count) for word in option)
+
+
+def test_ten_options_that_edgellm_does_not_own_pass_through_unharmed() -> None:
+    words = drawn_options()
+    assert len(words) == 20
+    found = options(REAL, args=words)
+    assert found.args == words and found.unknown == ()
+    assert render(FULL, REAL, MODEL, "chat", found).args[-20:] == words
