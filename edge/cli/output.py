@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import TransferSpeedColumn as SpeedColumn
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -21,14 +22,23 @@ from edge.units import format_bytes, printable
 _PIPE_COLUMNS = 200
 
 
+class SafeConsole(Console):
+    """A console that shows control characters of names and messages, and does not send them to the terminal."""
+
+    def _render_buffer(self, buffer: Iterable[Segment]) -> str:
+        # rich's last step before the file: what is no control code of rich's own came in as text.
+        safe = (each if each.control else Segment(printable(each.text, newlines=True), each.style) for each in buffer)
+        return super()._render_buffer(safe)
+
+
 def console() -> Console:
     """Return the console of stdout: colours and the width of a terminal; plain and wide in a pipe."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
+    return SafeConsole(highlight=False, width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
 
 
 def error_console() -> Console:
     """Return the console of stderr."""
-    return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else _PIPE_COLUMNS)
+    return SafeConsole(stderr=True, highlight=False, width=None if sys.stderr.isatty() else _PIPE_COLUMNS)
 
 
 def draw(

@@ -50,10 +50,11 @@ def _watch(client: Any) -> None:
     """Draw each frame over the last one in the alternate screen: nothing is cleared, so nothing flickers."""
     from rich.live import Live
 
+    from edge.cli.output import console
     from edge.cli.top_screen import Past, screen
 
     past = Past()
-    with _keys() as pressed, Live(screen=True, auto_refresh=False, transient=True) as live:
+    with _keys() as pressed, Live(console=console(), screen=True, auto_refresh=False, transient=True) as live:
         while True:
             telemetry = client.telemetry()
             past.add(telemetry)

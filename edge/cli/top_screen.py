@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from edge.cli.output import SafeConsole
 from edge.units import format_bytes, format_seconds
 
 HISTORY = 240
@@ -222,9 +223,7 @@ def _joules(value: float | None) -> str:
 
 def plain(renderable: RenderableType, width: int) -> Iterable[str]:
     """Render without colours, for a pipe."""
-    from rich.console import Console
-
-    console = Console(width=width, no_color=True, force_terminal=False)
+    console = SafeConsole(width=width, no_color=True, force_terminal=False)
     with console.capture() as capture:
         console.print(renderable)
     return capture.get().splitlines()

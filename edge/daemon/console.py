@@ -18,7 +18,7 @@ from edge.linux.procfs import Ring
 from edge.linux.sockets import network_addresses
 from edge.plan.plan import ModelPlan, Plan
 from edge.supervisor.status import Failure, Gate, ModelStatus
-from edge.units import format_bytes, format_seconds
+from edge.units import format_bytes, format_seconds, printable
 
 # POSIX: a pipe that poll() reports as writable takes PIPE_BUF bytes (4096 on Linux) without blocking.
 PIPE_BUF_BYTES = select.PIPE_BUF
@@ -128,7 +128,7 @@ class Console:
         if self._open_line:
             self._out.write("\r\x1b[2K")
             self._open_line = False
-        self._write(text)
+        self._write(printable(text, newlines=True))
 
     def _event(self, event: str, **values: Any) -> None:
         self._write(json.dumps({"schema": 1, "event": event, **values}))
