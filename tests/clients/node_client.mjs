@@ -1,4 +1,5 @@
 import Anthropic from "@anthropic-ai/sdk";
+import { Ollama } from "ollama";
 import OpenAI from "openai";
 
 const { BASE, KEY } = process.env;
@@ -91,6 +92,34 @@ await check("error: an unknown model is a 404", async () => {
     await ask({ model: "nope" });
   } catch (error) {
     if (error instanceof OpenAI.NotFoundError) return error.message;
+    throw error;
+  }
+  throw new Error("no error");
+});
+const ollama = new Ollama({ host: BASE, headers: { Authorization: "Bearer " + KEY } });
+const few = { num_predict: 8, temperature: 0 };
+await check("ollama: list and show", async () => {
+  const names = (await ollama.list()).models.map((each) => each.model);
+  if (!names.includes(model)) throw new Error(names);
+  return (await ollama.show({ model })).capabilities;
+});
+await check("ollama: chat", async () => {
+  const answer = await ollama.chat({ model, messages, options: few });
+  if (!answer.done || !answer.eval_count) throw new Error(JSON.stringify(answer));
+  return answer.message.content;
+});
+await check("ollama: stream", async () => {
+  const parts = [];
+  for await (const part of await ollama.chat({ model, messages, options: few, stream: true })) parts.push(part);
+  if (parts.length < 3 || !parts.at(-1).done) throw new Error(parts.length);
+  return parts.map((part) => part.message.content).join("");
+});
+await check("ollama: embed", async () => (await ollama.embed({ model: "emb", input: ["a", "b"] })).embeddings.length);
+await check("ollama: an unknown model is an error with a text", async () => {
+  try {
+    await ollama.chat({ model: "nope", messages });
+  } catch (error) {
+    if (error.status_code === 404 && String(error.message).includes("nope")) return error.message;
     throw error;
   }
   throw new Error("no error");

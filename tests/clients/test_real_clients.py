@@ -32,7 +32,7 @@ EXPECTED = {
     "ollama": 13,
     "langchain_ollama": 4,
     "litellm": 9,
-    "node": 11,
+    "node": 16,
 }
 MEAN_POOLING = 1
 

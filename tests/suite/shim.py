@@ -142,8 +142,8 @@ async def main(arguments: list[str], folder: Path) -> int:
     if secret:
         keys.write(file, [keys.Key("suite", keys.digest(secret), admin=True)])
     server = Server(path)
-    server.model_id, *aliases = option(arguments, "--alias", "model").split(",")
-    server.aliases = tuple(aliases)
+    # Its aliases are the engine's business here: the only model answers to every name.
+    server.model_id = option(arguments, "--alias", "model").split(",")[0]
     watching = asyncio.ensure_future(server.watch())
     sockets = listeners(option(arguments, "--host", "127.0.0.1"), int(option(arguments, "--port", "8080")))
     serving = await serve(make_app({server.model_id: server}, GatewayOptions(keys_file=file)), sockets, drain_s=0.1)
