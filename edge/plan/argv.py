@@ -209,6 +209,10 @@ class _Line:
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # CUDA's upper limit. The default is smaller than what one llama.cpp compiles from PTX, which would repeat every start.
 _CUDA_CACHE_MAX_BYTES = 4 * 1024**3
+# How often a thread of an OpenMP build looks before it sleeps at a barrier; libgomp's default is 300000. Two threads on
+# two cores beside one busy process: 64 tokens took 28 s by default and 1.0 s with 1000; alone 0.34 and 0.27 s
+# (docs/numbers.md, tests/bench/cpu_threads.py).
+_OPENMP_SPINS = "1000"
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 
@@ -230,6 +234,7 @@ def environment(
         "LC_ALL": "C",
         "XDG_CACHE_HOME": facts.cache,
         "LLAMA_CACHE": f"{facts.cache}/llama.cpp",
+        "GOMP_SPINCOUNT": _OPENMP_SPINS,
     }
     if engine.progress_protocol:
         env["LLAMA_SERVER_ROUTER_PORT"] = "1"  # any value: progress lines on stdout

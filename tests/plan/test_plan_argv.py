@@ -168,6 +168,7 @@ def test_the_environment_is_built_never_inherited(monkeypatch: pytest.MonkeyPatc
         "LC_ALL": "C",
         "XDG_CACHE_HOME": "/cache",
         "LLAMA_CACHE": "/cache/llama.cpp",
+        "GOMP_SPINCOUNT": "1000",
         "LLAMA_SERVER_ROUTER_PORT": "1",
     }
 
