@@ -306,7 +306,7 @@ class Supervisor:
     def _become(self, machine: SupervisorState) -> None:
         before, self.machine = self.machine, machine
         if machine != before:
-            if before.ready_since is not None and died(before, machine):
+            if before.ready_since is not None and died(before, machine) and not _shot(machine.failure):
                 self._traffic.engine_died()
             if machine.short_of_memory is not before.short_of_memory:
                 (self._memory.begin if machine.short_of_memory else self._memory.end)()
@@ -386,6 +386,11 @@ class Supervisor:
             await self.watch.close()
         await asyncio.gather(*self._closing, return_exceptions=True)
         self._socket_path.unlink(missing_ok=True)
+
+
+def _shot(failure: Failure | None) -> bool:
+    """Return whether another process sent SIGKILL: no request is to blame."""
+    return failure is not None and failure.kind == "killed"
 
 
 def _kind(error: EdgeError) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import aiohttp
@@ -94,3 +96,14 @@ async def test_a_request_that_kills_engines_costs_no_rung_and_is_refused(short_d
         assert rig.supervisor.kills(same)
         assert rig.supervisor.machine.rung == 0 and rig.supervisor.status().state is State.READY
         assert set(rig.kinds) == {"signal_segv"}
+
+
+async def test_an_engine_that_another_process_kills_blames_no_request(short_dir: Path) -> None:
+    async with rigged(short_dir) as rig:
+        await rig.ready()
+        for number in (2, 3, 4):
+            with rig.supervisor.request(same):
+                os.kill(rig.pids[-1], signal.SIGKILL)
+                await rig.until(lambda number=number: len(rig.pids) == number)  # type: ignore[misc]
+            await rig.ready()
+        assert rig.kinds == ["killed"] and not rig.supervisor.kills(same)
