@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 
 from edge.errors import ConfigError, UsageError
 from edge.linux.files import write_atomic
@@ -101,15 +101,11 @@ def _is_digest(value: object) -> bool:
 
 
 def render(keys: Iterable[Key]) -> str:
-    """Return the text of `keys.toml`. make() allows no quote and no backslash in names, so they need no escaping."""
-    lines = [
-        "# Written by `edgellm key`. Holds hashes only: a lost key cannot be read back, make a new one.",
-        "schema = 1",
-    ]
-    for key in keys:
-        lines += ["", "[[key]]", f'name = "{key.name}"', f'sha256 = "{key.sha256}"']
-        lines += [f"admin = {str(key.admin).lower()}", f'created = "{key.created}"']
-    return "\n".join(lines) + "\n"
+    """Return the text of `keys.toml`."""
+    import tomli_w  # late: only commands write keys
+
+    head = "# Written by `edgellm key`. Holds hashes only: a lost key cannot be read back, make a new one.\n"
+    return head + tomli_w.dumps({"schema": 1, "key": [to_builtins(key) for key in keys]})
 
 
 log = logging.getLogger("edge.gateway")
