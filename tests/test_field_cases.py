@@ -50,3 +50,8 @@ def test_references_are_recognized() -> None:
         "FC-34",
         "D-11",
     }
+
+
+def test_nothing_refers_to_a_document_that_is_not_here() -> None:
+    private = "DESIGN" + ":"
+    assert [str(path.relative_to(HERE)) for path in _files() if private in path.read_text(errors="replace")] == []

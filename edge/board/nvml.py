@@ -17,7 +17,7 @@ from edge.board.board import Gpu, GpuReading, Reading, mig_notes
 _LIBRARIES = ("libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1")
 _TEXT_BYTES = 96
 # nvmlInit of a driver without persistence mode loads firmware to each GPU: 1 to 3 s on data-centre GPUs.
-LIMIT_S = 8.0
+LIMIT_S = 5.0
 HANGS = "the NVIDIA driver does not answer (a call into libnvidia-ml.so.1 hangs)"
 
 

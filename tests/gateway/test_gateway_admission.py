@@ -99,6 +99,16 @@ async def test_a_hot_board_lets_new_requests_wait_and_then_tells_them_why(rig: R
     assert (await client.answer()).status == 200
 
 
+async def test_a_pause_for_the_power_limit_is_not_reported_as_heat(rig: Rigs) -> None:
+    here = await rig()
+    here.context.admission.govern(1.0, hold_new=True, cause="power")
+    paused = await here.once(
+        b"POST /completion HTTP/1.1\r\nHost: localhost\r\nEdgellm-Max-Wait: 0\r\nContent-Length: 2\r\n\r\n{}"
+    )
+    assert (paused.status, json.loads(paused.body)["error"]["kind"]) == (503, "power_limit")
+    assert paused.header("retry-after")
+
+
 async def test_a_restarted_engine_with_fewer_slots_lets_fewer_in_from_the_line() -> None:
     admission, model = Admission(8), FakeModel()
     model.slots = 5
