@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -28,6 +29,7 @@ def make_plan(request: BuildRequest) -> BuildPlan:
     """Plan a build. Raises UsageError or UnavailableError if none can be planned."""
     table = build_table()
     recipe = find_recipe(request, table)
+    refuse_foreign(request.build_root.parent)
     _refuse(request, recipe, table)
     arch = find_arch(request, recipe)
     tools = assumed_toolchain(request, recipe, table) if request.stand_in else _survey(request, recipe)
@@ -57,6 +59,19 @@ def make_plan(request: BuildRequest) -> BuildPlan:
         table=table,
         built=find_built(request.folders.engines, made.fingerprint) if source.pinned and not request.force else None,
     )
+
+
+def refuse_foreign(cache: Path) -> None:
+    """Refuse to run, as root, the tools or the cmake files of a folder that another user may write to.
+
+    Raises UnavailableError.
+    """
+    if os.geteuid() != 0 or not cache.exists():
+        return
+    state = cache.stat()
+    if state.st_uid != 0 or state.st_mode & 0o022:
+        hint = "build as the owner of that folder, or as root without --state-dir"
+        raise UnavailableError(f"another user may write to {cache}, and root would build what lies there", hint)
 
 
 def _refuse(request: BuildRequest, recipe: Recipe, table: Mapping[str, Any]) -> None:

@@ -95,10 +95,11 @@ def _build(request: BuildRequest, bindings: bool, as_json: bool) -> None:
     from edge.builder.bindings import build_bindings
     from edge.builder.build import build as build_engine
     from edge.builder.download import fetch_tools
-    from edge.builder.plan import build_table, make_plan
+    from edge.builder.plan import build_table, make_plan, refuse_foreign
 
     with _ended_by_sigterm(), Screen() as screen:
         if request.fetch_tools:
+            refuse_foreign(request.build_root.parent)
             fetch_tools(request.tools_dir, build_table()["tools"]["wheels"], screen.report.say)
         plan = make_plan(request)
         show_intent(plan, screen.report.say)

@@ -282,9 +282,13 @@ def test_fc14_a_disk_that_fills_up_while_it_compiles(bench: Bench, places: Folde
 def test_root_builds_nothing_that_another_user_could_have_planted(bench: Bench, places: Folders) -> None:
     places.cache.mkdir(parents=True, exist_ok=True)
     os.chown(places.cache, 65534, 65534)
+    tool = places.cache / "tools/bin/cmake"
+    tool.parent.mkdir(parents=True)
+    tool.write_text(f"#!/bin/sh\ntouch {bench.bin}/planted\necho 3.31\n")
+    tool.chmod(0o755)
     with pytest.raises(UnavailableError, match="another user may write"):
         bench.build()
-    assert not (bench.bin / "configured").exists()
+    assert not (bench.bin / "configured").exists() and not (bench.bin / "planted").exists()
 
 
 def test_only_one_build_at_a_time(bench: Bench, places: Folders) -> None:
