@@ -29,10 +29,21 @@ An error of a command ends it with the exit code of its kind (sysexits.h).
 ENGINE = """## Engines
 
 The kinds of a model that does not serve. "Again": whether edgellm starts the engine again by itself, with growing
-pauses; "smaller" means with the next smaller plan. No: the same start would fail the same way.
+pauses; "smaller" means with the next smaller plan. No: the same start would fail the same way. Starts that fail in one
+way end after eight tries (three for a load that hangs), once the remedies below are spent. A model that failed for want
+of memory starts again when a process that holds memory ends, or another model stops or sleeps; `edgellm status` names
+the holders.
 
 | kind | again | next step |
 |---|---|---|
+"""
+REMEDIES = """## Remedies
+
+What edgellm changes when a start fails, by kind: each alone, in this order, then all of them. What helps is kept for
+the next start and shown in `degraded`; `edgellm restart` tries without. The list is data, build/llama-server.toml.
+
+| kind | tried |
+|---|---|
 """
 BUILDS = """## Builds
 
@@ -50,7 +61,17 @@ def page() -> str:
     engine = "".join(f"| `{kind}` | {again} | {_cell(hint)} |\n" for kind, again, hint in _engines())
     table = load_toml(data_dir("build") / "llama.cpp.toml")
     builds = "".join(f"| {_cell(row['sentence'])} | {_cell(row.get('hint', ''))} |\n" for row in table["failures"])
-    return HEAD + COMMANDS + commands + "\n" + ENGINE + engine + "\n" + BUILDS + builds
+    remedies = "".join(f"| {kind} | {_cell(tried)} |\n" for kind, tried in _remedies())
+    return HEAD + COMMANDS + commands + "\n" + ENGINE + engine + "\n" + REMEDIES + remedies + "\n" + BUILDS + builds
+
+
+def _remedies() -> Iterator[tuple[str, str]]:
+    """Yield a kind and what is tried, from the table of causes."""
+    table = load_toml(data_dir("build") / "llama-server.toml")
+    changes = {row["id"]: f"{row['subject']} {row['got']}" for row in table["remedies"]}
+    for kind, listed in table["causes"].items():
+        if listed:
+            yield "any other crash" if kind == "other" else f"`{kind}`", ", ".join(changes[id] for id in listed)
 
 
 def _cell(text: str) -> str:
