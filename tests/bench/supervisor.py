@@ -26,8 +26,10 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,7 @@ class Load:
     seen: Counter[str] = field(default_factory=Counter)
     unclear: list[str] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
+    numbers: Iterator[int] = field(default_factory=count)
 
     def __enter__(self) -> Load:
         self.threads = [threading.Thread(target=self.ask, args=(n == 0,)) for n in range(self.clients)]
@@ -71,9 +74,11 @@ class Load:
             thread.join()
 
     def ask(self, streams: bool) -> None:
-        body = {"messages": [{"role": "user", "content": "Count."}], "max_tokens": 8, "stream": streams}
         with httpx.Client(timeout=120) as client:
             while not self.over.is_set():
+                # No two are alike: one that is in flight at two deaths of its engine is refused afterwards.
+                text = f"Count to {next(self.numbers)}."
+                body = {"messages": [{"role": "user", "content": text}], "max_tokens": 8, "stream": streams}
                 outcome = self.stream(client, body) if streams else self.whole(client, body)
                 self.seen[outcome] += 1
 
@@ -91,6 +96,8 @@ class Load:
         fault = error_of(answer)
         if answer.status_code in (502, 503) and answer.headers.get("Retry-After") and fault.get("kind"):
             return f"{answer.status_code} {fault['kind']}"
+        if answer.status_code == 422 and fault.get("kind") == "kills_engine":
+            return "422 kills_engine"  # it was in flight at two kills in a row
         self.unclear.append(f"{answer.status_code} {answer.headers} {answer.text[:300]}")
         return "unclear"
 

@@ -75,7 +75,8 @@ def test_the_commands_know_that_it_is_https(
         asked = ("chat", "Say hello.", "--max-tokens", "4", *ours)
         assert "certificate" in edgellm(*asked).stderr
         done = edgellm(*asked, env={"SSL_CERT_FILE": str(short_dir / "ca.pem")})
-        assert done.returncode == 0 and done.stdout.strip(), done.stderr
+        assert done.stdout.strip(), done.stderr
+        assert done.returncode == 0 or "was cut after 4 tokens" in done.stderr
 
 
 def test_files_that_cannot_be_used_are_a_configuration_error(
