@@ -59,15 +59,22 @@ def governor_document(decision: Decision, act: bool, max_watts: float | None) ->
 
 
 def energy_document(meter: EnergyMeter) -> dict[str, Any]:
-    """Build the document of joules since telemetry started; those of a model are its estimated share."""
+    """Build the document of joules since telemetry started; those of a model are its estimated share.
+
+    Without any measured time they are unknown, not zero.
+    """
+
+    def joules(value: float) -> float | None:
+        return round(value, 3) if meter.measured_s else None
+
     return {
-        "joules": round(meter.total_joules, 3),
-        "idle_joules": round(meter.idle_joules, 3),
+        "joules": joules(meter.total_joules),
+        "idle_joules": joules(meter.idle_joules),
         "idle_w": meter.idle_w,
         "gap_s": round(meter.gap_s, 1),
         "models": {
             model: {
-                "joules": round(use.joules, 3),
+                "joules": joules(use.joules),
                 "tokens": meter.tokens(model),
                 "requests": use.requests,
                 "open": meter.open(model),

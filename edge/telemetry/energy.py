@@ -117,6 +117,7 @@ class EnergyMeter(Struct):
     total_joules: float = 0.0
     idle_joules: float = 0.0
     idle_s: float = 0.0
+    measured_s: float = 0.0
     gap_s: float = 0.0
     by_model: dict[str, ModelEnergy] = field(default_factory=dict)
     by_hour: dict[int, float] = field(default_factory=dict)  # hours since 1970 → joules
@@ -226,6 +227,7 @@ class EnergyMeter(Struct):
         for left, right in self._intervals(start_s, end_s):
             drawn = curve.joules(left, right) or 0.0
             self.total_joules += drawn
+            self.measured_s += right - left
             if unix_s is not None:
                 hour = int(unix_s // 3600)
                 self.by_hour[hour] = self.by_hour.get(hour, 0.0) + drawn

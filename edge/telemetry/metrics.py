@@ -44,13 +44,17 @@ class TelemetryCollector:
 
     def _energy(self) -> Iterator[Any]:
         meter = self._telemetry.energy
-        yield _counter("energy_joules", "Joules of the total, since start.", [((), meter.total_joules)])
-        yield _counter("energy_idle_joules", "Joules while no request was open.", [((), meter.idle_joules)])
+        # Without any measured time joules are unknown: a family without a sample, not one of 0.
+        measured = bool(meter.measured_s)
+        total, idle = ([((), value)] if measured else [] for value in (meter.total_joules, meter.idle_joules))
+        yield _counter("energy_joules", "Joules of the total, since start.", total)
+        yield _counter("energy_idle_joules", "Joules while no request was open.", idle)
         if meter.idle_w is not None:
             yield _gauge("power_idle_watts", "Mean power while no request was open.", [((), meter.idle_w)])
         models = list(meter.by_model.items())
         text = "Estimated joules of a model, while it had requests."
-        yield _counter("model_energy_joules", text, [((name,), use.joules) for name, use in models], "model")
+        joules = [((name,), use.joules) for name, use in models] if measured else []
+        yield _counter("model_energy_joules", text, joules, "model")
         rates = [((name,), meter.tokens_per_joule(name)) for name, _ in models]
         yield _gauge("tokens_per_joule", "Generated tokens per joule, by model.", rates, "model")
 

@@ -306,3 +306,33 @@ def test_energy_meter_and_power_are_what_a_request_needs() -> None:
         meter.add(float(at), PowerState(8.0, "VDD_IN").power_w)
     assert meter.request(10.0, 15.0, 100, work) == pytest.approx(40.0)
     assert meter.tokens_per_joule("chat") == pytest.approx(2.5)
+
+
+COUNTED = {"tokens", "requests", "open", "swap_used_bytes", "swap_total_bytes", "gap_s"}  # really zero, not unknown
+
+
+def zeros(value: object, path: str = "") -> list[str]:
+    """Return the paths of numbers that are zero."""
+    if isinstance(value, dict):
+        return [found for key, each in value.items() for found in zeros(each, f"{path}.{key}")]
+    if isinstance(value, list):
+        return [found for number, each in enumerate(value) for found in zeros(each, f"{path}[{number}]")]
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return [path] if number and value == 0 and path.rpartition(".")[2] not in COUNTED else []
+
+
+async def test_what_is_not_measured_is_nowhere_zero() -> None:
+    """A machine without any sensor: /telemetry has null or nothing where nothing is measured."""
+    root = tree("x86-vm")
+    telemetry = Telemetry.of(probe(root), TelemetryConfig(jtop="off", interval_s=0.02), root=root)
+    async with running(telemetry.run()):
+        await until(lambda: telemetry.latest and telemetry.latest.cpu_load_ratio is not None)
+        work = telemetry.energy.begin(telemetry.sampler.clock(), "chat")
+        telemetry.energy.request(work.start_s, telemetry.sampler.clock(), 7, work)
+        document = telemetry.document(history=False)
+    document.pop("cpu_load_ratio")  # an idle machine's is zero
+    ages = {path for path in zeros(document) if path.endswith("age_s")}
+    limits = {path for path in zeros(document) if path.startswith(".governor")}
+    assert set(zeros(document)) - ages - limits - {".tokens_per_s"} == set()
+    assert document["energy"]["joules"] is None and document["energy"]["models"]["chat"]["joules"] is None
+    assert document["thermal"] == "UNKNOWN" and document["temp_c"] is None and document["power"] is None
