@@ -7,15 +7,14 @@ engine. `args` are checked against the same --help; options that the plan owns a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
 
-from edge.config.fields import did_you_mean
 from edge.config.values import Preset
-from edge.engine.engine import Engine, Flag
-from edge.errors import ConfigError
+from edge.engine.engine import Engine
+from edge.plan.engine_args import EMBEDDED, check_args, numbers
 from edge.plan.plan import Reason
 
 # Sampling keys: option of llama-server, field of CommonParamsSampling, bit of its user_sampling_config (which keeps the
@@ -31,137 +30,6 @@ _SAMPLING = {
 }
 _REASONING = {"off": 0, "on": 1}  # common_params::enable_reasoning
 _SPECULATION = {"ngram": "ngram-mod", "mtp": "draft-mtp"}
-_GATEWAY = "nothing: the gateway depends on it"
-# Options that the plan or the gateway decides, by any of their names, and what sets them instead.
-OWNED = {
-    "--model": "ref in [[model]], or -m",
-    "--alias": "id and aliases in [[model]]",
-    "--host": "listen",
-    "--port": "listen",
-    "--path": _GATEWAY,
-    "--api-prefix": _GATEWAY,
-    "--reuse-port": "listen",
-    "--ctx-size": "n_ctx",
-    "--parallel": "n_parallel",
-    "--batch-size": "n_batch",
-    "--ubatch-size": "n_ubatch",
-    "--n-gpu-layers": "offload",
-    "--cache-type-k": "kv_type_k",
-    "--cache-type-v": "kv_type_v",
-    "--flash-attn": "flash_attention",
-    "--load-mode": "load_mode",
-    "--mmap": "load_mode",
-    "--no-mmap": "load_mode",
-    "--mlock": "load_mode",
-    "--direct-io": "load_mode",
-    "--threads": "n_threads",
-    "--threads-batch": "n_threads",
-    "--cache-ram": "cache_ram",
-    "--ctx-checkpoints": "cache_ram",
-    "--split-mode": "split_mode",
-    "--tensor-split": "tensor_split",
-    "--device": "gpus",
-    "--main-gpu": "gpus",
-    "--fit": "n_ctx_min",
-    "--fit-target": "reserve",
-    "--fit-ctx": "n_ctx_min",
-    "--kv-unified": "n_parallel",
-    "--kv-unified-per-slot": "n_ctx",
-    "--context-shift": "n_ctx",
-    "--mmproj": "mmproj",
-    "--mmproj-auto": "mmproj",
-    "--mmproj-url": "edgellm model pull --projector",
-    "--lora": "lora",
-    "--lora-scaled": "lora",
-    "--chat-template": "chat_template_file",
-    "--chat-template-file": "chat_template_file",
-    "--chat-template-kwargs": "chat_template_kwargs",
-    "--jinja": "chat_template_file",
-    "--reasoning": "reasoning",
-    "--reasoning-budget": "reasoning_budget",
-    "--pooling": "pooling",
-    "--embedding": "role in [[model]]",
-    "--rerank": "role in [[model]]",
-    "--rope-scaling": "rope_scaling",
-    "--rope-scale": "rope_scale",
-    "--spec-type": "speculation",
-    "--spec-draft-model": "draft",
-    "--spec-draft-hf": "draft",
-    "--sleep-idle-seconds": "ttl_s in [[model]]",
-    "--models-dir": "[[model]]",
-    "--models-preset": "[[model]]",
-    "--models-max": "[[model]]",
-    "--models-autoload": "preload in [[model]]",
-    "--hf-repo": "edgellm model pull",
-    "--hf-file": "edgellm model pull",
-    "--hf-token": "edgellm model pull",
-    "--model-url": "edgellm model pull",
-    "--docker-repo": "edgellm model pull",
-    "--offline": "edgellm model pull",
-    "--api-key": "edgellm key add",
-    "--api-key-file": "gateway.keys_file",
-    "--ssl-key-file": "gateway.tls_key",
-    "--ssl-cert-file": "gateway.tls_cert",
-    "--cors-origins": "gateway.cors_origins",
-    "--ui": _GATEWAY,
-    "--metrics": _GATEWAY,
-    "--slots": _GATEWAY,
-    "--props": _GATEWAY,
-    "--warmup": "warmup_tokens",
-    "--verbosity": "edgellm logs --engine",
-    "--verbose": "edgellm logs --engine",
-    "--log-disable": "edgellm logs --engine",
-    "--log-file": "edgellm logs --engine",
-    "--log-jsonl": "edgellm logs --engine",
-    "--log-colors": "edgellm logs --engine",
-    "--log-prefix": "edgellm logs --engine",
-    "--log-timestamps": "edgellm logs --engine",
-}
-# Options that end the engine at once, or let a client run programs.
-_REFUSED = {
-    "--help": "it prints and exits",
-    "--version": "it prints and exits",
-    "--cache-list": "it prints and exits",
-    "--list-devices": "it prints and exits",
-    "--completion-bash": "it prints and exits",
-    "--tools": "it lets clients run programs",
-    "--agent": "it lets clients run programs",
-    "--mcp-servers-config": "it lets clients run programs",
-    "--mcp-servers-json": "it lets clients run programs",
-    "--ui-mcp-proxy": "it lets clients reach other machines",
-}
-# `args` that the embedded engine has as fields of CommonParams; a bare option sets a boolean.
-_EMBEDDED: dict[str, tuple[str, type]] = {
-    "--predict": ("n_predict", int),
-    "--keep": ("n_keep", int),
-    "--swa-full": ("swa_full", bool),
-    "--rope-freq-base": ("rope_freq_base", float),
-    "--rope-freq-scale": ("rope_freq_scale", float),
-    "--yarn-orig-ctx": ("yarn_orig_ctx", int),
-    "--yarn-ext-factor": ("yarn_ext_factor", float),
-    "--yarn-attn-factor": ("yarn_attn_factor", float),
-    "--yarn-beta-slow": ("yarn_beta_slow", float),
-    "--yarn-beta-fast": ("yarn_beta_fast", float),
-    "--check-tensors": ("check_tensors", bool),
-    "--cache-reuse": ("n_cache_reuse", int),
-    "--slot-prompt-similarity": ("slot_prompt_similarity", float),
-    "--embd-normalize": ("embd_normalize", int),
-    "--image-min-tokens": ("image_min_tokens", int),
-    "--image-max-tokens": ("image_max_tokens", int),
-    "--special": ("special", bool),
-    "--seed": ("sampling.seed", int),
-    "--repeat-last-n": ("sampling.penalty_last_n", int),
-    "--typical": ("sampling.typ_p", float),
-    "--xtc-probability": ("sampling.xtc_probability", float),
-    "--xtc-threshold": ("sampling.xtc_threshold", float),
-    "--dry-multiplier": ("sampling.dry_multiplier", float),
-    "--dry-base": ("sampling.dry_base", float),
-    "--dry-allowed-length": ("sampling.dry_allowed_length", int),
-    "--dynatemp-range": ("sampling.dynatemp_range", float),
-    "--mirostat": ("sampling.mirostat", int),
-    "--ignore-eos": ("sampling.ignore_eos", bool),
-    "--threads-http": ("n_threads_http", int),
-}
 
 
 class EngineOptions(Struct, frozen=True):
@@ -181,7 +49,8 @@ def engine_options(preset: Preset, engine: Engine, origins: Mapping[str, str]) -
     default = Preset()
     values = {name: getattr(preset, name) for name in _KEYS if getattr(preset, name) != getattr(default, name)}
     reasons = [
-        Reason(name, _shown(value), "as requested", origins.get(name, "default")) for name, value in values.items()
+        Reason(name, _shown(value), _BECAUSE.get(name, "as requested"), origins.get(name, "default"))
+        for name, value in values.items()
     ]
     if engine.kind == "embedded":
         params: dict[str, Any] = {}
@@ -194,33 +63,12 @@ def engine_options(preset: Preset, engine: Engine, origins: Mapping[str, str]) -
     unknown: list[str] = []
     for name, value in values.items():
         for names, words in _options(name, value, preset, engine):
-            found = next((each for each in names if engine.has(each)), None)
+            found = next((each for each in names if engine.has(each) or engine.assumed), None)
             if found is None:
                 unknown.append(f"{name} has no effect: this engine has no {names[0]}")
             else:
                 args += [found, *words]
     return EngineOptions(tuple(args), unknown=tuple(unknown), reasons=tuple(reasons))
-
-
-def check_args(words: Sequence[str], engine: Engine) -> list[tuple[str, tuple[str, ...]]]:
-    """Split `args` into options with their values. Raises ConfigError: unknown, owned, or too few values."""
-    found: list[tuple[str, tuple[str, ...]]] = []
-    owned = {_spelling(name, engine): key for name, key in OWNED.items()}
-    refused = {_spelling(name, engine): why for name, why in _REFUSED.items()}
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        option = _spelling(_positive(word), engine)
-        if option in owned:
-            raise ConfigError(f"args: {word} is decided by edgellm", f"instead: {owned[option]}")
-        if option in refused:
-            raise ConfigError(f"args: {word} is refused: {refused[option]}")
-        flag = _known(word, engine)
-        if len(rest) < flag.arity:
-            raise ConfigError(f"args: {word} wants {flag.arity} value{'s' if flag.arity > 1 else ''}", _HINT)
-        found.append((word, tuple(rest[: flag.arity])))
-        del rest[: flag.arity]
-    return found
 
 
 _KEYS = (
@@ -237,34 +85,17 @@ _KEYS = (
     "speculation",
     "args",
 )
-_HINT = "the options are those of `llama-server --help`"
-
-
-def _known(word: str, engine: Engine) -> Flag:
-    if engine.kind == "embedded":
-        if word in _EMBEDDED:
-            return Flag(word, 0 if _EMBEDDED[word][1] is bool else 1)
-        near = did_you_mean(word, _EMBEDDED)
-        raise ConfigError(
-            f"args: the embedded engine has no {word}{near}",
-            "`edgellm build` makes a llama-server, which has all options",
-        )
-    if word not in engine.flags:
-        if not word.startswith("-"):
-            raise ConfigError(f"args: {word!r} is no option, and the one before it takes no further value", _HINT)
-        raise ConfigError(f"args: this engine has no option {word}{did_you_mean(word, engine.flags)}", _HINT)
-    return engine.flags[word]
-
-
-def _spelling(name: str, engine: Engine) -> str:
-    """Return the longest name of an option, which all its names share."""
-    flag = engine.flags.get(name)
-    return flag.spelling if flag else name
-
-
-def _positive(word: str) -> str:
-    """Return --ui for --no-ui: a switch is owned in both directions."""
-    return f"--{word.removeprefix('--no-')}" if word.startswith("--no-") else word
+# Options of llama-server that the keys are rendered with, in their newest spelling.
+OPTION_NAMES = (
+    *(option for option, _, _ in _SAMPLING.values()),
+    *("--" + key.replace("_", "-") for key in _KEYS if key not in (*_SAMPLING, "args", "draft", "speculation")),
+    *("--lora-scaled", "--spec-type", "--spec-draft-model"),
+)
+_BECAUSE = {
+    "args": "as requested; memory that they take is known after the first start",
+    "draft": "as requested; weights and cache are counted",
+    "lora": "as requested; the files are counted",
+}
 
 
 def _options(name: str, value: Any, preset: Preset, engine: Engine) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
@@ -311,8 +142,8 @@ def _embedded(name: str, value: Any, preset: Preset) -> dict[str, Any]:
     if name == "args":
         engine = Engine("embedded", "embedded", "")
         return {
-            _EMBEDDED[option][0]: _EMBEDDED[option][1](words[0]) if words else True
-            for option, words in _numbers(check_args(value, engine))
+            EMBEDDED[option][0]: EMBEDDED[option][1](words[0]) if words else True
+            for option, words in numbers(check_args(value, engine))
         }
     fields: dict[str, Any] = {
         "chat_template_file": ("chat_template_file", value),  # the engine's process reads it
@@ -337,17 +168,6 @@ def _types(preset: Preset) -> list[str]:
     """Return the names of --spec-type for a drafter and for drafts without one."""
     plain = [_SPECULATION[preset.speculation]] if preset.speculation != "off" else []
     return (["draft-simple"] if preset.draft else []) + plain
-
-
-def _numbers(options: list[tuple[str, tuple[str, ...]]]) -> list[tuple[str, tuple[str, ...]]]:
-    """Raise ConfigError for a value that CommonParams would not take."""
-    for option, words in options:
-        for word in words:
-            try:
-                _EMBEDDED[option][1](word)
-            except ValueError:
-                raise ConfigError(f"args: {option} wants a number, got {word!r}", _HINT) from None
-    return options
 
 
 def _shown(value: Any) -> str:

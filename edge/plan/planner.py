@@ -17,7 +17,7 @@ from edge.errors import EngineMissingError, ModelMissingError, UnavailableError
 from edge.models.open import ModelFile
 from edge.plan.argv import EnvFacts, environment, render
 from edge.plan.calibration import Calibration, last_start
-from edge.plan.engine_options import engine_options
+from edge.plan.engine_options import OPTION_NAMES, engine_options
 from edge.plan.inputs import Candidate, PlanInputs, restricted, role_of, situation, usable_gpus
 from edge.plan.ladder import Rung, walk_ladder
 from edge.plan.plan import Ladder, LaunchPlan, ModelPlan, Plan
@@ -235,7 +235,7 @@ def _board_notes(board: Board, preset: Preset, plans: Mapping[str, ModelPlan]) -
 _VALUES = (
     "--model --alias --host --ctx-size --parallel --batch-size --ubatch-size --cache-type-k --cache-type-v "
     "--flash-attn --cache-ram --ctx-checkpoints --n-gpu-layers --device --split-mode --tensor-split --fit --threads "
-    "--threads-batch --mmproj --load-mode --log-colors --pooling --override-tensor"
+    "--threads-batch --mmproj --load-mode --log-colors --override-tensor"
 )
 _LEAST_ARCH = 50  # no toolkit that llama.cpp still supports compiles for older ones (CUDA 12: 50, CUDA 13: 75)
 _SWITCHES = (
@@ -248,7 +248,9 @@ def assumed_engine(board: Board, recipe: str, path: str) -> Engine:
     """Return a llama-server of the newest spelling, with CUDA where the board has a GPU and the recipe is for one."""
     cuda = recipe != "cpu" and board.compute_capability is not None and board.refused is None
     archs = [gpu_code.architecture(gpu.compute_capability) or 0 for gpu in board.gpus] if cuda else []
-    flags = {name: Flag(name, 1) for name in _VALUES.split()} | {name: Flag(name, 0) for name in _SWITCHES.split()}
+    flags = {name: Flag(name, 1) for name in (*_VALUES.split(), *OPTION_NAMES)} | {
+        name: Flag(name, 0) for name in _SWITCHES.split()
+    }
     flags["--verbosity"] = Flag("--verbosity", 1, ("0", "1", "2", "3", "4", "5"))
     return Engine(
         id=f"{recipe or 'cpu'} (not built yet)",
@@ -256,5 +258,6 @@ def assumed_engine(board: Board, recipe: str, path: str) -> Engine:
         path=path,
         flags=flags,
         cuda=cuda,
+        assumed=True,
         built_for=tuple(sorted({arch for arch in archs if arch >= _LEAST_ARCH})),
     )

@@ -20,8 +20,10 @@ from edge.engine.engine import Engine
 from edge.engine.output import parse_help
 from edge.errors import ConfigError
 from edge.plan.argv import render
-from edge.plan.engine_options import OWNED, EngineOptions, check_args, engine_options
+from edge.plan.engine_args import OWNED, check_args
+from edge.plan.engine_options import EngineOptions, engine_options
 from edge.plan.ladder import requested_slot_context
+from edge.plan.planner import assumed_engine
 from tests.fakes.gguf_writer import Gguf
 from tests.plan import shapes
 from tests.plan.test_plan_argv import FULL, MODEL
@@ -201,3 +203,13 @@ def test_ten_options_that_edgellm_does_not_own_pass_through_unharmed() -> None:
     found = options(REAL, args=words)
     assert found.args == words and found.unknown == ()
     assert render(FULL, REAL, MODEL, "chat", found).args[-20:] == words
+
+
+def test_an_engine_that_is_not_built_yet_takes_the_keys_and_any_option_but_owned_ones() -> None:
+    engine = assumed_engine(shapes.jetson(8), "orin", "/e/llama-server")
+    for key, (value, words) in KEYS.items():
+        found = options(engine, **{key: value})
+        assert (found.args, found.unknown) == (words, ()), key
+    assert options(engine, args=("--new-option", "1", "-2", "--other")).args == ("--new-option", "1", "-2", "--other")
+    with pytest.raises(ConfigError, match="is decided by edgellm"):
+        options(engine, args=("--ctx-size", "1"))

@@ -1,0 +1,216 @@
+"""Options of an engine as an operator writes them, `args` and `edgellm up -- OPTIONS`: split and checked. Pure.
+
+They are checked against the engine's own --help; options that the plan owns are refused with the key that sets them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from edge.config.fields import did_you_mean
+from edge.engine.engine import Engine, Flag
+from edge.errors import ConfigError
+
+_GATEWAY = "nothing: the gateway depends on it"
+# Options that the plan or the gateway decides, by any of their names, and what sets them instead.
+OWNED = {
+    "--model": "ref in [[model]], or -m",
+    "--alias": "id and aliases in [[model]]",
+    "--host": "listen",
+    "--port": "listen",
+    "--path": _GATEWAY,
+    "--api-prefix": _GATEWAY,
+    "--reuse-port": "listen",
+    "--ctx-size": "n_ctx",
+    "--parallel": "n_parallel",
+    "--batch-size": "n_batch",
+    "--ubatch-size": "n_ubatch",
+    "--n-gpu-layers": "offload",
+    "--cache-type-k": "kv_type_k",
+    "--cache-type-v": "kv_type_v",
+    "--flash-attn": "flash_attention",
+    "--load-mode": "load_mode",
+    "--mmap": "load_mode",
+    "--no-mmap": "load_mode",
+    "--mlock": "load_mode",
+    "--direct-io": "load_mode",
+    "--threads": "n_threads",
+    "--threads-batch": "n_threads",
+    "--cache-ram": "cache_ram",
+    "--ctx-checkpoints": "cache_ram",
+    "--split-mode": "split_mode",
+    "--tensor-split": "tensor_split",
+    "--device": "gpus",
+    "--main-gpu": "gpus",
+    "--fit": "n_ctx_min",
+    "--fit-target": "reserve",
+    "--fit-ctx": "n_ctx_min",
+    "--kv-unified": "n_parallel",
+    "--kv-unified-per-slot": "n_ctx",
+    "--context-shift": "n_ctx",
+    "--mmproj": "mmproj",
+    "--mmproj-auto": "mmproj",
+    "--mmproj-url": "edgellm model pull --projector",
+    "--lora": "lora",
+    "--lora-scaled": "lora",
+    "--chat-template": "chat_template_file",
+    "--chat-template-file": "chat_template_file",
+    "--chat-template-kwargs": "chat_template_kwargs",
+    "--jinja": "chat_template_file",
+    "--reasoning": "reasoning",
+    "--reasoning-budget": "reasoning_budget",
+    "--pooling": "pooling",
+    "--embedding": "role in [[model]]",
+    "--rerank": "role in [[model]]",
+    "--rope-scaling": "rope_scaling",
+    "--rope-scale": "rope_scale",
+    "--spec-type": "speculation",
+    "--spec-draft-model": "draft",
+    "--spec-draft-hf": "draft",
+    "--sleep-idle-seconds": "ttl_s in [[model]]",
+    "--models-dir": "[[model]]",
+    "--models-preset": "[[model]]",
+    "--models-max": "[[model]]",
+    "--models-autoload": "preload in [[model]]",
+    "--hf-repo": "edgellm model pull",
+    "--hf-file": "edgellm model pull",
+    "--hf-token": "edgellm model pull",
+    "--model-url": "edgellm model pull",
+    "--docker-repo": "edgellm model pull",
+    "--offline": "edgellm model pull",
+    "--api-key": "edgellm key add",
+    "--api-key-file": "gateway.keys_file",
+    "--ssl-key-file": "gateway.tls_key",
+    "--ssl-cert-file": "gateway.tls_cert",
+    "--cors-origins": "gateway.cors_origins",
+    "--ui": _GATEWAY,
+    "--metrics": _GATEWAY,
+    "--slots": _GATEWAY,
+    "--props": _GATEWAY,
+    "--warmup": "warmup_tokens",
+    "--verbosity": "edgellm logs --engine",
+    "--verbose": "edgellm logs --engine",
+    "--log-disable": "edgellm logs --engine",
+    "--log-file": "edgellm logs --engine",
+    "--log-jsonl": "edgellm logs --engine",
+    "--log-colors": "edgellm logs --engine",
+    "--log-prefix": "edgellm logs --engine",
+    "--log-timestamps": "edgellm logs --engine",
+}
+# Options that end the engine at once, or let a client run programs.
+_REFUSED = {
+    "--help": "it prints and exits",
+    "--version": "it prints and exits",
+    "--cache-list": "it prints and exits",
+    "--list-devices": "it prints and exits",
+    "--completion-bash": "it prints and exits",
+    "--tools": "it lets clients run programs",
+    "--agent": "it lets clients run programs",
+    "--mcp-servers-config": "it lets clients run programs",
+    "--mcp-servers-json": "it lets clients run programs",
+    "--ui-mcp-proxy": "it lets clients reach other machines",
+}
+# `args` that the embedded engine has as fields of CommonParams; a bare option sets a boolean.
+EMBEDDED: dict[str, tuple[str, type]] = {
+    "--predict": ("n_predict", int),
+    "--keep": ("n_keep", int),
+    "--swa-full": ("swa_full", bool),
+    "--rope-freq-base": ("rope_freq_base", float),
+    "--rope-freq-scale": ("rope_freq_scale", float),
+    "--yarn-orig-ctx": ("yarn_orig_ctx", int),
+    "--yarn-ext-factor": ("yarn_ext_factor", float),
+    "--yarn-attn-factor": ("yarn_attn_factor", float),
+    "--yarn-beta-slow": ("yarn_beta_slow", float),
+    "--yarn-beta-fast": ("yarn_beta_fast", float),
+    "--check-tensors": ("check_tensors", bool),
+    "--cache-reuse": ("n_cache_reuse", int),
+    "--slot-prompt-similarity": ("slot_prompt_similarity", float),
+    "--embd-normalize": ("embd_normalize", int),
+    "--image-min-tokens": ("image_min_tokens", int),
+    "--image-max-tokens": ("image_max_tokens", int),
+    "--special": ("special", bool),
+    "--seed": ("sampling.seed", int),
+    "--repeat-last-n": ("sampling.penalty_last_n", int),
+    "--typical": ("sampling.typ_p", float),
+    "--xtc-probability": ("sampling.xtc_probability", float),
+    "--xtc-threshold": ("sampling.xtc_threshold", float),
+    "--dry-multiplier": ("sampling.dry_multiplier", float),
+    "--dry-base": ("sampling.dry_base", float),
+    "--dry-allowed-length": ("sampling.dry_allowed_length", int),
+    "--dynatemp-range": ("sampling.dynatemp_range", float),
+    "--mirostat": ("sampling.mirostat", int),
+    "--ignore-eos": ("sampling.ignore_eos", bool),
+    "--threads-http": ("n_threads_http", int),
+}
+
+
+_HINT = "the options are those of `llama-server --help`"
+_NUMBER = re.compile(r"-[0-9.]+")
+
+
+def check_args(words: Sequence[str], engine: Engine) -> list[tuple[str, tuple[str, ...]]]:
+    """Split `args` into options with their values. Raises ConfigError: unknown, owned, or too few values."""
+    found: list[tuple[str, tuple[str, ...]]] = []
+    owned = {_spelling(name, engine): key for name, key in OWNED.items()}
+    refused = {_spelling(name, engine): why for name, why in _REFUSED.items()}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        option = _spelling(_positive(word), engine)
+        if option in owned:
+            raise ConfigError(f"args: {word} is decided by edgellm", f"instead: {owned[option]}")
+        if option in refused:
+            raise ConfigError(f"args: {word} is refused: {refused[option]}")
+        flag = _assumed(word, rest) if engine.assumed else _known(word, engine)
+        if len(rest) < flag.arity:
+            raise ConfigError(f"args: {word} wants {flag.arity} value{'s' if flag.arity > 1 else ''}", _HINT)
+        found.append((word, tuple(rest[: flag.arity])))
+        del rest[: flag.arity]
+    return found
+
+
+def _known(word: str, engine: Engine) -> Flag:
+    if engine.kind == "embedded":
+        if word in EMBEDDED:
+            return Flag(word, 0 if EMBEDDED[word][1] is bool else 1)
+        near = did_you_mean(word, EMBEDDED)
+        raise ConfigError(
+            f"args: the embedded engine has no {word}{near}",
+            "`edgellm build` makes a llama-server, which has all options",
+        )
+    if word not in engine.flags:
+        if not word.startswith("-"):
+            raise ConfigError(f"args: {word!r} is no option, and the one before it takes no further value", _HINT)
+        raise ConfigError(f"args: this engine has no option {word}{did_you_mean(word, engine.flags)}", _HINT)
+    return engine.flags[word]
+
+
+def _assumed(word: str, rest: Sequence[str]) -> Flag:
+    """Return the flag that a word looks like: the help of an engine that is not built yet is not known."""
+    values = next((n for n, each in enumerate(rest) if each.startswith("-") and not _NUMBER.fullmatch(each)), len(rest))
+    if not word.startswith("-"):
+        raise ConfigError(f"args: {word!r} is no option", _HINT)
+    return Flag(word, values)
+
+
+def _spelling(name: str, engine: Engine) -> str:
+    """Return the longest name of an option, which all its names share."""
+    flag = engine.flags.get(name)
+    return flag.spelling if flag else name
+
+
+def _positive(word: str) -> str:
+    """Return --ui for --no-ui: a switch is owned in both directions."""
+    return f"--{word.removeprefix('--no-')}" if word.startswith("--no-") else word
+
+
+def numbers(options: list[tuple[str, tuple[str, ...]]]) -> list[tuple[str, tuple[str, ...]]]:
+    """Raise ConfigError for a value that CommonParams would not take."""
+    for option, words in options:
+        for word in words:
+            try:
+                EMBEDDED[option][1](word)
+            except ValueError:
+                raise ConfigError(f"args: {option} wants a number, got {word!r}", _HINT) from None
+    return options
