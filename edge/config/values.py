@@ -143,7 +143,9 @@ class ThermalConfig(Struct, frozen=True):
     """`[thermal]`. Margins are below the trip point at which the hardware throttles."""
 
     act: Annotated[bool, key("hold work back near the throttle point; false only observes")] = False
-    max_watts: Annotated[Annotated[float, Meta(ge=1)] | None, key("hold work back above this power")] = None
+    max_watts: Annotated[Annotated[float, Meta(ge=1)] | None, key("hold the mean power at this, whatever act is")] = (
+        None
+    )
     warn_margin_c: Annotated[float, key("warn this far below the throttle point", ge=0, le=60)] = 10.0
     act_margin_c: Annotated[float, key("act this far below the throttle point", ge=0, le=60)] = 4.0
 
