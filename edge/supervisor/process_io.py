@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -51,12 +52,15 @@ def _ended(pid: int) -> bool:
 # Read lines of a pipe into a callback on the event loop. A line without an end is cut.
 
 LINE_BYTES_MAX = 64 * 1024
+# Lines of a start cost up to 0.3 µs a byte (all patterns): 32 KiB are 10 ms, after which other tasks have their turn.
+TURN_BYTES = 32 * 1024
 
 
 class PipeLines(asyncio.Protocol):
     """A protocol that calls `on_line` for each line. `ended` is set when every writer has closed the pipe.
 
-    `partial` counts reads without the end of a line: llama.cpp prints dots while it reads tensors.
+    `partial` counts reads without the end of a line: llama.cpp prints dots while it reads tensors. An engine that
+    floods its log waits for its pipe: the gateway, probes and the watchdog share the loop with its lines.
     """
 
     def __init__(self, on_line: Callable[[str], None]) -> None:
@@ -64,21 +68,60 @@ class PipeLines(asyncio.Protocol):
         self.partial = 0
         self._on_line = on_line
         self._rest = b""
+        self._lines: deque[bytes] = deque()
+        self._transport: asyncio.ReadTransport | None = None
+        self._lost = False
+        self._waiting = False  # the next turn is scheduled
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.ReadTransport)
+        self._transport = transport
 
     def data_received(self, data: bytes) -> None:
         self.partial += b"\n" not in data
         *whole, self._rest = (self._rest + data).split(b"\n")
-        for line in whole:
-            self._on_line(_text(line))
+        self._lines.extend(whole)
         if len(self._rest) > LINE_BYTES_MAX:
-            self._on_line(_text(self._rest))
+            self._lines.append(self._rest)
             self._rest = b""
+        self._turn()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
         if self._rest:
-            self._on_line(_text(self._rest))
+            self._lines.append(self._rest)
             self._rest = b""
-        self.ended.set()
+        self._turn()
+
+    def _turn(self) -> None:
+        if self._waiting:
+            return
+        left = TURN_BYTES
+        while self._lines and left > 0:
+            line = self._lines.popleft()
+            left -= len(line) + 1
+            self._on_line(_text(line))
+        if self._lines:
+            self._pause(True)
+            self._waiting = True
+            asyncio.get_running_loop().call_soon(self._next)
+        elif self._lost:
+            self.ended.set()
+        else:
+            self._pause(False)
+
+    def _next(self) -> None:
+        self._waiting = False
+        self._turn()
+
+    def _pause(self, pause: bool) -> None:
+        transport = self._transport
+        if transport is None or self._lost or transport.is_closing():
+            return
+        if pause and transport.is_reading():
+            transport.pause_reading()
+        elif not pause and not transport.is_reading():
+            transport.resume_reading()
 
 
 def _text(line: bytes) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edge.resources import data_dir, load_toml
+from edge.supervisor.process_io import TURN_BYTES, read_lines
 from edge.supervisor.start import LINE_CHARACTERS, Attempt
 from tests.supervisor.rig import PATTERNS, launch_plan, settings
 
@@ -54,3 +58,27 @@ def test_a_long_line_is_cut_before_it_is_matched_and_kept() -> None:
     attempt.stderr("x" * LENGTH + " llama_context: constructing llama_context", 101.0)
     assert not attempt.gates.openings.get("weights")
     assert [len(line) for line in attempt.tail] == [LINE_CHARACTERS]
+
+
+async def test_a_flood_of_lines_leaves_turns_of_the_loop_to_others() -> None:
+    """The gateway, probes and the watchdog share the event loop with the log of a start."""
+    read_end, write_end = os.pipe()
+    lines: list[str] = []
+    turns: list[int] = []
+    transport, protocol = await read_lines(os.fdopen(read_end, "rb"), lines.append)
+    flood = b"x" * 99 + b"\n"
+    count = 20 * TURN_BYTES // len(flood)
+    writing = asyncio.create_task(asyncio.to_thread(write_all, write_end, flood * count))
+    while not protocol.ended.is_set():
+        turns.append(len(lines))
+        await asyncio.sleep(0)
+    await writing
+    transport.close()
+    assert len(lines) == count, "none is lost"
+    steps = [after - before for before, after in itertools.pairwise([*turns, len(lines)])]
+    assert max(steps) * len(flood) <= 2 * TURN_BYTES
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    with os.fdopen(descriptor, "wb") as pipe:
+        pipe.write(data)
