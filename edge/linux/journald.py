@@ -14,6 +14,7 @@ from typing import TextIO
 SOCKET = Path("/run/systemd/journal/socket")
 # Levels of syslog(3).
 ERROR, WARNING, NOTICE, INFO = 3, 4, 5, 6
+SEND_S = 0.1  # a journald that stands still costs this for each entry and the entry, not the service
 MOST_ENTRY_BYTES = 64 * 1024  # below net.core.wmem_default (208 KiB), the limit of one datagram
 
 
@@ -33,6 +34,7 @@ class Journal:
     def __init__(self, path: Path = SOCKET, out: TextIO | None = None) -> None:
         self._out = out or sys.stdout
         self._socket: socket.socket | None = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.settimeout(SEND_S)
         try:
             self._socket.connect(str(path))
         except OSError:
@@ -42,10 +44,14 @@ class Journal:
     def send(self, message: str, priority: int, **fields: str | None) -> None:
         """Send one entry; errors are ignored. The caller names fields EDGELLM_…."""
         if self._socket is not None:
-            with contextlib.suppress(OSError):
-                self._socket.send(entry(message, priority, fields))
+            try:
+                self._socket.send(entry(message, priority, fields), socket.MSG_NOSIGNAL)
                 return
-        with contextlib.suppress(OSError):
+            except TimeoutError:
+                return  # stdout is journald's as well: writing there would wait without a limit
+            except OSError:
+                pass
+        with contextlib.suppress(OSError, ValueError):  # closed, or an encoding that lacks a character
             self._out.write("".join(f"<{priority}>{line}\n" for line in message.splitlines() or [""]))
             self._out.flush()
 

@@ -54,7 +54,8 @@ class Notifier:
         if self._socket is None:
             return
         with contextlib.suppress(OSError):  # a full or vanished socket costs a message, not the service
-            self._socket.send("\n".join(lines).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            data = "\n".join(lines).encode("utf-8", "replace")  # file names may hold bytes that are no UTF-8
+            self._socket.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
 def _connect(address: str) -> socket.socket | None:

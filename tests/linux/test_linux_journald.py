@@ -74,3 +74,27 @@ def test_a_wait_is_a_warning_and_says_how_long(tmp_path: Path, capsys: pytest.Ca
     failure = Failure("model_missing", "no such file: /mnt/m.gguf\n/mnt is empty: is its disk mounted?", "mount it")
     Reporter(Journal(tmp_path / "none")).waits("chat", failure, 30)
     assert capsys.readouterr().out == "<4>chat waits up to 30 s: /mnt is empty: is its disk mounted?\n"
+
+
+def test_a_journald_that_stands_still_stops_nothing(short_dir: Path) -> None:
+    """Its queue fills up (net.unix.max_dgram_qlen), and then a blocking send would never return."""
+    out = io.StringIO()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox:
+        inbox.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        inbox.bind(str(short_dir / "journal.sock"))
+        journal = Journal(short_dir / "journal.sock", out)
+        journal._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # type: ignore[union-attr]
+        for number in range(20):
+            journal.send(f"entry {number}" + " " * 1000, NOTICE)
+        journal.close()
+    assert out.getvalue() == ""
+
+
+def test_a_name_that_is_no_utf8_is_replaced(short_dir: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox:
+        inbox.bind(str(short_dir / "journal.sock"))
+        journal = Journal(short_dir / "journal.sock")
+        journal.send("model \udcff", NOTICE, EDGELLM_MODEL="\udcff")
+        assert fields(inbox.recv(65536))["MESSAGE"] == "model ?"
+        journal.close()
+    Journal(short_dir / "none", io.TextIOWrapper(io.BytesIO(), encoding="ascii")).send("✓", NOTICE)

@@ -56,3 +56,12 @@ def test_a_status_is_one_line_and_bounded(short_dir: Path) -> None:
         said = inbox.recv(4096).decode()
     assert said.startswith("STATUS=a READY=1 x")
     assert len(said) == len("STATUS=") + MOST_STATUS_CHARACTERS
+
+
+def test_a_name_that_is_no_utf8_is_replaced(short_dir: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox:
+        inbox.bind(str(short_dir / "notify.sock"))
+        notifier = Notifier(str(short_dir / "notify.sock"))
+        notifier.ready("model \udcff")
+        assert inbox.recv(4096) == b"READY=1\nSTATUS=model ?"
+        notifier.close()
