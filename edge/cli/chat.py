@@ -22,6 +22,7 @@ from edge.units import printable
 KEY_VARIABLE = "EDGELLM_API_KEY"
 # The first byte may take as long as a model loads; the server sends heartbeats every few seconds meanwhile.
 SILENCE_S = 120.0
+MOST_TOKENS = 1024
 _DIM, _PLAIN, _CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[K"
 
 
@@ -35,7 +36,9 @@ def chat(
     ] = None,
     model: Annotated[str, typer.Option("--model", "-m", metavar="ID", help="one of several models")] = "",
     system: Annotated[str, typer.Option("--system", metavar="TEXT", help="system prompt")] = "",
-    max_tokens: Annotated[int, typer.Option("--max-tokens", metavar="N", min=1, help="longest answer")] = 1024,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", metavar="N", min=1, help="longest answer; 1024 unless given")
+    ] = None,
     url: Annotated[str, typer.Option("--url", metavar="URL", help="address of another server")] = "",
     state_dir: StateDir = None,
     as_json: Json = False,
@@ -43,23 +46,25 @@ def chat(
     """Ask a running server and stream its answer. EDGELLM_API_KEY holds the key where the server needs one.
 
     Without a question, on a terminal, a conversation: Ctrl-C stops an answer, /exit or Ctrl-D ends it. Exit code 1 when
-    the answer is not complete.
+    the answer is not complete; one of the length that --max-tokens asked for is.
     """
+    most = max_tokens or MOST_TOKENS
     server = ChatServer(url or server_url(os.environ, state_dir), os.environ.get(KEY_VARIABLE))
     messages = [{"role": "system", "content": system}] if system else []
     if not text and not as_json and sys.stdin.isatty():
-        _converse(server, messages, model or server.first_model(), max_tokens)
+        _converse(server, messages, model or server.first_model(), most)
         return
     prompt = (sys.stdin.read() if not text or text == ["-"] else " ".join(text)).strip()
     if not prompt:
         raise UsageError("there is no question", 'edgellm chat "What is a capacitor?"')
     messages.append({"role": "user", "content": prompt})
-    answer = server.ask(messages, model or server.first_model(), max_tokens, ChatScreen(quiet=as_json))
+    answer = server.ask(messages, model or server.first_model(), most, ChatScreen(quiet=as_json))
     if as_json:
         print_json(answer.document(), indent=None)
     if answer.finish_reason == "length":
-        typer.echo(f"the answer was cut after {max_tokens} tokens: --max-tokens sets the limit", err=True)
-        raise typer.Exit(1)
+        typer.echo(f"the answer was cut after {most} tokens: --max-tokens sets the limit", err=True)
+        if max_tokens is None:
+            raise typer.Exit(1)
 
 
 def _converse(server: ChatServer, messages: list[dict[str, Any]], model: str, max_tokens: int) -> None:

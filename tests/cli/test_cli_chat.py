@@ -95,6 +95,13 @@ async def test_an_answer_that_is_not_complete_is_no_success(
     assert "two" in shown.out and said in shown.err
 
 
+async def test_an_answer_of_the_length_that_was_asked_for_is_a_success(
+    rig: Rigs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await chat(await rig(thinking("length")), "Hello", "--max-tokens", "5") == 0
+    assert "cut after 5 tokens" in capsys.readouterr().err
+
+
 async def test_of_several_models_the_first_is_asked(rig: Rigs) -> None:
     """`edgellm chat TEXT` works without -m too, though the gateway wants a name then."""
     one = await rig(story)

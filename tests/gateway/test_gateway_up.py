@@ -56,7 +56,7 @@ def test_metrics_tell_the_state_and_the_gates(up: Up) -> None:
 
 def test_chat_from_the_command_line_finds_the_running_server(up: Up) -> None:
     done = edgellm("chat", "Say hello.", "--max-tokens", "8", "--json", "--state-dir", str(up.state))
-    assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr  # 1: cut after 8 tokens
+    assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["text"] and document["usage"]["completion_tokens"] <= 8
 
@@ -72,12 +72,24 @@ def test_a_key_that_is_made_while_it_runs_is_asked_for_at_once(up: Up) -> None:
         assert httpx.get(f"{up.url}/healthz").status_code == 200
         asked = ["chat", "Hi", "--max-tokens", "2", "--state-dir", str(up.state)]
         assert edgellm(*asked).returncode == 69
-        answered = edgellm(*asked, env={"EDGELLM_API_KEY": key})
-        assert answered.returncode == 0 or "was cut after 2 tokens" in answered.stderr
+        assert edgellm(*asked, env={"EDGELLM_API_KEY": key}).returncode == 0
     finally:
         assert edgellm("key", "revoke", "laptop", "--state-dir", str(up.state)).returncode == 0
     assert up.chat().status_code == 200
     assert key not in up.output
+
+
+def test_ollamas_keep_alive_lets_the_model_sleep_and_the_next_request_wakes_it(up: Up) -> None:
+    shown = httpx.post(f"{up.url}/api/show", json={"model": "demo"}).json()
+    assert shown["capabilities"] == ["completion"] and shown["model_info"]["general.parameter_count"] > 1e8
+    asked = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "stream": False, "keep_alive": 0}
+    answer = httpx.post(f"{up.url}/api/chat", json=asked, timeout=60)
+    assert answer.status_code == 200 and answer.json()["message"]["content"]
+    ready = f"{up.url}/readyz/demo"
+    eventually(lambda: httpx.get(ready).json()["state"] == "SLEEPING", "it does not sleep")
+    assert httpx.get(f"{up.url}/api/ps").json()["models"] == []
+    assert httpx.post(f"{up.url}/api/generate", json={"model": "demo", "keep_alive": -1}, timeout=60).status_code == 200
+    assert httpx.get(ready).json()["state"] == "READY"
 
 
 def test_the_access_log_is_in_the_run_folder(up: Up) -> None:
