@@ -98,11 +98,9 @@ async def main() -> None:
                 for client in EXPECTED:
                     command = command_of(client)
                     ours, theirs = await run(here.port, command), await run(direct, command)
-                    own = "own" if "ollama" in client else "–"
-                    rows += [
-                        f"| {client} | {check} | {mark(ok)} | {mark(theirs.get(check, False))} | {own} |"
-                        for check, ok in ours.items()
-                    ]
+                    for check, ok in ours.items():
+                        bare_ok = theirs.get(check, False)
+                        rows.append(f"| {client} | {check} | {mark(ok)} | {mark(bare_ok)} | {own(client, check)} |")
     DOCS.write_text(HEADER + "\n".join(rows) + "\n")
 
 
@@ -116,6 +114,10 @@ def command_of(client: str) -> list[str | Path]:
         return ["node", node / "node_client.mjs"]
     requirements = "requirements-litellm.txt" if client == "litellm" else "requirements.txt"
     return [environment(CACHE, HERE / requirements), HERE / f"{client}_client.py"]
+
+
+def own(client: str, check: str) -> str:
+    return "own" if "ollama" in client or "ollama" in check else "–"
 
 
 def mark(ok: bool) -> str:
