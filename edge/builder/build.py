@@ -122,6 +122,7 @@ def _compile(request: BuildRequest, plan: BuildPlan, log: Path, report: BuildRep
 def _attempt(
     made: Commands, environment: Mapping[str, str], log: Path, report: BuildReport, table: Mapping[str, Any]
 ) -> BuildFailure | None:
+    # Bounded: a verbose CUDA build prints hundreds of megabytes, and the failed step is near the end.
     lines: deque[str] = deque(maxlen=_KEPT_LINES)
     killed = oom_kills(_MACHINE) or 0
     report.say("configuring")

@@ -53,6 +53,7 @@ class BuildMeter(Struct):
         return NinjaProgress(done, total, _what(match[3]), elapsed_s, self._eta(done, total, elapsed_s))
 
     def _eta(self, done: int, total: int, elapsed_s: float) -> float | None:
+        # The first steps are small C files, which say little about the rest.
         if done < 8 or elapsed_s < 5:
             return None
         cuda_total = min(self.cuda_steps, total)
@@ -78,6 +79,7 @@ OnLine = Callable[[str], None]
 def build_environment(environment: Mapping[str, str], first_on_path: Sequence[str]) -> dict[str, str]:
     """Return the compilers' whole environment, ccache's variables included."""
     path = [*first_on_path, *environment.get("PATH", "/usr/local/bin:/usr/bin:/bin").split(":")]
+    # An allow-list: CFLAGS, CUDAARCHS or LD_PRELOAD of a shell would make another engine under the same fingerprint.
     kept = {name: environment[name] for name in _ALLOWED if name in environment}
     kept.update({name: value for name, value in environment.items() if name.startswith("CCACHE_")})
     return {**kept, "PATH": ":".join(dict.fromkeys(path)), "LC_ALL": "C", "NINJA_STATUS": STATUS}
@@ -89,6 +91,7 @@ def run_logged(command: Sequence[str], environment: Mapping[str, str], log: Path
     A log that cannot be written does not end the command: on a full disk the compiler's message still arrives.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
+    # Unbuffered: what a killed build printed last is in the log.
     with log.open("ab", buffering=0) as file:
 
         def write(text: str) -> None:
@@ -105,6 +108,7 @@ def run_logged(command: Sequence[str], environment: Mapping[str, str], log: Path
                 text=True,
                 errors="replace",
                 env=dict(environment),
+                # A session of its own, so that its compilers can be found and ended by it.
                 start_new_session=True,
             )
         except OSError as error:

@@ -62,6 +62,7 @@ def pip_command() -> list[str]:
 def clone(url: str, ref: str, tree: Path, say: Say) -> None:
     """Clone one commit without history. A full commit id is its own hash."""
     say(f"fetching {ref} from {url}")
+    # Cloned beside and renamed: an interrupted clone must not look like a tree.
     partial = tree.with_name(f".{tree.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -73,6 +74,7 @@ def clone(url: str, ref: str, tree: Path, say: Say) -> None:
         ):
             _git(command, partial)
         got = head(partial)
+        # 40 hex digits are a commit id, which names its content: a mirror cannot answer with another tree.
         if len(ref) == 40 and got != ref:
             raise BadDataError(f"{url} answered {got} for the commit {ref}", "do not use this mirror")
         if not (partial / "tools/server").is_dir():

@@ -133,6 +133,7 @@ def commit(engines: Path, folder: Path, document: Mapping[str, Any]) -> str:
     engine_id = str(document["id"])
     if not is_id(engine_id):
         raise BadDataError(f"{engine_id!r} is no name for an engine")
+    # The manifest last: a folder without one is no engine (see ids), so a power cut leaves nothing half installed.
     write_shared(folder / "engine.json", json.dumps(document, indent=2) + "\n")
     sync_folder(folder / "bin")
     folder.replace(engines / engine_id)
@@ -186,6 +187,7 @@ def remove(engines: Path, engine_id: str, build_root: Path | None = None) -> Non
             shutil.rmtree(build_root / fingerprint, ignore_errors=True)
     if engine_id == selected.previous:
         write_selection(engines, SelectedEngine(selected.current, None))
+    # Out of sight by one rename, then deleted: an interrupted deletion is swept with the next staging folder.
     grave = engines / f".new-removed-{os.getpid()}"
     folder.replace(grave)
     shutil.rmtree(grave)
@@ -205,6 +207,7 @@ def export_engine(engines: Path, engine_id: str, file: Path) -> int:
     """Write one tar (gzip if the name ends in .gz or .tgz), manifest first. Return its size in bytes."""
     load(engines, engine_id)
     document = manifest(engines, engine_id)
+    # Beside the target: a rename between file systems would be a copy that can break off.
     partial = file.with_name(f".{file.name}.partial-{os.getpid()}")
     packed = file.name.endswith((".gz", ".tgz"))
     try:
@@ -313,6 +316,7 @@ def _unpack(file: Path, folder: Path) -> dict[str, Any]:
             document = _manifest(file, tar, first)
             expected = dict(document["files"])
             need_space(folder, sum(int(listed["bytes"]) for listed in expected.values()))
+            # One member at a time: name and size are checked before its first byte is written.
             while (member := tar.next()) is not None:
                 _extract(file, tar, member, expected, folder)
     except OSError as error:

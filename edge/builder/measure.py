@@ -69,6 +69,7 @@ def available_memory_bytes(tree: Tree) -> int:
     """Return MemAvailable, or what the control group leaves: a container's compilers are killed at its limit."""
     values = memory.parse(tree.text("/proc/meminfo") or "")
     available = values.get("MemAvailable", os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    # systemd units and containers are killed at memory.max, however much the machine has left.
     limit = memory_limit(tree, values.get("MemTotal", available))
     return min(available, limit.left_bytes) if limit else available
 

@@ -35,6 +35,7 @@ def make_plan(request: BuildRequest) -> BuildPlan:
     tools = assumed_toolchain(request, recipe, table) if request.stand_in else _survey(request, recipe)
     if not request.arch:  # one card that no toolkit compiles for, beside others, does not stop the build for those
         arch = next((able for kit in tools.toolkits if (able := compilable(kit, arch, table))), arch)
+    # The pin is chosen by the newest toolkit; which of several is used is decided by the board's driver later.
     newest = max((kit.version for kit in tools.toolkits), default=None)
     pin = pin_for(table, newest if recipe.cuda else None)
     source = locate(request.source, pin, request.source_dir)

@@ -169,6 +169,7 @@ def choose_jobs(wanted: BuildNeeds, machine: BuildHost, table: Mapping[str, Any]
     """Return --jobs, else what memory allows, at least one and at most the number of cores."""
     if wanted.jobs is not None:
         return max(1, wanted.jobs)
+    # Memory bounds the jobs before cores do: cicc takes 2 GiB on the largest template files.
     return max(1, min(machine.cores, machine.memory_available_bytes // _per_job(wanted, table)))
 
 
@@ -208,6 +209,7 @@ def _disk(wanted: BuildNeeds, machine: BuildHost, jobs: int, table: Mapping[str,
 
 def _clock(machine: BuildHost) -> BuildFinding:
     """Check the clock: a board without a battery boots in the past, and ninja then rebuilds without end (FC-13)."""
+    # A minute of slack: file systems and NTP round.
     if machine.now_s + 60 < machine.newest_source_s:
         days = (machine.newest_source_s - machine.now_s) / 86400
         return BuildFinding(

@@ -54,6 +54,7 @@ def prove(
     gpu = bool(engine.devices) if cuda else False
     engine, run, crash = first_graph(engine, gpu, accelerations(), report)
     notes += [f"it runs without {off.id}, with which it crashed ({crash}): {off.lost}" for off in engine.without]
+    # A device that was found is no proof: the layers may still have stayed on the CPU.
     if gpu and (run.offloaded is None or run.offloaded[0] < run.offloaded[1]):
         raise BuildError(f"the proof failed: layers on the GPU: {run.offloaded or 'none'}", "see `edgellm doctor`")
     at = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -122,6 +123,7 @@ def _cuda(binary: Path, engine: Engine, found: Traits, arch: tuple[int, ...], ro
     if lacking:
         have = ", ".join(f"sm_{a}" for a in found.built_for) or "none"
         raise BuildError(f"the proof failed: no machine code for sm_{lacking[0]} in the binary, only {have}")
+    # A second reader, where it is installed: our own parser of fat binaries is by observation, not by a specification.
     seen = cuobjdump_archs(binary)
     if seen and not set(arch) <= set(seen):
         raise BuildError(f"the proof failed: cuobjdump finds {', '.join(f'sm_{a}' for a in seen)} in the binary")

@@ -139,4 +139,5 @@ def arm_architecture(isa: Iterable[str]) -> str:
         extras.append("fp16")
     if "i8mm" in have:
         extras.append("i8mm")
+    # dotprod and fp16 are extensions of armv8.2-a: GCC manual, AArch64 options.
     return "+".join(["armv8.2-a", *extras]) if extras else "armv8-a"

@@ -138,6 +138,7 @@ def _server(
         try:
             yield child
         finally:
+            # SIGTERM first, so that the server frees its GPU context in order.
             child.send_signal(signal.SIGTERM)
             with contextlib.suppress(BrokenPipeError):
                 assert child.stdin is not None
@@ -157,6 +158,7 @@ def _wait_ready(socket: Path, child: subprocess.Popen[bytes], log: Path, deadlin
         with contextlib.suppress(OSError, HTTPException):
             if request(socket, "GET", "/health")[0] == 200:
                 return
+        # Generous: JIT compilation of PTX on a first start takes minutes on a slow core.
         if time.monotonic() > deadline_s:
             raise EngineBrokenError(f"the smoke run was not ready within {_DEADLINE_S:.0f} s: {last_line(log)}")
         time.sleep(0.02)
@@ -173,6 +175,7 @@ def _died(code: int, log: Path) -> EngineDiedError:
 
 
 def _complete(socket: Path, child: subprocess.Popen[bytes], log: Path) -> dict[str, Any]:
+    # ignore_eos: random weights may choose the end token at once, and a proof counts 16.
     question = {"prompt": "edgellm", "n_predict": _TOKENS, "ignore_eos": True, "temperature": 0, "cache_prompt": False}
     try:
         status, body = request(socket, "POST", "/completion", json.dumps(question))

@@ -112,6 +112,7 @@ def unpack(archive: Path, pypi: Mapping[str, Any], tree: Path, drop: tuple[str, 
         with tarfile.open(archive) as tar:
             for member in tar:
                 _write(tar, member, str(pypi["inside"]), partial, drop)
+        # The tree appears whole or not at all: a half unpacked one would compile for minutes and then fail.
         partial.replace(tree)
     except OSError as error:
         raise BuildError(f"{archive.name} could not be unpacked: {error}", "is the disk full?") from error
@@ -135,6 +136,7 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, inside: str, to: Path,
     with target.open("wb") as file:
         shutil.copyfileobj(content, file, CHUNK_BYTES)
     target.chmod(0o755 if member.mode & 0o100 else 0o644)
+    # The archive's own times: ninja rebuilds what is newer than its object, so unpacking again rebuilds nothing.
     os.utime(target, (member.mtime, member.mtime))
 
 

@@ -73,6 +73,7 @@ def survey(
     path = _search_path(environment, root, tools_dir)
     run = _runner(environment, path)
     compilers = [environment["CXX"]] if environment.get("CXX") else ["c++", "g++"]
+    # Distributions install other majors beside the default one under these names.
     older = [f"g++-{number}" for number in range(16, 7, -1)]
     return Toolchain(
         machine=machine or os.uname().machine,
@@ -96,6 +97,7 @@ def find_toolkits(environment: Mapping[str, str], root: Path, run: Run) -> tuple
     found: dict[Path, Toolkit] = {}
     for folder in folders:
         nvcc = folder / "nvcc"
+        # /usr/local/cuda is a link to one of the versioned folders: one toolkit, listed once.
         real = nvcc.resolve()
         if real in found or not os.access(nvcc, os.X_OK):
             continue

@@ -115,6 +115,7 @@ def _ask(path: Path, environment: dict[str, str], root: Path) -> dict[str, Any]:
     devices: tuple[Device, ...] = ()
     if "--list-devices" in flags:
         devices = _devices(path, library_path, environment)
+    # A second look only for CUDA engines: each probe of a driver that is missing costs seconds.
     if found.cuda and "--list-devices" in flags and not devices:
         devices, library_path = _with_the_drivers_folder(path, library_path, environment, root)
     return {
@@ -151,6 +152,8 @@ def _with_the_drivers_folder(
 
 def _first_answer(path: Path, environment: dict[str, str]) -> tuple[str | None, str]:
     """Return (library path, text) of --version, with the libraries beside the binary if it needs them (FC-10)."""
+    # llama.cpp's own release archives keep the .so files beside the binary and rely on an RPATH that some packers
+    # strip.
     beside = ":".join(str(folder) for folder in (path.parent, path.parent.parent / "lib"))
     error = ""
     for library_path in (None, beside) if environment else (None,):

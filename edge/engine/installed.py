@@ -91,6 +91,7 @@ def load(engines: Path, engine_id: str) -> Engine:
         actual = binary.stat().st_size
     except (KeyError, TypeError, OSError) as error:
         raise EngineBrokenError(f"engine {engine_id} is incomplete: {error}", "build or import it again") from error
+    # Size alone: hashing 70 MB would delay each start; `engine import` and the service compare hashes.
     if actual != expected:
         raise EngineBrokenError(f"{binary} has {actual} bytes instead of {expected}", "build or import it again")
     try:

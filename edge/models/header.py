@@ -76,6 +76,7 @@ class _BadError(Exception):
 
 def _meta(raw: RawHeader, size: int, complete: bool) -> ModelMeta:
     get = _Keys(raw)
+    # GGUF_DEFAULT_ALIGNMENT; ggml refuses other than powers of two, and a zero would divide by zero below.
     alignment = get.integer("general.alignment", 32)
     if alignment < 1 or alignment & (alignment - 1):
         raise _BadError(damaged(f"alignment {alignment} is no power of two"))
@@ -92,6 +93,7 @@ def _meta(raw: RawHeader, size: int, complete: bool) -> ModelMeta:
         raise _BadError(damaged(f"it claims {n_layer:,} layers"))
     heads = get.per_layer(f"{arch}.attention.head_count", n_layer, 0)
     n_head, n_embd = max(heads, default=0), get.integer(f"{arch}.embedding_length", 0)
+    # llama.cpp's rule where attention.key_length is absent: llama_hparams::n_embd_head_k.
     head_size = n_embd // n_head if n_head else 0
     window = get.integer(f"{arch}.attention.sliding_window", 0)
     file_type = get.integer("general.file_type", -1)
@@ -164,6 +166,7 @@ def _tensors(raw: RawHeader, alignment: int, data_bytes: int) -> Iterator[Tensor
         if tensor.name in seen:
             raise _BadError(damaged(f"tensor {tensor.name!r} occurs twice"))
         seen.add(tensor.name)
+        # gguf_init_from_file refuses such a file too: the data section is read with aligned blocks.
         if tensor.offset % alignment:
             raise _BadError(damaged(f"tensor {tensor.name!r} is not aligned to {alignment} bytes"))
         yield _tensor(tensor, starts, data_bytes)
@@ -183,6 +186,7 @@ def _tensor(tensor: RawTensor, starts: list[int], data_bytes: int) -> Tensor:
     count = 1
     for dim in tensor.dims:
         count *= dim
+    # The product of four 64-bit dimensions overflows llama.cpp's own size_t arithmetic.
     if count > 1 << 62 or (tensor.dims and tensor.dims[0] % known.block):
         raise _BadError(damaged(f"tensor {tensor.name!r} has shape {list(tensor.dims)}, impossible in {known.name}"))
     return Tensor(tensor.name, known.name, tensor.dims, tensor.offset, count // known.block * known.bytes)

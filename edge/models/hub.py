@@ -121,6 +121,7 @@ def list_repo(
     """List a repository. Raises UnavailableError (absent or closed) or ResumableError (network)."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise UnavailableError("HF_HUB_OFFLINE forbids the hub", "unset HF_HUB_OFFLINE")
+    # Two more tries: a 5xx of the hub or of a proxy often passes.
     pauses = list(_PAUSES_S)
     while True:
         try:
@@ -141,6 +142,7 @@ def _json(client: httpx.Client, url: str, headers: Mapping[str, str], wanted: Hu
                 raise _refused(response, wanted)
             for chunk in response.iter_bytes():
                 body += chunk
+                # Counted while it arrives: Content-Length is a claim, and the body may be compressed.
                 if len(body) > _LISTING_MAX_BYTES:
                     raise UnavailableError(f"the list of {wanted.repo} is too long", "name the file: hf://repo/file")
         document = json.loads(body)
@@ -241,6 +243,7 @@ class _Peeker:
             with self._client.stream("GET", remote.url, headers=headers, follow_redirects=True) as response:
                 for chunk in response.iter_raw():
                     head += chunk
+                    # A server that ignores Range sends the whole file: stop after the part that was wanted.
                     if len(head) >= _PEEK_BYTES or response.status_code not in (200, 206):
                         break
             return Peek(*peek_stream(io.BytesIO(head), len(head), file.path))

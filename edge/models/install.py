@@ -75,6 +75,7 @@ def _take(source: Path, target: Path, meter: TransferMeter, link: bool) -> Insta
             return InstalledFile(target.name, target.stat().st_size, sha256_file(target, meter.add))
     with source.open("rb") as reader, target.open("wb") as writer:
         with contextlib.suppress(OSError):
+            # A clone shares the blocks: importing 20 GB takes milliseconds and no space. ext4 and most SD cards cannot.
             fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
             return InstalledFile(target.name, target.stat().st_size, sha256_file(target, meter.add))
         digest = copy(reader, writer, meter)

@@ -41,6 +41,7 @@ def is_store(folder: Path) -> bool:
 def models(folder: Path) -> list[ModelCandidate]:
     """Return the models of a store, by name. What cannot be read or is no model of llama.cpp is left out."""
     found: dict[Path, ModelCandidate] = {}
+    # Four levels: registry, namespace, name, tag.
     for manifest in sorted((folder / "manifests").glob("*/*/*/*")):
         candidate = _candidate(folder, manifest)
         if candidate is not None:

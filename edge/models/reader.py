@@ -100,6 +100,7 @@ class GgufReader:
 
     def _start(self) -> tuple[RawHeader, int, int]:
         self._fill(32)
+        # 512 bytes: enough to tell web pages with a byte order mark or a comment before their first tag.
         wrong = not_gguf(self._buffer[:512], self._size)
         if wrong:
             self._fail(wrong)

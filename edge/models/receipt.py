@@ -70,6 +70,7 @@ def read(folder: Path) -> Receipt | None:
     """Read the receipt of a folder; None when it is missing or unreadable (the files are usable without)."""
     try:
         data = read_json(folder / FILE_NAME)
+        # A newer edgellm wrote it: its files are good, its meaning is unknown here.
         if data["schema"] > SCHEMA:
             return None
         files = tuple(convert(data["files"], list[InstalledFile]))

@@ -56,6 +56,7 @@ def _walk(folder: Path, depth: int, seen: set[tuple[int, int]]) -> Iterator[Path
         entries = list(os.scandir(folder))
     except OSError:
         return
+    # By inode: a link under another name to a folder that was walked would list its files twice, or without end.
     if (stat.st_dev, stat.st_ino) in seen:
         return
     seen.add((stat.st_dev, stat.st_ino))

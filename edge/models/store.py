@@ -91,6 +91,7 @@ class Store:
         seen: set[str] = set()
         for folder in (self.models_dir, *self.extra_dirs):
             for found in ollama.models(folder) if ollama.is_store(folder) else scan(folder):
+                # The hub's cache links one blob from every revision that has the file.
                 real = os.path.realpath(found.path)
                 if real not in seen:
                     seen.add(real)

@@ -135,6 +135,7 @@ class _Cache:
         return summary, verdict
 
     def save(self) -> None:
+        # Written only when the store changed: a list must not wear out an SD card.
         if self._path is None or self._new.keys() == self._old.keys():
             return
         with contextlib.suppress(OSError):

@@ -266,6 +266,7 @@ class _Download:
 
     def _judge(self, response: httpx.Response, have: int) -> int:
         """Return how many bytes of the part may stay, by status and headers, and update its state."""
+        # RFC 9110, 15.3.7: a 206 without the requested range is another file or a proxy's mistake.
         if response.status_code == 206:
             match = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
             total = int(match[3]) if match and match[3] != "*" else self._known.total
@@ -278,6 +279,7 @@ class _Download:
             _refused(response, self._remote.shown)
         if response.headers.get("Content-Type", "").startswith("text/html"):
             self._check_start(b"<html>")
+        # Offsets of a resume count stored bytes; of a compressed body the position is unknown.
         if response.headers.get("Content-Encoding", "identity") != "identity":
             raise UnavailableError(f"{self._remote.shown} comes compressed: it cannot be resumed", "use a mirror")
         promised = self._remote.bytes
@@ -288,6 +290,7 @@ class _Download:
             )
         etag = response.headers.get("ETag")
         self._known = Known(
+            # A weak validator allows other bytes: RFC 9110, 13.1.5 forbids it in If-Range.
             etag=etag if etag and not etag.startswith("W/") else None,
             modified=response.headers.get("Last-Modified"),
             total=promised if total is None else total,
@@ -334,6 +337,7 @@ def _refused(response: httpx.Response, shown: str) -> NoReturn:
     if code == 416:
         raise _Restart
     if code in (408, 425, 429) or code >= 500:
+        # Seconds only: a date needs a right clock, which a board without a battery lacks.
         after = response.headers.get("Retry-After", "")
         raise _Retry(f"the server answers {code}", float(after) if after.isdigit() else None)
     if code in (401, 403):

@@ -67,6 +67,7 @@ def not_gguf(head: bytes, size: int) -> HeaderVerdict | None:
         if head.startswith(magic):
             hint = "git lfs pull, or: edgellm model pull REF" if kind == "lfs_pointer" else _PULL_GGUF
             return HeaderVerdict(kind, f"is {what}, not GGUF", hint)
+    # safetensors: a 64-bit length of the JSON header, then its first brace.
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 32:
         return HeaderVerdict("safetensors", "is a safetensors file, not GGUF", _PULL_GGUF)
     if text.startswith((b"{", b"[")):
