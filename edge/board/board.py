@@ -94,7 +94,7 @@ def mig_notes(gpus: tuple[GpuReading, ...]) -> tuple[str, ...]:
 
 # Restrict a machine to some of its GPUs. Pure.
 
-VARIABLE = "CUDA_VISIBLE_DEVICES"
+VARIABLE = "CUDA_VISIBLE_DEVICES"  # read by the CUDA runtime of the engine, which inherits our environment
 
 
 def visible(board: Board, value: str | None) -> Board:

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from edge.linux.tree import Tree
 
+# The unified hierarchy; beside v1 controllers systemd mounts it one folder deeper.
 _V2 = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 
 

@@ -16,14 +16,14 @@ from edge.linux.tree import Tree
 TEGRA_GPU = ("/dev/nvhost-ctrl-gpu", "/dev/nvgpu/igpu0/ctrl", "/dev/nvidia0")
 # Opened by CUDA on Tegra as well, but absent on some releases.
 _TEGRA_MORE = ("/dev/nvmap", "/dev/nvhost-gpu", "/dev/nvhost-as-gpu")
-_TEGRA_MEMORY = "/dev/nvmap"
-_CONTROL = "/dev/nvidiactl"
-_UNIFIED_MEMORY = "/dev/nvidia-uvm"
-_WSL = "/dev/dxg"
+_TEGRA_MEMORY = "/dev/nvmap"  # the allocator of Tegra: without it NvRmMemInitNvmap fails
+_CONTROL = "/dev/nvidiactl"  # opened by every CUDA program, whichever cards it uses
+_UNIFIED_MEMORY = "/dev/nvidia-uvm"  # made by nvidia-modprobe, which may not have run at boot
+_WSL = "/dev/dxg"  # the only node of a GPU in WSL2
 
 WAIT_S = 60.0  # Tegra's nodes appear within seconds of boot (FC-74: 8 s on an Orin); a minute is generous
 WAIT_LATER_S = 5.0  # the driver of a machine that booted long ago is loaded or will not be
-YOUNG_S = 300.0
+YOUNG_S = 300.0  # since boot: later no driver is merely late
 _NVIDIA = "0x10de"  # PCI vendor id
 _DISPLAY_CLASS = "0x03"  # PCI base class: VGA and 3D controllers, not NVIDIA's audio and USB functions
 

@@ -10,7 +10,9 @@ from edge.board.board import PowerMode
 from edge.board.tables import BoardRow, Release, Soc, table
 from edge.linux.tree import Tree
 
+# NVIDIA's part numbers of modules and carriers, in `compatible` of every L4T release.
 _PART = re.compile(r"p\d{4}-\d{4}")
+# The second is a link to the first; containers often have only one of them.
 _BASE = ("/sys/firmware/devicetree/base", "/proc/device-tree")
 
 
@@ -150,6 +152,7 @@ def _nearest(wanted: tuple[int, ...], releases: tuple[Release, ...]) -> Release:
 
 # Parse nvpmodel's state files, without its process and without root. Pure.
 
+# `pmode:0002 fmode:fanNull`, as nvpmodel writes it after each change.
 _ACTIVE = re.compile(r"\bpmode:\s*(\d+)")
 _MODEL = re.compile(r"<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=([^\s>]+)\s*>")
 

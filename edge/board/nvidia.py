@@ -10,6 +10,7 @@ from edge.units import MIB
 
 # Output of nvidia-smi with --format=csv,nounits, kept in a copied tree.
 RECORDED = "/nvidia-smi.csv"
+# Without any of these no driver is loaded, and loading the library would only cost time.
 _DRIVER_NODES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
 
 

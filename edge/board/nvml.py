@@ -14,8 +14,9 @@ from msgspec.structs import replace
 
 from edge.board.board import Gpu, GpuReading, Reading, mig_notes
 
+# WSL2 keeps the library of the Windows driver outside of the loader's path.
 _LIBRARIES = ("libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1")
-_TEXT_BYTES = 96
+_TEXT_BYTES = 96  # NVML_DEVICE_NAME_V2_BUFFER_SIZE and NVML_DEVICE_UUID_V2_BUFFER_SIZE of nvml.h
 # nvmlInit of a driver without persistence mode loads firmware to each GPU: 1 to 3 s on data-centre GPUs.
 LIMIT_S = 5.0
 HANGS = "the NVIDIA driver does not answer (a call into libnvidia-ml.so.1 hangs)"

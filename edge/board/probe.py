@@ -49,6 +49,7 @@ def is_wsl(tree: Tree) -> bool:
     return "microsoft" in version and ("wsl2" in version or tree.exists("/dev/dxg"))
 
 
+# nvpmodel's cap of the memory clock: JetPack 6 and later, JetPack 4 and 5.
 _MEMORY_CLOCK_CAPS = ("/sys/kernel/nvpmodel_clk_cap/emc", "/sys/kernel/nvpmodel_emc_cap/emc_iso_cap")
 
 

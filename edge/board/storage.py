@@ -9,10 +9,12 @@ from msgspec import Struct
 
 from edge.linux.tree import Tree
 
+# Types of mountinfo by what they mean for a cold start.
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "glusterfs", "fuse.sshfs", "fuse.rclone", "afs", "lustre"}
 _MEMORY = {"tmpfs", "ramfs", "hugetlbfs"}
+# nvme0n1p2, mmcblk0p1, sda1: the disk is the first group.
 _PARTITION = re.compile(r"^(nvme\d+n\d+|mmcblk\d+|[a-z]+)p?\d*$")
-_SLAVES_DEPTH = 4
+_SLAVES_DEPTH = 4  # LVM on encryption on RAID on a partition
 
 
 class Storage(Struct, frozen=True):

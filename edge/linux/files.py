@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 20  # far above the cost of a read(2), far below the cache of a CPU
 # Our largest file, the device answers of one engine, is under 100 kB; a file far beyond that is not ours.
 READ_MAX_BYTES = 4 << 20
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 PROC = Path("/proc")
+# A sample of 64 MiB, spread over the file: mincore(2) answers a byte a page, ten million for 40 GB.
 WINDOWS = 64
 WINDOW_BYTES = 1 << 20
-_TICKS_S = os.sysconf("SC_CLK_TCK")
+_TICKS_S = os.sysconf("SC_CLK_TCK")  # per second; times of /proc/PID/stat are in ticks
 _TCP_LISTEN = "0A"  # TCP_LISTEN of include/net/tcp_states.h, in hex
 
 

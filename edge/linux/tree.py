@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _LINKS_MAX = 40  # MAXSYMLINKS of the kernel
-_READ_MAX_BYTES = 4 * 2**20
+_READ_MAX_BYTES = 4 * 2**20  # /var/lib/dpkg/status is the largest file read
 
 
 class Tree:

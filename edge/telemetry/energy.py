@@ -18,10 +18,10 @@ from edge.telemetry.jtop_line import IDLE_INTERVAL_S
 # jtop is the slowest source and may be the only one with power; one late sample of it is no gap.
 GAP_S = 2 * IDLE_INTERVAL_S + 1.0
 KEEP_S = 900.0  # at least this much history, and more while an older request is open
-KEEP_POINTS = 7200
+KEEP_POINTS = 7200  # 12 min at ten a second, 2 h at one: a longer request uses what was shared out while it ran
 KEEP_WORK = 2000  # requests remembered for sharing with a long one that they overlap
-FEWEST_SAMPLES = 3
-HOURS = 48
+FEWEST_SAMPLES = 3  # two only describe a line: a peak between them would be invisible
+HOURS = 48  # two days, so that a day can be compared with the one before
 
 
 class Point(Struct, frozen=True):
@@ -160,7 +160,9 @@ class EnergyMeter(Struct):
         points = [point for point in self._points if start_s - GAP_S <= point.at_s <= end_s + GAP_S]
         if sum(start_s <= point.at_s <= end_s for point in points) < FEWEST_SAMPLES:
             return None
-        joules = self._part(mine, _curve(points))
+        joules = self._part(mine, _curve(points)) if points[0].at_s <= start_s else None
+        if joules is None and len(self._points) == KEEP_POINTS and mine.measured_s >= end_s - start_s - GAP_S:
+            joules = mine.joules  # its first samples are no longer kept
         if joules is not None:
             mine.samples = 0  # counted here, and not again when it is forgotten
             self._count(mine.model, tokens, joules, _edge_error(points, (start_s, mine.end_s)))

@@ -26,7 +26,7 @@ from edge.telemetry.sample import Sample, Zone
 _PASSIVE_BELOW_CRITICAL_C = 5.5
 # No heat sink warms by so much between two samples; a glitch of a sensor's bus does.
 _JUMP_C = 15.0
-_NEVER_S = float("-inf")
+_NEVER_S = float("-inf")  # an instant before any other
 NO_TEMPERATURE = "no temperature with a trip point"
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from edge.telemetry.sample import MemoryState, Sample, Zone, celsius
 
-_SLOW_S = 10.0
+_SLOW_S = 10.0  # free space and a package temperature change slowly, and listing all sensors takes milliseconds
+# Drivers of package sensors: Intel, AMD, the out-of-tree one for Zen, ARM boards without trip points.
 _PACKAGE_CHIPS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
 
 

@@ -26,7 +26,9 @@ from edge.telemetry.source import Clock
 
 # Find the Python that runs the jtop service: client and service must come from the same installation (FC-65).
 
+# Where systemd looks for units, first match wins; pip installs jtop.service to the first.
 _UNITS = ("etc/systemd/system", "usr/local/lib/systemd/system", "usr/lib/systemd/system", "lib/systemd/system")
+# The prefixes -@:+! change how systemd runs the program, not which.
 _EXEC = re.compile(r"^ExecStart=[-@:+!]*(\S+)", re.MULTILINE)
 
 
@@ -92,12 +94,12 @@ def _python(word: str) -> Path | None:
 
 log = logging.getLogger("edge.telemetry")
 
-SOCKET = Path("/run/jtop.sock")
+SOCKET = Path("/run/jtop.sock")  # fixed in jtop.service.JTOP_PIPE of all versions
 READER = Path(__file__).with_name("jtop_reader.py")
 _FIRST_LINE_S = 60.0  # the reader gives up by itself before that, with a reason
-_GRACE_S = 5.0
+_GRACE_S = 5.0  # for a board under full load, beyond three intervals
 _HEALTHY_S = 60.0  # a reader that ran this long resets the pauses
-_MAX_LINE_BYTES = 1 << 20
+_MAX_LINE_BYTES = 1 << 20  # asyncio's own limit is 64 KiB, which many GPU processes may exceed
 
 
 class JtopSource:

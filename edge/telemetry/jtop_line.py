@@ -18,11 +18,12 @@ from edge.telemetry.sample import Fan, GpuProcess, GpuState, PowerState, Rail, S
 from edge.telemetry.sensors import SUM, SUM_NOTE
 from edge.telemetry.sensors import total as total_of
 
-SCHEMA = 1
+SCHEMA = 1  # of the lines; as in jtop_reader.py, which imports nothing of ours
 IDLE_INTERVAL_S, WATCHED_INTERVAL_S = 5.0, 1.0  # between samples: without a client that shows them, and with one
-_LONGEST_INTERVAL_S = 60.0
+_LONGEST_INTERVAL_S = 60.0  # the reader allows 10; a longer one would let a dead source look fresh
 _LARGEST = 1e15  # no value of a sensor; what a float holds exactly
-_MOST_NOTES = 8
+_MOST_NOTES = 8  # one for each property of the client
+# The message of jetson-stats 4.2.1 to 7.2.2 for FC-65.
 _VERSIONS = re.compile(r"service: \[([^\]]+)\] and client: \[([^\]]+)\]")
 
 

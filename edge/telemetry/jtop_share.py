@@ -22,7 +22,7 @@ from pathlib import Path
 from edge.telemetry.jtop import JtopSource
 from edge.telemetry.jtop_line import IDLE_INTERVAL_S, WATCHED_INTERVAL_S
 
-_MOST_BACKLOG_BYTES = 1 << 20
+_MOST_BACKLOG_BYTES = 1 << 20  # a client that does not read is disconnected, or its backlog would grow without end
 
 
 class JtopShare:

@@ -168,6 +168,7 @@ def merge(parts: Iterable[Sample]) -> Sample | None:
 
 
 _T = TypeVar("_T", Zone, GpuState)
+# `rails` are not among them: they belong to the source of `power`.
 _FILLED = (
     "power",
     "gpu_processes",
@@ -221,8 +222,8 @@ def _join(known: _T, other: _T) -> _T:
 
 # Keep a history in bounded memory: every second of ten minutes and every minute of a day.
 
-SECONDS = 600
-MINUTES = 1440
+SECONDS = 600  # ten minutes: the width of the status page's curves
+MINUTES = 1440  # a day
 
 
 class HistoryPoint(NamedTuple):

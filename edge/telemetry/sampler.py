@@ -17,7 +17,7 @@ from edge.telemetry.source import Clock, SensorSource, SourceReader
 
 log = logging.getLogger("edge.telemetry")
 
-QUICK_S = 0.1
+QUICK_S = 0.1  # a request of half a second has five samples; one read of a Jetson's files takes about 1 ms
 WATCHED_FOR_S = 10.0  # `edgellm top` and the status page ask again within seconds
 _WAIT_S = 0.5  # for a slow source; then the sample is made without it
 _ORDER = ("sysfs", "nvml", "jtop", "host")  # most trusted first: jtop reads the same files later

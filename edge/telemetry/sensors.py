@@ -17,7 +17,7 @@ from edge.telemetry.sample import Fan, GpuState, MemoryState, PowerState, Rail, 
 
 # Non-blocking: a power-gated zone answers EAGAIN (FC-62), and a FIFO or a dead device must not block the reader.
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-_MOST_BYTES = 65536
+_MOST_BYTES = 65536  # no file of sysfs is longer than a page; /proc/meminfo has 1.5 kB
 _MOST_DIGITS = 19  # with a sign; the kernel prints 64 bits, and int() of more overflows a float
 
 

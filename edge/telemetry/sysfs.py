@@ -36,8 +36,10 @@ from edge.telemetry.sensors import (
     total,
 )
 
-REPROBE_S = 30.0
+REPROBE_S = 30.0  # a search lists all hwmon and thermal folders; a late driver is late by seconds
 _SLOW_S = 10.0  # power mode and locked clocks only change when an operator changes them
+# A GPU that is busy and yet below its clock in three samples is slowed down by its firmware: one sample may fall into
+# the ramp of the clock governor.
 _BUSY_RATIO = 0.9
 _CLOCK_LOW_RATIO = 0.9
 _LOW_CLOCK_SAMPLES = 3

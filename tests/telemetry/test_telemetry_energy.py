@@ -133,6 +133,15 @@ def test_short_requests_do_not_flatter(length_s: float) -> None:
             assert abs(1 / found - joules / tokens) <= error / found + 1e-9
 
 
+def test_a_request_longer_than_the_kept_samples_still_has_its_joules() -> None:
+    meter = EnergyMeter()
+    work = meter.begin(0.0, "chat")
+    for number in range(KEEP_POINTS + 500):
+        meter.add(number / 10, 20.0)
+    end_s = (KEEP_POINTS + 499) / 10
+    assert meter.request(0.0, end_s, 100, work) == pytest.approx(20.0 * end_s)
+
+
 def test_short_requests_count_for_their_model_though_their_own_figure_is_null() -> None:
     meter = EnergyMeter()
     meter.add(0.0, 10.0)
