@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -20,6 +21,7 @@ from edge.supervisor.supervisor import Supervisor
 
 _PRESENT = frozenset({State.STARTING, State.LOADING, State.WARMING, State.READY, State.BACKOFF, *ENDING})
 _LOADING = frozenset({State.STARTING, State.LOADING, State.WARMING, State.BACKOFF})
+_log = logging.getLogger(__name__)
 HINT = "unload or unpin another model, or wait: `edgellm ps` shows what holds memory"
 # A start that is planned for 08:00 begins this much earlier than its last load took.
 _WARM_LEAD = 1.2
@@ -105,7 +107,13 @@ class Pool:
         try:
             while True:
                 self._kicked.clear()
-                pause_s = await self._decide()
+                try:
+                    pause_s = await self._decide()
+                except Exception:
+                    # A request must not wait for a decision that a bug of ours prevents: supervisors decide alone then.
+                    _log.exception("the pool could not decide: models start without regard to each other")
+                    self._admit_all()
+                    pause_s = None
                 with suppress(DeadlineExceeded):
                     await (self._kicked.wait() if pause_s is None else within(self._kicked.wait(), pause_s))
         finally:
@@ -131,7 +139,7 @@ class Pool:
         if not arrivals:
             self._held = frozenset()
             return None
-        snapshot = await asyncio.to_thread(self._measure)
+        snapshot = await asyncio.to_thread(self._measured)
         residents = self._residents()
         free, whole = self._room(snapshot, residents)
         since_freed_s = time.monotonic() - self._freed_s
@@ -139,6 +147,17 @@ class Pool:
         self._held = decision.hold
         self._carry_out(decision)
         return 0.0 if decision.start or decision.refuse else decision.again_s
+
+    def _measured(self) -> MemorySnapshot:
+        """Measure; what cannot be read is unknown, and unknown memory is not held against a model."""
+        try:
+            return self._measure()
+        except OSError:
+            return MemorySnapshot({}, {})
+
+    def _admit_all(self) -> None:
+        for waiter in self._waiters:
+            _resolve(waiter, None)
 
     def _carry_out(self, decision: PoolDecision) -> None:
         for victim in decision.sleep:
