@@ -20,6 +20,10 @@ LINES = {
         "FAILED: [code=137] bin/llama-server",
         "make: *** [Makefile:9: x.o] Error 137",
         "Killed",
+        "collect2: error: ld returned 137 exit status",
+        "ninja: subcommand exited with code 137",
+        "process didn't exit successfully: (signal: 9, SIGKILL: kill)",
+        "/bin/sh: line 1: 4242 Killed                  /usr/bin/c++ -O3",
         "nvcc error   : 'cudafe++' died with status 137",
         "/usr/bin/ld: memory exhausted",
     ],
@@ -88,6 +92,19 @@ def test_numbers_decide_before_any_sentence(code: int, kills: int) -> None:
     found = diagnose(["x.cpp:1: internal compiler error: oh"][:kills], _FAILURES, code=code, oom_kills=kills)
     assert (found.id, found.retry) == ("out-of-memory", "half")
     assert found.evidence
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x.cpp:137:5: error: expected ';'",
+        "error: in a.c:137",
+        "[137/216] Building CXX object x.o",
+        "x.cpp:9: warning: signal 90",
+    ],
+)
+def test_a_number_of_another_meaning_is_no_kill(line: str) -> None:
+    assert diagnose([line], _FAILURES).id != "out-of-memory"
 
 
 def test_the_text_under_a_cmake_error_is_shown() -> None:
