@@ -127,6 +127,7 @@ def show_catalogue(document: dict[str, Any], as_json: bool) -> None:
             continue
         arch = ", ".join(f"sm_{a}" for a in entry["cuda_arch"]) or "CPU"
         proof = f"{entry['smoke_tokens_s']} tok/s{' on the GPU' if entry['gpu'] else ''}, {entry['proved_at']}"
+        proof += f", without {' and '.join(entry['without'])}" if entry["without"] else ""
         rows.append((mark, entry["id"], entry["version"] or "", arch, format_bytes(entry["bytes"]), proof))
     if document["embedded"]:
         mark = "*" if document["current"] == document["embedded"] else ""
@@ -148,6 +149,8 @@ def show_engine(document: dict[str, Any], as_json: bool) -> None:
     for key in keys.split():
         if document.get(key) is not None:
             _row(table, key, _plain(document[key]))
+    for off in document.get("without", ()):
+        _row(table, "without", f"{off['id']}, with which it crashed: {off['lost']}")
     _row(table, "flags", f"{len(document['flags'])} known")
     console().print(table)
 

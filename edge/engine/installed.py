@@ -164,6 +164,7 @@ def _entry(engines: Path, engine_id: str) -> dict[str, Any]:
         "proved_at": document["proof"].get("at"),
         "smoke_tokens_s": document["proof"].get("smoke_tokens_s"),
         "gpu": document["proof"].get("gpu"),
+        "without": [off.id for off in engine.without],
     }
 
 

@@ -111,3 +111,15 @@ def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[st
         assert "Example" in capsys.readouterr().out
     assert main(["build", "--help"]) == 0
     assert "Examples" in capsys.readouterr().out
+
+
+def test_what_an_engine_runs_without_is_listed(places: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    """AMX in a virtual machine: what was lost at the proof is seen where engines are looked at."""
+    lost = "prompts are slower on the CPU"
+    off = {"id": "repacked weights", "args": ["--no-repack"], "environment": {}, "lost": lost}
+    put(places.engines, "amx-cpu-1", without=[off])
+    state = ["--state-dir", str(places.data.parent)]
+    assert main(["engine", "list", "--json", *state]) == 0
+    assert json.loads(capsys.readouterr().out)["engines"][0]["without"] == ["repacked weights"]
+    assert main(["engine", "show", "amx-cpu-1", *state]) == 0
+    assert lost in " ".join(capsys.readouterr().out.split())
