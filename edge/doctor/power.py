@@ -37,8 +37,10 @@ def heat(facts: DoctorFacts) -> Check | None:
         return unknown("power.heat", "no temperature can be read") if facts.board.soc else None
     # `tj` is the kernel's maximum of all zones; discrete GPUs have none.
     name = "tj" if "tj" in readings else max(readings, key=lambda zone: readings[zone])
-    passive_c = min((zone.passive_c for zone in facts.sensors.zones if zone.passive_c is not None), default=None)
-    critical_c = min((zone.critical_c for zone in facts.sensors.zones if zone.critical_c is not None), default=None)
+    # Trip points of other zones, such as a PC's ACPI zone at 60 °C, are not those at which the processor is throttled.
+    zones = [zone for zone in facts.sensors.zones if zone.limits]
+    passive_c = min((zone.passive_c for zone in zones if zone.passive_c is not None), default=None)
+    critical_c = min((zone.critical_c for zone in zones if zone.critical_c is not None), default=None)
     now, limit = readings[name], passive_c or critical_c or _PASSIVE_C
     what = "throttling" if passive_c else "the limit"
     says = f"{name} {now:.0f} °C, {limit - now:.0f} below {what} at {limit:.0f} °C"
@@ -65,4 +67,13 @@ def fan(facts: DoctorFacts) -> Check | None:
     return ok("power.fan", turning)
 
 
-CHECKS = (mode, heat, fan)
+def supply(facts: DoctorFacts) -> Check | None:
+    """Report alarms of the power supply and a sagging 5 V rail: a board with a weak supply throttles or resets."""
+    if not facts.sensors.supply:
+        return None
+    says = ", ".join(text.removeprefix("power supply: ") for text in facts.sensors.supply[:3])
+    step = "check supply, cable and plug against the board's rated input; a smaller power mode draws less"
+    return warn("power.supply", f"the power supply is in trouble: {says}", step)
+
+
+CHECKS = (mode, heat, fan, supply)

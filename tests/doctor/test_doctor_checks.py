@@ -396,6 +396,14 @@ def test_fan_that_stands_still_on_a_hot_board(tmp_path: Path) -> None:
     assert_check(replace(facts, sensors=turning), "power.fan", CheckResult.OK, "1500 rpm")
 
 
+def test_trouble_of_the_power_supply_is_reported(tmp_path: Path) -> None:
+    facts = patient("orin-nano-8", tmp_path)
+    trouble = ("power supply: VDD_IN curr1_crit_alarm", "power supply: VDD_IN sags to 4.62 V")
+    weak = replace(facts, sensors=replace(facts.sensors, supply=trouble))
+    assert_check(weak, "power.supply", CheckResult.WARN, "VDD_IN sags to 4.62 V", "supply, cable and plug")
+    assert "power.supply" not in {check.name for check in examine(facts)}
+
+
 # ---------------------------------------------------------------- storage
 
 
