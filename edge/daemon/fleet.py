@@ -30,7 +30,7 @@ from edge.supervisor.model_handle import UNNAMED, ModelHandle
 from edge.supervisor.policy import Policy, SupervisorOptions
 from edge.supervisor.process import Child
 from edge.supervisor.remedies import Remedies
-from edge.supervisor.state import SupervisorState
+from edge.supervisor.state import KILLED, SupervisorState
 from edge.supervisor.status import Degraded, State
 from edge.supervisor.supervisor import Supervisor, SupervisorCallbacks
 from edge.supervisor.warmup import expected_speed
@@ -205,7 +205,8 @@ class Fleet:
 
         def on_change(supervisor: Supervisor, before: SupervisorState, after: SupervisorState) -> None:
             if after.state is State.READY and before.state is not State.READY:
-                self._kept.keep(model.id, good, after.kept)
+                # What a kill by an unknown process suggested is no need of every start.
+                self._kept.keep(model.id, good, [each for each in after.kept if each.kind != KILLED])
             self._note_change(supervisor, before, after)
 
         callbacks = SupervisorCallbacks(

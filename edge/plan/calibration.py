@@ -20,7 +20,10 @@ _LEAST, _MOST = 0.5, 4.0
 # The largest of the last starts counts, so that two models that start by turns agree on one figure; less than the
 # estimate only when as many starts as this agree.
 _KEPT, _BELIEVED = 4, 3
-_BUFFER = re.compile(r"(?P<where>\S+)\s+(?P<kind>model|KV|RS|compute|output) buffer size =\s+(?P<mib>[\d.]+) MiB")
+# Bounded: a line may be 4 kB of a model's text, and `\S+` at any place of it costs the square of that.
+_BUFFER = re.compile(
+    r"(?<!\S)\w{1,40}\s{1,20}(?P<kind>model|KV|RS|compute|output) buffer size =\s{1,20}(?P<mib>[\d.]{1,20}) MiB"
+)
 
 
 class Calibration(Struct, frozen=True):

@@ -61,6 +61,9 @@ _NO_START = {AfterExit.STOP, AfterExit.SLEEP, AfterExit.FAIL}
 _FAULTS = {AfterExit.RETRY, AfterExit.NO_DEVICE, AfterExit.FAIL}
 
 
+KILLED = "killed"  # failure kind of a SIGKILL whose sender is unknown
+
+
 class Applied(NamedTuple):
     """A remedy in force, and the kind of the failure that led to it."""
 
@@ -100,6 +103,11 @@ class SupervisorState(Struct, frozen=True):
     returns: int = 0  # to the planned rung after a lost one
     short_of_memory: bool = False  # FAILED for want of memory
     failure: Failure | None = None
+
+    @property
+    def suspected(self) -> bool:
+        """Whether a smaller rung or a remedy is in force without evidence that every start needs it."""
+        return self.rung_lost or any(remedy.kind == KILLED for remedy in self.kept)
 
     @property
     def remedies(self) -> tuple[Applied, ...]:
@@ -150,7 +158,7 @@ def step(m: SupervisorState, event: Event, now: float, policy: Policy) -> Step:
             return _drain(m, AfterExit.HOME, now, policy)
         case MemoryBack() if m.state is State.FAILED and m.short_of_memory:
             return _afresh(m)
-        case MemoryBack() if m.state is State.READY and m.rung_lost and m.ready_since is not None:
+        case MemoryBack() if m.state is State.READY and m.suspected and m.ready_since is not None:
             # Each return that did not last doubles the time before the next.
             due = now - m.ready_since >= policy.rung_back_s * 2**m.returns
             return _drain(replace(m, returns=m.returns + 1), AfterExit.HOME, now, policy) if due else (m, ())
@@ -243,7 +251,10 @@ def _exited(m: SupervisorState, event: Exited, now: float, policy: Policy) -> St
 def _forgiven(m: SupervisorState) -> SupervisorState:
     """Reset the counters of a child that was READY for `stable_s`: a later failure starts a new series."""
     fresh = replace(m, crashes=0, kills=0, allocation_failures=0, device_misses=0)
-    return replace(fresh, rung=m.home, rung_lost=False) if m.rung_lost else fresh
+    if not m.suspected:
+        return fresh
+    kept = tuple(remedy for remedy in m.kept if remedy.kind != KILLED)
+    return replace(fresh, rung=m.home if m.rung_lost else m.rung, rung_lost=False, kept=kept)
 
 
 def _ended(gone: SupervisorState, m: SupervisorState, event: Exited, now: float, policy: Policy) -> Step:

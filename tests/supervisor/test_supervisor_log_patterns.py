@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from edge.plan.calibration import measure
 from edge.resources import data_dir, load_toml
 from edge.supervisor.process_io import TURN_BYTES, read_lines
 from edge.supervisor.start import LINE_CHARACTERS, Attempt
@@ -42,6 +43,7 @@ def search_all() -> None:
         compiled = re.compile(pattern)
         for line in lines(pattern):
             compiled.search(line)
+    measure("calibration reads the same lines", lines("CUDA0 model buffer size = 1.0 MiB"))
 
 
 def test_each_pattern_takes_64_kb_of_anything() -> None:

@@ -113,6 +113,16 @@ def test_a_listed_device_alone_is_no_proof() -> None:
     assert subjects(attempt) == [("device", "unknown")]
 
 
+def test_the_last_load_counts() -> None:
+    """`--fit` of some builds prints the buffers of a load without allocation before the real one."""
+    log = lines()
+    begin = next(n for n, line in enumerate(log) if "loading model tensors" in line)
+    end = next(n for n, line in enumerate(log) if "constructing" in line)
+    dry = [line.replace("CUDA0", "CPU") for line in log[begin:end]]
+    attempt, missing = start([*log[:begin], *dry, *log[begin:]])
+    assert missing == [] and dict(attempt.facts.buffers.weights) == {"CUDA0": 900.0}
+
+
 # --- context and cache -----------------------------------------------------------------------------------------------
 
 CPU = launch_plan(("x",), 0, settings(n_ctx=4096, n_parallel=2))
