@@ -18,6 +18,7 @@ from edge.models.meta import ModelMeta, Tensor
 from edge.models.open import ModelFile
 from edge.plan.calibration import Calibration
 from edge.plan.kv_cache import ENCODERS, KvBytes, integer, memory_of
+from edge.plan.load_choice import LoadChoice
 from edge.plan.plan import DomainBudget, MemoryBudget
 
 # Every set of this many GPUs is tried: 31 sets. Of more, the newest and the roomiest of each number.
@@ -35,6 +36,7 @@ class PlanInputs(Struct, frozen=True):
     reserve_bytes: dict[str, int]
     gpus: tuple[str, ...]
     calibrations: Mapping[str, Calibration] = field(default_factory=dict)  # of this engine, by calibration_key
+    load_choices: tuple[LoadChoice, ...] = ()  # measured for this board and engine
 
     @property
     def host(self) -> str:

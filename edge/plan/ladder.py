@@ -11,6 +11,7 @@ from edge.config.values import Preset
 from edge.models.meta import ModelMeta
 from edge.plan.inputs import Candidate, PlanInputs, gpu_sets, in_one_batch
 from edge.plan.kv_cache import BLOCKS, checkpoint_bytes, slot_context
+from edge.plan.load_choice import chosen_mode, offload_of
 from edge.plan.memory import budget, device_required, layer_split, repacked_bytes
 from edge.plan.plan import MemoryBudget, Settings
 from edge.units import MIB
@@ -141,7 +142,17 @@ def load_mode(preset: Preset, chosen: Settings, candidate: Candidate, inputs: Pl
         return preset.load_mode
     if preset.load_mode == "dio":
         return "dio" if full else "mmap"
+    measured = measured_load_mode(chosen, candidate, inputs)
+    if measured is not None:
+        return measured
     return "none" if full or repacked else "mmap"
+
+
+def measured_load_mode(chosen: Settings, candidate: Candidate, inputs: PlanInputs) -> str | None:
+    """Return what `edgellm bench load --apply` found for this file's disk and size; None where nothing was measured."""
+    file = candidate.file
+    offload = offload_of(chosen.n_gpu_layers, file.meta.n_layer)
+    return chosen_mode(inputs.load_choices, file.path, candidate.weights.file_bytes, offload)
 
 
 def _with_checkpoints(chosen: Settings, candidate: Candidate) -> Settings:

@@ -20,6 +20,7 @@ from edge.plan.calibration import Calibration, last_start
 from edge.plan.engine_options import OPTION_NAMES, engine_options
 from edge.plan.inputs import Candidate, PlanInputs, restricted, role_of, situation, usable_gpus
 from edge.plan.ladder import Rung, walk_ladder
+from edge.plan.load_choice import LoadChoice
 from edge.plan.plan import Ladder, LaunchPlan, ModelPlan, Plan
 from edge.plan.reasons import does_not_fit, reasons
 from edge.units import GIB
@@ -33,6 +34,7 @@ class Extras(Struct, frozen=True):
 
     alternatives: Mapping[str, Sequence[Candidate]] = field(default_factory=dict)
     calibrations: Mapping[str, Calibration] = field(default_factory=dict)
+    load_choices: tuple[LoadChoice, ...] = ()
 
 
 def make_plan(
@@ -54,6 +56,7 @@ def make_plan(
         raise ModelMissingError("there is no model to plan", "fetch one with `edgellm model pull`, or name one with -m")
     extras = extras or Extras()
     preset, whole = plan_inputs(board, memory, profile, engine, extras.calibrations)
+    whole = replace(whole, load_choices=extras.load_choices)
     job = _Job(profile, preset, facts, extras)
     plans: dict[str, ModelPlan] = {}
     left = whole

@@ -25,6 +25,7 @@ from edge.plan import start_records
 from edge.plan.argv import EnvFacts
 from edge.plan.calibration_file import calibration_path, load
 from edge.plan.choose import Chooser, fetch_first
+from edge.plan.load_choice import choices_path, read_choices
 from edge.plan.plan import ModelPlan, Plan
 from edge.plan.planner import Extras, assumed_engine, make_plan, plan_inputs
 from edge.units import MIB, format_bytes
@@ -135,10 +136,13 @@ def _plan(
     allow_missing: bool,
 ) -> Plan:
     calibrations = load(calibration_path(folders), engine.id)
+    choices = read_choices(choices_path(folders), board.id, engine.id)
     preset, inputs = plan_inputs(board, memory, profile, engine, calibrations)
+    inputs = replace(inputs, load_choices=choices)
     chosen = Chooser(standard(folders, config.store.dirs, os.environ), inputs).choose(config, preset)
     facts = EnvFacts(str(folders.cache), str(folders.cache), wsl=board.container == "wsl2")
-    plan = make_plan(board, memory, profile, engine, chosen.models, facts, Extras(chosen.smaller, calibrations))
+    extras = Extras(chosen.smaller, calibrations, choices)
+    plan = make_plan(board, memory, profile, engine, chosen.models, facts, extras)
     if chosen.absent and not allow_missing:
         raise fetch_first(chosen.absent)
     pulls = (f"{offer.id} is not downloaded: edgellm model pull {offer.id}" for offer in chosen.absent.values())

@@ -10,6 +10,7 @@ from edge.models.open import ModelFile
 from edge.plan.inputs import PlanInputs
 from edge.plan.kv_cache import BLOCKS, checkpoint_bytes
 from edge.plan.ladder import Rung
+from edge.plan.load_choice import offload_of
 from edge.plan.plan import DomainBudget, MemoryBudget, Reason, Settings
 from edge.units import GIB, MIB, format_bytes
 
@@ -42,7 +43,7 @@ def reasons(
         reason(
             "load_mode",
             chosen.load_mode,
-            _load(chosen, n_layer, preset),
+            _load(chosen, n_layer, preset, inputs),
             None if preset.load_mode == "auto" else "load_mode",
         ),
         reason("n_threads", chosen.n_threads, _threads(preset, inputs), "n_threads"),
@@ -142,14 +143,21 @@ def _kv_wished(chosen: Settings, preset: Preset) -> bool:
     return (chosen.kv_type_k, chosen.kv_type_v) == (preset.kv_type_k, preset.kv_type_v)
 
 
+def _measured(chosen: Settings, n_layer: int, inputs: PlanInputs) -> bool:
+    offload = offload_of(chosen.n_gpu_layers, n_layer)
+    return any((each.offload, each.mode) == (offload, chosen.load_mode) for each in inputs.load_choices)
+
+
 def _flash(chosen: Settings, preset: Preset) -> str:
     needed = chosen.kv_type_v not in _PLAIN_KV and preset.flash_attention != "on"
     return "a quantized V cache needs it" if needed else "as requested"
 
 
-def _load(chosen: Settings, n_layer: int, preset: Preset) -> str:
+def _load(chosen: Settings, n_layer: int, preset: Preset, inputs: PlanInputs) -> str:
     if preset.load_mode == chosen.load_mode:
         return "as requested"
+    if inputs.load_choices and preset.load_mode == "auto" and _measured(chosen, n_layer, inputs):
+        return "measured by `edgellm bench load`"
     if chosen.load_mode == "mmap" and chosen.n_gpu_layers:
         return "a part stays on the host, where mapped pages can be dropped and others cannot"
     if chosen.load_mode == "mmap":

@@ -1,0 +1,161 @@
+"""Time the start of the real engine on the real model, per load mode, with the file in the page cache and without."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+
+from msgspec import Struct, field
+
+from edge.board.storage import mount_of, mounts
+from edge.errors import TimedOutError, UnavailableError
+from edge.linux.tree import Tree
+from edge.plan.load_choice import LoadChoice, offload_of, size_class
+from edge.plan.plan import LaunchPlan, ModelPlan, Plan
+from edge.supervisor.process import Child, spawn
+
+READY_LIMIT_S = 900.0
+_LOOK_S = 0.002
+
+
+class LoadRow(Struct):
+    """The starts of one load mode. `seconds` from spawn to /health 200; `note`: why the mode was not measured."""
+
+    mode: str
+    cold_s: list[float] = field(default_factory=list)
+    warm_s: list[float] = field(default_factory=list)
+    note: str | None = None
+
+    @property
+    def median_s(self) -> float | None:
+        """Return the mean of the medians: a service starts cold after boot and warm after a crash."""
+        medians = [statistics.median(values) for values in (self.cold_s, self.warm_s) if values]
+        return sum(medians) / len(medians) if medians else None
+
+
+class LoadBench:
+    """One measurement. `plan_for` returns the plan under a requested load mode; `socket_path` is free to use."""
+
+    def __init__(
+        self, plan_for: Callable[[str], Plan], model_id: str, socket_path: Path, on_step: Callable[[str], None]
+    ) -> None:
+        self._plan_for = plan_for
+        self._model_id = model_id
+        self._socket_path = socket_path
+        self._on_step = on_step
+        self.plans: dict[str, tuple[Plan, ModelPlan, LaunchPlan]] = {}
+
+    def measure(self, modes: Sequence[str], *, repeat: int, cold: bool, warm: bool) -> list[LoadRow]:
+        """Measure the modes in turns, so that other load falls on all of them. Raises what planning raises."""
+        rows = {mode: LoadRow(mode) for mode in modes}
+        for mode, row in rows.items():
+            plan = self._plan_for(mode)
+            model = plan.models[self._model_id]
+            launch = model.ladder.plans[model.ladder.chosen]
+            self.plans[mode] = (plan, model, launch)
+            used = launch.settings.load_mode
+            if used != mode and mode != "auto":
+                row.note = f"the plan uses {used} instead: {mode} needs all weights on the GPU"
+        measured = [row for row in rows.values() if row.note is None]
+        for number in range(repeat):
+            for row in measured:
+                if cold:
+                    row.cold_s.append(self._start(row.mode, cold=True))
+                if warm:
+                    row.warm_s.append(self._start(row.mode, cold=False))
+                self._on_step(f"{row.mode}: {number + 1} of {repeat}")
+        return list(rows.values())
+
+    def _start(self, mode: str, *, cold: bool) -> float:
+        _, model, launch = self.plans[mode]
+        file = launch.model or model.model
+        for path in file.shards or (file.path,):
+            drop_pages(Path(path)) if cold else read_through(Path(path))
+        with running(launch, self._socket_path) as child:
+            return wait_ready(child)
+
+
+@contextmanager
+def running(launch: LaunchPlan, socket_path: Path) -> Iterator[Child]:
+    """Run an engine; it is terminated, and killed after 10 s, at the end."""
+    child = spawn(launch.argv, launch.env, socket_path)
+    for pipe in (child.stdout, child.stderr):
+        os.set_blocking(pipe.fileno(), False)
+    try:
+        yield child
+    finally:
+        child.send(SIGTERM)
+        if child.wait(10) is None:
+            child.send(SIGKILL)
+            child.wait(10)
+        child.close()
+        socket_path.unlink(missing_ok=True)
+
+
+def wait_ready(child: Child) -> float:
+    """Return the seconds from spawn to /health 200. Raises UnavailableError if the engine ends, TimedOutError."""
+    last = b""
+    while time.monotonic() - child.spawned_at_s < READY_LIMIT_S:
+        for pipe in (child.stdout, child.stderr):  # a full pipe would stop the engine
+            last = (last + (pipe.read(1 << 16) or b""))[-2000:]
+        if child.poll() is not None:
+            line = last.decode(errors="replace").strip().splitlines()[-1:] or ["no log"]
+            raise UnavailableError(f"the engine ended while it loaded: {line[0]}", "see `edgellm doctor`")
+        if health(child.socket_path) == 200:
+            return time.monotonic() - child.spawned_at_s
+        time.sleep(_LOOK_S)
+    raise TimedOutError(f"the engine was not ready after {READY_LIMIT_S:.0f} s")
+
+
+def health(path: Path) -> int | None:
+    connection = http.client.HTTPConnection("engine", timeout=5)
+    connection.sock = socket.socket(socket.AF_UNIX)
+    try:
+        connection.sock.connect(str(path))
+        connection.request("GET", "/health")
+        return connection.getresponse().status
+    except OSError:
+        return None
+    finally:
+        connection.close()
+
+
+def drop_pages(path: Path) -> None:
+    """Remove a file's clean pages from the page cache: this needs no root, unlike /proc/sys/vm/drop_caches."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fdatasync(descriptor)  # dirty pages cannot be dropped
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def read_through(path: Path) -> None:
+    """Bring a file into the page cache, as far as memory allows."""
+    with path.open("rb", buffering=0) as file:
+        buffer = bytearray(8 << 20)
+        while file.readinto(buffer):
+            pass
+
+
+def winner(rows: Sequence[LoadRow]) -> LoadRow | None:
+    """Return the mode that was soonest ready; `auto` is no mode of its own."""
+    measured = [row for row in rows if row.median_s is not None and row.mode != "auto"]
+    return min(measured, key=lambda row: row.median_s or 0.0, default=None)
+
+
+def choice_of(best: LoadRow, plan: Plan, model: ModelPlan, launch: LaunchPlan) -> LoadChoice:
+    """Return the choice that `--apply` keeps for this board, engine, disk, size class and offload."""
+    file = launch.model or model.model
+    mount = mount_of(mounts(Tree(Path("/"))), Path(file.path).resolve().parent)
+    offload = offload_of(launch.settings.n_gpu_layers, file.meta.n_layer)
+    point = mount.point if mount else "/"
+    seconds = round(best.median_s or 0.0, 3)
+    return LoadChoice(plan.board.id, plan.engine.id, point, size_class(file.bytes), offload, best.mode, seconds)

@@ -1,0 +1,152 @@
+"""`edgellm bench`: how this machine loads and serves a model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edge.cli.options import Engine, Json, Models, Profile, Set, StateDir, folders_of, given, print_json, print_lines
+from edge.errors import UnavailableError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edge.bench.load import LoadRow
+    from edge.bench.serve import LoadLevel
+    from edge.plan.plan import Plan
+
+MODES = ("none", "mmap", "dio")
+
+
+def register(root: typer.Typer) -> None:
+    bench = typer.Typer(help="Measure how this machine loads and serves a model.", no_args_is_help=True)
+    bench.command("load", epilog="Example: edgellm bench load -m Qwen3.5-4B --apply")(load)
+    bench.command("serve", epilog="Example: edgellm bench serve --html report.html")(serve)
+    root.add_typer(bench, name="bench")
+
+
+def load(
+    modes: Annotated[str, typer.Option("--modes", metavar="A,B", help="load modes to measure")] = ",".join(MODES),
+    cold: Annotated[bool, typer.Option("--cold", help="only with the file out of the page cache")] = False,
+    repeat: Annotated[int, typer.Option("--repeat", metavar="N", min=1, help="starts a mode and cache state")] = 3,
+    apply: Annotated[bool, typer.Option("--apply", help="keep the winner: load_mode = auto uses it")] = False,
+    profile: Profile = None,
+    model: Models = None,
+    set: Set = None,
+    engine: Engine = None,
+    as_json: Json = False,
+    state_dir: StateDir = None,
+) -> None:
+    """Start the engine on the model in each load mode, with the file in the page cache and without."""
+    from edge.bench.load import LoadBench, choice_of, winner
+    from edge.config import load as load_config
+    from edge.daemon.lock import held
+    from edge.plan.load_choice import choices_path, write_choice
+    from edge.plan.prepare import prepare
+
+    folders = folders_of(state_dir)
+    if held(folders.lock):
+        raise UnavailableError("an edgellm is running, whose model holds memory", "stop it first: edgellm stop")
+
+    def plan_for(mode: str) -> Plan:
+        flags = given(profile=profile, model=model, set=[*(set or []), f"load_mode={mode}"], engine=engine)
+        return prepare(load_config(folders, flags, os.environ), folders).plan
+
+    wanted = [mode.strip() for mode in modes.split(",") if mode.strip()]
+    if not wanted or not {*wanted} <= {"auto", *MODES}:
+        raise UsageError(f"--modes {modes}: unknown load mode", f"choose of auto, {', '.join(MODES)}")
+    model_id = next(iter(plan_for("auto").models))
+    folders.instance_run.mkdir(parents=True, exist_ok=True, mode=0o700)
+    step = (lambda _: None) if as_json else lambda text: typer.echo(text, err=True)
+    bench = LoadBench(plan_for, model_id, folders.instance_run / "bench.sock", step)
+    rows = bench.measure(wanted, repeat=repeat, cold=True, warm=not cold)
+    best = winner(rows)
+    choice = choice_of(best, *bench.plans[best.mode]) if best else None
+    if apply and choice is not None:
+        write_choice(choices_path(folders), choice)
+    if as_json:
+        from msgspec import to_builtins
+
+        shown = {"schema": 1, "model": model_id, "rows": to_builtins(rows), "winner": to_builtins(choice)}
+        print_json(shown | {"applied": apply and choice is not None})
+        return
+    print_lines(_load_lines(rows, best.mode if best else None, applied=apply))
+
+
+def serve(
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="write one page with plots")] = None,
+    clients: Annotated[str | None, typer.Option("--clients", metavar="1,2", help="default: 1, 2, … slots")] = None,
+    seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=0, help="at least so long a level")] = 10.0,
+    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", metavar="N", min=1, help="about")] = 200,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", metavar="N", min=1, help="of each answer")] = 64,
+    model: Annotated[str | None, typer.Option("--model", "-m", metavar="ID", help="default: the first")] = None,
+    as_json: Json = False,
+    state_dir: StateDir = None,
+) -> None:
+    """Measure the running edgellm: first token, tokens/s at 1 … slots clients, energy, drift."""
+    from edge.bench.serve import ServeBench, document, page
+    from edge.cli.client import Client, find
+
+    client = Client(find(os.environ, state_dir))
+    status = client.status()
+    name = model or next(iter(status["models"]), "")
+    url = next((each for each in status["urls"] if each.startswith("http")), None)
+    if name not in status["models"] or url is None:
+        raise UnavailableError(f"no model {name} is served over HTTP", "see `edgellm status`")
+    slots = int(status["models"][name].get("slots") or 1)
+    levels = [int(each) for each in clients.split(",")] if clients else sorted({1, *range(2, slots + 1)})
+    key = os.environ.get("EDGELLM_API_KEY")
+    bench = ServeBench(url, name, key, lambda: _watts(client), prompt_tokens=prompt_tokens, max_tokens=max_tokens)
+
+    async def measured() -> list[LoadLevel]:
+        return [await bench.level(count, seconds) for count in levels]
+
+    about = {"engine": status["engine"], "version": status["version"], "max_tokens": max_tokens}
+    results = document(name, about, asyncio.run(measured()))
+    if html is not None:
+        html.write_text(page(results), encoding="utf-8")
+    if as_json:
+        typer.echo(json.dumps(results))
+        return
+    print_lines(_serve_lines(results))
+    if html is not None:
+        typer.echo(f"wrote {html}")
+
+
+def _watts(client: Any) -> float | None:
+    power = client.telemetry().get("power") or {}
+    value = power.get("total_w")
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _load_lines(rows: Sequence[LoadRow], best: str | None, *, applied: bool) -> list[str]:
+    import statistics
+
+    def shown(values: list[float]) -> str:
+        return f"{statistics.median(values):8.2f} s" if values else f"{'':>10}"
+
+    lines = [f"{'mode':6} {'cold':>10} {'warm':>10}"]
+    for row in rows:
+        what = row.note or ("soonest ready" if row.mode == best else "")
+        lines.append(f"{row.mode:6} {shown(row.cold_s)} {shown(row.warm_s)}  {what}".rstrip())
+    if best is not None:
+        lines.append(f"{best} is used for load_mode = auto from now on" if applied else "keep it with --apply")
+    return lines
+
+
+def _serve_lines(results: dict[str, Any]) -> list[str]:
+    head = f"{'clients':>7} {'first token':>12} {'token gap':>10} {'tokens/s':>9} {'each':>7}"
+    lines = [f"{head} {'prompt/s':>9} {'tokens/J':>9}"]
+    for level in results["levels"]:
+        first, gap = level["ttft_s"], level["gap_s"]
+        lines.append(
+            f"{level['clients']:7} {first['p50'] if first else 0:10.3f} s {(gap['p50'] if gap else 0) * 1e3:7.1f} ms "
+            f"{level['tokens_s']:9.1f} {level['tokens_s_each'] or 0:7.1f} {level['prompt_tokens_s'] or 0:9.1f} "
+            f"{level['tokens_per_joule'] or '':>9}"
+        )
+    return lines

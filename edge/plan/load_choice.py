@@ -1,0 +1,80 @@
+"""The load modes that `edgellm bench load` measured: which was soonest ready for an engine, a disk and a size class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from msgspec import Struct, convert, to_builtins
+
+from edge.linux.files import read_json, write_json
+from edge.paths import Folders
+from edge.units import GIB
+
+SCHEMA = 1
+# Upper ends of the size classes: a winner for 1 GB says little about 30 GB, where memory is short.
+_CLASSES_GIB = (1, 4, 16, 64)
+
+
+class LoadChoice(Struct, frozen=True):
+    """The winner of one measurement. `mount`: mount point of the disk; `offload`: full | partial | none."""
+
+    board: str
+    engine: str
+    mount: str
+    size_class: int
+    offload: str
+    mode: str
+    seconds: float
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return self.board, self.engine, self.mount, self.size_class, self.offload
+
+
+def choices_path(folders: Folders) -> Path:
+    return folders.data / "load_modes.json"
+
+
+def size_class(file_bytes: int) -> int:
+    return sum(file_bytes > limit * GIB for limit in _CLASSES_GIB)
+
+
+def offload_of(n_gpu_layers: int, n_layer: int) -> str:
+    """Return full | partial | none. Full includes the output layer, llama.cpp's layer n_layer + 1."""
+    return "full" if n_gpu_layers > n_layer else "partial" if n_gpu_layers else "none"
+
+
+def read_choices(path: Path, board: str, engine: str) -> tuple[LoadChoice, ...]:
+    """Return the choices for this board and engine; none from a missing, damaged or newer file."""
+    try:
+        document = read_json(path)
+        rows = convert(document["choices"], list[LoadChoice]) if document["schema"] == SCHEMA else []
+    except (OSError, ValueError, KeyError, TypeError):  # msgspec's ValidationError is a ValueError
+        return ()
+    return tuple(row for row in rows if (row.board, row.engine) == (board, engine))
+
+
+def write_choice(path: Path, choice: LoadChoice) -> None:
+    """Add or replace one choice. Raises OSError."""
+    try:
+        kept = convert(read_json(path)["choices"], list[LoadChoice])
+    except (OSError, ValueError, KeyError, TypeError):
+        kept = []
+    rows = [*(row for row in kept if row.key != choice.key), choice]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {"schema": SCHEMA, "choices": to_builtins(rows)})
+
+
+def chosen_mode(choices: Iterable[LoadChoice], file: str, file_bytes: int, offload: str) -> str | None:
+    """Return the measured mode for a model file on the innermost mount, or None. Never dio for a partial offload."""
+    wanted = (size_class(file_bytes), offload)
+    path = PurePosixPath(file)
+    found = [
+        choice
+        for choice in choices
+        if (choice.size_class, choice.offload) == wanted and PurePosixPath(choice.mount) in path.parents
+    ]
+    mode = max(found, key=lambda choice: len(choice.mount)).mode if found else None
+    return None if mode == "dio" and offload != "full" else mode

@@ -1,0 +1,102 @@
+"""`edgellm bench load` and `bench serve`, over the fake engine: real processes, real plans, real HTTP."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from edge.bench.load import LoadRow, winner
+from edge.bench.serve import LoadLevel, TimedAnswer, document, page
+from edge.engine.installed import SelectedEngine, write_selection
+from edge.plan.load_choice import LoadChoice, chosen_mode, read_choices, size_class, write_choice
+from edge.units import GIB
+from tests.daemon.served import Served, config_text, install, served
+from tests.fakes import llama_switches
+from tests.serving import edgellm
+
+
+def choice(mode: str = "none", mount: str = "/", kind: int = 0, offload: str = "none", board: str = "b") -> LoadChoice:
+    return LoadChoice(board, "e", mount, kind, offload, mode, 1.0)
+
+
+def test_a_choice_holds_for_its_disk_size_and_offload() -> None:
+    choices = [choice("none"), choice("mmap", "/data"), choice("dio", "/data", 1, "full")]
+    assert chosen_mode(choices, "/data/m.gguf", 1, "none") == "mmap", "the innermost mount"
+    assert chosen_mode(choices, "/home/m.gguf", 1, "none") == "none"
+    assert chosen_mode(choices, "/data/m.gguf", 2 * GIB, "full") == "dio"
+    assert chosen_mode(choices, "/data/m.gguf", 2 * GIB, "none") is None, "another size class"
+    assert chosen_mode(choices, "/database/m.gguf", 1, "none") == "none", "not a folder of /data"
+    assert [size_class(size * GIB) for size in (1, 2, 5, 17, 65)] == [0, 1, 2, 3, 4]
+
+
+def test_dio_is_never_used_with_a_partial_offload() -> None:
+    assert chosen_mode([choice("dio", offload="partial")], "/m.gguf", 1, "partial") is None
+
+
+def test_choices_are_kept_by_board_and_engine_and_damage_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "load_modes.json"
+    for each in (choice("mmap"), choice("none"), choice("mmap", board="other")):
+        write_choice(path, each)
+    assert read_choices(path, "b", "e") == (choice("none"),)
+    path.write_text('{"schema": 1, "choices": [{"board": 3}]}')
+    assert read_choices(path, "b", "e") == ()
+    write_choice(path, choice("dio"))
+    assert [each.mode for each in read_choices(path, "b", "e")] == ["dio"]
+
+
+def test_the_winner_counts_cold_and_warm_starts() -> None:
+    rows = [LoadRow("none", [3.0, 3.0], [1.0]), LoadRow("mmap", [2.0], [1.5]), LoadRow("dio", note="not here")]
+    best = winner([*rows, LoadRow("auto", [0.1], [0.1])])
+    assert best is not None and best.mode == "mmap"
+    assert winner([LoadRow("dio", note="no")]) is None
+
+
+def test_load_measures_each_mode_and_the_plan_uses_the_winner(short_dir: Path, smollm2: Path) -> None:
+    state = short_dir / "s"
+    (state / "config").mkdir(parents=True)
+    (state / "config" / "edgellm.toml").write_text(config_text(f'id = "chat"\nref = "{smollm2}"'))
+    fake = install(state / "data", "fake-cpu-1")
+    write_selection(state / "data" / "engines", SelectedEngine("fake-cpu-1"))
+    options = ("--set", "load_mode=auto", "--state-dir", str(state))
+    done = edgellm("bench", "load", "--repeat", "2", "--apply", "--json", "--state-dir", str(state))
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    rows = {row["mode"]: row for row in result["rows"]}
+    assert [len(rows[mode]["cold_s"]) for mode in ("none", "mmap")] == [2, 2] and len(rows["none"]["warm_s"]) == 2
+    assert "needs all weights on the GPU" in rows["dio"]["note"]
+    assert result["winner"]["mode"] in ("none", "mmap") and result["applied"] is True
+    assert len(llama_switches.starts(fake)) == 8
+    plan = json.loads(edgellm("plan", "--json", *options).stdout)["models"]["chat"]
+    assert plan["ladder"][plan["chosen"]]["settings"]["load_mode"] == result["winner"]["mode"]
+    assert "measured by `edgellm bench load`" in edgellm("plan", *options).stdout
+
+
+def test_load_refuses_beside_a_running_instance_and_unknown_modes(short_dir: Path, smollm2: Path) -> None:
+    with served(short_dir, f'id = "chat"\nref = "{smollm2}"') as up:
+        assert "stop it first" in up.cli("bench", "load", rc=69)
+    wrong = edgellm("bench", "load", "--modes", "quick", "--state-dir", str(up.state))
+    assert wrong.returncode == 64 and "unknown load mode" in wrong.stderr
+
+
+def test_serve_measures_levels_and_writes_one_page(short_dir: Path, smollm2: Path) -> None:
+    report = short_dir / "report.html"
+    with served(short_dir, f'id = "chat"\nref = "{smollm2}"') as up:
+        assert isinstance(up, Served)
+        arguments = ("--clients", "1,2", "--seconds", "0", "--max-tokens", "4", "--html", str(report), "--json")
+        results = json.loads(up.cli("bench", "serve", *arguments))
+    assert [(level["clients"], level["requests"]) for level in results["levels"]] == [(1, 2), (2, 4)]
+    assert all(level["ttft_s"]["p50"] > 0 and level["tokens_s"] > 0 for level in results["levels"])
+    assert len(results["answers"]) == 6 and results["model"] == "chat"
+    text = report.read_text()
+    assert text.startswith("<!doctype html>") and text.count("<svg") >= 1 and "http" not in text
+
+
+def test_drift_and_energy_are_shown_where_they_are_known() -> None:
+    answers = [TimedAnswer(float(n), 0.1, [0.02], 10, 20, 100.0, 40.0 if n < 8 else 30.0) for n in range(16)]
+    level = LoadLevel(1, 10.0, answers, watts=8.0)
+    summary = level.summary()
+    assert summary["drift"] == 0.75 and summary["tokens_per_joule"] == 2.0 and summary["tokens_s"] == 16.0
+    assert LoadLevel(1, 1.0, answers[:4]).summary()["drift"] is None
+    assert LoadLevel(1, 1.0).summary()["ttft_s"] is None
+    hostile = document("<script>", {"engine": "<b>"}, [level, LoadLevel(2, 1.0)])
+    assert "<script>" not in page(hostile) and "&lt;script&gt;" in page(hostile)
