@@ -60,6 +60,7 @@ class Context(Struct):
     started: int
     stats: Stats = field(default_factory=Stats)
     metrics: Metrics = field(default_factory=Metrics)
+    loading: set[Any] = field(default_factory=set)  # futures of models that are started by POST /admin
     stream_owners: StreamOwners = field(default_factory=StreamOwners)
     pools: Pools = field(default_factory=Pools)
     energy: EnergyMeter | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from edge.gateway.openai import HttpFault, RejectedError
 from edge.gateway.routes import Route, plain_path
 from edge.gateway.waiting_room import failed_fault, retry_in_s
 from edge.supervisor.status import Failure, State
+from edge.supervisor.upstream import Upstream
 
 # In place of aiohttp's Server header, which names the versions of Python and aiohttp.
 SERVER = {"Server": "edgellm"}
@@ -144,7 +146,7 @@ def control(context: Context, method: str, route: Route) -> web.Response:
     upstream = context.by_name(name)
     if upstream is None:
         raise RejectedError(unknown_model(context, name))
-    actions = {"load": upstream.load, "unload": upstream.unload, "restart": upstream.restart}
+    actions = {"load": lambda: _load(context, upstream), "unload": upstream.unload, "restart": upstream.restart}
     if verb not in actions:
         raise RejectedError(HttpFault(404, "unknown_action", f"no action {verb[:50]!r}", "load, unload or restart"))
     if method != "POST":
@@ -152,6 +154,13 @@ def control(context: Context, method: str, route: Route) -> web.Response:
         return json_response(fault.document(), 405, {"Allow": "POST"})
     actions[verb]()
     return json_response({"schema": 1, "model": upstream.model_id, "action": verb}, 202)
+
+
+def _load(context: Context, upstream: Upstream) -> None:
+    """Start the model as its first request would: other models may have to give memory back before."""
+    loading = asyncio.ensure_future(upstream.ensure_ready())
+    context.loading.add(loading)  # the event loop keeps no reference to a task
+    loading.add_done_callback(context.loading.discard)
 
 
 def unknown_model(context: Context, name: str | None) -> HttpFault:

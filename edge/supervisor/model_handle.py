@@ -170,10 +170,6 @@ class ModelHandle:
             elif (ready := await _unless(changed, supervisor)) and not changed.is_set():
                 return ready
 
-    def load(self) -> None:
-        if self.supervisor:
-            self.supervisor.start()
-
     def unload(self) -> None:
         if self.supervisor:
             self.supervisor.sleep()

@@ -47,10 +47,6 @@ class Upstream(Protocol):
         """Wait until READY, FAILED or STOPPED, waking a sleeping model. It may be cancelled at any time."""
         ...
 
-    def load(self) -> None:
-        """Start the model's engine if it is asleep, stopped or failed."""
-        ...
-
     def unload(self) -> None:
         """End the model's engine once its requests are answered; the next request wakes it."""
         ...

@@ -251,7 +251,7 @@ async def test_a_model_is_loaded_unloaded_and_restarted_with_an_admin_key_only(
         answer = await here.once(ask("POST", target, "X-Api-Key: " + ADMIN))
         assert (answer.status, json.loads(answer.body)["model"]) == (202, "chat")
         assert (await here.once(ask("GET", target, "X-Api-Key: " + ADMIN))).status == 405
-    assert here.model.actions == ["load", "unload", "restart"]
+    assert here.model.actions == ["unload", "restart"] and here.model.asked == 1
     for target in ("/admin/models/nope/load", "/admin/models/chat/explode", "/admin/models/chat"):
         assert (await here.once(ask("POST", target, "X-Api-Key: " + ADMIN))).status == 404
     assert (await (await rig()).once(ask("POST", "/admin/models/chat/load"))).status == 403, "no key, no admin"

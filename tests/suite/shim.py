@@ -55,9 +55,6 @@ class Server:
         await self._ready.wait()
         return self.status()
 
-    def load(self) -> None:
-        pass
-
     def unload(self) -> None:
         pass
 

@@ -87,9 +87,6 @@ class FakeModel:
         finally:
             self.waiting -= 1
 
-    def load(self) -> None:
-        self.actions.append("load")
-
     def unload(self) -> None:
         self.actions.append("unload")
 
