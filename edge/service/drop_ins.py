@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from edge.board import jetson
 from edge.board.device_nodes import nvidia_on_pci
+from edge.linux.files import read_bounded
 from edge.linux.tree import Tree
 from edge.service import units
 from edge.service.units import DROP_IN, UnitSettings
@@ -94,8 +95,8 @@ def _compare(path: Path, wanted: str) -> Difference | None:
 
 def _text(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        return read_bounded(path).decode("utf-8", "replace")
+    except (OSError, ValueError):
         return None
 
 
@@ -112,7 +113,7 @@ def drop_in_conflicts(unit: str, root: Path = Path("/")) -> tuple[str, ...]:
     return tuple(
         f"/{path.relative_to(root)}: {conflict}"
         for path in _drop_ins(unit, root)
-        for conflict in conflicts(_hindrance_text(path))
+        for conflict in conflicts(_text(path) or "")
     )
 
 
@@ -123,10 +124,3 @@ def _drop_ins(unit: str, root: Path) -> list[Path]:
         for path in (root / folder / f"{unit}.d").glob("*.conf"):
             found.setdefault(path.name, path)
     return [found[name] for name in sorted(found) if name != DROP_IN]
-
-
-def _hindrance_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

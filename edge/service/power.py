@@ -28,6 +28,7 @@ from msgspec import Struct
 from edge.board import jetson
 from edge.board.board import PowerMode
 from edge.errors import ConfigError, EdgeError, TemporaryError, UnavailableError
+from edge.linux.files import read_json
 from edge.resources import load_toml
 from edge.telemetry.sensors import cpu_locked, find_gpu
 
@@ -109,10 +110,10 @@ def restore(settings: PowerSettings, state: Path = STATE, verify_s: float = VERI
 
 def _before(state: Path) -> dict[str, Any]:
     try:
-        known: dict[str, Any] = json.loads((state / "before.json").read_text())
+        known = read_json(state / "before.json")
     except (OSError, ValueError):
         return {}
-    return known
+    return known if isinstance(known, dict) else {}
 
 
 def set_mode(name: str, verify_s: float = VERIFY_S) -> PowerMode:

@@ -19,6 +19,7 @@ import edge
 from edge import __version__
 from edge.engine.embedded_engine import find_embedded
 from edge.errors import EdgeError, EngineMissingError, UnavailableError
+from edge.linux.files import read_json
 from edge.linux.systemctl import run
 from edge.resources import data_dir
 from edge.service.access import writable_by_others
@@ -240,7 +241,7 @@ def main(arguments: list[str]) -> int:
 def stamp(prefix: Path = PREFIX) -> str | None:
     """Return what a prefix was installed from; None where `install` did not create it."""
     try:
-        made: str = json.loads((prefix / STAMP).read_text(encoding="utf-8"))["made_of"]
+        made: str = read_json(prefix / STAMP)["made_of"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return made

@@ -1,4 +1,4 @@
-"""The text of the drop-ins `10-install.conf`: what differs from machine to machine. Pure."""
+"""The files of an installation: its recorded settings, the drop-ins made from them, and all paths."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import json
 from collections.abc import Sequence
 from ipaddress import ip_address
 from pathlib import Path, PurePosixPath
-from typing import Any
 
-from msgspec import Struct, to_builtins
-from msgspec.structs import fields, replace
+from msgspec import MsgspecError, Struct, convert, to_builtins
 
 from edge.errors import UsageError
-from edge.linux.files import write_atomic
+from edge.linux.files import read_json, write_atomic
 from edge.linux.sockets import parse_address
 from edge.resources import data_dir
 
@@ -41,15 +39,12 @@ class UnitSettings(Struct, frozen=True):
 def read_record(path: Path) -> UnitSettings | None:
     """Read the record of an installation; None where there is none or its schema is unknown."""
     try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path)
         if document["schema"] != SCHEMA:
             return None
-        kept = next(value for value in document.values() if isinstance(value, dict))
-        known: dict[str, Any] = {}
-        for name in {field.name for field in fields(UnitSettings)} & set(kept):
-            known[name] = tuple(kept[name]) if isinstance(kept[name], list) else kept[name]
-        return replace(UnitSettings(), **known)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration):
+        # Keys of a later version are ignored, those that are missing have their defaults.
+        return convert(next(value for value in document.values() if isinstance(value, dict)), UnitSettings)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration, MsgspecError):
         return None
 
 

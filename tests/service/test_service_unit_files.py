@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge.errors import ConfigError, UsageError
-from edge.service.units import UnitSettings, drop_ins, endpoint, escaped, mount_units, quoted, within
+from edge.service.units import UnitSettings, drop_ins, endpoint, escaped, mount_units, quoted, read_record, within
 
 PRINTABLE = st.text(
     st.characters(min_codepoint=32, blacklist_characters="\x7f", blacklist_categories=["Cs"]), max_size=30
@@ -101,3 +103,18 @@ def test_within_is_about_folders_not_letters() -> None:
     assert within("/home/ann/models", ("/home",))
     assert within("/home", ("/home",))
     assert not within("/homes/ann", ("/home",))
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=8), inner, max_size=3)),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.one_of(JSON, st.fixed_dictionaries({"schema": st.just(1), "units": JSON})))
+def test_no_record_stops_an_installation(tmp_path: Path, document: object) -> None:
+    path = tmp_path / "service.json"
+    path.write_text(json.dumps(document))
+    assert read_record(path) is None or isinstance(read_record(path), UnitSettings)
