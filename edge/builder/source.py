@@ -186,8 +186,13 @@ def fetch(choice: SourceChoice, pin: Pin, src_dir: Path, drop: tuple[str, ...], 
         unpack(archive, pin.pypi, source.tree, drop)
     else:
         clone(pin.git["url"], choice.ref or pin.commit, source.tree, say)
-    write_json(_manifest_path(source.tree), _hashes(source.tree))
+    remember(source.tree)
     return locate(choice, pin, src_dir)
+
+
+def remember(tree: Path) -> None:
+    """Write down what lies in a tree that was just verified: `unchanged` compares with it before each build."""
+    write_json(_manifest_path(tree), _hashes(tree))
 
 
 def unchanged(tree: Path) -> bool:

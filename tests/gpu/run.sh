@@ -38,7 +38,12 @@ edgellm() { "$PYTHON" -m edge "$@"; }
 
 commit=$(cat "$packed/commit")
 mkdir -p "$STATE/cache/src"
-[ -d "$STATE/cache/src/$commit" ] || tar -xf "$packed/llama.cpp.tar.xz" -C "$STATE/cache/src"
+if [ ! -d "$STATE/cache/src/$commit" ]; then
+    tar -xf "$packed/llama.cpp.tar.xz" -C "$STATE/cache/src"
+    # A build compares the tree with what was unpacked, and would fetch it anew.
+    "$PYTHON" -c 'import sys, pathlib, edge.builder.source as s; s.remember(pathlib.Path(sys.argv[1]))' \
+        "$STATE/cache/src/$commit"
+fi
 
 say "build"
 edgellm build --recipe "$recipe" --state-dir "$STATE" --dry-run --json >"$RESULTS/plan.json"
