@@ -77,6 +77,8 @@ def wrong(words: list[str]) -> str | None:
     if hasattr(command, "commands"):
         if not rest:
             return None  # the noun itself prints its verbs
+        if rest[0] in ("--help", "-h"):
+            return None
         if rest[0] not in command.commands:
             return f"no command {words[0]} {rest[0]}" if re.fullmatch("[a-z-]+", rest[0]) else None
         command, rest = command.commands[rest[0]], rest[1:]
