@@ -1,4 +1,4 @@
-"""`edgellm up` whose sensors are a fake board's: up_on_board.py ROOT SECONDS [--act] [options of up].
+"""`edgellm up` whose sensors are a fake board's: up_on_board.py ROOT SECONDS [--act] [--watts=N] [options of up].
 
 SECONDS is the governor's dwell time, so that tests need not wait for boards to cool. All else is the product's own.
 """
@@ -17,9 +17,9 @@ from edge.telemetry.jtop import JtopSource
 from edge.telemetry.telemetry import Telemetry, limits_of
 
 
-def main(root: Path, dwell_s: float, act: bool, arguments: list[str]) -> int:
+def main(root: Path, dwell_s: float, act: bool, watts: float | None, arguments: list[str]) -> int:
     def run(launched: app.Launched) -> int:
-        limits = replace(limits_of(ThermalConfig(act=act)), dwell_s=dwell_s)
+        limits = replace(limits_of(ThermalConfig(act=act, max_watts=watts)), dwell_s=dwell_s)
         jtop = JtopSource(pauses_s=(0.2, 1.0))
         settings = TelemetryConfig(interval_s=1.0 if dwell_s >= 1 else 0.1)
         telemetry = Telemetry.of(probe(root), settings, root=root, limits=limits, jtop=jtop)
@@ -31,4 +31,6 @@ def main(root: Path, dwell_s: float, act: bool, arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     given = sys.argv[3:]
-    sys.exit(main(Path(sys.argv[1]), float(sys.argv[2]), "--act" in given, [word for word in given if word != "--act"]))
+    most = next((float(word.partition("=")[2]) for word in given if word.startswith("--watts=")), None)
+    rest = [word for word in given if word != "--act" and not word.startswith("--watts=")]
+    sys.exit(main(Path(sys.argv[1]), float(sys.argv[2]), "--act" in given, most, rest))

@@ -220,3 +220,38 @@ def test_killing_freezing_and_restarting_jtop_20_times_under_load(
     assert len(answers) > 20
     assert not reader.is_running()
     print(f"{len(answers)} requests; slowest /healthz {slowest_s * 1000:.0f} ms, oldest sample {oldest_s:.2f} s")
+
+
+@pytest.mark.full
+def test_max_watts_pauses_requests_of_the_real_engine_and_lets_them_go_on(
+    board: FakeBoard, short_dir: Path, smollm2: Path
+) -> None:
+    """One request draws 24 W, the limit is 18 W and the idle board draws 4 W; `act` is off."""
+    ended = threading.Event()
+
+    def plant(up: Up) -> None:
+        while not ended.wait(0.1):
+            board.set_total_power(4.0 + 20.0 * in_flight(up))
+
+    board.set_all_temps(50)
+    board.set_total_power(4.0)
+    with up_on(board, short_dir, smollm2, "--watts=18") as up, ThreadPoolExecutor(2) as pool:
+        pool.submit(plant, up)
+        statuses: list[int] = []
+
+        def paused() -> bool:
+            """Ask until a request that may not wait is told of the pause."""
+            url, body = f"{up.url}/v1/chat/completions", {"messages": [{"role": "user", "content": "Count."}]}
+            answer = httpx.post(url, json={**body, "max_tokens": 24}, headers={"Edgellm-Max-Wait": "0"}, timeout=60)
+            statuses.append(answer.status_code)
+            return answer.status_code == 503 and answer.json()["error"]["kind"] == "power_limit"
+
+        try:
+            eventually(paused, lambda: f"a pause: {statuses}", patience_s=120)
+            governor = httpx.get(f"{up.url}/telemetry", timeout=10).json()["governor"]
+            assert governor["limit"]["hold_new"] and governor["limit"]["cause"] == "power"
+            assert "limit 18 W" in governor["because"] and governor["warning"] is None
+            assert up.chat().status_code == 200, "it waits for the end of the pause"
+            assert 200 in statuses and up.healthz()["models"]["chat"]["state"] == "READY"
+        finally:
+            ended.set()
