@@ -14,6 +14,7 @@ PROC = Path("/proc")
 WINDOWS = 64
 WINDOW_BYTES = 1 << 20
 _TICKS_S = os.sysconf("SC_CLK_TCK")  # per second; times of /proc/PID/stat are in ticks
+FAMILY = 64  # an engine has no children; a script that starts one has a few
 _TCP_LISTEN = "0A"  # TCP_LISTEN of include/net/tcp_states.h, in hex
 
 
@@ -130,6 +131,23 @@ def read_usage(pid: int, proc: Path = PROC) -> ProcessUsage | None:
         swap_bytes=status.get("VmSwap", 0) * 1024,
         rss_bytes=status.get("VmRSS", 0) * 1024,
     )
+
+
+def family_pids(pid: int, proc: Path = PROC) -> list[int]:
+    """Return a process and its descendants, of which one may be the program that a shell script started."""
+    found = [pid]
+    for each in found:
+        found += child_pids(each, proc)[: FAMILY - len(found)]
+    return found
+
+
+def read_family_usage(pid: int, proc: Path = PROC) -> ProcessUsage | None:
+    """Read the usage of a process and its descendants together; None when the process is gone."""
+    usage = read_usage(pid, proc)
+    if usage is None:
+        return None
+    others = [each for other in family_pids(pid, proc)[1:] if (each := read_usage(other, proc)) is not None]
+    return ProcessUsage(*(sum(values) for values in zip(usage, *others, strict=True)))
 
 
 def process_name(pid: int, proc: Path = PROC) -> str:

@@ -70,10 +70,10 @@ _COUNTERS = {"id_task", "n_past", "n_decoded", "n_prompt_tokens_processed", "nex
 
 
 def stalled(quiet_s: float) -> Failure:
-    what = f"no log line, byte or CPU time for {quiet_s:.0f} s while loading"
+    what = f"no log line, byte or CPU time for {quiet_s:.0f} s while the model loads"
     return Failure("stalled", what, "check the disk: `dmesg` and `edgellm doctor`")
 
 
 def wedged(quiet_s: float) -> Failure:
-    what = f"a request waits and nothing moved for {quiet_s:.0f} s: no token, no CPU time, no log line"
+    what = f"a request waits and nothing moved for {quiet_s:.0f} s: no byte, no CPU or GPU time, no slot that counts"
     return Failure("wedged", what, "it is restarted; if it happens again, update the engine or the driver")

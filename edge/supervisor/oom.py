@@ -21,7 +21,7 @@ class OomWitness:
         cgroup_root: Path = Path("/sys/fs/cgroup"),
         kmsg: Path = Path("/dev/kmsg"),
     ) -> None:
-        self._pid = pid
+        self.pids = {pid}  # of the child, and of the engine behind it where the child is a script
         self._spawned_at_s = spawned_at_s
         self._kmsg = kmsg
         self._counters = {
@@ -37,9 +37,9 @@ class OomWitness:
         self._counters, self._newer = self._newer, {path: _read(path) or 0 for path in self._newer}
 
     def killed(self) -> bool:
-        """Return whether the counters grew since, or the kernel log names the pid."""
+        """Return whether the counters grew since, or the kernel log names one of the pids."""
         grown = any((_read(path) or 0) > before for path, before in self._counters.items())
-        return grown or named_in_kernel_log(self._pid, self._spawned_at_s, self._kmsg)
+        return grown or any(named_in_kernel_log(pid, self._spawned_at_s, self._kmsg) for pid in self.pids)
 
 
 def _counters(pid: int, proc: Path, root: Path) -> Iterator[Path]:

@@ -39,6 +39,12 @@ class ExitStatus(NamedTuple):
     signal: int | None
     lived_s: float
 
+    def of_engine(self) -> ExitStatus:
+        """Return the engine's status where a shell reports it: 128 + n is the end of its command by signal n."""
+        if self.code is None or not 128 < self.code <= 128 + signals.NSIG:
+            return self
+        return ExitStatus(None, self.code - 128, self.lived_s)
+
     def __str__(self) -> str:
         if self.signal is None:
             return f"exit code {self.code} after {self.lived_s:.1f} s"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
-from edge.linux.procfs import read_usage
+from edge.linux.procfs import family_pids, read_family_usage
 from edge.linux.sockets import listener_pid
 from edge.linux.timeouts import DeadlineExceeded, happens, within
 from edge.supervisor.degraded import differences, grown
@@ -166,6 +166,7 @@ class Watch:
         grace_s = self._terms.policy.term_s if self.signalled and status.signal != signal.SIGKILL else 0.0
         await asyncio.to_thread(self.child.end_session, grace_s)
         # The kernel's OOM killer sends SIGKILL only, and a signal of the supervisor's own is no evidence.
+        status = status.of_engine()
         oom_killed = status.signal == signal.SIGKILL and not self.signalled and self._witness.killed()
         known = (status, list(self.attempt.tail), oom_killed, self.signalled, self.attempt.served)
         diagnosis = diagnose(Death(*known, self._terms.l4t), self._patterns)
@@ -192,8 +193,9 @@ class Watch:
             self._hang(_foreign(listener))
             return
         self.child.guard()
+        self._witness.pids.update(family_pids(self.child.pid))
         self.engine_ready_s = time.monotonic()
-        vitals = read_usage(self.child.pid)
+        vitals = read_family_usage(self.child.pid)
         self._handle(self.attempt.answered(self.engine_ready_s, vitals.rss_bytes if vitals else None))
         self._post(EngineReady())
 
@@ -234,7 +236,7 @@ class Watch:
                 await happens(self._traffic.opened, self._idle_look_s())
             else:
                 await asyncio.sleep(self._terms.policy.look_s)
-            vitals, now = read_usage(self.child.pid), time.monotonic()
+            vitals, now = read_family_usage(self.child.pid), time.monotonic()
             idle = serving and not self._traffic.open
             work = (self.attempt.lines, self._partial(), self._slots)
             quiet_s = stalls.look(now, vitals, work, excused=idle)
@@ -254,6 +256,7 @@ class Watch:
                 self._slots = slots_work(await self._probe.get("/slots", SLOTS_TIMEOUT_S)) or self._slots
             if not serving:
                 self.child.guard()
+                self._witness.pids.update(family_pids(self.child.pid))
             if quiet_s >= limit_s and not busy_excuses(self._gpu_load(), quiet_s, limit_s):
                 self._hang(wedged(quiet_s) if serving else stalled(quiet_s))
                 return

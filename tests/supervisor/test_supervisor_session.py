@@ -12,12 +12,14 @@ from asyncio.subprocess import DEVNULL, PIPE
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from edge.linux.procfs import read_stat, session_pids
+from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.process import spawn
 from edge.supervisor.status import State
 from tests.fakes import llama_switches
-from tests.supervisor.rig import ENV, rigged
+from tests.supervisor.rig import ENV, FAST, rigged
 
 # A script that starts the engine and waits for it, as vendors' wrappers do; the last passes no signal on.
 PLAIN = '"$@"\nexit $?\n'
@@ -67,6 +69,27 @@ async def test_a_script_that_detaches_its_engine_is_no_start(short_dir: Path) ->
     async with rigged(short_dir, argv=script(short_dir, DETACHED, load_s=60.0)) as rig:
         assert await rig.settle(State.FAILED, State.READY) is State.FAILED
         assert all(gone(pid) for pid in rig.pids)
+
+
+async def test_a_shells_137_and_139_are_the_signals_of_its_engine(short_dir: Path) -> None:
+    async with rigged(short_dir, argv=script(short_dir, PLAIN), rungs=2) as rig:
+        await rig.ready()
+        for number in (signal.SIGSEGV, signal.SIGKILL):
+            os.kill(rig.pids[-1], number)
+            await rig.until(lambda: rig.states[-1] != "READY")
+            await rig.ready()
+        assert rig.kinds == ["signal_segv", "killed"]
+        assert rig.supervisor.machine.rung == 0
+
+
+async def test_the_work_of_an_engine_behind_a_script_is_its_life(short_dir: Path) -> None:
+    """The script itself uses no CPU time, and its engine prints nothing for longer than the limit."""
+    burn = "import time\nend = time.monotonic() + 2\nwhile time.monotonic() < end: pass"
+    body = f'"{sys.executable}" -S -c "{burn}"\n{PLAIN}'
+    terms = SupervisorOptions(policy=replace(FAST, stall_s=1.0))
+    async with rigged(short_dir, argv=script(short_dir, body), terms=terms) as rig:
+        await rig.ready()
+        assert len(rig.pids) == 1 and not rig.kinds
 
 
 PARENT = """
