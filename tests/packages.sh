@@ -15,6 +15,8 @@ need mmdebstrap mmdebstrap
 need chromium chromium
 need npm npm
 need node nodejs
+need curl curl
+need setpriv util-linux
 [ ${#missing[@]} -gt 0 ] || exit 0
 if [ "$(id -u)" != 0 ]; then
     echo "make test-full needs: sudo apt-get install ${missing[*]}" >&2
