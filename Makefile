@@ -62,10 +62,11 @@ test: check
 	tests/pythons.sh "$(BIN)/python"
 	tests/wheel.sh "$(BIN)/python"
 
+# STRANGER=--quick leaves out the second `make test`, by the other user
 test-full: test
 	tests/packages.sh
 	$(BIN)/python -m pytest -m full
-	tests/stranger.sh
+	tests/stranger.sh $(STRANGER)
 
 # Real systemds of three ages in systemd-nspawn, and an emulated machine (qemu-system-x86, kmod, cpio); needs root, and
 # fetches four small systems once. For arm64: python -m tests.boot.vm
