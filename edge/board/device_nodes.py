@@ -21,6 +21,9 @@ _CONTROL = "/dev/nvidiactl"  # opened by every CUDA program, whichever cards it 
 _UNIFIED_MEMORY = "/dev/nvidia-uvm"  # made by nvidia-modprobe, which may not have run at boot
 _WSL = "/dev/dxg"  # the only node of a GPU in WSL2
 
+# Their owners on JetPack and on Debian: /dev/nvhost-* and /dev/nvidia* belong to video, /dev/dri/renderD* to render.
+GPU_GROUPS = ("video", "render")
+
 WAIT_S = 60.0  # Tegra's nodes appear within seconds of boot (FC-74: 8 s on an Orin); a minute is generous
 WAIT_LATER_S = 5.0  # the driver of a machine that booted long ago is loaded or will not be
 YOUNG_S = 300.0  # since boot: later no driver is merely late

@@ -82,9 +82,10 @@ def diff(as_json: Json = False) -> None:
     """Compare the installed units with those that `install` would write now. Exit code 1 when they differ."""
     from msgspec.structs import replace
 
+    from edge.board.device_nodes import GPU_GROUPS
     from edge.paths import system_folders
     from edge.service.drop_ins import diff as compare
-    from edge.service.request import GPU_GROUPS, RECORD, existing_groups
+    from edge.service.request import RECORD, existing_groups
     from edge.service.units import read_record
 
     recorded = read_record(system_folders().data / RECORD)

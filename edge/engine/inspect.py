@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from edge.board.device_nodes import GPU_GROUPS
 from edge.engine.binary import traits
 from edge.engine.engine import Device, Engine, Flag, era_of
 from edge.engine.output import parse_devices, parse_help, parse_version
@@ -241,13 +242,19 @@ def unprivileged() -> Identity | None:
     """Return the user for binaries of unknown origin: the service's, else `nobody`; None unless this is root."""
     if os.geteuid() != 0:
         return None
+    import grp
     import pwd
 
+    gpu = []
+    for group in GPU_GROUPS:  # without them no engine finds a GPU, and its proof would fail
+        with contextlib.suppress(KeyError):
+            gpu.append(grp.getgrnam(group).gr_gid)
     for name in (_SERVICE_USER, "nobody"):
         with contextlib.suppress(KeyError):
             entry = pwd.getpwnam(name)
-            return Identity(entry.pw_uid, entry.pw_gid, os.getgrouplist(name, entry.pw_gid))
-    return Identity(_NOBODY, _NOBODY, [])
+            groups = {*os.getgrouplist(name, entry.pw_gid), *gpu}
+            return Identity(entry.pw_uid, entry.pw_gid, sorted(groups))
+    return Identity(_NOBODY, _NOBODY, gpu)
 
 
 def identity(path: Path) -> Identity:

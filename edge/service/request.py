@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
+from edge.board.device_nodes import GPU_GROUPS
 from edge.errors import ConfigError, UsageError
 from edge.paths import Folders, system_folders
 from edge.service import program
@@ -16,7 +17,6 @@ from edge.service.access import user_exists
 from edge.service.config_file import NAME, read_base
 from edge.service.units import TEMPORARY, USER, UnitSettings, endpoint, read_record, within
 
-GPU_GROUPS = ("video", "render")
 RECORD = "service.json"
 ETC = Path("etc/edgellm")
 # Names that User= takes without a warning (systemd's valid_user_group_name, relaxed), without `%`, a specifier there.
