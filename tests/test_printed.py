@@ -138,8 +138,6 @@ def read_names() -> frozenset[str]:
 @pytest.mark.parametrize("key", sorted({*CONFIG_KEYS, *MODEL_KEYS, *SETTINGS}))
 def test_each_key_is_read_by_something(key: str) -> None:
     """The table of engine options reads its keys by name."""
-    if key in ("pin", "warm_at"):
-        pytest.skip("the pool of models reads it")
     name = key.split(".", 1)[-1] if key.count(".") == 2 else key.rpartition(".")[2]
     table = (ROOT / "edge/plan/engine_options.py").read_text(encoding="utf-8")
     assert any(read.endswith(f".{name}") for read in read_names()) or f'"{name}"' in table
