@@ -37,6 +37,7 @@ def board(board_id: BoardId = None, root_dir: RootDir = None, memory: Memory = N
 
 
 def show(board: Board, memory: MemorySnapshot) -> None:
+    """Print the board: a table on a terminal, whole lines in a pipe."""
     out = console()
     if not out.is_terminal:
         for name, value in rows(board, memory):
@@ -51,6 +52,7 @@ def show(board: Board, memory: MemorySnapshot) -> None:
 
 
 def rows(board: Board, memory: MemorySnapshot) -> Iterator[tuple[str, str]]:
+    """Yield name and value of what is known; unknown things are left out."""
     yield "board", f"{board.module} ({board.id})"
     if board.refused:
         yield "refused", board.refused

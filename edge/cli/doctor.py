@@ -65,6 +65,7 @@ _STYLE = {CheckResult.OK: "green", CheckResult.WARN: "yellow", CheckResult.BAD: 
 
 
 def show(checks: tuple[Check, ...], fixed: tuple[str, ...]) -> None:
+    """Print the findings, their summary, the commands to run, and what --fix did."""
     out = console()
     if out.is_terminal:
         out.print(findings(checks))

@@ -48,7 +48,7 @@ class Field(Struct, frozen=True):
 
     @property
     def kind(self) -> str:
-        """ "size" or "reserve"; "" for a plain TOML value."""
+        """Return `size`, `reserve`, or an empty string for a plain TOML value."""
         return str((self.meta.extra or {}).get("kind") or "")
 
     @property

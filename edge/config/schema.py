@@ -122,7 +122,7 @@ def _table(fields: Mapping[str, Field]) -> dict[str, Any]:
 
 
 def _field(field: Field) -> dict[str, Any]:
-    """TOML has no null, and a size may be text."""
+    """Return the JSON Schema of one key, without null, which TOML lacks; a size may be text."""
     found = msgspec.json.schema(field.type)
     if "anyOf" in found:
         found |= next(one for one in found.pop("anyOf") if one["type"] != "null")
@@ -138,7 +138,7 @@ def _section(title: str, fields: Mapping[str, Field]) -> str:
 
 
 def _help(field: Field) -> str:
-    """The help, with the choices where there are some."""
+    """Return the help, with the choices of a key that has some."""
     base = field.type.__origin__
     choices = ", ".join(f"`{one}`" for one in get_args(base)) if get_origin(base) is Literal else ""
     choices = choices or ("of one model" if field.one_model else "")

@@ -64,6 +64,7 @@ class Console:
         self.ring = Ring()  # for `edgellm logs`
 
     def planned(self, plan: Plan, profile: str, urls: list[str]) -> None:
+        """Report the plan: board, engine, models and addresses."""
         mode = plan.board.power_mode.name if plan.board.power_mode else None
         if self._json:
             head = {"profile": profile, "engine": plan.engine.id, "power_mode": mode}
