@@ -1,20 +1,29 @@
 """edgellm-power.service's program inside a fake board: only what is asked, by name, verified, undone."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from edge.errors import ConfigError
 from edge.service.power import PowerSettings, read_settings
+from edge.service.units import power_text
 from edge.telemetry.sysfs import SysfsSource
 from tests.fakes.fake_jetson.files import put
 from tests.fakes.fake_jetson.service import why_not
 from tests.fakes.fake_jetson.tree import HERE, FakeBoard, fake_board
 from tests.fakes.nvml.library import build
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -184,3 +193,16 @@ def test_settings_are_read(tmp_path: Path) -> None:
     path = tmp_path / "power.toml"
     path.write_text('schema = 1\nmode = "25W"\npersistence = true\n')
     assert read_settings(path) == PowerSettings(mode="25W", persistence=True)
+
+
+@given(st.text(max_size=20))
+@settings(max_examples=50, deadline=None)
+def test_any_mode_is_one_value_of_the_file_that_the_installer_writes(mode: str) -> None:
+    assert tomllib.loads(power_text(mode)) == {"schema": 1, "mode": mode}
+
+
+def test_every_key_of_the_installers_comments_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "power.toml"
+    path.write_text(re.sub(r"^# (?=\w+ =)", "", power_text("MAXN"), flags=re.MULTILINE))
+    found = read_settings(path)
+    assert (found.restore, found.jetson_clocks, found.persistence) == (True, True, True)
