@@ -123,6 +123,62 @@ def test_the_last_load_counts() -> None:
     assert missing == [] and dict(attempt.facts.buffers.weights) == {"CUDA0": 900.0}
 
 
+# --- the log of a real engine ----------------------------------------------------------------------------------------
+
+# b9430 with CUDA on an H200, a model of 13B in Q5_K_M: every line that a gate or a fact is read from.
+REAL = """0.00.136.616 I srv  llama_server: initializing ...
+0.00.285.018 I cmn  common_param:   - CUDA0   : NVIDIA H200 (143155 MiB, 142629 MiB free)
+0.00.289.962 I srv    load_model: loading model 'models/m13b.gguf'
+0.00.417.156 I llama_prepare_model_devices: using device CUDA0 (NVIDIA H200) (0000:00:06.0) - 142629 MiB free
+0.00.449.628 I load_tensors: loading model tensors, this can take a while... (load_mode = none)
+0.00.508.752 I load_tensors: offloaded 41/41 layers to GPU
+0.00.508.759 I load_tensors:        CUDA0 model buffer size =  8427.75 MiB
+0.00.508.760 I load_tensors:    CUDA_Host model buffer size =   107.42 MiB
+0.06.884.092 I llama_context: constructing llama_context
+0.06.884.102 I llama_context: n_ctx                 = 4096
+0.06.885.631 I llama_context:  CUDA_Host  output buffer size =     0.12 MiB
+0.06.886.191 I llama_kv_cache:      CUDA0 KV buffer size =  3200.00 MiB
+0.06.887.033 I llama_kv_cache: size = 3200.00 MiB (  4096 cells,  40 layers), K (f16): 1600.00 MiB, V (f16): 1600.00 MiB
+0.06.913.688 I sched_reserve:      CUDA0 compute buffer size =   115.01 MiB
+0.06.913.697 I sched_reserve:  CUDA_Host compute buffer size =    24.01 MiB
+0.07.032.313 I srv  llama_server: model loaded"""
+
+
+def real(pattern: str = "", text: str = "") -> tuple[Attempt, list[str], list[tuple[str, str]]]:
+    """Start by the real log, with some text of its lines replaced; an empty replacement drops the lines."""
+    plan = launch_plan(("x",), 0, settings(n_ctx=4096, n_gpu_layers=41, devices=("CUDA0",)))
+    attempt = Attempt(plan, PATTERNS, 100.0, 8535 << 20, driver="/dev/nvidiactl opens")
+    events = []
+    for line in REAL.splitlines():
+        if text or not pattern or not re.search(pattern, line):
+            events += attempt.stderr(re.sub(pattern, text, line) if text else line, 101.0)
+    events += attempt.answered(102.0, 8535 << 20)
+    found = [(item.subject, item.got) for item in differences(plan, attempt.facts, None)]
+    return attempt, [event.what for event in events if event.missing is not None], found
+
+
+def test_the_real_log_is_green() -> None:
+    attempt, missing, found = real()
+    assert missing == [] and found == []
+    assert all(attempt.gates.as_status()[name].ready for name in GATES[:5])
+    attempt, missing, found = real("offloaded")
+    assert missing == [] and found == [], "the buffers prove it"
+
+
+@pytest.mark.parametrize("place", ["CPU", "CUDA_Host", "Vulkan0"])
+def test_the_real_log_with_its_weights_elsewhere_is_not(place: str) -> None:
+    """Without the count of layers, and with the device listed, six gates were green and nothing degraded."""
+    attempt, missing, found = real(r"CUDA0 model", f"{place} model")
+    assert missing == ["no_device"] and found
+    assert not attempt.gates.as_status()["backend"].ready
+
+
+def test_the_real_log_with_its_cache_elsewhere_is_degraded() -> None:
+    attempt, missing, found = real(r"CUDA0 KV", "CPU KV")
+    assert missing == [] and found == [("kv_cache", "3200 MiB on CPU")]
+    assert not attempt.gates.as_status()["kv_cache"].ready
+
+
 # --- context and cache -----------------------------------------------------------------------------------------------
 
 CPU = launch_plan(("x",), 0, settings(n_ctx=4096, n_parallel=2))
