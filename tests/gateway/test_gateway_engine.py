@@ -163,6 +163,58 @@ async def test_its_own_pages_are_under_upstream(here: Rig) -> None:
     assert page.body[:2] == b"\x1f\x8b"
 
 
+HI = [{"role": "user", "content": "Say hello."}]
+LAMP = {"name": "turn_on", "description": "Turn a lamp on", "parameters": {"type": "object", "properties": {}}}
+# What these programs send, in their order (published sources, 2026).
+PROGRAMS: dict[str, list[tuple[str, str, Any]]] = {
+    "Home Assistant": [
+        ("GET", "/api/tags", None),
+        (
+            "POST",
+            "/api/chat",
+            {
+                "model": "chat",
+                "messages": [{"role": "system", "content": "You are a voice assistant."}, *HI],
+                "tools": [{"type": "function", "function": LAMP}],
+                "stream": True,
+                "keep_alive": "-1s",
+                "options": {"num_ctx": 8192, "num_predict": 8},
+                "think": False,
+            },
+        ),
+    ],
+    "VS Code": [
+        ("GET", "/api/version", None),
+        ("GET", "/api/tags", None),
+        ("POST", "/api/show", {"model": "chat"}),
+        ("POST", "/v1/chat/completions", {"model": "chat", "messages": HI, "stream": True, "max_tokens": 8}),
+    ],
+    "Open WebUI, Ollama": [
+        ("GET", "/api/version", None),
+        ("GET", "/api/tags", None),
+        ("GET", "/api/ps", None),
+        ("POST", "/api/chat", {"model": "chat", "messages": HI, "options": {"num_predict": 8}, "format": ""}),
+    ],
+    "Open WebUI, OpenAI with a slash": [
+        ("GET", "//v1/models", None),
+        ("POST", "//v1/chat/completions", {"model": "chat", "messages": HI, "stream": True, "max_tokens": 8}),
+    ],
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+async def test_the_calls_of_programs_that_look_for_ollama_are_answered(here: Rig, program: str) -> None:
+    for method, target, asked in PROGRAMS[program]:
+        status, body = await _through(here, method, target, b"" if asked is None else json.dumps(asked).encode())
+        assert status == 200, (target, body)
+        if target == "/api/chat":
+            lines = [json.loads(line) for line in body.splitlines()]
+            assert lines[-1]["done"] and lines[-1]["eval_count"] > 0
+            assert "".join(line["message"]["content"] for line in lines)
+        if target == "/api/tags":
+            assert [each["model"] for each in json.loads(body)["models"]] == ["chat"]
+
+
 async def test_thirty_two_chats_of_one_client_are_all_answered_by_one_slot(rig: Rigs, engine: Path) -> None:
     """The bare engine queues them all; so does the gateway, and the connection is not lost meanwhile."""
     from openai import AsyncOpenAI
