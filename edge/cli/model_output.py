@@ -179,7 +179,7 @@ _COLOURS = {"F": "bright_black", "B": "bright_black", "8": "blue", "6": "cyan", 
 
 
 def details(model: ModelFile, note: Receipt | None) -> None:
-    """Print one model: header, memory, tensor types. `note` tells where it came from."""
+    """Print one model: header, memory, tensor types. `note`: its source, None if not recorded."""
     out = console()
     title = model.meta.name if model.meta.name and model.meta.name != model.name else ""
     name = printable(model.name)

@@ -79,6 +79,24 @@ speculation = "ngram"
         assert "draft_n" in answer["timings"] or answer["usage"]["completion_tokens"] < 24, answer
 
 
+@pytest.mark.e2e
+@pytest.mark.parametrize("broken", ["{% for m in messages %}{{ m.content }}", "{{ messages | nosuchfilter }}"])
+def test_a_template_that_the_engine_refuses_is_named_with_the_key_that_helps(
+    tmp_path: Path, smollm2: Path, broken: str
+) -> None:
+    """Case 14: the hint names chat_template_file, and with a sound one the same model serves."""
+    template = tmp_path / "template.jinja"
+    template.write_text(broken, encoding="utf-8")
+    place = ("-p", "cpu", "-m", f"chat={smollm2}", "--set", "n_ctx=512", "--set", f"chat_template_file={template}")
+    with Up(tmp_path / "broken", *place) as up:
+        up.wait_for("failed")
+        failure = up.status()["models"]["chat"]["failure"]
+        assert "chat_template_file" in failure["hint"], failure
+    template.write_text(TEMPLATE, encoding="utf-8")
+    with Up(tmp_path / "sound", *place) as up:
+        up.wait_for("ok")
+
+
 @pytest.mark.full
 def test_ten_options_of_the_real_help_pass_through(tmp_path: Path, smollm2: Path, built_server: Path) -> None:
     """llama-server itself takes them: drawn with a fixed seed from those that need no file, network or device."""
