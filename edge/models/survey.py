@@ -20,8 +20,8 @@ from edge.models.scan import ModelCandidate
 from edge.models.store import Store, StoreEntry
 from edge.models.verdict import HeaderVerdict, VerdictError, not_a_model
 
-# Increase it when Summary changes: old entries are then read anew.
-_SCHEMA = 1
+# Increase it when a summary or a verdict changes its meaning: old entries are then read anew.
+_SCHEMA = 2
 _CACHE_NAME = "headers.json"
 # 700 bytes a model: a store of a thousand files has under 1 MB.
 _CACHE_MAX_BYTES = 32 << 20
