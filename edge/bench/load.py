@@ -16,12 +16,14 @@ from msgspec import Struct, field
 
 from edge.board.storage import mount_of, mounts
 from edge.errors import TimedOutError, UnavailableError
+from edge.linux import prefetch
 from edge.linux.tree import Tree
 from edge.plan.load_choice import LoadChoice, offload_of, size_class
 from edge.plan.plan import LaunchPlan, ModelPlan, Plan
 from edge.supervisor.process import Child, spawn
 
 READY_LIMIT_S = 900.0
+PREFETCH = "+prefetch"  # of a mode: the file is read ahead of the engine where it is not in the page cache
 _LOOK_S = 0.002
 
 
@@ -56,13 +58,14 @@ class LoadBench:
         """Measure the modes in turns, so that other load falls on all of them. Raises what planning raises."""
         rows = {mode: LoadRow(mode) for mode in modes}
         for mode, row in rows.items():
-            plan = self._plan_for(mode)
+            wanted = mode.removesuffix(PREFETCH)
+            plan = self._plan_for(wanted)
             model = plan.models[self._model_id]
             launch = model.ladder.plans[model.ladder.chosen]
             self.plans[mode] = (plan, model, launch)
             used = launch.settings.load_mode
-            if used != mode and mode != "auto":
-                row.note = f"the plan uses {used} instead: {mode} needs all weights on the GPU"
+            if used != wanted and wanted != "auto":
+                row.note = f"the plan uses {used} instead: {wanted} needs all weights on the GPU"
         measured = [row for row in rows.values() if row.note is None]
         for number in range(repeat):
             for row in measured:
@@ -76,10 +79,18 @@ class LoadBench:
     def _start(self, mode: str, *, cold: bool) -> float:
         _, model, launch = self.plans[mode]
         file = launch.model or model.model
-        for path in file.shards or (file.path,):
+        for path in file.shards:
             drop_pages(Path(path)) if cold else read_through(Path(path))
+        host = launch.budget.get("unified") or launch.budget.get("host")
         with running(launch, self._socket_path) as child:
-            return wait_ready(child)
+            ahead = mode.endswith(PREFETCH) and cold
+            reader = prefetch.start(file.shards, child.pid, host.reserve_bytes if host else 0) if ahead else None
+            try:
+                return wait_ready(child)
+            finally:
+                if reader is not None:
+                    reader.kill()
+                    reader.wait()
 
 
 @contextmanager
@@ -158,4 +169,6 @@ def choice_of(best: LoadRow, plan: Plan, model: ModelPlan, launch: LaunchPlan) -
     offload = offload_of(launch.settings.n_gpu_layers, file.meta.n_layer)
     point = mount.point if mount else "/"
     seconds = round(best.median_s or 0.0, 3)
-    return LoadChoice(plan.board.id, plan.engine.id, point, size_class(file.bytes), offload, best.mode, seconds)
+    mode, _, ahead = best.mode.partition("+")
+    kind = size_class(file.bytes)
+    return LoadChoice(plan.board.id, plan.engine.id, point, kind, offload, mode, seconds, bool(ahead))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from edge.bench.serve import LoadLevel
     from edge.plan.plan import Plan
 
-MODES = ("none", "mmap", "dio")
+MODES = ("none", "mmap", "dio", "none+prefetch", "mmap+prefetch")
 
 
 def register(root: typer.Typer) -> None:

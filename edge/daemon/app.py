@@ -274,6 +274,7 @@ class App:
         self.console.state(supervisor.status())
         self.watchdog.notify()
         if after.state is State.READY:
+            self.launch.children.end_prefetch()
             if self.recorder is not None:
                 self.recorder.ready(supervisor, self._times)
                 self._in_background(self.recorder.measure_limit(supervisor.model.model.path))

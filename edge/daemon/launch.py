@@ -24,6 +24,8 @@ from edge.linux.sockets import Listeners, bind, inherited
 from edge.paths import Folders, folders
 from edge.supervisor.process import Child, ProcessLimits, spawn
 
+WARM = 0.9  # of the file in the page cache: nothing is left to prefetch
+
 
 def up(argv: list[str]) -> int:
     """Run until stopped and return the exit code. Faults before the first spawn raise EdgeError."""
@@ -76,13 +78,26 @@ class Children(dict[str, Child]):
     def __init__(self) -> None:
         super().__init__()
         self.resident: dict[str, float | None] = {}
+        self._prefetching: list[Any] = []  # processes
 
-    def start(self, model_id: str, command: Command, socket: Path, file: str) -> None:
+    def start(self, model_id: str, command: Command, socket: Path) -> None:
         """Raises UnavailableError if the engine cannot be executed."""
-        self.resident[model_id] = resident_ratio(Path(file))
-        self[model_id] = spawn(command.argv, command.env, socket, command.limits)
+        resident = self.resident[model_id] = resident_ratio(Path(command.files[0]))
+        child = self[model_id] = spawn(command.argv, command.env, socket, command.limits)
+        if command.prefetch_least_bytes is not None and resident is not None and resident < WARM:
+            from edge.linux import prefetch
+
+            self._prefetching.append(prefetch.start(command.files, child.pid, command.prefetch_least_bytes))
+
+    def end_prefetch(self) -> None:
+        """End the prefetching processes and reap them."""
+        for process in self._prefetching:
+            process.kill()
+            process.wait()
+        self._prefetching.clear()
 
     def kill(self) -> None:
+        self.end_prefetch()
         for child in self.values():
             child.send(SIGKILL)
         for child in self.values():
@@ -93,11 +108,16 @@ class Children(dict[str, Child]):
 
 
 class Command(NamedTuple):
-    """How an engine is executed."""
+    """How an engine is executed. `files`: of its model, in the order of their reading.
+
+    `prefetch_least_bytes`: they are read ahead of it while so much memory is available; None: they are not.
+    """
 
     argv: Sequence[str]
     env: Mapping[str, str]
     limits: ProcessLimits
+    files: Sequence[str]
+    prefetch_least_bytes: int | None
 
 
 class Early(NamedTuple):
@@ -141,8 +161,9 @@ def _spawn_remembered(
     try:
         for model_id, model in record.models.items():
             nice, oom_score_adj, cpus = model.limits
-            command = Command(model.argv, model.env, ProcessLimits(nice, oom_score_adj, tuple(cpus)))
-            children.start(model_id, command, places.model_socket(model_id), model.file)
+            limits = ProcessLimits(nice, oom_score_adj, tuple(cpus))
+            command = Command(model.argv, model.env, limits, model.files, model.prefetch_least_bytes)
+            children.start(model_id, command, places.model_socket(model_id))
     except UnavailableError:
         children.kill()  # the plan finds out what is wrong with the engine
     clock.spawned()

@@ -36,6 +36,7 @@ from edge.linux.tree import Tree
 from edge.paths import Folders
 from edge.plan.calibration_file import calibration_path
 from edge.plan.choose import NotDownloadedError
+from edge.plan.load_choice import choice_for, choices_path, offload_of, read_choices
 from edge.plan.plan import LaunchPlan, ModelPlan
 from edge.plan.prepare import HostView, Prepared, preloaded, prepare, preset_of
 from edge.supervisor.process import ProcessLimits
@@ -135,8 +136,9 @@ def remember(launched: Launched, prepared: Prepared) -> RememberedLaunch | None:
         plan = model.ladder.plans[model.ladder.chosen]
         limits = process_limits(preset_of(prepared, model_id))
         held = {domain: _held_bytes(plan, domain) for domain in plan.budget}
-        file = (plan.model or model.model).path
-        models[model_id] = RememberedModel(list(plan.argv), dict(plan.env), list(limits), file, held)
+        files = list((plan.model or model.model).shards)
+        ahead = _prefetch_least_bytes(prepared, model_id, launched.folders)
+        models[model_id] = RememberedModel(list(plan.argv), dict(plan.env), list(limits), files, ahead, held)
         uses_gpu |= plan.settings.n_gpu_layers > 0
         host = plan.budget.get("unified") or plan.budget.get("host")
         needed += host.required_bytes + (0 if needed else host.reserve_bytes) if host else 0
@@ -224,13 +226,29 @@ def _spawn(prepared: Prepared, folders: Folders, children: Children, *, inherite
         if kept.of(model_id, key(model.model.fingerprint, prepared.plan.engine.id, model.ladder.chosen)):
             continue  # its supervisor starts it, with the remedies that its last start needed
         plan = model.ladder.plans[model.ladder.chosen]
-        command = Command(plan.argv, plan.env, process_limits(preset_of(prepared, model_id)))
+        limits = process_limits(preset_of(prepared, model_id))
+        ahead = _prefetch_least_bytes(prepared, model_id, folders)
+        command = Command(plan.argv, plan.env, limits, (plan.model or model.model).shards, ahead)
         try:
-            children.start(model_id, command, folders.model_socket(model_id), (plan.model or model.model).path)
+            children.start(model_id, command, folders.model_socket(model_id))
         except UnavailableError:
             # Behind a socket unit the supervisor tries once more and reports the reason.
             if not inherited:
                 raise
+
+
+def _prefetch_least_bytes(prepared: Prepared, model_id: str, folders: Folders) -> int | None:
+    """Return the memory that prefetching must leave, where `edgellm bench load` found that it helps; None elsewhere."""
+    model = prepared.plan.models[model_id]
+    plan = model.ladder.plans[model.ladder.chosen]
+    file = plan.model or model.model
+    choices = read_choices(choices_path(folders), prepared.board.id, prepared.plan.engine.id)
+    offload = offload_of(plan.settings.n_gpu_layers, file.meta.n_layer)
+    choice = choice_for(choices, file.path, file.bytes, offload)
+    if choice is None or not choice.prefetch or choice.mode != plan.settings.load_mode:
+        return None
+    host = plan.budget.get("unified") or plan.budget.get("host")
+    return host.reserve_bytes if host else 0
 
 
 # --- a remembered launch against the plan ----------------------------------------------------------------------------

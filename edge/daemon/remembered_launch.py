@@ -32,13 +32,14 @@ Identity = list[int] | None  # of a file: size, mtime in ns, inode; of a folder:
 class RememberedModel(NamedTuple):
     """One engine command. `limits`: nice, oom_score_adj, CPUs. `held_bytes`: what it takes at most, by domain.
 
-    `file` is the model's, whose page-cache residency is recorded before the engine reads it.
+    `files` are the model's. `prefetch_least_bytes`: see `launch.Command`.
     """
 
     argv: list[str]
     env: dict[str, str]
     limits: list[Any]
-    file: str
+    files: list[str]
+    prefetch_least_bytes: int | None
     held_bytes: dict[str, int]
 
 

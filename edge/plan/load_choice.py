@@ -18,7 +18,10 @@ _CLASSES_GIB = (1, 4, 16, 64)
 
 
 class LoadChoice(Struct, frozen=True):
-    """The winner of one measurement. `mount`: mount point of the disk; `offload`: full | partial | none."""
+    """The winner of one measurement. `mount`: mount point of the disk; `offload`: full | partial | none.
+
+    `prefetch`: it was sooner ready with the file read ahead of the engine.
+    """
 
     board: str
     engine: str
@@ -27,6 +30,7 @@ class LoadChoice(Struct, frozen=True):
     offload: str
     mode: str
     seconds: float
+    prefetch: bool = False
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -67,8 +71,8 @@ def write_choice(path: Path, choice: LoadChoice) -> None:
     write_json(path, {"schema": SCHEMA, "choices": to_builtins(rows)})
 
 
-def chosen_mode(choices: Iterable[LoadChoice], file: str, file_bytes: int, offload: str) -> str | None:
-    """Return the measured mode for a model file on the innermost mount, or None. Never dio for a partial offload."""
+def choice_for(choices: Iterable[LoadChoice], file: str, file_bytes: int, offload: str) -> LoadChoice | None:
+    """Return the choice for a model file on the innermost mount, or None. Never dio for a partial offload."""
     wanted = (size_class(file_bytes), offload)
     path = PurePosixPath(file)
     found = [
@@ -76,5 +80,10 @@ def chosen_mode(choices: Iterable[LoadChoice], file: str, file_bytes: int, offlo
         for choice in choices
         if (choice.size_class, choice.offload) == wanted and PurePosixPath(choice.mount) in path.parents
     ]
-    mode = max(found, key=lambda choice: len(choice.mount)).mode if found else None
-    return None if mode == "dio" and offload != "full" else mode
+    best = max(found, key=lambda choice: len(choice.mount), default=None)
+    return None if best is not None and best.mode == "dio" and offload != "full" else best
+
+
+def chosen_mode(choices: Iterable[LoadChoice], file: str, file_bytes: int, offload: str) -> str | None:
+    choice = choice_for(choices, file, file_bytes, offload)
+    return choice.mode if choice else None

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
-from edge.bench.load import LoadRow, winner
+import pytest
+from msgspec.structs import replace
+
+from edge.bench.load import LoadRow, drop_pages, winner
 from edge.bench.serve import LoadLevel, TimedAnswer, document, page
+from edge.board.probe import probe
 from edge.engine.installed import SelectedEngine, write_selection
-from edge.plan.load_choice import LoadChoice, chosen_mode, read_choices, size_class, write_choice
+from edge.linux.procfs import resident_ratio
+from edge.plan.load_choice import LoadChoice, choice_for, chosen_mode, read_choices, size_class, write_choice
 from edge.units import GIB
 from tests.daemon.served import Served, config_text, install, served
 from tests.fakes import llama_switches
-from tests.serving import edgellm
+from tests.serving import children, edgellm
 
 
 def choice(mode: str = "none", mount: str = "/", kind: int = 0, offload: str = "none", board: str = "b") -> LoadChoice:
@@ -31,6 +37,12 @@ def test_a_choice_holds_for_its_disk_size_and_offload() -> None:
 
 def test_dio_is_never_used_with_a_partial_offload() -> None:
     assert chosen_mode([choice("dio", offload="partial")], "/m.gguf", 1, "partial") is None
+
+
+def test_a_winner_with_prefetch_is_kept_as_such(tmp_path: Path) -> None:
+    write_choice(tmp_path / "c.json", replace(choice("mmap"), prefetch=True))
+    (found,) = read_choices(tmp_path / "c.json", "b", "e")
+    assert found.prefetch and choice_for([found], "/m.gguf", 1, "none") == found
 
 
 def test_choices_are_kept_by_board_and_engine_and_damage_is_none(tmp_path: Path) -> None:
@@ -58,14 +70,25 @@ def test_load_measures_each_mode_and_the_plan_uses_the_winner(short_dir: Path, s
     fake = install(state / "data", "fake-cpu-1")
     write_selection(state / "data" / "engines", SelectedEngine("fake-cpu-1"))
     options = ("--set", "load_mode=auto", "--state-dir", str(state))
-    done = edgellm("bench", "load", "--repeat", "2", "--apply", "--json", "--state-dir", str(state))
+    done = edgellm(
+        "bench",
+        "load",
+        "--repeat",
+        "2",
+        "--modes",
+        "none,mmap,dio,none+prefetch",
+        "--apply",
+        "--json",
+        "--state-dir",
+        str(state),
+    )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     rows = {row["mode"]: row for row in result["rows"]}
     assert [len(rows[mode]["cold_s"]) for mode in ("none", "mmap")] == [2, 2] and len(rows["none"]["warm_s"]) == 2
     assert "needs all weights on the GPU" in rows["dio"]["note"]
     assert result["winner"]["mode"] in ("none", "mmap") and result["applied"] is True
-    assert len(llama_switches.starts(fake)) == 8
+    assert len(llama_switches.starts(fake)) == 12
     plan = json.loads(edgellm("plan", "--json", *options).stdout)["models"]["chat"]
     assert plan["ladder"][plan["chosen"]]["settings"]["load_mode"] == result["winner"]["mode"]
     assert "measured by `edgellm bench load`" in edgellm("plan", *options).stdout
@@ -100,3 +123,31 @@ def test_drift_and_energy_are_shown_where_they_are_known() -> None:
     assert LoadLevel(1, 1.0).summary()["ttft_s"] is None
     hostile = document("<script>", {"engine": "<b>"}, [level, LoadLevel(2, 1.0)])
     assert "<script>" not in page(hostile) and "&lt;script&gt;" in page(hostile)
+
+
+def test_a_start_reads_ahead_where_that_won(short_dir: Path, smollm2: Path) -> None:
+    """The fake engine reads nothing of the model: what is in the page cache came from the prefetch."""
+    state, model = short_dir / "s", short_dir / "m" / "SmolLM2-135M-Instruct-Q4_1.gguf"
+    model.parent.mkdir()
+    shutil.copyfile(smollm2, model)
+    drop_pages(model)
+    if (resident_ratio(model) or 0.0) > 0.1:
+        pytest.skip("this file system keeps its pages (tmpfs)")
+    (state / "config").mkdir(parents=True)
+    (state / "config" / "edgellm.toml").write_text(config_text(f'id = "chat"\nref = "{model}"'))
+    install(state / "data", "fake-cpu-1", load_s=3.0)
+    write_selection(state / "data" / "engines", SelectedEngine("fake-cpu-1"))
+    mode = json.loads(edgellm("plan", "--json", "--state-dir", str(state)).stdout)["models"]["chat"]["ladder"][0]
+    kept = LoadChoice(probe().id, "fake-cpu-1", "/", 0, "none", mode["settings"]["load_mode"], 1.0, prefetch=True)
+    write_choice(state / "data" / "load_modes.json", kept)
+    drop_pages(model)
+    with Served(state) as up:
+        up.wait_for("ok")
+        row = json.loads((state / "state/main/starts.jsonl").read_text().splitlines()[-1])
+        assert row["cache_state"]["resident_ratio"] < 0.5, "before the start"
+        assert resident_ratio(model) == 1.0
+        assert not any(b"prefetch" in cmdline(child) for child in children(up.process.pid))
+
+
+def cmdline(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -79,7 +79,7 @@ def record(machine: Path, tmp_path: Path) -> RememberedLaunch:
         board=board_identity(machine),
         nodes=[str(machine / "dev/nvidiactl")],
         needed_bytes=5 << 30,
-        models={"chat": RememberedModel(["llama-server"], {}, [0, 500, []], "m.gguf", {"unified": 1})},
+        models={"chat": RememberedModel(["llama-server"], {}, [0, 500, []], ["m.gguf"], None, {"unified": 1})},
     )
 
 
@@ -272,7 +272,9 @@ def confirm(rung_running: int, rung_planned: int, **changes: Any) -> tuple[Any, 
     plan = planned("orin-nano-8", ERAS[0])
     (model,) = plan.models.values()
     running = model.ladder.plans[rung_running]
-    known = RememberedModel(list(running.argv), dict(running.env), [0, 500, []], "m.gguf", {})._replace(**changes)
+    known = RememberedModel(list(running.argv), dict(running.env), [0, 500, []], ["m.gguf"], None, {})._replace(
+        **changes
+    )
     ladder = planning.replace(model.ladder, chosen=rung_planned)
     plan = planning.replace(plan, models={model.id: planning.replace(model, ladder=ladder)})
     profile = resolve_profile(load(FOLDERS, {"profile": "orin"}, {}, NOWHERE), plan.board, FOLDERS, NOWHERE)
