@@ -25,6 +25,8 @@ _BUFFER = re.compile(
     r"(?<!\S)\w{1,40}\s{1,20}(?P<kind>model|KV|RS|compute|output) buffer size =\s{1,20}(?P<mib>[\d.]{1,20}) MiB"
 )
 
+_ON_GPU = re.compile(r"CUDA\d+(_Split)?")  # CUDA_Host is memory of the host
+
 
 class Calibration(Struct, frozen=True):
     """What the last starts with one key took, oldest first. `last`: the last start."""
@@ -64,14 +66,16 @@ def last_start(calibrations: Mapping[str, Calibration], arch: str, settings: Set
 
 def measure(what: str, log: Iterable[str], rss_bytes: int | None = None, gpu_bytes: int | None = None) -> Measured:
     """Sum the buffers that an engine's log names. The last load counts: `--fit` logs the same buffers before it."""
-    sums = {"model": 0, "KV": 0, "RS": 0, "compute": 0, "output": 0}
+    sums = {"model": 0, "KV": 0, "RS": 0, "compute": 0, "output": 0, "gpu": 0}
     for line in log:
         if "loading model tensors" in line:
             sums = dict.fromkeys(sums, 0)
         for found in _BUFFER.finditer(line):
-            sums[found["kind"]] += int(float(found["mib"]) * MIB)
+            size = int(float(found["mib"]) * MIB)
+            sums[found["kind"]] += size
+            sums["gpu"] += size if _ON_GPU.fullmatch(found["where"]) else 0
     kv, compute = sums["KV"] + sums["RS"], sums["compute"] + sums["output"]
-    return Measured(what, sums["model"], kv, compute, rss_bytes, gpu_bytes)
+    return Measured(what, sums["model"], kv, compute, rss_bytes, gpu_bytes, sums["gpu"])
 
 
 def calibrate(old: Calibration, plan: LaunchPlan, measured: Measured) -> Calibration:
@@ -80,7 +84,7 @@ def calibrate(old: Calibration, plan: LaunchPlan, measured: Measured) -> Calibra
     factors, contexts = list(old.compute_factors), list(old.context_bytes)
     if measured.compute_bytes and estimated:
         factors.append(min(_MOST, max(_LEAST, measured.compute_bytes / estimated)))
-    buffers = measured.weights_bytes + measured.kv_bytes + measured.compute_bytes
-    if measured.gpu_bytes is not None and plan.settings.n_gpu_layers and buffers:
-        contexts.append(max(0, measured.gpu_bytes - buffers) // max(1, len(plan.settings.devices)))
+    if measured.gpu_bytes is not None and plan.settings.n_gpu_layers and measured.gpu_buffers_bytes:
+        beside = max(0, measured.gpu_bytes - measured.gpu_buffers_bytes)
+        contexts.append(beside // max(1, len(plan.settings.devices)))
     return Calibration(tuple(factors[-_KEPT:]), tuple(contexts[-_KEPT:]), measured)

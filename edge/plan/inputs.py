@@ -181,6 +181,8 @@ def repacked_types(board: Board, engine: Engine) -> frozenset[str]:
     if "asimd" in isa:  # the embedded engine is built for the base of Armv8, without these instructions
         fast = {"asimddp", "i8mm"} & isa and engine.kind != "embedded"
         return frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4"}) if fast else frozenset()
+    if "amx_int8" in isa and engine.kind != "embedded":  # ggml-cpu/amx: a native build, seen on the host of an H200
+        return frozenset({"F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ4_NL", "MXFP4"})
     found = {"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"} if "avx2" in isa else set()
     return frozenset(found | ({"Q2_K"} if "avx512f" in isa and engine.kind != "embedded" else set()))
 

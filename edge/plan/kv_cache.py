@@ -187,6 +187,7 @@ BLOCKS = {
     "q4_0": (18, 32),
     "iq4_nl": (18, 32),
 }
+PLAIN_KV = ("f32", "f16", "bf16")  # types that need no flash attention
 _PAD = 256  # llama-context.cpp rounds a slot's cells up to it
 _F32 = 4
 

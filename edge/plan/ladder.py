@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from edge.config.values import Preset
 from edge.models.meta import ModelMeta
 from edge.plan.inputs import Candidate, PlanInputs, gpu_sets, in_one_batch
-from edge.plan.kv_cache import BLOCKS, checkpoint_bytes, slot_context
+from edge.plan.kv_cache import BLOCKS, PLAIN_KV, checkpoint_bytes, slot_context
 from edge.plan.load_choice import chosen_mode, offload_of
 from edge.plan.memory import budget, device_required, layer_split, repacked_bytes
 from edge.plan.plan import MemoryBudget, Settings
@@ -95,7 +95,6 @@ def _least(one: str, other: str) -> str:
 
 # Build engine settings from a preset and one step of the ladder. Pure.
 
-_PLAIN_KV = ("f32", "f16", "bf16")
 _MOST_CHECKPOINTS = 32  # llama-server's own default
 
 
@@ -111,7 +110,7 @@ def settings(preset: Preset, step: LadderStep, candidate: Candidate, role: str, 
         kv_type_k=step.kv_type_k,
         kv_type_v=step.kv_type_v,
         # A quantized V cache needs flash attention.
-        flash_attention=preset.flash_attention if step.kv_type_v in _PLAIN_KV else "on",
+        flash_attention=preset.flash_attention if step.kv_type_v in PLAIN_KV else "on",
         load_mode="mmap",
         n_threads=preset.n_threads or max(1, inputs.board.cpu.physical_cores),
         cache_ram_bytes=preset.cache_ram if role == "chat" and step.prompt_cache else 0,

@@ -10,7 +10,16 @@ from msgspec.structs import replace
 from edge.models.meta import ModelMeta
 from edge.plan.calibration import Calibration, calibration_key, settled
 from edge.plan.inputs import Candidate, PlanInputs, Weights, repacked_types
-from edge.plan.kv_cache import ENCODERS, KvBytes, cache_by_layer, checkpoint_bytes, integer, slot_context, window_cells
+from edge.plan.kv_cache import (
+    ENCODERS,
+    PLAIN_KV,
+    KvBytes,
+    cache_by_layer,
+    checkpoint_bytes,
+    integer,
+    slot_context,
+    window_cells,
+)
 from edge.plan.plan import MemoryBudget, Settings
 from edge.units import GIB, MIB
 
@@ -57,10 +66,18 @@ def _feed_values(meta: ModelMeta) -> int:
     """
     if meta.arch in _WITHOUT_FEED_FORWARD:
         return 0
-    width, used = feed_forward(meta), integer(meta, "expert_used_count")
-    outputs = used * meta.n_embd if used and used * meta.n_embd > 2 * width else 0
-    per_layer = 2 * meta.n_layer * integer(meta, "embedding_length_per_layer_input")  # Gemma: of all layers at once
-    return 3 * width + outputs + 3 * meta.n_embd + per_layer + _INPUTS
+    return 3 * feed_forward(meta) + _expert_outputs(meta) + 3 * meta.n_embd + _per_layer_values(meta) + _INPUTS
+
+
+def _expert_outputs(meta: ModelMeta) -> int:
+    """Return the values a token of the rows that narrow experts leave before their sum; 0 for wide ones."""
+    outputs = integer(meta, "expert_used_count") * meta.n_embd
+    return outputs if outputs > 2 * feed_forward(meta) else 0
+
+
+def _per_layer_values(meta: ModelMeta) -> int:
+    """Return the values a token of Gemma's embeddings for all layers, which are there through the whole graph."""
+    return 2 * meta.n_layer * integer(meta, "embedding_length_per_layer_input")
 
 
 def _attention_values(meta: ModelMeta) -> int:
@@ -69,7 +86,8 @@ def _attention_values(meta: ModelMeta) -> int:
         heads = meta.n_head * (meta.key_length + meta.value_length + latent)
         return heads + meta.key_length + 3 * meta.n_embd + _INPUTS
     keys = max(meta.n_head_kv, default=0) * (meta.key_length + meta.value_length)
-    return meta.n_head * (meta.key_length + meta.value_length) + keys + 3 * meta.n_embd + _INPUTS
+    queries = meta.n_head * (meta.key_length + meta.value_length)
+    return queries + keys + 3 * meta.n_embd + _per_layer_values(meta) + _INPUTS
 
 
 def _recurrent_bytes(meta: ModelMeta, memory: KvBytes, settings: Settings) -> int:
@@ -84,6 +102,15 @@ def _recurrent_bytes(meta: ModelMeta, memory: KvBytes, settings: Settings) -> in
     projected = inner + channels + (integer(meta, "ssm.time_step_rank") if groups else 0)
     values = projected + 2 * channels + 2 * inner + 2 * meta.n_embd + _INPUTS
     return _rows(settings) * _F32 * values + settings.n_parallel * _F32 * state * inner
+
+
+def _beside_attention(meta: ModelMeta, memory: KvBytes) -> int:
+    """Return the values a token of a state space in the same layer as attention (Falcon-H1)."""
+    if not any(layer.recurrent and layer.cells != "none" for layer in memory.layers):
+        return 0
+    inner, state, groups = (integer(meta, f"ssm.{key}") for key in ("inner_size", "state_size", "group_count"))
+    channels = inner + 2 * groups * state
+    return inner + 3 * channels + integer(meta, "ssm.time_step_rank")
 
 
 def _encoder(meta: ModelMeta, memory: KvBytes, settings: Settings) -> int:
@@ -104,11 +131,28 @@ def _device(meta: ModelMeta, memory: KvBytes, settings: Settings, all_logits: bo
         if settings.flash_attention == "off":
             cells = slot_context(settings.n_ctx, settings.n_parallel)
             attention += rows * _F32 * meta.n_head * cells + _mask(memory, settings, _F32)
+        elif settings.n_gpu_layers:
+            unpacked = _unpacked_cache(memory, settings)
+            attention += unpacked + (rows * _F32 * _beside_attention(meta, memory) if unpacked else 0)
+        if settings.n_gpu_layers:  # CUDA's allocator finds no hole for them beside the scores or an unpacked cache
+            attention += rows * _F32 * _expert_outputs(meta)
     recurrent = _recurrent_bytes(meta, memory, settings) + mask
     logits = 0
     if all_logits or settings.role != "chat":
         logits = rows * _F32 * ((meta.n_vocab or 0) + 4 * meta.n_embd + _INPUTS) + mask
     return max(feed, attention, recurrent, logits)
+
+
+def _unpacked_cache(memory: KvBytes, settings: Settings) -> int:
+    """Return the bytes of one layer's quantized cache in f16: CUDA's flash attention reads no other for a batch.
+
+    Measured on an H200: the compute buffer grows by them (llama.cpp 0c1e57098).
+    """
+    if settings.kv_type_k in PLAIN_KV and settings.kv_type_v in PLAIN_KV:
+        return 0
+    cells = {"full": slot_context(settings.n_ctx, settings.n_parallel), "window": window_cells(memory, settings)}
+    widest = max((cells.get(layer.cells, 0) * (layer.key + layer.value) for layer in memory.layers), default=0)
+    return settings.n_parallel * widest * _F16
 
 
 def _mask(memory: KvBytes, settings: Settings, size: int) -> int:
@@ -129,8 +173,11 @@ def _rows(settings: Settings) -> int:
 # Measured on x86: llama-server with a tiny model keeps 30-40 MiB of its own, and about 400 bytes a token of vocabulary.
 _PROCESS_BYTES = 40 * MIB
 _VOCAB_BYTES_PER_TOKEN = 400
-# Context, kernels and cuBLAS handles of one CUDA process; an estimate until a start was measured.
+# Context, kernels and cuBLAS handles of one CUDA process; an estimate until a start was measured. An H200 took 566 MiB
+# with every model: the context grows with the number of multiprocessors, which the memory of a GPU stands for here.
 _CUDA_CONTEXT_BYTES = 320 * MIB
+_LARGE_CUDA_CONTEXT_BYTES = 600 * MIB
+_LARGE_GPU_BYTES = 40 * GIB
 # Reading without mmap streams the file through the page cache: an allowance for that window, the rest is evictable.
 _STREAM_WINDOW_BYTES = 256 * MIB
 # Direct I/O reads through four pinned staging buffers of 64 MiB (llama-model-loader.cpp, load_all_data).
@@ -251,7 +298,9 @@ def _packed(sizes: Sequence[int], rooms: Sequence[int], part: float) -> list[int
 def _context_bytes(inputs: PlanInputs) -> int:
     """Return the bytes of one CUDA context of this engine: as measured with any model."""
     samples = [size for calibration in inputs.calibrations.values() for size in calibration.context_bytes]
-    return int(settled(samples, _CUDA_CONTEXT_BYTES))
+    largest = max((gpu.memory_bytes or 0 for gpu in inputs.board.gpus), default=0)
+    estimate = _LARGE_CUDA_CONTEXT_BYTES if largest > _LARGE_GPU_BYTES else _CUDA_CONTEXT_BYTES
+    return int(settled(samples, estimate))
 
 
 def _offloaded(domains: MemoryBudget, candidate: Candidate, settings: Settings, inputs: PlanInputs) -> None:

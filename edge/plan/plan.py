@@ -109,6 +109,7 @@ class Measured(Struct, frozen=True):
     compute_bytes: int = 0
     rss_bytes: int | None = None
     gpu_bytes: int | None = None  # of this process, over all GPUs
+    gpu_buffers_bytes: int = 0  # of the buffers, those on GPUs
 
 
 class ModelPlan(Struct, frozen=True):

@@ -8,13 +8,11 @@ from edge.config.values import Preset
 from edge.errors import DoesNotFitError
 from edge.models.open import ModelFile
 from edge.plan.inputs import PlanInputs
-from edge.plan.kv_cache import BLOCKS, checkpoint_bytes
+from edge.plan.kv_cache import BLOCKS, PLAIN_KV, checkpoint_bytes
 from edge.plan.ladder import Rung
 from edge.plan.load_choice import offload_of
 from edge.plan.plan import DomainBudget, MemoryBudget, Reason, Settings
 from edge.units import GIB, MIB, format_bytes
-
-_PLAIN_KV = ("f32", "f16", "bf16")
 
 
 def reasons(
@@ -149,7 +147,7 @@ def _measured(chosen: Settings, n_layer: int, inputs: PlanInputs) -> bool:
 
 
 def _flash(chosen: Settings, preset: Preset) -> str:
-    needed = chosen.kv_type_v not in _PLAIN_KV and preset.flash_attention != "on"
+    needed = chosen.kv_type_v not in PLAIN_KV and preset.flash_attention != "on"
     return "a quantized V cache needs it" if needed else "as requested"
 
 

@@ -20,6 +20,10 @@ from edge.plan.reasons import does_not_fit
 
 # Part of the memory's bandwidth that llama.cpp reaches when it generates token by token.
 _REACHED = 0.6
+# What a token costs beside its weights (kernel launches, sampling), in bytes of the same bandwidth: wider memory comes
+# with a faster GPU. Both figures are fitted to published llama.cpp runs on Orin Nano, Orin NX, AGX Orin and Thor
+# (tests/plan/test_plan_select.py).
+_EACH_TOKEN_BYTES = 370_000_000
 # A selected model leaves this share of a unified memory to desktop, camera pipeline and page cache.
 _REST = 0.3
 _CPU_BYTES_S = 30e9  # assumed for a CPU whose memory bandwidth is unknown: two channels of DDR4 give 40
@@ -129,7 +133,7 @@ def tokens_s(offer: DownloadCandidate, preset: Preset, inputs: PlanInputs) -> fl
     bandwidth = inputs.board.bandwidth_bytes_s
     if bandwidth is None and (preset.offload == "none" or not inputs.gpus):
         bandwidth = _CPU_BYTES_S
-    return None if bandwidth is None else _REACHED * bandwidth / max(1.0, offer.bytes * offer.active)
+    return None if bandwidth is None else _REACHED * bandwidth / (offer.bytes * offer.active + _EACH_TOKEN_BYTES)
 
 
 def _comfortable(offer: DownloadCandidate, preset: Preset, inputs: PlanInputs) -> bool:

@@ -154,7 +154,7 @@ def main() -> int:
     parser.add_argument("--engine", type=Path, help="a llama-server; else the embedded engine")
     parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--only", help="a part of the models' names")
-    parser.add_argument("--rows", type=Path, help="write every row as a line of JSON")
+    parser.add_argument("--rows", type=Path, help="append every row as a line of JSON")
     options = parser.parse_args()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="mem-", dir="/tmp") as name:
@@ -167,12 +167,13 @@ def main() -> int:
             for setting in SETTINGS:
                 try:
                     rows.append(measure(model, setting, engine, folder, gpu=options.gpu))
+                    if options.rows:
+                        with options.rows.open("ab") as file:
+                            file.write(msgspec.json.encode(rows[-1]) + b"\n")
                 except RuntimeError as error:
                     print(f"{model}: {error}", file=sys.stderr)
                     break
             (folder / f"{model}.gguf").unlink(missing_ok=True)
-    if options.rows:
-        options.rows.write_text("".join(msgspec.json.encode(row).decode() + "\n" for row in rows))
     print(table(rows))
     off = [row for row in rows if not within(row)]
     print(f"{len(rows)} rows, {len(rows) - len(off)} within the limits")

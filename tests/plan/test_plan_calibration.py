@@ -54,6 +54,7 @@ def test_buffers_are_read_from_the_log() -> None:
     assert found.kv_bytes == 3200 * MIB
     assert found.compute_bytes / MIB == pytest.approx(115.01 + 24.01 + 0.12, abs=0.01)
     assert (found.what, found.rss_bytes, found.gpu_bytes) == ("M", 5, 6)
+    assert found.gpu_buffers_bytes / MIB == pytest.approx(8427.75 + 3200 + 115.01), "CUDA_Host is on the host"
     assert measure("M", [*LOG, *LOG]) == measure("M", LOG)  # a dry run before the load counts once
     assert measure("M", ["nothing"]).weights_bytes == 0
 
@@ -98,7 +99,7 @@ def test_it_is_kept_by_what_it_depends_on() -> None:
 
 
 def test_the_context_is_what_the_gpu_held_beside_the_buffers() -> None:
-    measured = Measured("M", 100 * MIB, 50 * MIB, 10 * MIB, None, 560 * MIB)
+    measured = Measured("M", 100 * MIB, 50 * MIB, 30 * MIB, None, 560 * MIB, gpu_buffers_bytes=160 * MIB)
     found = calibrate(Calibration(), plan(), measured)
     assert found.context_bytes == (400 * MIB,)
     assert plan(found).budget["GPU-0"].context_bytes == 400 * MIB
@@ -110,7 +111,7 @@ def test_the_context_is_what_the_gpu_held_beside_the_buffers() -> None:
 @given(st.integers(0, 1 << 45), st.integers(0, 1 << 45), st.integers(0, 5))
 def test_no_log_makes_a_plan_absurd(compute_bytes: int, gpu_bytes: int, samples: int) -> None:
     old = Calibration((1.0,) * samples)
-    new = calibrate(old, plan(), Measured("M", 1, 1, compute_bytes, None, gpu_bytes))
+    new = calibrate(old, plan(), Measured("M", 1, 1, compute_bytes, None, gpu_bytes, gpu_buffers_bytes=1 << 30))
     assert 0.5 <= new.compute <= 4
     assert all(size >= 0 for size in new.context_bytes)
 

@@ -63,7 +63,7 @@ def test_buffers_agree_with_a_recorded_start_on_a_real_gpu() -> None:
 def test_on_unified_memory_everything_is_one_sum() -> None:
     """The input table stays on the host, which is the same memory."""
     it = of(thirteen_billion())
-    discrete = budget(it, settings(41), inputs(140))
+    discrete = budget(it, settings(41), inputs(36))
     unified = budget(it, settings(41), inputs(unified=True))
     assert set(unified) == {"unified"}
     for part in ("weights_bytes", "kv_bytes", "compute_bytes", "context_bytes", "page_cache_bytes"):
@@ -142,7 +142,7 @@ def test_several_gpus_hold_the_whole_model_between_them() -> None:
 def test_a_correction_scales_compute_and_replaces_the_context() -> None:
     it = of(thirteen_billion())
     key = calibration_key("llama", settings(41))
-    where = replace(inputs(140), calibrations={key: Calibration((2.0,), (500 * MIB,))})
+    where = replace(inputs(140), calibrations={key: Calibration((2.0,), (500 * MIB,) * 3)})
     plain, corrected = (budget(it, settings(41), p)["GPU-0"] for p in (inputs(140), where))
     assert corrected.compute_bytes == pytest.approx(2 * plain.compute_bytes, abs=1)
     assert corrected.context_bytes == 500 * MIB
