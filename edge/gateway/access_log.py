@@ -134,5 +134,6 @@ class _PrivateFile(RotatingFileHandler):
     """A log file with mode 0600, also after rotation: it holds key names, and prompts where they are turned on."""
 
     def _open(self) -> TextIOWrapper:
+        # The mode is set when it is created, not after: there is no moment in which others can read it.
         descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         return os.fdopen(descriptor, "a", encoding="utf-8")

@@ -154,6 +154,7 @@ class UsageCounter:
         self.size_bytes += len(data)
         self.chunks += 1
         self._tokens = None
+        # Only the tail: an answer of megabytes costs no more memory than one of 4 KiB.
         self._tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self._tail + data)[-TAIL_BYTES:]
 
     @property

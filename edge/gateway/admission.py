@@ -102,12 +102,14 @@ class Admission:
         if lease is not None:
             return lease
         queue = self._current(upstream, slot)
+        # At the thermal limit requests wait in place of a 429: the limit passes, a full queue is the client's matter.
         if not patient and not queue.held and len(queue.waiters) >= self._queue_requests:
             raise RejectedError(_busy_fault(upstream, queue))
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queue.waiters.append(waiter)
         try:
             await wait(waiter, lambda: _busy_fault(upstream, queue))
+        # A cancelled request (its client left) must give back a slot that it was given in the same turn.
         except BaseException:
             if waiter.done() and not waiter.cancelled():
                 queue.release()  # its slot came in the same turn of the loop

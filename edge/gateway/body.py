@@ -44,6 +44,7 @@ class Body:
         self.sent = False  # a part that is not kept went to the engine: the body cannot be sent again
         self.fault: HttpFault | None = None  # the reason for which the stream to the engine was cut short
         length = request.content_length
+        # Refused by its length, before a byte of it is read.
         if length is not None and length > self._limit:
             raise RejectedError(self._too_large())
 
@@ -119,6 +120,7 @@ class Body:
             try:
                 part = await asyncio.wait_for(content.readany(), self._limits.body_idle_s)
             except (asyncio.TimeoutError, TimeoutError):
+                # The connection is closed by the handler: what still comes would be read as another request.
                 raise RejectedError(self._too_slow()) from None
         self._received += len(part)
         if self._received > self._limit:
@@ -148,6 +150,7 @@ class Body:
         if self._began_s is None:
             return
         took_s = asyncio.get_running_loop().time() - self._began_s
+        # Not in the first seconds: a mobile or TLS upload starts slowly.
         if took_s > self._limits.body_idle_s and self._received < took_s * self._limits.body_bytes_per_s:
             raise RejectedError(self._too_slow())
 

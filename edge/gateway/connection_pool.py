@@ -70,6 +70,7 @@ class Pools:
         """Yield a session, and whether its connection may be kept: a burst of new connections would wait seconds for
         an HTTP thread of the engine behind idle ones. `fresh`: open a new connection and close it after use."""
         pool = self._pools.get(model)
+        # A restarted engine has the same path: its generation tells it from the one that died.
         if pool is None or pool.generation != endpoint.generation or pool.socket_path != endpoint.socket_path:
             if pool is not None:
                 self._old.append(pool)

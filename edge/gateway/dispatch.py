@@ -41,6 +41,7 @@ async def acquire_slot(
     lease: SlotLease | None = None if endpoint is None else admission.enter_now(upstream, slot=slot)
     try:
         if endpoint is None or lease is None:
+            # A model that failed is answered at once: nothing would end the wait before its time is up.
             status = upstream.status()
             if status.state is State.FAILED:
                 raise RejectedError(failed_fault(status))
@@ -164,6 +165,7 @@ async def dispatch(
 ) -> web.StreamResponse:
     """Return the engine's answer; `extra` are headers to add to it. Raises RejectedError."""
     body = Body(request, context.config, context.connections)
+    # Before a slot is taken, so that a slow upload holds none; what is read by now can be sent twice.
     await body.read(context.config.limits.replay_bytes)
     with context.waiting.reserve() as reserved:
         call = await _read_call(found, body, reserved) if found.name in OLLAMA else None
@@ -215,6 +217,7 @@ async def _send(context: Context, exchange: Exchange, found: Route, heartbeat: H
     upstream = exchange.upstream
     stats = context.stats.model(upstream.model_id)
     async with acquire_slot(context.waiting, context.admission, exchange, slot=found.slot) as endpoint:
+        # A comment in the middle of an event would break it: the heartbeat ends before the answer begins.
         exchange.opened = None if heartbeat is None else await heartbeat.stop()
         exchange.extra = _with_degraded(context, upstream, exchange.extra)
         if exchange.opened is not None:
@@ -252,6 +255,7 @@ async def _send_call(context: Context, exchange: Exchange, found: Route, call: O
     exchange.translation = OllamaAnswer(call, asyncio.get_running_loop().time, context.wall)
     if call.keep_alive_s is not None:
         exchange.upstream.keep_alive(call.keep_alive_s)
+    # Ollama's clients load a model before the user has typed, and unload it when they close.
     if call.only_loads:
         if call.keep_alive_s != 0:
             async with acquire_slot(context.waiting, context.admission, exchange, slot=False):
@@ -271,6 +275,7 @@ def _heartbeat(context: Context, exchange: Exchange, found: Route) -> Heartbeat 
     at_once = asked == "1"
     if not at_once and (asked == "0" or not found.slot or every_s <= 0):
         return None
+    # A request that goes ahead at once needs no task and no timer.
     if upstream.endpoint() is not None and not (found.slot and context.admission.crowded(upstream)):
         return None
 
@@ -281,6 +286,7 @@ def _heartbeat(context: Context, exchange: Exchange, found: Route) -> Heartbeat 
     def streams() -> bool:
         return at_once or (exchange.body.complete and asks_for_stream(exchange.body.data))
 
+    # The header is for clients that show progress; they want it more often than proxies need it.
     interval_s = min(INTERVAL_S, every_s or INTERVAL_S) if at_once else every_s
     return Heartbeat(
         request, headers, upstream.status, streams, first_s=0.0 if at_once else every_s, interval_s=interval_s
@@ -324,6 +330,7 @@ async def _choose(
         )
     reserved.cover(body)
     await body.read(grow=reserved.grow)  # a client may send `model` as the last member
+    # Two models with one alias are refused by the configuration, so a name means one model.
     name = await _model_name(request, body, found.target)
     if name is None and only is not None:
         return only
@@ -361,6 +368,7 @@ def _max_wait_s(request: web.Request, most_s: float) -> float:
 
 def _with_degraded(context: Context, upstream: Upstream, extra: Mapping[str, str]) -> Mapping[str, str]:
     """Return `extra` and the Edgellm-Degraded header where the model needs it. Raises RejectedError with `strict`."""
+    # Asked after the wait: the restart of an engine may have changed what it serves.
     status = upstream.status()
     if not status.degraded:
         return extra

@@ -66,6 +66,7 @@ async def _answer(
                 allowed = context.origins.preflight(origin, headers, loopback=loopback)
                 return web.Response(status=204, headers={**own_routes.SERVER, **allowed})
             _check_origin(context, request, origin, loopback)
+        # After the Origin: a page that may not ask learns nothing of which keys exist.
         _check_key(context, key, found)
         record.key = key.name if key else None
         record.admin = key is not None and key.admin

@@ -57,6 +57,7 @@ def healthz(
 
 def degraded_header(status: ModelStatus) -> str:
     """Return `n_ctx: 4096 instead of 8192` as a header's value: one line of printable ASCII."""
+    # A header takes neither line ends nor characters beyond Latin-1.
     text = "; ".join(f"{item.subject}: {item.got} instead of {item.wanted}" for item in status.degraded)
     return text.encode("ascii", "replace").decode().replace("\r", " ").replace("\n", " ")[:1000]
 

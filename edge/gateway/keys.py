@@ -209,6 +209,7 @@ class KeyRing:
         """
         if self._path is None:
             return
+        # ctime, inode and size: an editor that keeps the mtime, or a rename in the same second, is seen too.
         stamp = _stamp(self._path)
         if stamp == self._stamp:
             return

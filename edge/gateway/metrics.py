@@ -133,6 +133,7 @@ class GatewayCollector:
         )
         progress = gauge("model_load_progress", "Of the weights, 0 to 1.")
         restarts = CounterMetricFamily("edgellm_upstream_restarts", "Of the engine.", labels=["model"])
+        # A copy: a reload may change the mapping during a scrape.
         for upstream in list(self._upstreams.values()):
             model, status = upstream.model_id, upstream.status()
             flight.add_metric([model], self._stats.model(model).in_flight)

@@ -91,6 +91,7 @@ def _entries(fetched: web.Response | None, context: Context, upstream: Upstream)
             if isinstance(models, list) and isinstance(data, list) and data:
                 listed = document
     models, data = listed.get("models", []), listed["data"]
+    # The engine is started with the id alone, so its list has one entry.
     if len(data) != 1 or not upstream.aliases:  # llama-server in router mode lists several models of its own
         return models, data
     names = _names(upstream)
@@ -175,6 +176,7 @@ def _ollama_entry(context: Context, upstream: Upstream, name: str) -> dict[str, 
 
 def _loaded_entry(context: Context, upstream: Upstream) -> dict[str, Any]:
     """Return an entry of /api/ps. `expires_at`: a model without idle time is never unloaded."""
+    # As Ollama shows keep_alive -1; its clients parse a date here.
     never = "2318-01-01T00:00:00Z"
     entry = _ollama_entry(context, upstream, upstream.model_id)
     return {**entry, "expires_at": never, "size_vram": 0, "context_length": upstream.model_info.get("n_ctx") or 0}
@@ -221,6 +223,7 @@ async def _capabilities(context: Context, upstream: Upstream) -> list[str]:
     fetched = await _fetch(context, upstream, "/props")
     if fetched is None or not isinstance(fetched.body, bytes) or "completion" not in found:
         return found
+    # Older llama.cpp has no chat_template_caps: the text of the template is looked through then.
     with contextlib.suppress(ValueError, AttributeError):
         props = json.loads(fetched.body)
         template = str(props.get("chat_template") or "")

@@ -70,6 +70,7 @@ def _call(route: str, model: str, asked: dict[str, Any]) -> OllamaCall:
         return OllamaCall(route, model, "/v1/embeddings", _json(body), False, not words, keep_alive_s)
     stream = asked.get("stream") is not False
     common = {"model": model, "stream": stream, **_options(asked)}
+    # Without it the engine sends no prompt_tokens in a stream.
     if stream:
         common["stream_options"] = {"include_usage": True}
     if route == "/api/chat":
@@ -263,6 +264,7 @@ class OllamaAnswer:
 
     def feed(self, data: bytes) -> bytes:
         """Return the lines for the events in the next bytes of a stream."""
+        # Chunks end anywhere, also within a character: only whole lines are decoded.
         *lines, self._pending = (self._pending + data).split(b"\n")
         found = []
         for line in lines:

@@ -51,6 +51,7 @@ class OriginPolicy(Struct, frozen=True):
         if name in _LOOPBACK_NAMES or name.endswith(".localhost") or name in self.hosts or "*" in self.hosts:
             return None
         address = _address(name)
+        # A site can point its name at 127.0.0.1, but it cannot make the browser send that address as Host.
         if address is not None and address.is_loopback:
             return None
         local = local_address()
@@ -80,6 +81,7 @@ class OriginPolicy(Struct, frozen=True):
         """Return the headers of every answer to a page with `origin`."""
         if origin is None or not (self.origins or loopback):
             return {}
+        # Without CORS headers the browser keeps the answer from the page; caches must not mix origins up.
         if not self.allows(origin, loopback):
             return {"Vary": "Origin"}
         exposed = "Edgellm-Degraded, Retry-After"

@@ -86,6 +86,7 @@ def _probe(context: Context, ready: bool) -> tuple[int, dict[str, str]]:
     """Return 200, or 503 and Retry-After."""
     if ready:
         return 200, {}
+    # The slowest model decides: only then is the whole server ready.
     waits = [retry_in_s(each) for each in context.upstreams.values() if each.endpoint() is None]
     return 503, {"Retry-After": openai.retry_after(max(waits, default=1.0))}
 

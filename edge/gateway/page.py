@@ -23,6 +23,7 @@ class Page(Struct, frozen=True):
     @staticmethod
     def load(path: Path = _FILE) -> Page:
         body = path.read_bytes()
+        # Hashes instead of unsafe-inline: text that a model writes can never run as a script.
         hashes: dict[str, list[str]] = {"script": [], "style": []}
         for tag, content in _INLINE.findall(body):
             digest = base64.b64encode(hashlib.sha256(content).digest()).decode()

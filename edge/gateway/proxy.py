@@ -121,6 +121,7 @@ async def _attempt(
 
 
 def _is_whole(request: web.Request, answer: aiohttp.ClientResponse) -> bool:
+    # Answers to HEAD have a length and no body; aiohttp must not wait for one.
     length = answer.content_length
     bodiless = request.method == "HEAD" or answer.status in _BODILESS
     return length is not None and length <= WHOLE_BYTES and not bodiless
@@ -162,6 +163,7 @@ async def _send(session: aiohttp.ClientSession, exchange: Exchange, keep: bool) 
             engine_url(exchange.target),
             headers=CIMultiDict(passed),
             data=exchange.body.payload(),
+            # A redirect is the client's to follow.
             allow_redirects=False,
         )
     except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
@@ -315,6 +317,7 @@ async def _cut(response: web.StreamResponse, exchange: Exchange) -> None:
     elif response.content_type == _EVENTS:
         with contextlib.suppress(ConnectionError):
             await response.write(sse_error(exchange.target, fault))
+    # aiohttp would end the chunked body properly, and a client would take the text as complete.
     transport = exchange.request.transport
     if transport is not None:
         transport.close()  # flushes, but never writes the terminating chunk

@@ -28,6 +28,7 @@ class UpstreamDied(Exception):
         lost = isinstance(error, (aiohttp.ClientConnectionError, OSError, asyncio.TimeoutError))
         # aiohttp puts a head that was received in part in place of the message.
         partial = isinstance(error, aiohttp.ServerDisconnectedError) and not isinstance(error.message, str)
+        # Any other error was raised while parsing, so bytes had come.
         self.partial = partial or not lost
 
 

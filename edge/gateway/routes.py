@@ -145,6 +145,7 @@ def _upstream_route(method: str, origin: str) -> Route:
 
 def _engine_route(method: str, path: str, target: str, model: str | None) -> Route:
     name = path if path in NAMED else "other"
+    # Lower case: a build whose router ignored case must not open a refused route.
     bare = "/" + path.strip("/").lower()
     if any(bare == refused or bare.startswith(refused + "/") for refused in REFUSED):
         return Route(Kind.REFUSED, "refused", target, model)

@@ -98,6 +98,7 @@ async def serve(app: web.Application, sockets: list[socket.socket], *, drain_s: 
     servers: list[asyncio.AbstractServer] = []
     for each in sockets:
         each.setblocking(False)
+        # Other processes on this machine reach the unix socket; TLS would add nothing there.
         wrapped = tls if each.family != socket.AF_UNIX else None
         timeout_s = context.config.limits.header_s if wrapped else None
         server = await loop.create_server(

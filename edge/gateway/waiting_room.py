@@ -130,6 +130,7 @@ class Ticket:
                     return endpoint
                 if status.state is State.FAILED:
                     raise RejectedError(failed_fault(status))
+                # Stopped by an operator or for heat: ensure_ready() returns at once, calls without a pause took a core.
                 if status.state is not State.READY:
                     await self._until(asyncio.sleep(REST_LOOK_S))
         finally:
@@ -149,6 +150,7 @@ class Ticket:
         Raises RejectedError with `late()` when time is up, and when the body is bad or the gateway stops. Cancelling
         it (the client left) takes effect at once.
         """
+        # Reading also shows that the client left: the kernel reports a FIN to a reader only.
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._body.read(grow=self._reserved.grow))
         closed = self._queue.closed()
