@@ -62,6 +62,7 @@ def _flush(code: int) -> int:
         try:
             stream.flush()
         except OSError as error:
+            # What is still buffered would fail again when the interpreter closes the stream, with exit code 120.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
             code = code or (_BROKEN_PIPE if isinstance(error, BrokenPipeError) else _IO_ERROR)
             if code == _IO_ERROR:

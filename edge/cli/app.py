@@ -13,6 +13,7 @@ import typer
 import edge.cli
 from edge import __version__
 
+# EX_USAGE of sysexits.h; click exits with 2, which other programs use for "nothing found".
 USAGE = 64
 
 

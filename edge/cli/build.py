@@ -117,6 +117,7 @@ def _build(request: BuildRequest, bindings: bool, as_json: bool) -> None:
 def _ended_by_sigterm() -> Iterator[None]:
     """End a build at SIGTERM as at Ctrl-C: no compiler is left behind, and the same command continues."""
 
+    # timeout(1), docker stop and systemd send SIGTERM, whose default would leave ninja and its compilers running.
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 

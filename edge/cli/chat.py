@@ -19,6 +19,7 @@ from edge.cli.options import Json, StateDir, print_json
 from edge.errors import EdgeError, NotRunningError, TimedOutError, UnavailableError, UsageError
 from edge.units import printable
 
+# Not OPENAI_API_KEY: that one belongs to another server.
 KEY_VARIABLE = "EDGELLM_API_KEY"
 # The first byte may take as long as a model loads; the server sends heartbeats every few seconds meanwhile.
 SILENCE_S = 120.0
@@ -231,7 +232,7 @@ class ChatServer(Struct, frozen=True):
         except httpx.TransportError as error:
             raise _broken() from error
         screen.finish(answer)
-        if answer.finish_reason is None:
+        if answer.finish_reason is None:  # the connection closed in order, but the engine had not ended
             raise _broken()
         return answer
 

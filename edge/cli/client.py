@@ -15,6 +15,7 @@ from edge.errors import EdgeError, NotRunningError, UnavailableError
 from edge.linux.files import is_trusted_dir, visible
 from edge.paths import Folders, folders, system_folders, user_folders
 
+# The control socket answers in milliseconds; forking a large process for an engine may hold up its event loop.
 TIMEOUT_S = 10.0
 
 

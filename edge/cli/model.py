@@ -230,6 +230,7 @@ def remove(
 
     store = _store(state_dir)
     entry = removable(store, ref)
+    # A mapped file that is gone stays readable for its engine, but the next start would not find it.
     server = None if force else serving(folders_of(state_dir), entry.shards or (entry.path,))
     if server and not (sys.stdin.isatty() and typer.confirm(f"{entry.id} is served by {server}: remove it?")):
         raise UsageError(f"{entry.id} is served by {server}", "stop it first, or use --force")

@@ -16,6 +16,7 @@ from edge.models.open import ModelFile
 from edge.models.receipt import Receipt
 from edge.models.survey import SurveyLine
 
+# Raised when a field changes its meaning or goes; new fields do not raise it.
 SCHEMA = 1
 
 

@@ -173,6 +173,7 @@ def removed(gone: Removed) -> None:
 
 # Text of `edgellm model show`: one model on one screen.
 
+# Type, bar, share and count make a line of 80 columns.
 _BAR_CELLS = 28
 # A colour for each size of type: float, 8, 6, 5, 4 bits.
 _COLOURS = {"F": "bright_black", "B": "bright_black", "8": "blue", "6": "cyan", "5": "green", "4": "yellow"}

@@ -52,6 +52,7 @@ def draw(
 ) -> None:
     """Print a table. On a narrow terminal the columns of `drop` go, first to last, until no name has to be cut."""
     kept = list(headers)
+    # The last round, without a header to drop, lets long cells wrap: then nothing else is left.
     for name in [*drop, None]:
         table = Table(box=None, pad_edge=False, header_style="dim", **options)
         for header in kept:

@@ -19,9 +19,11 @@ from edge.units import format_seconds
 ModelArgument = Annotated[
     str | None, typer.Argument(metavar="[ID]", help="one model (default: all)", autocompletion=served_models)
 ]
+# Short beside any start, and one small request on a unix socket each.
 POLL_S = 0.1
 # Between `edgellm up &` and its lock on the run folder: the interpreter's start on a busy Jetson.
 APPEARS_S = 2.0
+# A line of the log appears before a reader notices the delay.
 FOLLOW_S = 0.3
 
 
@@ -48,7 +50,7 @@ def status(
             print_json(document, indent=None if watch else 2)
         else:
             if watch and os.isatty(1):
-                typer.echo("\x1b[2J\x1b[H", nl=False)
+                typer.echo("\x1b[2J\x1b[H", nl=False)  # ECMA-48: erase the display, cursor home
             print_lines(status_lines(document))
         if not watch:
             return
@@ -101,7 +103,7 @@ def stop(
         unit.stop(unit.Unit.of(service))
     else:
         client.stop(now=now)
-    while held(client.folders.lock):
+    while held(client.folders.lock):  # the lock is the last thing to go: then another start finds the folder free
         time.sleep(POLL_S)
 
 

@@ -154,6 +154,7 @@ def _become_root(verb: str) -> None:
 
 # Text of `edgellm service`.
 
+# Kinds of edge.service.drop_ins.Difference, as the rest of a sentence that begins with the path.
 KINDS = {
     "missing": "is missing",
     "changed": "was changed",

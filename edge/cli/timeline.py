@@ -53,6 +53,7 @@ def timeline(
 
 # Text of `edgellm timeline`: a start record as a waterfall.
 
+# Name, time, bar and bytes make a line of 80 columns.
 BAR_CELLS = 44
 
 

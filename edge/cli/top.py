@@ -12,7 +12,9 @@ import typer
 
 from edge.cli.options import Json, StateDir, print_json
 
+# The default of telemetry.interval_s: a faster screen would draw the same samples again.
 REFRESH_S = 1.0
+# Columns of a serial console, and of the screen that goes into a pipe.
 _NARROWEST = 80
 
 
@@ -73,7 +75,7 @@ def _keys() -> Iterator[Any]:
 
     stdin = sys.stdin.fileno()
     before = termios.tcgetattr(stdin)
-    tty.setcbreak(stdin)
+    tty.setcbreak(stdin)  # not raw: Ctrl-C stays a signal
 
     def pressed(within_s: float) -> str | None:
         ready, _, _ = select.select([stdin], [], [], within_s)

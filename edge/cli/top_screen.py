@@ -13,6 +13,7 @@ from rich.text import Text
 from edge.cli.output import SafeConsole
 from edge.units import format_bytes, format_seconds
 
+# Samples of the curves: the widest terminal, four minutes at one a second.
 HISTORY = 240
 _BARS = " ▁▂▃▄▅▆▇█"
 _MAX_ROWS = 8  # temperatures and rails, shown side by side

@@ -11,6 +11,7 @@ import typer
 from edge.cli.complete import known_engines, known_models, known_profiles, known_settings
 from edge.daemon.options import DESCRIPTION, UP, CliOption
 
+# Options of `up` whose values exist on this machine.
 _COMPLETIONS = {
     "profile": known_profiles,
     "model": known_models,

@@ -91,13 +91,14 @@ class Field(Struct, frozen=True):
                 value = parse_size(value)
             except UsageError as error:
                 raise ValueError(f"{error}: {error.hint}") from None
+        # TOML tells 8192.0 from 8192; a program that writes the file may not.
         if isinstance(value, float) and value.is_integer() and self.type.__origin__ is int:
             value = int(value)
         if not strict and isinstance(value, str) and self.type.__origin__ is bool:
             value = _WORDS.get(value.strip().lower(), value.strip())
         try:
             found = convert(value, self.type, strict=strict)
-        except ValidationError:
+        except ValidationError:  # msgspec names types of Python; an operator writes TOML
             raise ValueError(_wants(self.type, given, self.kind)) from None
         if any(isinstance(one, float) and not math.isfinite(one) for one in (found if self.is_list else (found,))):
             raise ValueError(_wants(self.type, given, self.kind))

@@ -107,7 +107,7 @@ def flag_layer(flags: Mapping[str, object]) -> ConfigLayer:
     for key in ("profile", "listen", "engine", "insecure"):
         if flags.get(key):
             values[key] = read_field(CONFIG_KEYS, key, flags[key], "flag")
-    if flags.get("args"):  # behind `--`
+    if flags.get("args"):  # what stood behind `--`
         values["args"] = read_field(SETTINGS, "args", flags["args"], "flag")
     return ConfigLayer("flag", values)
 

@@ -88,6 +88,8 @@ def check_names(models: tuple[ModelConfig, ...]) -> None:
             seen[name] = model.id
 
 
+# Ids are parts of socket names and of URLs, so they are made of few characters; a quantization is no part of one, or
+# another file of the same model would have another name for its clients.
 def id_of(ref: str) -> str:
     """Return the public id of a reference without one: its name without source, quantization and file ending."""
     text = ref.split("#", 1)[0].split("?", 1)[0]

@@ -152,6 +152,7 @@ _NUMBER = re.compile(r"-[0-9.]+")
 def check_args(words: Sequence[str], engine: Engine) -> list[tuple[str, tuple[str, ...]]]:
     """Split `args` into options with their values. Raises ConfigError: unknown, owned, or too few values."""
     found: list[tuple[str, tuple[str, ...]]] = []
+    # By the longest name, so that -c, --ctx-size and a later alias are one option.
     owned = {_spelling(name, engine): key for name, key in OWNED.items()}
     refused = {_spelling(name, engine): why for name, why in _REFUSED.items()}
     rest = list(words)

@@ -59,6 +59,7 @@ def engine_options(preset: Preset, engine: Engine, origins: Mapping[str, str]) -
         bits = [_SAMPLING[name][2] for name in values if name in _SAMPLING and _SAMPLING[name][2]]
         params |= {"sampling.user_sampling_config": bits} if bits else {}
         return EngineOptions(params=params, reasons=tuple(reasons))
+    # Behind the plan's options: of two values llama.cpp takes the later one.
     args: list[str] = []
     unknown: list[str] = []
     for name, value in values.items():
