@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 from msgspec import Struct
 
-from edge.linux.tree import Tree
+from edge.linux.tree import Tree, parse_count
 
 # The unified hierarchy; beside v1 controllers systemd mounts it one folder deeper.
 _V2 = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
@@ -38,8 +38,8 @@ def oom_kills(tree: Tree) -> int | None:
     for folder, _ in _levels(tree, "", _V2):
         for line in tree.lines(f"{folder}/memory.events"):
             name, _, count = line.partition(" ")
-            if name == "oom_kill" and count.isdecimal():
-                return int(count)
+            if name == "oom_kill":
+                return parse_count(count)
         break  # the counter of an ancestor counts other groups too
     return None
 
@@ -49,8 +49,9 @@ def cpu_quota(tree: Tree) -> float | None:
     quotas = []
     for folder, _ in _levels(tree, "", _V2):
         words = (tree.text(f"{folder}/cpu.max") or "").split()
-        if len(words) == 2 and all(word.isdecimal() for word in words):
-            quotas.append(int(words[0]) / int(words[1]))
+        counts = [parse_count(word) for word in words]  # "max" is no number: not limited
+        if len(counts) == 2 and counts[0] and counts[1]:
+            quotas.append(counts[0] / counts[1])
     for folder, _ in _levels(tree, "cpu", ("/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct")):
         quota, period = tree.number(f"{folder}/cpu.cfs_quota_us"), tree.number(f"{folder}/cpu.cfs_period_us")
         if quota and period and quota > 0:
@@ -92,6 +93,6 @@ def _own_paths(tree: Tree) -> dict[str, str]:
 
 def _file_cache(tree: Tree, folder: str) -> int:
     words = (line.split() for line in tree.lines(f"{folder}/memory.stat"))
-    stat = {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdecimal()}
+    stat = {pair[0]: parse_count(pair[1]) or 0 for pair in words if len(pair) == 2}
     prefix = "total_" if "total_inactive_file" in stat else ""
     return sum(stat.get(f"{prefix}{name}", 0) for name in ("inactive_file", "active_file"))

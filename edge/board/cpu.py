@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from edge.board.board import Cpu
-from edge.linux.tree import Tree
+from edge.linux.tree import Tree, parse_count
 
 # Features that llama.cpp's CPU kernels are compiled for.
 _X86 = ("avx", "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8", "fma", "f16c", "bmi2", "sse4_2")
@@ -44,9 +44,9 @@ def expand(ranges: str) -> set[int]:
     numbers: set[int] = set()
     for part in ranges.split(","):
         low, _, high = part.strip().partition("-")
-        if low.isdecimal():
-            first, last = int(low), int(high if high.isdecimal() else low)
-            numbers.update(range(first, min(last, _CPUS_MAX) + 1))
+        first, last = parse_count(low), parse_count(high)
+        if first is not None:
+            numbers.update(range(first, min(first if last is None else last, _CPUS_MAX) + 1))
     return numbers
 
 

@@ -81,8 +81,10 @@ def _strings(tree: Tree, name: str) -> list[str]:
 # Identify the L4T release and its JetPack and CUDA. Pure.
 
 # "# R36 (release), REVISION: 4.7, GCID: 42132812, BOARD: generic, ..." and lines that vendors add.
-_RELEASE_FILE = re.compile(r"^#\s*R(\d+)\s*\(release\),\s*REVISION:\s*([0-9.]+)", re.MULTILINE)
-_PACKAGE = re.compile(r"^Package: nvidia-l4t-core\n(?:[^\n]+\n)*?Version: (\d+\.\d+(?:\.\d+)?)", re.MULTILINE)
+_RELEASE_FILE = re.compile(r"^#\s*R(\d{1,4})\s*\(release\),\s*REVISION:\s*([0-9.]{1,20})", re.MULTILINE)
+_PACKAGE = re.compile(
+    r"^Package: nvidia-l4t-core\n(?:[^\n]+\n)*?Version: (\d{1,4}\.\d{1,4}(?:\.\d{1,4})?)", re.MULTILINE
+)
 _KERNEL = re.compile(r"Linux version (\d+\.\d+)\S*tegra")
 # L4T majors by kernel; where there are two, the chip decides: 38 is for Thor only, 39 for Orin and Thor.
 _MAJORS_OF_KERNEL = {"4.9": (32,), "5.10": (35,), "5.15": (36,), "6.8": (38, 39)}
@@ -153,8 +155,8 @@ def _nearest(wanted: tuple[int, ...], releases: tuple[Release, ...]) -> Release:
 # Parse nvpmodel's state files, without its process and without root. Pure.
 
 # `pmode:0002 fmode:fanNull`, as nvpmodel writes it after each change.
-_ACTIVE = re.compile(r"\bpmode:\s*(\d+)")
-_MODEL = re.compile(r"<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=([^\s>]+)\s*>")
+_ACTIVE = re.compile(r"\bpmode:\s*(\d{1,6})\b")
+_MODEL = re.compile(r"<\s*POWER_MODEL\s+ID=(\d{1,6})\s+NAME=([^\s>]+)\s*>")
 
 
 def modes(conf: str) -> tuple[PowerMode, ...]:

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from edge.board import cgroup
 from edge.board.board import Board
 from edge.errors import UsageError
-from edge.linux.tree import Tree
+from edge.linux.tree import Tree, parse_count
 from edge.units import GIB, format_bytes, parse_size
 
 # Parse /proc/meminfo to bytes. Pure.
@@ -23,8 +23,8 @@ def parse(text: str) -> dict[str, int]:
     for line in text.splitlines():
         name, _, rest = line.partition(":")
         words = rest.split()
-        if len(words) == 2 and words[1] == "kB" and words[0].isdecimal() and len(words[0]) <= 15:
-            values[name.strip()] = int(words[0]) * 1024
+        if len(words) == 2 and words[1] == "kB" and (count := parse_count(words[0])) is not None:
+            values[name.strip()] = count * 1024
     return values
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 from edge.board.board import Gpu, GpuReading, Reading, mig_notes
-from edge.linux.tree import Tree
+from edge.linux.tree import Tree, parse_count
 from edge.units import MIB
 
 # Output of nvidia-smi with --format=csv,nounits, kept in a copied tree.
 RECORDED = "/nvidia-smi.csv"
+_CAPABILITY = re.compile(r"\d{1,2}\.\d{1,2}")
 # Without any of these no driver is loaded, and loading the library would only cost time.
 _DRIVER_NODES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
 
@@ -50,19 +52,23 @@ def from_csv(text: str) -> Reading:
 
 def _from_row(row: dict[str, str]) -> GpuReading:
     index, total, free = (_known(row.get(name)) for name in ("index", "memory.total", "memory.free"))
+    capability = row.get("compute_cap", "").strip()
     gpu = Gpu(
         name=_known(row.get("name")) or "NVIDIA GPU",
         uuid=_known(row.get("uuid")),
-        index=int(index) if index and index.isdecimal() else None,
+        index=parse_count(index or ""),
         pci_bus_id=_known(row.get("pci.bus_id")),
-        memory_bytes=int(total) * MIB if total and total.isdecimal() else None,
-        compute_capability=_known(row.get("compute_cap")),
+        memory_bytes=_mib(total),
+        compute_capability=capability if _CAPABILITY.fullmatch(capability) else None,
         mig=row.get("mig.mode.current", "").strip() == "Enabled",
     )
     persistence = _known(row.get("persistence_mode"))
-    return GpuReading(
-        gpu, int(free) * MIB if free and free.isdecimal() else None, persistence == "Enabled" if persistence else None
-    )
+    return GpuReading(gpu, _mib(free), persistence == "Enabled" if persistence else None)
+
+
+def _mib(text: str | None) -> int | None:
+    count = parse_count(text or "")
+    return None if count is None else count * MIB
 
 
 def _known(value: str | None) -> str | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from edge.board import memory
 from edge.doctor.check import Check, ok, unknown, warn
 from edge.doctor.facts import DoctorFacts, MemoryUse, Process, Swap
-from edge.linux.tree import Tree
+from edge.linux.tree import Tree, parse_count
 from edge.units import GIB, KIB, MIB, format_bytes
 
 _SMALL_BYTES = 17 * GIB  # 16 GB boards and smaller, on which a gigabyte decides which model fits
@@ -169,9 +169,10 @@ def swaps(tree: Tree) -> Iterator[Swap]:
     """Yield the lines of /proc/swaps: file name, type, size and used in KiB."""
     for line in list(tree.lines("/proc/swaps"))[1:]:
         words = line.split()
-        if len(words) >= 4 and words[2].isdecimal() and words[3].isdecimal():
+        size, used = (parse_count(word) for word in words[2:4]) if len(words) >= 4 else (None, None)
+        if size is not None and used is not None:
             kind = "zram" if "/zram" in words[0] else words[1]
-            yield Swap(words[0], kind, int(words[2]) * KIB, int(words[3]) * KIB)
+            yield Swap(words[0], kind, size * KIB, used * KIB)
 
 
 def processes(tree: Tree) -> Iterator[Process]:
@@ -194,6 +195,6 @@ def _on_gpu(tree: Tree) -> Iterator[Process]:
 def _oom_kills(tree: Tree) -> int | None:
     for line in tree.lines("/proc/vmstat"):
         name, _, value = line.partition(" ")
-        if name == "oom_kill" and value.isdecimal():
-            return int(value)
+        if name == "oom_kill":
+            return parse_count(value)
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+_MOST_DIGITS = 20  # of 64 bits
 _LINKS_MAX = 40  # MAXSYMLINKS of the kernel
 _READ_MAX_BYTES = 4 * 2**20  # /var/lib/dpkg/status is the largest file read
 
@@ -34,12 +35,9 @@ class Tree:
             return None
 
     def number(self, name: str | Path) -> int | None:
-        text = self.text(name)
-        try:
-            # The kernel prints 64 bits; int() of hundreds of digits overflows the first float it meets.
-            return None if text is None or len(text.strip()) > 20 else int(text)
-        except ValueError:
-            return None
+        text = (self.text(name) or "").strip()
+        count = parse_count(text.removeprefix("-"))
+        return -count if count is not None and text.startswith("-") else count
 
     def word(self, name: str | Path) -> str | None:
         """Return the text without surrounding white space and NULs; None if it is empty."""
@@ -83,6 +81,15 @@ class Tree:
         return done
 
 
+def parse_count(text: str) -> int | None:
+    """Return the number of a plain text of digits, None for any other text and for more digits than the kernel prints.
+
+    int() refuses 4300 digits, and fewer overflow the first float that they meet.
+    """
+    return int(text) if len(text) <= _MOST_DIGITS and text.isdecimal() else None
+
+
 def _natural(name: str) -> tuple[str, int]:
     head = name.rstrip("0123456789")
-    return (head, int(name[len(head) :] or -1))
+    number = parse_count(name[len(head) :])
+    return (head, -1 if number is None else number)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -13,8 +16,10 @@ from edge.board.memory import snapshot
 from edge.board.probe import probe
 from edge.board.tables import table
 from edge.doctor.doctor import examine, read_facts
+from edge.telemetry.document import sample_document
+from edge.telemetry.sysfs import SysfsSource
 from tests.doctor.patients import places
-from tests.trees.trees import write
+from tests.trees.trees import copy, write
 
 FILES = (
     *("proc/cpuinfo", "proc/meminfo", "proc/version", "proc/self/cgroup", "proc/self/mountinfo", "proc/swaps"),
@@ -40,6 +45,8 @@ WORDS = st.sampled_from(
     [
         "0",
         "-1",
+        "9" * 400,
+        "9" * 5000,
         "max",
         "kB",
         ":",
@@ -86,6 +93,24 @@ def test_garbage_in_any_file_is_no_error(files: dict[str, bytes], base: str) -> 
         assert all(value >= 0 for value in reading.available_bytes.values())
         assert board.cpu.physical_cores >= 1
         assert examine(read_facts(root, places(Path(folder)), {}, {}, measure=False))
+
+
+@pytest.mark.parametrize("name", ["orin-nano-8", "rtx-4090", "x86-vm"])
+@pytest.mark.parametrize("digits", [400, 5000])
+def test_numbers_of_any_length_in_any_file_are_no_error(name: str, digits: int, tmp_path: Path) -> None:
+    """400 digits overflow a float, int() refuses 4300: in one file at a time, all of its numbers and only the first."""
+    root = copy(name, tmp_path)
+    for file in sorted(root.rglob("*")):
+        before = b"" if file.is_symlink() or not file.is_file() else file.read_bytes()
+        if b"\0" in before or not re.search(rb"\d", before):
+            continue
+        for count in (0, 1):
+            file.write_bytes(re.sub(rb"\d+", b"9" * digits, before, count=count))
+            board = probe(root)
+            snapshot(root, board)
+            json.dumps(sample_document(SysfsSource(root, board).read(0.0), 1.0), allow_nan=False)
+            assert examine(read_facts(root, places(tmp_path), {}, {}, measure=False)), file
+        file.write_bytes(before)
 
 
 @settings(max_examples=100, deadline=None)
