@@ -22,7 +22,8 @@ _LEAST, _MOST = 0.5, 4.0
 _KEPT, _BELIEVED = 4, 3
 # Bounded: a line may be 4 kB of a model's text, and `\S+` at any place of it costs the square of that.
 _BUFFER = re.compile(
-    r"(?<!\S)\w{1,40}\s{1,20}(?P<kind>model|KV|RS|compute|output) buffer size =\s{1,20}(?P<mib>[\d.]{1,20}) MiB"
+    r"(?<!\S)(?P<where>\w{1,40})\s{1,20}(?P<kind>model|KV|RS|compute|output) buffer size ="
+    r"\s{1,20}(?P<mib>[\d.]{1,20}) MiB"
 )
 
 _ON_GPU = re.compile(r"CUDA\d+(_Split)?")  # CUDA_Host is memory of the host
