@@ -39,12 +39,14 @@ from edge.telemetry.sample import Sample
 # Convert configuration and plan into the options of supervisor and gateway. Pure.
 
 
-def about(prepared: Prepared | None) -> dict[str, str | None]:
+def about(prepared: Prepared | None) -> dict[str, str | bool | None]:
     """Return what the status page shows of board and engine; empty until a plan is made."""
     if prepared is None:
         return {}
     engine = prepared.plan.engine
-    return {"board": prepared.board.module, "engine": engine.id, "engine_version": engine.version}
+    known = {"board": prepared.board.module, "engine": engine.id, "engine_version": engine.version}
+    # The wheel of the embedded engine holds llama.cpp's page; a server that edgellm builds has none.
+    return {**known, "engine_page": engine.kind == "embedded"}
 
 
 def gateway_config(config: Config, folders: Folders) -> GatewayOptions:
