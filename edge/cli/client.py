@@ -50,7 +50,7 @@ class Client:
     """A connection to one running instance. Methods raise NotRunningError when nothing answers."""
 
     def __init__(self, instance: Folders) -> None:
-        """Raises UnavailableError for a run folder that another user prepared: its socket would read our prompts."""
+        """Connect to nothing yet. Raises UnavailableError for a run folder that another user prepared in /tmp."""
         if instance.run.is_symlink() or (visible(instance.run) and not is_trusted_dir(instance.run)):
             hint = "remove it as root, or name a folder of your own with --state-dir"
             raise UnavailableError(f"the run folder {instance.run} belongs to another user", hint)

@@ -47,7 +47,7 @@ def cuda(facts: DoctorFacts) -> Check | None:
 
 
 def architecture(facts: DoctorFacts) -> Check | None:
-    """Machine code runs on its own compute capability and later minors of it; on Jetsons only on its own."""
+    """Check that the engine holds machine code for this GPU, by the rule of edge.engine.gpu_code."""
     engine, board = facts.serving.engine, facts.board
     if engine is None or not engine.cuda or board.compute_capability is None:
         return None

@@ -29,7 +29,7 @@ class Notifier:
 
     @property
     def heard(self) -> bool:
-        """Whether there is a service manager."""
+        """Return whether there is a service manager."""
         return self._socket is not None
 
     def ready(self, status: str) -> None:
