@@ -6,10 +6,10 @@ import fcntl
 import json
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from edge.errors import AlreadyRunningError, UnavailableError
-from edge.linux.files import private_dir
+from edge.linux.files import private_dir, read_json
 from edge.paths import Folders, system_folders
 
 
@@ -75,7 +75,7 @@ def _refuse_folder_of_the_service(folders: Folders) -> None:
 def read_holder(lock: Path) -> Holder | None:
     """Return the holder named in a lock file; it is current only while the file is locked (`held`)."""
     try:
-        record: Any = json.loads(lock.read_bytes())
+        record = read_json(lock)
         return Holder(int(record["pid"]), tuple(record["urls"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -84,7 +84,8 @@ def read_holder(lock: Path) -> Holder | None:
 def held(lock: Path) -> bool:
     """Return whether a live process holds the lock. Read access is enough, so a service's group can ask."""
     try:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+        # O_NONBLOCK: a FIFO in its place would hold up every command.
+        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return False
     try:

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import ValidationError, convert, to_builtins
 
+from edge.linux.files import read_json
 from edge.paths import Folders
 from edge.plan.calibration import Calibration, calibrate, calibration_key
 from edge.plan.plan import LaunchPlan, Measured
@@ -39,7 +40,7 @@ def record(path: Path, engine_id: str, arch: str, plan: LaunchPlan, measured: Me
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path)
     except (OSError, ValueError):
         return {}
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edge.linux.files import write_atomic
+from edge.linux.files import read_bounded, write_atomic
 
 KEPT_LINES = 50
+MOST_BYTES = 16 << 20  # 50 records with the log of a crash each are a few hundred kB
 
 
 def append(path: Path, record: dict[str, Any]) -> bool:
@@ -37,9 +38,9 @@ def update(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> No
 def read(path: Path) -> list[dict[str, Any]]:
     """Return the records, oldest first, without lines that are no JSON objects (a disk that was full)."""
     records: list[dict[str, Any]] = []
-    with contextlib.suppress(OSError):
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError):
+    with contextlib.suppress(OSError, ValueError):
+        for line in read_bounded(path, MOST_BYTES).decode("utf-8", "replace").splitlines():
+            with contextlib.suppress(ValueError, RecursionError):
                 record = json.loads(line)
                 if isinstance(record, dict):
                     records.append(record)

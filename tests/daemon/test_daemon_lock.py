@@ -12,6 +12,7 @@ from edge.cli.client import Client
 from edge.daemon.lock import acquire, held, read_holder
 from edge.errors import AlreadyRunningError, UnavailableError
 from edge.paths import folders
+from edge.plan.start_records import read
 from tests.serving import ROOT
 
 
@@ -103,3 +104,16 @@ def test_root_does_not_work_in_the_state_folder_of_the_service(
     os.chown(places.state, 12345, 12345)
     with pytest.raises(UnavailableError, match="root does not work in it"):
         acquire(places)
+
+
+def test_a_fifo_or_deep_brackets_in_place_of_a_file_hold_nothing_up(tmp_path: Path) -> None:
+    lock, records = tmp_path / "lock", tmp_path / "starts.jsonl"
+    for path in (lock, records):
+        os.mkfifo(path)
+    assert read_holder(lock) is None and not held(lock)
+    assert read(records) == []
+    for path in (lock, records):
+        path.unlink()
+        path.write_text("[" * 100_000 + '\n{"at": 1}\n')
+    assert read_holder(lock) is None
+    assert read(records) == [{"at": 1}]
