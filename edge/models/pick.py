@@ -99,7 +99,7 @@ def principal(groups: Mapping[str, list[QuantOption]], peeks: Mapping[str, Peek]
     family = [name for name in models if _letters(name).startswith(_letters(shortest))]
     if exact or len(family) == len(models):
         return [option for name in (exact or family) for option in models[name]]
-    paths = [path for group in models.values() for path in (group[0].files[0].path,)]
+    paths = sorted((group[0].files[0].path for group in models.values()), key=lambda path: (len(path), path))
     hint = f"name the file: hf://{repo}/{paths[0]}"
     raise UsageError(f"{repo} holds {len(models)} models", hint, table="\n".join(f"  {path}" for path in paths))
 

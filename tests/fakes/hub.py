@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 HTML = b"<!DOCTYPE html><html><head><title>Sign in</title></head><body>login</body></html>"
@@ -198,7 +198,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.reply(404, b"Entry not found", headers={"X-Error-Code": "EntryNotFound"})
             return
         linked = {"X-Linked-Etag": f'"{sha256(path)}"', "X-Linked-Size": str(path.stat().st_size)}
-        where = f"/cdn/{'/'.join(parts[:2])}/{'/'.join(parts[4:])}"
+        where = quote(f"/cdn/{'/'.join(parts[:2])}/{'/'.join(parts[4:])}")
         self.reply(
             302,
             b"",

@@ -181,3 +181,8 @@ def test_a_check_fetches_nothing_and_finds_what_would_fail(
 )
 def test_a_repositorys_address_is_a_source(text: str, source: str) -> None:
     assert is_source(text) and str(parse(text)) == source
+
+
+def test_names_with_spaces_and_signs_of_an_address_are_fetched(hub: Hub, models: Path) -> None:
+    _model(hub.root / "me/My-Model-GGUF/my model (v1.0) #2 ?50%.Q4_K_M.gguf")
+    assert fetch(hub, models, "hf://me/My-Model-GGUF") == "my model (v1.0) #2 ?50%.Q4_K_M.gguf"
