@@ -178,6 +178,8 @@ _VOCAB_BYTES_PER_TOKEN = 400
 _CUDA_CONTEXT_BYTES = 320 * MIB
 _LARGE_CUDA_CONTEXT_BYTES = 600 * MIB
 _LARGE_GPU_BYTES = 40 * GIB
+# 220 MiB were measured with SigLIP of Gemma 3: 4096 patches, each with two rows of 4304 and five of 1152 values.
+_PROJECTOR_COMPUTE_BYTES = 4096 * _F32 * (2 * 4304 + 5 * 1152)
 # Reading without mmap streams the file through the page cache: an allowance for that window, the rest is evictable.
 _STREAM_WINDOW_BYTES = 256 * MIB
 # Direct I/O reads through four pinned staging buffers of 64 MiB (llama-model-loader.cpp, load_all_data).
@@ -198,7 +200,7 @@ def budget(candidate: Candidate, settings: Settings, inputs: PlanInputs) -> Memo
             inputs.host,
             weights_bytes=host_weights_bytes(candidate.weights, settings, inputs) + candidate.file.mmproj_bytes,
             kv_bytes=sum(cache_by_layer(candidate.memory, settings)),
-            compute_bytes=int(compute * calibration.compute),
+            compute_bytes=int(compute * calibration.compute) + _projector_compute(candidate),
         )
     checkpoints = settings.ctx_checkpoints * settings.n_parallel * checkpoint_bytes(candidate.memory, settings)
     _add(
@@ -271,7 +273,7 @@ def layer_split(candidate: Candidate, settings: Settings, inputs: PlanInputs) ->
     if first or settings.cpu_expert_layers:
         fixed += weights.largest_bytes
     rooms = [inputs.room_bytes(gpu) - fixed for gpu in inputs.gpus]
-    rooms[0] -= candidate.file.mmproj_bytes
+    rooms[0] -= candidate.file.mmproj_bytes + _projector_compute(candidate)
     best, low, high = _packed(sizes, rooms, 1.0), 0.0, 1.0
     if best is None:
         return tuple(max(0.1, round(inputs.room_bytes(gpu) / GIB, 1)) for gpu in inputs.gpus)
@@ -318,7 +320,7 @@ def _offloaded(domains: MemoryBudget, candidate: Candidate, settings: Settings, 
             name,
             weights_bytes=weights.of(share, on_host) + (0 if index else candidate.file.mmproj_bytes),
             kv_bytes=sum(caches[share.start : share.stop]),
-            compute_bytes=int(compute * calibration.compute) + copied,
+            compute_bytes=int(compute * calibration.compute) + copied + (0 if index else _projector_compute(candidate)),
             context_bytes=context,
         )
     experts = sum(weights.experts[meta.n_layer - on_host :]) if on_host else 0
@@ -333,6 +335,11 @@ def _offloaded(domains: MemoryBudget, candidate: Candidate, settings: Settings, 
         kv_bytes=sum(caches[:first]),
         compute_bytes=int(host_compute * calibration.compute),
     )
+
+
+def _projector_compute(candidate: Candidate) -> int:
+    """Return the bytes that the first image allocates: with --no-warmup they come after READY."""
+    return _PROJECTOR_COMPUTE_BYTES if candidate.file.mmproj else 0
 
 
 def _add(domains: MemoryBudget, inputs: PlanInputs, name: str, **parts: int) -> None:

@@ -165,3 +165,13 @@ def test_tensors_of_no_block_are_counted_and_stop_nothing(tmp_path: Path, name: 
     meta = read_header(gguf.save(tmp_path / "m.gguf"))
     plain = read_header(Gguf("llama").model().save(tmp_path / "p.gguf"))
     assert weights(meta).file_bytes == weights(plain).file_bytes + 256 * 256 // 256 * 176
+
+
+def test_the_first_image_is_paid_for_before_it_comes() -> None:
+    """+220 MiB after READY were measured with a projector: its compute buffers are allocated by the first image."""
+    it = of(thirteen_billion())
+    seeing = replace(it, file=replace(it.file, mmproj="/m/mmproj.gguf", mmproj_bytes=800 * MIB))
+    for chosen, where, name in ((settings(41), inputs(36), "GPU-0"), (settings(0), inputs(), "host")):
+        without, with_it = (budget(each, chosen, where)[name] for each in (it, seeing))
+        assert with_it.weights_bytes - without.weights_bytes == 800 * MIB
+        assert 220 * MIB <= with_it.compute_bytes - without.compute_bytes <= 240 * MIB
