@@ -82,4 +82,4 @@ def test_the_network_is_served_with_a_key_only(
                 assert json.loads(done.stdout)["choices"], done.stdout + done.stderr
         env = {"EDGELLM_API_KEY": secret}
         asked = edgellm("chat", "Say hello.", "--max-tokens", "2", *state, env=env)
-        assert asked.returncode == 1 and "cut after 2 tokens" in asked.stderr, asked.stderr
+        assert asked.returncode == 0 and "cut after 2 tokens" in asked.stderr, asked.stderr
