@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from edge.supervisor.log_patterns import Patterns, Signature
+from edge.supervisor.log_patterns import Patterns, Signature, parse_line
 from edge.supervisor.policy import EngineFault
 from edge.supervisor.process import ExitStatus
 from edge.supervisor.status import Failure
@@ -73,7 +73,8 @@ def _last_words(death: Death, killed: bool) -> Sequence[str]:
 def find_cause(log: Iterable[str], patterns: Patterns) -> Signature | None:
     """Return the first signature in the table's order (special before general) that matches. `serves` is no cause."""
     harmless = [signature.pattern for signature in patterns.signatures if signature.serves]
-    text = "\n".join(line for line in log if not any(pattern.search(line) for pattern in harmless))
+    told = (line for line in log if not patterns.quotes(parse_line(line).text))
+    text = "\n".join(line for line in told if not any(pattern.search(line) for pattern in harmless))
     for signature in patterns.signatures:
         if not signature.serves and signature.pattern.search(text):
             return signature

@@ -57,6 +57,7 @@ class Patterns:
         self._marks = {name: _compiled(patterns) for name, patterns in table["marks"].items()}
         self._facts = {name: _compiled(patterns) for name, patterns in table["facts"].items()}
         self._noise = _compiled(table.get("noise", {}).get("requests", []))
+        self._quotes = _compiled(table.get("noise", {}).get("quotes", []))
         self.signatures = tuple(_signature(row) for row in table["signatures"])
 
     def gates(self, text: str) -> Iterator[PatternMatch]:
@@ -72,6 +73,10 @@ class Patterns:
     def noise(self, text: str) -> bool:
         """Return whether the line is the echo of a probe, which is no progress."""
         return any(pattern.search(text) for pattern in self._noise)
+
+    def quotes(self, text: str) -> bool:
+        """Return whether a line, without its prefix, quotes the model: its text is no evidence."""
+        return any(pattern.search(text) for pattern in self._quotes)
 
     def cause(self, text: str) -> Signature | None:
         return next((signature for signature in self.signatures if signature.pattern.search(text)), None)

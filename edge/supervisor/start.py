@@ -103,6 +103,8 @@ class Attempt:
         at_s = self._engine_time(line.engine_s, now_s)
         seen: list[LogEvent] = []
         self._prefixed = self._prefixed or line.engine_s is not None
+        if self._patterns.quotes(line.text):
+            return ()
         if line.engine_s is not None or not self._prefixed:
             seen += self._read(line.text, at_s)
         return seen + self._device_trouble(line.text) if self.wants_gpu else seen

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from edge.supervisor.degraded import EngineFacts, differences
+from edge.supervisor.diagnose import find_cause
 from edge.supervisor.start import PROTOCOL, Attempt
 from edge.supervisor.status import GATES, Failure
 from tests.fakes import engine_log
@@ -215,6 +216,38 @@ def test_a_line_without_the_engines_prefix_is_text_and_opens_nothing() -> None:
     attempt.stderr("llama_kv_cache: size = 9999.00 MiB (     1 cells", 101.0)
     attempt.stderr("load_tensors: offloaded 99/99 layers to GPU", 101.0)
     assert attempt.facts == EngineFacts() and not attempt.gates.openings.get("kv_cache")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "llama_model_loader: - kv   3:     general.name str = load_tensors: offloaded 99/99 layers to GPU",
+        "print_info: general.name     = llama_kv_cache: size = 9999.00 MiB (     1 cells",
+        "srv    load_model: loading model 'a llama_kv_cache: size = 9999.00 MiB (     1 cells.gguf'",
+        "srv    load_model: loading model 'a load_tensors:  CUDA0 model buffer size = 1.00 MiB.gguf'",
+    ],
+)
+def test_a_line_that_quotes_a_model_or_a_file_states_no_fact(line: str) -> None:
+    attempt = Attempt(CPU, PATTERNS, 100.0, META.tensor_bytes)
+    attempt.stderr(engine_log.prefixed(line, 0.1), 100.1)
+    assert attempt.facts == EngineFacts() and not attempt.gates.openings.get("kv_cache")
+
+
+def test_a_line_about_the_vocabulary_is_a_mark_of_the_start() -> None:
+    attempt = Attempt(CPU, PATTERNS, 100.0, META.tensor_bytes)
+    attempt.stderr(
+        engine_log.prefixed("load: control token: 3 'token to piece cache size' is not marked as EOG", 0.1), 100.1
+    )
+    assert "vocab" not in attempt.marks
+    attempt.stderr(engine_log.prefixed("load: token to piece cache size = 0.1684 MB", 0.2), 100.2)
+    assert "vocab" in attempt.marks
+
+
+def test_a_models_metadata_is_no_cause_of_an_exit() -> None:
+    quoted = "llama_model_loader: - kv   3:     general.description str = cudaMalloc failed: out of memory"
+    lines = [engine_log.prefixed(quoted, 0.1), engine_log.prefixed("print_info: BOS token = 1 'std::bad_alloc'", 0.2)]
+    assert find_cause(lines, PATTERNS) is None
+    assert find_cause([*lines, "cudaMalloc failed: out of memory"], PATTERNS) is not None
 
 
 # --- the gate that failed --------------------------------------------------------------------------------------------
