@@ -17,8 +17,11 @@ from edge.models.pull import pull
 from edge.paths import Folders, folders
 from tests.serving import DEMO
 
-# A shell that starts a job in the background ignores SIGINT in it, and every child would inherit that.
+# A shell that starts a job in the background ignores SIGINT in it, nohup(1) ignores SIGHUP, and every child would
+# inherit that. A handler of Python is none after exec: children have the default again, and the test run goes on.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 # A new example found by chance must not fail an unrelated change: CI plays the same examples each time.
 settings.register_profile("ci", derandomize=True)

@@ -101,7 +101,10 @@ def _run(fd: int, regions: list[tuple[int, int]], clock: Callable[[], float], li
     done = [0] * len(regions)
 
     def stream(number: int, buffer: mmap.mmap, offset: int, length: int) -> None:
-        barrier.wait()
+        try:
+            barrier.wait()
+        except threading.BrokenBarrierError:
+            return
         end, stop = offset + length, clock() + limit_s
         while offset < end and clock() < stop:
             try:
@@ -118,8 +121,12 @@ def _run(fd: int, regions: list[tuple[int, int]], clock: Callable[[], float], li
         threading.Thread(target=stream, args=(number, buffers[number], *region))
         for number, region in enumerate(regions)
     ]
-    for thread in threads:
-        thread.start()
+    try:
+        for thread in threads:
+            thread.start()
+    except RuntimeError as error:  # no memory or no pid for another thread; those that wait must not wait without end
+        barrier.abort()
+        raise OSError(f"no {len(threads)} threads to read with: {error}") from error
     barrier.wait()
     started = clock()
     for thread in threads:

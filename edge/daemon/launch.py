@@ -18,7 +18,7 @@ from edge.daemon import remembered_launch
 from edge.daemon.lock import Lock, acquire
 from edge.daemon.remembered_launch import RememberedLaunch
 from edge.errors import UnavailableError
-from edge.linux.procfs import process_started_s, resident_ratio
+from edge.linux.procfs import limit_malloc_arenas, process_started_s, resident_ratio
 from edge.linux.sd_notify import Notifier
 from edge.linux.sockets import Listeners, bind, inherited
 from edge.paths import Folders, folders
@@ -46,6 +46,7 @@ def up(argv: list[str]) -> int:
         launched = launch(Request(argv, options, places, sockets), early, children, clock, notifier)
         from edge.daemon.app import run
 
+        limit_malloc_arenas()
         gc.freeze()
         gc.enable()
         return run(launched)

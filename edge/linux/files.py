@@ -118,7 +118,10 @@ def read_bounded(path: Path, most_bytes: int = READ_MAX_BYTES, *, mine: bool = F
             raise OSError(f"{path} is not a regular file")
         if mine and (state.st_uid != os.geteuid() or state.st_mode & 0o022):
             raise OSError(f"{path} could have been written by another user")
-        data = file.read(most_bytes + 1)
+        # Not read(most_bytes + 1) alone: that allocates the whole limit before it reads the first byte.
+        data = file.read(min(state.st_size, most_bytes) + 1)
+        if len(data) > state.st_size:  # it has grown meanwhile
+            data += file.read(most_bytes + 1 - len(data))
     if len(data) > most_bytes:
         raise ValueError(f"{path} is larger than {most_bytes} bytes")
     return data

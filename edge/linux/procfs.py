@@ -15,6 +15,7 @@ WINDOWS = 64
 WINDOW_BYTES = 1 << 20
 _TICKS_S = os.sysconf("SC_CLK_TCK")  # per second; times of /proc/PID/stat are in ticks
 FAMILY = 64  # an engine has no children; a script that starts one has a few
+_M_ARENA_MAX = -8  # malloc.h of glibc
 _TCP_LISTEN = "0A"  # TCP_LISTEN of include/net/tcp_states.h, in hex
 
 
@@ -280,3 +281,15 @@ class Ring:
             number = 0
         missing = self.count - number
         return list(self._lines)[-missing:] if missing else []
+
+
+def limit_malloc_arenas(count: int = 2) -> None:
+    """Let malloc of this process use few arenas. Call before the first thread starts.
+
+    glibc gives each thread an arena of 64 MiB of address space, up to 8 for each core (mallopt(3), M_ARENA_MAX): with
+    `ulimit -v`, or where memory is not overcommitted, that alone can end a supervisor that needs 50 MB.
+    """
+    import ctypes
+
+    with suppress(AttributeError, OSError):  # musl has no mallopt
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, count)

@@ -53,11 +53,11 @@ def test_the_kernel_kills_it_for_memory_and_the_next_rung_serves(short_dir: Path
             os.kill(up.child_pid(), signal.SIGKILL)  # the next is a member
             ready_again(up, 1)
             child = read_usage(up.child_pid())
-            ours = read_usage(up.process.pid)
-            assert child is not None and ours is not None
+            assert child is not None
             os.kill(up.child_pid(), signal.SIGKILL)
-            # Less than this rung needs, more than the next: f16 cells are half of q8_0's and more.
-            group.limit(ours.rss_bytes + child.rss_anon_bytes - (50 << 20))
+            # 180 MiB of f16 cells are 96 MiB of q8_0: less than this rung needs, more than the next. What the
+            # supervisor allocated before it joined stays charged to its former group (cgroup-v2.rst).
+            group.limit(child.rss_anon_bytes - (40 << 20))
             model = ready_again(up, 3)
             group.limit(None)
             assert group.oom_kills >= 1
