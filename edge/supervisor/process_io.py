@@ -72,6 +72,7 @@ class PipeLines(asyncio.Protocol):
         self._transport: asyncio.ReadTransport | None = None
         self._lost = False
         self._waiting = False  # the next turn is scheduled
+        self._paused = False  # pipe transports know is_reading() only since Python 3.12 (and 3.11.4)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.ReadTransport)
@@ -118,9 +119,12 @@ class PipeLines(asyncio.Protocol):
         transport = self._transport
         if transport is None or self._lost or transport.is_closing():
             return
-        if pause and transport.is_reading():
+        if pause is self._paused:
+            return
+        self._paused = pause
+        if pause:
             transport.pause_reading()
-        elif not pause and not transport.is_reading():
+        else:
             transport.resume_reading()
 
 
