@@ -211,7 +211,13 @@ async def rigged(
     finally:
         owner.cancel()
         await asyncio.gather(owner, return_exceptions=True)
-        assert not [pid for pid in rig.pids if _exists(pid)], "a child outlived its supervisor"
+        # A SIGKILL to a grandchild is delivered, and its process reaped, after kill(2) has returned.
+        for _ in range(500):
+            left = [pid for pid in rig.pids if _exists(pid)]
+            if not left:
+                break
+            await asyncio.sleep(0.01)
+        assert not left, "a child outlived its supervisor"
 
 
 def _exists(pid: int) -> bool:
