@@ -35,7 +35,12 @@ def stores(env: Mapping[str, str], *, named_only: bool = False) -> list[Path]:
 
 
 def is_store(folder: Path) -> bool:
-    return (folder / "manifests").is_dir() and (folder / "blobs").is_dir()
+    """Return whether Ollama made this folder; False where this user may not look."""
+    try:
+        return (folder / "manifests").is_dir() and (folder / "blobs").is_dir()
+    except OSError:
+        # Path.is_dir() raises PermissionError before Python 3.14; ProtectHome= closes the user's home to a service.
+        return False
 
 
 def models(folder: Path) -> list[ModelCandidate]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -128,3 +129,26 @@ def test_the_name_of_a_blob_is_a_hash_to_compare_with(home: Path, store: Store) 
     data[-1] ^= 1
     blob.write_bytes(bytes(data))
     assert not check_deep(store.resolve("qwen3")).healthy
+
+
+def test_stores_in_a_closed_home_are_none(short_dir: Path) -> None:
+    """A service with `User=` has its user's HOME, which ProtectHome= closes: the model of its own folder is served."""
+    home, models = short_dir / "home", short_dir / "models"
+    ollama(home / ".ollama/models", "gemma3")
+    Gguf("llama").model().save(models / "Own-Q5_K_M.gguf")
+    short_dir.chmod(0o755)
+    home.chmod(0)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+            found = Store(models, [home / ".cache/huggingface/hub", home / ".ollama/models"]).list()
+            status = int([entry.name for entry in found] != ["Own"])
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    home.chmod(0o700)
