@@ -23,6 +23,7 @@ from tests.boot.image import Suite
 PATIENCE_S = 120.0  # for what takes a few seconds when nothing else runs
 REBOOT = 133  # how systemd-nspawn ends when its system wants to start again
 UNIT = "edgellm.service"
+ROOT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # ENV_SUPATH in Debian's /etc/login.defs
 
 
 class Disk:
@@ -229,7 +230,7 @@ class Board:
         return done.stdout.strip()
 
     def execute(self, *command: str, timeout: float = 180) -> subprocess.CompletedProcess[str]:
-        enter = ["nsenter", "-t", str(self.leader), "-a", "env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"]
+        enter = ["nsenter", "-t", str(self.leader), "-a", "env", "-i", f"PATH={ROOT_PATH}", "LC_ALL=C"]
         return subprocess.run(
             [*enter, *command],
             capture_output=True,
