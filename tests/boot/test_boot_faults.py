@@ -197,7 +197,7 @@ def test_groups_that_do_not_exist(product: Product, new_board: NewBoard) -> None
         board.run("groupdel", "video")
         lost = board.execute(EDGELLM, "service", "diff")
         assert lost.returncode == 1
-        assert "10-install.conf is no longer part of it" in lost.stdout
+        assert "10-install.conf is no longer part of the service" in lost.stdout
 
 
 def test_an_old_jtop_unit_makes_no_cycle(new_board: NewBoard) -> None:

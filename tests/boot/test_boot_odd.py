@@ -39,7 +39,9 @@ def test_fc_76_a_drop_in_that_hides_the_gpu_is_named_at_start(new_board: NewBoar
     (tmp_path / "model").write_text("NVIDIA Jetson Orin NX Engineering Reference Developer Kit\0")
     (tmp_path / "compatible").write_text("nvidia,p3768-0000+p3767-0000\0nvidia,p3767-0000\0nvidia,tegra234\0")
     with new_board(f"--bind-ro={tmp_path}:/sys/firmware/devicetree/base") as board:
-        board.disk.write(OWN, "[Service]\nPrivateDevices=yes\n")
+        # A container shows the uptime of its host, and only soon after boot does a start wait for the GPU.
+        board.disk.write("/etc/uptime", "20.00 20.00\n")
+        board.disk.write(OWN, "[Service]\nPrivateDevices=yes\nBindReadOnlyPaths=/etc/uptime:/proc/uptime\n")
         text = 'schema = 1\nprofile = "orin"\n[set]\nfallback = "cpu"\n'
         board.disk.write("/etc/edgellm/edgellm.toml", text)
         board.power_on()
