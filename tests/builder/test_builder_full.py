@@ -62,7 +62,7 @@ def test_the_cpu_recipe_makes_all_programs_from_the_pinned_source(built: Folders
 
 def test_the_same_build_again_does_nothing(built: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["build", "-p", "cpu", "--state-dir", str(built.data.parent)]) == 0
-    assert "built already" in capsys.readouterr().out
+    assert "is already built" in capsys.readouterr().out
 
 
 def test_the_other_programs_run(built: Folders, tmp_path: Path) -> None:
