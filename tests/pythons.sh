@@ -28,6 +28,6 @@ for row in "$(head -n 1 <<<"$found")" "$(tail -n 1 <<<"$found")"; do
         touch "$venv/.dev"
     fi
     # Whole processes are run by the main Python only: here it is the language and the library that differ.
-    "$venv/bin/python" -m pytest -m "not full and not e2e and not slow" --ignore=tests/app --ignore=tests/telemetry \
-        --ignore=tests/plan/test_plan_real_engine.py
+    "$venv/bin/python" -m pytest -m "not full and not e2e and not slow" --ignore=tests/daemon --ignore=tests/telemetry \
+        --ignore=tests/plan/test_plan_real_engine.py --ignore=tests/pool/test_pool_up.py
 done
