@@ -10,7 +10,7 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 SHELL   := /bin/bash
 
-.PHONY: help setup up install bundle check test test-full boot-test dist clean
+.PHONY: help setup up install bundle check test test-here test-full boot-test dist clean
 
 help:
 	@grep -E '^# make' Makefile | sed 's/^# //'; echo 'also: setup check test-full boot-test dist clean; PROFILE=orin, MODEL=REF'
