@@ -13,7 +13,7 @@ from packaging.tags import Tag
 from packaging.utils import parse_wheel_filename
 
 ROOT = Path(__file__).resolve().parents[2]
-NEEDED = {"edgellm", "aiohttp", "msgspec", "xllamacpp", "huggingface-hub", "typer"}
+NEEDED = {"edgellm", "aiohttp", "msgspec", "xllamacpp", "typer"}
 
 
 @pytest.mark.full
