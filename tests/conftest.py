@@ -28,6 +28,10 @@ settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
 
+# Configuration of the caller's own edgellm must not reach the tests: each states what it needs.
+for variable in [name for name in os.environ if name.startswith("EDGELLM_")]:
+    del os.environ[variable]
+
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgellm-tests"
 
 

@@ -145,7 +145,8 @@ def test_a_start_reads_ahead_where_that_won(short_dir: Path, smollm2: Path) -> N
         up.wait_for("ok")
         row = json.loads((state / "state/main/starts.jsonl").read_text().splitlines()[-1])
         assert row["cache_state"]["resident_ratio"] < 0.5, "before the start"
-        assert resident_ratio(model) == 1.0
+        # The loader may overtake the reader at the end, and the kernel may drop a page under pressure.
+        assert (resident_ratio(model) or 0.0) > 0.95
         assert not any(b"prefetch" in cmdline(child) for child in children(up.process.pid))
 
 
