@@ -139,7 +139,8 @@ def test_by_default_heat_never_stops_a_request(board: FakeBoard, short_dir: Path
         heat(board, up, 104, "CRITICAL")
         assert up.chat(max_tokens=30).status_code == 200
         document = httpx.get(f"{up.url}/telemetry", timeout=10).json()
-    assert document["governor"]["limit"] == {"fraction": 0.5, "hold_new": False, "drain": False}
+    limit = {"fraction": 0.5, "hold_new": False, "drain": False, "cause": "heat"}
+    assert document["governor"]["limit"] == limit
     assert document["energy"]["models"]["chat"]["tokens"] == 30
 
 
