@@ -100,7 +100,14 @@ def pytest_collection_finish(session: Any) -> None:
     if os.environ.get("SKIP_LOAD_ALL"):
         import utils
 
-        utils.ServerPreset.load_all = staticmethod(lambda: None)
+        def load_one() -> None:
+            """Fetch the test's model as load_all() does: the presets themselves are --offline."""
+            server = utils.ServerPreset.tinyllama2()
+            server.offline = False
+            server.start()
+            server.stop()
+
+        utils.ServerPreset.load_all = staticmethod(load_one)
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
