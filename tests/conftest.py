@@ -32,6 +32,14 @@ if os.environ.get("CI"):
 for variable in [name for name in os.environ if name.startswith("EDGELLM_")]:
     del os.environ[variable]
 
+
+@pytest.fixture(autouse=True)
+def no_shared_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of the machine's own service and of its Ollama are in no list of a test."""
+    monkeypatch.setattr("edge.models.store.system_folders", lambda: folders({}, Path("/nonexistent")))
+    monkeypatch.setattr("edge.models.ollama.SERVICE_MODELS", Path("/nonexistent"))
+
+
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgellm-tests"
 
 

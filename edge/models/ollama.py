@@ -20,6 +20,7 @@ _MODEL = "application/vnd.ollama.image.model"
 _PROJECTOR = "application/vnd.ollama.image.projector"
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _BLOB = re.compile(r"sha256-[0-9a-f]{64}")
+SERVICE_MODELS = Path("/usr/share/ollama/.ollama/models")  # its installer's user `ollama` has this home
 # Ollama's own namespace and tag, which its names leave out.
 _LIBRARY, _LATEST = "library", "latest"
 
@@ -31,7 +32,7 @@ def stores(env: Mapping[str, str], *, named_only: bool = False) -> list[Path]:
     if named_only:
         return []
     own = [Path(env["HOME"]) / ".ollama/models"] if env.get("HOME", "").startswith("/") else []
-    return [*own, Path("/usr/share/ollama/.ollama/models")]
+    return [*own, SERVICE_MODELS]
 
 
 def is_store(folder: Path) -> bool:
