@@ -2,7 +2,7 @@
 # make test  everything a checkout needs to test itself
 # make install   edgellm for every user: /opt/edgellm and /usr/local/bin/edgellm (asks for sudo)
 # make bundle    dist/bundle: wheels, engine and model for boards without a network (MACHINE=aarch64, PYTHONS="3.10 3.12")
-# make test-full  the same, and the real build, boot, browser, clients (the first time about an hour)
+# make test-full  the same, other Pythons, and the real build, boot, browser, clients (the first time about an hour)
 PYTHON  ?= python3
 PROFILE ?= cpu
 DEMO    := SmolLM2-135M-Instruct
@@ -62,11 +62,11 @@ test-here: check
 	$(BIN)/python -m pytest -m "not full"
 
 test: test-here
-	tests/pythons.sh "$(BIN)/python"
 	tests/wheel.sh "$(BIN)/python"
 
 # STRANGER=--quick leaves out the second `make test`, by the other user
 test-full: test
+	tests/pythons.sh "$(BIN)/python"
 	tests/packages.sh
 	$(BIN)/python -m pytest -m full
 	tests/stranger.sh $(STRANGER)

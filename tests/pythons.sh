@@ -16,13 +16,9 @@ candidates() {
     done
 }
 
-found=$(candidates)
-for row in "$(head -n 1 <<<"$found")" "$(tail -n 1 <<<"$found")"; do
-    read -r version python <<<"$row"
-    if [ -z "${version:-}" ] || [ "$version" = "$main" ]; then continue; fi
-    venv=.venv-$version
-    echo "== unit tests on Python $version"
-    [ -x "$venv/bin/pip" ] || "$python" -m venv "$venv"
+unit_tests() { # VERSION PYTHON
+    local venv=.venv-$1
+    [ -x "$venv/bin/pip" ] || "$2" -m venv "$venv"
     if [ ! -e "$venv/.dev" ] || [ pyproject.toml -nt "$venv/.dev" ]; then
         "$venv/bin/pip" install -q --disable-pip-version-check -e '.[embedded,hub,tools,nvml,dev]'
         touch "$venv/.dev"
@@ -30,4 +26,29 @@ for row in "$(head -n 1 <<<"$found")" "$(tail -n 1 <<<"$found")"; do
     # Whole processes are run by the main Python only: here it is the language and the library that differ.
     "$venv/bin/python" -m pytest -m "not full and not e2e and not slow" --ignore=tests/daemon --ignore=tests/telemetry \
         --ignore=tests/plan/test_plan_real_engine.py --ignore=tests/pool/test_pool_up.py
+}
+
+found=$(candidates)
+oldest=$(head -n 1 <<<"$found")
+newest=$(tail -n 1 <<<"$found")
+failed=0
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+declare -A jobs=()
+for row in "$oldest" "$newest"; do
+    read -r version python <<<"$row"
+    if [ -z "${version:-}" ] || [ "$version" = "$main" ] || [ -n "${jobs[$version]:-}" ]; then continue; fi
+    echo "== unit tests on Python $version"
+    (set -e; unit_tests "$version" "$python") >"$logs/$version" 2>&1 & # both at once: each takes one core
+    jobs[$version]=$!
 done
+for version in "${!jobs[@]}"; do
+    if wait "${jobs[$version]}"; then
+        echo "Python $version: $(tail -n 1 "$logs/$version")"
+    else
+        failed=1
+        cat "$logs/$version"
+        echo "Python $version: unit tests failed" >&2
+    fi
+done
+exit "$failed"
