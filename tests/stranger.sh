@@ -37,7 +37,8 @@ as() {
         enter=(unshare --mount --propagation private sh -c 'mount -t tmpfs none /var/lib/edgellm &&
             mount -t tmpfs none /var/cache/edgellm-root && exec "$@"' sh)
     fi
-    (cd "$work/edgellm" && exec "${enter[@]}" env -i "HOME=$work/home" PATH=/usr/bin:/bin "EDGELLM_LISTEN=$address" "$@")
+    (cd "$work/edgellm" && exec "${enter[@]}" env -i "HOME=$work/home" PATH=/usr/bin:/bin \
+        "EDGELLM_LISTEN=$address" "PYTEST_ADDOPTS=${PYTEST_ADDOPTS:-}" "$@")
 }
 
 # `make up`, one chat, Ctrl-C.
