@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -111,40 +112,49 @@ class Client:
         return answer
 
 
-def serving_engine(instance: Folders) -> str | None:
-    """Return the id of the engine that the instance of these folders runs; None when none runs."""
-    if not held(instance.lock):
-        return None
-    client = Client(instance)
-    try:
-        engine: str | None = client.status()["engine"]
-        return engine
-    except NotRunningError:
-        return None
-    finally:
-        client.close()
+# What a running instance uses, before a command takes it away. Each answer names the instance, for a sentence.
 
 
 def serving(place: Folders, files: Iterable[Path]) -> str | None:
-    """Return who serves one of these files, for a sentence; None where no running instance does.
-
-    Asked are the instance of these folders and the system's service.
-    """
+    """Return the instance that serves one of these files, and as which model; None where none does."""
     wanted = {os.path.realpath(file) for file in files}
+    for name, status in _running(place):
+        for model_id, model in status["models"].items():
+            if wanted & {os.path.realpath(file) for file in model.get("files", ())}:
+                return f"{name}, as {model_id}"
+    return None
+
+
+def running_engine(place: Folders, engine_id: str) -> str | None:
+    """Return the instance whose models run on this engine, or would by its plan; None where none does."""
+    for name, status in _running(place):
+        if status["engine"] == engine_id:
+            return name
+    return None
+
+
+def accepting_key(place: Folders, file: Path, key: str) -> str | None:
+    """Return the instance that answered requests with this key of `file`, and how many; None where none did."""
+    for name, status in _running(place):
+        keys = status.get("keys", {})  # an edgellm of before the last update has none
+        count = keys.get("requests", {}).get(key, 0)
+        if count and os.path.realpath(keys["file"]) == os.path.realpath(file):
+            return f"{name}, in {count} request{'s' * (count != 1)}"
+    return None
+
+
+def _running(place: Folders) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield name and status of the instance of these folders and of the system's service, where they run."""
     for instance in dict.fromkeys((place, system_folders())):
         if not held(instance.lock):
             continue
-        client = Client(instance)
-        try:
-            models = client.status()["models"]
-        except UnavailableError:  # another user's, or just gone
-            continue
-        finally:
-            client.close()
-        for model_id, model in models.items():
-            if wanted & {os.path.realpath(file) for file in model.get("files", ())}:
-                return f"the edgellm in {instance.instance_run}, as {model_id}"
-    return None
+        with suppress(UnavailableError):  # another user's, or just gone
+            client = Client(instance)
+            try:
+                status = client.status()
+            finally:
+                client.close()
+            yield f"the edgellm in {instance.instance_run}", status
 
 
 def not_running(instance: Folders) -> NotRunningError:

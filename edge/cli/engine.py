@@ -11,10 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from edge.cli.complete import known_engines
-from edge.cli.options import Json, StateDir, folders_of
+from edge.cli.options import Json, StateDir, confirm_in_use, folders_of
 from edge.cli.output import console, draw
 from edge.engine.installed import SelectedEngine
-from edge.errors import UsageError
 from edge.units import format_bytes, printable
 
 Id = Annotated[
@@ -68,14 +67,19 @@ def rollback(as_json: Json = False, state_dir: StateDir = None) -> None:
         show_selection(install.rollback(_engines(state_dir)), as_json)
 
 
-def remove(engine: Id, as_json: Json = False, state_dir: StateDir = None) -> None:
-    """Delete an engine."""
+def remove(
+    engine: Id,
+    force: Annotated[bool, typer.Option("--force", help="also an engine that is running")] = False,
+    as_json: Json = False,
+    state_dir: StateDir = None,
+) -> None:
+    """Delete an engine that is not selected for the next start."""
     from edge.builder import install
-    from edge.cli.client import serving_engine
+    from edge.cli.client import running_engine
 
     folders = folders_of(state_dir)
-    if serving_engine(folders) == engine:
-        raise UsageError(f"the running edgellm uses {engine}", "restart it with another engine, then remove this one")
+    # Its next child would be started from the files that are gone.
+    confirm_in_use(f"{engine} is run by", None if force else running_engine(folders, engine), "remove")
     with install.locked(folders.engines):
         install.remove(folders.engines, engine, folders.cache / "build")
     show_removed(engine, as_json)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from edge.cli.options import Json, StateDir, print_json
+from edge.cli.options import Json, StateDir, confirm_in_use, print_json
 from edge.errors import UnavailableError
 
 File = Annotated[
@@ -71,12 +71,18 @@ def list_keys(file: File = None, state_dir: StateDir = None, as_json: Json = Fal
 
 
 def revoke(
-    name: Annotated[str, typer.Argument(help="name of the key")], file: File = None, state_dir: StateDir = None
+    name: Annotated[str, typer.Argument(help="name of the key")],
+    force: Annotated[bool, typer.Option("--force", help="also a key that clients of a running edgellm use")] = False,
+    file: File = None,
+    state_dir: StateDir = None,
 ) -> None:
     """Revoke a key; a running server refuses it from the next request on."""
+    from edge.cli.client import accepting_key, find
     from edge.gateway import keys
 
     path = _path(file, state_dir)
+    user = None if force else accepting_key(find(os.environ, state_dir), path, name)
+    confirm_in_use(f"key {name} was accepted by", user, "revoke")
     with keys.locked(path):
         known = keys.read(path)
         kept = [key for key in known if key.name != name]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edge.cli.complete import known_models
-from edge.cli.options import Engine, Json, StateDir, folders_of
-from edge.errors import BadModelError, UsageError
+from edge.cli.options import Engine, Json, StateDir, confirm_in_use, folders_of
+from edge.errors import BadModelError
 
 if TYPE_CHECKING:
     from edge.models.quant import QuantPreference
@@ -232,8 +231,7 @@ def remove(
     entry = removable(store, ref)
     # A mapped file that is gone stays readable for its engine, but the next start would not find it.
     server = None if force else serving(folders_of(state_dir), entry.shards or (entry.path,))
-    if server and not (sys.stdin.isatty() and typer.confirm(f"{entry.id} is served by {server}: remove it?")):
-        raise UsageError(f"{entry.id} is served by {server}", "stop it first, or use --force")
+    confirm_in_use(f"{entry.id} is served by", server, "remove")
     gone = remove_entry(store, entry)
     if as_json:
         typer.echo(model_json.dump(removed=gone.id, paths=list(gone.paths), bytes=gone.bytes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from edge.cli.complete import known_boards, known_engines, known_models, known_profiles, known_settings
+from edge.errors import UsageError
 from edge.paths import Folders, folders
 from edge.units import printable
 
@@ -59,6 +61,12 @@ def folders_of(state_dir: Path | None) -> Folders:
 def given(**flags: object) -> dict[str, object]:
     """Return the flags that were on the command line, as edge.config.load takes them."""
     return {name: value for name, value in flags.items() if value}
+
+
+def confirm_in_use(subject: str, user: str | None, verb: str) -> None:
+    """Ask on a terminal before something that `user` uses goes; None is no user. Raises UsageError if not confirmed."""
+    if user and not (sys.stdin.isatty() and typer.confirm(f"{subject} {user}: {verb} it?")):
+        raise UsageError(f"{subject} {user}", "stop it first, or use --force")
 
 
 def print_lines(lines: Iterable[str]) -> None:

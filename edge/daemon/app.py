@@ -31,6 +31,7 @@ from edge.daemon.watchdog import MORE_S, Watchdog
 from edge.engine.choose import fallback_now
 from edge.errors import BugError, EdgeError
 from edge.gateway.app import make_app
+from edge.gateway.handler import CONTEXT
 from edge.gateway.keys import has_keys
 from edge.gateway.server import serve
 from edge.paths import system_folders
@@ -41,7 +42,6 @@ from edge.supervisor.model_handle import UNNAMED, ModelHandle
 from edge.supervisor.state import SupervisorState, died
 from edge.supervisor.status import Failure, ModelStatus, State
 from edge.supervisor.supervisor import Supervisor
-from edge.telemetry.sample import Sample
 from edge.telemetry.telemetry import Telemetry
 
 PROGRESS_LOOK_S = 0.2
@@ -63,7 +63,8 @@ class App:
         self.prepared: Prepared | None = None
         self.console = console_for(os.environ, as_json=bool(launch.request.options["json"]))
         self.urls = launch.listeners.urls(tls=bool(launch.config.gateway.tls_cert))  # no reload changes them
-        self.fleet = Fleet(launch.folders, self._changed, SpeedBaseline(launch.folders), self._latest_sample)
+        speeds = SpeedBaseline(launch.folders)
+        self.fleet = Fleet(launch.folders, self._changed, speeds, lambda: self.governing.telemetry.latest)
         self.watchdog = Watchdog(launch.notifier, self.statuses)
         self.late_start: awaited.LateStart | None = None
         self.governing = ThermalControl(
@@ -122,9 +123,6 @@ class App:
         self.residents.add(handle)
         self.governing.limit(handle)
         self.watchdog.watch(self.fleet.supervisors())
-
-    def _latest_sample(self) -> Sample | None:
-        return self.governing.telemetry.latest
 
     def statuses(self) -> list[ModelStatus]:
         return [handle.status() for handle in self.fleet.handles.values()]
@@ -196,6 +194,7 @@ class App:
             self.console.failed("gateway", fault, gives_up=True)
             app = make(replace(config, keys_file=None), fault=fault)
         self.governing.attach(app)
+        self._context = app[CONTEXT]
         return app
 
     def _report_problems(self) -> None:
@@ -324,7 +323,7 @@ class App:
         document = overview(self.launch.folders, self.prepared, self.statuses(), telemetry, self.urls, began_s, own)
         for model_id, row in document["models"].items():
             row |= self.residents.row(model_id)
-        return document
+        return document | {"keys": self._context.key_use()}
 
     def telemetry(self) -> dict[str, Any]:
         return self.governing.telemetry.document(history=False)

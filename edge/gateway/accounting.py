@@ -68,6 +68,7 @@ class Stats:
 
     requests: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     models: dict[str, ModelStats] = field(default_factory=dict)
+    keys: Counter[str] = field(default_factory=Counter)  # requests by the name of their key
     recent: deque[AccessEntry] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def model(self, model: str) -> ModelStats:
@@ -220,6 +221,8 @@ class RequestRecord:
         if self.outcome == "ok" and self._failed():
             self.outcome = "error"
         stats.requests[self.route, str(self.code), self.model or ""] += 1
+        if self.key is not None:
+            stats.keys[self.key] += 1
         if self.model is not None:
             self._count(stats, self.model, now_s)
         if self.model is None and not log.wanted:

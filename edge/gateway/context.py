@@ -65,6 +65,11 @@ class Context(Struct):
     pools: Pools = field(default_factory=Pools)
     energy: EnergyMeter | None = None
 
+    def key_use(self) -> dict[str, Any]:
+        """Return the key file, None if there is none, and the requests since the start by the name of their key."""
+        file = self.config.keys_file
+        return {"file": None if file is None else str(file), "requests": dict(self.stats.keys)}
+
     def statuses(self) -> list[ModelStatus]:
         return [upstream.status() for upstream in self.upstreams.values()]
 

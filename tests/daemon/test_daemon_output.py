@@ -117,6 +117,23 @@ def test_an_encoding_without_our_characters_ends_nothing(short_dir: Path, smollm
     assert b"? warm" in log.read_bytes().replace("·".encode("gbk"), b"?"), log.read_bytes()
 
 
+def test_variables_of_a_kubernetes_service_are_mentioned_once_and_change_nothing(
+    short_dir: Path, smollm2: Path
+) -> None:
+    """A Service named edgellm, and a Docker link to a container of that name."""
+    foreign = {
+        "EDGELLM_PORT": "tcp://10.0.0.1:8080",
+        "EDGELLM_SERVICE_HOST": "10.0.0.1",
+        "EDGELLM_NAME": "/web/edgellm",
+    }
+    log = short_dir / "log"
+    with log.open("wb") as out, up(short_dir, smollm2, out, stderr=out, env=foreign) as (process, status):
+        assert_serves_through_a_crash(short_dir, process, status)
+    mentioned = [line for line in log.read_text().splitlines() if "EDGELLM_SERVICE_HOST" in line]
+    assert len(mentioned) == 1 and "Kubernetes or Docker" in mentioned[0], log.read_text()
+    assert all(name in mentioned[0] for name in foreign)
+
+
 def run(arguments: list[str], **streams: Any) -> Process:
     command = [sys.executable, "-m", "edge", *arguments]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment(), **streams)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from edge.engine.installed import SelectedEngine, write_selection
+from edge.paths import folders
 from tests.daemon.served import Served, config_text, install
 from tests.fakes.llama_switches import Death, starts
 from tests.serving import eventually
@@ -75,8 +76,12 @@ def test_the_engine_that_serves_is_not_removed(served_once: Path) -> None:
         up.wait_for("ok")
         install(served_once / "data", "new-cpu-2")
         write_selection(served_once / "data" / "engines", SelectedEngine("new-cpu-2", "old-cpu-1"))
-        assert "the running edgellm uses old-cpu-1" in up.cli("engine", "remove", "old-cpu-1", rc=64)
-    assert "removed" in up.cli("engine", "remove", "old-cpu-1")
+        refused = up.cli("engine", "remove", "old-cpu-1", rc=64)
+        assert (
+            f"old-cpu-1 is run by the edgellm in {folders({}, served_once).instance_run}" in refused
+            and "--force" in refused
+        )
+        assert "removed" in up.cli("engine", "remove", "old-cpu-1", "--force")
 
 
 def test_memory_is_no_reason(served_once: Path) -> None:
