@@ -47,14 +47,14 @@ def smoke(engine: Engine, *, gpu: bool, under: tuple[str, ...] = ()) -> SmokeRun
 
     Raises EngineDiedError if the server ended, EngineBrokenError for every other failure.
     """
-    folder = Path(tempfile.mkdtemp(prefix="edgellm-proof-", dir=_short_tmp()))
+    folder = Path(tempfile.mkdtemp(prefix="edgellm-proof-", dir=short_tmp()))
     try:
         return _smoke(engine, folder, gpu, under)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _short_tmp() -> str | None:
+def short_tmp() -> str | None:
     """Return a folder for the socket: its path may have 107 bytes (unix(7)), too few for a long TMPDIR."""
     return None if len(tempfile.gettempdir()) < 60 else "/tmp"
 
@@ -64,11 +64,9 @@ def _smoke(engine: Engine, folder: Path, gpu: bool, under: tuple[str, ...]) -> S
     socket = folder / "s.sock"
     command = [*under, *smoke_command(engine, write_tiny_model(folder / "tiny.gguf"), socket, gpu)]
     who = identity(Path(engine.path))
-    if who.user is not None:
-        os.chown(folder, who.user, who.group or 0)  # the socket and the CUDA cache lie there
-    with _server(command, _environment(engine, folder), log, who) as child:
+    with server(command, environment(engine, folder), log, who, folder) as child:
         start_s = time.monotonic()
-        _wait_ready(socket, child, log, start_s + _DEADLINE_S)
+        wait_ready(socket, child, log, start_s + _DEADLINE_S)
         ready_s = time.monotonic() - start_s
         answer = _complete(socket, child, log)
     text = log.read_text(errors="replace")
@@ -97,7 +95,8 @@ def smoke_command(engine: Engine, model: Path, socket: Path, gpu: bool) -> list[
     return [engine.path, "--model", str(model), "--host", str(socket), *known]
 
 
-def _environment(engine: Engine, folder: Path) -> dict[str, str]:
+def environment(engine: Engine, folder: Path) -> dict[str, str]:
+    """Return the variables of a server that runs in `folder`."""
     environment = {
         "LC_ALL": "C",
         "PATH": "/usr/bin:/bin",
@@ -116,9 +115,12 @@ def _environment(engine: Engine, folder: Path) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _server(
-    command: list[str], environment: dict[str, str], log: Path, who: Identity
+def server(
+    command: list[str], variables: dict[str, str], log: Path, who: Identity, folder: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a server whose socket and CUDA cache lie in `folder`, and end it. Raises EngineBrokenError."""
+    if who.user is not None:
+        os.chown(folder, who.user, who.group or 0)
     with log.open("wb") as file:
         try:
             child = subprocess.Popen(
@@ -127,7 +129,7 @@ def _server(
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 cwd="/",
-                env=environment,
+                env=variables,
                 start_new_session=True,
                 user=who.user,
                 group=who.group,
@@ -150,7 +152,7 @@ def _server(
                 child.wait()
 
 
-def _wait_ready(socket: Path, child: subprocess.Popen[bytes], log: Path, deadline_s: float) -> None:
+def wait_ready(socket: Path, child: subprocess.Popen[bytes], log: Path, deadline_s: float) -> None:
     while True:
         code = child.poll()
         if code is not None:

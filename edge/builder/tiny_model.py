@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ class _Tensor(Struct, frozen=True):
 
 
 SMALLEST = Shape()
+NO_TEXTS: Mapping[str, str] = {}
 
 
 def write_tiny_model(path: Path, shape: Shape = SMALLEST, *, seed: int = 1) -> Path:
@@ -53,8 +54,8 @@ def write_tiny_model(path: Path, shape: Shape = SMALLEST, *, seed: int = 1) -> P
     return path
 
 
-def tiny_model(shape: Shape = SMALLEST, *, seed: int = 1) -> Iterator[bytes]:
-    """Yield the file in pieces. The matrices of a larger shape repeat a pattern."""
+def tiny_model(shape: Shape = SMALLEST, *, seed: int = 1, texts: Mapping[str, str] = NO_TEXTS) -> Iterator[bytes]:
+    """Yield the file in pieces. The matrices of a larger shape repeat a pattern. `texts`: more keys of the header."""
     tokens, scores, types = _vocabulary()
     tensors = _tensors(shape, len(tokens), random.Random(seed))
     metadata: list[tuple[str, int, Any]] = [
@@ -79,6 +80,7 @@ def tiny_model(shape: Shape = SMALLEST, *, seed: int = 1) -> Iterator[bytes]:
         ("tokenizer.ggml.eos_token_id", _U32, 2),
         ("tokenizer.ggml.unknown_token_id", _U32, 0),
         ("tokenizer.ggml.add_bos_token", _BOOL, True),
+        *((key, _STRING, text) for key, text in texts.items()),
     ]
     yield _header(metadata, tensors)
     for tensor in tensors:

@@ -195,13 +195,28 @@ class ChatServer(Struct, frozen=True):
     key: str | None = None
 
     def first_model(self) -> str:
-        """Return the first model, or an empty string where the server has no list of models."""
+        """Return the first model that can chat, or an empty string where the server has no list of models.
+
+        Raises UnavailableError where there are only models for embeddings and reranking.
+        """
+        with self._client() as client:
+            # llama-server's list does not name the task of a model; LM Studio's does, and other servers have none.
+            kinds = self._listed(client, "/api/v0/models")
+            names = self._listed(client, "/v1/models") or kinds
+        able = [name for name in names if kinds.get(name) != "embeddings"]
+        if names and not able:
+            hint = "edgellm up -m REF serves a chat model; `edgellm model list --catalogue` shows some"
+            raise UnavailableError(f"no model here can chat: {', '.join(names)}", hint)
+        return able[0] if able else ""
+
+    def _listed(self, client: httpx.Client, path: str) -> dict[str, str]:
+        """Return the models of a list with their types, none where there is no such list."""
         try:
-            with self._client() as client:
-                response = client.get(f"{self._base}/v1/models", timeout=5.0)
-            return str(response.json()["data"][0]["id"]) if response.status_code == 200 else ""
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError):
-            return ""  # the question itself shows what is wrong
+            response = client.get(f"{self._base}{path}", timeout=5.0)
+            entries = response.json()["data"] if response.status_code == 200 else []
+            return {str(entry["id"]): str(entry.get("type")) for entry in entries}
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError, AttributeError):
+            return {}  # the question itself shows what is wrong
 
     def ask(self, messages: list[dict[str, Any]], model: str, max_tokens: int, screen: ChatScreen) -> Answer:
         """Send a conversation, show the answer as it comes and return it."""

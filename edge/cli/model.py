@@ -13,8 +13,12 @@ from edge.cli.options import Engine, Json, StateDir, confirm_in_use, folders_of
 from edge.errors import BadModelError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edge.models.open import ModelFile
     from edge.models.quant import QuantPreference
     from edge.models.store import Store
+    from edge.paths import Folders
 
 
 Ref = Annotated[
@@ -28,6 +32,10 @@ Source = Annotated[
     typer.Argument(metavar="REF", help="a name of the catalogue, or hf://, modelscope://, https://, pypi://, file://"),
 ]
 Deep = Annotated[bool, typer.Option("--deep", help="read every byte: hashes, and scales that are not finite")]
+Template = Annotated[
+    Path | None,
+    typer.Option("--template", metavar="FILE", help="judge this chat template instead of the model's own"),
+]
 
 
 def register(root: typer.Typer) -> None:
@@ -88,9 +96,14 @@ def check(
     ref: Annotated[str | None, typer.Argument(metavar="[REF]", help="one model (default: all)")] = None,
     state_dir: StateDir = None,
     deep: Deep = False,
+    template: Template = None,
+    engine: Engine = None,
     as_json: Json = False,
 ) -> None:
-    """Check models without starting them. Exit code 65 when one is not healthy."""
+    """Check models without loading them. Exit code 65 when one is not healthy, or its chat template is refused.
+
+    The engine itself judges the template, where one is installed.
+    """
     from edge.cli import model_json
     from edge.cli import model_output as drawing
     from edge.cli.output import progress
@@ -103,18 +116,55 @@ def check(
     refs = [ref] if ref is not None else [str(line.entry.path) for line in lines if line.usable]
     models = [store.resolve(one) for one in refs]
     bad = [line for line in lines if line.verdict and line.verdict.kind not in HEALTHY_KINDS]
+    judged_by, refused = _template_faults(models, template, folders_of(state_dir), engine)
     reports = []
     for model in models if deep else []:
         with progress(quiet=as_json) as report:
             reports.append(check_deep(model, report))
     if as_json:
-        documents = [{"id": f"{m.name}:{m.quant}", "path": m.path, "notes": list(m.notes)} for m in models]
+        documents = [model_json.checked(model, refused.get(model.path)) for model in models]
         deep_reports = [model_json.deep(one) for one in reports]
-        typer.echo(model_json.dump(models=documents, bad=[model_json.line(line) for line in bad], deep=deep_reports))
+        bad_lines = [model_json.line(line) for line in bad]
+        typer.echo(model_json.dump(models=documents, bad=bad_lines, deep=deep_reports, templates_judged_by=judged_by))
     else:
-        drawing.checked(models, bad, reports)
-    if bad or not all(one.healthy for one in reports):
+        drawing.checked(models, bad, reports, refused, judged=judged_by is not None)
+    if bad or refused or not all(one.healthy for one in reports):
         raise typer.Exit(BadModelError.exit_code)
+
+
+def _template_faults(
+    models: Sequence[ModelFile], instead: Path | None, folders: Folders, wanted: str | None
+) -> tuple[str | None, dict[str, str]]:
+    """Return the engine that judged the chat templates, None without a verdict, and its refusals by a model's path.
+
+    Raises UsageError if the file in place of the templates cannot be read, EngineMissingError for an unknown `wanted`.
+    """
+    from edge.builder.template_check import template_fault
+    from edge.engine.choose import choose
+    from edge.errors import EngineBrokenError, EngineMissingError
+    from edge.models.header import CHAT_TEMPLATE, read_templates
+
+    try:
+        given = None if instead is None else {CHAT_TEMPLATE: instead.read_text(encoding="utf-8")}
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"--template: {instead}: {error}", "give a file with a Jinja template") from None
+    verdicts: dict[tuple[str, ...], str | None] = {}
+    refused: dict[str, str] = {}
+    try:
+        engine = choose(folders, wanted, needs_gpu=False)
+        for model in models:
+            templates = given or read_templates(Path(model.path))
+            key = tuple(templates.values())  # quantizations of one model have the same
+            if templates and key not in verdicts:
+                verdicts[key] = template_fault(engine, templates)
+            fault = verdicts.get(key)
+            if fault is not None:
+                refused[model.path] = fault
+    except (EngineBrokenError, EngineMissingError):
+        if wanted:
+            raise
+        return None, refused
+    return engine.id, refused
 
 
 def pull(

@@ -82,6 +82,16 @@ def model(one: ModelFile, note: Receipt | None = None) -> dict[str, Any]:
     }
 
 
+def checked(model: ModelFile, template_fault: str | None) -> dict[str, Any]:
+    """Return one model of `model check`; `template_fault` is the engine's reason to refuse its chat template."""
+    return {
+        "id": f"{model.name}:{model.quant}",
+        "path": model.path,
+        "notes": list(model.notes),
+        "template_fault": template_fault,
+    }
+
+
 def deep(report: DeepReport) -> dict[str, Any]:
     files = [to_builtins(file) for file in report.files]
     return {

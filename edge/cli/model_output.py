@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -90,13 +90,30 @@ def _size(one: CatalogueQuant) -> str:
     return f"{one.quant} {'' if one.exact else '≈'}{one.bytes / GIB:.2g}"
 
 
-def checked(models: Sequence[ModelFile], bad: Sequence[SurveyLine], reports: Sequence[DeepReport]) -> None:
-    """Print the result of `model check`. `reports` is empty without --deep."""
+def checked(
+    models: Sequence[ModelFile],
+    bad: Sequence[SurveyLine],
+    reports: Sequence[DeepReport],
+    refused: Mapping[str, str],
+    *,
+    judged: bool,
+) -> None:
+    """Print the result of `model check`. `reports` is empty without --deep.
+
+    `refused`: the engine's reasons against chat templates, by the models' paths; `judged`: an engine was there.
+    """
     out = console()
     for number, model in enumerate(models):
         report = reports[number] if reports else None
         mark, words = _verdict(report)
+        fault = refused.get(model.path)
+        mark = ("✗", "red") if fault else mark
         out.print(Text.assemble(mark, " ", model_id(model.name, model.quant), "  ", words))
+        if fault:
+            out.print(f"    the engine refuses its chat template: {printable(fault)}", markup=False)
+            out.print("    give another with chat_template_file", style="dim", markup=False)
+        elif model.meta.chat_template and not judged:
+            out.print("    its chat template is not judged: no engine is ready here", style="dim", markup=False)
         for note in model.notes:
             out.print(f"    {printable(note)}", style="dim", markup=False)
         if report:

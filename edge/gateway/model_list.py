@@ -106,7 +106,7 @@ def _lm_studio(upstream: Upstream) -> list[dict[str, Any]]:
     meta, loaded = upstream.model_info, upstream.status().state in (State.READY, State.DRAINING)
     entry = {
         "object": "model",
-        "type": "llm",
+        "type": _lm_studio_type(meta),
         "publisher": "",
         "arch": str(meta.get("arch") or ""),
         "compatibility_type": "gguf",
@@ -116,6 +116,14 @@ def _lm_studio(upstream: Upstream) -> list[dict[str, Any]]:
         "loaded_context_length": meta.get("n_ctx") if loaded else None,
     }
     return [{"id": name, **entry} for name in _names(upstream)]
+
+
+def _lm_studio_type(meta: Mapping[str, Any]) -> str:
+    """Return llm, vlm or embeddings: LM Studio knows no fourth, so a reranker is of those that cannot chat."""
+    capabilities = meta.get("capabilities") or ("completion",)
+    if "completion" not in capabilities:
+        return "embeddings"
+    return "vlm" if "vision" in capabilities else "llm"
 
 
 async def ollama(context: Context, request: web.Request, route: Route, base: str) -> web.Response:

@@ -22,6 +22,8 @@ _MAX_LAYERS = 4096
 _PRINTED = ("general.architecture", "general.name", "general.type", "tokenizer.ggml.model", "tokenizer.ggml.pre")
 # Architectures that only predict tokens for a larger model, src/llama-arch.cpp.
 _DRAFTERS = ("eagle3", "dflash")
+# LLM_KV_TOKENIZER_CHAT_TEMPLATE and LLM_KV_TOKENIZER_CHAT_TEMPLATE_N, src/llama-arch.cpp.
+CHAT_TEMPLATE = "tokenizer.chat_template"
 _MAX_VALUE = 1 << 40  # of a dimension, head count or context; larger is damage
 
 
@@ -37,6 +39,17 @@ def read_header(path: Path, *, complete: bool = True) -> ModelMeta:
         return _meta(raw, size, complete)
     except _BadError as error:
         raise VerdictError(error.verdict, path.name) from None
+
+
+def read_templates(path: Path) -> dict[str, str]:
+    """Return the chat templates of a model by their keys: the default one, and named ones such as `.tool_use`.
+
+    Raises VerdictError, OSError.
+    """
+    with _open_regular(path) as file:
+        raw = GgufReader(file, os.fstat(file.fileno()).st_size, path.name, whole=CHAT_TEMPLATE).header()
+    found = {key: str(value) for key, value in raw.values.items() if key.startswith(CHAT_TEMPLATE)}
+    return {key: text for key, text in found.items() if text.strip()}
 
 
 def peek_kind(path: Path) -> str | None:
@@ -116,7 +129,7 @@ def _meta(raw: RawHeader, size: int, complete: bool) -> ModelMeta:
         tensor_bytes=sum(tensor.bytes for tensor in tensors),
         data_offset=data_offset,
         file_bytes=size,
-        chat_template="tokenizer.chat_template" in raw.values or "tokenizer.chat_template" in raw.lengths,
+        chat_template=CHAT_TEMPLATE in raw.values or CHAT_TEMPLATE in raw.lengths,
         tokenizer=get.text("tokenizer.ggml.model"),
         file_type=None if file_type < 0 else file_type,
         split=_split(get),

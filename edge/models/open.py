@@ -34,7 +34,14 @@ class ModelFile(Struct, frozen=True):
     meta: ModelMeta  # of the whole set: tensors of all shards
     mmproj: str | None = None
     mmproj_bytes: int = 0  # of the projector's file
+    adapter_bytes: int = 0  # of the LoRA adapters' files
+    drafter_bytes: int = 0  # of the drafter: weights and KV cache
     notes: tuple[str, ...] = ()  # for the user: unknown architecture, a name with another quantization
+
+    @property
+    def beside_bytes(self) -> int:
+        """Bytes of the files beside the model: they lie in the first GPU, or in the host."""
+        return self.mmproj_bytes + self.adapter_bytes + self.drafter_bytes
 
 
 # Check split sets: names and headers of the shards must agree before an engine opens them. Pure.

@@ -17,6 +17,7 @@ Scalar = int | float | str | bool
 _WINDOW_BYTES = 256 * 1024
 _KEPT_BYTES = 8 * 1024 * 1024  # of keys and values that are kept
 _STRING_KEPT_BYTES = 4096  # longer values (chat templates) are skipped, their length is kept
+_TEXT_BYTES = 2 * 1024 * 1024  # of a key in `whole`; the longest published chat templates have 100 KB
 _ARRAY_KEPT = 4096  # longer arrays are skipped, their length is kept
 _KEY_BYTES = 65535  # the format's own limit
 _NAME_BYTES = 127  # ggml itself allows 63
@@ -68,8 +69,10 @@ class RawHeader(Struct):
 class GgufReader:
     """A cursor over `file`, which holds `size` bytes. Raises VerdictError for everything that exceeds them."""
 
-    def __init__(self, file: BinaryIO, size: int, where: str) -> None:
+    def __init__(self, file: BinaryIO, size: int, where: str, *, whole: str | None = None) -> None:
+        """`whole`: strings of keys that begin so are kept however long they are."""
         self._file = file
+        self._whole = whole
         self._size = size
         self._where = where
         self._buffer = b""
@@ -124,7 +127,8 @@ class GgufReader:
         kind = self._u32()
         if kind == _STRING:
             length = self._u64()
-            if length <= _STRING_KEPT_BYTES:
+            wanted = self._whole is not None and key.startswith(self._whole) and length <= _TEXT_BYTES
+            if length <= _STRING_KEPT_BYTES or wanted:
                 raw.values[key] = self._take(length).decode("utf-8", "replace")
                 self._keep(length)
             else:

@@ -25,19 +25,17 @@ _VOCAB_DIFFERENCE = 128
 def with_companions(candidate: Candidate, preset: Preset, store: Store) -> tuple[Candidate, Preset]:
     """Return the candidate with the bytes of its companions, and the preset with the drafter's path.
 
-    The bytes are counted where the projector's are: in the first GPU, or in the host. Raises ConfigError,
-    ModelMissingError, BadModelError.
+    The bytes are counted in the first GPU, or in the host. Raises ConfigError, ModelMissingError, BadModelError.
     """
     _check_template(preset)
     file = _with_projector(candidate.file, preset.mmproj)
-    more = sum(_adapter_bytes(Path(adapter(entry)[0]), file) for entry in preset.lora)
+    if preset.lora:
+        file = replace(file, adapter_bytes=sum(_adapter_bytes(Path(adapter(each)[0]), file) for each in preset.lora))
     if preset.draft:
         drafter = _drafter(store, preset.draft, file)
-        more += _drafter_bytes(drafter, preset)
+        file = replace(file, drafter_bytes=_drafter_bytes(drafter, preset))
         preset = replace(preset, draft=drafter.path)
-    if file is candidate.file and not more:
-        return candidate, preset
-    return replace(candidate, file=replace(file, mmproj_bytes=file.mmproj_bytes + more)), preset
+    return (candidate if file is candidate.file else replace(candidate, file=file)), preset
 
 
 def _check_template(preset: Preset) -> None:

@@ -48,6 +48,9 @@ def _file(file: ModelFile) -> dict[str, Any]:
         "path": file.path,
         "quant": file.quant,
         "bytes": file.bytes,
+        "mmproj_bytes": file.mmproj_bytes,
+        "adapter_bytes": file.adapter_bytes,
+        "drafter_bytes": file.drafter_bytes,
         "fingerprint": file.fingerprint,
     }
 

@@ -198,7 +198,7 @@ def budget(candidate: Candidate, settings: Settings, inputs: PlanInputs) -> Memo
             domains,
             inputs,
             inputs.host,
-            weights_bytes=host_weights_bytes(candidate.weights, settings, inputs) + candidate.file.mmproj_bytes,
+            weights_bytes=host_weights_bytes(candidate.weights, settings, inputs) + candidate.file.beside_bytes,
             kv_bytes=sum(cache_by_layer(candidate.memory, settings)),
             compute_bytes=int(compute * calibration.compute) + _projector_compute(candidate),
         )
@@ -273,7 +273,7 @@ def layer_split(candidate: Candidate, settings: Settings, inputs: PlanInputs) ->
     if first or settings.cpu_expert_layers:
         fixed += weights.largest_bytes
     rooms = [inputs.room_bytes(gpu) - fixed for gpu in inputs.gpus]
-    rooms[0] -= candidate.file.mmproj_bytes + _projector_compute(candidate)
+    rooms[0] -= candidate.file.beside_bytes + _projector_compute(candidate)
     best, low, high = _packed(sizes, rooms, 1.0), 0.0, 1.0
     if best is None:
         return tuple(max(0.1, round(inputs.room_bytes(gpu) / GIB, 1)) for gpu in inputs.gpus)
@@ -318,7 +318,7 @@ def _offloaded(domains: MemoryBudget, candidate: Candidate, settings: Settings, 
             domains,
             inputs,
             name,
-            weights_bytes=weights.of(share, on_host) + (0 if index else candidate.file.mmproj_bytes),
+            weights_bytes=weights.of(share, on_host) + (0 if index else candidate.file.beside_bytes),
             kv_bytes=sum(caches[share.start : share.stop]),
             compute_bytes=int(compute * calibration.compute) + copied + (0 if index else _projector_compute(candidate)),
             context_bytes=context,

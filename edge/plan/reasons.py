@@ -92,6 +92,8 @@ def _left_out(gpus: Sequence[str], preset: Preset, inputs: PlanInputs) -> str:
 
 def _model(file: ModelFile, wanted: ModelFile) -> Reason:
     size = f"{file.bytes / 1e9:.2f} GB"
+    beside = (("projector", file.mmproj_bytes), ("adapters", file.adapter_bytes), ("drafter", file.drafter_bytes))
+    size += "".join(f", {name} {count / 1e9:.2f} GB" for name, count in beside if count)
     if file is not wanted:
         size += f", because {wanted.name} {wanted.quant} does not fit"
     return Reason("model", f"{file.name} {file.quant}", size, "model")

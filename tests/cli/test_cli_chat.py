@@ -111,6 +111,24 @@ async def test_of_several_models_the_first_is_asked(rig: Rigs) -> None:
     assert [body["model"] for body in asked] == ["b"]
 
 
+@pytest.mark.parametrize("role", ["embedding", "rerank"])
+async def test_a_model_that_cannot_chat_is_never_the_first(
+    rig: Rigs, role: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Case 12: `edgellm chat TEXT` sent its question to an embedding model that was configured first."""
+    one = await rig(story)
+    models = {name: FakeModel(name, str(one.engine.path)) for name in ("a", "b")}
+    models["a"].model_info["capabilities"] = [role]
+    models["b"].model_info["capabilities"] = ["completion", "vision"]
+    assert await chat(await rig(models=models), "Hello") == 0
+    assert json.loads(one.engine.requests[-1].body)["model"] == "b"
+    del models["b"]
+    one.engine.requests.clear()
+    assert await chat(await rig(models=models), "Hello") == 69
+    assert "no model here can chat: a" in capsys.readouterr().err
+    assert not any(request.body for request in one.engine.requests)
+
+
 def on_terminal(*arguments: str) -> tuple[subprocess.Popen[bytes], int]:
     """Start a command on a terminal; return it and the other side of the terminal."""
     ours, theirs = pty.openpty()

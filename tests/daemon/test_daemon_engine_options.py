@@ -134,7 +134,13 @@ def test_a_drafter_is_counted_and_has_to_have_the_models_vocabulary(
         (domain,) = model["ladder"][0]["memory"].values()
         return int(domain["weights_bytes"])
 
-    assert weights(plan("--set", f"draft={smollm2}")[1]) > 1.9 * weights(plan()[1])
+    drafted = plan("--set", f"draft={smollm2}")[1]
+    assert weights(drafted) > 1.9 * weights(plan()[1])
+    (file,) = (each["model"] for each in drafted["models"].values())
+    assert file["drafter_bytes"] > 0.9 * file["bytes"] and file["adapter_bytes"] == file["mmproj_bytes"] == 0
+    lora = adapter_of(smollm2, tmp_path / "small-lora.gguf")
+    (file,) = (each["model"] for each in plan("--set", f"lora={lora}")[1]["models"].values())
+    assert (file["adapter_bytes"], file["drafter_bytes"]) == (lora.stat().st_size, 0)
     other = Gguf("llama").model().save(tmp_path / "Other-Q5_K_M.gguf")
     code, _, said = plan("--set", f"draft={other}")
     assert code == 78 and "has another vocabulary" in said

@@ -148,6 +148,51 @@ def test_check(edge: Edge, models: Path) -> None:
     assert code == 0 and deep[0]["healthy"] and len(deep[0]["files"]) == 3
 
 
+SOUND = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+REFUSED = [
+    ("{% for m in messages %}{{ m.content }}", "cannot be parsed"),
+    ("{% for m in messages %}{{ m['content'] | nosuchfilter }}{% endfor %}", "filter 'nosuchfilter'"),
+    ("{{ raise_exception('Conversation roles must alternate') }}", "Conversation roles must alternate"),
+    ("{% macro a() %}{% endmacro %}{{ a( }}", "cannot be parsed"),
+    (SOUND + "{# " + "x" * 5000 + " #}{% if a %}", "cannot be parsed"),  # longer than what a header's reader keeps
+]
+
+
+@pytest.mark.parametrize(("template", "said"), REFUSED)
+def test_check_asks_the_engine_for_its_verdict_on_a_chat_template(
+    edge: Edge, state: Path, template: str, said: str
+) -> None:
+    """Case 14: the real parser judges, without loading the model: these files have no weights that it could load."""
+    folder = state / "data" / "models"
+    Gguf("llama").model().set("tokenizer.chat_template", template).save(folder / "Odd-Q5_K_M.gguf")
+    Gguf("llama").model().set("tokenizer.chat_template", SOUND).save(folder / "Sound-Q5_K_M.gguf")
+    code, out, _ = edge("check", "Odd", "--engine", "embedded")
+    assert code == 65 and said in out and "chat_template_file" in out
+    assert edge("check", "Sound", "--engine", "embedded")[0] == 0
+    code, out, _ = edge("check", "--json")
+    document = json.loads(out)
+    faults = {each["id"]: each["template_fault"] for each in document["models"]}
+    assert code == 65 and faults["Sound:Q5_K_M"] is None and said in faults["Odd:Q5_K_M"]
+    assert document["templates_judged_by"].startswith("embedded-")
+
+
+def test_check_judges_a_template_of_a_file_before_it_is_used(edge: Edge, models: Path, tmp_path: Path) -> None:
+    file = tmp_path / "template.jinja"
+    for text, code in ((SOUND, 0), ("{% endfor %}", 65)):
+        file.write_text(text, encoding="utf-8")
+        assert edge("check", "Alpha:Q8_0", "--template", file)[0] == code
+    assert edge("check", "Alpha:Q8_0", "--template", tmp_path / "none.jinja")[0] == 64
+
+
+def test_check_without_an_engine_names_what_it_did_not_judge(
+    edge: Edge, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge.engine.choose.find_embedded", lambda python: None)
+    code, out, _ = edge("check", "Alpha:Q8_0")
+    assert code == 0 and "is not judged" in out
+    assert json.loads(edge("check", "Alpha:Q8_0", "--json")[1])["templates_judged_by"] is None
+
+
 def test_check_deep_finds_a_poisoned_scale(edge: Edge, models: Path) -> None:
     from edge.models.header import read_header
 

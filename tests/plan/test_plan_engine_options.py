@@ -169,6 +169,7 @@ def test_the_projector_is_a_choice(vision: Path, capsys: pytest.CaptureFixture[s
     named = vision.with_name("mmproj-b-F16.gguf")
     code, out, _ = planned(vision, capsys, f"mmproj={named}")
     assert code == 0 and f'"mmproj.path":"{named}"' in out
+    assert re.search(r"GB, projector \d", out)
     code, out, _ = planned(vision, capsys, "mmproj=none")
     assert code == 0 and "mmproj" not in out
     code, _, err = planned(vision, capsys, "mmproj=/none.gguf")

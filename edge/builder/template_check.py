@@ -1,0 +1,84 @@
+"""Ask an engine for its verdict on a chat template, at the price of a tiny model."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from http.client import HTTPException
+from pathlib import Path
+
+from edge.builder.smoke import environment, request, server, short_tmp, smoke_command, wait_ready
+from edge.builder.tiny_model import tiny_model
+from edge.engine.engine import Engine
+from edge.engine.inspect import identity
+from edge.errors import EngineBrokenError, EngineDiedError
+
+# Without weights to read the engine is up within a second; a first CUDA contact took 17 s on one board.
+_DEADLINE_S = 60.0
+# A rendered example is the engine's own check at its start; a conversation of one turn is what every client sends.
+_QUESTION = json.dumps({"messages": [{"role": "user", "content": "Hello"}]})
+# common/jinja ends its report with `Error: …`; earlier builds print minja's text behind this sentence.
+_REPORTS = (
+    re.compile(r"^Error: (.+)$", re.MULTILINE),
+    re.compile(r"chat template parsing error: (?!std::exception)(.+)$", re.MULTILINE),
+)
+_REFUSED = re.compile(r"chat template", re.IGNORECASE)
+
+
+def template_fault(engine: Engine, templates: Mapping[str, str]) -> str | None:
+    """Return the engine's reason to refuse a model's chat templates; None if it takes them.
+
+    `templates`: the GGUF keys and their text. The engine's parser judges them, whatever the size of their model: they
+    are put into a tiny one. Raises EngineBrokenError where the engine gives no verdict.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="edgellm-template-", dir=short_tmp()))
+    try:
+        return _judge(engine, templates, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _judge(engine: Engine, templates: Mapping[str, str], folder: Path) -> str | None:
+    model, socket, log = folder / "tiny.gguf", folder / "s.sock", folder / "log"
+    with model.open("wb") as file:
+        file.writelines(tiny_model(texts=templates))
+    who = identity(Path(engine.path))
+    with server(_command(engine, model, socket), environment(engine, folder), log, who, folder) as child:
+        try:
+            wait_ready(socket, child, log, time.monotonic() + _DEADLINE_S)
+            status, body = request(socket, "POST", "/apply-template", _QUESTION)
+        except EngineDiedError as died:
+            if died.crashed or not _REFUSED.search(died.log):
+                raise
+            return _reason(died.log)
+        except (OSError, HTTPException) as error:
+            raise EngineBrokenError(f"the engine gave no verdict on the chat template: {error}") from error
+    return None if status < 400 else _message(body)
+
+
+def _command(engine: Engine, model: Path, socket: Path) -> list[str]:
+    if engine.kind != "embedded":
+        jinja = ["--jinja"] if engine.has("--jinja") else []
+        return [*smoke_command(engine, model, socket, gpu=False), *jinja]
+    fields = {"model.path": str(model), "n_ctx": 256, "n_parallel": 1, "use_jinja": True, "warmup": False}
+    fields |= {"fit_params": False, "cache_ram_mib": 0, "verbosity": 4, "offline": True, "ui": False}
+    return [engine.path, *engine.args, "--params", json.dumps(fields), "--socket", str(socket)]
+
+
+def _reason(log: str) -> str:
+    """Return the parser's sentence from the log of a server that refused to start."""
+    for pattern in _REPORTS:
+        if found := pattern.findall(log):
+            return str(found[-1]).strip()
+    return "it cannot be parsed"
+
+
+def _message(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"]).strip().splitlines()[-1]
+    except (ValueError, LookupError, TypeError):
+        return "it cannot be rendered"
