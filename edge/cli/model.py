@@ -10,7 +10,7 @@ import typer
 
 from edge.cli.complete import known_models
 from edge.cli.options import Engine, Json, StateDir, confirm_in_use, folders_of
-from edge.errors import BadModelError
+from edge.errors import BadModelError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
