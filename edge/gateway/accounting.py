@@ -93,6 +93,9 @@ _NUMBER = re.compile(
 # An error event starts a line; generated text cannot, since JSON escapes line ends. Older llama.cpp sent `error: {`.
 _ERROR_EVENT = re.compile(rb'(?:^|\n)(?:event: (?:error|response\.failed)\b|data: \{\s*"error"\s*:|error: \{)')
 _ERROR_DOCUMENT = re.compile(rb'\s*\{\s*"error"\s*:\s*[^\sn]')  # not null
+# A piece of generated text that is not empty, in the streams of all APIs. Chunks without one are no tokens: the role,
+# the progress of the prompt, comments that keep a connection open.
+_TEXT = re.compile(rb'"(?:content|reasoning_content|text|thinking|delta|arguments)"\s*:\s*"[^"]')
 # Streams of these routes end with `data: [DONE]`, of a whole answer only.
 _DONE_ROUTES = frozenset({"/v1/chat/completions", "/chat/completions", "/v1/completions", "/completions"})
 _MOST_TOKENS = 1e12  # more is no count: an engine or a model can make such a number appear
@@ -161,6 +164,11 @@ class UsageCounter:
     @property
     def to_first_s(self) -> float | None:
         return None if self.first_s is None else self.first_s - self.began_s
+
+    @property
+    def has_text(self) -> bool:
+        """Whether the last bytes of the answer hold generated text."""
+        return _TEXT.search(self._tail) is not None
 
     def tokens(self) -> TokenUsage:
         if self._tokens is None:

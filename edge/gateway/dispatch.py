@@ -47,10 +47,10 @@ async def acquire_slot(
                 raise RejectedError(failed_fault(status))
             with waiting.ticket(upstream, exchange.body, exchange.reserved, exchange.wait_until_s) as ticket:
                 if endpoint is None:
-                    await ticket.endpoint()
+                    await ticket.endpoint(first=slot)
                 lease = await admission.enter(upstream, ticket.wait, patient=endpoint is None, slot=slot)
                 # The engine may have been replaced while the request was queued.
-                endpoint = upstream.endpoint() or await ticket.endpoint()
+                endpoint = upstream.endpoint() or await ticket.endpoint(first=slot)
                 await ticket.body_read()
         yield endpoint
     finally:

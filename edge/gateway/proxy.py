@@ -57,6 +57,11 @@ async def forward(pools: Pools, exchange: Exchange, endpoint: Endpoint) -> web.S
     # The engine may close an idle connection just now; a body that cannot be sent twice gets a new connection.
     fresh = not exchange.body.complete
     fingerprint = _fingerprint(exchange)
+    if endpoint.first:
+        response = await _as_first(pools, exchange, endpoint, fingerprint, loop) if exchange.body.complete else None
+        if response is not None:
+            return response
+        endpoint = await retry.proved()
     with upstream.request(fingerprint) as progress:
         while True:
             if upstream.kills(fingerprint):
@@ -71,6 +76,52 @@ async def forward(pools: Pools, exchange: Exchange, endpoint: Endpoint) -> web.S
                 exchange.record.retried = fresh = True
                 lost = died
             endpoint = await retry.endpoint(endpoint, lost)
+
+
+class _Refused(Exception):
+    """An engine that has completed nothing yet answered with 400 or more."""
+
+
+class _FirstProgress(Struct):
+    """The progress of an engine's first request, which reports its first token."""
+
+    progress: RequestProgress
+    usage: UsageCounter
+    generation: int
+    seen: bool = False
+
+    def moved(self) -> None:
+        self.progress.moved()
+        if not self.seen and self.usage.has_text:
+            self.seen = True
+            self.progress.answered(self.generation)
+
+    def answered(self, generation: int) -> None:
+        self.progress.answered(generation)
+
+
+async def _as_first(
+    pools: Pools,
+    exchange: Exchange,
+    endpoint: Endpoint,
+    fingerprint: Callable[[], str | None],
+    loop: asyncio.AbstractEventLoop,
+) -> web.StreamResponse | None:
+    """Send the request to an engine that has completed nothing yet; None if it refuses or dies before it answers."""
+    with exchange.upstream.request(fingerprint) as progress:
+        watched = _FirstProgress(progress, exchange.usage, endpoint.generation)
+        try:
+            response = await _attempt(pools, exchange, endpoint, watched, loop, fresh=False)
+        except _Refused:
+            return None
+        except UpstreamDied as died:
+            if died.partial:
+                exchange.record.outcome = "cut"
+                raise RejectedError(died_fault(exchange.upstream, str(died))) from died
+            return None
+        if exchange.usage.tokens().completion:
+            progress.answered(endpoint.generation)
+        return response
 
 
 def _fingerprint(exchange: Exchange) -> Callable[[], str | None]:
@@ -104,6 +155,8 @@ async def _attempt(
         answer = await _send(session, exchange, keep)
         try:
             progress.moved()
+            if endpoint.first and answer.status >= 400:
+                raise _Refused
             if answer.status >= 400 and (unusable := await _unusable_error(exchange, answer)) is not None:
                 exchange.record.outcome = "error"
                 raise RejectedError(unusable)

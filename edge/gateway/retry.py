@@ -7,7 +7,7 @@ import asyncio
 import aiohttp
 
 from edge.gateway.openai import HttpFault, RejectedError
-from edge.gateway.waiting_room import failed_fault, retry_in_s
+from edge.gateway.waiting_room import failed_fault, not_ready_fault, retry_in_s
 from edge.supervisor.upstream import Endpoint, Upstream
 
 # A dead engine can look READY for a while: its supervisor sees the exit when the kernel has torn the process down, and
@@ -64,6 +64,21 @@ class RetryPolicy:
                 await asyncio.sleep(STEP_S)
             return await self._next(died)
         return self._upstream.endpoint() or await self._next(died)
+
+    async def proved(self) -> Endpoint:
+        """Return the engine once a completion of it came back, after it refused its first request or died of it.
+
+        That counts as no loss: the cause may be the engine. Raises RejectedError.
+        """
+        left_s = self._until_s - asyncio.get_running_loop().time()
+        try:
+            status = await asyncio.wait_for(self._upstream.ensure_ready(), max(0.0, left_s))
+        except (asyncio.TimeoutError, TimeoutError):
+            raise RejectedError(not_ready_fault(self._upstream)) from None
+        endpoint = self._upstream.endpoint()
+        if endpoint is None:
+            raise RejectedError(failed_fault(status))
+        return endpoint
 
     def _same(self, lost: Endpoint, died: UpstreamDied) -> Endpoint | None:
         """Return `lost` while its supervisor still reports it ready. Raises RejectedError after GRACE_S of that."""

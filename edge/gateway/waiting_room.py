@@ -117,15 +117,18 @@ class Ticket:
             self._reading.cancel()
         self._queue.tickets -= 1
 
-    async def endpoint(self) -> Endpoint:
-        """Wait until the model is READY. Raises RejectedError; FAILED ends the wait at once."""
+    async def endpoint(self, *, first: bool = False) -> Endpoint:
+        """Wait until the model is READY. Raises RejectedError; FAILED ends the wait at once.
+
+        `first`: the request may be the engine's first one.
+        """
         model = self._upstream.model_id
         waiting = self._queue.for_model
         waiting[model] = waiting.get(model, 0) + 1
         try:
             while True:
-                status = await self._until(self._upstream.ensure_ready())
-                endpoint = self._upstream.endpoint()
+                status = await self._until(self._upstream.ensure_ready(first=first))
+                endpoint = self._upstream.endpoint(first=first)
                 if endpoint is not None:
                     return endpoint
                 if status.state is State.FAILED:
@@ -139,7 +142,7 @@ class Ticket:
     async def _until(self, done: Coroutine[Any, Any, T]) -> T:
         until = asyncio.ensure_future(done)
         try:
-            await self.wait(until, lambda: _not_ready_fault(self._upstream))
+            await self.wait(until, lambda: not_ready_fault(self._upstream))
             return until.result()
         finally:
             until.cancel()
@@ -182,7 +185,7 @@ def failed_fault(status: ModelStatus, code: int = 503) -> HttpFault:
     return HttpFault(code, status.failure.kind, message, status.failure.hint, evidence=status.failure.evidence)
 
 
-def _not_ready_fault(upstream: Upstream) -> HttpFault:
+def not_ready_fault(upstream: Upstream) -> HttpFault:
     message = f"model {upstream.model_id!r} is not ready yet ({upstream.status().state.value})"
     return HttpFault(503, "loading", message, "try again later", retry_in_s(upstream))
 

@@ -39,6 +39,10 @@ class EngineReady(Struct, frozen=True):
     """The engine reports ready."""
 
 
+class FirstRequestDue(Struct, frozen=True):
+    """Requests wait while the engine has yet to complete its first: one of them may be that first."""
+
+
 class Warmed(Struct, frozen=True):
     """A completion came back."""
 
@@ -94,6 +98,7 @@ Command = StartRequested | Stop | Restart | Sleep
 Observation = (
     EngineLoading
     | EngineReady
+    | FirstRequestDue
     | Warmed
     | Exited
     | Hung

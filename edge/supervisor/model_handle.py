@@ -151,10 +151,10 @@ class ModelHandle:
             return replace(status, failure=Failure("too_hot", self._heat, TOO_HOT_HINT))
         return status
 
-    def endpoint(self) -> Endpoint | None:
-        return None if self.supervisor is None or self._limit.drain else self.supervisor.endpoint()
+    def endpoint(self, *, first: bool = False) -> Endpoint | None:
+        return None if self.supervisor is None or self._limit.drain else self.supervisor.endpoint(first=first)
 
-    async def ensure_ready(self) -> ModelStatus:
+    async def ensure_ready(self, *, first: bool = False) -> ModelStatus:
         while True:
             changed, supervisor, status = self._changed, self.supervisor, self.status()
             if self._failure is not None:
@@ -167,7 +167,7 @@ class ModelHandle:
                 await changed.wait()
             elif self.admission is not None and (refused := await self.admission.admit(self)):
                 return replace(self.status(), state=State.FAILED, failure=refused)
-            elif (ready := await _unless(changed, supervisor)) and not changed.is_set():
+            elif (ready := await _unless(changed, supervisor, first)) and not changed.is_set():
                 return ready
 
     def unload(self) -> None:
@@ -200,11 +200,14 @@ class _NoProgress:
     def moved(self) -> None:
         """Do nothing: there is no engine whose liveness could be judged."""
 
+    def answered(self, generation: int) -> None:
+        """Do nothing: there is no engine that could become READY."""
 
-async def _unless(changed: asyncio.Event, supervisor: Supervisor) -> ModelStatus | None:
-    """Return the status once the supervisor is READY, FAILED or STOPPED; None if `changed` comes first."""
+
+async def _unless(changed: asyncio.Event, supervisor: Supervisor, first: bool) -> ModelStatus | None:
+    """Return the status once `ensure_ready` of the supervisor returns; None if `changed` comes first."""
     waiting = asyncio.ensure_future(changed.wait())
-    ready = asyncio.ensure_future(supervisor.ensure_ready())
+    ready = asyncio.ensure_future(supervisor.ensure_ready(first=first))
     try:
         await asyncio.wait({waiting, ready}, return_when=asyncio.FIRST_COMPLETED)
         return ready.result() if ready.done() else None

@@ -21,6 +21,7 @@ from edge.supervisor.events import (
     EngineReady,
     Event,
     Exited,
+    FirstRequestDue,
     Hung,
     Kill,
     MemoryBack,
@@ -77,7 +78,7 @@ class SupervisorState(Struct, frozen=True):
     `home`: the planned rung. `alive`: a child exists. `deadline`: monotonic, of BACKOFF, DRAINING and STOPPING.
     `kept`: remedies of the last start that served; `trial`: those that the present start adds; `tried`: ids that did
     not help since, and ALL once all of them together did not. `rung_lost`: by a request's memory or by kills without
-    evidence, so that the planned rung is tried again after a time.
+    evidence, so that the planned rung is tried again after a time. `admits`: WARMING, and requests are let in.
     """
 
     rungs: int = 1  # of the memory ladder; the CPU rung may lie above them
@@ -102,12 +103,23 @@ class SupervisorState(Struct, frozen=True):
     rung_lost: bool = False
     returns: int = 0  # to the planned rung after a lost one
     short_of_memory: bool = False  # FAILED for want of memory
+    admits: bool = False
     failure: Failure | None = None
 
     @property
     def suspected(self) -> bool:
         """Whether a smaller rung or a remedy is in force without evidence that every start needs it."""
         return self.rung_lost or any(remedy.kind == KILLED for remedy in self.kept)
+
+    @property
+    def serves(self) -> bool:
+        """Whether requests may be in the engine, so that its end waits for them."""
+        return self.state is State.READY or self.admits
+
+    @property
+    def unharmed(self) -> bool:
+        """Whether no start of this series failed: a death in the first request is then worth a start without it."""
+        return not (self.crashes or self.kills or self.allocation_failures or self.device_misses or self.failed_starts)
 
     @property
     def remedies(self) -> tuple[Applied, ...]:
@@ -142,8 +154,10 @@ def step(m: SupervisorState, event: Event, now: float, policy: Policy) -> Step:
             return replace(m, state=State.LOADING), ()
         case EngineReady() if m.state in {State.STARTING, State.LOADING}:
             return replace(m, state=State.WARMING), (WarmUp(),)
+        case FirstRequestDue() if m.state is State.WARMING and m.unharmed:
+            return replace(m, admits=True), ()
         case Warmed() if m.state is State.WARMING:
-            served = replace(m, failure=None, kept=m.remedies, trial=(), tried=())
+            served = replace(m, failure=None, kept=m.remedies, trial=(), tried=(), admits=False)
             served = replace(served, start_crash=None, same_failures=0, failed_starts=0)
             return replace(served, state=State.READY, ready_since=now), ()
         case Exited():
@@ -195,11 +209,11 @@ def _pause(m: SupervisorState, now: float, pause_s: float) -> Step:
 
 
 def _drain(m: SupervisorState, then: AfterExit, now: float, policy: Policy) -> Step:
-    return replace(m, state=State.DRAINING, then=then, deadline=now + policy.drain_s), ()
+    return replace(m, state=State.DRAINING, then=then, deadline=now + policy.drain_s, admits=False), ()
 
 
 def _end(m: SupervisorState, then: AfterExit, now: float, policy: Policy, *effects: Effect) -> Step:
-    return replace(m, state=State.STOPPING, then=then, deadline=now + policy.term_s), effects
+    return replace(m, state=State.STOPPING, then=then, deadline=now + policy.term_s, admits=False), effects
 
 
 def _stop(m: SupervisorState, event: Stop, now: float, policy: Policy) -> Step:
@@ -207,7 +221,7 @@ def _stop(m: SupervisorState, event: Stop, now: float, policy: Policy) -> Step:
         return _end(m, AfterExit.STOP, now, policy, Kill())
     if m.state in ENDING:
         return replace(m, then=AfterExit.STOP), ()
-    if m.state is State.READY:
+    if m.serves:
         return _drain(m, AfterExit.STOP, now, policy)
     if m.state in STARTING_STATES:
         return _end(m, AfterExit.STOP, now, policy, Terminate())
@@ -217,7 +231,7 @@ def _stop(m: SupervisorState, event: Stop, now: float, policy: Policy) -> Step:
 
 
 def _restart(m: SupervisorState, now: float, policy: Policy) -> Step:
-    if m.state is State.READY:
+    if m.serves:
         return _drain(m, AfterExit.HOME, now, policy)
     if m.state in STARTING_STATES:
         return _end(m, AfterExit.HOME, now, policy, Terminate())
@@ -242,7 +256,7 @@ def _exited(m: SupervisorState, event: Exited, now: float, policy: Policy) -> St
     if m.state not in LIVE | ENDING:
         return m, ()
     stable = m.ready_since is not None and now - m.ready_since >= policy.stable_s
-    gone = replace(_forgiven(m) if stable else m, alive=False, deadline=None, ready_since=None)
+    gone = replace(_forgiven(m) if stable else m, alive=False, deadline=None, ready_since=None, admits=False)
     if m.state in ENDING:
         return _ended(gone, m, event, now, policy)
     return _died(replace(gone, failure=event.failure), m, event, now, policy)
@@ -281,7 +295,7 @@ def _ended(gone: SupervisorState, m: SupervisorState, event: Exited, now: float,
 
 def _died(gone: SupervisorState, m: SupervisorState, event: Exited, now: float, policy: Policy) -> Step:
     """Act on an unrequested exit. `m` is the machine before it, `gone` the one without the child."""
-    starting = m.ready_since is None
+    starting = m.ready_since is None and not m.admits  # a client's request may be the cause: the next start shows it
     match event.fault:
         case EngineFault.PERMANENT:
             return _cured(gone, event) or (replace(gone, state=State.FAILED), ())

@@ -43,7 +43,7 @@ from edge.supervisor.process import Child, spawn
 from edge.supervisor.process_io import reaped
 from edge.supervisor.remedies import Remedies
 from edge.supervisor.start import Attempt
-from edge.supervisor.state import ENDING, AfterExit, Applied, SupervisorState, died, step
+from edge.supervisor.state import ENDING, KILLED, AfterExit, Applied, SupervisorState, died, step
 from edge.supervisor.status import Failure, ModelStatus, State
 from edge.supervisor.traffic import Fingerprint, Traffic
 from edge.supervisor.upstream import Endpoint, RequestProgress
@@ -104,7 +104,8 @@ class Supervisor:
             rungs=self._plans.count, home=chosen, state=rest, rung=chosen, kept=tuple(Applied(*each) for each in kept)
         )
         self._events: asyncio.Queue[tuple[int | None, Event]] = asyncio.Queue()
-        self._traffic = Traffic(on_idle=self._idle)
+        self._traffic = Traffic(on_idle=self._idle, on_answer=self._answered)
+        self._held = 0  # requests that wait and may be the engine's first
         self._memory = MemoryWait(self.memory_back, self.callbacks.gpu_holders)
         self._changed = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
@@ -214,20 +215,28 @@ class Supervisor:
             return failure
         return replace(failure, evidence=f"{self._memory.sentence}\n{failure.evidence}")
 
-    def endpoint(self) -> Endpoint | None:
-        if self.machine.state is not State.READY:
-            return None
-        return Endpoint(str(self._socket_path), self.generation)
+    def endpoint(self, *, first: bool = False) -> Endpoint | None:
+        m = self.machine
+        serves = m.state is State.READY or (first and m.admits)
+        return Endpoint(str(self._socket_path), self.generation, m.admits) if serves else None
 
-    async def ensure_ready(self) -> ModelStatus:
-        while True:
-            m = self.machine
-            leaving = m.state in ENDING and m.then is AfterExit.STOP
-            if leaving or m.state in SETTLED:
-                return self.status()
-            if m.state is State.SLEEPING or m.then is AfterExit.SLEEP:
-                self.start()
-            await self._changed.wait()
+    async def ensure_ready(self, *, first: bool = False) -> ModelStatus:
+        self._held += first
+        try:
+            while True:
+                m = self.machine
+                leaving = m.state in ENDING and m.then is AfterExit.STOP
+                if leaving or m.state in SETTLED or self.endpoint(first=first):
+                    return self.status()
+                if m.state is State.SLEEPING or m.then is AfterExit.SLEEP:
+                    self.start()
+                await self._changed.wait()
+        finally:
+            self._held -= first
+
+    def _answered(self, generation: int) -> None:
+        if self.watch is not None and generation == self.generation:
+            self.watch.answered.set()
 
     def keep_alive(self, seconds: float) -> None:
         self._traffic.keep_alive_s = seconds
@@ -306,7 +315,8 @@ class Supervisor:
     def _become(self, machine: SupervisorState) -> None:
         before, self.machine = self.machine, machine
         if machine != before:
-            if before.ready_since is not None and died(before, machine) and not _shot(machine.failure):
+            shot = machine.failure is not None and machine.failure.kind == KILLED  # no request is to blame
+            if before.ready_since is not None and died(before, machine) and not shot:
                 self._traffic.engine_died()
             if machine.short_of_memory is not before.short_of_memory:
                 (self._memory.begin if machine.short_of_memory else self._memory.end)()
@@ -337,8 +347,9 @@ class Supervisor:
             plan = self._plans.at(effect.rung, effect.remedies)
             child = spawn(plan.argv, plan.env, self._socket_path, self.terms.limits)
         except EdgeError as error:
-            failure = Failure(_kind(error), str(error), error.hint or "see `edgellm doctor`")
-            self.post(Exited(EngineFault.PERMANENT, failure))
+            kind = "spawn_failed" if error.kind == "unavailable" else error.kind
+            hint = error.hint or "see `edgellm doctor`"
+            self.post(Exited(EngineFault.PERMANENT, Failure(kind, str(error), hint)))
             return
         self._attend(child, plan)
 
@@ -365,6 +376,7 @@ class Supervisor:
             post=lambda event: self._events.put_nowait((generation, event)),
             on_line=self.callbacks.on_line,
             traffic=self._traffic,
+            held=lambda: self._held if self.machine.unharmed else 0,
             chat_template=meta.chat_template,
             before=before_start(
                 self.terms,
@@ -386,12 +398,3 @@ class Supervisor:
             await self.watch.close()
         await asyncio.gather(*self._closing, return_exceptions=True)
         self._socket_path.unlink(missing_ok=True)
-
-
-def _shot(failure: Failure | None) -> bool:
-    """Return whether another process sent SIGKILL: no request is to blame."""
-    return failure is not None and failure.kind == "killed"
-
-
-def _kind(error: EdgeError) -> str:
-    return "spawn_failed" if error.kind == "unavailable" else error.kind

@@ -17,14 +17,23 @@ REMEMBERED = 256
 
 
 class Traffic:
-    """The open requests. `moved_s`: when the last byte of an answer came, monotonic. `on_idle`: the last one ended."""
+    """The open requests. `moved_s`: when the last byte of an answer came, monotonic. `on_idle`: the last one ended.
 
-    def __init__(self, on_idle: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.monotonic) -> None:
+    `on_answer` receives the generation of an engine that answered its first request.
+    """
+
+    def __init__(
+        self,
+        on_idle: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+        on_answer: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self.open = 0
         self.moved_s = 0.0
         self.opened = asyncio.Event()  # set while a request is open
         self.keep_alive_s: float | None = None  # idle time that the last client asked for; negative is never
         self._on_idle = on_idle
+        self._on_answer = on_answer
         self._clock = clock
         self._running: list[Fingerprint] = []
         self._broken: list[tuple[float, Fingerprint]] = []  # ended without an answer lately
@@ -39,6 +48,9 @@ class Traffic:
 
     def moved(self) -> None:
         self.moved_s = self._clock()
+
+    def answered(self, generation: int) -> None:
+        self._on_answer(generation)
 
     @contextmanager
     def request(self, fingerprint: Fingerprint = lambda: None) -> Iterator[Traffic]:

@@ -12,10 +12,14 @@ from edge.supervisor.status import ModelStatus
 
 
 class Endpoint(Struct, frozen=True):
-    """The socket of a live engine. `generation` differs for each child: pooled connections belong to one of them."""
+    """The socket of a live engine. `generation` differs for each child: pooled connections belong to one of them.
+
+    `first`: no completion of it came back yet. What it answers with 400 or more counts for nothing.
+    """
 
     socket_path: str
     generation: int
+    first: bool = False
 
 
 class Upstream(Protocol):
@@ -39,12 +43,16 @@ class Upstream(Protocol):
 
     def status(self) -> ModelStatus: ...
 
-    def endpoint(self) -> Endpoint | None:
-        """Return where to send a request now; None unless READY."""
+    def endpoint(self, *, first: bool = False) -> Endpoint | None:
+        """Return where to send a request now; None unless READY. `first`: or the engine takes its first request."""
         ...
 
-    async def ensure_ready(self) -> ModelStatus:
-        """Wait until READY, FAILED or STOPPED, waking a sleeping model. It may be cancelled at any time."""
+    async def ensure_ready(self, *, first: bool = False) -> ModelStatus:
+        """Wait until READY, FAILED or STOPPED, waking a sleeping model. It may be cancelled at any time.
+
+        `first`: the caller has a request that runs inference, and it may be the engine's first one: return, in
+        WARMING, once it may be sent.
+        """
         ...
 
     def unload(self) -> None:
@@ -80,4 +88,8 @@ class RequestProgress(Protocol):
 
     def moved(self) -> None:
         """Note that bytes of the answer arrived."""
+        ...
+
+    def answered(self, generation: int) -> None:
+        """Note that the engine of that generation produced a token of the answer."""
         ...

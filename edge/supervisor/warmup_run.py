@@ -120,8 +120,11 @@ class Warming:
 
     async def _idle_set(self, traffic: Traffic) -> None:
         """Send requests for at most `idle_set_s`; the first client ends it."""
-        end_s = time.monotonic() + self._terms.policy.idle_set_s
-        requests = warmup.idle(self._settings, self._terms.warmup_tokens, self._terms.system_prompt)
+        terms = self._terms
+        end_s = time.monotonic() + terms.policy.idle_set_s
+        requests = warmup.idle(
+            self._settings, terms.warmup_tokens, terms.system_prompt, chat_template=self._chat_template
+        )
         for request in requests:
             left_s = end_s - time.monotonic()
             if traffic.open or left_s <= 0:

@@ -21,6 +21,7 @@ from edge.supervisor.events import (
     EngineReady,
     Event,
     Exited,
+    FirstRequestDue,
     Hung,
     MemoryBack,
     Sleep,
@@ -47,12 +48,17 @@ HEALTH_POLL_MOST_S = 1.0
 HEALTH_POLL_GROWTH = 1.15
 SLOTS_TIMEOUT_S = 1.0  # /slots waits for the batch that is computed
 IDLE_LOOK_S = 10.0  # how often memory is compared with the plan while no request is open
+# A waiting request takes some milliseconds to be connected and sent; with one slot, what comes first is answered first.
+HEAD_START_S = 0.1
 PIPES_END_S = 0.2  # a dead child's last lines are in the pipe; a grandchild may hold its end open
 CORE_DUMP_S = 10.0  # from a broken connection to the exit of a process that writes a core of some GiB
 
 
 class Watch:
-    """The observation of one child. `post` takes its events; `on_line` each log line; `before`: known degradations."""
+    """The observation of one child. `post` takes its events; `on_line` each log line; `before`: known degradations.
+
+    `held`: how many requests wait of which one may be the engine's first.
+    """
 
     def __init__(
         self,
@@ -64,6 +70,7 @@ class Watch:
         post: Callable[[Event], None],
         on_line: Callable[[str], None],
         traffic: Traffic,
+        held: Callable[[], int],
         chat_template: bool,
         before: Sequence[Degraded] = (),
         wedge_s: float | None = None,
@@ -76,11 +83,13 @@ class Watch:
         self.engine_ready_s: float | None = None
         self.first_token_s: float | None = None
         self.signalled = False  # the supervisor sent it a signal
+        self.answered = asyncio.Event()  # a client got a token before the engine was READY
         self._patterns = patterns
         self._terms = terms
         self._post = post
         self._on_line = on_line
         self._traffic = traffic
+        self._held = held
         self._on_speed = on_speed
         self._remedies = remedies
         self._hung: str | None = None  # kind of the hang that was posted
@@ -206,7 +215,7 @@ class Watch:
             self._post(StartRefused(_strict(self.degraded[0])))
             return
         try:
-            failure = await self.warming.first()
+            failure = await self._first_completion()
         except ConnectionLost as lost:
             # An engine that dies in its first decode is diagnosed by its exit; here only one that lives on.
             if await happens(self._exited, CORE_DUMP_S):
@@ -219,11 +228,32 @@ class Watch:
             self._hang(failure)
             return
         self.first_token_s = time.monotonic()
-        self.attempt.warmed(self.first_token_s, "a completion came back")
+        evidence = "a waiting request was answered" if self.answered.is_set() else "a completion came back"
+        self.attempt.warmed(self.first_token_s, evidence)
         self._post(Warmed())
         await self.warming.idle(self._traffic)
         if self.warming.tokens_s is not None:
             self._on_speed(self.warming.tokens_s)
+
+    async def _first_completion(self) -> Failure | None:
+        """Return None once a completion came back: that of a request that waited, or of the engine's own probe.
+
+        A waiting request is let in first and its answer is the observation. The probe is sent HEAD_START_S later: it
+        stands for requests that fail, are cancelled, or send no byte before their last token.
+        """
+        if self._held():
+            self._post(FirstRequestDue())
+            if await happens(self.answered, HEAD_START_S):
+                return None
+        client = asyncio.ensure_future(self.answered.wait())
+        probe = asyncio.ensure_future(self.warming.first())
+        try:
+            await asyncio.wait({client, probe}, return_when=asyncio.FIRST_COMPLETED)
+            return None if client.done() else probe.result()
+        finally:
+            client.cancel()
+            probe.cancel()
+            await asyncio.gather(client, probe, return_exceptions=True)
 
     # --- liveness ---------------------------------------------------------------------------------------------------
 

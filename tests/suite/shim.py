@@ -48,10 +48,10 @@ class Server:
     def status(self) -> ModelStatus:
         return ModelStatus(self.model_id, State.READY if self._ready.is_set() else State.LOADING)
 
-    def endpoint(self) -> Endpoint | None:
+    def endpoint(self, *, first: bool = False) -> Endpoint | None:
         return Endpoint(str(self._path), 1) if self._ready.is_set() else None
 
-    async def ensure_ready(self) -> ModelStatus:
+    async def ensure_ready(self, *, first: bool = False) -> ModelStatus:
         await self._ready.wait()
         return self.status()
 
@@ -75,6 +75,9 @@ class Server:
         return False
 
     def moved(self) -> None:
+        pass
+
+    def answered(self, generation: int) -> None:
         pass
 
     async def watch(self) -> None:

@@ -10,6 +10,7 @@ from edge.supervisor.events import (
     EngineReady,
     Event,
     Exited,
+    FirstRequestDue,
     Hung,
     MemoryBack,
     Restart,
@@ -30,7 +31,7 @@ def exited(fault: EngineFault = EngineFault.CRASH, kind: str = "exited", remedie
 
 START, STOP, STOP_NOW, RESTART, SLEEP = StartRequested(), Stop(), Stop(now=True), Restart(), Sleep()
 LOADING, READY, WARM, DRAINED, TICK, BACK = EngineLoading(), EngineReady(), Warmed(), Drained(), Tick(), DeviceBack()
-MEMORY = MemoryBack()
+MEMORY, FIRST = MemoryBack(), FirstRequestDue()
 CRASH, ABORT = exited(), exited(kind="signal_abrt", remedies=("safe",))
 PERMANENT, OOM, NVMAP = (
     exited(EngineFault.PERMANENT, "bad_flag"),
@@ -66,6 +67,24 @@ LIFE: dict[str, tuple[Row, ...]] = {
     ),
     "an engine that says loading over and over": (*UP[:2], (LOADING, "LOADING"), (LOADING, "LOADING"), *UP[2:]),
     "ready is said twice": (*UP[:3], (READY, "WARMING"), (WARM, "READY"), (READY, "READY"), (WARM, "READY")),
+    "the first request of a client is let in, and answered": (*UP[:3], (FIRST, "WARMING"), (WARM, "READY")),
+    "stop waits for the first request": (
+        *UP[:3],
+        (FIRST, "WARMING"),
+        (STOP, "DRAINING"),
+        (WARM, "DRAINING"),
+        (DRAINED, "STOPPING", "term"),
+        (CRASH, "STOPPED"),
+    ),
+    "a death in the first request is blamed on no remedy, and the next start takes none": (
+        *UP[:3],
+        (FIRST, "WARMING"),
+        (ABORT, "STARTING", "spawn 0"),
+        (READY, "WARMING", "warm"),
+        (FIRST, "WARMING"),
+        (STOP, "STOPPING", "term"),
+        (CRASH, "STOPPED"),
+    ),
     "a second start changes nothing": (*UP, (START, "READY")),
     "a start while it starts changes nothing": (UP[0], (START, "STARTING"), *UP[1:]),
     "stop waits for open requests": (

@@ -36,6 +36,7 @@ async def test_speed_a_batch_all_slots_and_the_system_prompt(short_dir: Path) ->
         await rig.until(lambda: speeds)
         assert asked(rig) == [
             "1 tokens, 16 back",
+            "system: Hello",
             "128 tokens, 1 back",
             "513 tokens, 1 back",
             "4 tokens, 2 back",

@@ -177,7 +177,7 @@ def test_a_quarter_of_the_pace_is_slow() -> None:
 @pytest.mark.parametrize(
     ("role", "template", "paths"),
     [
-        ("chat", True, ["/v1/chat/completions", "/completion"]),
+        ("chat", True, ["/completion", "/v1/chat/completions"]),
         ("chat", False, ["/completion"]),
         ("embedding", True, ["/v1/embeddings"]),
         ("rerank", True, ["/v1/rerank"]),

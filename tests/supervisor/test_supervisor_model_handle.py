@@ -44,10 +44,10 @@ class Model:
         failure = Failure("broken", "", "") if self.state is State.FAILED else None
         return ModelStatus("chat", self.state, failure=failure)
 
-    def endpoint(self) -> Endpoint | None:
+    def endpoint(self, *, first: bool = False) -> Endpoint | None:
         return Endpoint("/s", 1) if self.state is State.READY else None
 
-    async def ensure_ready(self) -> ModelStatus:
+    async def ensure_ready(self, *, first: bool = False) -> ModelStatus:
         while self.state not in (State.READY, State.FAILED, State.STOPPED):
             await self.changed.wait()
         return self.status()
@@ -59,6 +59,8 @@ class Model:
         return nullcontext(self)  # type: ignore[arg-type]
 
     def moved(self) -> None: ...
+
+    def answered(self, generation: int) -> None: ...
 
     def start(self) -> None:
         self.calls.append("start")

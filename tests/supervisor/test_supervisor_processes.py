@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -58,19 +59,59 @@ async def test_the_first_request_is_one_token(short_dir: Path) -> None:
     async with rigged(short_dir) as rig:
         await rig.ready()
         (first,) = rig.requests()
-        assert (first["path"], first["body"]["max_tokens"]) == ("/v1/chat/completions", 1)
+        assert (first["path"], first["body"]["n_predict"]) == ("/completion", 1)
 
 
 async def test_a_template_that_does_not_parse_is_no_reason_not_to_serve(short_dir: Path) -> None:
-    async with rigged(short_dir, refuse_chat=True) as rig:
+    terms = SupervisorOptions(policy=replace(FAST, idle_before_s=0.05))
+    async with rigged(short_dir, terms=terms, refuse_chat=True) as rig:
         await rig.ready()
-        assert [request["path"] for request in rig.requests()][:2] == ["/v1/chat/completions", "/completion"]
+        await rig.until(lambda: "/v1/chat/completions" in [request["path"] for request in rig.requests()])
+        assert rig.states[-1] == "READY"
 
 
 async def test_completions_that_answer_503_are_asked_again(short_dir: Path) -> None:
     async with rigged(short_dir, completions_after_s=3600.0) as rig:
         await rig.until(lambda: len(rig.requests()) >= 3)
         assert rig.supervisor.machine.state is State.WARMING, "503 is asked again, not taken for a failure (FC-31)"
+
+
+async def test_the_answer_of_a_request_that_waited_makes_it_ready(short_dir: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("edge.supervisor.watch.HEAD_START_S", 30.0)
+    async with rigged(short_dir) as rig:
+        model = rig.supervisor
+        held = asyncio.ensure_future(model.ensure_ready(first=True))
+        plain = asyncio.ensure_future(model.ensure_ready())
+        assert (await held).state is State.WARMING
+        endpoint = model.endpoint(first=True)
+        assert endpoint is not None and endpoint.first and model.endpoint() is None and not plain.done()
+        with model.request() as progress:
+            progress.answered(endpoint.generation - 1)  # an earlier engine's says nothing of this one
+            assert model.watch is not None and not model.watch.answered.is_set()
+            progress.answered(endpoint.generation)
+            await rig.ready()
+        assert (await plain).state is State.READY and model.endpoint() == replace(endpoint, first=False)
+        assert model.status().gates["warm"].evidence == "a waiting request was answered"
+        assert rig.requests() == [], "no completion of its own was needed"
+
+
+async def test_a_request_that_is_let_in_and_gets_no_token_holds_nothing_up(short_dir: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("edge.supervisor.watch.HEAD_START_S", 0.01)
+    async with rigged(short_dir) as rig:
+        held = asyncio.ensure_future(rig.supervisor.ensure_ready(first=True))
+        await held
+        await rig.ready()
+        assert rig.supervisor.status().gates["warm"].evidence == "a completion came back"
+
+
+async def test_a_start_after_a_failed_one_completes_its_own_prompt_first(short_dir: Path) -> None:
+    """The request may be the cause of the failure: the engine must come up without it."""
+    death = {"at": "request", "lines": [], "code": None, "signal": 6, "request": 1, "chunk": 0}
+    async with rigged(short_dir, first_starts=1, first={"death": death}) as rig:
+        held = asyncio.ensure_future(rig.supervisor.ensure_ready(first=True))
+        await rig.ready()
+        assert (await held).state in (State.WARMING, State.READY)
+        assert not any(machine.admits for machine in rig.machines if machine.crashes)
 
 
 async def test_fc31_models_answers_and_health_is_green_before_completions_are(short_dir: Path) -> None:

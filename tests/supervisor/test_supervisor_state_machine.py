@@ -14,6 +14,7 @@ from edge.supervisor.events import (
     EngineReady,
     Event,
     Exited,
+    FirstRequestDue,
     Hung,
     Kill,
     MemoryBack,
@@ -73,6 +74,7 @@ class World(RuleBasedStateMachine):
             [
                 EngineLoading(),
                 EngineReady(),
+                FirstRequestDue(),
                 Warmed(),
                 Hung(WHY),
                 DeviceMissing(WHY),

@@ -14,11 +14,15 @@ from edge.supervisor.upstream import Endpoint
 
 
 class Moves:
-    def __init__(self) -> None:
+    def __init__(self, answered: list[int]) -> None:
         self.count = 0
+        self._answered = answered
 
     def moved(self) -> None:
         self.count += 1
+
+    def answered(self, generation: int) -> None:
+        self._answered.append(generation)
 
 
 class FakeModel:
@@ -33,6 +37,8 @@ class FakeModel:
         self.model_info: dict[str, Any] = {"n_ctx_train": 8192, "n_params": 134515008, "size": 97280000}
         self.state = ModelStatus(model_id, State.LOADING)
         self.place: Endpoint | None = None
+        self.first: Endpoint | None = None  # of an engine that takes its first request
+        self.answered: list[int] = []  # generations of engines that answered their first request
         self.waiting = 0
         self.asked = 0  # calls of ensure_ready
         self.looks = 0  # calls of endpoint
@@ -50,7 +56,15 @@ class FakeModel:
     def _place(self, socket_path: str) -> None:
         self._generation += 1
         self.place = Endpoint(socket_path, self._generation)
+        self.first = None
         self.state = replace(self.state, state=State.READY, failure=None)
+
+    async def admits(self, socket_path: str) -> None:
+        async with self._change:
+            self._generation += 1
+            self.first = Endpoint(socket_path, self._generation, first=True)
+            self.state = replace(self.state, state=State.WARMING)
+            self._change.notify_all()
 
     async def ready(self, socket_path: str) -> None:
         async with self._change:
@@ -59,30 +73,30 @@ class FakeModel:
 
     async def lost(self, state: State = State.BACKOFF) -> None:
         async with self._change:
-            self.place = None
+            self.place = self.first = None
             self.state = replace(self.state, state=state)
             self._change.notify_all()
 
     async def fail(self, kind: str, hint: str) -> None:
         async with self._change:
-            self.place = None
+            self.place = self.first = None
             self.state = replace(self.state, state=State.FAILED, failure=Failure(kind, "/secret/path: log line", hint))
             self._change.notify_all()
 
     def status(self) -> ModelStatus:
         return self.state
 
-    def endpoint(self) -> Endpoint | None:
+    def endpoint(self, *, first: bool = False) -> Endpoint | None:
         self.looks += 1
-        return self.place
+        return self.place or (self.first if first else None)
 
-    async def ensure_ready(self) -> ModelStatus:
+    async def ensure_ready(self, *, first: bool = False) -> ModelStatus:
         self.waiting += 1
         self.asked += 1
         settled = (State.READY, State.FAILED, State.STOPPED)
         try:
             async with self._change:
-                await self._change.wait_for(lambda: self.state.state in settled)
+                await self._change.wait_for(lambda: self.state.state in settled or (first and self.first))
             return self.state
         finally:
             self.waiting -= 1
@@ -104,7 +118,7 @@ class FakeModel:
         self.open += 1
         self.fingerprints.append(fingerprint())
         try:
-            yield Moves()
+            yield Moves(self.answered)
         finally:
             self.open -= 1
 
