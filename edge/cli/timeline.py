@@ -55,10 +55,12 @@ def timeline(
 
 # Name, time, bar and bytes make a line of 80 columns.
 BAR_CELLS = 44
+_TRACK = {"pid": 1, "tid": 1}  # of the trace
+AT_BOOT_S = 600.0  # a start later than this after the kernel's is no part of a boot
 
 
 def waterfall(record: Mapping[str, Any]) -> list[str]:
-    """Return one line a span, ordered by start; spans of the engine are indented."""
+    """Return one line a span, ordered by start; spans of the engine are indented. Then the instants, and the limit."""
     spans = sorted(record["spans"], key=lambda span: (span["start_s"], -span["end_s"]))
     total_s = max([span["end_s"] for span in spans], default=0.0) or 1.0
     resident = record["cache_state"]["resident_ratio"]
@@ -66,10 +68,31 @@ def waterfall(record: Mapping[str, Any]) -> list[str]:
     lines = [f"{record['model']}: {record['outcome']} on rung {record['rung']}, engine {record['engine']}{cached}"]
     for span in spans:
         lines.append(_line(span, total_s))
-    for name, label in (("engine_ready_s", "engine ready"), ("ready_s", "READY")):
-        if record.get(name) is not None:
-            lines.append(f"  {label:<16} {format_seconds(record[name]):>8}")
-    return [*lines, *_limit(record)]
+    for label, at_s in instants(record):
+        lines.append(f"  {label:<16} {format_seconds(at_s):>8}")
+    return [*lines, *_since_boot(record), *_limit(record)]
+
+
+def instants(record: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Return the moments of a start in their order, in seconds since the process began: six gates and readiness."""
+    found = [(f"gate {name}", at_s) for name, at_s in record.get("gates", {}).items()]
+    for name in ("engine_ready", "first_token", "READY"):
+        at_s = record.get(f"{name.lower()}_s")
+        if at_s is not None:
+            found.append((name.replace("_", " "), at_s))
+    return sorted(found, key=lambda each: each[1])
+
+
+def _since_boot(record: Mapping[str, Any]) -> list[str]:
+    """Return when the kernel, systemd and the process began, for a start that belongs to a boot of the machine."""
+    boot = record.get("boot", {})
+    process_s, service_s = boot.get("process_s"), boot.get("service_s")
+    if process_s is None or process_s > AT_BOOT_S:
+        return []
+    service = "" if service_s is None else f"the service at {format_seconds(service_s)}, "
+    ready_s = record.get("ready_s")
+    ready = "" if ready_s is None else f", READY at {format_seconds(process_s + ready_s)}"
+    return [f"  since the kernel started: {service}the process at {format_seconds(process_s)}{ready}"]
 
 
 def _limit(record: Mapping[str, Any]) -> list[str]:
@@ -98,13 +121,26 @@ def comparison(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def chrome_trace(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return Chrome's trace event format (chrome://tracing, Perfetto): complete events, microseconds."""
-    events = [
+    """Return Chrome's trace event format (chrome://tracing, Perfetto): complete events, microseconds.
+
+    A start that belongs to a boot begins with the kernel's start, any other with the process.
+    """
+    boot = record.get("boot", {})
+    zero_s = boot.get("process_s") or 0.0
+    zero_s = zero_s if zero_s <= AT_BOOT_S else 0.0
+    service_s = boot.get("service_s") if zero_s else None
+    before = [("boot", 0.0, service_s or zero_s), *([("service", service_s, zero_s)] if service_s else [])]
+    events: list[dict[str, Any]] = [
+        {"name": name, "cat": "boot", "ph": "X", "ts": round(at_s * 1e6), "dur": round((end_s - at_s) * 1e6), **_TRACK}
+        for name, at_s, end_s in before
+        if zero_s
+    ]
+    events += [
         {
             "name": span["name"],
             "cat": span["source"],
             "ph": "X",
-            "ts": round(span["start_s"] * 1e6),
+            "ts": round((zero_s + span["start_s"]) * 1e6),
             "dur": round((span["end_s"] - span["start_s"]) * 1e6),
             "pid": 1,
             "tid": 2 if span["parent"] else 1,
@@ -113,13 +149,12 @@ def chrome_trace(record: Mapping[str, Any]) -> dict[str, Any]:
     ]
     counters = ("power (W)", "memory (bytes)", "temperature (°C)")
     for at_s, *values in record.get("samples", ()):
+        counter = {"ph": "C", "ts": round((zero_s + at_s) * 1e6), "pid": 1}
         for name, value in zip(counters, values, strict=False):
             if value is not None:
-                events.append({"name": name, "ph": "C", "ts": round(at_s * 1e6), "pid": 1, "args": {"value": value}})
-    for name in ("engine_ready_s", "ready_s"):
-        if record.get(name) is not None:
-            instant = {"name": name.removesuffix("_s"), "ph": "i", "s": "g", "ts": round(record[name] * 1e6)}
-            events.append(instant | {"pid": 1, "tid": 1})
+                events.append(counter | {"name": name, "args": {"value": value}})
+    for name, at_s in instants(record):
+        events.append({"name": name, "ph": "i", "s": "g", "ts": round((zero_s + at_s) * 1e6), **_TRACK})
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 

@@ -276,7 +276,7 @@ class App:
             self.launch.children.end_prefetch()
             if self.recorder is not None:
                 self.recorder.ready(supervisor, self._times)
-                self._in_background(self.recorder.measure_limit(supervisor.model.model.path))
+                self._in_background(self.recorder.complete(supervisor.model.model.path))
             self._remember_launch()
             began_s = supervisor.started_at_s or self._times.began_s
             role = supervisor.plan.settings.role

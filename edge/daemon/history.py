@@ -16,13 +16,14 @@ from edge.board.nvml import process_bytes
 from edge.board.readrate import measure as measure_read_rate
 from edge.daemon.planning import LaunchTimes
 from edge.daemon.remembered_launch import identity
-from edge.daemon.start_timeline import Instants, spans, start_record, with_limit
+from edge.daemon.start_timeline import Instants, spans, start_record, with_limit, with_service_start
 from edge.linux.files import read_json, write_atomic
 from edge.linux.procfs import read_boot_id, read_usage, resident_ratio
 from edge.paths import Folders
 from edge.plan import start_records
 from edge.plan.calibration import measure
 from edge.plan.calibration_file import calibration_path, record
+from edge.service import unit
 from edge.supervisor.state import SupervisorState
 from edge.supervisor.status import Failure, State
 from edge.supervisor.supervisor import Supervisor
@@ -51,6 +52,7 @@ class Recorder:
         self._lost = False
         self._boot_id = read_boot_id() or "unknown"
         self.resident: dict[str, float | None] = {}
+        self._first_id: str | None = None  # of the start that this process began with, until its service is noted
         self._past = start_records.read(folders.starts)
 
     def look_at_cache(self, model_id: str, path: Path) -> None:
@@ -80,8 +82,11 @@ class Recorder:
         watch = supervisor.watch
         if watch is None:
             return
+        start_id = uuid.uuid4().hex
         if not (supervisor.launched and supervisor.restarts == 0):
             launch = LaunchTimes(supervisor.started_at_s or time.monotonic())
+        else:
+            self._first_id = start_id
         began_s = launch.began_s
         instants = Instants(
             process_s=began_s,
@@ -92,7 +97,7 @@ class Recorder:
         )
         weights_bytes = supervisor.model.model.meta.tensor_bytes
         row = start_record(
-            start_id=uuid.uuid4().hex,
+            start_id=start_id,
             boot_id=self._boot_id,
             model=supervisor.model_id,
             engine=self._engine,
@@ -107,14 +112,23 @@ class Recorder:
             outcome=outcome,
             remembered=launch.remembered,
             samples=self._samples(supervisor.model_id, began_s),
+            gates={name: opening.at_s for name, opening in watch.attempt.gates.openings.items()},
+            since_boot=start_id == self._first_id,
         )
         self._append(self._folders.starts, row)
 
-    async def measure_limit(self, file: str) -> None:
-        """Measure once how fast the model's file can be read at all, and complete the records that lack their limit.
+    async def complete(self, file: str) -> None:
+        """Add to the records what takes time to find out: when systemd started the service, and the disk's limit.
 
-        A quarter of a second on an NVMe drive; direct reads leave the page cache as it is.
+        How fast the model's file can be read at all is measured once: a quarter of a second on an NVMe drive. Direct
+        reads leave the page cache as it is.
         """
+        start_id, self._first_id = self._first_id, None
+        if start_id is not None and (service := unit.own()) is not None:
+            service_s = await asyncio.to_thread(unit.begun_s, service)
+            if service_s is not None:
+                note = partial(with_service_start, start_id=start_id, service_s=service_s)
+                start_records.update(self._folders.starts, note)
         rate = await asyncio.to_thread(self._read_rate, file)
         if rate is not None:
             start_records.update(self._folders.starts, partial(with_limit, file=file, **rate))

@@ -78,13 +78,15 @@ def start_record(
     board: str = "",
     remembered: bool = False,
     samples: Sequence[Sequence[float | int | None]] = (),
+    gates: Mapping[str, float] | None = None,
+    since_boot: bool = False,
 ) -> dict[str, Any]:
-    """Return one record of starts.jsonl. Times are rounded to 0.1 ms, the precision of the log's timestamps."""
+    """Return one record of starts.jsonl. Times are rounded to 0.1 ms, the precision of the log's timestamps.
+
+    `gates`: when each gate opened, monotonic. `since_boot`: the start is that of the process, no restart of its engine;
+    then `boot` has its begin in seconds since the kernel's start, where CLOCK_MONOTONIC begins.
+    """
     zero = instants.process_s
-
-    def since(at: float | None) -> float | None:
-        return None if at is None else round(at - zero, 4)
-
     return {
         "schema": SCHEMA,
         "start_id": start_id,
@@ -96,17 +98,28 @@ def start_record(
         "rung": rung,
         "cache_state": {"resident_ratio": resident_ratio},
         "clock": "monotonic + boot offset",
+        "boot": {"process_s": round(zero, 4) if since_boot else None, "service_s": None},
         "spans": [_rounded(to_builtins(span, enc_hook=str)) for span in spans],
-        "spawn_s": since(instants.spawned_s),
         "spawn_cpu_s": None if spawn_cpu_s is None else round(spawn_cpu_s, 4),
-        "engine_ready_s": since(instants.engine_ready_s),
-        "ready_s": since(instants.ready_s),
-        "first_token_s": since(instants.first_token_s),
+        **_moments(instants),
+        "gates": {name: round(at_s - zero, 4) for name, at_s in (gates or {}).items()},
         "limit": {"bytes": weights_bytes, "rate": None, "fixed_s": None, "total_s": None},
         "samples": list(samples),
         "outcome": outcome,
         "remembered": remembered,
     }
+
+
+def _moments(instants: Instants) -> dict[str, float | None]:
+    """Return the instants in seconds since the process began."""
+    found = {
+        "spawn_s": instants.spawned_s,
+        "engine_ready_s": instants.engine_ready_s,
+        "ready_s": instants.ready_s,
+        "first_token_s": instants.first_token_s,
+    }
+    zero = instants.process_s
+    return {name: None if at_s is None else round(at_s - zero, 4) for name, at_s in found.items()}
 
 
 def with_limit(record: dict[str, Any], *, file: str, bytes_s: int, streams: int) -> dict[str, Any]:
@@ -123,6 +136,13 @@ def with_limit(record: dict[str, Any], *, file: str, bytes_s: int, streams: int)
     total_s = limit["bytes"] / bytes_s + fixed_s
     found = {"rate": bytes_s, "streams": streams, "fixed_s": round(fixed_s, 4), "total_s": round(total_s, 4)}
     return record | {"limit": limit | found | {"distance": round(engine_s / total_s, 3)}}
+
+
+def with_service_start(record: dict[str, Any], *, start_id: str, service_s: float) -> dict[str, Any]:
+    """Return the record of that start with the moment when systemd began to start its service, since the kernel's."""
+    if record.get("start_id") != start_id or not isinstance(record.get("boot"), dict):
+        return record
+    return record | {"boot": record["boot"] | {"service_s": round(service_s, 4)}}
 
 
 def _rounded(span: dict[str, Any]) -> dict[str, Any]:

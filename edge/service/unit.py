@@ -55,6 +55,25 @@ def own(proc: Path = Path("/proc"), root: Path = Path("/")) -> Unit | None:
     return None
 
 
+SHOW_S = 3.0  # PID 1 answers within milliseconds, or not at all
+
+
+def begun_s(unit: Unit) -> float | None:
+    """Return when systemd began to start the unit, in monotonic seconds; None where it does not answer.
+
+    That is before ExecStartPre= and the fork. Takes some milliseconds of another process.
+    """
+    manager = ["systemctl", "--user"] if unit.user else ["systemctl"]
+    command = [*manager, "show", "--property=InactiveExitTimestampMonotonic", "--value", unit.name]
+    try:
+        quiet = subprocess.DEVNULL
+        shown = subprocess.run(command, stdin=quiet, capture_output=True, text=True, timeout=SHOW_S, check=False).stdout
+        microseconds = int(shown)
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return None
+    return microseconds / 1e6 if microseconds > 0 else None
+
+
 def stop(unit: Unit) -> None:
     """Stop service and socket.
 

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import json
 
-from edge.cli.timeline import chrome_trace, comparison, waterfall
-from edge.daemon.start_timeline import Instants, Span, spans, start_record, with_limit
+from edge.cli.timeline import chrome_trace, comparison, instants, waterfall
+from edge.daemon.start_timeline import Instants, Span, spans, start_record, with_limit, with_service_start
 
 MARKS = {"load": 10.3, "header": 10.32, "tensors_begin": 10.4, "tensors_end": 11.4, "kv": 11.5, "reserve": 11.45}
 
 
-def record(engine_ready_s: float | None = 11.9, outcome: str = "ready") -> dict[str, object]:
+def record(
+    engine_ready_s: float | None = 11.9, outcome: str = "ready", *, since_boot: bool = False
+) -> dict[str, object]:
     instants = Instants(10.0, 10.2, engine_ready_s, 12.0 if engine_ready_s else None, 12.0)
     found = spans(instants, [Span("plan", None, 0.05, 0.2)], MARKS, weights_bytes=1_000_000_000)
     return start_record(
@@ -25,6 +27,8 @@ def record(engine_ready_s: float | None = 11.9, outcome: str = "ready") -> dict[
         outcome=outcome,
         file="/m.gguf",
         samples=[[0.5, 7.25, 100, None], [0.6, 8.0, None, 41.5]],
+        gates={"driver": 10.2, "kv_cache": 11.5},
+        since_boot=since_boot,
     )
 
 
@@ -34,13 +38,13 @@ def test_a_record_has_the_published_shape() -> None:
     assert document["schema"] == 1 and document["clock"] == "monotonic + boot offset"
     assert (document["spawn_s"], document["engine_ready_s"], document["ready_s"]) == (0.2, 1.9, 2.0)
     assert document["cache_state"] == {"resident_ratio": 0.5} and document["spawn_cpu_s"] == 0.1235
-    assert set(document["limit"]) == {"bytes", "rate", "fixed_s", "total_s"}  # type: ignore[call-overload]
-    for span in document["spans"]:  # type: ignore[attr-defined]
+    assert set(document["limit"]) == {"bytes", "rate", "fixed_s", "total_s"}
+    for span in document["spans"]:
         assert set(span) == {"name", "parent", "start_s", "end_s", "bytes", "source"}
 
 
 def test_stages_are_relative_and_only_whole_ones_are_told() -> None:
-    by_name = {span["name"]: span for span in record()["spans"]}  # type: ignore[attr-defined]
+    by_name = {span["name"]: span for span in record()["spans"]}
     assert by_name["weights"] == {
         "name": "weights",
         "parent": "engine",
@@ -56,7 +60,7 @@ def test_stages_are_relative_and_only_whole_ones_are_told() -> None:
 def test_a_start_that_failed_has_no_readiness() -> None:
     failed = record(None, "failed: bad_model")
     assert failed["engine_ready_s"] is None and failed["ready_s"] is None
-    assert "engine" not in [span["name"] for span in failed["spans"]]  # type: ignore[attr-defined]
+    assert "engine" not in [span["name"] for span in failed["spans"]]
     assert "failed: bad_model" in waterfall(failed)[0]
 
 
@@ -71,6 +75,29 @@ def test_a_comparison_and_a_trace() -> None:
     assert "+0 ms" in text and "weights" in text
     events = chrome_trace(slow)["traceEvents"]
     assert {event["ph"] for event in events} == {"X", "C", "i"} and events[0]["dur"] == 150_000
+
+
+def test_a_start_at_boot_is_told_from_the_kernels_start() -> None:
+    """The process began 10 s after the kernel, its service 0.4 s before."""
+    booted = with_service_start(record(since_boot=True), start_id="s", service_s=9.6)
+    assert booted["boot"] == {"process_s": 10.0, "service_s": 9.6}
+    assert with_service_start(record(), start_id="another", service_s=9.6)["boot"]["service_s"] is None
+    last = waterfall(booted)[-1]
+    assert "the service at 9.6 s, the process at 10.0 s, READY at 12.0 s" in last
+    assert not any("kernel" in line for line in waterfall(record())), "a restart of the engine is no part of a boot"
+    events = {event["name"]: event for event in chrome_trace(booted)["traceEvents"]}
+    assert (events["boot"]["ts"], events["boot"]["dur"]) == (0, 9_600_000)
+    assert (events["service"]["ts"], events["service"]["dur"]) == (9_600_000, 400_000)
+    assert events["plan"]["ts"] == 10_050_000 and events["READY"]["ts"] == 12_000_000
+    late = booted | {"boot": {"process_s": 86_400.0, "service_s": 86_399.0}}
+    assert "boot" not in {event["name"] for event in chrome_trace(late)["traceEvents"]}
+    assert not any("kernel" in line for line in waterfall(late))
+
+
+def test_gates_and_readiness_stand_in_their_order() -> None:
+    names = [name for name, _ in instants(record())]
+    assert names == ["gate driver", "gate kv_cache", "engine ready", "first token", "READY"]
+    assert instants({"spans": []}) == [], "a record of an older edgellm"
 
 
 def test_a_start_states_its_limit_and_the_distance_from_it() -> None:
@@ -99,4 +126,5 @@ def test_the_trace_has_counters_for_power_memory_and_heat_and_marks_for_readines
         ("power (W)", 600000, 8.0),
         ("temperature (°C)", 600000, 41.5),
     ]
-    assert [event["name"] for event in events if event["ph"] == "i"] == ["engine_ready", "ready"]
+    marks = [event["name"] for event in events if event["ph"] == "i"]
+    assert marks == ["gate driver", "gate kv_cache", "engine ready", "first token", "READY"]

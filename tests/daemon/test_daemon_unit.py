@@ -93,3 +93,24 @@ def test_who_may_not_is_given_the_line_to_type(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(UnavailableError) as caught:
         unit.stop(Unit("edgellm.service"))
     assert caught.value.hint == "sudo systemctl stop edgellm.socket edgellm.service"
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected"),
+    [("11950000\n", 11.95), ("0\n", None), ("\n", None), ("[not set]\n", None)],
+)
+def test_the_start_of_the_service_is_systemds_own_time(
+    printed: str, expected: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "systemctl"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\nprintf %s "{printed}"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert unit.begun_s(Unit("mine.service", user=True)) == expected
+    asked = (tmp_path / "asked").read_text()
+    assert asked == "--user show --property=InactiveExitTimestampMonotonic --value mine.service\n"
+
+
+def test_without_systemd_the_start_of_a_service_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert unit.begun_s(Unit("mine.service")) is None
