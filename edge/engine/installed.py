@@ -158,7 +158,7 @@ def _entry(engines: Path, engine_id: str) -> dict[str, Any]:
         "id": engine_id,
         "version": engine.version,
         "commit": engine.commit,
-        "recipe": document["recipe"]["name"],
+        "recipe": (document.get("recipe") or {}).get("name"),
         "cuda_arch": list(engine.built_for),
         "bytes": sum(int(entry["bytes"]) for entry in document["files"].values()),
         "proved_at": document["proof"].get("at"),

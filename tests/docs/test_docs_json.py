@@ -1,0 +1,65 @@
+"""docs/json.md against documents of a running edgellm and of its commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import jsonschema
+import msgspec
+import pytest
+from typer.main import get_command
+
+from edge.cli.app import build
+from tests.docs import json_page
+from tests.docs.documents import Documents, collect
+from tests.fakes.fake_jetson.tree import fake_board
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Documents:
+    with fake_board("agx-orin-64") as board:
+        return collect(tmp_path_factory.mktemp("documents"), board, smollm2)
+
+
+def test_the_page_and_the_schema_are_as_the_shapes_write_them() -> None:
+    assert json_page.DOCS.read_text(encoding="utf-8") == json_page.page(), "run python -m tests.docs.json_page"
+    assert json_page.SCHEMA.read_text(encoding="utf-8") == json.dumps(json_page.schema(), indent=1) + "\n"
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("name", [name for name, _, _ in json_page.DOCUMENTS])
+def test_real_documents_have_the_documented_shape(documents: Documents, name: str) -> None:
+    (shape,) = [shape for each, _, shape in json_page.DOCUMENTS if each == name]
+    assert documents[name]
+    for document in documents[name]:
+        read = msgspec.convert(document, shape, strict=True)
+        # A field that the shape lacks would be lost, one that the document lacks would be added.
+        assert json.loads(msgspec.json.encode(read)) == document
+
+
+@pytest.mark.e2e
+def test_real_documents_are_valid_by_the_published_schema(documents: Documents) -> None:
+    schema = json.loads(json_page.SCHEMA.read_text(encoding="utf-8"))
+    for name, _, shape in json_page.DOCUMENTS:
+        if name == "up":
+            continue  # one of several
+        validator = jsonschema.Draft202012Validator({**schema, "$ref": f"#/$defs/{shape.__name__}"})
+        for document in documents[name]:
+            validator.validate(document)
+
+
+def test_every_command_with_json_is_on_the_page() -> None:
+    def walk(command: Any, name: str) -> set[str]:
+        if isinstance(command, click.Group) or hasattr(command, "commands"):
+            return {found for key, each in command.commands.items() for found in walk(each, f"{name} {key}".strip())}
+        return {name} if any("--json" in option.opts for option in command.params) else set()
+
+    page = json_page.page()
+    printing = walk(get_command(build()), "")
+    assert len(printing) > 30
+    documented = {name for name, _, _ in json_page.DOCUMENTS} | set(json_page.OTHERS)
+    assert {name for name in printing if name not in documented} == set(), page[:80]
+    assert {name for name in json_page.OTHERS if name not in printing} == set()
