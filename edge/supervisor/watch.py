@@ -51,6 +51,7 @@ IDLE_LOOK_S = 10.0  # how often memory is compared with the plan while no reques
 # A waiting request takes some milliseconds to be connected and sent; with one slot, what comes first is answered first.
 HEAD_START_S = 0.1
 PIPES_END_S = 0.2  # a dead child's last lines are in the pipe; a grandchild may hold its end open
+_ANSWERED = {"embedding": "an embedding came back", "rerank": "a ranking came back"}
 CORE_DUMP_S = 10.0  # from a broken connection to the exit of a process that writes a core of some GiB
 
 
@@ -228,7 +229,8 @@ class Watch:
             self._hang(failure)
             return
         self.first_token_s = time.monotonic()
-        evidence = "a waiting request was answered" if self.answered.is_set() else "a completion came back"
+        own = _ANSWERED.get(self.attempt.plan.settings.role, "a completion came back")
+        evidence = "a waiting request was answered" if self.answered.is_set() else own
         self.attempt.warmed(self.first_token_s, evidence)
         self._post(Warmed())
         await self.warming.idle(self._traffic)

@@ -155,6 +155,38 @@ def test_hidden_gpus_are_hidden_from_the_plan(
     assert found["board"]["gpus"] == []
 
 
+@pytest.mark.parametrize(
+    ("hidden", "value"), [("P2000", "GPU-5000"), ("P2000", "1"), ("A5000", "GPU-2"), ("A5000", "0")]
+)
+def test_case_03_plan_board_and_doctor_see_the_cards_that_up_would_use(
+    capsys: pytest.CaptureFixture[str],
+    state: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    hidden: str,
+    value: str,
+) -> None:
+    """A short UUID and an index, as CUDA takes them; `build` compiles for what `board` shows."""
+    root = trees.copy("rtx-4090", tmp_path / "tree")
+    head = (root / "nvidia-smi.csv").read_text().splitlines()[0]
+    cards = (
+        "0, GPU-20000000-0000-0000-0000-000000000000, Quadro P2000, 00000000:01:00.0, 5120, 4950, 6.1, [N/A], 580.82",
+        "1, GPU-50000000-0000-0000-0000-000000000000, RTX A5000, 00000000:02:00.0, 24564, 24000, 8.6, [N/A], 580.82",
+    )
+    (root / "nvidia-smi.csv").write_text("\n".join((head, *cards)) + "\n")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    shown = "A5000" if hidden == "P2000" else "P2000"
+    tree = ("--root", str(root))
+    found = document(capsys, *tree, "-p", "cpu", *state)["board"]["gpus"]
+    assert len(found) == 1 and shown in found[0]["name"]
+    main(["board", *tree, "--json"])
+    (gpu,) = json.loads(capsys.readouterr().out)["board"]["gpus"]
+    assert shown in gpu["name"]
+    main(["doctor", *tree, *state])
+    said = capsys.readouterr().out
+    assert shown in said and hidden not in said
+
+
 def test_a_service_is_planned_for_the_memory_after_boot(tmp_path: Path, smollm2: Path) -> None:
     """An instance that runs while the service is installed holds memory which is free after the next boot."""
     places = folders({}, tmp_path)

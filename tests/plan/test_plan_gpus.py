@@ -76,6 +76,26 @@ def test_case_01_a_card_that_cannot_pay_is_left_out_and_named() -> None:
     assert reason.value == "GPU 1" and "without GPU 0" in reason.because
 
 
+@pytest.mark.parametrize(
+    ("cards", "model", "n_ctx", "layers"),
+    [
+        ((24, 24), "70B", 8192, 81),
+        ((24, 24, 4), "70B", 8192, 81),
+        ((4, 24, 24), "70B", 8192, 81),
+        ((24, 4, 24, 2), "70B", 8192, 81),
+        ((4, 24), "22B", 16384, 57),
+        ((24, 4), "22B", 16384, 57),
+        ((2, 24), "22B", 8192, 57),
+    ],
+)
+def test_case_01_every_layer_stays_on_the_gpus(cards: tuple[float, ...], model: str, n_ctx: int, layers: int) -> None:
+    """As reported: a 4 GB card beside two of 24 GB took 11 of 81 layers off the GPU; its place in the order is none."""
+    meta = LLAMA_70B if model == "70B" else CODESTRAL_22B
+    plan = planned(candidate_of(shapes.model("Reported", meta)), *cards, host_gib=128, n_ctx=n_ctx)
+    assert chosen(plan).settings.n_gpu_layers == layers
+    assert chosen(plan).settings.n_ctx == n_ctx
+
+
 def test_a_share_of_zero_pays_for_nothing() -> None:
     it = candidate_of(shapes.model("Codestral-22B", CODESTRAL_22B))
     rung = chosen(planned(it, 24, 24, n_ctx=8192, tensor_split=(0.0, 1.0)))

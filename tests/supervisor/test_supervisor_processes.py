@@ -62,6 +62,18 @@ async def test_the_first_request_is_one_token(short_dir: Path) -> None:
         assert (first["path"], first["body"]["n_predict"]) == ("/completion", 1)
 
 
+@pytest.mark.parametrize(
+    ("role", "evidence"), [("chat", "a completion came back"), ("embedding", "an embedding came back")]
+)
+async def test_the_evidence_of_the_last_gate_names_what_the_model_answered(
+    short_dir: Path, role: str, evidence: str
+) -> None:
+    """Case 12: "a completion came back" was written of embedding models, which make none."""
+    async with rigged(short_dir, chosen=settings(role=role)) as rig:
+        await rig.ready()
+        assert rig.supervisor.status().gates["warm"].evidence == evidence
+
+
 async def test_a_template_that_does_not_parse_is_no_reason_not_to_serve(short_dir: Path) -> None:
     terms = SupervisorOptions(policy=replace(FAST, idle_before_s=0.05))
     async with rigged(short_dir, terms=terms, refuse_chat=True) as rig:
