@@ -147,22 +147,31 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def usable(paired: ProjectorPairing) -> tuple[ProjectorPairing, int]:
+def usable(paired: ProjectorPairing, model: ModelMeta) -> tuple[ProjectorPairing, int]:
     """Return the pairing and its bytes; a broken projector becomes a note, as the model can serve without it."""
     if paired.path is None:
         return paired, 0
     try:
-        return paired, check(paired.path)
+        return paired, check(paired.path, model)
     except (BadModelError, OSError) as error:
         return ProjectorPairing(None, f"its projector is not used: {error}"), 0
 
 
-def check(path: Path) -> int:
-    """Return the tensor bytes of a projector that the user named. Raises BadModelError if it is something else."""
+def check(path: Path, model: ModelMeta) -> int:
+    """Return the tensor bytes of a projector. Raises BadModelError if it is none, or one for another model."""
     meta = read_header(path)
     if meta.kind != "mmproj":
         raise BadModelError(
             f"{path.name} is a {meta.kind}, not a projector", "give a file whose header has the type mmproj"
+        )
+    widths = {value for key, value in meta.extra.items() if key.startswith("clip.") and key.endswith(".projection_dim")}
+    # The key of some old converters holds the width of CLIP, and Qwen3-VL's outputs are stacked: the shapes decide.
+    fits = model.n_embd in widths or any(model.n_embd in tensor.shape for tensor in meta.tensors)
+    if widths and model.n_embd and not fits:
+        width = ", ".join(map(str, sorted(widths, key=str)))
+        raise BadModelError(
+            f"{path.name} is a projector for another model: it gives vectors of {width} values, not of {model.n_embd}",
+            "take the projector from the repository of the model",
         )
     return meta.tensor_bytes
 
@@ -179,7 +188,7 @@ def open_model(path: Path, *, drafter: bool = False) -> ModelFile:
     wrong = not_a_model(whole)
     if wrong and not (drafter and wrong.kind == "drafter"):
         raise VerdictError(wrong, found.path.name)
-    paired, mmproj_bytes = usable(ProjectorPairing(found.projector) if found.projector else beside(found.path))
+    paired, mmproj_bytes = usable(ProjectorPairing(found.projector) if found.projector else beside(found.path), whole)
     quant, doubt = label(found, whole)
     notes = (arch.note(whole.arch), doubt, paired.note)
     return ModelFile(

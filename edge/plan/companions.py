@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from edge.config.values import Preset
 from edge.errors import BadModelError, ConfigError
 from edge.models.header import peek_kind, read_header
+from edge.models.meta import ModelMeta
 from edge.models.open import ModelFile
 from edge.models.open import check as check_projector
 from edge.models.store import Store
@@ -47,7 +48,7 @@ def _with_projector(file: ModelFile, wanted: str) -> ModelFile:
     if wanted == "auto":
         return file
     try:
-        path, size = (None, 0) if wanted == "none" else (wanted, check_projector(Path(wanted)))
+        path, size = (None, 0) if wanted == "none" else (wanted, check_projector(Path(wanted), file.meta))
     except OSError as error:
         raise ConfigError(f"mmproj: {wanted}: {error.strerror}", "a file, none or auto") from None
     notes = tuple(note for note in file.notes if not note.startswith("no projector is used"))
@@ -61,10 +62,29 @@ def _adapter_bytes(path: Path, model: ModelFile) -> int:
     kind = peek_kind(path)
     if kind != "adapter":
         raise ConfigError(f"lora: {path} is no adapter but a {kind or 'file of another format'}")
-    theirs = read_header(path, complete=False).arch
-    if theirs != model.meta.arch:
-        raise ConfigError(f"lora: {path} is an adapter for {theirs}, and {model.name} is {model.meta.arch}")
+    theirs = read_header(path, complete=False)
+    if theirs.arch != model.meta.arch:
+        raise ConfigError(f"lora: {path} is an adapter for {theirs.arch}, and {model.name} is {model.meta.arch}")
+    odd = _misfit(theirs, model.meta)
+    if odd is not None:
+        raise ConfigError(f"lora: {path} is an adapter for another model than {model.name}: {odd}")
     return path.stat().st_size
+
+
+def _misfit(adapter_meta: ModelMeta, model: ModelMeta) -> str | None:
+    """Return the first tensor of an adapter that its model lacks or has in another shape (src/llama-adapter.cpp)."""
+    shapes = {tensor.name: tensor.shape for tensor in model.tensors}
+    for tensor in adapter_meta.tensors:
+        name, _, part = tensor.name.rpartition(".")
+        # The two halves of an embedding's adapter are transposed; shapes of one value are left to the engine.
+        if part not in ("lora_a", "lora_b") or name.startswith("token_embd"):
+            continue
+        ours, side = shapes.get(name), 0 if part == "lora_a" else 1
+        if ours is None:
+            return f"it changes {name}, which the model lacks"
+        if len(ours) > side and len(tensor.shape) > side and tensor.shape[side] != ours[side]:
+            return f"{name} has {ours[side]} values there and {tensor.shape[side]} in the adapter"
+    return None
 
 
 def _drafter(store: Store, ref: str, model: ModelFile) -> ModelFile:

@@ -111,6 +111,10 @@ _REFUSED = {
     "--mcp-servers-json": "it lets clients run programs",
     "--ui-mcp-proxy": "it lets clients reach other machines",
 }
+# Options that llama-server takes and ignores (common/arg.cpp).
+_IGNORED = {"--defrag-thold": "llama.cpp defragments no KV cache any more"}
+# Options that move work between GPUs and host, by their longest names: a build for the CPU has nothing to move.
+_GPU_ONLY = frozenset({"--cpu-moe", "--n-cpu-moe", "--n-cpu-ffn", "--kv-offload", "--op-offload"})
 # `args` that the embedded engine has as fields of CommonParams; a bare option sets a boolean.
 EMBEDDED: dict[str, tuple[str, type]] = {
     "--predict": ("n_predict", int),
@@ -150,25 +154,35 @@ _NUMBER = re.compile(r"-[0-9.]+")
 
 
 def check_args(words: Sequence[str], engine: Engine) -> list[tuple[str, tuple[str, ...]]]:
-    """Split `args` into options with their values. Raises ConfigError: unknown, owned, or too few values."""
+    """Split `args` into options with their values. Raises ConfigError: unknown, owned, ignored, or too few values."""
     found: list[tuple[str, tuple[str, ...]]] = []
     # By the longest name, so that -c, --ctx-size and a later alias are one option.
-    owned = {_spelling(name, engine): key for name, key in OWNED.items()}
-    refused = {_spelling(name, engine): why for name, why in _REFUSED.items()}
+    owned = {_positive(_spelling(name, engine)): key for name, key in OWNED.items()}
+    refused = {_positive(_spelling(name, engine)): why for name, why in _REFUSED.items()}
+    ignored = {_positive(_spelling(name, engine)): why for name, why in _without_effect(engine).items()}
     rest = list(words)
     while rest:
         word = rest.pop(0)
-        option = _spelling(_positive(word), engine)
+        option = _positive(_spelling(_positive(word), engine))
         if option in owned:
             raise ConfigError(f"args: {word} is decided by edgellm", f"instead: {owned[option]}")
         if option in refused:
             raise ConfigError(f"args: {word} is refused: {refused[option]}")
+        if option in ignored:
+            raise ConfigError(f"args: {word} has no effect: {ignored[option]}", "leave it out")
         flag = _assumed(word, rest) if engine.assumed else _known(word, engine)
         if len(rest) < flag.arity:
             raise ConfigError(f"args: {word} wants {flag.arity} value{'s' if flag.arity > 1 else ''}", _HINT)
         found.append((word, tuple(rest[: flag.arity])))
         del rest[: flag.arity]
     return found
+
+
+def _without_effect(engine: Engine) -> dict[str, str]:
+    """Return the options that this build takes and ignores, with the reason."""
+    if engine.kind == "embedded" or engine.cuda or engine.devices or engine.assumed:
+        return _IGNORED
+    return {**_IGNORED, **dict.fromkeys(_GPU_ONLY, "this engine computes on the CPU alone")}
 
 
 def _known(word: str, engine: Engine) -> Flag:

@@ -141,6 +141,10 @@ def test_a_drafter_is_counted_and_has_to_have_the_models_vocabulary(
     lora = adapter_of(smollm2, tmp_path / "small-lora.gguf")
     (file,) = (each["model"] for each in plan("--set", f"lora={lora}")[1]["models"].values())
     assert (file["adapter_bytes"], file["drafter_bytes"]) == (lora.stat().st_size, 0)
+    small = Gguf("llama").model().save(tmp_path / "Small-Q5_K_M.gguf")
+    strange = adapter_of(smollm2, tmp_path / "strange-lora.gguf")
+    code = main(["plan", "-p", "cpu", "-m", str(small), "--set", f"lora={strange}", "--state-dir", str(tmp_path)])
+    assert code == 78 and "is an adapter for another model than Small" in capsys.readouterr().err
     other = Gguf("llama").model().save(tmp_path / "Other-Q5_K_M.gguf")
     code, _, said = plan("--set", f"draft={other}")
     assert code == 78 and "has another vocabulary" in said

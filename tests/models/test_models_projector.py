@@ -100,6 +100,18 @@ def test_fc52_a_projector_is_no_entry_to_choose(tmp_path: Path) -> None:
 
 def test_fc61_the_projector_is_in_the_sum_and_a_named_one_is_checked(tmp_path: Path) -> None:
     path, eyes = model(tmp_path / "x-Q5_K_M.gguf"), proj(tmp_path / "mmproj-x.gguf")
-    assert open_model(path).mmproj_bytes == open.check(eyes) == 32 * 32 * 4 + 32 * 256 * 4
+    opened = open_model(path)
+    assert opened.mmproj_bytes == open.check(eyes, opened.meta) == 32 * 32 * 4 + 32 * 256 * 4
     with pytest.raises(BadModelError, match="not a projector"):
-        open.check(path)
+        open.check(path, opened.meta)
+
+
+@pytest.mark.parametrize("width", [128, 2048])
+def test_fc61_a_projector_for_another_model_is_told_by_both_headers(tmp_path: Path, width: int) -> None:
+    """llama.cpp refuses it with `mismatch between text model and mmproj`, and the whole start with it."""
+    path = model(tmp_path / "x-Q5_K_M.gguf")
+    eyes = Gguf("clip").projector(width).save(tmp_path / "mmproj-x.gguf")
+    opened = open_model(path)
+    assert opened.mmproj is None and any("for another model" in note for note in opened.notes)
+    with pytest.raises(BadModelError, match=f"vectors of {width} values, not of {opened.meta.n_embd}"):
+        open.check(eyes, opened.meta)

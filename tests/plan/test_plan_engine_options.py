@@ -117,6 +117,9 @@ def test_thinking_can_be_switched_off_in_older_engines() -> None:
         (("--tools", "all"), "args: --tools is refused: it lets clients run programs"),
         (("--help",), "args: --help is refused: it prints and exits"),
         (("--swa-full", "7"), "7"),
+        (("--keep=4",), "did you mean --keep?"),
+        (("--xtc-probabilty", "0.1"), "did you mean --xtc-probability?"),
+        (("keep", "4"), "keep"),
     ],
 )
 def test_what_cannot_be_an_option_is_refused(engine: Engine, args: tuple[str, ...], said: str) -> None:
@@ -126,7 +129,27 @@ def test_what_cannot_be_an_option_is_refused(engine: Engine, args: tuple[str, ..
     assert caught.value.exit_code == 78
 
 
-@pytest.mark.parametrize("word", ["-c", "-ngl", "--gpu-layers", "--no-mmproj", "--no-webui", "-np"])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("-ncmoe", "4"), "computes on the CPU alone"),
+        (("--no-op-offload",), "computes on the CPU alone"),
+        (("-nkvo",), "computes on the CPU alone"),
+        (("-dt", "0.1"), "defragments no KV cache"),
+    ],
+)
+def test_what_this_build_would_ignore_is_refused(words: tuple[str, ...], said: str) -> None:
+    build = replace(REAL, cuda=False, devices=())
+    with pytest.raises(ConfigError, match="has no effect") as caught:
+        check_args(words, build)
+    assert said in str(caught.value)
+    if "CPU" in said:
+        assert check_args(words, replace(build, cuda=True))
+
+
+@pytest.mark.parametrize(
+    "word", ["-c", "-ngl", "--gpu-layers", "--no-mmproj", "--no-webui", "-np", "-no-kvu", "--no-jinja"]
+)
 def test_every_name_of_an_owned_option_is_owned(word: str) -> None:
     with pytest.raises(ConfigError, match="is decided by edgellm"):
         check_args((word, "1"), REAL)

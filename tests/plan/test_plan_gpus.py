@@ -104,6 +104,16 @@ def test_a_share_of_zero_pays_for_nothing() -> None:
     assert rung.env["CUDA_VISIBLE_DEVICES"] == "GPU-1"
 
 
+@pytest.mark.parametrize(
+    ("split", "used"),
+    [((1.0, 0.0), {"GPU-0"}), ((0.0, 1.0, 1.0), {"GPU-1", "GPU-2"}), ((1.0, 0.0, 1.0), {"GPU-0", "GPU-2"})],
+)
+def test_no_share_of_zero_pays_wherever_it_stands(split: tuple[float, ...], used: set[str]) -> None:
+    it = candidate_of(shapes.model("Codestral-22B", CODESTRAL_22B))
+    rung = chosen(planned(it, *[24.0] * len(split), n_ctx=8192, tensor_split=split))
+    assert set(rung.budget) == {"host", *used}
+
+
 def test_given_shares_are_kept() -> None:
     it = candidate_of(shapes.model("Codestral-22B", CODESTRAL_22B))
     rung = chosen(planned(it, 24, 24, n_ctx=8192, tensor_split=(3.0, 1.0)))
