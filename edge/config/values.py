@@ -43,7 +43,7 @@ class Preset(Struct, frozen=True):
     kv_type_v: Annotated[KvType, key("type of the V cache")] = "f16"
     kv_type_min: Annotated[KvType, key("the smallest KV type the ladder may take")] = "q8_0"
     flash_attention: Annotated[Literal["auto", "on", "off"], key("flash attention")] = "auto"
-    n_threads: Annotated[int, key("CPU threads; 0 is one a physical core", ge=0, le=1024)] = 0
+    n_threads: Annotated[int, key("CPU threads; 0 is one a core that others leave free", ge=0, le=1024)] = 0
     n_batch: Annotated[int, key("logical batch", ge=32, le=1 << 16)] = 2048
     n_ubatch: Annotated[int, key("physical batch", ge=32, le=1 << 16)] = 512
     cache_ram: Annotated[

@@ -71,6 +71,7 @@ class App:
             telemetry or telemetry_of(launch.plan, launch.config, launch.folders.models),
             self.console,
             self.fleet.handles,
+            launch.folders,
         )
         self.reloading = Reload(self.fleet)
         self._memorable = isinstance(launch.plan, Prepared)  # until an engine fails or a reload changes something

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,14 +16,19 @@ from edge.config import Config
 from edge.daemon.console import Console
 from edge.errors import EdgeError
 from edge.gateway.handler import CONTEXT
+from edge.paths import Folders
+from edge.plan.other_load import LoadWatch, load_path
 from edge.plan.prepare import Prepared
 from edge.supervisor.model_handle import ModelHandle
-from edge.supervisor.state import STARTING_STATES, SupervisorState
+from edge.supervisor.state import ENDING, STARTING_STATES, SupervisorState
 from edge.supervisor.supervisor import Supervisor
 from edge.telemetry import metrics
 from edge.telemetry.governor import AdmissionLimit
+from edge.telemetry.sample import Sample
 from edge.telemetry.sampler import TracePoint
 from edge.telemetry.telemetry import Telemetry
+
+SETTLED_S = 30.0  # after a start or an answer: the idle warm-up, and a load that is a mean of the last interval
 
 
 def telemetry_of(plan: Prepared | EdgeError, config: Config, models: Path) -> Telemetry:
@@ -33,7 +40,9 @@ def telemetry_of(plan: Prepared | EdgeError, config: Config, models: Path) -> Te
 class ThermalControl:
     """The telemetry of one application and its consumers. Changes of limits appear on the console."""
 
-    def __init__(self, telemetry: Telemetry, console: Console, handles: Mapping[str, ModelHandle]) -> None:
+    def __init__(
+        self, telemetry: Telemetry, console: Console, handles: Mapping[str, ModelHandle], folders: Folders
+    ) -> None:
         """`handles`: the models, by id; the mapping may change."""
         self.telemetry = telemetry
         self._handles = handles
@@ -42,6 +51,8 @@ class ThermalControl:
         # With the journal, Python's log has a handler already.
         news.handlers = [] if logging.getLogger().handlers else [_ConsoleHandler(console)]
         telemetry.on_limit(self._limit)
+        self._load = LoadWatch(load_path(folders), os.cpu_count() or 1)
+        telemetry.sampler.on_sample(self._note_load)
         self._open: dict[str, ExitStack] = {}  # traces of models that are starting
         self._points: dict[str, list[TracePoint]] = {}
 
@@ -56,6 +67,14 @@ class ThermalControl:
     def _limit(self, limit: AdmissionLimit) -> None:
         for handle in list(self._handles.values()):
             handle.limit_admission(limit, self.telemetry.decision.because)
+
+    def _note_load(self, sample: Sample | None) -> None:
+        """Count a sample for `n_threads` of the next start, unless an engine of ours may have caused the load."""
+        if sample is None or any(_works(handle.supervisor) for handle in self._handles.values() if handle.supervisor):
+            return
+        if self._load.add(sample.cpu_load_ratio):
+            text = "other processes keep another number of cores busy: n_threads follows at the next start"
+            logging.getLogger("edge.telemetry").info(text)
 
     def attach(self, app: web.Application) -> None:
         """Connect telemetry to the gateway: documents, metrics, energy and admission."""
@@ -81,6 +100,15 @@ class ThermalControl:
         """Return the samples of the start that just ended: [[seconds since `zero_s`, W, bytes, °C]]."""
         points = self._points.pop(model_id, [])
         return [[round(at - zero_s, 3), *(_rounded(value) for value in rest)] for at, *rest in points]
+
+
+def _works(supervisor: Supervisor) -> bool:
+    """Return whether an engine starts, answers, warms up, or did so moments ago."""
+    if supervisor.machine.state in STARTING_STATES | ENDING or supervisor.open_requests:
+        return True
+    watch = supervisor.watch
+    began_s = max(supervisor.moved_s, (watch.first_token_s or 0.0) if watch else 0.0)
+    return time.monotonic() - began_s < SETTLED_S
 
 
 class _ConsoleHandler(logging.Handler):

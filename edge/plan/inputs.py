@@ -19,6 +19,7 @@ from edge.models.open import ModelFile
 from edge.plan.calibration import Calibration
 from edge.plan.kv_cache import ENCODERS, KvBytes, integer, memory_of
 from edge.plan.load_choice import LoadChoice
+from edge.plan.other_load import free_cores
 from edge.plan.plan import DomainBudget, MemoryBudget
 
 # Every set of this many GPUs is tried: 31 sets. Of more, the newest and the roomiest of each number.
@@ -37,10 +38,20 @@ class PlanInputs(Struct, frozen=True):
     gpus: tuple[str, ...]
     calibrations: Mapping[str, Calibration] = field(default_factory=dict)  # of this engine, by calibration_key
     load_choices: tuple[LoadChoice, ...] = ()  # measured for this board and engine
+    busy_cores: int = 0  # by other processes, as telemetry saw it
 
     @property
     def host(self) -> str:
         return UNIFIED if self.board.unified_memory else HOST
+
+    @property
+    def threads(self) -> int:
+        """Return the engine's threads: one a core that no other process keeps busy.
+
+        Within an affinity or a quota the load of the whole machine says nothing.
+        """
+        cpu = self.board.cpu
+        return max(1, cpu.usable_cores or free_cores(cpu.physical_cores, self.busy_cores))
 
     @property
     def all_logits(self) -> bool:

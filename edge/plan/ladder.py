@@ -112,7 +112,7 @@ def settings(preset: Preset, step: LadderStep, candidate: Candidate, role: str, 
         # A quantized V cache needs flash attention.
         flash_attention=preset.flash_attention if step.kv_type_v in PLAIN_KV else "on",
         load_mode="mmap",
-        n_threads=preset.n_threads or max(1, inputs.board.cpu.physical_cores),
+        n_threads=preset.n_threads or inputs.threads,
         cache_ram_bytes=preset.cache_ram if role == "chat" and step.prompt_cache else 0,
         n_batch=min(preset.n_batch, step.n_ctx) if role == "chat" else rows,
         n_ubatch=min(preset.n_ubatch, preset.n_batch, step.n_ctx) if role == "chat" else rows,

@@ -35,6 +35,7 @@ class Extras(Struct, frozen=True):
     alternatives: Mapping[str, Sequence[Candidate]] = field(default_factory=dict)
     calibrations: Mapping[str, Calibration] = field(default_factory=dict)
     load_choices: tuple[LoadChoice, ...] = ()
+    busy_cores: int = 0
 
 
 def make_plan(
@@ -56,7 +57,7 @@ def make_plan(
         raise ModelMissingError("there is no model to plan", "fetch one with `edgellm model pull`, or name one with -m")
     extras = extras or Extras()
     preset, whole = plan_inputs(board, memory, profile, engine, extras.calibrations)
-    whole = replace(whole, load_choices=extras.load_choices)
+    whole = replace(whole, load_choices=extras.load_choices, busy_cores=extras.busy_cores)
     job = _Job(profile, preset, facts, extras)
     plans: dict[str, ModelPlan] = {}
     left = whole

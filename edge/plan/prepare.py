@@ -26,6 +26,7 @@ from edge.plan.argv import EnvFacts
 from edge.plan.calibration_file import calibration_path, load
 from edge.plan.choose import Chooser, fetch_first
 from edge.plan.load_choice import choices_path, read_choices
+from edge.plan.other_load import load_path, read_busy_cores
 from edge.plan.plan import ModelPlan, Plan
 from edge.plan.planner import Extras, assumed_engine, make_plan, plan_inputs
 from edge.units import MIB, format_bytes
@@ -138,10 +139,11 @@ def _plan(
     calibrations = load(calibration_path(folders), engine.id)
     choices = read_choices(choices_path(folders), board.id, engine.id)
     preset, inputs = plan_inputs(board, memory, profile, engine, calibrations)
-    inputs = replace(inputs, load_choices=choices)
+    busy = read_busy_cores(load_path(folders))
+    inputs = replace(inputs, load_choices=choices, busy_cores=busy)
     chosen = Chooser(standard(folders, config.store.dirs, os.environ), inputs).choose(config, preset)
     facts = EnvFacts(str(folders.cache), str(folders.cache), wsl=board.container == "wsl2")
-    extras = Extras(chosen.smaller, calibrations, choices)
+    extras = Extras(chosen.smaller, calibrations, choices, busy)
     plan = make_plan(board, memory, profile, engine, chosen.models, facts, extras)
     if chosen.absent and not allow_missing:
         raise fetch_first(chosen.absent)

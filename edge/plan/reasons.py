@@ -168,7 +168,14 @@ def _load(chosen: Settings, n_layer: int, preset: Preset, inputs: PlanInputs) ->
 
 
 def _threads(preset: Preset, inputs: PlanInputs) -> str:
-    return "as requested" if preset.n_threads else f"one for each of {inputs.board.cpu.physical_cores} physical cores"
+    cpu = inputs.board.cpu
+    if preset.n_threads:
+        return "as requested"
+    if cpu.usable_cores:
+        return f"one for each of {cpu.usable_cores} usable cores"
+    busy = cpu.physical_cores - inputs.threads
+    beside = f", less {busy} that other processes keep busy" if busy > 0 else ""
+    return f"one for each of {cpu.physical_cores} physical cores{beside}"
 
 
 def _cache(chosen: Settings, preset: Preset) -> str:

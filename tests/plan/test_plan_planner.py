@@ -188,6 +188,19 @@ def test_fc_88_a_file_without_a_chat_template_is_a_warning_only_where_it_shall_c
     assert plan(board, models=one(base, role="embedding")).models["chat"].warnings == ()
 
 
+def test_threads_leave_the_cores_to_others_that_they_keep_busy() -> None:
+    board = shapes.cpu_board(cores=8)
+    found = plan(board, extras=Extras(busy_cores=3))
+    assert found.models["chat"].ladder.plans[0].settings.n_threads == 5
+    because = "one for each of 8 physical cores, less 3 that other processes keep busy"
+    assert why(chosen(found), "n_threads")[:2] == ("5", because)
+    requested = plan(board, preset=profile(n_threads=8), extras=Extras(busy_cores=3))
+    assert why(chosen(requested), "n_threads")[:2] == ("8", "as requested")
+    quota = replace(board, cpu=replace(board.cpu, usable_cores=2))
+    within = plan(quota, extras=Extras(busy_cores=1))  # the load of the whole machine says nothing within a quota
+    assert why(chosen(within), "n_threads")[:2] == ("2", "one for each of 2 usable cores")
+
+
 def test_a_smaller_plan_says_what_it_gave_up() -> None:
     board = shapes.jetson(7.4)
     found = plan(board, memory=shapes.memory(board, 4.6), preset=profile(n_ctx=32768))

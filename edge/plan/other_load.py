@@ -1,0 +1,69 @@
+"""Lower the engine's threads by the cores that other processes keep busy, as telemetry saw it at earlier starts.
+
+Engine threads wait for each other several times a layer: one that shares its core holds up all. On two cores beside one
+busy loop two threads take 1.01 s for 64 tokens of a 0.1 GB model, and one thread 0.71 s (docs/numbers.md).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+
+from edge.linux.files import read_json, write_json
+from edge.paths import Folders
+
+SCHEMA = 1
+WINDOW = 300  # samples without a request: five minutes at one a second, so that a build or an update counts for little
+# A load between two whole numbers would change the plan, and with it void the remembered launch, at every other start.
+HYSTERESIS = 0.75
+
+
+def load_path(folders: Folders) -> Path:
+    """Return the file of the busy cores: an input of every plan, so that a change of it plans anew."""
+    return folders.data / "other_load.json"
+
+
+def read_busy_cores(path: Path) -> int:
+    """Return the cores that others kept busy; 0 from a missing, damaged or newer file."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        document = read_json(path)
+        if document["schema"] == SCHEMA:
+            return max(0, int(document["busy_cores"]))
+    return 0
+
+
+def free_cores(cores: int, busy: int) -> int:
+    """Return for how many cores the engine gets a thread.
+
+    Where others keep all of them busy every thread shares its core anyway, and fewer threads only get a smaller share:
+    beside two busy loops on two cores one thread takes 1.47 s, two take 1.04 s.
+    """
+    return cores - busy if busy < cores else cores
+
+
+class LoadWatch:
+    """A record of the CPU load while no request is open. `cpus`: those that a load ratio of 1 means."""
+
+    def __init__(self, path: Path, cpus: int) -> None:
+        self._path = path
+        self._cpus = cpus
+        self._busy = read_busy_cores(path)
+        self._seen: deque[float] = deque(maxlen=WINDOW)
+
+    def add(self, load_ratio: float | None) -> bool:
+        """Take one sample of all CPUs; return whether the next start will plan with another number of busy cores."""
+        if load_ratio is None:
+            return False
+        self._seen.append(load_ratio * self._cpus)
+        if len(self._seen) < WINDOW:
+            return False
+        cores = sorted(self._seen)[WINDOW // 2]  # the median; importing statistics costs 5 ms before every spawn
+        self._seen.clear()
+        if abs(cores - self._busy) < HYSTERESIS:
+            return False
+        self._busy = round(cores)
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self._path, {"schema": SCHEMA, "busy_cores": self._busy})
+        return True

@@ -1,0 +1,58 @@
+"""The load of other processes: which samples count for `n_threads` of the next start."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edge.daemon import thermal
+from edge.daemon.console import Console
+from edge.daemon.thermal import ThermalControl
+from edge.paths import folders
+from edge.plan import other_load
+from edge.supervisor.model_handle import ModelHandle
+from edge.supervisor.status import State
+from edge.telemetry.governor import Governor
+from edge.telemetry.sample import Sample
+from edge.telemetry.sampler import Sampler
+from edge.telemetry.telemetry import Telemetry
+
+
+def engine(state: State, *, open_requests: int = 0, moved_s: float = 0.0, first_token_s: float | None = None) -> Any:
+    watch = SimpleNamespace(first_token_s=first_token_s)
+    machine = SimpleNamespace(state=state)
+    return SimpleNamespace(machine=machine, open_requests=open_requests, moved_s=moved_s, watch=watch)
+
+
+@pytest.mark.parametrize(
+    ("supervisor", "counts"),
+    [
+        (None, True),
+        (engine(State.READY, first_token_s=0.0), True),
+        (engine(State.SLEEPING), True),
+        (engine(State.READY, open_requests=1, first_token_s=0.0), False),
+        (engine(State.LOADING), False),
+        (engine(State.WARMING), False),
+        (engine(State.DRAINING), False),
+        (engine(State.READY, moved_s=float("inf")), False),
+        (engine(State.READY, first_token_s=float("inf")), False),
+    ],
+)
+def test_a_load_that_may_be_our_own_does_not_count(
+    supervisor: Any, counts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(other_load, "WINDOW", 3)
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+    monkeypatch.setattr(thermal.os, "cpu_count", lambda: 4)
+    places = folders({}, tmp_path)
+    sampler = Sampler([], None)
+    handle = ModelHandle("chat", supervisor=supervisor)
+    ThermalControl(Telemetry(sampler, Governor()), Console(), {"chat": handle}, places)
+    for _ in range(3):
+        for listener in sampler._listeners:
+            listener(Sample(0.0, "host", cpu_load_ratio=0.5))
+    assert other_load.read_busy_cores(other_load.load_path(places)) == (2 if counts else 0)
