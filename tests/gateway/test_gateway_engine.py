@@ -189,6 +189,24 @@ PROGRAMS: dict[str, list[tuple[str, str, Any]]] = {
         ("POST", "/api/show", {"model": "chat"}),
         ("POST", "/v1/chat/completions", {"model": "chat", "messages": HI, "stream": True, "max_tokens": 8}),
     ],
+    "Continue, Ollama": [
+        ("POST", "/api/show", {"name": "chat"}),
+        (
+            "POST",
+            "/api/chat",
+            {
+                "model": "chat",
+                "messages": HI,
+                "options": {"num_predict": 8, "num_ctx": 32768, "use_mmap": True},
+                "keep_alive": 1800,
+                "stream": True,
+            },
+        ),
+    ],
+    "Continue, OpenAI": [
+        ("GET", "/v1/models", None),
+        ("POST", "/v1/chat/completions", {"model": "chat", "messages": HI, "stream": True, "max_tokens": 8}),
+    ],
     "Open WebUI, Ollama": [
         ("GET", "/api/version", None),
         ("GET", "/api/tags", None),

@@ -1,0 +1,68 @@
+"""Programs out of Debian's packages, unpacked into the test cache: no root, nothing of the machine changes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def program(cache: Path, name: str, package: str) -> list[str]:
+    """Return the command of a program: from its package, with the libraries that are missing here.
+
+    Skips the test where that fails; under CI it fails.
+    """
+    folder = cache / "debian" / package
+    folder.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / ".complete").exists():
+            try:
+                _fetch(package, folder)
+            except (OSError, subprocess.CalledProcessError) as error:
+                detail = (getattr(error, "stderr", None) or b"").decode(errors="replace")[-300:]
+                _without(f"no {package} from Debian: {error} {detail}")
+            (folder / ".complete").touch()
+    found = [path for place in ("usr/sbin", "usr/bin") if (path := folder / "root" / place / name).is_file()]
+    if not found:
+        _without(f"{package} has no {name}")
+    libraries = sorted({str(path.parent) for path in folder.glob("root/usr/lib/**/*.so*")})
+    return [*(["env", f"LD_LIBRARY_PATH={':'.join(libraries)}"] if libraries else []), str(found[0])]
+
+
+def _without(reason: str) -> None:
+    (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+
+
+def _fetch(package: str, folder: Path) -> None:
+    """Unpack the package, and the libraries it needs that are not installed."""
+    shutil.rmtree(folder / "root", ignore_errors=True)
+    shutil.rmtree(folder / "apt", ignore_errors=True)
+    for part in ("apt/lists/partial", "apt/archives/partial", "deb"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    # Lists of its own: those of the machine may be missing or old, and only root can renew them.
+    apt = ["-o", f"Dir::State::lists={folder}/apt/lists", "-o", f"Dir::Cache={folder}/apt"]
+    apt += ["-o", "Debug::NoLocking=1", "-o", "APT::Sandbox::User=root"]
+    _run(["apt-get", *apt, "update", "-qq"], folder)
+    planned = _run(["apt-get", *apt, "install", "--print-uris", "-qq", "--no-install-recommends", package], folder)
+    names = {unquote(each).partition("_")[0] for each in re.findall(r"^'\S+' (\S+\.deb) ", planned, re.MULTILINE)}
+    wanted = {package} | {each for each in names if each.startswith("lib") and not each.startswith("libjs-")}
+    _run(["apt-get", *apt, "download", "-qq", *sorted(wanted)], folder / "deb")
+    for archive in sorted((folder / "deb").glob("*.deb")):
+        _run(["dpkg", "-x", str(archive), str(folder / "root")], folder)
+    for part in ("apt", "deb"):
+        shutil.rmtree(folder / part)
+
+
+def _run(command: Sequence[str], cwd: Path) -> str:
+    environment = {**os.environ, "PATH": SYSTEM_PATH, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
+    return subprocess.run(command, cwd=cwd, env=environment, check=True, capture_output=True).stdout.decode()
