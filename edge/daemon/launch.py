@@ -103,6 +103,7 @@ class Children(dict[str, Child]):
             child.send(SIGKILL)
         for child in self.values():
             child.wait(5)
+            child.end_rest()
             child.close()
             child.socket_path.unlink(missing_ok=True)
         self.clear()

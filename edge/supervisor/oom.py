@@ -6,7 +6,9 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+
+from edge.linux.control_group import PREFIX
 
 
 class OomWitness:
@@ -52,8 +54,11 @@ def _counters(pid: int, proc: Path, root: Path) -> Iterator[Path]:
         _, controllers, path = line.split(":", 2)
         relative = path.lstrip("/")
         if not controllers:
-            yield root / relative / "memory.events"
-            yield root / "unified" / relative / "memory.events"
+            counted = PurePosixPath(relative)
+            if counted.name.startswith(PREFIX):  # our group for the engine has no controllers; the one above counts
+                counted = counted.parent
+            yield root / counted / "memory.events"
+            yield root / "unified" / counted / "memory.events"
         elif "memory" in controllers.split(","):
             yield root / "memory" / relative / "memory.oom_control"
 

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edge.errors import UnavailableError
-from edge.linux import procfs
+from edge.linux import control_group, procfs
+from edge.linux.control_group import ControlGroup
 
 
 class ProcessLimits(NamedTuple):
@@ -58,17 +59,32 @@ PR_SET_PDEATHSIG = 1
 # the kernel's default limit for unprivileged processes (/proc/sys/fs/pipe-max-size).
 PIPE_BYTES = 1 << 20
 SESSION_LOOK_S = 0.02
+# $0: the process group; $1: the folder of the control group, or empty. Kernels before 5.14 have no cgroup.kill.
+GUARD = """read _
+if [ -n "$1" ]; then
+    (echo 1 >"$1/cgroup.kill") 2>/dev/null || kill -9 $(grep -vx 0 "$1/cgroup.procs")
+fi
+kill -9 -- "-$0"
+[ -z "$1" ] || rmdir "$1"
+"""
 KILLED_S = 5.0  # from SIGKILL to the end: a CUDA context of some GiB takes the driver a second or two
 
 
 class Child:
     """A spawned engine. `close()` closes the pipes."""
 
-    def __init__(self, process: subprocess.Popen[bytes], socket_path: Path, spawned_at_s: float) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        socket_path: Path,
+        spawned_at_s: float,
+        group: ControlGroup | None = None,
+    ) -> None:
         self.pid = process.pid
         self.socket_path = socket_path
         self.spawned_at_s = spawned_at_s  # time.monotonic()
         self.started_ticks = _start_ticks(process.pid)
+        self.group = group  # None: not delegated to us
         self._process = process
         self._guard: subprocess.Popen[bytes] | None = None
         assert process.stdout is not None and process.stderr is not None
@@ -103,42 +119,62 @@ class Child:
         return False
 
     def guard(self) -> None:
-        """Have the child's process group killed if this process dies, once the child has children of its own.
+        """Have the child's process and control group killed if this process dies, once the child has children.
 
         The parent-death signal reaches the child only, which for a script is not the engine. A shell waits for the end
         of a pipe from this process.
         """
-        if self._guard is None and self._process.returncode is None and procfs.child_pids(self.pid):
+        if self._guard is None and self._process.returncode is None and self._has_children():
+            folder = str(self.group.folder) if self.group is not None else ""
             self._guard = subprocess.Popen(
-                ["/bin/sh", "-c", 'read _; kill -9 -- "-$0"', str(self.pid)],
+                ["/bin/sh", "-c", GUARD, str(self.pid), folder],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
 
-    def end_session(self, grace_s: float = 0.0) -> int:
-        """Kill what is left of the reaped child's session, after `grace_s` for it to end. Blocking; return how many.
+    def end_rest(self, grace_s: float = 0.0) -> int:
+        """Kill what the reaped child left in its session and control group, after `grace_s` for it to end.
 
-        While a process of the session lives, the kernel gives its id to no other process; one that has the id is new.
+        Blocking; return how many. A process that began a session of its own is found by the group only.
         """
-        if procfs.read_stat(self.pid) is not None:
-            return 0
         end_s = time.monotonic() + grace_s
-        while (left := procfs.session_pids(self.pid)) and time.monotonic() < end_s:
+        while (left := self._rest()) and time.monotonic() < end_s:
             time.sleep(SESSION_LOOK_S)
+        if left and self.group is not None:
+            self.group.kill()
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         end_s = time.monotonic() + KILLED_S
-        while left and procfs.session_pids(self.pid) and time.monotonic() < end_s:
+        while left and self._rest() and time.monotonic() < end_s:
             time.sleep(SESSION_LOOK_S)
+        if self.group is not None:
+            self.group.remove()
         return len(left)
 
+    def _rest(self) -> list[int]:
+        """Return the processes of the session and of the control group.
+
+        While a process of the session lives, the kernel gives its id to no other process; one that has the id is new.
+        """
+        pids = set(self.group.pids()) if self.group is not None else set()
+        return sorted(pids.union(procfs.session_pids(self.pid) if procfs.read_stat(self.pid) is None else ()))
+
+    def _has_children(self) -> bool:
+        grouped = self.group is not None and any(pid != self.pid for pid in self.group.pids())
+        return grouped or bool(procfs.child_pids(self.pid))
+
     def owns(self, pid: int) -> bool:
-        """Return whether a process is the child or of its session. 0 is a process of another pid namespace: unknown."""
+        """Return whether a process is the child, of its session or control group.
+
+        0 is a process of another pid namespace: unknown.
+        """
         stat = procfs.read_stat(pid) if pid else None
-        return pid in (0, self.pid) or stat is None or stat.session == self.pid
+        if pid in (0, self.pid) or stat is None or stat.session == self.pid:
+            return True
+        return self.group is not None and pid in self.group.pids()
 
     def wait(self, timeout_s: float) -> ExitStatus | None:
         """Wait for the end, blocking; for the synchronous launcher only."""
@@ -152,6 +188,8 @@ class Child:
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
+        if self.group is not None:
+            self.group.remove()
 
 
 def spawn(
@@ -161,6 +199,8 @@ def spawn(
     limits = limits or ProcessLimits()
     socket_path.unlink(missing_ok=True)  # a former child's: the instance lock excludes other owners
     spawned_at_s = time.monotonic()
+    group = control_group.create()
+    entry = _open_entry(group)
     try:
         process = subprocess.Popen(
             [part.replace("{socket}", str(socket_path)) for part in argv],
@@ -172,17 +212,28 @@ def spawn(
             cwd=cwd,
             start_new_session=True,  # Ctrl-C in the terminal goes to this process only
             umask=0o077,
-            preexec_fn=_BeforeExec(os.getpid(), limits),
+            preexec_fn=_BeforeExec(os.getpid(), limits, entry),
         )
     except (OSError, subprocess.SubprocessError) as error:
+        if group is not None:
+            group.remove()
         raise UnavailableError(f"cannot start {argv[0]}: {error}", "check the path and its permissions") from error
+    finally:
+        if entry is not None:
+            os.close(entry)
     for stream in (process.stdout, process.stderr):
         assert stream is not None
         with contextlib.suppress(OSError):
             fcntl.fcntl(stream, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     with contextlib.suppress(OSError):
         Path(f"/proc/{process.pid}/oom_score_adj").write_text(str(limits.oom_score_adj))
-    return Child(process, socket_path, spawned_at_s)
+    return Child(process, socket_path, spawned_at_s, group)
+
+
+def _open_entry(group: ControlGroup | None) -> int | None:
+    with contextlib.suppress(OSError):
+        return group.open_procs() if group is not None else None
+    return None
 
 
 _libc = ctypes.CDLL(None)  # loaded before any fork: between fork and exec nothing may be allocated
@@ -191,14 +242,18 @@ _libc = ctypes.CDLL(None)  # loaded before any fork: between fork and exec nothi
 class _BeforeExec:
     """Set up the child between fork and exec."""
 
-    def __init__(self, parent: int, limits: ProcessLimits) -> None:
+    def __init__(self, parent: int, limits: ProcessLimits, group: int | None) -> None:
         self.parent = parent
         self.limits = limits
+        self.group = group  # descriptor of its cgroup.procs
 
     def __call__(self) -> None:
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != self.parent:  # the parent died before the call
             os._exit(1)
+        if self.group is not None:
+            with contextlib.suppress(OSError):  # without it the engine still has its session
+                os.write(self.group, b"0")  # before exec, so that nothing it forks is elsewhere
         if self.limits.nice:
             os.nice(self.limits.nice)
         if self.limits.cpus:

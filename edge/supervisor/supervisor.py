@@ -395,6 +395,7 @@ class Supervisor:
             if self.machine.alive:
                 self.watch.child.send(signal.SIGKILL)
                 await reaped(self.watch.child)
+                await asyncio.to_thread(self.watch.child.end_rest)
             await self.watch.close()
         await asyncio.gather(*self._closing, return_exceptions=True)
         self._socket_path.unlink(missing_ok=True)

@@ -174,7 +174,7 @@ class Watch:
         status = await reaped(self.child)
         # What a script started goes with it; after our SIGTERM it gets the time of a graceful end.
         grace_s = self._terms.policy.term_s if self.signalled and status.signal != signal.SIGKILL else 0.0
-        await asyncio.to_thread(self.child.end_session, grace_s)
+        await asyncio.to_thread(self.child.end_rest, grace_s)
         # The kernel's OOM killer sends SIGKILL only, and a signal of the supervisor's own is no evidence.
         status = status.of_engine()
         oom_killed = status.signal == signal.SIGKILL and not self.signalled and self._witness.killed()

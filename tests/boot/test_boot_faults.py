@@ -250,3 +250,27 @@ ExecStart=-/bin/sh -c 'cat /dev/zero > /var/lib/edgellm/state/full'
 [Install]
 WantedBy=sysinit.target
 """
+
+
+def test_each_engine_has_a_control_group_that_ends_with_it(new_board: NewBoard) -> None:
+    """A process with a session of its own, in the group of the engine, as one that the engine had detached."""
+    with new_board() as board:
+        board.power_on()
+        assert board.chat()[0] == 200
+        (folder,) = groups(board)
+        (engine,) = board.run("cat", f"{folder}/cgroup.procs").split()
+        enter = f"echo 0 >{folder}/cgroup.procs && exec setsid sleep 1000"
+        board.run("systemd-run", "--quiet", "--unit=detached", "/bin/sh", "-c", enter)
+        board.until(lambda: len(board.run("cat", f"{folder}/cgroup.procs").split()) == 2, "it is in the group")
+        board.run("kill", "-KILL", engine)
+        board.until(lambda: folder not in groups(board), "the group is removed, so all of it has ended")
+        assert board.chat()[0] == 200
+        (again,) = groups(board)
+        assert again != folder
+
+
+def groups(board: Board) -> list[str]:
+    """The engines' groups; v2 is one folder deeper where v1 controllers are mounted."""
+    tree = "/sys/fs/cgroup/system.slice /sys/fs/cgroup/unified/system.slice"
+    found = board.execute("sh", "-c", f"find {tree} -maxdepth 2 -name 'edgellm-engine-*' -type d")
+    return found.stdout.split()

@@ -9,12 +9,16 @@ import subprocess
 import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from edge.linux import control_group
+from edge.linux.control_group import ControlGroup
 from edge.linux.procfs import read_stat, session_pids
+from edge.supervisor.oom import OomWitness
 from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.process import spawn
 from edge.supervisor.status import State
@@ -25,6 +29,8 @@ from tests.supervisor.rig import ENV, FAST, rigged
 PLAIN = '"$@"\nexit $?\n'
 BACKGROUND = '"$@" &\nwait $!\n'
 DEAF = 'trap "" TERM\n"$@" &\nwait\nwait\n'
+# The engine begins a session of its own: no session of ours leads to it.
+DAEMON = 'setsid "$@" </dev/null &\nwait $!\n'
 DETACHED = '"$@" </dev/null &\nsleep 0.2\nexit 0\n'
 
 
@@ -144,3 +150,73 @@ async def test_a_socket_that_another_process_answers_is_refused(short_dir: Path)
         finally:
             stranger.kill()
             await stranger.wait()
+
+
+@pytest.fixture
+def delegated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A real group of cgroup v2 in place of the one that systemd delegates; children get theirs below it."""
+    root = next((mount for mount in control_group.MOUNTS if (mount / "cgroup.procs").exists()), None)
+    if root is None or os.geteuid() or not os.access(root, os.W_OK):
+        pytest.skip("needs root and a cgroup v2 that can be written")
+    folder = root / f"edgellm-test-{os.getpid()}"
+    folder.mkdir()
+    monkeypatch.setattr(control_group, "delegated", lambda *_: folder)
+    yield folder
+    left = [path for path in folder.iterdir() if path.is_dir()]
+    for path in left:
+        (path / "cgroup.kill").write_text("1")
+        assert ControlGroup(path).remove(20)
+    folder.rmdir()
+    assert not left, "a group stayed"
+
+
+async def test_an_engine_with_a_session_of_its_own_is_gone_after_a_stop(short_dir: Path, delegated: Path) -> None:
+    async with rigged(short_dir, argv=script(short_dir, DAEMON)) as rig:
+        await rig.ready()
+        (engine,) = rig.pids
+        stat = read_stat(engine)
+        assert stat is not None and stat.session == engine
+        rig.supervisor.stop()
+        await rig.settle(State.STOPPED)
+        assert gone(engine)
+
+
+async def test_an_engine_with_a_session_of_its_own_ends_with_its_script(short_dir: Path, delegated: Path) -> None:
+    async with rigged(short_dir, argv=script(short_dir, DAEMON)) as rig:
+        await rig.ready()
+        assert rig.supervisor.watch is not None
+        os.kill(rig.supervisor.watch.child.pid, signal.SIGKILL)
+        await rig.until(lambda: len(rig.pids) == 2)
+        await rig.ready()
+        first, second = rig.pids
+        assert gone(first) and not gone(second)
+
+
+def test_an_engine_with_a_session_of_its_own_dies_with_its_supervisor(short_dir: Path, delegated: Path) -> None:
+    put = f"from edge.linux import control_group\ncontrol_group.delegated = lambda *_: Path({str(delegated)!r})\n"
+    program = PARENT.format(env=dict(ENV)).replace("child = spawn", put + "child = spawn")
+    command = [sys.executable, "-c", program, str(short_dir / "m.sock"), *script(short_dir, DAEMON)]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    int(parent.stdout.readline())
+    (engine,) = llama_switches.starts(short_dir / "fake")
+    assert not gone(engine)
+    parent.kill()
+    parent.communicate()
+    deadline = time.monotonic() + 20
+    while any(path.is_dir() for path in delegated.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert gone(engine)
+
+
+def test_the_kernels_kills_are_counted_above_the_engines_group(tmp_path: Path) -> None:
+    """Our group for the engine has no memory controller, and so no memory.events."""
+    proc, unit = tmp_path / "proc/7", tmp_path / "cgroup/unit"
+    proc.mkdir(parents=True)
+    unit.mkdir(parents=True)
+    (proc / "cgroup").write_text(f"0::/unit/{control_group.PREFIX}5-1\n")
+    (unit / "memory.events").write_text("oom_kill 0\n")
+    witness = OomWitness(7, 0.0, proc=tmp_path / "proc", cgroup_root=tmp_path / "cgroup", kmsg=tmp_path / "none")
+    assert not witness.killed()
+    (unit / "memory.events").write_text("oom_kill 1\n")
+    assert witness.killed()
