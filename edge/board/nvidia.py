@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 
 from edge.board.board import Gpu, GpuReading, Reading, mig_notes
 from edge.linux.tree import Tree, parse_count
@@ -16,6 +17,14 @@ _CAPABILITY = re.compile(r"\d{1,2}\.\d{1,2}")
 _DRIVER_NODES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
 
 
+def _silent(_: str) -> None:
+    """Report nothing."""
+
+
+# Gets one sentence when the driver has not answered for a second. The command line and `up` set it.
+on_wait: Callable[[str], None] = _silent
+
+
 def read(tree: Tree) -> Reading:
     """Read NVML here, or the recorded answer in a copied tree, else /proc. Empty without a driver."""
     if not tree.live:
@@ -26,7 +35,7 @@ def read(tree: Tree) -> Reading:
     from edge.board import nvml  # late: it imports ctypes, which machines without a driver do not need
 
     try:
-        return nvml.read() or from_proc(tree)
+        return nvml.read(on_wait=on_wait) or from_proc(tree)
     except TimeoutError as error:
         return Reading(driver=driver_version(tree), notes=(str(error),))
 

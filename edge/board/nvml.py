@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from ctypes import byref, c_char, c_char_p, c_int, c_uint, c_ulonglong, c_void_p
 
@@ -19,6 +20,8 @@ _LIBRARIES = ("libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1")
 _TEXT_BYTES = 96  # NVML_DEVICE_NAME_V2_BUFFER_SIZE and NVML_DEVICE_UUID_V2_BUFFER_SIZE of nvml.h
 # nvmlInit of a driver without persistence mode loads firmware to each GPU: 1 to 3 s on data-centre GPUs.
 LIMIT_S = 5.0
+NOTICE_S = 1.0  # a command that is silent for longer looks dead
+WAITS = "waiting for the NVIDIA driver: a call into libnvidia-ml.so.1 has not returned for 1 s"
 HANGS = "the NVIDIA driver does not answer (a call into libnvidia-ml.so.1 hangs)"
 
 
@@ -99,8 +102,14 @@ def process_bytes(pid: int, libraries: tuple[str, ...] = _LIBRARIES) -> int | No
         nvml.nvmlShutdown()
 
 
-def read(libraries: tuple[str, ...] = _LIBRARIES, limit_s: float = LIMIT_S) -> Reading | None:
+def read(
+    libraries: tuple[str, ...] = _LIBRARIES,
+    limit_s: float = LIMIT_S,
+    on_wait: Callable[[str], None] = lambda _: None,
+) -> Reading | None:
     """Read every GPU that NVML lists. None when there is no library or it does not initialize.
+
+    `on_wait` gets one sentence when there is no answer after a second.
 
     Raises TimeoutError when the driver does not answer within `limit_s`. A later call waits for the same answer.
     """
@@ -109,7 +118,10 @@ def read(libraries: tuple[str, ...] = _LIBRARIES, limit_s: float = LIMIT_S) -> R
     if call is None:
         call = _Call(libraries)
         call.start()
-        call.join(limit_s)
+        call.join(min(NOTICE_S, limit_s))
+        if call.is_alive() and limit_s > NOTICE_S:
+            on_wait(WAITS)
+            call.join(limit_s - NOTICE_S)
     if call.is_alive():
         _call = call
         raise TimeoutError(HANGS)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from types import ModuleType
 from typing import Annotated
 
@@ -12,6 +14,7 @@ import typer
 
 import edge.cli
 from edge import __version__
+from edge.board import nvidia
 
 # EX_USAGE of sysexits.h; click exits with 2, which other programs use for "nothing found".
 USAGE = 64
@@ -48,12 +51,18 @@ def nouns(only: str | None = None) -> Iterator[ModuleType]:
 
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code: 64 (EX_USAGE) for a wrong command line, where typer has 2."""
+    nvidia.on_wait = _waits
     try:
         build(arguments[0] if arguments else None)(args=arguments or ["--help"], prog_name="edgellm")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         return USAGE if code == 2 else code
     return 0
+
+
+def _waits(text: str) -> None:
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _version(wanted: bool) -> None:

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edge.board.nvml import process_bytes
 from edge.board.readrate import measure as measure_read_rate
 from edge.daemon.planning import LaunchTimes
 from edge.daemon.remembered_launch import identity
@@ -154,8 +153,7 @@ class Recorder:
         plan, vitals = watch.attempt.plan, read_usage(watch.child.pid)
         file = plan.model or supervisor.model.model
         subject = f"{file.name} {file.quant}, {plan.settings.n_ctx} tokens"
-        gpu_bytes = process_bytes(watch.child.pid) if plan.env.get("CUDA_VISIBLE_DEVICES") else None
-        measured = measure(subject, list(watch.attempt.tail), vitals.rss_bytes if vitals else None, gpu_bytes)
+        measured = measure(subject, list(watch.attempt.tail), vitals.rss_bytes if vitals else None, watch.gpu_bytes)
         if measured.weights_bytes:  # older builds do not log their buffers
             with suppress(OSError):
                 record(calibration_path(self._folders), self._engine, file.meta.arch, plan, measured)

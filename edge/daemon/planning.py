@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from edge.board import nvidia
 from edge.board.device_nodes import WAIT_S, gpu_nodes
 from edge.config import Config, load
 from edge.config.values import Preset
 from edge.daemon import consent
+from edge.daemon.console import Console
 from edge.daemon.kept_remedies import KeptRemedies, key
 from edge.daemon.launch import Children, Clock, Command, Early, claim
 from edge.daemon.lock import Lock
@@ -94,6 +96,7 @@ def launch(request: Request, early: Early | None, children: Children, clock: Clo
     Fills `children`, which the caller kills if this raises.
     """
     inherited = early.listeners.inherited if early else bool(request.sockets)
+    nvidia.on_wait = partial(_waits_for_driver, notifier, Console(as_json=bool(request.options["json"])))
     notes: tuple[str, ...] = ()
     confirmed = False
     with trace_inputs(request.folders) as inputs:
@@ -118,6 +121,11 @@ def launch(request: Request, early: Early | None, children: Children, clock: Clo
     spans = tuple(Span(name, None, start_s, end_s) for name, start_s, end_s in clock.laps)
     times = LaunchTimes(clock.began_s, spans, clock.spawn_cpu_s if children else None, confirmed)
     return Launched(request, config, plan, lock, listeners, notifier, children, times, inputs, (*config.notes, *notes))
+
+
+def _waits_for_driver(notifier: Notifier, console: Console, text: str) -> None:
+    notifier.status(text)
+    console.say(text)
 
 
 def process_limits(preset: Preset) -> ProcessLimits:

@@ -7,7 +7,9 @@ fixed by #98518), and the cancelled task runs on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -18,7 +20,7 @@ class DeadlineExceeded(Exception):
 
 
 async def within(work: Awaitable[T], limit_s: float) -> T:
-    """Return the result, or cancel the work and raise Late after `limit_s`."""
+    """Return the result, or cancel the work and raise DeadlineExceeded after `limit_s`."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait({task}, timeout=max(0.0, limit_s))
@@ -28,6 +30,36 @@ async def within(work: Awaitable[T], limit_s: float) -> T:
     finally:
         if not task.done():
             task.cancel()
+
+
+async def in_thread(function: Callable[[], T], limit_s: float) -> T:
+    """Return what a blocking function returns. Raises DeadlineExceeded after `limit_s`, and what the function raises.
+
+    A call into a driver may never return: its thread is a daemon, so that the exit does not wait for it, as it does
+    for threads of asyncio.to_thread.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if answer.done():
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(result)  # type: ignore[arg-type]
+
+    def work() -> None:
+        result, fault = None, None
+        try:
+            result = function()
+        except Exception as error:
+            fault = error
+        with suppress(RuntimeError):  # the loop closed meanwhile
+            loop.call_soon_threadsafe(settle, result, fault)
+
+    threading.Thread(target=work, name="blocking-call", daemon=True).start()
+    return await within(answer, limit_s)
 
 
 async def happens(event: asyncio.Event, limit_s: float) -> bool:

@@ -80,7 +80,7 @@ class Attempt:
         if not self.wants_gpu:
             self.gates = self.gates.open("driver", spawned_at_s, "no GPU wanted")
         elif driver is not None:
-            self.gates = self.gates.open("driver", spawned_at_s, driver)
+            self.driver_opens(driver)
 
     @property
     def wants_gpu(self) -> bool:
@@ -89,6 +89,16 @@ class Attempt:
     @property
     def served(self) -> bool:
         return not self._starting
+
+    def driver_opens(self, evidence: str) -> None:
+        """Take the check of the GPU's device nodes; where lines of the engine came first, their evidence stays."""
+        if self.wants_gpu:
+            self.gates = self.gates.open("driver", self.gates.began_s, evidence)
+
+    def driver_hangs(self, limit_s: float) -> None:
+        """Take a device node whose open(2) does not return; a line of the engine opens the gate later."""
+        if self.wants_gpu and "driver" not in self.gates.openings:
+            self.gates = self.gates.refuse("driver", f"opening the GPU's device nodes hangs for {limit_s:g} s")
 
     def stderr(self, raw: str, now_s: float) -> Sequence[LogEvent]:
         """Take one log line. Lines without a prefix (of a chat template, say) match no pattern."""

@@ -365,7 +365,6 @@ class Supervisor:
             self._patterns,
             child.spawned_at_s,
             meta.tensor_bytes,
-            driver=self.callbacks.driver() if plan.settings.n_gpu_layers > 0 else None,
             capability=self.terms.capability,
         )
         self.watch = Watch(
@@ -384,6 +383,7 @@ class Supervisor:
                 self._missing if self.on_cpu_instead else None,
             ),
             remedies=self.callbacks.remedies,
+            driver=self.callbacks.driver,
             gpu_load=self.callbacks.gpu_load,
             wedge_s=policy.wedge_again_s if self.machine.wedges else policy.wedge_s,
             on_speed=lambda tokens_s: self.callbacks.on_speed(self, tokens_s),

@@ -8,11 +8,13 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
+from edge.board.nvml import process_bytes
 from edge.linux.procfs import family_pids, read_family_usage
 from edge.linux.sockets import listener_pid
-from edge.linux.timeouts import DeadlineExceeded, happens, within
+from edge.linux.timeouts import DeadlineExceeded, happens, in_thread, within
 from edge.supervisor.degraded import differences, grown
 from edge.supervisor.diagnose import Death, diagnose
 from edge.supervisor.events import (
@@ -51,6 +53,8 @@ IDLE_LOOK_S = 10.0  # how often memory is compared with the plan while no reques
 # A waiting request takes some milliseconds to be connected and sent; with one slot, what comes first is answered first.
 HEAD_START_S = 0.1
 PIPES_END_S = 0.2  # a dead child's last lines are in the pipe; a grandchild may hold its end open
+DRIVER_S = 5.0  # as NVML's limit: a driver that loads firmware takes 1 to 3 s
+GPU_BYTES_S = 1.0  # of a driver that has just computed; without the answer only the calibration lacks a value
 _ANSWERED = {"embedding": "an embedding came back", "rerank": "a ranking came back"}
 CORE_DUMP_S = 10.0  # from a broken connection to the exit of a process that writes a core of some GiB
 
@@ -76,6 +80,7 @@ class Watch:
         before: Sequence[Degraded] = (),
         wedge_s: float | None = None,
         remedies: Remedies | None = None,
+        driver: Callable[[], str | None] = lambda: None,
         gpu_load: Callable[[], float | None] = lambda: None,
         on_speed: Callable[[float], None] = lambda _: None,
     ) -> None:
@@ -83,6 +88,7 @@ class Watch:
         self.attempt = attempt
         self.engine_ready_s: float | None = None
         self.first_token_s: float | None = None
+        self.gpu_bytes: int | None = None  # of the child on all GPUs, after its first decode
         self.signalled = False  # the supervisor sent it a signal
         self.answered = asyncio.Event()  # a client got a token before the engine was READY
         self._patterns = patterns
@@ -94,6 +100,7 @@ class Watch:
         self._on_speed = on_speed
         self._remedies = remedies
         self._hung: str | None = None  # kind of the hang that was posted
+        self._driver = driver
         self._gpu_load = gpu_load
         self._slots: str | None = None  # counters of the engine's slots
         self._pipes: tuple[PipeLines, ...] = ()
@@ -115,6 +122,8 @@ class Watch:
     def start(self) -> None:
         for work in (self._reap(), self._ask_health(), self._watch_liveness()):
             self._begin(work)
+        if self.attempt.wants_gpu:
+            self._begin(self._check_driver())
 
     def warm_up(self) -> None:
         self._begin(self._warm())
@@ -186,6 +195,22 @@ class Watch:
         remedies = self._remedies.for_kind(kind, self.attempt.plan) if self._remedies is not None else ()
         self._post(Exited(diagnosis.fault, diagnosis.failure, random.random(), remedies))
 
+    # --- the driver, whose calls may hang: never on the event loop ---------------------------------------------------
+
+    async def _check_driver(self) -> None:
+        try:
+            evidence = await in_thread(self._driver, DRIVER_S)
+        except DeadlineExceeded:
+            self.attempt.driver_hangs(DRIVER_S)
+            return
+        if evidence is not None:
+            self.attempt.driver_opens(evidence)
+
+    async def _ask_gpu_bytes(self) -> None:
+        if self.attempt.plan.env.get("CUDA_VISIBLE_DEVICES"):
+            with suppress(DeadlineExceeded):
+                self.gpu_bytes = await in_thread(partial(process_bytes, self.child.pid), GPU_BYTES_S)
+
     # --- readiness --------------------------------------------------------------------------------------------------
 
     async def _ask_health(self) -> None:
@@ -229,6 +254,7 @@ class Watch:
             self._hang(failure)
             return
         self.first_token_s = time.monotonic()
+        await self._ask_gpu_bytes()
         own = _ANSWERED.get(self.attempt.plan.settings.role, "a completion came back")
         evidence = "a waiting request was answered" if self.answered.is_set() else own
         self.attempt.warmed(self.first_token_s, evidence)

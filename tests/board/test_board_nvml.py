@@ -100,6 +100,24 @@ def test_recorded_answer_of_nvidia_smi() -> None:
     assert "MIG" in reading.notes[0]
 
 
+def test_a_driver_that_is_slow_is_named_after_a_second(
+    library: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hang, said = tmp_path / "hang", []
+    hang.touch()
+    monkeypatch.setenv("FAKE_NVML_HANG", str(hang))
+    monkeypatch.setenv("FAKE_NVML", f"NVIDIA H200,GPU-cc,00000000:01:00.0,{141 * GIB},{140 * GIB},9,0,0")
+    monkeypatch.setattr(nvml, "NOTICE_S", 0.05)
+
+    def waits(text: str) -> None:
+        said.append(text)
+        hang.unlink()
+
+    reading = nvml.read((library,), 60.0, waits)
+    assert said == [nvml.WAITS]
+    assert reading is not None and len(reading.gpus) == 1
+
+
 def test_a_driver_that_hangs_is_left_behind_and_its_late_answer_is_used(
     library: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -188,7 +188,7 @@ def test_a_driver_that_hangs_is_waited_for_like_a_late_one(
     hang.touch()
     monkeypatch.setenv("FAKE_NVML_HANG", str(hang))
     monkeypatch.setattr(nvidia, "_DRIVER_NODES", ("/proc/self",))
-    monkeypatch.setattr(nvml.read, "__defaults__", ((library,), 0.05))
+    monkeypatch.setattr(nvml.read, "__defaults__", ((library,), 0.05, print))
     places = folders({}, short_dir / "s")
     install(places.data, "c-cpu-1")
     config = load(places, {"model": [f"chat={smollm2}"], "engine": "c-cpu-1"}, {})

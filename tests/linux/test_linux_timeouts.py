@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
-from edge.linux.timeouts import DeadlineExceeded, happens, within
+from edge.linux.timeouts import DeadlineExceeded, happens, in_thread, within
 
 
 async def test_in_time_and_late() -> None:
@@ -50,3 +51,17 @@ async def test_what_is_given_up_loses_no_item_of_a_queue() -> None:
         except DeadlineExceeded:
             got = await queue.get()
         assert got == number
+
+
+async def test_a_blocking_call_is_left_behind_and_the_loop_turns_meanwhile() -> None:
+    over = threading.Event()
+    with pytest.raises(DeadlineExceeded):
+        await in_thread(over.wait, 0.05)
+    over.set()
+    assert await in_thread(lambda: 7, 10) == 7
+    with pytest.raises(OSError, match="gone"):
+        await in_thread(fail, 10)
+
+
+def fail() -> None:
+    raise OSError("gone")

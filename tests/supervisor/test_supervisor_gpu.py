@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from edge.plan.plan import Ladder
+from edge.supervisor import watch
 from edge.supervisor.events import DeviceBack
 from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.status import State
@@ -35,6 +38,29 @@ async def test_six_gates_on_a_gpu(short_dir: Path) -> None:
         assert evidence["driver"] == "/dev/nvhost-ctrl-gpu opens"
         assert evidence["context"] == "CUDA0: Orin"
         assert evidence["backend"] == "29/29 layers on the GPU, code for sm_87"
+
+
+async def test_a_device_node_whose_open_hangs_stops_no_loop_and_no_start(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gate says what hangs; the engine's own line opens it later."""
+    monkeypatch.setattr(watch, "DRIVER_S", 0.05)
+    over = threading.Event()
+
+    def hangs() -> str:
+        over.wait(60)
+        return "too late"
+
+    callbacks = SupervisorCallbacks(driver=hangs)
+    try:
+        async with rigged(
+            short_dir, chosen=gpu_settings(), terms=TERMS, callbacks=callbacks, gpu=ORIN, load_s=1.0
+        ) as rig:
+            await rig.until(lambda: "device nodes hangs" in str(rig.supervisor.status().gates))
+            await rig.ready()
+            assert rig.supervisor.status().gates["driver"].evidence == "CUDA0 answers"
+    finally:
+        over.set()
 
 
 async def test_an_engine_without_code_for_this_gpu_says_jit(short_dir: Path) -> None:
