@@ -3,54 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import select
 import socket
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any, TextIO
 
 from msgspec import to_builtins
 
 from edge import __version__
+from edge.linux.best_effort import BestEffortWriter
 from edge.linux.procfs import Ring
 from edge.linux.sockets import network_addresses
 from edge.plan.plan import ModelPlan, Plan
 from edge.supervisor.status import Failure, Gate, ModelStatus
 from edge.units import format_bytes, format_seconds, printable
-
-# POSIX: a pipe that poll() reports as writable takes PIPE_BUF bytes (4096 on Linux) without blocking.
-PIPE_BUF_BYTES = select.PIPE_BUF
-
-
-class BestEffortWriter:
-    """Writes text to a stream that may be full, closed, gone or not read: then the text is dropped.
-
-    A server must not end, and its event loop must not wait, for a terminal or a disk. The descriptor is written without
-    the stream's buffer: one that cannot be flushed would turn the exit code into 120.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._encoding = stream.encoding or "utf-8"
-        self._descriptor: int | None = None
-        with suppress(OSError, ValueError):  # io.UnsupportedOperation is both
-            self._descriptor = stream.fileno()
-
-    def write(self, text: str) -> None:
-        if self._descriptor is None:
-            self._stream.write(text)
-            return
-        data = text.encode(self._encoding, "replace")
-        with suppress(OSError):
-            for start in range(0, len(data), PIPE_BUF_BYTES):
-                if not select.select([], [self._descriptor], [], 0)[1]:
-                    return
-                os.write(self._descriptor, data[start : start + PIPE_BUF_BYTES])
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
 
 
 class Console:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from msgspec import Struct, to_builtins
@@ -19,6 +17,7 @@ from edge.daemon.history import SpeedBaseline
 from edge.daemon.kept_remedies import KeptRemedies, key
 from edge.daemon.planning import process_limits
 from edge.gateway.config import GatewayOptions
+from edge.linux.best_effort import LogFile
 from edge.linux.procfs import Ring
 from edge.paths import Folders
 from edge.plan.plan import LaunchPlan, ModelPlan
@@ -111,32 +110,25 @@ def other_engine(prepared: Prepared) -> tuple[Degraded, ...]:
 FILE_BYTES = 4 << 20
 
 
-class _Quiet(RotatingFileHandler):
-    """A handler that drops lines that cannot be written, instead of printing a traceback for each."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Drop the record."""
-
-
 class ChildLog:
     """One model's log. Without a writable folder only the ring is kept."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.ring = Ring()
         self.path = folder / f"{name}.log"
-        self._handler: _Quiet | None = None
+        self._file: LogFile | None = None
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._handler = _Quiet(self.path, maxBytes=FILE_BYTES, backupCount=1, encoding="utf-8")
+            self._file = LogFile(self.path, FILE_BYTES, lambda count: f"({count} lines are missing: the disk was slow)")
 
     def add(self, line: str) -> None:
         self.ring.add(line)
-        if self._handler is not None:
-            self._handler.emit(logging.LogRecord("engine", logging.INFO, "", 0, line, None, None))
+        if self._file is not None:
+            self._file.add(line)
 
     def close(self) -> None:
-        if self._handler is not None:
-            self._handler.close()
+        if self._file is not None:
+            self._file.close()
 
 
 Changed = Callable[[Supervisor, SupervisorState, SupervisorState], None]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
+from typing import TextIO
 
 from edge.daemon.console import Console, describe, gate_lines
+from edge.linux.best_effort import BestEffortWriter
 from edge.linux.journald import ERROR, INFO, NOTICE, WARNING, Handler, Journal, goes_to_journal
 from edge.plan.plan import Plan
 from edge.supervisor.status import Failure, ModelStatus
@@ -16,10 +18,18 @@ from edge.units import format_seconds
 def console_for(env: Mapping[str, str], *, as_json: bool) -> Console:
     """Return the journal's console if stdout goes there (JOURNAL_STREAM), with Python's log, or the terminal's."""
     if as_json or not goes_to_journal(env, sys.stdout.fileno()):
+        # logging's handler of last resort would wait for a terminal or pipe that stands still.
+        logging.getLogger().addHandler(_terminal(sys.stderr))
         return Console(as_json=as_json)
     journal = Journal()
     logging.getLogger().addHandler(Handler(journal))
     return Reporter(journal)
+
+
+def _terminal(stream: TextIO) -> logging.Handler:
+    handler = logging.StreamHandler(BestEffortWriter(stream))
+    handler.setLevel(logging.WARNING)
+    return handler
 
 
 class Reporter(Console):

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-from io import TextIOWrapper
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
 from edge.errors import ConfigError
+from edge.linux.best_effort import LogFile
 from edge.units import MIB
 
 _PROMPT_CHARACTERS = 2000
@@ -103,37 +101,46 @@ class AccessLog:
 
     def __init__(self, path: Path | None, *, as_json: bool = False) -> None:
         self._render = render_json if as_json else render_text
-        self._file: RotatingFileHandler | None = None
+        self._formatter = logging.Formatter("%(message)s" if as_json else "%(asctime)s %(message)s")
+        self._file: LogFile | None = None
         if path is not None:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = _PrivateFile(path, maxBytes=SIZE_BYTES, backupCount=1, encoding="utf-8")
+                self._file = LogFile(path, SIZE_BYTES, _dropped_json if as_json else _dropped_text)
             except OSError as error:
                 hint = "set access_log in [gateway] to a file that can be written"
                 raise ConfigError(f"cannot open {path}: {error.strerror}", hint) from error
-            self._file.setFormatter(logging.Formatter("%(asctime)s %(message)s" if not as_json else "%(message)s"))
 
     @property
     def wanted(self) -> bool:
         return self._file is not None or _logger.isEnabledFor(logging.INFO)
 
+    @property
+    def lines_lost(self) -> int:
+        return self._file.lines_lost if self._file is not None else 0
+
     def write(self, entry: AccessEntry) -> None:
+        """Have the line written; the disk is waited for by another thread."""
         record = logging.makeLogRecord({"name": _logger.name, "levelno": logging.INFO, "levelname": "INFO"})
         record.msg = self._render(entry)
         if self._file is not None:
-            self._file.handle(record)
+            self._file.add(self._formatter.format(record))
         if _logger.isEnabledFor(logging.INFO):
             _logger.handle(record)
+
+    def drain(self) -> None:
+        """Wait up to 10 s until the lines are in the file. Blocking."""
+        if self._file is not None:
+            self._file.drain(10.0)
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
 
 
-class _PrivateFile(RotatingFileHandler):
-    """A log file with mode 0600, also after rotation: it holds key names, and prompts where they are turned on."""
+def _dropped_json(count: int) -> str:
+    return json.dumps({"dropped_lines": count})
 
-    def _open(self) -> TextIOWrapper:
-        # The mode is set when it is created, not after: there is no moment in which others can read it.
-        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        return os.fdopen(descriptor, "a", encoding="utf-8")
+
+def _dropped_text(count: int) -> str:
+    return f"{count} lines were dropped: the disk did not take them in time"

@@ -60,7 +60,9 @@ def make_app(
         access_log=AccessLog(config.access_log, as_json=config.log_json),
         started=int(wall()),
     )
-    context.metrics.add(GatewayCollector(context.stats, upstreams, context.admission, context.waiting))
+    context.metrics.add(
+        GatewayCollector(context.stats, upstreams, context.admission, context.waiting, context.access_log)
+    )
     app = web.Application()
     app[CONTEXT] = context
     app.router.add_route("*", "/{tail:.*}", handle, expect_handler=_defer_continue)

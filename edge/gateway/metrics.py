@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
+from edge.gateway.access_log import AccessLog
 from edge.gateway.accounting import Histogram, Stats
 from edge.gateway.admission import Admission
 from edge.gateway.waiting_room import WaitingQueue
@@ -56,12 +57,18 @@ class GatewayCollector:
     """Makes its families anew for each scrape, so that a value that is unknown now is absent, not stale."""
 
     def __init__(
-        self, stats: Stats, upstreams: Mapping[str, Upstream], admission: Admission, waiting: WaitingQueue
+        self,
+        stats: Stats,
+        upstreams: Mapping[str, Upstream],
+        admission: Admission,
+        waiting: WaitingQueue,
+        access_log: AccessLog,
     ) -> None:
         self._stats = stats
         self._upstreams = upstreams
         self._admission = admission
         self._waiting = waiting
+        self._access_log = access_log
 
     def describe(self) -> list[Any]:
         """Return nothing, so that registration does not collect."""
@@ -80,6 +87,9 @@ class GatewayCollector:
         for (route, code, model), count in self._stats.requests.items():
             family.add_metric([route, code, model], count)
         yield family
+        lost = CounterMetricFamily("edgellm_access_log_dropped", "Lines that the disk did not take in time.")
+        lost.add_metric([], self._access_log.lines_lost)
+        yield lost
         for name, text, get in (
             ("time_to_first_token", "From a request's arrival to the first chunk of its stream.", "first_token_s"),
             ("time_between_tokens", "Between two chunks of a stream.", "between_tokens_s"),

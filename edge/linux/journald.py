@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
+from edge.linux.best_effort import BestEffortWriter
+
 SOCKET = Path("/run/systemd/journal/socket")
 # Levels of syslog(3).
 ERROR, WARNING, NOTICE, INFO = 3, 4, 5, 6
-SEND_S = 0.1  # a journald that stands still costs this for each entry and the entry, not the service
 MOST_ENTRY_BYTES = 64 * 1024  # below net.core.wmem_default (208 KiB), the limit of one datagram
 
 
@@ -32,28 +33,42 @@ class Journal:
     """A connection to journald; without its socket, `<N>text` lines go to `out`, as in sd-daemon(3)."""
 
     def __init__(self, path: Path = SOCKET, out: TextIO | None = None) -> None:
-        self._out = out or sys.stdout
+        self._out = BestEffortWriter(out or sys.stdout)
+        self.dropped = 0  # entries that a journald that stands still did not take
+        self._noted = 0
         self._socket: socket.socket | None = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.settimeout(SEND_S)
         try:
             self._socket.connect(str(path))
+            self._socket.setblocking(False)
         except OSError:
             self._socket.close()
             self._socket = None
 
     def send(self, message: str, priority: int, **fields: str | None) -> None:
-        """Send one entry; errors are ignored. The caller names fields EDGELLM_…."""
+        """Send one entry without waiting; errors are ignored. The caller names fields EDGELLM_….
+
+        What journald does not take is counted, and said with the next entry that it does.
+        """
         if self._socket is not None:
             try:
                 self._socket.send(entry(message, priority, fields), socket.MSG_NOSIGNAL)
+                self._note_dropped(self._socket)
                 return
-            except TimeoutError:
-                return  # stdout is journald's as well: writing there would wait without a limit
+            except BlockingIOError:
+                self.dropped += 1  # stdout is journald's as well
+                return
             except OSError:
                 pass
         with contextlib.suppress(OSError, ValueError):  # closed, or an encoding that lacks a character
             self._out.write("".join(f"<{priority}>{line}\n" for line in message.splitlines() or [""]))
-            self._out.flush()
+
+    def _note_dropped(self, sender: socket.socket) -> None:
+        if self.dropped == self._noted:
+            return
+        text = f"{self.dropped - self._noted} entries are missing: journald did not take them in time"
+        with contextlib.suppress(OSError):
+            sender.send(entry(text, WARNING, {}), socket.MSG_NOSIGNAL)
+            self._noted = self.dropped
 
     def close(self) -> None:
         """Close the socket."""

@@ -60,7 +60,7 @@ def hanging_driver(state: Path, model: Path, seconds: float) -> Iterator[Row]:
     program = (isolated[0], isolated[1] + "sys.executable, '-m', 'edge', 'up', *sys.argv[1:]])")
     arguments = ("-m", f"demo={model}", "--set", "n_ctx=2048", "-p", "auto")
     with Up(state, *arguments, env=env, program=program) as up:
-        eventually(lambda: "waiting for the NVIDIA driver" in up.output, lambda: f"it says so: {up.output}")
+        eventually(lambda: "waiting for the NVIDIA driver" in up.output, lambda: f"the line is printed: {up.output}")
         yield Row("a driver hangs: a line that names it after", time.monotonic() - began_s, "s", 3.0)
         eventually(lambda: alive(up), lambda: f"/livez answers: {up.output}")
         yield Row("a driver hangs: /livez answers after", time.monotonic() - began_s, "s", 10.0)
@@ -73,7 +73,9 @@ def flooded_log(state: Path, model: Path, seconds: float) -> Iterator[Row]:
     fake = llama_switches.write_fake(state / "engine", load_s=0.1)
     for name, text in (("lines", "x" * 99 + "\\n"), ("one endless line", "x" * 4096)):
         script = state / "engine" / f"{name.split()[0]}.sh"
-        flood = f"import os\nwhile True: os.write(2, b'{text}' * 100)"
+        go = state / f"go-{name.split()[0]}"
+        wait = f"import os, time\nwhile not os.path.exists('{go}'): time.sleep(0.05)\n"
+        flood = f"{wait}while True: os.write(2, b'{text}' * 100)"
         # The program's own questions (--help, --version) get no flood.
         script.write_text(
             f'#!/bin/sh\n# {llama_switches.PROGRESS_MARK}\ncase "$*" in *--model*|*"-m "*) '
@@ -83,6 +85,8 @@ def flooded_log(state: Path, model: Path, seconds: float) -> Iterator[Row]:
         where = state / name.split()[0]
         with Up(where, "-p", "cpu", "-m", f"demo={model}", "--engine", str(script), "--set", "n_ctx=2048") as up:
             up.wait_for("ok", "degraded")
+            go.touch()
+            eventually(lambda: flooded(up), "lines of the flood arrive")
             yield from latencies(up, f"an engine floods its log with {name}", seconds)
 
 
@@ -99,6 +103,10 @@ def latencies(up: Up, what: str, seconds: float) -> Iterator[Row]:
     yield Row(f"{what}: /livez, median of {len(times)}", times[len(times) // 2], "ms")
     yield Row(f"{what}: /livez, p99", times[int(len(times) * 0.99)], "ms", LIMIT_MS)
     yield Row(f"{what}: /livez, longest", times[-1], "ms")
+
+
+def flooded(up: Up) -> bool:
+    return any("xxxx" in path.read_text(errors="replace") for path in (up.state / "run").rglob("*.log*"))
 
 
 def alive(up: Up) -> bool:

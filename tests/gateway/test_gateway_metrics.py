@@ -313,6 +313,7 @@ async def test_the_log_file_is_private_and_bounded(rig: Rigs, tmp_path: Path, mo
     here = await rig(stream, config=GatewayOptions(access_log=path, log_json=True))
     for _ in range(20):
         await here.once(POST)
+    here.context.access_log.drain()
     assert sorted(each.name for each in path.parent.iterdir()) == ["access.log", "access.log.1"]
     for each in path.parent.iterdir():
         assert stat.S_IMODE(each.stat().st_mode) == 0o600

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
@@ -86,8 +87,14 @@ def test_a_journald_that_stands_still_stops_nothing(short_dir: Path) -> None:
         journal._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # type: ignore[union-attr]
         for number in range(20):
             journal.send(f"entry {number}" + " " * 1000, NOTICE)
+        assert journal.dropped and out.getvalue() == ""
+        inbox.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                inbox.recv(65536)
+        journal.send("after", NOTICE)
+        assert fields(inbox.recv(65536))["MESSAGE"] == "after"
         journal.close()
-    assert out.getvalue() == ""
 
 
 def test_a_name_that_is_no_utf8_is_replaced(short_dir: Path) -> None:

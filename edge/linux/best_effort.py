@@ -1,0 +1,168 @@
+"""Write text where the receiver may stand still (a full disk, a dead terminal) without holding up the event loop."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TextIO
+
+# POSIX: a pipe that poll() reports as writable takes PIPE_BUF bytes (4096 on Linux) without blocking.
+PIPE_BUF_BYTES = select.PIPE_BUF
+# Lines that wait for the disk: some seconds of a flood. An SD card that writes back stands still for as long.
+WAITING_BYTES = 1 << 20
+CLOSE_S = 1.0
+
+
+class BestEffortWriter:
+    """Writes text to a stream that may be full, closed, gone or not read: then the text is dropped.
+
+    A server must not end, and its event loop must not wait, for a terminal or a disk. The descriptor is written without
+    the stream's buffer: one that cannot be flushed would turn the exit code into 120.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._encoding = stream.encoding or "utf-8"
+        self._descriptor: int | None = None
+        with suppress(OSError, ValueError):  # io.UnsupportedOperation is both
+            self._descriptor = stream.fileno()
+
+    def write(self, text: str) -> None:
+        if self._descriptor is None:
+            self._stream.write(text)
+            return
+        data = text.encode(self._encoding, "replace")
+        with suppress(OSError):
+            for start in range(0, len(data), PIPE_BUF_BYTES):
+                if not select.select([], [self._descriptor], [], 0)[1]:
+                    return
+                os.write(self._descriptor, data[start : start + PIPE_BUF_BYTES])
+
+    def flush(self) -> None:
+        """Do nothing: nothing is buffered. logging.StreamHandler calls it."""
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+
+class LogFile:
+    """A log of at most two files of `most_bytes` (`NAME` and `NAME.1`, mode 0600), written by a thread of its own.
+
+    `add` never waits. Lines that the disk does not take in time, or not at all, are dropped and counted; once it takes
+    lines again, `notice(how many)` is written in their place. Raises OSError if the file cannot be opened.
+    """
+
+    def __init__(self, path: Path, most_bytes: int, notice: Callable[[int], str]) -> None:
+        self.path = path
+        self.dropped = 0
+        self._most_bytes = most_bytes
+        self._notice = notice
+        self._lines: deque[bytes] = deque()
+        self._added_bytes = self._taken_bytes = 0  # each is written by one thread only
+        self._lost = 0  # lines that the disk refused; written by the thread
+        self._noted = 0
+        self._wake = threading.Event()
+        self._closed = False
+        self._descriptor: int | None = self._open()
+        self._size = os.fstat(self._descriptor).st_size
+        self._thread: threading.Thread | None = None
+
+    def add(self, line: str) -> None:
+        """Have a line written."""
+        data = line.encode("utf-8", "replace") + b"\n"
+        if self._closed or self._added_bytes - self._taken_bytes > WAITING_BYTES:
+            self.dropped += 1
+            return
+        self._added_bytes += len(data)
+        self._lines.append(data)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"log-{self.path.name}", daemon=True)
+            self._thread.start()
+        self._wake.set()
+
+    def drain(self, limit_s: float) -> bool:
+        """Wait until all lines are written, at most so long; return whether they are. Blocking."""
+        end_s = time.monotonic() + limit_s
+        while self._added_bytes != self._taken_bytes:
+            if time.monotonic() >= end_s:
+                return False
+            time.sleep(0.002)
+        return True
+
+    def close(self) -> None:
+        """Write what waits, for at most a second, and stop. A disk that stands still keeps nothing alive."""
+        self.drain(CLOSE_S)
+        self._closed = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(CLOSE_S)
+        if self._thread is None:
+            self._shut()
+
+    @property
+    def lines_lost(self) -> int:
+        """Return how many lines are in no file: dropped here, or refused by the disk."""
+        return self.dropped + self._lost
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            while self._lines:
+                self._write_batch()
+            if self._closed:
+                self._shut()
+                return
+
+    def _write_batch(self) -> None:
+        """Write lines up to the end of the file's size in one call: a thread that runs Python holds up the loop."""
+        lost, batch = self.lines_lost, []
+        room = max(0, self._most_bytes - self._size)
+        if lost > self._noted:
+            batch.append(self._notice(lost - self._noted).encode() + b"\n")
+        head = len(batch)
+        size = sum(map(len, batch))
+        while self._lines and (size + len(self._lines[0]) <= room or (self._size == 0 and len(batch) == head)):
+            batch.append(self._lines.popleft())
+            size += len(batch[-1])
+        if len(batch) == head:
+            with suppress(OSError):
+                self._rotate()
+            self._size = 0  # also where it failed: the next batch reports its loss
+            return
+        try:
+            self._append(b"".join(batch))
+            self._noted = lost
+        except OSError:
+            self._lost += len(batch) - head
+        self._taken_bytes += sum(map(len, batch[head:]))
+
+    def _append(self, data: bytes) -> None:
+        if self._descriptor is None:
+            self._descriptor = self._open()
+        view = memoryview(data)
+        while view:
+            written = os.write(self._descriptor, view)
+            self._size += written
+            view = view[written:]
+
+    def _rotate(self) -> None:
+        self._shut()
+        self.path.replace(self.path.with_name(f"{self.path.name}.1"))
+        self._descriptor = self._open()
+
+    def _open(self) -> int:
+        # The mode is set when it is created, not after: there is no moment in which others can read it.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        return os.open(self.path, flags, 0o600)
+
+    def _shut(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)

@@ -1,0 +1,99 @@
+"""Logs and terminals that stand still: nothing waits, and what is lost is counted."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from edge.linux import best_effort
+from edge.linux.best_effort import BestEffortWriter, LogFile
+
+
+def notice(count: int) -> str:
+    return f"{count} lost"
+
+
+def test_two_bounded_files_that_only_their_owner_reads(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "a.log", 1000, notice)
+    for number in range(100):
+        log.add(f"line {number:02}" + "x" * 40)
+    assert log.drain(30)
+    log.close()
+    old, new = (tmp_path / "a.log.1").read_text(), (tmp_path / "a.log").read_text()
+    assert len(old) <= 1000 and len(new) <= 1000 and log.lines_lost == 0
+    assert (old + new).splitlines()[-1].startswith("line 99")
+    assert stat.S_IMODE((tmp_path / "a.log").stat().st_mode) == 0o600
+
+
+def test_a_line_longer_than_the_file_is_written_alone(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "a.log", 10, notice)
+    for text in ("short", "x" * 100, "short"):
+        log.add(text)
+    log.close()
+    assert (tmp_path / "a.log").read_text() == "short\n"
+    assert (tmp_path / "a.log.1").read_text() == "x" * 100 + "\n"
+
+
+def test_a_disk_that_stands_still_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its write(2) does not return: lines beyond the bound are dropped, counted, and said once it goes on."""
+    over, real = threading.Event(), os.write
+
+    def write(descriptor: int, data: bytes) -> int:
+        over.wait(60)
+        return real(descriptor, data)
+
+    monkeypatch.setattr(best_effort, "WAITING_BYTES", 1000)
+    monkeypatch.setattr(best_effort.os, "write", write)
+    log = LogFile(tmp_path / "a.log", 1 << 20, notice)
+    for number in range(100):
+        log.add(f"line {number} " + "x" * 90)
+    assert 80 < log.lines_lost < 100
+    lost = log.lines_lost
+    over.set()
+    assert log.drain(30)
+    log.add("after")
+    log.close()
+    lines = (tmp_path / "a.log").read_text().splitlines()
+    assert f"{lost} lost" in lines and lines[-1] == "after"
+
+
+def test_a_full_disk_costs_lines_and_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full, real = True, os.write
+
+    def write(descriptor: int, data: bytes) -> int:
+        if full:
+            raise OSError(28, "No space left on device")
+        return real(descriptor, data)
+
+    monkeypatch.setattr(best_effort.os, "write", write)
+    log = LogFile(tmp_path / "a.log", 1 << 20, notice)
+    log.add("lost")
+    assert log.drain(30)
+    full = False
+    log.add("kept")
+    log.close()
+    assert (tmp_path / "a.log").read_text() == "1 lost\nkept\n"
+
+
+def test_a_fifo_without_a_reader_and_a_link_are_no_files(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for name in ("fifo", "link"):
+        with pytest.raises(OSError):
+            LogFile(tmp_path / name, 1000, notice)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_pipe_that_is_not_read_takes_no_time() -> None:
+    read_end, write_end = os.pipe()
+    with os.fdopen(write_end, "w") as out:
+        writer = BestEffortWriter(out)
+        for _ in range(100):
+            writer.write("x" * 4096)
+        writer.write("y")  # it returns
+        assert b"y" not in os.read(read_end, 1 << 20)
+        os.close(read_end)
