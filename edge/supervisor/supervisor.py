@@ -40,7 +40,6 @@ from edge.supervisor.log_patterns import Patterns
 from edge.supervisor.memory_wait import GpuHolders, MemoryWait
 from edge.supervisor.policy import EngineFault, SupervisorOptions
 from edge.supervisor.process import Child, spawn
-from edge.supervisor.process_io import reaped
 from edge.supervisor.remedies import Remedies
 from edge.supervisor.start import Attempt
 from edge.supervisor.state import ENDING, KILLED, AfterExit, Applied, SupervisorState, died, step
@@ -393,9 +392,7 @@ class Supervisor:
     async def _close_watch(self) -> None:
         if self.watch is not None:
             if self.machine.alive:
-                self.watch.child.send(signal.SIGKILL)
-                await reaped(self.watch.child)
-                await asyncio.to_thread(self.watch.child.end_rest)
+                await self.watch.kill()
             await self.watch.close()
         await asyncio.gather(*self._closing, return_exceptions=True)
         self._socket_path.unlink(missing_ok=True)

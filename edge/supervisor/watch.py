@@ -128,6 +128,12 @@ class Watch:
     def warm_up(self) -> None:
         self._begin(self._warm())
 
+    async def kill(self) -> None:
+        """Kill and reap the child, and all that it started."""
+        self.child.send(signal.SIGKILL)
+        await reaped(self.child)
+        await asyncio.to_thread(self.child.end_rest)
+
     async def close(self) -> None:
         """Stop observing. The child must be gone, or have its signal."""
         for task in self._tasks:
