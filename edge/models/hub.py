@@ -41,7 +41,6 @@ from edge.models.verdict import VerdictError
 if TYPE_CHECKING:
     import httpx
 
-_NETWORK_HINT = "look at the network, HF_ENDPOINT and the proxy settings, then run the same command again"
 _PAUSES_S = (1.0, 4.0)
 # The largest listings on the hub (dataset-sized repositories) have some MB.
 _LISTING_MAX_BYTES = 32 << 20
@@ -72,9 +71,12 @@ class Site:
 
     def __init__(self, scheme: str, endpoint: str | None, env: Mapping[str, str]) -> None:
         self.scheme = scheme
-        named = "HF_ENDPOINT" if scheme == "hf" else "MODELSCOPE_ENDPOINT"
+        self.variable = "HF_ENDPOINT" if scheme == "hf" else "MODELSCOPE_ENDPOINT"
         usual = "https://huggingface.co" if scheme == "hf" else "https://modelscope.cn"
-        self.endpoint = (endpoint or env.get(named) or usual).rstrip("/")
+        self.endpoint = (endpoint or env.get(self.variable) or usual).rstrip("/")
+        self.network_hint = (
+            f"look at the network, {self.variable} and the proxy settings, then run the same command again"
+        )
         token = _token(env) if scheme == "hf" else None
         self.headers = {"Authorization": f"Bearer {token}"} if token else {}
 
@@ -125,39 +127,40 @@ def list_repo(
     pauses = list(_PAUSES_S)
     while True:
         try:
-            return site.read(wanted, _json(client, site.listing_url(wanted), site.headers, wanted))
+            return site.read(wanted, _json(client, site, wanted))
         except ResumableError:
             if not pauses:
                 raise
             sleep(pauses.pop(0))
 
 
-def _json(client: httpx.Client, url: str, headers: Mapping[str, str], wanted: HubSource) -> dict[str, Any]:
+def _json(client: httpx.Client, site: Site, wanted: HubSource) -> dict[str, Any]:
     import httpx
 
     body = bytearray()
     try:
-        with client.stream("GET", url, headers=dict(headers), follow_redirects=True) as response:
+        with client.stream("GET", site.listing_url(wanted), headers=site.headers, follow_redirects=True) as response:
             if response.status_code != 200:
-                raise _refused(response, wanted)
+                raise _refused(response, site, wanted)
             for chunk in response.iter_bytes():
                 body += chunk
                 # Counted while it arrives: Content-Length is a claim, and the body may be compressed.
                 if len(body) > _LISTING_MAX_BYTES:
-                    raise UnavailableError(f"the list of {wanted.repo} is too long", "name the file: hf://repo/file")
+                    hint = f"name the file: {site.scheme}://repo/file"
+                    raise UnavailableError(f"the list of {wanted.repo} is too long", hint)
         document = json.loads(body)
     except httpx.TransportError as error:
-        raise ResumableError(f"the hub cannot be reached ({type(error).__name__})", _NETWORK_HINT) from error
+        raise ResumableError(f"the hub cannot be reached ({type(error).__name__})", site.network_hint) from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise UnavailableError(f"the hub's answer leads nowhere: {error}", "look at HF_ENDPOINT") from error
+        raise UnavailableError(f"the hub's answer leads nowhere: {error}", f"look at {site.variable}") from error
     except (ValueError, RecursionError) as error:
-        raise ResumableError("the hub answers with something else than its list", _NETWORK_HINT) from error
+        raise ResumableError("the hub answers with something else than its list", site.network_hint) from error
     if not isinstance(document, dict):
-        raise ResumableError("the hub answers with something else than its list", _NETWORK_HINT)
+        raise ResumableError("the hub answers with something else than its list", site.network_hint)
     return document
 
 
-def _refused(response: httpx.Response, wanted: HubSource) -> EdgeError:
+def _refused(response: httpx.Response, site: Site, wanted: HubSource) -> EdgeError:
     code, kind = response.status_code, response.headers.get("X-Error-Code", "")
     if kind == "GatedRepo":
         hint = "accept its licence on the hub, then set HF_TOKEN or run: hf auth login"
@@ -167,9 +170,12 @@ def _refused(response: httpx.Response, wanted: HubSource) -> EdgeError:
             f"{wanted.repo} has no revision {wanted.revision}", "leave @revision out, or correct it"
         )
     if code in (400, 401, 403, 404):
-        hint = "look at the spelling; a private one needs HF_TOKEN"
+        private = (
+            "a private one needs HF_TOKEN" if site.scheme == "hf" else "private ones of ModelScope are not supported"
+        )
+        hint = f"look at the spelling; {private}"
         return UnavailableError(f"the hub has no repository {wanted.repo}, or does not show it", hint)
-    return ResumableError(f"the hub answers {code}", _NETWORK_HINT)
+    return ResumableError(f"the hub answers {code}", site.network_hint)
 
 
 def _token(env: Mapping[str, str]) -> str | None:
@@ -262,7 +268,7 @@ def _choice(
     whole = options(listing.files)
     if wanted.file is None:
         groups = by_model(whole)
-        own = principal(groups, peeker.peek(groups), wanted.repo) if len(groups) > 1 else whole
+        own = principal(groups, peeker.peek(groups), wanted.repo, wanted.site) if len(groups) > 1 else whole
         return choose(own, wanted.repo, quant, room_bytes, preference)
     found = [option for option in whole if any(file.path == wanted.file for file in option.files)]
     if not found:

@@ -85,7 +85,9 @@ def by_model(found: Iterable[QuantOption]) -> dict[str, list[QuantOption]]:
     return groups
 
 
-def principal(groups: Mapping[str, list[QuantOption]], peeks: Mapping[str, Peek], repo: str) -> list[QuantOption]:
+def principal(
+    groups: Mapping[str, list[QuantOption]], peeks: Mapping[str, Peek], repo: str, site: str = "hf"
+) -> list[QuantOption]:
     """Return the options of the repository's model, without drafters, by the headers in `peeks`.
 
     Raises UsageError with the file names if several models remain: which one is meant is the user's choice.
@@ -100,7 +102,7 @@ def principal(groups: Mapping[str, list[QuantOption]], peeks: Mapping[str, Peek]
     if exact or len(family) == len(models):
         return [option for name in (exact or family) for option in models[name]]
     paths = sorted((group[0].files[0].path for group in models.values()), key=lambda path: (len(path), path))
-    hint = f"name the file: hf://{repo}/{paths[0]}"
+    hint = f"name the file: {site}://{repo}/{paths[0]}"
     raise UsageError(f"{repo} holds {len(models)} models", hint, table="\n".join(f"  {path}" for path in paths))
 
 

@@ -11,7 +11,9 @@ import pytest
 from edge.errors import DoesNotFitError, EdgeError, UnavailableError, UsageError
 from edge.models.open import open_model
 from edge.models.pull import check, pull
+from edge.models.receipt import read
 from edge.models.source import is_source, parse
+from edge.models.store import Store
 from edge.models.verdict import VerdictError
 from tests.fakes.gguf_writer import Gguf
 from tests.fakes.hub import Fault, Hub
@@ -101,6 +103,62 @@ def test_modelscope_is_a_source_with_the_same_checks(hub: Hub, models: Path) -> 
     hub.faults.append(Fault("corrupt"))
     with pytest.raises(EdgeError, match="SHA-256"):
         pull(ref, models.with_name("other"), endpoint=hub.url, sleep=lambda seconds: None)
+
+
+MODELSCOPE = "modelscope://Qwen/Alpha-GGUF:Q4_K_M"
+
+
+@pytest.fixture
+def modelscope(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """The hub as MODELSCOPE_ENDPOINT names it; Hugging Face's own variable leads nowhere."""
+    _model(hub.root / "Qwen/Alpha-GGUF/Alpha-Q4_K_M.gguf")
+    monkeypatch.setenv("MODELSCOPE_ENDPOINT", f"{hub.url}/")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    return hub
+
+
+def fetch_there(models: Path) -> str:
+    return pull(MODELSCOPE, models, sleep=lambda seconds: None).path
+
+
+def test_modelscope_has_its_own_mirror_and_gets_no_token_of_hugging_face(modelscope: Hub, models: Path) -> None:
+    path = Path(fetch_there(models))
+    assert path.read_bytes() == (modelscope.root / "Qwen/Alpha-GGUF/Alpha-Q4_K_M.gguf").read_bytes()
+    assert [seen.path for seen in modelscope.requests if "resolve" in seen.path] == [
+        "/models/Qwen/Alpha-GGUF/resolve/master/Alpha-Q4_K_M.gguf"
+    ]
+    assert not any("authorization" in seen.headers for seen in modelscope.requests)
+    receipt = read(path.parent)
+    assert receipt is not None and receipt.source.startswith("modelscope://Qwen/Alpha-GGUF/Alpha-Q4_K_M.gguf")
+
+
+def test_a_cut_transfer_of_modelscope_goes_on_where_it_ended(modelscope: Hub, models: Path) -> None:
+    modelscope.faults.append(Fault("cut", after=5000))
+    path = Path(fetch_there(models))
+    assert path.read_bytes() == (modelscope.root / "Qwen/Alpha-GGUF/Alpha-Q4_K_M.gguf").read_bytes()
+    first, second = modelscope.files_asked()
+    assert "range" not in first.headers and second.headers["range"] == "bytes=5000-"
+
+
+def test_what_modelscope_gave_is_there_without_a_network(
+    modelscope: Hub, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = fetch_there(models)
+    monkeypatch.setenv("MODELSCOPE_ENDPOINT", "http://127.0.0.1:1")
+    assert Store(models).resolve(MODELSCOPE).path == path
+    with pytest.raises(EdgeError) as error:
+        fetch_there(models.with_name("other"))
+    assert "MODELSCOPE_ENDPOINT" in (error.value.hint or "") and "HF_" not in (error.value.hint or "")
+
+
+def test_hints_about_modelscope_name_modelscope(modelscope: Hub, models: Path) -> None:
+    _model(modelscope.root / "Qwen/Two-GGUF/alpha-Q5_K_M.gguf", kind="Q5_K", number=17)
+    _model(modelscope.root / "Qwen/Two-GGUF/beta-Q5_K_M.gguf", kind="Q5_K", number=17)
+    for ref, hint in (("Qwen/Two-GGUF", "modelscope://Qwen/Two-GGUF/"), ("Qwen/None-GGUF", "of ModelScope")):
+        with pytest.raises(EdgeError) as error:
+            pull(f"modelscope://{ref}", models, sleep=lambda seconds: None)
+        assert hint in (error.value.hint or "")
 
 
 @pytest.mark.parametrize(
