@@ -32,6 +32,8 @@ PROSE = re.compile(
     r"|wheel|-$)\b"
 )
 OTHER_KEYS = {"schema", "sha256", "key", "restore", "systemd", "extends"}
+# Parts of a query of the control socket, in docs/http.md.
+OTHER_KEYS |= {"now", "model"}
 
 
 def strings(path: Path) -> Iterator[str]:
