@@ -7,7 +7,7 @@ the shipped profile.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from edge.config.models import check_names, read_models, with_flags
 from edge.config.profile import SYSTEM_CONFIG, choose, load_profile, resolve_tier
 from edge.config.values import CONFIG_KEYS, SETTINGS, Config, ModelConfig, Override, Profile, place_of
 from edge.errors import ConfigError, UsageError
+from edge.linux.sockets import only_this_machine
 from edge.paths import Folders
 from edge.resources import load_toml
 
@@ -149,7 +150,14 @@ def resolve_profile(config: Config, board: Board, folders: Folders, system: Path
             load_profile(name, folders, system), notes=(f"profile {config.profile} means {name} on this board",)
         )
     profile = replace(profile, notes=(*profile.notes, *config.notes))
-    return with_overrides(resolve_tier(profile, board), config)
+    return _with_ui(with_overrides(resolve_tier(profile, board), config), config.listen)
+
+
+def _with_ui(profile: Profile, listen: Sequence[str]) -> Profile:
+    """Decide `ui` where nothing sets it: a page cannot send a key, so it is for this machine alone."""
+    if profile.preset.ui is not None:
+        return profile
+    return replace(profile, preset=replace(profile.preset, ui=only_this_machine(listen)))
 
 
 def with_overrides(profile: Profile, config: Config) -> Profile:

@@ -105,6 +105,10 @@ class Preset(Struct, frozen=True):
     args: Annotated[
         tuple[str, ...], key("further options of the engine, as in llama-server --help", one_model=True)
     ] = ()
+    ui: Annotated[
+        bool | None,
+        key("llama.cpp's own web page under /upstream/ID/, where the engine has one; (none): only on loopback"),
+    ] = None
     # Above 0, so that the kernel takes the engine before this process, which would restart it.
     oom_score_adj: Annotated[int, key("how readily the kernel kills the engine for memory", ge=0, le=1000)] = 500
     cpus: Annotated[

@@ -45,7 +45,8 @@ def about(prepared: Prepared | None) -> dict[str, str | bool | None]:
     engine = prepared.plan.engine
     known = {"board": prepared.board.module, "engine": engine.id, "engine_version": engine.version}
     # The wheel of the embedded engine holds llama.cpp's page; a server that edgellm builds has none.
-    return {**known, "engine_page": engine.kind == "embedded"}
+    shown = any(rung.settings.ui for model in prepared.plan.models.values() for rung in model.ladder.plans[:1])
+    return {**known, "engine_page": engine.kind == "embedded" and shown}
 
 
 def gateway_config(config: Config, folders: Folders) -> GatewayOptions:

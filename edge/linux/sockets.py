@@ -72,6 +72,16 @@ def parse_address(text: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
+def only_this_machine(addresses: Sequence[str]) -> bool:
+    """Return whether all addresses are loopback ones; False for what is no address."""
+    try:
+        hosts = [parse_address(text)[0] for text in addresses]
+    except ConfigError:
+        return False
+    # Not by the module ipaddress: its import takes milliseconds before the engine is spawned.
+    return all(host in ("localhost", "::1") or host.startswith("127.") for host in hosts)
+
+
 def bind(addresses: Sequence[str]) -> list[socket.socket]:
     """Return listening sockets. Raises AddressInUseError, ConfigError, UnavailableError and leaves none open then."""
     sockets: list[socket.socket] = []

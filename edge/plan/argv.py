@@ -42,7 +42,7 @@ def common_params(settings: Settings, model: ModelFile, alias: str) -> dict[str,
         "ctx_shift": False,
         "warmup": False,
         "verbosity": 4,
-        "ui": False,
+        "ui": settings.ui,
         "offline": True,
         "use_jinja": settings.role == "chat",
         "endpoint_metrics": True,
@@ -144,7 +144,8 @@ def _logging(line: _Line) -> None:
 
 
 def _endpoints(line: _Line, settings: Settings) -> None:
-    line.switch(("--no-ui", "--no-webui"))
+    if not settings.ui:
+        line.switch(("--no-ui", "--no-webui"))
     line.switch(("--offline",))
     line.switch(("--no-warmup",))  # the supervisor warms with real completions
     line.switch(("--slots",))

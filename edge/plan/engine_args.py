@@ -84,7 +84,7 @@ OWNED = {
     "--ssl-key-file": "gateway.tls_key",
     "--ssl-cert-file": "gateway.tls_cert",
     "--cors-origins": "gateway.cors_origins",
-    "--ui": _GATEWAY,
+    "--ui": "ui",
     "--metrics": _GATEWAY,
     "--slots": _GATEWAY,
     "--props": _GATEWAY,

@@ -117,6 +117,7 @@ def settings(preset: Preset, step: LadderStep, candidate: Candidate, role: str, 
         n_batch=min(preset.n_batch, step.n_ctx) if role == "chat" else rows,
         n_ubatch=min(preset.n_ubatch, preset.n_batch, step.n_ctx) if role == "chat" else rows,
         role=role,
+        ui=bool(preset.ui) and role == "chat",
         mmproj=file.mmproj,
     )
     chosen = on_gpus(preset, chosen, candidate, inputs)

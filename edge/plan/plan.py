@@ -29,6 +29,7 @@ class Settings(Struct, frozen=True):
     role: str = "chat"  # "chat" | "embedding" | "rerank"
     mmproj: str | None = None
     cpu_expert_layers: int = 0  # last layers whose experts stay on the host while all layers are on the GPUs
+    ui: bool = False  # llama.cpp's own web page
     ctx_checkpoints: int = 0  # snapshots of a slot's window or state, so that a prompt can be reused
 
 

@@ -17,7 +17,10 @@ from edge.gateway.config import GatewayOptions
 from edge.supervisor.status import Degraded, Gate, ModelStatus, State
 from tests.browser.chromium import Tab, chromium, installed
 from tests.fakes.upstream.engine import Line, Received
+from tests.fakes.upstream.model import FakeModel
+from tests.fakes.upstream.real import real_engine
 from tests.gateway.conftest import Rig, Rigs, rig, sockets
+from tests.gateway.raw import until
 
 __all__ = ["rig", "sockets"]  # fixtures
 pytestmark = [pytest.mark.full, pytest.mark.skipif(installed() is None, reason="no chromium: apt-get install chromium")]
@@ -278,3 +281,22 @@ async def test_a_long_answer_can_be_stopped_and_the_slot_is_free(rig: Rigs) -> N
                 break
             await asyncio.sleep(0.05)
         assert here.model.open == 0
+
+
+async def test_llama_cpps_own_page_chats_under_its_path(rig: Rigs, smollm2: Path, sockets: Path) -> None:
+    """Its addresses are relative: it finds the engine behind /upstream/chat/, of which the gateway knows nothing."""
+    with real_engine(smollm2, sockets / "ui.sock", ui=True, use_jinja=True, model_alias=["chat"]):
+        here = await rig(
+            models={"chat": FakeModel("chat", str(sockets / "ui.sock"))}, about=lambda: {"engine_page": True}
+        )
+        async with chromium() as tab:
+            await tab.open(url(here))
+            await tab.until("document.querySelector('p.page a') !== null")
+            await tab.run("document.querySelector('p.page a').click()")
+            await tab.until("location.pathname === '/upstream/chat/' && document.querySelector('textarea') !== null")
+            await tab.run("document.querySelector('textarea').focus()")
+            await tab.write("Say hello.")
+            await tab.press("Enter")
+            await tab.until("/[1-9][0-9]* tokens/.test(document.body.innerText)")
+            await until(lambda: here.context.stats.model("chat").completion_tokens > 0)
+            assert all(asked.startswith(url(here)) for asked in tab.asked), "nothing is loaded from elsewhere"

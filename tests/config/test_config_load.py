@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edge.config import load
+from edge.board.named import board_by_id
+from edge.config import load, resolve_profile
 from edge.errors import ConfigError, UsageError
 from edge.paths import Folders, folders
 
@@ -134,6 +135,25 @@ def test_a_key_in_the_wrong_section_names_the_right_one(places: Folders, text: s
     else:
         assert "is not a key of this section" in str(caught.value)
         assert caught.value.hint == f"it belongs into {place}"
+
+
+@pytest.mark.parametrize(
+    ("flags", "shown"),
+    [
+        ({}, True),
+        ({"listen": ["[::1]:1", "localhost:2", "127.0.0.2"]}, True),
+        ({"listen": ["127.0.0.1:1", "0.0.0.0:1"]}, False),
+        ({"listen": ["[::]:1"]}, False),
+        ({"listen": ["192.168.1.2:1"]}, False),
+        ({"listen": ["0.0.0.0:1"], "set": ["ui=true"]}, True),
+        ({"set": ["ui=false"]}, False),
+    ],
+)
+def test_the_engines_page_is_for_this_machine_unless_set(
+    places: Folders, flags: dict[str, list[str]], shown: bool
+) -> None:
+    config = load(places, flags, {})
+    assert resolve_profile(config, board_by_id("cpu-16"), places).preset.ui is shown
 
 
 def test_a_file_with_a_byte_order_mark_is_read(places: Folders) -> None:

@@ -80,6 +80,20 @@ speculation = "ngram"
 
 
 @pytest.mark.e2e
+@pytest.mark.parametrize(("setting", "status"), [((), 200), (("--set", "ui=false"), 404)])
+def test_llama_cpps_own_page_is_served_on_loopback(
+    tmp_path: Path, smollm2: Path, setting: tuple[str, ...], status: int
+) -> None:
+    with Up(tmp_path, "-p", "cpu", "-m", f"chat={smollm2}", "--set", "n_ctx=512", *setting) as up:
+        up.wait_for("ok")
+        page = httpx.get(f"{up.url}/upstream/chat/", headers={"Accept": "text/html"}, timeout=30)
+        assert page.status_code == status
+        assert httpx.get(f"{up.url}/telemetry", timeout=30).json()["about"]["engine_page"] is (status == 200)
+        if status == 200:
+            assert page.headers["content-type"].startswith("text/html") and "<script" in page.text
+
+
+@pytest.mark.e2e
 @pytest.mark.parametrize("broken", ["{% for m in messages %}{{ m.content }}", "{{ messages | nosuchfilter }}"])
 def test_a_template_that_the_engine_refuses_is_named_with_the_key_that_helps(
     tmp_path: Path, smollm2: Path, broken: str

@@ -94,6 +94,9 @@ class PlanFile(Struct):
     path: str
     quant: str
     bytes: int
+    mmproj_bytes: int  # of the projector; 0 without one, as in the next two
+    adapter_bytes: int  # of the LoRA adapters
+    drafter_bytes: int  # weights and KV cache of the drafter
     fingerprint: str
 
 
@@ -262,6 +265,7 @@ class CheckedModel(Struct):
     id: str
     path: str
     notes: list[str]
+    template_fault: str | None  # the engine's reason to refuse its chat template
 
 
 class ModelCheck(Struct):
@@ -271,6 +275,7 @@ class ModelCheck(Struct):
     models: list[CheckedModel]
     bad: list[ModelLine]
     deep: list[dict[str, Any]]  # with --deep: tensors that were read, and the bad ones
+    templates_judged_by: str | None  # the engine; null where none is ready
 
 
 class EngineLine(Struct):
