@@ -95,9 +95,9 @@ class Tab:
     async def write(self, text: str) -> None:
         await self.call("Input.insertText", text=text)
 
-    async def picture(self) -> bytes:
-        """A PNG of the whole page, not only of what is in view."""
-        shot = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+    async def picture(self, *, whole: bool = True) -> bytes:
+        """Return a PNG of the whole page, or only of what is in view."""
+        shot = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         return base64.b64decode(shot["data"])
 
     async def tree(self) -> list[dict[str, Any]]:
@@ -121,6 +121,7 @@ async def chromium() -> AsyncIterator[Tab]:
     with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as profile:
         child = await asyncio.create_subprocess_exec(
             program, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+            "--hide-scrollbars",
             "--disable-extensions", "--disable-background-networking", "--remote-debugging-port=0",
             f"--user-data-dir={profile}", "about:blank",
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
