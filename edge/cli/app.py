@@ -11,11 +11,39 @@ from types import ModuleType
 from typing import Annotated
 
 import typer
+from typer.models import CommandInfo, TyperInfo
 
 import edge.cli
 from edge import __version__
 from edge.board import nvidia
 
+# The page of the source tree that says more about a command, or a noun's commands; shown below each help.
+PAGES = {
+    "bench": "docs/numbers.md",
+    "board": "docs/jetson.md",
+    "build": "build/README.md",
+    "chat": "docs/clients.md",
+    "config": "docs/configuration.md",
+    "doctor": "docs/troubleshooting.md",
+    "engine": "build/README.md",
+    "key": "docs/security.md",
+    "load": "docs/several-models.md",
+    "logs": "docs/troubleshooting.md",
+    "model": "docs/models.md",
+    "plan": "profiles/README.md",
+    "profile": "profiles/README.md",
+    "ps": "docs/several-models.md",
+    "reload": "docs/configuration.md",
+    "restart": "docs/troubleshooting.md",
+    "service": "systemd/README.md",
+    "status": "docs/json.md",
+    "stop": "systemd/README.md",
+    "timeline": "docs/json.md",
+    "top": "docs/telemetry.md",
+    "unload": "docs/several-models.md",
+    "up": "docs/jetson.md",
+    "wait": "docs/jetson.md",
+}
 # EX_USAGE of sysexits.h; click exits with 2, which other programs use for "nothing found".
 USAGE = 64
 
@@ -25,6 +53,7 @@ def build(only: str | None = None) -> typer.Typer:
     root = typer.Typer(
         name="edgellm",
         help="Turn this machine into an LLM appliance: plan, launch, warm, watch and serve llama.cpp.",
+        epilog="More: README.md, docs/jetson.md and docs/glossary.md of the source",
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
@@ -37,7 +66,23 @@ def build(only: str | None = None) -> typer.Typer:
 
     for noun in nouns(only):
         noun.register(root)
+    _name_pages(root)
     return root
+
+
+def _name_pages(root: typer.Typer) -> None:
+    """Add the page of each command to its epilog."""
+    for command in root.registered_commands:
+        _add_page(command, str(command.name or getattr(command.callback, "__name__", "")))
+    for group in root.registered_groups:
+        _add_page(group, str(group.name))
+        for command in group.typer_instance.registered_commands if group.typer_instance else ():
+            _add_page(command, str(group.name))
+
+
+def _add_page(described: CommandInfo | TyperInfo, name: str) -> None:
+    example = f"{described.epilog}\n\n" if isinstance(described.epilog, str) else ""
+    described.epilog = f"{example}More: {PAGES[name]} of the source"
 
 
 def nouns(only: str | None = None) -> Iterator[ModuleType]:

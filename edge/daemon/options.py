@@ -15,6 +15,8 @@ EPILOG = """examples:
   edgellm up -p cpu --set n_ctx=8192       one value of the plan
   edgellm up --lan                         for other machines too
   edgellm up -- --keep 64                  further options of the engine, as in llama-server --help
+
+more: docs/jetson.md and docs/configuration.md of the source
 """
 
 

@@ -86,8 +86,8 @@ ENGINE: tuple[tuple[str, str, str, str], ...] = (
 CONTROL: tuple[tuple[str, str, str], ...] = (
     ("GET", "/status", "the document of `edgellm status --json`, evidence included"),
     ("GET", "/telemetry", "`/telemetry` without its history"),
-    ("GET", "/logs", "log lines after `since`; `engine=1` the engines', `model=ID` one"),
-    ("POST", "/stop", "202; `now=1` does not wait for open requests"),
+    ("GET", "/logs", "log lines after `since`; with `engine` 1 the engines', with `model` those of one"),
+    ("POST", "/stop", "202; with `now` 1 open requests are not waited for"),
     ("POST", "/restart", "202, or 404 for an unknown `model`"),
     ("POST", "/reload", "reads the configuration again and waits for its models; 422 if it has no plan"),
     ("POST", "/load", "waits until `model` serves; 422 with the failure"),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -44,6 +47,25 @@ def test_the_jetson_page_names_the_models_that_the_planner_chooses(
     main(["plan", "--board", board, "--state-dir", str(tmp_path), "--json"])
     (plan,) = json.loads(capsys.readouterr().out)["models"].values()
     assert f"{plan['model']['name']} {plan['model']['quant']}" == model
+
+
+def _helps(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    yield words
+    for name, each in getattr(command, "commands", {}).items():
+        yield from _helps(each, (*words, name))
+
+
+def test_each_help_names_a_page_that_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    tree = list(_helps(get_command(build()), ()))
+    assert len(tree) > 50
+    for words in tree:
+        with contextlib.suppress(SystemExit):  # argparse, of `up`
+            main([*words, "--help"])
+        shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        pages = re.findall(r"[Mm]ore: .*? of the source", shown)
+        assert pages, f"{words}: {shown[-200:]}"
+        for page in re.findall(r"[\w/-]+\.md", pages[-1]):
+            assert (DOCS.parent / page).exists(), f"{words}: {page}"
 
 
 def test_every_link_of_the_pages_resolves() -> None:
