@@ -16,6 +16,7 @@ from edge.errors import UnavailableError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from edge.bench.draft import DraftRow
     from edge.bench.load import LoadRow
     from edge.bench.serve import LoadLevel
     from edge.plan.plan import Plan
@@ -26,6 +27,7 @@ MODES = ("none", "mmap", "dio", "none+prefetch", "mmap+prefetch")
 def register(root: typer.Typer) -> None:
     bench = typer.Typer(help="Measure how this machine loads and serves a model.", no_args_is_help=True)
     bench.command("load", epilog="Example: edgellm bench load -m Qwen3.5-4B --apply")(load)
+    bench.command("draft", epilog="Example: edgellm bench draft -m Qwen3.5-4B --apply")(draft)
     bench.command("serve", epilog="Example: edgellm bench serve --html report.html")(serve)
     root.add_typer(bench, name="bench")
 
@@ -76,6 +78,55 @@ def load(
         print_json(shown | {"applied": apply and choice is not None})
         return
     print_lines(_load_lines(rows, best.mode if best else None, applied=apply))
+
+
+def draft(
+    ways: Annotated[str, typer.Option("--ways", metavar="A,B", help="ways of drafting to measure")] = "off,ngram,mtp",
+    tokens: Annotated[int, typer.Option("--tokens", metavar="N", min=8, help="of each answer")] = 128,
+    repeat: Annotated[int, typer.Option("--repeat", metavar="N", min=1, help="starts a way")] = 3,
+    apply: Annotated[bool, typer.Option("--apply", help="keep the winner: speculation = auto uses it")] = False,
+    profile: Profile = None,
+    model: Models = None,
+    set: Set = None,
+    engine: Engine = None,
+    as_json: Json = False,
+    state_dir: StateDir = None,
+) -> None:
+    """Measure tokens/s without drafts and with each drafting that engine and model offer, on two kinds of text."""
+    from edge.bench.draft import WAYS, DraftBench, choice_of, winner
+    from edge.config import load as load_config
+    from edge.daemon.lock import held
+    from edge.plan.draft_choice import drafts_path, write_draft
+    from edge.plan.prepare import prepare
+
+    folders = folders_of(state_dir)
+    if held(folders.lock):
+        raise UnavailableError("an edgellm is running, whose model holds memory", "stop it first: edgellm stop")
+
+    def plan_for(way: str) -> Plan:
+        flags = given(profile=profile, model=model, set=[*(set or []), f"speculation={way}"], engine=engine)
+        return prepare(load_config(folders, flags, os.environ), folders).plan
+
+    wanted = [way.strip() for way in ways.split(",") if way.strip()]
+    if not {*wanted} <= {*WAYS} or "off" not in wanted:
+        raise UsageError(f"--ways {ways}: unknown, or without `off`", f"choose of {', '.join(WAYS)}")
+    model_id = next(iter(plan_for("off").models))
+    folders.instance_run.mkdir(parents=True, exist_ok=True, mode=0o700)
+    step = (lambda _: None) if as_json else lambda text: typer.echo(text, err=True)
+    bench = DraftBench(plan_for, model_id, folders.instance_run / "bench.sock", step)
+    rows = bench.measure(wanted, repeat=repeat, tokens=tokens)
+    best = winner(rows)
+    without = next(row for row in rows if row.way == "off")
+    choice = choice_of(best, without, *bench.plans[best.way]) if best else None
+    if apply and choice is not None:
+        write_draft(drafts_path(folders), choice)
+    if as_json:
+        from msgspec import to_builtins
+
+        shown = {"schema": 1, "model": model_id, "rows": to_builtins(rows), "winner": to_builtins(choice)}
+        print_json(shown | {"applied": apply and choice is not None})
+        return
+    print_lines(_draft_lines(rows, best, applied=apply))
 
 
 def serve(
@@ -136,6 +187,23 @@ def _load_lines(rows: Sequence[LoadRow], best: str | None, *, applied: bool) -> 
         lines.append(f"{row.mode:6} {shown(row.cold_s)} {shown(row.warm_s)}  {what}".rstrip())
     if best is not None:
         lines.append(f"{best} is used for load_mode = auto from now on" if applied else "keep it with --apply")
+    return lines
+
+
+def _draft_lines(rows: Sequence[DraftRow], best: DraftRow | None, *, applied: bool) -> list[str]:
+    import statistics
+
+    def speed(values: list[float] | None) -> str:
+        return f"{statistics.median(values):9.1f}" if values else f"{'':>9}"
+
+    lines = [f"{'drafts':7} {'edit t/s':>9} {'write t/s':>9} {'accepted':>9}"]
+    for row in rows:
+        accepted = f"{row.accepted / row.drafted:.0%} of {row.drafted}" if row.drafted else ""
+        what = row.note or ("fastest" if row is best else "")
+        speeds = f"{speed(row.by_prompt.get('edit'))} {speed(row.by_prompt.get('write'))}"
+        lines.append(f"{row.way:7} {speeds} {accepted:>9}  {what}".rstrip())
+    if best is not None:
+        lines.append(f"speculation = auto uses {best.way} from now on" if applied else "keep it with --apply")
     return lines
 
 

@@ -99,8 +99,8 @@ class Preset(Struct, frozen=True):
         str, key("smaller model that drafts tokens: NAME[:QUANT], a path or a pulled source", one_model=True)
     ] = ""
     speculation: Annotated[
-        Literal["off", "ngram", "mtp"],
-        key("drafts without a second model: repeated text (ngram), or the file's own MTP layers"),
+        Literal["off", "ngram", "mtp", "auto"],
+        key("drafts without a second model: repeated text, the file's own MTP layers, or what `bench draft` measured"),
     ] = "off"
     args: Annotated[
         tuple[str, ...], key("further options of the engine, as in llama-server --help", one_model=True)

@@ -15,7 +15,7 @@ from edge.models.open import check as check_projector
 from edge.models.store import Store
 from edge.plan.engine_options import adapter
 from edge.plan.inputs import Candidate, candidate_of
-from edge.plan.kv_cache import cache_by_layer
+from edge.plan.kv_cache import cache_by_layer, integer
 from edge.plan.plan import Settings
 
 # llama.cpp drafts across vocabularies that differ by a few special tokens (SPEC_VOCAB_MAX_SIZE_DIFFERENCE in
@@ -32,6 +32,9 @@ def with_companions(candidate: Candidate, preset: Preset, store: Store) -> tuple
     file = _with_projector(candidate.file, preset.mmproj)
     if preset.lora:
         file = replace(file, adapter_bytes=sum(_adapter_bytes(Path(adapter(each)[0]), file) for each in preset.lora))
+    if preset.speculation == "mtp" and not integer(file.meta, "nextn_predict_layers"):
+        hint = "ngram needs no layers; draft names a second model"
+        raise ConfigError(f"speculation: {file.name} has no MTP layers that could draft", hint)
     if preset.draft:
         drafter = _drafter(store, preset.draft, file)
         file = replace(file, drafter_bytes=_drafter_bytes(drafter, preset))

@@ -17,6 +17,7 @@ from edge.errors import EngineMissingError, ModelMissingError, UnavailableError
 from edge.models.open import ModelFile
 from edge.plan.argv import EnvFacts, environment, render
 from edge.plan.calibration import Calibration, last_start
+from edge.plan.draft_choice import DraftChoice, measured_drafts
 from edge.plan.engine_options import OPTION_NAMES, engine_options
 from edge.plan.inputs import Candidate, PlanInputs, restricted, role_of, situation, usable_gpus
 from edge.plan.ladder import Rung, walk_ladder
@@ -36,6 +37,7 @@ class Extras(Struct, frozen=True):
     calibrations: Mapping[str, Calibration] = field(default_factory=dict)
     load_choices: tuple[LoadChoice, ...] = ()
     busy_cores: int = 0
+    draft_choices: tuple[DraftChoice, ...] = ()
 
 
 def make_plan(
@@ -95,6 +97,7 @@ class _Job(Struct, frozen=True):
         """Return the plan of one model, and the inputs with the memory that is left beside it."""
         own: dict[str, Any] = dict(config.set)
         preset = without_crashes(replace(self.preset, **own), left.engine)
+        preset, unmeasured = measured_drafts(preset, wanted.file, self.extras.draft_choices)
         candidates = (wanted, *self.extras.alternatives.get(model_id, ()))
         file = wanted.file
         turns: tuple[str, ...] = ()
@@ -117,7 +120,7 @@ class _Job(Struct, frozen=True):
             config.aliases,
             file,
             Ladder(launches, chosen),
-            turns + _no_template(file, role) + launches[chosen].warnings,
+            turns + unmeasured + _no_template(file, role) + launches[chosen].warnings,
             last_start(inputs.calibrations, file.meta.arch, rungs[chosen].settings),
             takes_turns=bool(turns),
         )

@@ -25,6 +25,7 @@ from edge.plan import start_records
 from edge.plan.argv import EnvFacts
 from edge.plan.calibration_file import calibration_path, load
 from edge.plan.choose import Chooser, fetch_first
+from edge.plan.draft_choice import drafts_path, read_drafts
 from edge.plan.load_choice import choices_path, read_choices
 from edge.plan.other_load import load_path, read_busy_cores
 from edge.plan.plan import ModelPlan, Plan
@@ -143,7 +144,8 @@ def _plan(
     inputs = replace(inputs, load_choices=choices, busy_cores=busy)
     chosen = Chooser(standard(folders, config.store.dirs, os.environ), inputs).choose(config, preset)
     facts = EnvFacts(str(folders.cache), str(folders.cache), wsl=board.container == "wsl2")
-    extras = Extras(chosen.smaller, calibrations, choices, busy)
+    drafts = read_drafts(drafts_path(folders), board.id, engine.id)
+    extras = Extras(chosen.smaller, calibrations, choices, busy, drafts)
     plan = make_plan(board, memory, profile, engine, chosen.models, facts, extras)
     if chosen.absent and not allow_missing:
         raise fetch_first(chosen.absent)
