@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -165,6 +168,52 @@ def _drift(answers: Sequence[TimedAnswer]) -> float | None:
     if quarter < 2:
         return None
     return round(statistics.median(speeds[-quarter:]) / statistics.median(speeds[:quarter]), 3)
+
+
+# --- llama.cpp's own benchmark, beside it ----------------------------------------------------------------------------
+
+# Options of the engine that llama-bench has, too, and that change its figures.
+_SHARED = {
+    "-m": ("--model", "-m"),
+    "-t": ("--threads", "-t"),
+    "-ngl": ("--n-gpu-layers", "--gpu-layers", "-ngl"),
+    "-ctk": ("--cache-type-k", "-ctk"),
+    "-ctv": ("--cache-type-v", "-ctv"),
+    "-fa": ("--flash-attn", "-fa"),
+}
+LLAMA_BENCH_S = 600.0
+
+
+def llama_bench_command(cmdline: Sequence[str], *, prompt_tokens: int, max_tokens: int) -> list[str] | None:
+    """Return the command line of the llama-bench beside a running llama-server, with the options that both have.
+
+    None for an engine of another name, the embedded one, or where no llama-bench was built.
+    """
+    program = next((Path(word) for word in cmdline[:4] if Path(word).name == "llama-server"), None)
+    if program is None or not os.access(program.with_name("llama-bench"), os.X_OK):
+        return None
+    command = [str(program.with_name("llama-bench")), "-o", "json", "-r", "3"]
+    for short, names in _SHARED.items():
+        at = next((number for number, word in enumerate(cmdline[:-1]) if word in names), None)
+        if at is not None:
+            command += [short, cmdline[at + 1]]
+    return [*command, "-p", str(prompt_tokens), "-n", str(max_tokens)]
+
+
+def llama_bench(command: Sequence[str]) -> dict[str, Any]:
+    """Run it and return its tokens/s, or `note` with why there are none. It loads the model a second time."""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LLAMA_BENCH_S, check=False
+        )
+        rows = json.loads(done.stdout) if done.returncode == 0 else None
+        if rows is None:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            return {"note": f"llama-bench ended with {done.returncode}: {last[:200]}"}
+        speeds = {"prompt_tokens_s" if row["n_prompt"] else "tokens_s": round(row["avg_ts"], 2) for row in rows}
+    except (OSError, ValueError, KeyError, TypeError, subprocess.TimeoutExpired) as error:
+        return {"note": f"llama-bench: {type(error).__name__}: {error}"[:200]}
+    return speeds
 
 
 # --- one page, without anything from elsewhere -----------------------------------------------------------------------

@@ -140,7 +140,7 @@ def serve(
     state_dir: StateDir = None,
 ) -> None:
     """Measure the running edgellm: first token, tokens/s at 1 … slots clients, energy, drift."""
-    from edge.bench.serve import ServeBench, document, page
+    from edge.bench.serve import ServeBench, document, llama_bench, llama_bench_command, page
     from edge.cli.client import Client, find
 
     client = Client(find(os.environ, state_dir))
@@ -159,6 +159,9 @@ def serve(
 
     about = {"engine": status["engine"], "version": status["version"], "max_tokens": max_tokens}
     results = document(name, about, asyncio.run(measured()))
+    cmdline = _cmdline(status["models"][name].get("pid"))
+    command = llama_bench_command(cmdline, prompt_tokens=prompt_tokens, max_tokens=max_tokens)
+    results["llama_bench"] = llama_bench(command) if command else None
     if html is not None:
         html.write_text(page(results), encoding="utf-8")
     if as_json:
@@ -167,6 +170,14 @@ def serve(
     print_lines(_serve_lines(results))
     if html is not None:
         typer.echo(f"wrote {html}")
+
+
+def _cmdline(pid: int | None) -> list[str]:
+    """Return the command line of a process; empty where it cannot be read."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
+    except OSError:
+        return []
 
 
 def _watts(client: Any) -> float | None:
@@ -216,5 +227,13 @@ def _serve_lines(results: dict[str, Any]) -> list[str]:
             f"{level['clients']:7} {first['p50'] if first else 0:10.3f} s {(gap['p50'] if gap else 0) * 1e3:7.1f} ms "
             f"{level['tokens_s']:9.1f} {level['tokens_s_each'] or 0:7.1f} {level['prompt_tokens_s'] or 0:9.1f} "
             f"{level['tokens_per_joule'] or '':>9}"
+        )
+    beside = results["llama_bench"]
+    if beside and "note" in beside:
+        lines.append(beside["note"])
+    elif beside:
+        lines.append(
+            f"llama-bench, no server and no client: {beside.get('prompt_tokens_s', 0):.1f} prompt/s, "
+            f"{beside.get('tokens_s', 0):.1f} tokens/s"
         )
     return lines

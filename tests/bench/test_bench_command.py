@@ -114,6 +114,24 @@ def test_serve_measures_levels_and_writes_one_page(short_dir: Path, smollm2: Pat
     assert text.startswith("<!doctype html>") and text.count("<svg") >= 1 and "http" not in text
 
 
+def test_llama_bench_beside_the_engine_is_run_with_its_options(short_dir: Path, smollm2: Path) -> None:
+    said = [{"n_prompt": 200, "n_gen": 0, "avg_ts": 512.34}, {"n_prompt": 0, "n_gen": 4, "avg_ts": 40.5}]
+    with served(short_dir, f'id = "chat"\nref = "{smollm2}"') as up:
+        bench = up.fake / "llama-bench"
+        bench.write_text(f"#!/bin/sh\necho \"$@\" > {short_dir}/asked\ncat <<'END'\n{json.dumps(said)}\nEND\n")
+        bench.chmod(0o755)
+        arguments = ("--clients", "1", "--seconds", "0", "--max-tokens", "4")
+        results = json.loads(up.cli("bench", "serve", *arguments, "--json"))
+        asked = (short_dir / "asked").read_text().split()
+        assert results["llama_bench"] == {"prompt_tokens_s": 512.34, "tokens_s": 40.5}
+        assert asked[asked.index("-m") + 1] == str(smollm2) and asked[-4:] == ["-p", "200", "-n", "4"]
+        assert "-t" in asked
+        bench.write_text("#!/bin/sh\necho 'no memory' >&2\nexit 3\n")
+        assert "llama-bench ended with 3: no memory" in up.cli("bench", "serve", *arguments)
+        bench.unlink()
+        assert json.loads(up.cli("bench", "serve", *arguments, "--json"))["llama_bench"] is None
+
+
 def test_drift_and_energy_are_shown_where_they_are_known() -> None:
     answers = [TimedAnswer(float(n), 0.1, [0.02], 10, 20, 100.0, 40.0 if n < 8 else 30.0) for n in range(16)]
     level = LoadLevel(1, 10.0, answers, watts=8.0)
