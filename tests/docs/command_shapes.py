@@ -30,6 +30,13 @@ class SpeedLimit(Struct):
     distance: float | UnsetType = UNSET  # the engine's time over the limit; below 1: from the page cache
 
 
+class StartAtBoot(Struct):
+    """When a start's process and its service began, in seconds since the kernel started."""
+
+    process_s: float | None  # null for a restart of the engine
+    service_s: float | None  # by systemd, before ExecStartPre=; null outside a service
+
+
 class StartRecord(Struct):
     """One start, a line of starts.jsonl. Times are seconds since the process began, or the former engine ended."""
 
@@ -43,12 +50,14 @@ class StartRecord(Struct):
     rung: int
     cache_state: CacheState
     clock: str
+    boot: StartAtBoot
     spans: list[Span]
     spawn_s: float
     spawn_cpu_s: float | None  # CPU time until the spawn; null for a restart
     engine_ready_s: float | None  # null where it was not reached
     ready_s: float | None
     first_token_s: float | None
+    gates: dict[str, float]  # when each gate opened
     limit: SpeedLimit
     samples: list[list[float | None]]  # [seconds, W, bytes of memory used, °C], ten a second
     outcome: str  # ready, or "failed: KIND"
