@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from typer.main import get_command
 
 from edge.cli import main
 from edge.cli.app import build
+from edge.daemon.options import parse as up_options
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 JETSON = (DOCS / "jetson.md").read_text(encoding="utf-8")
@@ -29,15 +29,29 @@ def _commands() -> list[str]:
     return [match[1].strip() for match in found if match]
 
 
+def understood(line: str) -> None:
+    """Parse a command line of edgellm without running it. Raises UsageError of typer's own copy of click."""
+    words = shlex.split(line)[1:]
+    command: Any = get_command(build(words[0]))
+    while hasattr(command, "commands"):  # a group; its class depends on the version of typer
+        word = words.pop(0)
+        assert word in command.commands, f"{line}: no command {word}"
+        command = command.commands[word]
+    if command.name == "up":
+        up_options(words)
+    else:
+        command.make_context(line, words)
+
+
 @pytest.mark.parametrize("line", _commands())
 def test_commands_of_the_jetson_page_are_understood(line: str) -> None:
-    words = shlex.split(line)[1:]
-    command, context = get_command(build(words[0])), click.Context(click.Command("edgellm"))
-    while isinstance(command, click.Group):
-        found = command.get_command(context, words.pop(0))
-        assert found is not None, line
-        command = found
-    command.make_context(line, words)  # raises UsageError for an unknown option or a missing argument
+    understood(line)
+
+
+def test_a_command_with_an_option_that_does_not_exist_is_not_understood() -> None:
+    for line in ("edgellm wait --nosuch", "edgellm nosuch", "edgellm up --nosuch", "edgellm key add"):
+        with pytest.raises(Exception, match=r"(?i)no such|nosuch|missing"):
+            understood(line)
 
 
 @pytest.mark.parametrize(("board", "model"), _ROW.findall(JETSON))
