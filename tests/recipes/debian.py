@@ -47,20 +47,46 @@ def _fetch(package: str, folder: Path) -> None:
     """Unpack the package, and the libraries it needs that are not installed."""
     shutil.rmtree(folder / "root", ignore_errors=True)
     shutil.rmtree(folder / "apt", ignore_errors=True)
-    for part in ("apt/lists/partial", "apt/archives/partial", "deb"):
-        (folder / part).mkdir(parents=True, exist_ok=True)
-    # Lists of its own: those of the machine may be missing or old, and only root can renew them.
-    apt = ["-o", f"Dir::State::lists={folder}/apt/lists", "-o", f"Dir::Cache={folder}/apt"]
-    apt += ["-o", "Debug::NoLocking=1", "-o", "APT::Sandbox::User=root"]
-    _run(["apt-get", *apt, "update", "-qq"], folder)
-    planned = _run(["apt-get", *apt, "install", "--print-uris", "-qq", "--no-install-recommends", package], folder)
+    (folder / "deb").mkdir(parents=True, exist_ok=True)
+    apt = _apt(folder / "apt")
+    _run([*apt, "update", "-qq"], folder)
+    planned = _run([*apt, "install", "--print-uris", "-qq", "--no-install-recommends", package], folder)
     names = {unquote(each).partition("_")[0] for each in re.findall(r"^'\S+' (\S+\.deb) ", planned, re.MULTILINE)}
     wanted = {package} | {each for each in names if each.startswith("lib") and not each.startswith("libjs-")}
-    _run(["apt-get", *apt, "download", "-qq", *sorted(wanted)], folder / "deb")
+    _run([*apt, "download", "-qq", *sorted(wanted)], folder / "deb")
     for archive in sorted((folder / "deb").glob("*.deb")):
         _run(["dpkg", "-x", str(archive), str(folder / "root")], folder)
     for part in ("apt", "deb"):
         shutil.rmtree(folder / part)
+
+
+def _apt(folder: Path) -> list[str]:
+    """Return apt-get with lists of its own: the machine's may be missing or old, and only root can renew them."""
+    for part in ("lists/partial", "archives/partial"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    options = {"Dir::State::lists": folder / "lists", "Dir::Cache": folder}
+    options |= {"Debug::NoLocking": 1, "APT::Sandbox::User": "root"}
+    return ["apt-get", *(word for key, value in options.items() for word in ("-o", f"{key}={value}"))]
+
+
+def installed_on_ubuntu(folder: Path, suite: str, packages: Sequence[str]) -> dict[str, str]:
+    """Return the packages, by version, that an empty Ubuntu would install for these. Skips the test without its lists.
+
+    Raises CalledProcessError if one of them does not exist there.
+    """
+    source = folder / f"{suite}.list"
+    source.parent.mkdir(parents=True, exist_ok=True)
+    # Unsigned: only names and versions are read, and Debian has no key of Ubuntu.
+    source.write_text(f"deb [trusted=yes arch=amd64] http://archive.ubuntu.com/ubuntu {suite} main universe\n")
+    options = {"Dir::Etc::SourceList": source, "Dir::Etc::SourceParts": "/dev/null", "Dir::State::status": "/dev/null"}
+    options |= {"APT::Architecture": "amd64", "APT::Architectures": "amd64", "APT::Get::List-Cleanup": "0"}
+    apt = [*_apt(folder / suite), *(word for key, value in options.items() for word in ("-o", f"{key}={value}"))]
+    try:
+        _run([*apt, "--error-on=any", "update", "-qq"], folder)
+    except subprocess.CalledProcessError as error:
+        _without(f"no lists of Ubuntu {suite}: {(error.stderr or b'').decode(errors='replace')[-300:]}")
+    shown = _run([*apt, "install", "--simulate", "--no-install-recommends", *packages], folder)
+    return dict(re.findall(r"^Inst (\S+) \((\S+)", shown, re.MULTILINE))
 
 
 def _run(command: Sequence[str], cwd: Path) -> str:

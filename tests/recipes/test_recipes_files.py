@@ -25,6 +25,7 @@ from edge.supervisor.status import Gate, ModelStatus, State
 from edge.telemetry import metrics
 from edge.telemetry.sample import GpuState
 from edge.telemetry.telemetry import Telemetry
+from tests.docs.test_docs_pages import understood
 from tests.fakes.fake_jetson.tree import fake_board
 from tests.fakes.upstream.engine import Line, Received
 from tests.gateway.conftest import Rig, Rigs, rig, sockets
@@ -161,6 +162,14 @@ def test_compose_starts_edgellm_with_options_and_keys_that_exist(name: str) -> N
         folders = [volume.split(":")[1] for volume in edgellm["volumes"]]
         # They belong to the image's user only because the image has them.
         assert all(re.search(rf"install -d .*{re.escape(folder)}\b", container) for folder in folders)
+
+
+def test_the_image_builds_with_options_that_exist() -> None:
+    container = (ROOT / "build/Containerfile").read_text().replace("\\\n", " ")
+    (line,) = re.findall(r"/bin/edgellm build (.*?) && ", container)
+    # ${ARCH:+--arch "${ARCH}"} as the shell leaves it with ARCH=87.
+    words = re.sub(r'\$\{ARCH:\+(.*?"\$\{ARCH\}")\}', r"\1", line).replace("${ARCH}", "87").replace("${RECIPE}", "orin")
+    understood(f"edgellm build {words}")
 
 
 def test_compose_reaches_the_ports_it_names() -> None:

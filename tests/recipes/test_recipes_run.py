@@ -29,7 +29,7 @@ from tests.fakes.upstream.model import FakeModel
 from tests.fakes.upstream.real import real_engine
 from tests.gateway.conftest import Rigs, rig, sockets
 from tests.gateway.raw import until
-from tests.recipes.debian import program
+from tests.recipes.debian import installed_on_ubuntu, program
 from tests.recipes.test_recipes_files import RECIPES, ROOT, event, exported, expressions
 from tests.serving import PATIENCE_S, Up, eventually, free_port
 
@@ -365,3 +365,15 @@ async def test_the_manifests_pass_kubernetes_own_schemas(test_cache: Path, tmp_p
     wrong.write_text(files[0].read_text().replace("readinessProbe", "readynessProbe"))
     with pytest.raises(AssertionError, match="readynessProbe"):
         await output([*command, str(wrong)])
+
+
+@pytest.mark.parametrize(("suite", "python"), [("jammy", "3.10"), ("noble", "3.12")])
+def test_the_image_installs_what_the_ubuntu_of_jetpack_has(test_cache: Path, suite: str, python: str) -> None:
+    """JetPack 6 is Ubuntu 22.04, JetPack 7 is 24.04: what can be checked of an image without NVIDIA's base."""
+    stages = re.findall(r"apt-get install (.*?)\\\n    &&", (ROOT / "build/Containerfile").read_text(), re.DOTALL)
+    assert len(stages) == 2
+    for stage in stages:
+        packages = [word for word in stage.replace("\\\n", " ").split() if not word.startswith("-")]
+        found = installed_on_ubuntu(test_cache / "ubuntu", suite, packages)
+        assert set(packages) <= set(found)
+        assert found["python3"].startswith(python)
