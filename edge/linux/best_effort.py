@@ -17,6 +17,7 @@ PIPE_BUF_BYTES = select.PIPE_BUF
 # Lines that wait for the disk: some seconds of a flood. An SD card that writes back stands still for as long.
 WAITING_BYTES = 1 << 20
 CLOSE_S = 1.0
+PAUSE_S = 0.05  # between two writes: what comes meanwhile is one write
 
 
 class BestEffortWriter:
@@ -115,33 +116,35 @@ class LogFile:
             self._wake.wait()
             self._wake.clear()
             while self._lines:
-                self._write_batch()
+                self._write_waiting()
+                if not self._closed:
+                    time.sleep(PAUSE_S)
             if self._closed:
                 self._shut()
                 return
 
-    def _write_batch(self) -> None:
-        """Write lines up to the end of the file's size in one call: a thread that runs Python holds up the loop."""
-        lost, batch = self.lines_lost, []
-        room = max(0, self._most_bytes - self._size)
+    def _write_waiting(self) -> None:
+        """Write what waits in few calls: a thread that runs Python holds up the event loop by up to 5 ms a time."""
+        lines = [self._lines.popleft() for _ in range(len(self._lines))]
+        size = sum(map(len, lines))
+        if size <= self._most_bytes:
+            self._write(lines, size)
+        else:
+            for line in lines:
+                self._write([line], len(line))
+        self._taken_bytes += size
+
+    def _write(self, lines: list[bytes], size: int) -> None:
+        lost = self.lines_lost
         if lost > self._noted:
-            batch.append(self._notice(lost - self._noted).encode() + b"\n")
-        head = len(batch)
-        size = sum(map(len, batch))
-        while self._lines and (size + len(self._lines[0]) <= room or (self._size == 0 and len(batch) == head)):
-            batch.append(self._lines.popleft())
-            size += len(batch[-1])
-        if len(batch) == head:
-            with suppress(OSError):
-                self._rotate()
-            self._size = 0  # also where it failed: the next batch reports its loss
-            return
+            lines = [self._notice(lost - self._noted).encode() + b"\n", *lines]
         try:
-            self._append(b"".join(batch))
+            if self._size and self._size + size > self._most_bytes:
+                self._rotate()
+            self._append(b"".join(lines))
             self._noted = lost
         except OSError:
-            self._lost += len(batch) - head
-        self._taken_bytes += sum(map(len, batch[head:]))
+            self._lost += len(lines) - (lost > self._noted)
 
     def _append(self, data: bytes) -> None:
         if self._descriptor is None:
@@ -155,6 +158,7 @@ class LogFile:
     def _rotate(self) -> None:
         self._shut()
         self.path.replace(self.path.with_name(f"{self.path.name}.1"))
+        self._size = 0
         self._descriptor = self._open()
 
     def _open(self) -> int:

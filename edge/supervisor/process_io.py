@@ -52,8 +52,9 @@ def _ended(pid: int) -> bool:
 # Read lines of a pipe into a callback on the event loop. A line without an end is cut.
 
 LINE_BYTES_MAX = 64 * 1024
-# Lines of a start cost up to 0.3 µs a byte (all patterns): 32 KiB are 10 ms, after which other tasks have their turn.
-TURN_BYTES = 32 * 1024
+# Lines of a start cost up to 0.3 µs a byte (all patterns): 8 KiB are 2.5 ms, after which other tasks have their turn. A
+# request takes several turns of the loop, each of which waits for one of these.
+TURN_BYTES = 8 * 1024
 
 
 class PipeLines(asyncio.Protocol):
