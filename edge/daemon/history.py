@@ -32,6 +32,8 @@ Samples = Callable[[str, float], Sequence[Sequence[float | int | None]]]  # (mod
 
 READ_BYTES = 256 << 20  # 64 MiB for each number of streams: enough for several GB/s, a second and a half from eMMC
 
+_CACHE_SUBJECTS = ("kv_cache", "kv_type", "n_ctx", "n_parallel", "n_gpu_layers", "device")
+
 
 class Recorder:
     """A writer of starts and crashes. `on_lost` receives one sentence when they cannot be written."""
@@ -154,9 +156,12 @@ class Recorder:
         file = plan.model or supervisor.model.model
         subject = f"{file.name} {file.quant}, {plan.settings.n_ctx} tokens"
         measured = measure(subject, list(watch.attempt.tail), vitals.rss_bytes if vitals else None, watch.gpu_bytes)
+        # What the engine changed by itself, or put elsewhere, says nothing about the formula.
+        changed = any(item.subject in _CACHE_SUBJECTS for item in watch.degraded)
+        meta = None if changed else file.meta
         if measured.weights_bytes:  # older builds do not log their buffers
             with suppress(OSError):
-                record(calibration_path(self._folders), self._engine, file.meta.arch, plan, measured)
+                record(calibration_path(self._folders), self._engine, file.meta.arch, plan, measured, meta)
 
     def _crash(self, supervisor: Supervisor, before: SupervisorState, failure: Failure) -> None:
         row = {

@@ -11,12 +11,15 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
+from edge.models.meta import ModelMeta
 from edge.plan.plan import LaunchPlan, Measured, Settings
 from edge.units import MIB
 
 # The estimate was within these for every generated model (python -m tests.bench.memory): a factor outside them is a log
 # that was misread.
 _LEAST, _MOST = 0.5, 4.0
+_LEAST_KV = 0.02  # a window of 1024 tokens in 64k: the cache of a family whose window the planner does not know
+_SHAPES = 16  # of models, the latest
 # The largest of the last starts counts, so that two models that start by turns agree on one figure; less than the
 # estimate only when as many starts as this agree.
 _KEPT, _BELIEVED = 4, 3
@@ -35,6 +38,11 @@ class Calibration(Struct, frozen=True):
     compute_factors: tuple[float, ...] = ()
     context_bytes: tuple[int, ...] = ()  # of one CUDA context each
     last: Measured | None = None
+    kv_factors: dict[str, tuple[float, ...]] = {}  # by cache_shape: models of one architecture differ in it
+
+    def kv(self, meta: ModelMeta) -> float:
+        """Return the factor on the computed cache: other than 1 for a family that the planner does not know well."""
+        return min(_MOST, settled(self.kv_factors.get(cache_shape(meta), ()), 1.0))
 
     @property
     def compute(self) -> float:
@@ -58,6 +66,12 @@ def calibration_key(arch: str, settings: Settings) -> str:
     return f"{arch}, batch {settings.n_ubatch}, context {context}, flash {flash}, slots {settings.n_parallel}"
 
 
+def cache_shape(meta: ModelMeta) -> str:
+    """Return what the cache of a model depends on beside settings."""
+    heads, window = sum(meta.n_head_kv), meta.sliding_window
+    return f"{meta.n_layer} layers, {heads} heads of {meta.key_length}+{meta.value_length}, window {window}"
+
+
 def last_start(calibrations: Mapping[str, Calibration], arch: str, settings: Settings) -> Measured | None:
     """Return the last start with these settings, else one of the same architecture."""
     same = calibrations.get(calibration_key(arch, settings))
@@ -79,8 +93,12 @@ def measure(what: str, log: Iterable[str], rss_bytes: int | None = None, gpu_byt
     return Measured(what, sums["model"], kv, compute, rss_bytes, gpu_bytes, sums["gpu"])
 
 
-def calibrate(old: Calibration, plan: LaunchPlan, measured: Measured) -> Calibration:
-    """Return the calibration after one more start, whose `plan` was made with `old` applied."""
+def calibrate(old: Calibration, plan: LaunchPlan, measured: Measured, meta: ModelMeta | None = None) -> Calibration:
+    """Return the calibration after one more start, whose `plan` was made with `old` applied.
+
+    `meta`: of the model, where context, slots and cache types are as planned. A cache of another size is then the
+    plan's error, and is learnt; else the engine's choice.
+    """
     estimated = sum(domain.compute_bytes for domain in plan.budget.values()) / old.compute
     factors, contexts = list(old.compute_factors), list(old.context_bytes)
     if measured.compute_bytes and estimated:
@@ -88,4 +106,11 @@ def calibrate(old: Calibration, plan: LaunchPlan, measured: Measured) -> Calibra
     if measured.gpu_bytes is not None and plan.settings.n_gpu_layers and measured.gpu_buffers_bytes:
         beside = max(0, measured.gpu_bytes - measured.gpu_buffers_bytes)
         contexts.append(beside // max(1, len(plan.settings.devices)))
-    return Calibration(tuple(factors[-_KEPT:]), tuple(contexts[-_KEPT:]), measured)
+    caches = dict(old.kv_factors)
+    planned = sum(domain.kv_bytes for domain in plan.budget.values())
+    if meta is not None and measured.kv_bytes and planned:
+        ratio = measured.kv_bytes * old.kv(meta) / planned
+        kept = (*caches.pop(cache_shape(meta), ()), round(min(_MOST, max(_LEAST_KV, ratio)), 4))
+        caches[cache_shape(meta)] = kept[-_KEPT:]
+    shapes = dict(list(caches.items())[-_SHAPES:])
+    return Calibration(tuple(factors[-_KEPT:]), tuple(contexts[-_KEPT:]), measured, shapes)

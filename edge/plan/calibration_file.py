@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import ValidationError, convert, to_builtins
 
 from edge.linux.files import read_json
+from edge.models.meta import ModelMeta
 from edge.paths import Folders
 from edge.plan.calibration import Calibration, calibrate, calibration_key
 from edge.plan.plan import LaunchPlan, Measured
@@ -25,14 +26,16 @@ def load(path: Path, engine_id: str) -> dict[str, Calibration]:
     return {key: _calibration(row) for key, row in _read(path).get(engine_id, {}).items()}
 
 
-def record(path: Path, engine_id: str, arch: str, plan: LaunchPlan, measured: Measured) -> Calibration:
-    """Calibrate by one start and save. Raises OSError when the file cannot be written."""
+def record(
+    path: Path, engine_id: str, arch: str, plan: LaunchPlan, measured: Measured, meta: ModelMeta | None = None
+) -> Calibration:
+    """Calibrate by one start and save; `meta` as for `calibrate`. Raises OSError when the file cannot be written."""
     from edge.linux.files import write_shared  # late: only reading is on the path of a start
 
     engines = _read(path)
     engine = engines.setdefault(engine_id, {})
     key = calibration_key(arch, plan.settings)
-    new = calibrate(_calibration(engine.get(key)), plan, measured)
+    new = calibrate(_calibration(engine.get(key)), plan, measured, meta)
     engine[key] = to_builtins(new)
     write_shared(path, json.dumps({"schema": SCHEMA, "engines": engines}, indent=1, sort_keys=True) + "\n")
     return new

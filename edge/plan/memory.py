@@ -199,7 +199,7 @@ def budget(candidate: Candidate, settings: Settings, inputs: PlanInputs) -> Memo
             inputs,
             inputs.host,
             weights_bytes=host_weights_bytes(candidate.weights, settings, inputs) + candidate.file.beside_bytes,
-            kv_bytes=sum(cache_by_layer(candidate.memory, settings)),
+            kv_bytes=sum(_caches(candidate, settings, calibration)),
             compute_bytes=int(compute * calibration.compute) + _projector_compute(candidate),
         )
     checkpoints = settings.ctx_checkpoints * settings.n_parallel * checkpoint_bytes(candidate.memory, settings)
@@ -262,7 +262,7 @@ def layer_split(candidate: Candidate, settings: Settings, inputs: PlanInputs) ->
     """
     meta, weights = candidate.file.meta, candidate.weights
     calibration = _calibration(candidate, settings, inputs)
-    caches = cache_by_layer(candidate.memory, settings)
+    caches = _caches(candidate, settings, calibration)
     first = max(0, meta.n_layer + 1 - settings.n_gpu_layers)
     sizes = [
         weights.of(range(i, i + 1), settings.cpu_expert_layers) + sum(caches[i : i + 1])
@@ -307,7 +307,7 @@ def _context_bytes(inputs: PlanInputs) -> int:
 
 def _offloaded(domains: MemoryBudget, candidate: Candidate, settings: Settings, inputs: PlanInputs) -> None:
     meta, weights, calibration = candidate.file.meta, candidate.weights, _calibration(candidate, settings, inputs)
-    caches = cache_by_layer(candidate.memory, settings)
+    caches = _caches(candidate, settings, calibration)
     compute = device_compute_bytes(meta, candidate.memory, settings, all_logits=inputs.all_logits)
     context = _context_bytes(inputs)
     first, on_host = max(0, meta.n_layer + 1 - settings.n_gpu_layers), settings.cpu_expert_layers
@@ -349,6 +349,12 @@ def _add(domains: MemoryBudget, inputs: PlanInputs, name: str, **parts: int) -> 
 
 def _calibration(candidate: Candidate, settings: Settings, inputs: PlanInputs) -> Calibration:
     return inputs.calibrations.get(calibration_key(candidate.file.meta.arch, settings), Calibration())
+
+
+def _caches(candidate: Candidate, settings: Settings, calibration: Calibration) -> tuple[int, ...]:
+    factor = calibration.kv(candidate.file.meta)
+    sizes = cache_by_layer(candidate.memory, settings)
+    return sizes if factor == 1.0 else tuple(int(size * factor) for size in sizes)
 
 
 def _page_cache(settings: Settings, candidate: Candidate) -> int:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from edge.models.meta import ModelMeta
 from edge.plan.calibration import Calibration, calibrate, calibration_key, measure
 from edge.plan.calibration_file import load, record
 from edge.plan.inputs import candidate_of, situation
@@ -161,3 +162,46 @@ def test_a_damaged_row_teaches_nothing(tmp_path: Path, row: object) -> None:
 
 def test_absurd_factors_are_bounded() -> None:
     assert (Calibration((1e9,)).compute, Calibration((1e-9,) * 3).compute) == (4.0, 0.5)
+
+
+def kv(found: LaunchPlan) -> int:
+    return sum(domain.kv_bytes for domain in found.budget.values())
+
+
+def caches(*ratios: float, meta: ModelMeta | None = None) -> Calibration:
+    """The calibration after starts whose cache took these parts of the computed one."""
+    found, true = Calibration(), kv(plan())
+    for ratio in ratios:
+        found = calibrate(found, plan(found), Measured(kv_bytes=int(ratio * true)), meta or shapes.model().meta)
+    return found
+
+
+def test_a_smaller_cache_with_everything_as_requested_is_learnt() -> None:
+    """A window that the planner does not know: the engine is right, and the third start's plan uses its figure."""
+    true = kv(plan())
+    assert kv(plan(caches(0.2, 0.2))) == true, "two starts may be two truncated logs"
+    assert kv(plan(caches(0.2, 0.2, 0.2))) == pytest.approx(0.2 * true, rel=1e-3)
+    assert kv(plan(caches(*[0.2] * 9))) == pytest.approx(0.2 * true, rel=1e-3), "its own figure is no new discount"
+    assert kv(plan(caches(1.3))) == pytest.approx(1.3 * true, rel=1e-3), "a larger one counts at once"
+
+
+def test_a_cache_that_the_engine_chose_is_not_learnt() -> None:
+    found = Calibration()
+    for _ in range(4):
+        found = calibrate(found, plan(found), Measured(kv_bytes=kv(plan()) // 4))
+    assert kv(plan(found)) == kv(plan())
+
+
+def test_another_model_of_the_same_architecture_is_not_made_smaller() -> None:
+    wider = replace(shapes.model().meta, n_layer=shapes.model().meta.n_layer + 1)
+    assert kv(plan(caches(0.2, 0.2, 0.2, meta=wider))) == kv(plan())
+
+
+def test_learnt_caches_survive_the_file_and_are_bounded(tmp_path: Path) -> None:
+    path, meta = tmp_path / "calibration.json", shapes.model().meta
+    for number in range(40):
+        one = replace(meta, key_length=64 + number)
+        record(path, "e", "llama", plan(), Measured("M", kv_bytes=kv(plan())), one)
+    (found,) = load(path, "e").values()
+    assert len(found.kv_factors) == 16 and found.kv(meta) == 1.0
+    assert set(found.kv_factors.values()) == {(1.0,)}
