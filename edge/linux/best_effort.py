@@ -85,7 +85,8 @@ class LogFile:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"log-{self.path.name}", daemon=True)
             self._thread.start()
-        self._wake.set()
+        if not self._wake.is_set():  # set() takes a lock, for each line of a flood
+            self._wake.set()
 
     def drain(self, limit_s: float) -> bool:
         """Wait until all lines are written, at most so long; return whether they are. Blocking."""

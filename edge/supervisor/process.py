@@ -65,7 +65,8 @@ if [ -n "$1" ]; then
     (echo 1 >"$1/cgroup.kill") 2>/dev/null || kill -9 $(grep -vx 0 "$1/cgroup.procs")
 fi
 kill -9 -- "-$0"
-[ -z "$1" ] || rmdir "$1"
+n=0  # the killed take a moment to end
+while [ -n "$1" ] && ! rmdir "$1" 2>/dev/null && [ $n -lt 50 ]; do n=$((n + 1)); sleep 0.1; done
 """
 KILLED_S = 5.0  # from SIGKILL to the end: a CUDA context of some GiB takes the driver a second or two
 

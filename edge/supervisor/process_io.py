@@ -55,6 +55,10 @@ LINE_BYTES_MAX = 64 * 1024
 # Lines of a start cost up to 0.3 µs a byte (all patterns): 8 KiB are 2.5 ms, after which other tasks have their turn. A
 # request takes several turns of the loop, each of which waits for one of these.
 TURN_BYTES = 8 * 1024
+# The whole log of a start is read at once. What comes beyond that within a second is a flood: one turn in 5 ms takes a
+# fifth of a core, and the engine waits for its pipe.
+BURST_BYTES = 512 * 1024
+FLOOD_PAUSE_S = 0.005
 
 
 class PipeLines(asyncio.Protocol):
@@ -73,6 +77,9 @@ class PipeLines(asyncio.Protocol):
         self._transport: asyncio.ReadTransport | None = None
         self._lost = False
         self._waiting = False  # the next turn is scheduled
+        self._second_s = 0.0  # when the present second began, and the bytes of it
+        self._second_bytes = 0
+        self._hurry = False
         self._paused = False  # pipe transports know is_reading() only since Python 3.12 (and 3.11.4)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -95,22 +102,34 @@ class PipeLines(asyncio.Protocol):
             self._rest = b""
         self._turn()
 
+    def hurry(self) -> None:
+        """Read what is left without pauses: its writer has ended, and the cause is in the last lines."""
+        self._hurry = True
+
     def _turn(self) -> None:
         if self._waiting:
             return
-        left = TURN_BYTES
-        while self._lines and left > 0:
+        done = 0
+        while self._lines and done < TURN_BYTES:
             line = self._lines.popleft()
-            left -= len(line) + 1
+            done += len(line) + 1
             self._on_line(_text(line))
-        if self._lines:
+        flood = done > 0 and self._floods(done)
+        if self._lines or flood:
             self._pause(True)
             self._waiting = True
-            asyncio.get_running_loop().call_soon(self._next)
+            asyncio.get_running_loop().call_later(FLOOD_PAUSE_S if flood else 0, self._next)
         elif self._lost:
             self.ended.set()
         else:
             self._pause(False)
+
+    def _floods(self, count: int) -> bool:
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._second_s >= 1.0:
+            self._second_s, self._second_bytes = now_s, 0
+        self._second_bytes += count
+        return self._second_bytes > BURST_BYTES and not (self._lost or self._hurry)
 
     def _next(self) -> None:
         self._waiting = False

@@ -181,6 +181,8 @@ class Watch:
         self._pipes = (error_lines, output_lines)
         try:
             await gone(self.child.pid)
+            for pipe in self._pipes:
+                pipe.hurry()
             with suppress(DeadlineExceeded):
                 await within(asyncio.gather(error_lines.ended.wait(), output_lines.ended.wait()), PIPES_END_S)
         finally:

@@ -11,9 +11,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from edge.plan.calibration import measure
 from edge.resources import data_dir, load_toml
-from edge.supervisor.process_io import TURN_BYTES, read_lines
+from edge.supervisor import process_io
+from edge.supervisor.process_io import TURN_BYTES, PipeLines, read_lines
 from edge.supervisor.start import LINE_CHARACTERS, Attempt
 from tests.supervisor.rig import PATTERNS, launch_plan, settings
 
@@ -84,3 +87,29 @@ async def test_a_flood_of_lines_leaves_turns_of_the_loop_to_others() -> None:
 def write_all(descriptor: int, data: bytes) -> None:
     with os.fdopen(descriptor, "wb") as pipe:
         pipe.write(data)
+
+
+async def test_an_engine_that_floods_waits_for_its_pipe_until_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the loop, which is never at rest, shares its core with nothing; the last lines of the dead come at once."""
+    monkeypatch.setattr(process_io, "BURST_BYTES", 1000)
+    judged: list[bool] = []
+    floods = PipeLines._floods
+
+    def noted(self: PipeLines, count: int) -> bool:
+        judged.append(floods(self, count))
+        return judged[-1]
+
+    monkeypatch.setattr(PipeLines, "_floods", noted)
+    for hurry in (False, True):
+        read_end, write_end = os.pipe()
+        lines: list[str] = []
+        judged.clear()
+        transport, protocol = await read_lines(os.fdopen(read_end, "rb"), lines.append)
+        if hurry:
+            protocol.hurry()
+        writing = asyncio.create_task(asyncio.to_thread(write_all, write_end, b"x\n" * 50_000))
+        await protocol.ended.wait()
+        await writing
+        transport.close()
+        assert len(lines) == 50_000
+        assert any(judged) is not hurry
