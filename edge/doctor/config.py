@@ -16,7 +16,7 @@ from edge.engine.installed import manifest
 from edge.errors import EdgeError
 from edge.models.store import Store, standard
 from edge.paths import Folders
-from edge.plan.prepare import engine_for
+from edge.plan.prepare import engine_for, prepare
 
 
 def valid(facts: DoctorFacts) -> Check:
@@ -39,9 +39,10 @@ def models(facts: DoctorFacts) -> tuple[Check, ...]:
     if serving.models:
         return (ok("config.model", f"found: {', '.join(model.id for model in serving.models)}"),)
     if serving.model_file is None:
-        return (
-            warn("config.model", "the store holds no model", "fetch one", "edgellm model pull SmolLM2-135M-Instruct"),
-        )
+        if serving.advised is None:
+            return (warn("config.model", "the store holds no model", "`edgellm model list --catalogue` shows some"),)
+        step = f"fetch {serving.advised}, which `edgellm up` would choose"
+        return (warn("config.model", "the store holds no model", step, f"edgellm model pull {serving.advised}"),)
     return (ok("config.model", f"none configured: {serving.model_file.name} is served"),)
 
 
@@ -68,9 +69,21 @@ def read_serving(
     )
     if not live:
         return replace(serving, engine_problem="engines are not looked for in a copied tree")
-    return _with_model(
+    serving = _with_model(
         _with_engine(serving, config, profile, board, folders), config, standard(folders, config.store.dirs, env)
     )
+    if serving.models or serving.model_file is not None:
+        return serving
+    return replace(serving, advised=_advised(config, folders))
+
+
+def _advised(config: Config, folders: Folders) -> str | None:
+    """Return the model that `edgellm plan` names where none is configured or here; None where it names none."""
+    try:
+        models = prepare(config, folders, allow_missing=True).plan.models.values()
+    except EdgeError:
+        return None
+    return next((f"{model.model.name}:{model.model.quant}" for model in models), None)
 
 
 def _with_engine(

@@ -103,6 +103,7 @@ class ServingFacts(Struct, frozen=True):
     models: tuple[WantedModel, ...] = ()
     model_bytes: int | None = None  # the biggest usable model of the store
     model_file: Path | None = None  # its (first) file
+    advised: str | None = None  # what the planner would fetch, where the store holds no model
 
 
 class ModelFolder(Struct, frozen=True):

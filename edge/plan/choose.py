@@ -75,7 +75,8 @@ class Chooser:
         config = ModelConfig(model_id, candidate.file.path, origin="selected", set=own)
         notes = [f"no model was named: {found.offer.id} is {found.because}"]
         if found.tokens_s is not None:
-            notes.append(f"{found.offer.id}: memory bandwidth allows about {found.tokens_s:.0f} tokens/s")
+            reads = f", the cores {found.prompt_tokens_s:.0f} tokens/s of a prompt" if found.prompt_tokens_s else ""
+            notes.append(f"{found.offer.id}: memory bandwidth allows about {found.tokens_s:.0f} tokens/s{reads}")
         if found.better is not None:
             size = format_bytes(found.better.bytes)
             notes.append(f"{found.better.id} would fit and is better: edgellm model pull {found.better.id} ({size})")

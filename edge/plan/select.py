@@ -26,6 +26,12 @@ _REACHED = 0.6
 _EACH_TOKEN_BYTES = 370_000_000
 # A selected model leaves this share of a unified memory to desktop, camera pipeline and page cache.
 _REST = 0.3
+# A prompt is computed many tokens at once, so cores bound it and not memory: bytes of weights times tokens a second
+# that one core gets through, by its widest vectors. Measured on an EPYC with AVX-512 (0.1 GB, Q4_1, one thread: 125
+# tokens/s); two thirds are taken for AVX2, whose cores run at higher clocks. Cores of other kinds are not judged.
+_CORE_PROMPT_BYTES_S = {"avx512f": 12e9, "avx2": 8e9}
+# Tokens read for each one written: a question with its history is several times as long as its answer.
+_PROMPT_RATIO = 4
 _CPU_BYTES_S = 30e9  # assumed for a CPU whose memory bandwidth is unknown: two channels of DDR4 give 40
 
 _ANY_CONTEXT = 1 << 24  # the limit of the key n_ctx
@@ -37,7 +43,8 @@ Load = Callable[[DownloadCandidate], Candidate | None]
 class ModelSelection(Struct, frozen=True):
     """A selected model. `smaller`: files in the store for later rungs, another model where memory is tight.
 
-    `tokens_s`: what the memory's bandwidth allows. `better`: not downloaded, but would fit too.
+    `tokens_s`: what the memory's bandwidth allows; `prompt_tokens_s`: what the cores allow, None on a GPU. `better`:
+    not downloaded, but would fit too.
     """
 
     offer: DownloadCandidate
@@ -45,6 +52,7 @@ class ModelSelection(Struct, frozen=True):
     because: str
     smaller: tuple[Candidate, ...] = ()
     tokens_s: float | None = None
+    prompt_tokens_s: float | None = None
     better: DownloadCandidate | None = None
 
 
@@ -55,20 +63,23 @@ def select(offers: Sequence[DownloadCandidate], preset: Preset, inputs: PlanInpu
     """
     here = _by_model(offer for offer in offers if offer.path)
     there = _by_model(offer for offer in offers if not offer.path)
+    if not any(_fast(offer, preset, inputs) for group in there for offer in group):
+        there.sort(key=lambda group: min(offer.bytes * offer.active for offer in group))
     for groups, strict in ((here, True), (here, False), (there, True), (there, False)):
         for index, group in enumerate(groups):
             chosen = pick(group, preset, inputs, load, strict=strict)
             if chosen is None:
                 continue
             offer, candidate = chosen
-            because, speed = _because(offer, group, preset), tokens_s(offer, preset, inputs)
+            because, speed = _because(offer, group, preset, inputs), tokens_s(offer, preset, inputs)
+            reads = prompt_tokens_s(offer, preset, inputs)
             if not offer.path:
-                return ModelSelection(offer, candidate, because, tokens_s=speed)
+                return ModelSelection(offer, candidate, because, tokens_s=speed, prompt_tokens_s=reads)
             smaller = smaller_quants(offer, group, load)
             if not walk_ladder(preset, [candidate], "chat", inputs)[0].fits:  # tight: another model may be needed
                 smaller += _smaller_model(groups[index + 1 :], load)
             better = _better(offer, there, preset, inputs, load)
-            return ModelSelection(offer, candidate, because, tuple(smaller), speed, better)
+            return ModelSelection(offer, candidate, because, tuple(smaller), speed, reads, better)
     raise _nothing_fits(offers, preset, inputs, load)
 
 
@@ -136,11 +147,27 @@ def tokens_s(offer: DownloadCandidate, preset: Preset, inputs: PlanInputs) -> fl
     return None if bandwidth is None else _REACHED * bandwidth / (offer.bytes * offer.active + _EACH_TOKEN_BYTES)
 
 
+def prompt_tokens_s(offer: DownloadCandidate, preset: Preset, inputs: PlanInputs) -> float | None:
+    """Return the tokens of a prompt that the CPU reads a second; None on a GPU, and for cores of unknown speed."""
+    if inputs.gpus and preset.offload != "none":
+        return None
+    cpu = inputs.board.cpu
+    core = next((rate for feature, rate in _CORE_PROMPT_BYTES_S.items() if feature in cpu.isa), None)
+    cores = cpu.usable_cores or cpu.physical_cores
+    return None if core is None else cores * core / (offer.bytes * offer.active)
+
+
+def _fast(offer: DownloadCandidate, preset: Preset, inputs: PlanInputs) -> bool:
+    """Return whether it writes, and reads prompts, as fast as the preset asks for; True where that is unknown."""
+    speed, prompt = tokens_s(offer, preset, inputs), prompt_tokens_s(offer, preset, inputs)
+    writes = speed is None or speed >= preset.min_tokens_s
+    return writes and (prompt is None or prompt >= _PROMPT_RATIO * preset.min_tokens_s)
+
+
 def _comfortable(offer: DownloadCandidate, preset: Preset, inputs: PlanInputs) -> bool:
-    speed = tokens_s(offer, preset, inputs)
-    fast = speed is None or speed >= preset.min_tokens_s
     shared = not inputs.gpus or not inputs.discrete or preset.offload == "none"
-    return fast and (not shared or offer.bytes <= inputs.board.memory_bytes * (1 - _REST))
+    roomy = not shared or offer.bytes <= inputs.board.memory_bytes * (1 - _REST)
+    return roomy and _fast(offer, preset, inputs)
 
 
 def _whole(rung: Rung) -> bool:
@@ -188,11 +215,13 @@ def _better(
     return None
 
 
-def _because(offer: DownloadCandidate, group: Sequence[DownloadCandidate], preset: Preset) -> str:
+def _because(offer: DownloadCandidate, group: Sequence[DownloadCandidate], preset: Preset, inputs: PlanInputs) -> str:
     where = "the best in the store that fits" if offer.path else "the best of the catalogue that fits"
-    there = any(plain(one.quant) == plain(preset.quant) for one in group)
+    wanted = next((one for one in group if plain(one.quant) == plain(preset.quant)), None)
     if plain(offer.quant) == plain(preset.quant):
         return f"{where}, in the wanted {preset.quant}"
     if bits(offer.quant) > bits(preset.quant):
-        return f"{where}; {offer.quant}, because {'there is room' if there else f'there is no {preset.quant} of it'}"
-    return f"{where}; {offer.quant}, because {preset.quant} {'does not fit' if there else 'of it is not known'}"
+        return f"{where}; {offer.quant}, because {'there is room' if wanted else f'there is no {preset.quant} of it'}"
+    slow = wanted is not None and not _fast(wanted, preset, inputs)
+    why = "would be slow here" if slow else "does not fit" if wanted else "of it is not known"
+    return f"{where}; {offer.quant}, because {preset.quant} {why}"

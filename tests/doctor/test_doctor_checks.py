@@ -87,11 +87,12 @@ def test_models_that_are_configured_must_be_here(tmp_path: Path) -> None:
     facts = patient("orin-nano-8", tmp_path, live=True)
     missing = WantedModel("chat", "qwen:Q5_K_M", "no model qwen in the store", "edgellm model pull qwen")
     for models, verdict, word in (
-        ((), CheckResult.WARN, "model pull"),
+        ((), CheckResult.WARN, "model pull Qwen3.5-2B:Q5_K_M"),
         ((WantedModel("chat", "x"),), CheckResult.OK, "chat"),
         ((missing, WantedModel("embed", "y")), CheckResult.BAD, "edgellm model pull qwen"),
     ):
-        assert_check(replace(facts, serving=replace(facts.serving, models=models)), "config.model", verdict, word)
+        serving = replace(facts.serving, models=models, advised="Qwen3.5-2B:Q5_K_M")
+        assert_check(replace(facts, serving=serving), "config.model", verdict, word)
     only = replace(facts.serving, model_file=Path("/models/a.gguf"))
     assert_check(replace(facts, serving=only), "config.model", CheckResult.OK, "a.gguf is served")
 

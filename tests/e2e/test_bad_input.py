@@ -36,6 +36,17 @@ def test_no_model_in_the_store(tmp_path: Path) -> None:
     assert code == 69 and "edgellm model pull" in text
 
 
+def test_plan_doctor_and_up_advise_the_same_model(tmp_path: Path) -> None:
+    """Where none is configured and none is here."""
+    state = ("--state-dir", str(tmp_path), "-p", "cpu")
+    (planned,) = json.loads(edgellm("plan", "--json", *state).stdout)["models"].values()
+    model = f"{planned['model']['name']}:{planned['model']['quant']}"
+    checks = json.loads(edgellm("doctor", "--quick", "--json", *state).stdout)["checks"]
+    (advice,) = [check for check in checks if check["name"] == "config.model"]
+    assert advice["command"] == f"edgellm model pull {model}" and model in advice["next"]
+    assert f"edgellm model pull {model}" in edgellm("up", *state).stderr
+
+
 def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
     page = tmp_path / "model.Q5_K_M.gguf"
     page.write_text("<!DOCTYPE html><html>" + " " * 5000)

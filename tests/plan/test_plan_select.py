@@ -86,6 +86,30 @@ def test_quality_takes_what_there_is_room_for(rows: tuple[CatalogueRow, ...], tm
     assert [offer.id for offer in faster.absent.values()] == ["Qwen3.6-35B-A3B:UD-Q4_K_M"]
 
 
+@pytest.mark.parametrize(
+    ("isa", "cores", "wanted"),
+    [
+        (("avx2", "avx512f"), 2, "Qwen3.5-2B:Q5_K_M"),  # memory alone would allow 6 tokens/s of a model of 16 GiB
+        (("avx2",), 2, "LFM2.5-1.2B-Instruct:Q5_K_M"),
+        (("avx2",), 8, "gemma-4-26B-A4B-it:UD-Q4_K_M"),
+        (("avx2",), 1, "Qwen3-0.6B:Q5_K_M"),
+        ((), 2, "gemma-4-26B-A4B-it:UD-Q4_K_M"),  # cores of unknown speed are not judged
+    ],
+)
+def test_a_few_cores_read_prompts_slowly_whatever_their_memory(
+    isa: tuple[str, ...], cores: int, wanted: str, rows: tuple[CatalogueRow, ...], tmp_path: Path
+) -> None:
+    places = folders({}, tmp_path)
+    board, memory = machine("x86-vm")
+    board = replace(board, cpu=replace(board.cpu, isa=isa, physical_cores=cores, usable_cores=None))
+    config = load(places, {}, {})
+    profile = resolve_profile(config, board, places)
+    preset, where = plan_inputs(board, memory, profile, assumed_engine(board, "cpu", "/e/llama-server"), {})
+    chosen = Chooser(Store(places.models), where, rows).choose(config, preset)
+    assert [offer.id for offer in chosen.absent.values()] == [wanted]
+    assert ("of a prompt" in " ".join(chosen.notes)) == bool(isa)
+
+
 def test_the_choice_says_why(rows: tuple[CatalogueRow, ...], tmp_path: Path) -> None:
     notes = " ".join(choose("orin-nano-8-desktop", rows, tmp_path)[0].notes)
     assert "Qwen3.5-4B:Q4_K_M is the best of the catalogue that fits" in notes
