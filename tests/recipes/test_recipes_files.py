@@ -76,10 +76,11 @@ async def exported(rig: Rigs) -> tuple[Rig, str]:
     # A discrete GPU beside the board's own, and a request that was long enough to be measured.
     gpu = GpuState("RTX", uuid="GPU-1", load_ratio=0.5, power_w=120.0)
     telemetry.sampler.latest = replace(telemetry.latest, gpus=(*telemetry.latest.gpus, gpu))
-    work = telemetry.energy.begin(100.0, "chat")
-    for second in range(99, 112):
-        telemetry.energy.add(float(second), 20.0)
-    telemetry.energy.request(100.0, 110.0, 80, work)
+    start_s = telemetry.sampler.clock() + 2.0
+    work = telemetry.energy.begin(start_s, "chat")
+    for second in range(-1, 12):
+        telemetry.energy.add(start_s + second, 20.0)
+    assert telemetry.energy.request(start_s, start_s + 10.0, 80, work) is not None
     here = await rig(chat)
     here.model.state = ModelStatus("chat", State.READY, gates={"warm": Gate(True, 1.0, 0.5, "")})
     metrics.register(here.context.metrics, telemetry)
