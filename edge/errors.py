@@ -14,6 +14,7 @@ EdgeError                    1   failed
 ├── TemporaryError          75   a later attempt may succeed
 │   ├── DoesNotFitError     75   memory or disk is too small now
 │   ├── DeviceMissingError  75   the GPU does not answer, or not yet
+│   │   └── RemoteMissingError 75 an rpc-server of [[device]] does not answer
 │   └── TimedOutError       75
 └── ConfigError             78   a profile or edgellm.toml is wrong
 """
@@ -107,6 +108,16 @@ class DeviceMissingError(TemporaryError):
     ) -> None:
         super().__init__(message, hint, table=table)
         self.patience_s = patience_s
+
+
+class RemoteMissingError(DeviceMissingError):
+    """An rpc-server that does not answer. `busy`: it accepts connections, and serves another client."""
+
+    kind = "remote_missing"
+
+    def __init__(self, message: str, hint: str | None = None, *, patience_s: float = 0.0, busy: bool = False) -> None:
+        super().__init__(message, hint, patience_s=patience_s)
+        self.busy = busy
 
 
 class TimedOutError(TemporaryError):

@@ -145,7 +145,8 @@ def _install(engines: Path, plan: BuildPlan, unknown: tuple[str, ...], root: Pat
         proof = prove(folder / SERVER, cuda=plan.recipe.cuda, arch=plan.arch, root=root, report=say)
         for note in proof.notes:
             say(note)
-        engine_id = new_id(engines, plan.source.commit, plan.recipe.name)
+        recipe = f"{plan.recipe.name}-rpc" if plan.inputs.rpc else plan.recipe.name
+        engine_id = new_id(engines, plan.source.commit, recipe)
         document = describe(folder, engine_id, proof, _made(plan, unknown), read_selection(engines).current)
         return commit(engines, folder, document)
 

@@ -44,6 +44,7 @@ class BuildInputs(Struct, frozen=True):
     targets: Sequence[str]
     jobs: int
     baseline: bool = False  # no native detection: after a header mismatch, or `--no-native`
+    rpc: bool = False  # with llama.cpp's RPC backend and its server
 
 
 def overrides(inputs: BuildInputs) -> tuple[BuildOption, ...]:
@@ -76,7 +77,17 @@ def overrides(inputs: BuildInputs) -> tuple[BuildOption, ...]:
         found.append(
             BuildOption("CMAKE_CUDA_HOST_COMPILER", inputs.host_compiler.path, "FILEPATH", "one that this nvcc takes")
         )
-    return (*found, *_cpu(inputs))
+    return (*found, *_rpc(inputs), *_cpu(inputs))
+
+
+def _rpc(inputs: BuildInputs) -> tuple[BuildOption, ...]:
+    """Return the options of `--rpc`: the backend over TCP, also where libibverbs is installed."""
+    if not inputs.rpc:
+        return ()
+    return (
+        BuildOption("GGML_RPC", "ON", "BOOL", "layers on other boards, asked for with --rpc"),
+        BuildOption("GGML_RPC_RDMA", "OFF", "BOOL", "no dependency on libibverbs, which a board lacks"),
+    )
 
 
 def _cpu(inputs: BuildInputs) -> tuple[BuildOption, ...]:

@@ -108,6 +108,7 @@ def describe(
             for name, flag in proof.engine.flags.items()
         },
         "progress_protocol": proof.traits.progress_protocol,
+        "rpc": proof.traits.rpc,
         "library_path": proof.engine.library_path,
         "without": [to_builtins(off, enc_hook=str) for off in proof.engine.without],
         "proof": proof_document(proof),
@@ -285,6 +286,7 @@ _OURS = {
     "files",
     "flags",
     "progress_protocol",
+    "rpc",
     "library_path",
     "without",
     "proof",

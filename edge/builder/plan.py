@@ -133,9 +133,10 @@ def _inputs(
         cxx=cxx,
         toolkit=checked.toolkit,
         host_compiler=checked.host_compiler if recipe.cuda else None,
-        targets=table["tree"]["targets"],
+        targets=[*table["tree"]["targets"], *(table["tree"]["rpc_targets"] if request.rpc else ())],
         jobs=checked.jobs,
         baseline=not request.native,
+        rpc=request.rpc,
     )
 
 

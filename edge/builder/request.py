@@ -39,6 +39,7 @@ class BuildRequest(Struct, frozen=True):
     fetch_tools: bool = False
     stand_in: bool = False
     native: bool = True  # compile for this CPU; False for any CPU of its kind
+    rpc: bool = False  # with llama.cpp's RPC backend
     root: Path = Path("/")
 
     @property
@@ -99,6 +100,7 @@ class BuildOptions(Struct, frozen=True):
     force: bool = False
     fetch_tools: bool = False
     native: bool = True
+    rpc: bool = False
 
 
 def request_for(order: BuildOptions, folders: Folders, environment: Mapping[str, str]) -> BuildRequest:
@@ -117,6 +119,7 @@ def request_for(order: BuildOptions, folders: Folders, environment: Mapping[str,
         fetch_tools=order.fetch_tools,
         stand_in=order.board is not None,
         native=order.native,
+        rpc=order.rpc,
         root=root,
     )
 

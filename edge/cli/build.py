@@ -38,6 +38,8 @@ Examples:
     edgellm build --recipe cuda --arch 90           # for a GPU that is not in sight
 
     edgellm build --source git:b9592 --jobs 2
+
+    edgellm build --rpc                             # with layers on other boards (docs/rpc.md)
 """
 
 
@@ -53,6 +55,7 @@ Arch = Annotated[str | None, typer.Option(metavar="N", help="GPU architecture wh
 Bindings = Annotated[bool, typer.Option("--bindings", help="build the llama-cpp-python wheel with the same recipe")]
 FetchTools = Annotated[bool, typer.Option("--fetch-tools", help="take a missing cmake or ninja from PyPI")]
 NoNative = Annotated[bool, typer.Option("--no-native", help="compile for any CPU of this kind, not only this one")]
+Rpc = Annotated[bool, typer.Option("--rpc", help="with llama.cpp's RPC backend, for layers on other boards")]
 Force = Annotated[bool, typer.Option("--force", help="build an unproven recipe, or again what is built")]
 Root = Annotated[str | None, typer.Option(metavar="DIR", help="a machine whose proc and sys lie in DIR")]
 
@@ -71,6 +74,7 @@ def build(
     bindings: Bindings = False,
     fetch_tools: FetchTools = False,
     no_native: NoNative = False,
+    rpc: Rpc = False,
     dry_run: DryRun = False,
     force: Force = False,
     as_json: Json = False,
@@ -81,7 +85,9 @@ def build(
     from edge.builder.plan import make_plan
     from edge.builder.request import BuildOptions, request_for
 
-    order = BuildOptions(profile, board, recipe, source, jobs, arch, root, memory, force, fetch_tools, not no_native)
+    order = BuildOptions(
+        profile, board, recipe, source, jobs, arch, root, memory, force, fetch_tools, not no_native, rpc
+    )
     request = request_for(order, folders_of(state_dir), os.environ)
     if request.stand_in and not dry_run:
         raise UsageError("a build needs the board itself", "add --dry-run, or run it on the board")

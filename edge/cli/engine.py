@@ -149,7 +149,7 @@ def show_engine(document: dict[str, Any], as_json: bool) -> None:
         return
     table = Table("", "", box=None, pad_edge=False, show_header=False)
     keys = "id kind path version commit era fingerprint source recipe toolchain target"
-    keys += " cuda built_for no_vmm progress_protocol devices proof files options"
+    keys += " cuda built_for no_vmm progress_protocol rpc devices proof files options"
     for key in keys.split():
         if document.get(key) is not None:
             _row(table, key, _plain(document[key]))

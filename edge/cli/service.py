@@ -40,6 +40,13 @@ def install(
     power_mode: Annotated[
         str, typer.Option("--power-mode", metavar="NAME", help="nvpmodel mode to set at every boot, as root")
     ] = "",
+    rpc_listen: Annotated[
+        str | None,
+        typer.Option("--rpc-listen", metavar="HOST:PORT", help="also lend memory to another board; '' removes it"),
+    ] = None,
+    rpc_interface: Annotated[
+        str, typer.Option("--rpc-interface", metavar="NAME", help="the private interface of --rpc-listen")
+    ] = "",
     state_dir: Annotated[
         Path | None, typer.Option("--state-dir", metavar="DIR", help="take over engine and models of this instance")
     ] = None,
@@ -68,6 +75,8 @@ def install(
         model_dirs=tuple(folder.absolute() for folder in model_dir or ()),
         offline=offline.absolute() if offline else None,
         power_mode=power_mode,
+        rpc_listen=rpc_listen,
+        rpc_interface=rpc_interface,
         caller_uid=int(caller) if caller.isdigit() else 0,
     )
     if not dry_run:

@@ -15,6 +15,7 @@ from msgspec import Struct, convert, field
 from msgspec.structs import replace
 
 from edge.board.board import Board
+from edge.config.devices import DeviceConfig, read_devices
 from edge.config.fields import flatten, nested, parse_field, read_field
 from edge.config.models import check_names, read_models, with_flags
 from edge.config.profile import SYSTEM_CONFIG, choose, load_profile, resolve_tier
@@ -41,11 +42,12 @@ _SAME = {"memory.reserve": "reserve"}
 
 
 class ConfigLayer(Struct, frozen=True):
-    """Values of one origin. `models` None leaves the models of the layers below."""
+    """Values of one origin. `models` and `devices` None leave those of the layers below."""
 
     origin: str
     values: dict[str, Any] = field(default_factory=dict)
     models: tuple[ModelConfig, ...] | None = None
+    devices: tuple[DeviceConfig, ...] | None = None
 
 
 def file_layer(path: Path) -> ConfigLayer | None:
@@ -63,6 +65,7 @@ def file_layer(path: Path) -> ConfigLayer | None:
     if not isinstance(schema, int) or isinstance(schema, bool) or schema > SCHEMA:
         raise ConfigError(f"{source}: schema {schema!r} is newer than this edgellm knows ({SCHEMA})", "update edgellm")
     models = read_models(table.pop("model"), source) if "model" in table else None
+    devices = read_devices(table.pop("device"), source, place_of) if "device" in table else None
     settings = table.pop("set", {})
     if not isinstance(settings, dict):
         raise ConfigError(f"{source}: set wants a table, written [set]")
@@ -70,7 +73,7 @@ def file_layer(path: Path) -> ConfigLayer | None:
         key: read_field(CONFIG_KEYS, key, value, source, place_of) for key, value in flatten(table, CONFIG_KEYS).items()
     }
     values |= {key: read_field(SETTINGS, key, value, f"{source}: set", place_of) for key, value in settings.items()}
-    return ConfigLayer(source, _renamed(values), models)
+    return ConfigLayer(source, _renamed(values), models, devices)
 
 
 def env_layers(env: Mapping[str, str]) -> list[ConfigLayer]:
@@ -126,10 +129,12 @@ def load(folders: Folders, flags: Mapping[str, object], env: Mapping[str, str], 
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     models: tuple[ModelConfig, ...] = ()
+    devices: tuple[DeviceConfig, ...] = ()
     for layer in [*_profile_layers(load_profile(profile_name, folders, system)), *layers]:
         values |= layer.values
         origins |= dict.fromkeys(layer.values, layer.origin)
         models = models if layer.models is None else layer.models
+        devices = devices if layer.devices is None else layer.devices
     models = with_flags(models, _texts(flags.get("model")))
     check_names(models)
     config = convert(nested({key: value for key, value in values.items() if key in CONFIG_KEYS}), Config)
@@ -138,7 +143,8 @@ def load(folders: Folders, flags: Mapping[str, object], env: Mapping[str, str], 
     ignored = foreign_variables(env)
     notes = (f"made by Kubernetes or Docker, so no settings: {', '.join(ignored)}",) if ignored else ()
     memory = replace(config.memory, reserve=reserve)
-    return replace(config, models=models, memory=memory, overrides=overrides, origins=origins, notes=notes)
+    config = replace(config, models=models, devices=devices)
+    return replace(config, memory=memory, overrides=overrides, origins=origins, notes=notes)
 
 
 def resolve_profile(config: Config, board: Board, folders: Folders, system: Path = SYSTEM_CONFIG) -> Profile:

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from edge.board.board import Board
+from edge.config.devices import DEVICE_KEYS
 from edge.config.fields import Field
 from edge.config.profile import PROFILE_SETTINGS, SCHEMA
 from edge.config.show import toml_value
@@ -34,6 +35,8 @@ _EXAMPLES = {
     "top_p": 0.9,
     "top_k": 40,
     "min_p": 0.05,
+    "rpc": "10.0.0.2:50052",
+    "interface": "eth1",
 }
 
 _MODELS = """A key of the next table that is marked "of one model" names files of that model: no profile has it, and it
@@ -79,6 +82,7 @@ def reference() -> str:
         _section("edgellm.toml", CONFIG_KEYS),
         _section("`[[model]]`, one table a model", MODEL_KEYS),
         _MODELS,
+        _section("`[[device]]`, one table an rpc-server (docs/rpc.md)", DEVICE_KEYS),
         _section("Settings: `[set]` for every model, `set = {…}` in `[[model]]`, `--set`, a profile", SETTINGS),
     ]
     return "\n".join(parts)
@@ -106,6 +110,9 @@ def example(profile: Profile, board: Board) -> str:
         lines += _commented(key, field, getattr(profile.preset, key))
     lines += ["", "# One table a model. `edgellm model list` shows the models that can be served.", "#[[model]]"]
     for key, field in MODEL_KEYS.items():
+        lines += _commented(key, field, _EXAMPLES.get(key, field.default))
+    lines += ["", "# One table an rpc-server that may hold layers (docs/rpc.md).", "#[[device]]"]
+    for key, field in DEVICE_KEYS.items():
         lines += _commented(key, field, _EXAMPLES.get(key, field.default))
 
     return "\n".join(lines) + "\n"

@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from edge.config.devices import DEVICE_KEYS
 from edge.config.values import CONFIG_KEYS, MODEL_KEYS, SETTINGS, Config, Profile
 
 DEFAULT = "default"
@@ -37,6 +38,11 @@ def rows(config: Config, profile: Profile) -> list[ConfigRow]:
         found += (
             ConfigRow(f"model.{model.id}.set.{key}", _plain(value), model.origin) for key, value in model.set.items()
         )
+    for number, device in enumerate(config.devices, 1):
+        for key, field in DEVICE_KEYS.items():
+            value = getattr(device, key)
+            origin = DEFAULT if value == field.default else device.origin
+            found.append(ConfigRow(f"device.{number}.{key}", value, origin))
     found += [
         ConfigRow(f"set.{key}", _plain(getattr(profile.preset, key)), profile.origins.get(key, DEFAULT))
         for key in SETTINGS

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, field
 
 from edge.board.memory import DEFAULT_RESERVE
+from edge.config.devices import DEVICE_KEYS, DeviceConfig
 from edge.config.fields import fields_of, key
 from edge.units import MIB
 
@@ -282,6 +283,7 @@ class Config(Struct, frozen=True):
     insecure: Annotated[bool, key("serve other machines without a key")] = False
     engine: Annotated[str, key("engine id or a llama-server binary; empty is the selected one")] = ""
     models: tuple[ModelConfig, ...] = ()
+    devices: tuple[DeviceConfig, ...] = ()
     store: StoreConfig = StoreConfig()
     memory: MemoryConfig = MemoryConfig()
     gateway: GatewayConfig = GatewayConfig()
@@ -306,4 +308,6 @@ def place_of(key: str) -> str | None:
         return f"[{table}] of edgellm.toml: {name} = …" if table else f"the top of edgellm.toml: {name} = …"
     if key in SETTINGS:
         return f"[set], or for one model: set = {{ {key} = … }}"
+    if key in DEVICE_KEYS:
+        return f"[[device]]: {key} = …"
     return f"[[model]]: {key} = …" if key in MODEL_KEYS else None

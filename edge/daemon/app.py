@@ -19,12 +19,12 @@ from edge.daemon import late_start as awaited
 from edge.daemon import volatile_dirs
 from edge.daemon.control import Control, LogQuestion, log_lines, overview
 from edge.daemon.fleet import Fleet, about, gateway_config
-from edge.daemon.gpu_recovery import recover_gpu
 from edge.daemon.history import Recorder, SpeedBaseline
 from edge.daemon.journal import console_for
 from edge.daemon.planning import Launched, LaunchTimes, remember
 from edge.daemon.reload import Reload, after_restart
 from edge.daemon.remembered_launch import forget, keep
+from edge.daemon.remote_recovery import recover_devices
 from edge.daemon.residents import Residents
 from edge.daemon.thermal import ThermalControl, telemetry_of
 from edge.daemon.watchdog import MORE_S, Watchdog
@@ -154,7 +154,7 @@ class App:
             self.console.say(note)
         self._report_problems()
         self._arrival = asyncio.create_task(self._serve_late())
-        recovering = recover_gpu(lambda: self.prepared, self.fleet, self._reload_in_background)
+        recovering = recover_devices(lambda: self.prepared, self.fleet, self._reload_in_background)
         serving = [
             self._arrival,
             *map(asyncio.create_task, (self._show_progress(), recovering, self.residents.pool.run())),

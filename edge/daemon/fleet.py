@@ -21,7 +21,16 @@ from edge.linux.best_effort import LogFile
 from edge.linux.procfs import Ring
 from edge.paths import Folders
 from edge.plan.plan import LaunchPlan, ModelPlan
-from edge.plan.prepare import Prepared, config_of, preloaded, prepare, preset_of, wants_gpu, without_gpu
+from edge.plan.prepare import (
+    Prepared,
+    config_of,
+    preloaded,
+    prepare,
+    preset_of,
+    wants_gpu,
+    without_gpu,
+    without_servers,
+)
 from edge.resources import data_dir, load_toml
 from edge.supervisor.log_patterns import Patterns
 from edge.supervisor.memory_wait import MemoryHolder
@@ -78,7 +87,7 @@ def terms_of(prepared: Prepared, model: ModelPlan, last_good_tokens_s: float | N
     preset, plan = preset_of(prepared, model.id), model.ladder.plans[model.ladder.chosen]
     config = config_of(prepared, model.id)
     return SupervisorOptions(
-        policy=Policy(**to_builtins(prepared.config.restart, enc_hook=str)),
+        policy=policy_of(prepared, plan),
         limits=process_limits(preset),
         strict=prepared.config.strict,
         capability=prepared.board.compute_capability,
@@ -88,8 +97,30 @@ def terms_of(prepared: Prepared, model: ModelPlan, last_good_tokens_s: float | N
         preload=preloaded(prepared, model),
         ttl_s=config.ttl_s,
         expected_speed=expected_speed(prepared.board, (plan.model or model.model).meta, plan, last_good_tokens_s),
-        known=(*without_device(prepared, plan), *other_engine(prepared)),
+        known=(*without_device(prepared, plan), *other_engine(prepared), *without_absent(prepared)),
     )
+
+
+# A start each minute (the last of backoff_s), for about two years.
+_WITHOUT_END = 1_000_000
+
+
+def policy_of(prepared: Prepared, plan: LaunchPlan) -> Policy:
+    """Return the limits of a supervisor; starts for rpc-servers that are to be waited for have no last one."""
+    policy = Policy(**to_builtins(prepared.config.restart, enc_hook=str))
+    waits = plan.settings.rpc and not may_do_without(prepared, plan)
+    return replace(policy, device_attempts=_WITHOUT_END) if waits else policy
+
+
+def may_do_without(prepared: Prepared, plan: LaunchPlan) -> bool:
+    """Return whether this board may serve alone while an rpc-server of the plan is away: each has to allow it."""
+    used = [device for device in prepared.config.devices if device.rpc in plan.settings.rpc]
+    return bool(used) and all(device.absent == "without" for device in used)
+
+
+def without_absent(prepared: Prepared) -> tuple[Degraded, ...]:
+    """Return a degradation for each rpc-server that the plan was made without."""
+    return tuple(Degraded("rpc", each.endpoint, "not used", each.because) for each in prepared.absent)
 
 
 def without_device(prepared: Prepared, plan: LaunchPlan) -> tuple[Degraded, ...]:
@@ -191,7 +222,9 @@ class Fleet:
     ) -> Supervisor:
         """Make a supervisor, not started. Beside one that serves the model already it gets another socket path."""
         engine = prepared.plan.engine
-        may_use_cpu = prepared.profile.preset.fallback == "cpu"
+        planned = model.ladder.plans[model.ladder.chosen]
+        remote = bool(planned.settings.rpc)
+        other = may_do_without(prepared, planned) if remote else prepared.profile.preset.fallback == "cpu"
         good = key(model.model.fingerprint, engine.id, model.ladder.chosen)
 
         def on_speed(supervisor: Supervisor, tokens_s: float) -> None:
@@ -209,7 +242,7 @@ class Fleet:
             on_line=self._log(model.id).add,
             on_speed=on_speed,
             remedies=Remedies(self._table, engine, model.model, model.id),
-            cpu=(lambda: self._cpu_plan(prepared, model.id)) if may_use_cpu else None,
+            cpu=(lambda: self._other_plan(prepared, model.id, remote=remote)) if other else None,
             driver=lambda: _driver(prepared),
             gpu_load=self._gpu_load,
             gpu_holders=self._gpu_holders,
@@ -300,9 +333,10 @@ class Fleet:
         self._socket_number += 1
         return first.with_name(f"{first.stem[:28]}~{self._socket_number}.sock")
 
-    def _cpu_plan(self, prepared: Prepared, model_id: str) -> LaunchPlan:
-        """Return the model's plan without the GPU. Raises EdgeError."""
-        instead = prepare(without_gpu(prepared.config), self._folders)
+    def _other_plan(self, prepared: Prepared, model_id: str, *, remote: bool) -> LaunchPlan:
+        """Return the model's plan without the GPU, or without `remote` boards. Raises EdgeError."""
+        reduced = without_servers(prepared.config) if remote else without_gpu(prepared.config)
+        instead = prepare(reduced, self._folders)
         ladder = instead.plan.models[model_id].ladder
         return replace(ladder.plans[ladder.chosen], model=instead.plan.models[model_id].model)
 

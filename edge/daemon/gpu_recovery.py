@@ -18,6 +18,7 @@ from edge.errors import EdgeError
 from edge.plan.prepare import Prepared, wants_gpu
 from edge.supervisor.events import DeviceBack
 from edge.supervisor.status import State
+from edge.supervisor.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ async def recover_gpu(
     while True:
         await asyncio.sleep(pauses_s[min(looks, len(pauses_s) - 1)])
         current = prepared()
-        lost = [each for each in fleet.supervisors() if each.on_cpu_instead and each.machine.state is State.READY]
+        lost = [each for each in fleet.supervisors() if _lost_gpu(each)]
         absent = current is not None and planned_without_gpu(current)
         if current is None or not (lost or absent):
             looks = 0
@@ -57,6 +58,12 @@ async def recover_gpu(
                 each.post(DeviceBack())
             if absent:
                 await plan_again()
+
+
+def _lost_gpu(supervisor: Supervisor) -> bool:
+    """Return whether it serves without its GPU; a lost rpc-server is the matter of remote_recovery."""
+    home = supervisor.model.ladder.plans[supervisor.machine.home]
+    return supervisor.on_cpu_instead and supervisor.machine.state is State.READY and not home.settings.rpc
 
 
 def planned_without_gpu(prepared: Prepared) -> bool:

@@ -142,6 +142,8 @@ def remember(launched: Launched, prepared: Prepared) -> RememberedLaunch | None:
     for model_id in launched.children:
         model = prepared.plan.models[model_id]
         plan = model.ladder.plans[model.ladder.chosen]
+        if plan.settings.rpc:
+            return None  # the next start asks the rpc-servers first
         limits = process_limits(preset_of(prepared, model_id))
         held = {domain: _held_bytes(plan, domain) for domain in plan.budget}
         files = list((plan.model or model.model).shards)

@@ -110,6 +110,10 @@ _PROGRESS = b"cmd_child_to_router:state"
 _CUDA = b"ggml_cuda_init"
 # VMM builds call the driver API for it; GGML_CUDA_NO_VMM compiles every such call out.
 _VMM = b"cuMemAddressReserve"
+# ggml/src/ggml-rpc/ggml-rpc.cpp: --help lists --rpc in every build, this text is in those that have the backend.
+_RPC = b"Remote RPC server crashed"
+
+_MARKERS = (_PROGRESS, _CUDA, _VMM, _RPC)
 
 
 class Traits(Struct, frozen=True):
@@ -121,6 +125,7 @@ class Traits(Struct, frozen=True):
     built_for: tuple[int, ...] = ()
     ptx: tuple[int, ...] = ()
     machine: str | None = None
+    rpc: bool = False
 
 
 def traits(binary: Path) -> Traits:
@@ -134,14 +139,14 @@ def traits(binary: Path) -> Traits:
             if data is None:
                 continue
             machine = machine or elf_machine(data)
-            seen.update(marker for marker in (_PROGRESS, _CUDA, _VMM) if marker not in seen and data.find(marker) >= 0)
+            seen.update(marker for marker in _MARKERS if marker not in seen and data.find(marker) >= 0)
             found = kernels(data)
         if found is not None:
             sass.update(found.sass)
             ptx.update(found.ptx)
     cuda = _CUDA in seen
     no_vmm = _VMM not in seen if cuda else None
-    return Traits(_PROGRESS in seen, cuda, no_vmm, tuple(sorted(sass)), tuple(sorted(ptx)), machine)
+    return Traits(_PROGRESS in seen, cuda, no_vmm, tuple(sorted(sass)), tuple(sorted(ptx)), machine, _RPC in seen)
 
 
 def neighbours(binary: Path) -> list[Path]:

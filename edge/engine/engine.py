@@ -55,6 +55,7 @@ class Engine(Struct, frozen=True):
     progress_protocol: bool = True
     library_path: str | None = None  # LD_LIBRARY_PATH the child needs
     args: tuple[str, ...] = ()  # between `path` and the settings: the script of the embedded engine
+    rpc: bool = False  # it can place layers on other machines: built with GGML_RPC
     assumed: bool = False  # not built yet: `flags` holds only what edgellm itself may give
     without: tuple[Acceleration, ...] = ()  # switched off at each start: this machine crashed with them at the proof
 

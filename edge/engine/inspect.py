@@ -22,7 +22,7 @@ from edge.linux.files import read_json, write_shared
 from edge.resources import data_dir, load_toml
 
 # Increase it when the answers get another form: old cache files are then ignored.
-_CACHE_SCHEMA = 2
+_CACHE_SCHEMA = 3
 # The kernel's overflow uid, which is `nobody` on Debian and Ubuntu.
 _NOBODY = 65534
 # systemd/edgellm.sysusers and the installer create it.
@@ -129,6 +129,7 @@ def _ask(path: Path, environment: dict[str, str], root: Path) -> dict[str, Any]:
         "built_for": list(found.built_for),
         "progress_protocol": found.progress_protocol,
         "library_path": library_path,
+        "rpc": found.rpc,
     }
 
 
@@ -298,4 +299,5 @@ def _engine(path: Path, answers: dict[str, Any], engine_id: str | None) -> Engin
         built_for=tuple(answers["built_for"]),
         progress_protocol=answers["progress_protocol"],
         library_path=answers["library_path"],
+        rpc=answers["rpc"],
     )

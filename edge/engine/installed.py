@@ -125,6 +125,7 @@ def _engine(binary: Path, engine_id: str, document: dict[str, Any]) -> Engine:
         no_vmm=target.get("no_vmm"),
         progress_protocol=bool(document.get("progress_protocol", True)),
         library_path=document.get("library_path"),
+        rpc=bool(document.get("rpc", False)),
         without=tuple(
             Acceleration(str(off["id"]), tuple(off["args"]), dict(off["environment"]), str(off["lost"]))
             for off in document.get("without", ())

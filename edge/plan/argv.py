@@ -113,6 +113,8 @@ def _experts_on_cpu(settings: Settings, n_layer: int) -> str:
 
 def _placement(line: _Line, settings: Settings, n_layer: int) -> None:
     line.add(("--n-gpu-layers", "-ngl", "--gpu-layers"), str(settings.n_gpu_layers))
+    if settings.rpc:  # before --device, which names devices that exist (llama.cpp reads its options in their order)
+        line.add(("--rpc",), ",".join(settings.rpc), needed=True)
     if settings.devices:
         line.add(("--device", "-dev"), ",".join(settings.devices))
     elif settings.n_gpu_layers == 0:

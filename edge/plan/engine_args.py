@@ -43,6 +43,7 @@ OWNED = {
     "--tensor-split": "tensor_split",
     "--device": "gpus",
     "--main-gpu": "gpus",
+    "--rpc": "[[device]]",
     "--fit": "n_ctx_min",
     "--fit-target": "reserve",
     "--fit-ctx": "n_ctx_min",

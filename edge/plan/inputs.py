@@ -28,8 +28,18 @@ UNIFIED = "unified"
 HOST = "host"
 
 
+class RemoteServer(Struct, frozen=True):
+    """An rpc-server, with the memory domains of its devices. It serves one engine, with all of its devices."""
+
+    endpoint: str
+    domains: tuple[str, ...]
+
+
 class PlanInputs(Struct, frozen=True):
-    """Memory and devices of one machine. `gpus`: domains for layers in CUDA's order; `unified` on unified memory."""
+    """Memory and devices of one machine. `gpus`: domains for layers in CUDA's order; `unified` on unified memory.
+
+    `remotes`: rpc-servers that may be used. In the inputs of one set of devices `gpus` begins with their domains.
+    """
 
     board: Board
     engine: Engine
@@ -39,6 +49,7 @@ class PlanInputs(Struct, frozen=True):
     calibrations: Mapping[str, Calibration] = field(default_factory=dict)  # of this engine, by calibration_key
     load_choices: tuple[LoadChoice, ...] = ()  # measured for this board and engine
     busy_cores: int = 0  # by other processes, as telemetry saw it
+    remotes: tuple[RemoteServer, ...] = ()
 
     @property
     def host(self) -> str:
@@ -72,9 +83,23 @@ class PlanInputs(Struct, frozen=True):
         return max(0, self.available_bytes[name] - self.reserve_bytes[name])
 
     def less(self, budget: MemoryBudget) -> PlanInputs:
-        """Return the inputs with the memory that is left beside a planned model."""
+        """Return the inputs with the memory that is left beside a planned model, and the servers that it leaves."""
         left = {d: free - (budget[d].required_bytes if d in budget else 0) for d, free in self.available_bytes.items()}
-        return replace(self, available_bytes=left)
+        free = tuple(server for server in self.remotes if not budget.keys() & set(server.domains))
+        return replace(self, available_bytes=left, remotes=free)
+
+    @property
+    def remote_domains(self) -> tuple[str, ...]:
+        return tuple(domain for server in self.remotes for domain in server.domains)
+
+    @property
+    def local_gpus(self) -> tuple[str, ...]:
+        return tuple(gpu for gpu in self.gpus if not is_remote(gpu))
+
+    @property
+    def used_servers(self) -> tuple[str, ...]:
+        """The endpoints whose devices are among `gpus`."""
+        return tuple(server.endpoint for server in self.remotes if set(server.domains) & set(self.gpus))
 
     def domain(self, name: str) -> DomainBudget:
         """Return an empty budget of this domain."""
@@ -115,6 +140,26 @@ def restricted(preset: Preset, inputs: PlanInputs) -> PlanInputs:
         return inputs
     named = {gpu.uuid for gpu in only_gpus(inputs.board, preset.gpus).gpus}
     return replace(inputs, gpus=tuple(gpu for gpu in inputs.gpus if gpu in named))
+
+
+def is_remote(domain: str) -> bool:
+    """Return whether a memory domain is of an rpc-server: it has the name of llama.cpp's buffers there."""
+    return domain.startswith("RPC")
+
+
+def device_sets(preset: Preset, inputs: PlanInputs) -> tuple[tuple[str, ...], ...]:
+    """Return the sets of devices to try, in the order of preference: this board alone, then with rpc-servers.
+
+    Each token crosses the network once for each server, so that as few as possible are used, in their given order. The
+    local GPUs are last, where the output is computed: its logits are larger than any other tensor between devices.
+    """
+    own = inputs.gpus if preset.offload == "full" else ()
+    sets = list(gpu_sets(preset, inputs))
+    remote: tuple[str, ...] = ()
+    for server in inputs.remotes:
+        remote += server.domains
+        sets.append((*remote, *own))
+    return tuple(sets)
 
 
 def gpu_sets(preset: Preset, inputs: PlanInputs) -> tuple[tuple[str, ...], ...]:

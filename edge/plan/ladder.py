@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from edge.config.values import Preset
 from edge.models.meta import ModelMeta
-from edge.plan.inputs import Candidate, PlanInputs, gpu_sets, in_one_batch
+from edge.plan.inputs import Candidate, PlanInputs, device_sets, gpu_sets, in_one_batch, is_remote
 from edge.plan.kv_cache import BLOCKS, PLAIN_KV, checkpoint_bytes, slot_context
 from edge.plan.load_choice import chosen_mode, offload_of
 from edge.plan.memory import budget, device_required, layer_split, repacked_bytes
@@ -102,7 +102,7 @@ def settings(preset: Preset, step: LadderStep, candidate: Candidate, role: str, 
     """Build engine settings; offload all layers where there is a GPU and the preset asks for it."""
     file = candidate.file
     rows = _pooled_rows(preset, step, candidate)
-    offloaded = preset.offload == "full" and bool(inputs.gpus)
+    offloaded = bool(inputs.gpus) and (preset.offload == "full" or bool(inputs.used_servers))
     chosen = Settings(
         n_ctx=step.n_ctx,
         n_parallel=step.n_parallel,
@@ -166,7 +166,9 @@ def _with_checkpoints(chosen: Settings, candidate: Candidate) -> Settings:
 def on_gpus(preset: Preset, chosen: Settings, candidate: Candidate, inputs: PlanInputs) -> Settings:
     """Set devices and split for the GPUs of `inputs`: by the preset's shares, else as evenly as whole layers allow."""
     if not chosen.n_gpu_layers:
-        return replace(chosen, devices=(), split_mode=None, tensor_split=())
+        return replace(chosen, devices=(), split_mode=None, tensor_split=(), rpc=())
+    if inputs.used_servers:
+        return _with_servers(chosen, candidate, inputs)
     if not inputs.discrete or len(inputs.gpus) == 1:
         return replace(chosen, devices=("CUDA0",), split_mode="none" if inputs.discrete else None, tensor_split=())
     given = tuple(share for share in preset.tensor_split if share > 0)
@@ -176,6 +178,15 @@ def on_gpus(preset: Preset, chosen: Settings, candidate: Candidate, inputs: Plan
         split_mode=preset.split_mode,
         tensor_split=given if len(given) == len(inputs.gpus) else layer_split(candidate, chosen, inputs),
     )
+
+
+def _with_servers(chosen: Settings, candidate: Candidate, inputs: PlanInputs) -> Settings:
+    """Set devices and split for rpc-servers and the local GPUs. llama.cpp splits over servers by whole layers only."""
+    own = iter(range(len(inputs.gpus)))
+    names = tuple(gpu.partition("[")[0] if is_remote(gpu) else f"CUDA{next(own)}" for gpu in inputs.gpus)
+    placed = replace(chosen, devices=names, split_mode="layer", rpc=inputs.used_servers)
+    split = layer_split(candidate, placed, inputs) if len(names) > 1 else ()
+    return replace(placed, tensor_split=split)
 
 
 # Build the ladder of one model: as requested first, then with less and less of the deciding memory. Pure.
@@ -221,10 +232,10 @@ def walk_ladder(preset: Preset, candidates: Sequence[Candidate], role: str, inpu
 
 def rungs_at(preset: Preset, candidate: Candidate, role: str, inputs: PlanInputs, context: int) -> Iterator[Rung]:
     """Yield the rungs of one file whose slots get `context` tokens, or what it was trained for."""
-    sets = gpu_sets(preset, inputs)
+    sets = device_sets(preset, inputs)
     for step in steps(preset, candidate.file.meta, context):
         yield _fitting(
-            _rung(candidate, settings(preset, step, candidate, role, part), part)
+            _placed(candidate, settings(preset, step, candidate, role, part), part, preset)
             for part in (replace(inputs, gpus=gpus) for gpus in sets)
             if _may_fit(candidate, preset, part) or part.gpus == sets[-1]
         )
@@ -242,6 +253,15 @@ def _rung(candidate: Candidate, chosen: Settings, inputs: PlanInputs) -> Rung:
     return Rung(candidate, chosen, budget(candidate, chosen, inputs), inputs.gpus if chosen.n_gpu_layers else ())
 
 
+def _placed(candidate: Candidate, chosen: Settings, inputs: PlanInputs, preset: Preset) -> Rung:
+    """Return the rung; where a CPU and rpc-servers share a model that the servers alone do not hold, its best cut."""
+    rung = _rung(candidate, chosen, inputs)
+    if rung.fits or not inputs.used_servers or inputs.local_gpus:
+        return rung
+    counts = range(candidate.file.meta.n_layer, 0, -1)
+    return _first_that_fits(counts, lambda count: _with_layers(preset, rung, count, inputs)) or rung
+
+
 def _fitting(rungs: Iterable[Rung]) -> Rung:
     """Return the first that fits, else the one that lacks least."""
     best: Rung | None = None
@@ -256,7 +276,7 @@ def _fitting(rungs: Iterable[Rung]) -> Rung:
 
 def _may_fit(candidate: Candidate, preset: Preset, inputs: PlanInputs) -> bool:
     """A cheap bound: most sets of GPUs are smaller than the weights alone."""
-    if preset.offload != "full" or not inputs.discrete:
+    if preset.offload != "full" or not inputs.discrete or inputs.used_servers:
         return True
     room = sum(inputs.room_bytes(gpu) for gpu in inputs.gpus)
     return room >= candidate.weights.file_bytes - candidate.weights.input_bytes

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from edge.models.meta import ModelMeta
 from edge.plan.calibration import Calibration, calibration_key, settled
-from edge.plan.inputs import Candidate, PlanInputs, Weights, repacked_types
+from edge.plan.inputs import Candidate, PlanInputs, Weights, is_remote, repacked_types
 from edge.plan.kv_cache import (
     ENCODERS,
     PLAIN_KV,
@@ -216,9 +216,10 @@ def budget(candidate: Candidate, settings: Settings, inputs: PlanInputs) -> Memo
 
 def device_required(domains: MemoryBudget, inputs: PlanInputs) -> int:
     """Return the bytes that the ladder has to reduce: the GPUs' where they are discrete, else all."""
+    placed = {*inputs.gpus, *inputs.remote_domains}
     if not inputs.discrete:
         return sum(domain.required_bytes for domain in domains.values())
-    return sum(domain.required_bytes for name, domain in domains.items() if name in inputs.gpus)
+    return sum(domain.required_bytes for name, domain in domains.items() if name in placed)
 
 
 def shares(settings: Settings, inputs: PlanInputs, n_layer: int) -> list[tuple[str, range]]:
@@ -269,11 +270,12 @@ def layer_split(candidate: Candidate, settings: Settings, inputs: PlanInputs) ->
         for i in range(first, meta.n_layer + 1)
     ]
     compute = device_compute_bytes(meta, candidate.memory, settings, all_logits=inputs.all_logits)
-    fixed = int(compute * calibration.compute) + _context_bytes(inputs)
-    if first or settings.cpu_expert_layers:
-        fixed += weights.largest_bytes
-    rooms = [inputs.room_bytes(gpu) - fixed for gpu in inputs.gpus]
+    fixed = int(compute * calibration.compute)
+    local = _context_bytes(inputs) + (weights.largest_bytes if first or settings.cpu_expert_layers else 0)
+    rooms = [inputs.room_bytes(gpu) - fixed - (0 if is_remote(gpu) else local) for gpu in inputs.gpus]
     rooms[0] -= candidate.file.beside_bytes + _projector_compute(candidate)
+    if inputs.host in inputs.gpus:  # unified memory beside rpc-servers: it also holds what stays on the host
+        rooms[inputs.gpus.index(inputs.host)] -= _on_host_bytes(candidate, settings, inputs)
     best, low, high = _packed(sizes, rooms, 1.0), 0.0, 1.0
     if best is None:
         return tuple(max(0.1, round(inputs.room_bytes(gpu) / GIB, 1)) for gpu in inputs.gpus)
@@ -282,6 +284,17 @@ def layer_split(candidate: Candidate, settings: Settings, inputs: PlanInputs) ->
         found = _packed(sizes, rooms, middle)
         best, low, high = (best, middle, high) if found is None else (found, low, middle)
     return tuple(float(count) for count in best)
+
+
+def _on_host_bytes(candidate: Candidate, settings: Settings, inputs: PlanInputs) -> int:
+    """Return the bytes of a fully offloaded model that are in host memory."""
+    alone = replace(inputs, gpus=(inputs.host,))
+    whole = budget(candidate, replace(settings, devices=(), tensor_split=()), alone)[inputs.host]
+    layers = candidate.weights.of(range(candidate.file.meta.n_layer + 1), 0)
+    compute = device_compute_bytes(candidate.file.meta, candidate.memory, settings, all_logits=inputs.all_logits)
+    scale = _calibration(candidate, settings, inputs).compute
+    kv = sum(cache_by_layer(candidate.memory, settings))
+    return max(0, whole.required_bytes - layers - kv - int(compute * scale) - _context_bytes(inputs))
 
 
 def _packed(sizes: Sequence[int], rooms: Sequence[int], part: float) -> list[int] | None:
@@ -314,14 +327,17 @@ def _offloaded(domains: MemoryBudget, candidate: Candidate, settings: Settings, 
     # For a large batch the GPU computes host weights too, from a copy in its compute buffer (--op-offload).
     copied = weights.largest_bytes if first or on_host else 0
     for index, (name, share) in enumerate(shares(settings, inputs, meta.n_layer)):
+        remote = is_remote(name)  # its process has its context, and never computes host weights
         _add(
             domains,
             inputs,
             name,
             weights_bytes=weights.of(share, on_host) + (0 if index else candidate.file.beside_bytes),
             kv_bytes=sum(caches[share.start : share.stop]),
-            compute_bytes=int(compute * calibration.compute) + copied + (0 if index else _projector_compute(candidate)),
-            context_bytes=context,
+            compute_bytes=int(compute * calibration.compute)
+            + (0 if remote else copied)
+            + (0 if index else _projector_compute(candidate)),
+            context_bytes=0 if remote else context,
         )
     experts = sum(weights.experts[meta.n_layer - on_host :]) if on_host else 0
     host_compute = host_compute_bytes(meta, candidate.memory, settings)

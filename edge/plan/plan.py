@@ -30,6 +30,7 @@ class Settings(Struct, frozen=True):
     mmproj: str | None = None
     cpu_expert_layers: int = 0  # last layers whose experts stay on the host while all layers are on the GPUs
     ui: bool = False  # llama.cpp's own web page
+    rpc: tuple[str, ...] = ()  # rpc-servers that hold layers, host:port: devices RPC0, RPC1, ... in their order
     ctx_checkpoints: int = 0  # snapshots of a slot's window or state, so that a prompt can be reused
 
 

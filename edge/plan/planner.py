@@ -19,11 +19,12 @@ from edge.plan.argv import EnvFacts, environment, render
 from edge.plan.calibration import Calibration, last_start
 from edge.plan.draft_choice import DraftChoice, measured_drafts
 from edge.plan.engine_options import OPTION_NAMES, engine_options
-from edge.plan.inputs import Candidate, PlanInputs, restricted, role_of, situation, usable_gpus
+from edge.plan.inputs import Candidate, PlanInputs, is_remote, restricted, role_of, situation, usable_gpus
 from edge.plan.ladder import Rung, walk_ladder
 from edge.plan.load_choice import LoadChoice
 from edge.plan.plan import Ladder, LaunchPlan, ModelPlan, Plan
 from edge.plan.reasons import does_not_fit, reasons
+from edge.plan.remotes import Remotes, with_remotes
 from edge.units import GIB
 
 
@@ -38,6 +39,7 @@ class Extras(Struct, frozen=True):
     load_choices: tuple[LoadChoice, ...] = ()
     busy_cores: int = 0
     draft_choices: tuple[DraftChoice, ...] = ()
+    remotes: Remotes = Remotes()
 
 
 def make_plan(
@@ -60,6 +62,7 @@ def make_plan(
     extras = extras or Extras()
     preset, whole = plan_inputs(board, memory, profile, engine, extras.calibrations)
     whole = replace(whole, load_choices=extras.load_choices, busy_cores=extras.busy_cores)
+    whole = with_remotes(whole, extras.remotes, preset.reserve)
     job = _Job(profile, preset, facts, extras)
     plans: dict[str, ModelPlan] = {}
     left = whole
@@ -73,6 +76,7 @@ def make_plan(
         *_no_code(board, engine),
         *_board_notes(board, preset, plans),
         *memory.notes,
+        *extras.remotes.all_notes,
     )
     return Plan(board, engine, {model_id: plans[model_id] for model_id in models}, notes)
 
@@ -105,7 +109,8 @@ class _Job(Struct, frozen=True):
         role = role_of(file.meta, config.role)
         rungs = walk_ladder(preset, candidates, role, inputs)
         if others and not any(rung.fits for rung in rungs):
-            inputs = restricted(preset, whole)
+            # A server that another model uses serves no second engine, even while that model sleeps.
+            inputs = restricted(preset, replace(whole, remotes=left.remotes))
             rungs = walk_ladder(preset, candidates, role, inputs)
             turns = (f"fits only while {' and '.join(others)} sleep: they take turns",)
         chosen = next((index for index, rung in enumerate(rungs) if rung.fits), None)
@@ -137,7 +142,8 @@ class _Job(Struct, frozen=True):
         origins: Mapping[str, str],
     ) -> LaunchPlan:
         file = rung.candidate.file
-        gpus = None if inputs.board.unified_memory else rung.gpus
+        own = tuple(gpu for gpu in rung.gpus if not is_remote(gpu))
+        gpus = None if inputs.board.unified_memory else own
         options = engine_options(preset, inputs.engine, origins)
         line = render(rung.settings, inputs.engine, file, config.id, options)
         return LaunchPlan(
@@ -242,7 +248,7 @@ def _board_notes(board: Board, preset: Preset, plans: Mapping[str, ModelPlan]) -
 _VALUES = (
     "--model --alias --host --ctx-size --parallel --batch-size --ubatch-size --cache-type-k --cache-type-v "
     "--flash-attn --cache-ram --ctx-checkpoints --n-gpu-layers --device --split-mode --tensor-split --fit --threads "
-    "--threads-batch --mmproj --load-mode --log-colors --override-tensor"
+    "--threads-batch --mmproj --load-mode --log-colors --override-tensor --rpc"
 )
 _LEAST_ARCH = 50  # no toolkit that llama.cpp still supports compiles for older ones (CUDA 12: 50, CUDA 13: 75)
 _SWITCHES = (
@@ -267,4 +273,5 @@ def assumed_engine(board: Board, recipe: str, path: str) -> Engine:
         cuda=cuda,
         assumed=True,
         built_for=tuple(sorted({arch for arch in archs if arch >= _LEAST_ARCH})),
+        rpc=True,
     )

@@ -30,6 +30,7 @@ from edge.plan.load_choice import choices_path, read_choices
 from edge.plan.other_load import load_path, read_busy_cores
 from edge.plan.plan import ModelPlan, Plan
 from edge.plan.planner import Extras, assumed_engine, make_plan, plan_inputs
+from edge.plan.remotes import Absent, Remotes, find_remotes
 from edge.units import MIB, format_bytes
 
 _LEAST_BYTES = 64 * MIB  # llama-server alone, without a model
@@ -58,6 +59,7 @@ class Prepared(Struct, frozen=True):
     profile: Profile
     plan: Plan
     fallback: EngineFallback | None = None
+    absent: tuple[Absent, ...] = ()  # rpc-servers that the plan is without
 
 
 def prepare(config: Config, folders: Folders, view: HostView | None = None, *, allow_missing: bool = False) -> Prepared:
@@ -75,10 +77,12 @@ def prepare(config: Config, folders: Folders, view: HostView | None = None, *, a
         None if config.engine or view.board else fallback_now(folders.engines, start_records.read(folders.starts))
     )
     engine, notes = _engine(config, profile, board, folders, view, allow_missing)
+    here = view.board is None and view.root == Path("/")
+    remotes = find_remotes(config.devices, engine, folders, here=here, wait=not allow_missing)
 
     def planned(board: Board) -> Plan:
         memory = limited(_memory(view, board), config.memory.limit, profile.preset.reserve)
-        plan = _plan(config, profile, board, memory, engine, folders, allow_missing)
+        plan = _plan(config, profile, board, memory, engine, folders, allow_missing, remotes)
         return replace(plan, notes=(*plan.notes, *notes))
 
     if not allow_missing and not view.at_boot:
@@ -90,7 +94,7 @@ def prepare(config: Config, folders: Folders, view: HostView | None = None, *, a
             if board.unified_memory:
                 planned(board)
             raise
-    return Prepared(config, board, profile, planned(board), fallback)
+    return Prepared(config, board, profile, planned(board), fallback, remotes.absent)
 
 
 def engine_for(config: Config, profile: Profile, board: Board, folders: Folders, *, needs_gpu: bool) -> Engine:
@@ -128,6 +132,11 @@ def without_gpu(config: Config) -> Config:
     return replace(config, overrides={**config.overrides, **overrides})
 
 
+def without_servers(config: Config) -> Config:
+    """Return the same configuration for this board alone, for an rpc-server that stays away."""
+    return replace(config, devices=())
+
+
 def _plan(
     config: Config,
     profile: Profile,
@@ -136,6 +145,7 @@ def _plan(
     engine: Engine,
     folders: Folders,
     allow_missing: bool,
+    remotes: Remotes,
 ) -> Plan:
     calibrations = load(calibration_path(folders), engine.id)
     choices = read_choices(choices_path(folders), board.id, engine.id)
@@ -145,7 +155,7 @@ def _plan(
     chosen = Chooser(standard(folders, config.store.dirs, os.environ), inputs).choose(config, preset)
     facts = EnvFacts(str(folders.cache), str(folders.cache), wsl=board.container == "wsl2")
     drafts = read_drafts(drafts_path(folders), board.id, engine.id)
-    extras = Extras(chosen.smaller, calibrations, choices, busy, drafts)
+    extras = Extras(chosen.smaller, calibrations, choices, busy, drafts, remotes)
     plan = make_plan(board, memory, profile, engine, chosen.models, facts, extras)
     if chosen.absent and not allow_missing:
         raise fetch_first(chosen.absent)

@@ -65,7 +65,10 @@ def _special(rung: Rung, preset: Preset, role: str, inputs: PlanInputs, reason: 
         each = format_bytes(checkpoint_bytes(candidate.memory, chosen))
         why = f"snapshots of {each} that let a prompt be reused; the engine would keep 32"
         found.append(reason("ctx_checkpoints", chosen.ctx_checkpoints, why))
-    if chosen.n_gpu_layers and len(rung.gpus) < len(inputs.gpus):
+    if chosen.rpc:
+        why = "it does not fit on this board alone: layers on other boards, over a network without authentication"
+        found.append(reason("rpc", ", ".join(chosen.rpc), why))
+    elif chosen.n_gpu_layers and len(rung.gpus) < len(inputs.gpus):
         found.append(reason("gpus", _names(rung.gpus, inputs), _left_out(rung.gpus, preset, inputs)))
     if chosen.cpu_expert_layers:
         n_layer = candidate.file.meta.n_layer

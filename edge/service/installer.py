@@ -87,6 +87,7 @@ class Installer:
         units = ["edgellm.socket", "edgellm.service"]
         units += ["edgellm-jtop.service"] if self.settings.jtop else []
         units += ["edgellm-power.service"] if self._at(layout.POWER).exists() or self.settings.power_mode else []
+        units += [layout.RPC_UNIT] if self.settings.rpc_listen else []
         enabled = all(systemctl.enabled(unit) for unit in units)
         enable = InstallStep(
             f"enable {', '.join(units)}", partial(systemctl.run, ["systemctl", "enable", *units]), done=enabled

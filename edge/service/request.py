@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from edge.board.device_nodes import GPU_GROUPS
+from edge.config.devices import rpc_address
 from edge.errors import ConfigError, UsageError
 from edge.paths import Folders, system_folders
 from edge.service import program
@@ -34,6 +35,8 @@ class InstallRequest(Struct, frozen=True):
     model_dirs: tuple[Path, ...] = ()
     offline: Path | None = None
     power_mode: str = ""
+    rpc_listen: str | None = None  # None: as recorded; empty: no edgellm-rpc.service
+    rpc_interface: str = ""
     caller_uid: int = 0  # the user that called sudo
     root: Path = field(default=Path("/"))
 
@@ -68,7 +71,23 @@ def unit_settings(request: InstallRequest, wheels: Path | None = None) -> UnitSe
         groups=existing_groups(GPU_GROUPS),
         jtop=bool(existing_groups(("jtop",))),
         power_mode=request.power_mode or before.power_mode,
+        **_rpc(request, before),
     )
+
+
+_INTERFACE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}")  # IFNAMSIZ of linux/if.h is 16, with a final zero
+
+
+def _rpc(request: InstallRequest, before: UnitSettings) -> dict[str, str]:
+    """Return the address of edgellm-rpc.service. Raises ConfigError for one that RPC may not use."""
+    if request.rpc_listen is None:
+        return {"rpc_listen": before.rpc_listen, "rpc_interface": before.rpc_interface}
+    if not request.rpc_listen:
+        return {}
+    if request.rpc_interface and not _INTERFACE_NAME.fullmatch(request.rpc_interface):
+        raise UsageError(f"no name of a network interface: {request.rpc_interface!r}", "see `ip link`")
+    address = rpc_address(request.rpc_listen, request.rpc_interface)
+    return {"rpc_listen": str(address), "rpc_interface": request.rpc_interface}
 
 
 def _addresses(request: InstallRequest) -> tuple[str, ...]:

@@ -34,6 +34,8 @@ class UnitSettings(Struct, frozen=True):
     groups: tuple[str, ...] = ()  # those of video and render that exist: an unknown one is 216/GROUP
     jtop: bool = False
     power_mode: str = ""
+    rpc_listen: str = ""  # address of edgellm-rpc.service; empty: it is not installed
+    rpc_interface: str = ""
 
 
 def read_record(path: Path) -> UnitSettings | None:
@@ -96,6 +98,8 @@ def drop_ins(settings: UnitSettings) -> dict[str, str]:
             }
         ),
     }
+    if settings.rpc_listen:
+        texts[RPC_UNIT] = drop_in_text({"Service": [*_rpc_command(settings), *_user(settings)]})
     # The usual machine needs almost no drop-in, so that `diff` shows what was decided for this one.
     return {unit: text for unit, text in texts.items() if text}
 
@@ -172,6 +176,12 @@ def _command(settings: UnitSettings, rest: str, key: str = "ExecStart") -> list[
     return [f"{key}=", f"{key}={quoted(settings.python)} -I {rest}"]
 
 
+def _rpc_command(settings: UnitSettings) -> list[str]:
+    words = f"-m edge rpc serve --listen {settings.rpc_listen}"
+    words += f" --interface {settings.rpc_interface}" if settings.rpc_interface else ""
+    return ["ExecStart=", f"ExecStart={quoted(settings.python)} -I {words}"]
+
+
 def _user(settings: UnitSettings) -> list[str]:
     # User= takes a bare name: quotes would become part of it (217/USER).
     return [] if settings.run_as == USER else [f"User={settings.run_as}", f"Group={GROUP}"]
@@ -192,7 +202,9 @@ UNITS = (
     "edgellm-ready.service",
     "edgellm-jtop.service",
     "edgellm-power.service",
+    "edgellm-rpc.service",
 )
+RPC_UNIT = UNITS[-1]
 UNIT_DIR = Path("etc/systemd/system")
 SYSUSERS = Path("etc/sysusers.d/edgellm.conf")
 JTOP_SYSUSERS = Path("etc/sysusers.d/edgellm-jtop.conf")
@@ -215,7 +227,8 @@ def files(settings: UnitSettings) -> tuple[UnitFile, ...]:
     def read(name: str) -> str:
         return (source / name).read_text(encoding="utf-8")
 
-    wanted = [unit for unit in UNITS if settings.jtop or unit != "edgellm-jtop.service"]
+    optional = {"edgellm-jtop.service": settings.jtop, RPC_UNIT: bool(settings.rpc_listen)}
+    wanted = [unit for unit in UNITS if optional.get(unit, True)]
     units = [UnitFile(UNIT_DIR / unit, read(unit)) for unit in wanted]
     changed = [UnitFile(drop_in(unit), text) for unit, text in drop_ins(settings).items() if unit in wanted]
     users = [UnitFile(SYSUSERS, read("edgellm.sysusers"))]

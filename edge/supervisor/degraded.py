@@ -182,5 +182,7 @@ def before_start(
 
 
 def _absent(missing: Failure | None) -> Iterator[Degraded]:
-    if missing is not None:
+    if missing is not None and missing.kind.startswith("remote_"):
+        yield Degraded("rpc", "layers on other boards", "this board alone", f"{missing.kind}: {missing.hint}")
+    elif missing is not None:
         yield Degraded("device", "GPU", "CPU", f"{missing.kind}: {missing.hint}")

@@ -21,11 +21,13 @@ class Opening(Struct, frozen=True):
 class Gates(Struct, frozen=True):
     """The gates of one start. `began_s`: the child's spawn, monotonic. A refused gate has evidence but is not ready.
 
-    `wanted`: devices of the plan; the context gate is open once each of them has a context.
+    `wanted`: devices of the plan; the context gate is open once each of them has a context. `remote`: those of other
+    boards; the weights gate is open once each of them holds some.
     """
 
     began_s: float
     wanted: tuple[str, ...] = ()
+    remote: tuple[str, ...] = ()
     openings: dict[str, Opening] = field(default_factory=dict)
     refusals: dict[str, str] = field(default_factory=dict)
 
@@ -102,7 +104,8 @@ class Gates(Struct, frozen=True):
         return result
 
     def _devices(self, gate: str, opening: Opening) -> dict[str, Gate]:
-        """Return the devices of a gate; for the context also those of the plan that have none."""
+        """Return the devices of a gate; also missing ones of the plan, where the gate asks for all of them."""
         seen = {name: Gate(True, opening.at_s, None, evidence) for name, evidence in opening.devices.items()}
-        missing = {name: Gate() for name in self.wanted if seen and name not in seen and gate == "context"}
+        due = self.wanted if gate == "context" and seen else self.remote if gate == "weights" else ()
+        missing = {name: Gate() for name in due if name not in seen}
         return seen | missing

@@ -63,7 +63,9 @@ class Attempt:
     ) -> None:
         self.plan = plan
         self.weights_bytes = weights_bytes
-        self.gates = Gates(spawned_at_s, wanted=plan.settings.devices if plan.settings.n_gpu_layers > 0 else ())
+        wanted = plan.settings.devices if plan.settings.n_gpu_layers > 0 else ()
+        remote = tuple(name for name in wanted if name.startswith("RPC"))
+        self.gates = Gates(spawned_at_s, wanted=wanted, remote=remote)
         self.facts = EngineFacts()
         self.progress: float | None = None
         self.marks: dict[str, float] = {}  # first time each mark was seen

@@ -16,7 +16,7 @@ from edge.supervisor.status import Degraded
 class PlanVariants:
     """The plans of one model. `cpu_rung` is one of the `count` rungs, or the one above them, planned when needed.
 
-    `cpu_rung` is None where the CPU is no fallback.
+    `cpu_rung` is None where the CPU is no fallback. For layers on other boards it is the plan for this board alone.
     """
 
     def __init__(
@@ -45,12 +45,16 @@ class PlanVariants:
         if self._cpu_plan is None:
             assert self._cpu is not None
             cpu, because = self._cpu(), Reason("rung", "CPU", "the GPU is not there")
+            if self._model.ladder.plans[self._model.ladder.chosen].settings.rpc:
+                because = Reason("rung", "this board alone", "the rpc-server is not there")
             self._cpu_plan = replace(cpu, rung=rung, reasons=(*cpu.reasons, because))
         return self._cpu_plan
 
 
 def _cpu_rung(model: ModelPlan, can_plan: bool) -> int | None:
     plans = model.ladder.plans
+    if plans[model.ladder.chosen].settings.rpc:
+        return len(plans) if can_plan else None
     if plans[0].settings.n_gpu_layers <= 0:
         return None
     on_ladder = next((i for i, plan in enumerate(plans) if plan.settings.n_gpu_layers <= 0), None)

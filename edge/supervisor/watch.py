@@ -13,6 +13,7 @@ from typing import Any
 
 from edge.board.nvml import process_bytes
 from edge.linux.procfs import family_pids, read_family_usage
+from edge.linux.rpc import reachable
 from edge.linux.sockets import listener_pid
 from edge.linux.timeouts import DeadlineExceeded, happens, in_thread, within
 from edge.supervisor.degraded import differences, grown
@@ -324,8 +325,26 @@ class Watch:
                 self.child.guard()
                 self._witness.pids.update(family_pids(self.child.pid))
             if quiet_s >= limit_s and not busy_excuses(self._gpu_load(), quiet_s, limit_s):
-                self._hang(wedged(quiet_s) if serving else stalled(quiet_s))
+                await self._quiet(wedged(quiet_s) if serving else stalled(quiet_s), serving)
                 return
+
+    async def _quiet(self, failure: Failure, serving: bool) -> None:
+        """Report a hang; where an rpc-server of the plan takes no connection any more, that is its cause.
+
+        A board that loses its power closes no connection, so that the engine waits for its answer without end.
+        """
+        for endpoint in self.attempt.plan.settings.rpc:
+            if await asyncio.to_thread(reachable, endpoint):
+                continue
+            hint = "see `edgellm rpc serve` there: its power, its cable, its log"
+            lost = Failure("remote_lost", f"{endpoint} takes no connection\n{failure.evidence}", hint)
+            if serving:
+                self._hang(lost)
+            else:
+                self._hung = lost.kind
+                self._post(DeviceMissing(lost))
+            return
+        self._hang(failure)
 
     def _partial(self) -> int:
         return sum(pipe.partial for pipe in self._pipes)
