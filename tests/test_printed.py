@@ -16,6 +16,7 @@ import pytest
 from typer.main import get_command
 
 from edge.cli.app import build
+from edge.config.devices import DEVICE_KEYS
 from edge.config.load import KEYS
 from edge.config.values import CHOICE_KEYS, CONFIG_KEYS, MODEL_KEYS, SETTINGS, TIER_KEYS
 
@@ -117,6 +118,7 @@ def test_each_key_that_is_printed_exists(pattern: re.Pattern[str]) -> None:
     known = {
         *KEYS,
         *MODEL_KEYS,
+        *DEVICE_KEYS,
         *SETTINGS,
         *TIER_KEYS,
         *CHOICE_KEYS,

@@ -17,6 +17,24 @@ from edge.errors import EdgeError, UsageError
 from edge.service.contents import InstallStep
 from edge.service.drop_ins import Difference
 
+RunAs = Annotated[str, typer.Option("--run-as", metavar="USER", help="an existing user")]
+ModelDirs = Annotated[
+    list[Path] | None, typer.Option("--model-dir", metavar="DIR", help="serve models from here, in place")
+]
+Offline = Annotated[
+    Path | None, typer.Option("--offline", metavar="DIR", help="take wheels, engine and models from a folder")
+]
+PowerMode = Annotated[
+    str, typer.Option("--power-mode", metavar="NAME", help="nvpmodel mode to set at every boot, as root")
+]
+RpcListen = Annotated[
+    str | None,
+    typer.Option("--rpc-listen", metavar="HOST:PORT", help="also lend memory to another board; '' removes it"),
+]
+RpcInterface = Annotated[
+    str, typer.Option("--rpc-interface", metavar="NAME", help="the private interface of --rpc-listen")
+]
+
 
 def register(root: typer.Typer) -> None:
     noun = typer.Typer(no_args_is_help=True, help="Autostart: serve from power-on, with systemd.")
@@ -30,23 +48,12 @@ def install(
     profile: Profile = None,
     model: Models = None,
     listen: Listen = None,
-    run_as: Annotated[str, typer.Option("--run-as", metavar="USER", help="an existing user")] = "edgellm",
-    model_dir: Annotated[
-        list[Path] | None, typer.Option("--model-dir", metavar="DIR", help="serve models from here, in place")
-    ] = None,
-    offline: Annotated[
-        Path | None, typer.Option("--offline", metavar="DIR", help="take wheels, engine and models from a folder")
-    ] = None,
-    power_mode: Annotated[
-        str, typer.Option("--power-mode", metavar="NAME", help="nvpmodel mode to set at every boot, as root")
-    ] = "",
-    rpc_listen: Annotated[
-        str | None,
-        typer.Option("--rpc-listen", metavar="HOST:PORT", help="also lend memory to another board; '' removes it"),
-    ] = None,
-    rpc_interface: Annotated[
-        str, typer.Option("--rpc-interface", metavar="NAME", help="the private interface of --rpc-listen")
-    ] = "",
+    run_as: RunAs = "edgellm",
+    model_dir: ModelDirs = None,
+    offline: Offline = None,
+    power_mode: PowerMode = "",
+    rpc_listen: RpcListen = None,
+    rpc_interface: RpcInterface = "",
     state_dir: Annotated[
         Path | None, typer.Option("--state-dir", metavar="DIR", help="take over engine and models of this instance")
     ] = None,

@@ -25,6 +25,7 @@ NASTY = UnitSettings(
     model_dirs=("/srv/my models 100%", "/home/ann/a:b"),
     groups=("video",),
     jtop=True,
+    rpc_listen="127.0.0.1:50052",
 )
 
 
@@ -46,7 +47,9 @@ def put(disk: Disk, settings: UnitSettings) -> None:
         disk.write(str(file.path), file.text)
 
 
-@pytest.mark.parametrize("settings", [UnitSettings(jtop=True), NASTY], ids=["plain", "nasty-paths"])
+@pytest.mark.parametrize(
+    "settings", [UnitSettings(jtop=True, rpc_listen="127.0.0.1:50052"), NASTY], ids=["plain", "nasty-paths"]
+)
 def test_verify_says_nothing_but_the_listed_keys(suite: Suite, disk: Disk, settings: UnitSettings) -> None:
     put(disk, settings)
     disk.write(settings.python, "#!/bin/sh\n", 0o755)

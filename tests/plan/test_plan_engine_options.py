@@ -159,7 +159,7 @@ def test_owned_options_name_keys_and_commands_that_exist() -> None:
     keys = {*SETTINGS, *CONFIG_KEYS}
     for option, instead in OWNED.items():
         word = instead.removesuffix(", or -m").removesuffix(" in [[model]]").split(" and ")[0]
-        known = word in keys or word in MODEL_KEYS or word == "[[model]]"
+        known = word in {*keys, *MODEL_KEYS, "[[model]]", "[[device]]"}
         assert known or instead.startswith(("edgellm ", "nothing: ")), option
 
 

@@ -13,7 +13,14 @@ from edge.resources import data_dir
 from edge.service.units import UNITS, UnitFile, UnitSettings, files
 
 SOURCE = data_dir("systemd")
-EVERYTHING = UnitSettings(jtop=True, groups=("video", "render"), model_dirs=("/mnt/models",), power_mode="MAXN")
+EVERYTHING = UnitSettings(
+    jtop=True,
+    groups=("video", "render"),
+    model_dirs=("/mnt/models",),
+    power_mode="MAXN",
+    rpc_listen="10.0.0.2:50052",
+    rpc_interface="eth1",
+)
 
 
 def values(unit: str, section: str, key: str) -> list[str]:
@@ -96,10 +103,20 @@ def test_jtops_group_is_nowhere_but_in_its_reader() -> None:
     assert not [file for file in files(UnitSettings()) if "jtop" in file.path.name]
 
 
+def test_the_rpc_server_is_installed_only_when_asked() -> None:
+    assert not [file for file in files(UnitSettings()) if "rpc" in str(file.path)]
+    unit = "edgellm-rpc.service"
+    (drop_in,) = [file for file in files(EVERYTHING) if file.path.parent.name == f"{unit}.d"]
+    line = '"/opt/edgellm/bin/python" -I -m edge rpc serve --listen 10.0.0.2:50052 --interface eth1'
+    assert drop_in.text.splitlines()[-2:] == ["ExecStart=", f"ExecStart={line}"]
+    assert values(unit, "Service", "RuntimeDirectoryPreserve") == ["yes"], "it is the folder of edgellm.service too"
+    assert values(unit, "Service", "RestrictAddressFamilies") == ["AF_UNIX AF_INET AF_NETLINK"]
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_exposure() -> None:
     command = ["systemd-analyze", "security", "--offline=true", "--no-pager"]
-    most = {"edgellm": 25, "edgellm-ready": 15, "edgellm-jtop": 15, "edgellm-power": 30}
+    most = {"edgellm": 25, "edgellm-ready": 15, "edgellm-jtop": 15, "edgellm-power": 30, "edgellm-rpc": 25}
     for unit, threshold in most.items():
         judged = [*command, f"--threshold={threshold}", str(SOURCE / f"{unit}.service")]
         done = subprocess.run(judged, capture_output=True, text=True)

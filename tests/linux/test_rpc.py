@@ -1,0 +1,91 @@
+"""The RPC protocol of llama.cpp, against a server that speaks it, is busy, speaks another version, or nothing of it."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from edge.errors import ConfigError, RemoteMissingError
+from edge.linux.rpc import PROTOCOL, DeviceMemory, address_towards, ask_memory, own_addresses, reachable
+
+MEMORY = [(6 << 30, 8 << 30), (1 << 30, 2 << 30)]
+
+
+def answer(client: socket.socket, version: int) -> None:
+    """Answer one client as rpc_serve_client does."""
+    while header := client.recv(9, socket.MSG_WAITALL):
+        command, length = struct.unpack("<BQ", header)
+        data = client.recv(length, socket.MSG_WAITALL) if length else b""
+        if command == 14:
+            assert length == 24
+            reply = bytes([version, 0, 0, 0]) + bytes(24)
+        elif command == 15:
+            reply = struct.pack("<I", len(MEMORY))
+        else:
+            assert command == 11
+            reply = struct.pack("<QQ", *MEMORY[struct.unpack("<I", data)[0]])
+        client.sendall(struct.pack("<Q", len(reply)) + reply)
+
+
+@contextmanager
+def serving(version: int = PROTOCOL, *, silent: bool = False, garbage: bytes = b"") -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            client, _ = listener.accept()
+            with client:
+                if garbage:
+                    client.sendall(garbage)
+                else:
+                    answer(client, version)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        if not silent:
+            thread.start()
+        yield listener.getsockname()[1]
+        if not silent:
+            thread.join(10)
+
+
+def test_every_device_answers_with_its_memory() -> None:
+    with serving() as port:
+        assert ask_memory("127.0.0.1", port) == tuple(DeviceMemory(*row) for row in MEMORY)
+
+
+def test_a_server_that_serves_another_engine_is_busy() -> None:
+    """The kernel accepts the connection, and nothing comes back: rpc-server has one client at a time."""
+    with serving(silent=True) as port, pytest.raises(RemoteMissingError, match="does not answer") as busy:
+        ask_memory("127.0.0.1", port, 0.2)
+    assert busy.value.busy
+
+
+def test_nothing_listens_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+        assert reachable(f"127.0.0.1:{port}")
+    assert not reachable(f"127.0.0.1:{port}")
+    with pytest.raises(RemoteMissingError, match="refused") as gone:
+        ask_memory("127.0.0.1", port)
+    assert not gone.value.busy and gone.value.kind == "remote_missing"
+
+
+def test_another_version_is_no_matter_of_waiting() -> None:
+    with serving(version=PROTOCOL + 1) as port, pytest.raises(ConfigError, match=rf"speaks protocol {PROTOCOL + 1}"):
+        ask_memory("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("garbage", [b"SSH-2.0-OpenSSH_9\r\n", struct.pack("<Q", 1 << 60), b"\0" * 4])
+def test_another_program_is_named_as_one(garbage: bytes) -> None:
+    with serving(garbage=garbage) as port, pytest.raises(RemoteMissingError, match="does not answer as an rpc-server"):
+        ask_memory("127.0.0.1", port, 2)
+
+
+def test_interfaces_and_routes() -> None:
+    assert "127.0.0.1" in own_addresses("lo")
+    assert own_addresses("nosuch0") == ()
+    assert address_towards("127.0.0.1") == "127.0.0.1"
