@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import socket
 import struct
+import sys
+from pathlib import Path
 
 from msgspec import Struct
 
@@ -64,6 +66,25 @@ def reachable(endpoint: str, timeout_s: float = ANSWER_S) -> bool:
     except RemoteMissingError:
         return False
     return True
+
+
+_ESTABLISHED = "01"  # enum of include/net/tcp_states.h
+
+
+def connected(pid: int, endpoint: str, root: Path = Path("/")) -> bool:
+    """Return whether the network namespace of a process has an open connection to `host:port`; True where unknown.
+
+    A server that ends closes its connections, which the engine notices only when it uses them.
+    """
+    host, _, port = endpoint.rpartition(":")
+    # proc_net_tcp(5): the address as a number of the host's byte order, the port as one, both in hexadecimal.
+    wanted = f"{int.from_bytes(socket.inet_aton(host), sys.byteorder):08X}:{int(port):04X}"
+    try:
+        rows = (root / f"proc/{pid}/net/tcp").read_text().splitlines()[1:]
+    except OSError:
+        return True
+    fields = [row.split() for row in rows]
+    return any(row[2] == wanted and row[3] == _ESTABLISHED for row in fields if len(row) > 3)
 
 
 def _connected(host: str, port: int, timeout_s: float) -> socket.socket:

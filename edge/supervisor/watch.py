@@ -13,7 +13,7 @@ from typing import Any
 
 from edge.board.nvml import process_bytes
 from edge.linux.procfs import family_pids, read_family_usage
-from edge.linux.rpc import reachable
+from edge.linux.rpc import connected, reachable
 from edge.linux.sockets import listener_pid
 from edge.linux.timeouts import DeadlineExceeded, happens, in_thread, within
 from edge.supervisor.degraded import differences, grown
@@ -314,6 +314,8 @@ class Watch:
                 self.attempt.bytes_read(vitals.read_bytes)
             if idle and vitals is not None:
                 self._witness.alive()
+                if self._disconnected():
+                    return
                 self._post(MemoryBack())  # a rung that was lost comes back while no request is open
             limit_s = self._traffic.idle_limit_s(self._terms.ttl_s)
             if idle and limit_s is not None and self._idle_s(now) >= limit_s:
@@ -328,6 +330,14 @@ class Watch:
                 await self._quiet(wedged(quiet_s) if serving else stalled(quiet_s), serving)
                 return
 
+    def _disconnected(self) -> bool:
+        """Report an rpc-server whose connection is gone while no request is open, so that none has to find it."""
+        for endpoint in self.attempt.plan.settings.rpc:
+            if not connected(self.child.pid, endpoint):
+                self._hang(_lost(f"{endpoint} closed its connection"))
+                return True
+        return False
+
     async def _quiet(self, failure: Failure, serving: bool) -> None:
         """Report a hang; where an rpc-server of the plan takes no connection any more, that is its cause.
 
@@ -336,8 +346,7 @@ class Watch:
         for endpoint in self.attempt.plan.settings.rpc:
             if await asyncio.to_thread(reachable, endpoint):
                 continue
-            hint = "see `edgellm rpc serve` there: its power, its cable, its log"
-            lost = Failure("remote_lost", f"{endpoint} takes no connection\n{failure.evidence}", hint)
+            lost = _lost(f"{endpoint} takes no connection\n{failure.evidence}")
             if serving:
                 self._hang(lost)
             else:
@@ -362,6 +371,10 @@ class Watch:
             return IDLE_LOOK_S
         left_s = limit_s - self._idle_s(time.monotonic())
         return min(IDLE_LOOK_S, max(self._terms.policy.look_s, left_s))
+
+
+def _lost(evidence: str) -> Failure:
+    return Failure("remote_lost", evidence, "see `edgellm rpc serve` there: its power, its cable, its log")
 
 
 def _foreign(pid: int) -> Failure:

@@ -5,6 +5,7 @@ The first board is this machine, with a limit on its memory that the model's con
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -149,7 +150,12 @@ def configure(built: Folders, state: Path, *boards: Board, absent: str, limit: s
 
 
 def model(up: Up) -> dict[str, Any]:
-    (found,) = up.status()["models"].values()
+    """The status of the model; without a state before the control socket answers."""
+    assert up.process.poll() is None, f"edgellm ended with {up.process.returncode}:\n{up.output}"
+    done = edgellm("status", "--json", "--state-dir", str(up.state))
+    if done.returncode:
+        return {"state": None}
+    (found,) = json.loads(done.stdout)["models"].values()
     return dict(found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import threading
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from edge.errors import ConfigError, RemoteMissingError
-from edge.linux.rpc import PROTOCOL, DeviceMemory, address_towards, ask_memory, own_addresses, reachable
+from edge.linux.rpc import PROTOCOL, DeviceMemory, address_towards, ask_memory, connected, own_addresses, reachable
 
 MEMORY = [(6 << 30, 8 << 30), (1 << 30, 2 << 30)]
 
@@ -83,6 +84,18 @@ def test_another_version_is_no_matter_of_waiting() -> None:
 def test_another_program_is_named_as_one(garbage: bytes) -> None:
     with serving(garbage=garbage) as port, pytest.raises(RemoteMissingError, match="does not answer as an rpc-server"):
         ask_memory("127.0.0.1", port, 2)
+
+
+def test_a_connection_that_the_server_closed_is_none() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
+        assert not connected(os.getpid(), endpoint)
+        with socket.create_connection(listener.getsockname()):
+            accepted, _ = listener.accept()
+            assert connected(os.getpid(), endpoint)
+            accepted.close()
+            assert not connected(os.getpid(), endpoint), "CLOSE_WAIT"
+    assert connected(-1, endpoint), "unknown"
 
 
 def test_interfaces_and_routes() -> None:
