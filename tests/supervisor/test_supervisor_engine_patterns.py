@@ -56,6 +56,7 @@ LINES = {
     "exec-format": ["cannot execute binary file: Exec format error"],
     "illegal-instruction": ["Illegal instruction (core dumped)"],  # B-50
     "invalid-argument": ["error: invalid argument: --no-mmap", "error: unknown argument: --mlock"],  # FC-28
+    "rpc-not-built": ['error while handling argument "--rpc": RPC not supported in this build'],
     "invalid-device": ['error while handling argument "--device": invalid device: CUDA0'],
     "argument-value": ['error while handling argument "--flash-attn": error: unknown value'],  # FC-29
     "environment-value": ['error while handling environment variable "LLAMA_ARG_THREADS": stoi'],
@@ -117,6 +118,14 @@ LINES = {
     "illegal-access": ["CUDA error: an illegal memory access was encountered"],  # FC-40
     "flash-attention-fatal": ["/src/ggml/src/ggml-cuda/fattn.cu:95: fatal error"],  # B-38
     "cuda-error": ["CUDA error: the launch timed out and was terminated"],
+    "rpc-lost": ["/s/ggml-rpc/ggml-rpc.cpp:566: Remote RPC server crashed or returned malformed response"],
+    "rpc-bind": ["Failed to create server socket"],
+    "rpc-device": ["error: unknown device: CUDA7"],
+    "rpc-version": ["RPC server version mismatch: 3.6.1"],
+    "rpc-unreachable": [
+        "/s/ggml-rpc/ggml-rpc.cpp:547: Failed to connect to 10.0.0.2:50052",
+        "/s/ggml-rpc/ggml-rpc.cpp:550: RPC handshake failed for 10.0.0.2:50052",
+    ],
     "assertion": [
         "ggml.c:1234: GGML_ASSERT(n_dims == 2) failed",
         'GGML_ASSERT: ggml-cuda.cu:261: !"CUDA error"',
