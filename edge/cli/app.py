@@ -35,6 +35,7 @@ PAGES = {
     "ps": "docs/several-models.md",
     "reload": "docs/configuration.md",
     "restart": "docs/troubleshooting.md",
+    "rpc": "docs/rpc.md",
     "service": "systemd/README.md",
     "status": "docs/json.md",
     "stop": "systemd/README.md",
