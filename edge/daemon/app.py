@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from edge.config import load
 from edge.daemon import late_start as awaited
 from edge.daemon import volatile_dirs
-from edge.daemon.control import Control, LogQuestion, log_lines, overview
+from edge.daemon.control import Control, LogQuestion, PageHistory, log_lines, overview
 from edge.daemon.fleet import Fleet, about, gateway_config
 from edge.daemon.history import Recorder, SpeedBaseline
 from edge.daemon.journal import console_for
@@ -31,7 +31,6 @@ from edge.daemon.watchdog import MORE_S, Watchdog
 from edge.engine.choose import fallback_now
 from edge.errors import BugError, EdgeError
 from edge.gateway.app import make_app
-from edge.gateway.handler import CONTEXT
 from edge.gateway.keys import has_keys
 from edge.gateway.server import serve
 from edge.paths import system_folders
@@ -194,8 +193,8 @@ class App:
             fault = awaited.failure_of(error)
             self.console.failed("gateway", fault, gives_up=True)
             app = make(replace(config, keys_file=None), fault=fault)
-        self.governing.attach(app)
-        self._context = app[CONTEXT]
+        self._context = self.governing.attach(app)
+        self._context.history = PageHistory(self.launch.folders.starts, self.logs)
         return app
 
     def _report_problems(self) -> None:

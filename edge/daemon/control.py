@@ -39,6 +39,19 @@ class LogQuestion(Struct, frozen=True):
     since: Mapping[str, int] = field(default_factory=dict)
 
 
+class PageHistory(Struct, frozen=True):
+    """Past starts and log lines for the status page; implements the gateway's PastSource."""
+
+    file: Path  # starts.jsonl
+    ask: Callable[[LogQuestion], dict[str, Any]]
+
+    def starts(self) -> list[dict[str, Any]]:
+        return start_records.read(self.file)
+
+    def log(self, engine: bool, model: str | None, since: Mapping[str, int]) -> dict[str, Any]:
+        return self.ask(LogQuestion(engine, model, dict(since)))
+
+
 class Operations(Protocol):
     """The operations that the socket offers, implemented by the application."""
 

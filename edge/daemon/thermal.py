@@ -15,6 +15,7 @@ from edge.board.probe import probe
 from edge.config import Config
 from edge.daemon.console import Console
 from edge.errors import EdgeError
+from edge.gateway.context import Context
 from edge.gateway.handler import CONTEXT
 from edge.paths import Folders
 from edge.plan.other_load import LoadWatch, load_path
@@ -76,13 +77,14 @@ class ThermalControl:
             text = "other processes keep another number of cores busy: n_threads follows at the next start"
             logging.getLogger("edge.telemetry").info(text)
 
-    def attach(self, app: web.Application) -> None:
-        """Connect telemetry to the gateway: documents, metrics, energy and admission."""
+    def attach(self, app: web.Application) -> Context:
+        """Connect telemetry to the gateway: documents, metrics, energy and admission. Return the gateway's context."""
         context = app[CONTEXT]
         context.telemetry, context.energy = self.telemetry, self.telemetry.energy
         metrics.register(context.metrics, self.telemetry)
         self.telemetry.slots = lambda: sum(handle.slots for handle in self._handles.values())
         self.telemetry.on_limit(lambda limit: context.admission.govern(limit.fraction, limit.hold_new, limit.cause))
+        return context
 
     def became(self, supervisor: Supervisor, machine: SupervisorState) -> None:
         """Pass a state change to the model's handle; keep ten samples a second while it starts, for its record."""

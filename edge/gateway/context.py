@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct, field
@@ -36,6 +36,18 @@ class TelemetrySource(Protocol):
         ...
 
 
+class PastSource(Protocol):
+    """The source of past starts and log lines."""
+
+    def starts(self) -> Sequence[Mapping[str, Any]]:
+        """Return the last starts, oldest first. Reads a file: call it in a thread."""
+        ...
+
+    def log(self, engine: bool, model: str | None, since: Mapping[str, int]) -> Mapping[str, Any]:
+        """Return `lines` that the reader has not seen, and `next`, its next `since`."""
+        ...
+
+
 class Context(Struct):
     """State shared by all requests. `upstreams` is by model id and may change while the gateway runs.
 
@@ -64,6 +76,7 @@ class Context(Struct):
     stream_owners: StreamOwners = field(default_factory=StreamOwners)
     pools: Pools = field(default_factory=Pools)
     energy: EnergyMeter | None = None
+    history: PastSource | None = None
 
     def key_use(self) -> dict[str, Any]:
         """Return the key file, None if there is none, and the requests since the start by the name of their key."""

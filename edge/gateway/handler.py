@@ -16,7 +16,7 @@ from edge.gateway.context import Context
 from edge.gateway.dispatch import dispatch
 from edge.gateway.openai import HttpFault, RejectedError
 from edge.gateway.origin import is_loopback
-from edge.gateway.routes import LISTS, OLLAMA, Kind, Route, route
+from edge.gateway.routes import LISTS, LOG, OLLAMA, Kind, Route, route
 
 log = logging.getLogger("edge.gateway")
 
@@ -159,10 +159,14 @@ async def _respond(
             response = await model_list.answer(context, found)
         elif found.name == "/api":
             response = await model_list.ollama(context, request, found, _base_url(request))
+        elif found.name == "/starts":
+            response = await own_routes.starts(context, request.method)
         else:
             response = own_routes.answer(context, request.method, found, record.admin)
         response.headers.extend(extra)
         return response
+    if found.name == LOG:
+        return own_routes.log_lines(context, request.method, found)
     if found.kind is Kind.CONTROL:
         return own_routes.control(context, request.method, found)
     if context.fault is not None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 
 from aiohttp import web
 
@@ -24,16 +24,50 @@ SERVER = {"Server": "edgellm"}
 
 Answer = Callable[[Context, Route, bool], web.Response]
 
+_READS = frozenset({"GET", "HEAD"})
+_STARTS = 10
+# Fields of a start record that any key may see: no path, no board and no sample.
+_OF_A_START = (
+    *("start_id", "model", "engine", "rung", "outcome", "remembered", "cache_state", "limit"),
+    *("spawn_s", "engine_ready_s", "first_token_s", "ready_s", "spans"),
+)
+
 # Kubernetes' and systemd's probes carry no keys; the status page asks for one once it is loaded.
 PUBLIC = frozenset({"/", "/livez", "/readyz", "/readyz/{id}", "/healthz", "/health", "/v1/health"})
 
 
 def answer(context: Context, method: str, route: Route, admin: bool) -> web.Response:
     """Return the answer. Raises RejectedError."""
-    if method not in ("GET", "HEAD"):
-        fault = HttpFault(405, "method_not_allowed", f"{route.name} answers GET only", None)
-        return json_response(fault.document(), 405, {"Allow": "GET, HEAD"})
-    return _ANSWERS[route.name](context, route, admin)
+    return _ANSWERS[route.name](context, route, admin) if method in _READS else _get_only(route.name)
+
+
+def _get_only(name: str) -> web.Response:
+    fault = HttpFault(405, "method_not_allowed", f"{name} answers GET only", None)
+    return json_response(fault.document(), 405, {"Allow": "GET, HEAD"})
+
+
+async def starts(context: Context, method: str) -> web.Response:
+    """Return the stages of the last starts, for the status page; without the paths and samples of their records."""
+    if method not in _READS:
+        return _get_only("/starts")
+    found = await asyncio.to_thread(context.history.starts) if context.history is not None else ()
+    shown = [{name: record.get(name) for name in _OF_A_START} for record in found[-_STARTS:]]
+    return json_response({"schema": 1, "starts": shown})
+
+
+def log_lines(context: Context, method: str, route: Route) -> web.Response:
+    """Return log lines that the reader has not seen: edgellm's own, or with `engine=1` the engines'."""
+    if method not in _READS:
+        return _get_only(route.name)
+    if context.history is None:
+        return json_response({"schema": 1, "lines": [], "next": {}})
+    query = {name: values[-1] for name, values in parse_qs(route.target.partition("?")[2]).items()}
+    try:
+        since = {str(name): int(count) for name, count in json.loads(query.get("since", "{}")).items()}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise RejectedError(HttpFault(400, "bad_query", "since is not what `next` was", None)) from None
+    found = context.history.log(query.get("engine") == "1", query.get("model"), since)
+    return json_response({"schema": 1, **found})
 
 
 def json_response(

@@ -41,6 +41,7 @@ OURS = frozenset(
         "/healthz",
         "/metrics",
         "/telemetry",
+        "/starts",
         "/health",
         "/v1/health",
     }
@@ -90,6 +91,7 @@ _READS = frozenset({"GET", "HEAD"})
 _CHANGES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _UPSTREAM = "/upstream/"
 _CONTROL = "/admin/models/"
+LOG = "/admin/log"
 _CACHED_CHARACTERS = 128
 _PATH_CHARACTERS = "/!$&'()*+,;=:@"  # RFC 3986 3.3: pchar, besides those that quote() never encodes
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
@@ -116,6 +118,8 @@ def _route(method: str, raw_target: str) -> Route:
         return _upstream_route(method, origin)
     if path.startswith(_V1_PREFIXES) and not path.startswith(LM_STUDIO):
         return _route(method, "/v1/" + quote(path[len(_V1_PREFIXES[0]) :], safe=_PATH_CHARACTERS) + _after_path(target))
+    if path == LOG:
+        return Route(Kind.CONTROL, LOG, target)
     if path.startswith(_CONTROL):
         return Route(Kind.CONTROL, "/admin/models", target)
     if path in OURS or (path in LISTS and method in _READS):

@@ -21,6 +21,7 @@ from tests.fakes.upstream.model import FakeModel
 from tests.fakes.upstream.real import real_engine
 from tests.gateway.conftest import Rig, Rigs, rig, sockets
 from tests.gateway.raw import until
+from tests.gateway.test_gateway_own_routes import Past
 
 __all__ = ["rig", "sockets"]  # fixtures
 pytestmark = [pytest.mark.full, pytest.mark.skipif(installed() is None, reason="no chromium: apt-get install chromium")]
@@ -260,6 +261,84 @@ async def test_a_key_is_asked_for_and_kept_for_this_tab_only(rig: Rigs, tmp_path
         )
 
 
+async def test_the_last_starts_are_waterfalls(rig: Rigs) -> None:
+    here = await rig(answer)
+    past = here.context.history = Past()
+    past.records[-1] |= {"engine": "embedded-1", "cache_state": {"resident_ratio": 0.25}}
+    past.records[-2] |= {"outcome": "failed: out_of_memory", "ready_s": None}
+    async with chromium() as tab:
+        await tab.open(url(here))
+        await tab.until("document.querySelectorAll('#waterfalls details').length === 5")
+        text = await tab.run("document.querySelector('#starts').innerText")
+        assert "chat: ready after 2.5 s, embedded-1, 25 % of the file was in memory" in text
+        assert "chat: failed: out_of_memory" in text
+        assert await tab.run("[...document.querySelectorAll('#waterfalls details')].map((each) => each.open)") == [
+            True,
+            *[False] * 4,
+        ]
+        bar = "document.querySelector('#waterfalls rect.span')"
+        assert float(await tab.run(f"{bar}.getAttribute('x')")) == pytest.approx(20, abs=0.1)
+        assert float(await tab.run(f"{bar}.getAttribute('width')")) == pytest.approx(60, abs=0.1)
+        assert {"role": "rowheader", "name": "weights"} in await tab.tree()
+        await shoot(tab, "starts")
+
+
+async def test_the_log_is_followed_with_an_admin_key(rig: Rigs, tmp_path: Path) -> None:
+    owner, user = keys.new_secret(), keys.new_secret()
+    first = keys.make("owner", owner, admin=True, created="", others=())
+    keys.write(tmp_path / "keys.toml", [first, keys.make("user", user, admin=False, created="", others=(first,))])
+    here = await rig(answer, config=GatewayOptions(keys_file=tmp_path / "keys.toml"))
+    past = here.context.history = Past()
+    past.own.add("chat is ready <b>")
+    past.engine.add("srv  update_slots: all slots are idle")
+    async with chromium() as tab:
+        for secret, shown in ((user, False), (owner, True)):
+            await tab.open(url(here))
+            await tab.run(f"sessionStorage.setItem('key', '{secret}')")
+            await tab.open(url(here))
+            await tab.until("document.querySelector('#activity').innerText.includes('answered')")
+            assert await tab.run("document.querySelector('#live').checkVisibility()") is shown
+        await tab.run("document.querySelector('#follow').click()")
+        await tab.until("document.querySelector('#lines').textContent === 'chat is ready <b>\\n'")
+        past.own.add("one request more")
+        await tab.until("document.querySelector('#lines').textContent === 'chat is ready <b>\\none request more\\n'")
+        await shoot(tab, "log")
+        source = (
+            "const box = document.querySelector('#source'); box.value = '1'; box.dispatchEvent(new Event('change'))"
+        )
+        await tab.run(f"(() => {{ {source} }})()")
+        await tab.until("document.querySelector('#lines').textContent.startsWith('srv  update_slots')")
+        assert await tab.run("[...document.querySelectorAll('.actions button')].map((each) => each.textContent)") == [
+            "load",
+            "unload",
+            "restart",
+        ]
+        await tab.run("document.querySelectorAll('.actions button')[1].click()")
+        await until(lambda: here.model.actions == ["unload"])
+
+
+class NoSensors(Sensors):
+    """A virtual machine: nothing measures heat, power or GPU."""
+
+    def document(self) -> dict[str, Any]:
+        none = {"schema": 1, "source": "host", "age_s": 0.4, "thermal": "NOMINAL", "gpus": [], "throttled": []}
+        memory = {"available_bytes": 1_700_000_000}
+        return {**none, "temp_c": None, "notes": [], "memory": memory, "history": {"columns": [], "seconds": []}}
+
+
+async def test_what_is_unknown_is_shown_as_unknown(rig: Rigs) -> None:
+    """ "nominal" without a sensor and 0.0 tokens/s before an answer were lies."""
+    here = await rig(answer, telemetry=NoSensors())
+    async with chromium() as tab:
+        await tab.open(url(here))
+        await tab.until("document.querySelector('#figures').innerText.includes('thermal level')")
+        figures = await tab.run("document.querySelector('#figures').innerText")
+        assert "unknown" in figures and "nominal" not in figures and "GPU load" not in figures
+        activity = await tab.run("document.querySelector('#activity').innerText")
+        assert "0.0" not in activity and activity.count("–") >= 2, "tokens/s and tokens/joule"
+        assert not await tab.run("document.querySelector('#starts').checkVisibility()")
+
+
 async def test_a_long_answer_can_be_stopped_and_the_slot_is_free(rig: Rigs) -> None:
     async def endless(line: Line, request: Received) -> None:
         await line.stream()
@@ -298,5 +377,5 @@ async def test_llama_cpps_own_page_chats_under_its_path(rig: Rigs, smollm2: Path
             await tab.write("Say hello.")
             await tab.press("Enter")
             await tab.until("/[1-9][0-9]* tokens/.test(document.body.innerText)")
-            await until(lambda: here.context.stats.model("chat").completion_tokens > 0)
+            assert any(asked.endswith("/upstream/chat/v1/chat/completions") for asked in tab.asked)
             assert all(asked.startswith(url(here)) for asked in tab.asked), "nothing is loaded from elsewhere"

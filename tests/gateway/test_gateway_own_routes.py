@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import socket
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from edge.daemon.control import LogQuestion, log_lines
 from edge.errors import ConfigError
 from edge.gateway import keys
 from edge.gateway.config import GatewayOptions
+from edge.linux.procfs import Ring
 from edge.supervisor.status import Degraded, Failure, ModelStatus, State
 from tests.gateway.conftest import Rigs
 
@@ -293,6 +297,66 @@ async def test_a_resumable_stream_belongs_to_the_key_that_made_it(
         assert json.loads(here.engine.requests[-1].body) == {"conversation_ids": expected}
     without = await rig()
     assert (await without.once(ask("GET", "/v1/stream?conv_id=x"))).status == 200
+
+
+class Past:
+    """Starts and lines as the daemon has them; implements PastSource."""
+
+    def __init__(self) -> None:
+        self.own = Ring()
+        self.engine = Ring()
+        record = {
+            "model": "chat",
+            "outcome": "ready",
+            "ready_s": 2.5,
+            "file": "/secret/m.gguf",
+            "samples": [[0, 1, 2, 3]],
+        }
+        span = {"name": "weights", "parent": "engine", "start_s": 0.5, "end_s": 2.0, "bytes": 1 << 30, "source": "log"}
+        self.records = [{**record, "start_id": str(number), "spans": [span]} for number in range(12)]
+
+    def starts(self) -> list[dict[str, Any]]:
+        return self.records
+
+    def log(self, engine: bool, model: str | None, since: Mapping[str, int]) -> dict[str, Any]:
+        rings = {"chat": self.engine} if engine else {"": self.own}
+        return log_lines(LogQuestion(engine, model, dict(since)), self.own, rings)
+
+
+async def test_the_last_starts_are_shown_without_paths_and_samples(rig: Rigs, keyed: GatewayOptions) -> None:
+    here = await rig(config=keyed)
+    async with here.client.get("/starts") as answer:
+        assert answer.status == 401
+    here.context.history = Past()
+    async with here.client.get("/starts", headers={"X-Api-Key": SECRET}) as answer:
+        document = await answer.json()
+    assert [start["start_id"] for start in document["starts"]] == [str(number) for number in range(2, 12)]
+    assert document["starts"][0]["spans"][0]["bytes"] == 1 << 30
+    assert "secret" not in json.dumps(document) and "samples" not in document["starts"][0]
+
+
+async def test_the_log_is_read_on_with_an_admin_key_only(rig: Rigs, keyed: GatewayOptions) -> None:
+    here = await rig(config=keyed)
+    past = here.context.history = Past()
+    past.own.add("one")
+    past.engine.add("srv one")
+    for headers, status in (({}, 401), ({"X-Api-Key": SECRET}, 403)):
+        async with here.client.get("/admin/log", headers=headers) as answer:
+            assert answer.status == status
+    async with here.client.get("/admin/log", headers={"X-Api-Key": ADMIN}) as answer:
+        first = await answer.json()
+    assert first["lines"] == ["one"]
+    past.own.add("two")
+    query = {"since": json.dumps(first["next"])}
+    async with here.client.get("/admin/log", headers={"X-Api-Key": ADMIN}, params=query) as answer:
+        assert (await answer.json())["lines"] == ["two"]
+    async with here.client.get("/admin/log", headers={"X-Api-Key": ADMIN}, params={"engine": "1"}) as answer:
+        assert (await answer.json())["lines"] == ["srv one"]
+    for wrong in ("[]", "{", '{"": "x"}'):
+        async with here.client.get("/admin/log", headers={"X-Api-Key": ADMIN}, params={"since": wrong}) as answer:
+            assert answer.status == 400
+    async with here.client.post("/admin/log", headers={"X-Api-Key": ADMIN}) as answer:
+        assert answer.status == 405
 
 
 async def test_evidence_is_shown_to_an_admin_key_only(rig: Rigs, keyed: GatewayOptions) -> None:
