@@ -151,6 +151,34 @@ def test_a_command_whose_output_is_lost_does_not_exit_with_0(arguments: list[str
     assert cut.wait(PATIENCE_S) in (1, 141)  # click's own answer to EPIPE, or 128 + SIGPIPE
 
 
+def test_each_command_writes_as_best_it_can(short_dir: Path, smollm2: Path) -> None:
+    """Beside a server: another alphabet changes no exit code, a full disk and a reader that left are no success."""
+    state = ("--state-dir", str(short_dir / "s"))
+    plan = ("plan", "-p", "cpu", "-m", str(smollm2), "--engine", str(short_dir / "fake" / "llama-server"))
+    with up(short_dir, smollm2, subprocess.DEVNULL) as (process, status):
+        eventually(lambda: status() in ("ok", "degraded"), lambda: f"not ready: {process.poll()}")
+        for command in (("status",), ("top", "--once"), ("ps",), ("timeline",), ("logs",), ("doctor", "--quick"), plan):
+            usual = edgellm(*command, *state)
+            assert usual.returncode in (0, 1) and usual.stdout, usual.stderr
+            for encoding in ("gbk", "iso-8859-1"):
+                env = {**environment(), "PYTHONIOENCODING": encoding}
+                words = [sys.executable, "-m", "edge", *command, *state]
+                other = subprocess.run(words, env=env, capture_output=True, timeout=PATIENCE_S, check=False)
+                assert (other.returncode, b"Traceback" in other.stderr) == (usual.returncode, False), command
+            with Path("/dev/full").open("wb") as full:
+                lost = run([*command, *state], stdout=full, stderr=subprocess.PIPE)
+            assert b"Traceback" not in lost.communicate(timeout=PATIENCE_S)[1] and lost.returncode in (
+                usual.returncode or 74,
+                74,
+            ), command
+            reader, writer = os.pipe()
+            os.close(reader)
+            cut = run([*command, *state], stdout=writer, stderr=subprocess.DEVNULL)
+            os.close(writer)
+            assert cut.wait(PATIENCE_S) in (1, 141), command
+        assert status() in ("ok", "degraded")
+
+
 @contextmanager
 def in_a_terminal(folder: Path, model: Path, *prefix: str) -> Iterator[tuple[Process, Callable[[], str | None], int]]:
     """`up` as an interactive shell starts it: foreground of a session with a controlling terminal; its other end."""

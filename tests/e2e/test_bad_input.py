@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.gguf_writer import Gguf
 from tests.serving import Up, edgellm, free_port
 
 pytestmark = pytest.mark.e2e
@@ -81,6 +82,41 @@ def test_a_model_that_does_not_fit(tmp_path: Path, smollm2: Path) -> None:
 def test_a_gpu_profile_never_gets_the_cpu_engine_silently(tmp_path: Path, smollm2: Path) -> None:
     code, text = up(tmp_path, "-p", "orin", "-m", str(smollm2))
     assert code == 69 and "edgellm build -p orin" in text
+
+
+@pytest.mark.parametrize("profile", ["cuda", "wsl2"])
+def test_fallback_cpu_by_hand_is_planned_and_served_alike(tmp_path: Path, smollm2: Path, profile: str) -> None:
+    options = ("-p", profile, "-m", f"chat={smollm2}", "--set", "fallback=cpu", "--set", "n_ctx=512")
+    done = edgellm("plan", "--json", *options, "--state-dir", str(tmp_path))
+    model = json.loads(done.stdout)["models"]["chat"]
+    assert model["ladder"][model["chosen"]]["settings"]["n_gpu_layers"] == 0
+    with Up(tmp_path, *options) as up:
+        (degraded,) = up.wait_for("degraded")["models"]["chat"]["degraded"]
+        assert (degraded["subject"], degraded["wanted"], degraded["got"]) == ("device", "GPU", "CPU")
+        assert up.chat().status_code == 200
+
+
+def test_the_same_stores_count_for_list_plan_doctor_and_up(tmp_path: Path) -> None:
+    """An instance of its own has the models of its folder and of `store.dirs`, not those of the user's LM Studio."""
+    theirs, mine = tmp_path / "home/.lmstudio/models/a/b", tmp_path / "mine"
+    Gguf("llama").model().save(theirs / "Theirs-Q5_K_M.gguf")
+    Gguf("llama").model().save(mine / "Mine-Q5_K_M.gguf")
+    config = tmp_path / "s/config/edgellm.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text(f'schema = 1\n[store]\ndirs = ["{mine}"]\n')
+    state, env = ("--state-dir", str(tmp_path / "s")), {"HOME": str(tmp_path / "home")}
+    listed = json.loads(edgellm("model", "list", "--json", *state, env=env).stdout)["models"]
+    assert [model["id"] for model in listed] == ["Mine:Q5_K_M"]
+    for name, known in (("Mine", True), ("Theirs", False)):
+        options = ("-p", "cpu", "-m", name, "--set", "n_ctx=64", *state)
+        planned = edgellm("plan", *options, env=env)
+        assert (planned.returncode == 0) == known, planned.stderr
+        checks = json.loads(edgellm("doctor", "--quick", "--json", *options, env=env).stdout)["checks"]
+        (found,) = [check for check in checks if check["name"] == "config.model"]
+        assert (found["verdict"] == "ok") == known, found
+        if not known:
+            refused = edgellm("up", *options, env=env)
+            assert refused.returncode == 69 and name in refused.stderr, refused.stderr
 
 
 def test_a_second_up_on_the_same_instance(tmp_path: Path, smollm2: Path) -> None:
