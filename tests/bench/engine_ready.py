@@ -9,6 +9,7 @@ and a client that polls /health every 2 ms. Also prints the launcher's CPU time 
 from __future__ import annotations
 
 import argparse
+import compileall
 import http.client
 import json
 import shutil
@@ -23,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.serving import Up, edgellm  # a script: the checkout has to be found first
+from tests.serving import ROOT, Up, edgellm  # a script: the checkout has to be found first
 
 
 def main() -> None:
@@ -61,6 +62,8 @@ def parse() -> argparse.Namespace:
 
 
 def chosen(arguments: list[str], state: Path) -> dict[str, Any]:
+    """Return the chosen rung of the plan, with bytecode compiled as an installation has it (80 ms of a start)."""
+    compileall.compile_dir(ROOT / "edge", quiet=2)
     done = edgellm("plan", *arguments, "--state-dir", str(state), "--json")
     assert done.returncode == 0, done.stderr
     (model,) = json.loads(done.stdout)["models"].values()

@@ -110,7 +110,7 @@ def bare(plan: dict[str, Any], path: Path) -> float:
     try:
         return first_answer(connect, child) - began
     finally:
-        child.terminate()
+        child.kill()  # with the protocol of a router's child, llama-server ends only with its standard input
         child.wait()
 
 
