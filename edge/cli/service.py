@@ -35,6 +35,8 @@ RpcInterface = Annotated[
     str, typer.Option("--rpc-interface", metavar="NAME", help="the private interface of --rpc-listen")
 ]
 
+RpcOnly = Annotated[bool, typer.Option("--rpc-only", help="only lend memory (--rpc-listen): no model, no API")]
+
 
 def register(root: typer.Typer) -> None:
     noun = typer.Typer(no_args_is_help=True, help="Autostart: serve from power-on, with systemd.")
@@ -54,6 +56,7 @@ def install(
     power_mode: PowerMode = "",
     rpc_listen: RpcListen = None,
     rpc_interface: RpcInterface = "",
+    rpc_only: RpcOnly = False,
     state_dir: Annotated[
         Path | None, typer.Option("--state-dir", metavar="DIR", help="take over engine and models of this instance")
     ] = None,
@@ -84,13 +87,14 @@ def install(
         power_mode=power_mode,
         rpc_listen=rpc_listen,
         rpc_interface=rpc_interface,
+        rpc_only=rpc_only,
         caller_uid=int(caller) if caller.isdigit() else 0,
     )
     if not dry_run:
         _become_root("install")
     os.umask(0o022)
     _carry_out(Installer(request).steps(), dry_run=dry_run, yes=yes, as_json=as_json)
-    if not dry_run and not as_json:
+    if not dry_run and not as_json and not rpc_only:
         typer.echo("`edgellm wait` returns when the model is ready; `systemctl status edgellm` shows the progress")
 
 

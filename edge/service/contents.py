@@ -14,9 +14,10 @@ from typing import Any
 from msgspec import Struct
 
 from edge.builder import install
+from edge.engine.choose import choose
 from edge.engine.engine import Engine
 from edge.engine.installed import ids, manifest, read_selection
-from edge.errors import BadDataError, ConfigError, EdgeError, UsageError
+from edge.errors import BadDataError, ConfigError, EdgeError, EngineMissingError, UsageError
 from edge.linux.files import sha256_file
 from edge.models import receipt
 from edge.models.install import import_model
@@ -158,10 +159,24 @@ class Contents:
         flags: dict[str, object] = {"profile": self.request.profile, "model": list(self.request.models)}
         dirs = [*map(Path, self.settings.model_dirs), *([self.bundle.models] if self.bundle else [])]
         found = plan_takeover(self.request.source, flags, tuple(dirs), root=self.request.root)
-        return [self._engine(found), *self._models(found), self._configuration(found), self._keys()]
+        return [
+            self._engine(found.engine, found.data.engines),
+            *self._models(found),
+            self._configuration(found),
+            self._keys(),
+        ]
 
-    def _engine(self, found: Takeover) -> InstallStep:
-        engine, source, target = found.engine, found.data.engines, self.system.engines
+    def lending_engine(self) -> InstallStep:
+        """Return the step of a board that serves no model. Raises EngineMissingError for an engine without RPC."""
+        engine = choose(self.request.source, None, needs_gpu=False)
+        if not engine.rpc:
+            raise EngineMissingError(
+                f"the engine {engine.id} has no RPC, so it lends no memory", "`edgellm build --rpc`"
+            )
+        return self._engine(engine, self.request.source.engines)
+
+    def _engine(self, engine: Engine, source: Path) -> InstallStep:
+        target = self.system.engines
         if engine.kind == "embedded":
             check = partial(program.must_have_embedded, self.settings.python)
             if program.is_running(self.settings.python):

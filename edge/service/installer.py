@@ -9,7 +9,7 @@ import os
 from functools import partial
 from pathlib import Path
 
-from edge.errors import AddressInUseError, UnavailableError
+from edge.errors import AddressInUseError, UnavailableError, UsageError
 from edge.linux import systemctl
 from edge.linux.sockets import bind
 from edge.paths import system_folders
@@ -20,7 +20,7 @@ from edge.service.contents import Contents, InstallStep, apply_all, nothing
 from edge.service.program import COMMAND
 from edge.service.request import RECORD, InstallRequest, unit_settings
 from edge.service.takeover import OfflineBundle
-from edge.service.units import PREFIX, USER, record_text, write_record
+from edge.service.units import PREFIX, USER, read_record, record_text, write_record
 
 
 class Installer:
@@ -34,6 +34,10 @@ class Installer:
 
     def steps(self) -> list[InstallStep]:
         contents = Contents(self.request, self.settings, self.bundle)
+        if self.settings.rpc_only:
+            self._refuse_a_second_kind()
+            steps = [*self._program(), *self._users(), contents.lending_engine(), *self._units()]
+            return [*steps, *self._start(steps)]
         steps = [*self._program(), *self._users()]
         if self.bundle is not None and self.bundle.engine is not None:
             # The models depend on the engine, so the engine has to be installed before they are planned.
@@ -47,6 +51,13 @@ class Installer:
             steps += contents.steps()
         steps += self._units()
         return [*steps, *self._start(steps)]
+
+    def _refuse_a_second_kind(self) -> None:
+        """Refuse to take the units of a board that serves a model for one that only lends memory."""
+        before = read_record(self.system.data / RECORD)
+        if before is not None and not before.rpc_only:
+            hint = "leave --rpc-only out to do both, or `edgellm service uninstall` first"
+            raise UsageError("this board serves a model as a service", hint)
 
     def _program(self) -> list[InstallStep]:
         source = program.needed(wheels=self.bundle.wheels if self.bundle else None)
@@ -84,6 +95,8 @@ class Installer:
         return [*steps, InstallStep(f"record it in {record}", lambda: write_record(record, self.settings), done=done)]
 
     def _start(self, before: list[InstallStep]) -> list[InstallStep]:
+        if self.settings.rpc_only:
+            return self._start_lending(before)
         units = ["edgellm.socket", "edgellm.service"]
         units += ["edgellm-jtop.service"] if self.settings.jtop else []
         units += ["edgellm-power.service"] if self._at(layout.POWER).exists() or self.settings.power_mode else []
@@ -103,6 +116,19 @@ class Installer:
         moved = any("edgellm.socket" in step.what for step in changed)
         done = listens and systemctl.active("edgellm.service") and not changed
         return [enable, InstallStep("start it", partial(self._go, units, moved), done=done)]
+
+    def _start_lending(self, before: list[InstallStep]) -> list[InstallStep]:
+        unit = layout.RPC_UNIT
+        start = partial(systemctl.run, ["systemctl", "enable", unit])
+        enable = InstallStep(f"enable {unit}", start, done=systemctl.enabled(unit))
+        if not systemctl.booted():
+            return [enable]
+
+        def go() -> None:
+            systemctl.run(["systemctl", "daemon-reload"])
+            systemctl.run(["systemctl", "restart", unit], "see `journalctl -u edgellm-rpc -n 20`")
+
+        return [enable, InstallStep("start it", go, done=systemctl.active(unit) and all(step.done for step in before))]
 
     def _go(self, units: list[str], moved: bool) -> None:
         systemctl.run(["systemctl", "daemon-reload"])

@@ -37,6 +37,7 @@ class InstallRequest(Struct, frozen=True):
     power_mode: str = ""
     rpc_listen: str | None = None  # None: as recorded; empty: no edgellm-rpc.service
     rpc_interface: str = ""
+    rpc_only: bool = False
     caller_uid: int = 0  # the user that called sudo
     root: Path = field(default=Path("/"))
 
@@ -69,8 +70,9 @@ def unit_settings(request: InstallRequest, wheels: Path | None = None) -> UnitSe
         listen=_addresses(request) or before.listen,
         model_dirs=tuple(map(str, request.model_dirs)) or before.model_dirs,
         groups=existing_groups(GPU_GROUPS),
-        jtop=bool(existing_groups(("jtop",))),
+        jtop=not request.rpc_only and bool(existing_groups(("jtop",))),
         power_mode=request.power_mode or before.power_mode,
+        rpc_only=request.rpc_only,
         **_rpc(request, before),
     )
 
@@ -80,6 +82,8 @@ _INTERFACE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}")  # IFNAMSIZ of 
 
 def _rpc(request: InstallRequest, before: UnitSettings) -> dict[str, str]:
     """Return the address of edgellm-rpc.service. Raises ConfigError for one that RPC may not use."""
+    if request.rpc_only and not (request.rpc_listen or before.rpc_listen):
+        raise UsageError("--rpc-only lends memory at an address", "name it: --rpc-listen 10.0.0.2:50052")
     if request.rpc_listen is None:
         return {"rpc_listen": before.rpc_listen, "rpc_interface": before.rpc_interface}
     if not request.rpc_listen:

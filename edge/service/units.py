@@ -36,6 +36,7 @@ class UnitSettings(Struct, frozen=True):
     power_mode: str = ""
     rpc_listen: str = ""  # address of edgellm-rpc.service; empty: it is not installed
     rpc_interface: str = ""
+    rpc_only: bool = False  # a board that lends memory and serves no model itself
 
 
 def read_record(path: Path) -> UnitSettings | None:
@@ -227,15 +228,16 @@ def files(settings: UnitSettings) -> tuple[UnitFile, ...]:
     def read(name: str) -> str:
         return (source / name).read_text(encoding="utf-8")
 
-    optional = {"edgellm-jtop.service": settings.jtop, RPC_UNIT: bool(settings.rpc_listen)}
-    wanted = [unit for unit in UNITS if optional.get(unit, True)]
+    jtop = settings.jtop and not settings.rpc_only
+    optional = {"edgellm-jtop.service": jtop, RPC_UNIT: bool(settings.rpc_listen)}
+    wanted = [RPC_UNIT] if settings.rpc_only else [unit for unit in UNITS if optional.get(unit, True)]
     units = [UnitFile(UNIT_DIR / unit, read(unit)) for unit in wanted]
     changed = [UnitFile(drop_in(unit), text) for unit, text in drop_ins(settings).items() if unit in wanted]
     users = [UnitFile(SYSUSERS, read("edgellm.sysusers"))]
-    if settings.jtop:
+    if jtop:
         users.append(UnitFile(JTOP_SYSUSERS, read("edgellm-jtop.sysusers")))
     # Only on demand: with the file the unit's condition is met, and root changes the machine at boot.
-    power = [UnitFile(POWER, power_text(settings.power_mode))] if settings.power_mode else []
+    power = [UnitFile(POWER, power_text(settings.power_mode))] if settings.power_mode and not settings.rpc_only else []
     return (*users, UnitFile(TMPFILES, read("edgellm.tmpfiles")), *units, *changed, *power)
 
 

@@ -53,6 +53,13 @@ def test_the_whole_line() -> None:
     )  # fmt: skip
 
 
+def test_rpc_is_two_options_more_and_another_build() -> None:
+    made, plain = commands(replace(_INPUTS, rpc=True), "/c"), commands(_INPUTS, "/c")
+    more = [word for word in made.configure if word not in plain.configure and word.startswith("-D")]
+    assert more == ["-DGGML_RPC=ON", "-DGGML_RPC_RDMA=OFF"]
+    assert made.fingerprint != plain.fingerprint
+
+
 @pytest.mark.parametrize(
     "change",
     [

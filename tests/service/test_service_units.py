@@ -8,6 +8,7 @@ from configparser import RawConfigParser
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from edge.resources import data_dir
 from edge.service.units import UNITS, UnitFile, UnitSettings, files
@@ -101,6 +102,14 @@ def test_jtops_group_is_nowhere_but_in_its_reader() -> None:
     assert values("edgellm-jtop.service", "Service", "PrivateNetwork") == ["yes"]
     assert UNITS.index("edgellm-jtop.service")
     assert not [file for file in files(UnitSettings()) if "jtop" in file.path.name]
+
+
+def test_a_board_that_only_lends_memory_gets_one_unit() -> None:
+    paths = [str(file.path) for file in files(replace(EVERYTHING, rpc_only=True)) if "systemd" in str(file.path)]
+    assert paths == [
+        "etc/systemd/system/edgellm-rpc.service",
+        "etc/systemd/system/edgellm-rpc.service.d/10-install.conf",
+    ]
 
 
 def test_the_rpc_server_is_installed_only_when_asked() -> None:

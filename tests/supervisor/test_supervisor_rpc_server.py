@@ -1,0 +1,142 @@
+"""`edgellm rpc serve` over a program that speaks llama.cpp's RPC protocol and can fail on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from edge.config.devices import rpc_address
+from edge.errors import ConfigError
+from edge.supervisor.policy import Policy
+from edge.supervisor.rpc_server import RpcRequest, RpcServer
+from tests.serving import alive, eventually, free_port
+from tests.supervisor.rig import TABLE
+
+FAST = Policy(backoff_s=(0, 0.05), jitter=0, term_s=2)
+# As tools/rpc/rpc-server.cpp: the list of devices waits in the pipe's buffer for the first connection.
+PROGRAM = """#!{python}
+import os, socket, struct, sys
+port = int(sys.argv[sys.argv.index("--port") + 1])
+folder = os.path.dirname(os.path.abspath(__file__))
+with open(folder + "/starts", "a") as file:
+    file.write(str(os.getpid()) + "\\n")
+mode = open(folder + "/mode").read()
+if mode == "unknown device":
+    sys.exit(print("error: unknown device: CUDA7", file=sys.stderr))
+if mode == "taken":
+    sys.exit(print("Failed to create server socket", file=sys.stderr))
+listener = socket.create_server(("127.0.0.1", port))
+print("Starting RPC server v7.0.0\\nDevices:\\n  {device} (8000 MiB, 6000 MiB free)")
+while True:
+    client, _ = listener.accept()
+    print("Accepted client connection", flush=True)
+    while header := client.recv(9, socket.MSG_WAITALL):
+        command, length = struct.unpack("<BQ", header)
+        client.recv(length, socket.MSG_WAITALL) if length else b""
+        memory = struct.pack("<QQ", 6 << 30, 8 << 30)
+        reply = {{14: bytes([7, 0, 0, 0]) + bytes(24), 15: struct.pack("<I", 1), 11: memory}}
+        client.sendall(struct.pack("<Q", len(reply[command])) + reply[command])
+    client.close()
+    print("Client connection closed", flush=True)
+"""
+
+
+class Lender:
+    """A running RpcServer. `said`: its sentences."""
+
+    def __init__(self, folder: Path, *, device: str = "CPU: AMD EPYC", mode: str = "", **changes: Any) -> None:
+        self.program = folder / "ggml-rpc-server"
+        self.program.write_text(PROGRAM.format(python=sys.executable, device=device))
+        self.program.chmod(0o755)
+        (folder / "mode").write_text(mode)
+        self.port = free_port()
+        self.said: list[str] = []
+        self.ready: list[str] = []
+        env = {"PATH": os.environ["PATH"]}
+        request = RpcRequest(self.program, rpc_address(f"127.0.0.1:{self.port}"), env, policy=FAST)
+        self.server = RpcServer(replace(request, **changes), TABLE, self.said.append, on_ready=self.ready.append)
+
+    @property
+    def pids(self) -> list[int]:
+        starts = self.program.with_name("starts")
+        return [int(line) for line in starts.read_text().split()] if starts.exists() else []
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[asyncio.Task[None]]:
+        task = asyncio.create_task(self.server.run())
+        try:
+            yield task
+        finally:
+            self.server.stop()
+            await asyncio.gather(task, return_exceptions=True)
+            assert not [pid for pid in self.pids if alive(pid)], "a server outlived its supervisor"
+
+
+async def until(true: Any, because: object) -> None:
+    await asyncio.to_thread(eventually, true, lambda: str(because))
+
+
+async def test_it_is_ready_once_it_answers_the_protocol_and_its_gates_say_so(tmp_path: Path) -> None:
+    lender = Lender(tmp_path)
+    async with lender.running():
+        await until(lambda: lender.ready, lender.said)
+        gates = lender.server.gates.as_status()
+        assert [name for name in ("driver", "context", "backend") if not gates[name].ready] == []
+        assert gates["context"].evidence == "CPU AMD EPYC"
+        assert not gates["weights"].ready, "the engine that uses the server reports them"
+        assert "6.00 GiB free" in lender.ready[0] or "6.0 GiB free" in lender.ready[0]
+
+
+async def test_a_killed_server_is_started_again(tmp_path: Path) -> None:
+    lender = Lender(tmp_path)
+    async with lender.running():
+        await until(lambda: lender.ready, lender.said)
+        os.kill(lender.pids[0], signal.SIGKILL)
+        await until(lambda: len(lender.ready) == 2, lender.said)
+        assert lender.server.restarts == 1 and any(sentence.startswith("killed") for sentence in lender.said)
+
+
+async def test_a_gpu_build_that_lends_its_cpu_is_ended(tmp_path: Path) -> None:
+    lender = Lender(tmp_path, wants_gpu=True)
+    async with lender.running():
+        await until(lambda: len(lender.pids) >= 2, lender.said)
+        assert lender.ready == [] and any("cpu_only" in sentence for sentence in lender.said)
+
+
+async def test_a_gpu_counts_as_one(tmp_path: Path) -> None:
+    lender = Lender(tmp_path, device="CUDA0: Orin", wants_gpu=True, driver="/dev/nvmap opens")
+    async with lender.running():
+        await until(lambda: lender.ready, lender.said)
+        assert lender.server.gates.as_status()["driver"].evidence == "/dev/nvmap opens"
+
+
+async def test_a_device_that_it_does_not_know_ends_it(tmp_path: Path) -> None:
+    lender = Lender(tmp_path, mode="unknown device", devices=("CUDA7",))
+    async with lender.running() as task:
+        with pytest.raises(ConfigError, match=r"bad_flag.*unknown device: CUDA7"):
+            await asyncio.wait_for(task, 30)
+    assert len(lender.pids) == 1
+
+
+async def test_an_address_that_is_taken_is_named_and_tried_again(tmp_path: Path) -> None:
+    """rpc-server exits with 0 then: its log is the evidence."""
+    lender = Lender(tmp_path, mode="taken")
+    async with lender.running():
+        await until(lambda: any("socket_busy" in sentence for sentence in lender.said), lender.said)
+        (tmp_path / "mode").write_text("")
+        await until(lambda: lender.ready, lender.said)
+
+
+async def test_stop_ends_it_before_it_is_ready(tmp_path: Path) -> None:
+    lender = Lender(tmp_path)
+    async with lender.running():
+        await until(lambda: lender.pids, lender.said)
