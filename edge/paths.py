@@ -46,6 +46,10 @@ class Folders(NamedTuple):
         return self.state / self.instance
 
     @property
+    def saved_prompts(self) -> Path:
+        return self.cache / "prompts" / self.instance
+
+    @property
     def lock(self) -> Path:
         return self.instance_run / "lock"
 

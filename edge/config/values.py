@@ -67,6 +67,16 @@ class Preset(Struct, frozen=True):
         tuple[Annotated[int, Meta(ge=1, le=1 << 16)], ...], key("prompt lengths warmed while idle")
     ] = (1, 128)
     system_prompt: Annotated[str, key("computed while idle, so that the first request does not wait for it")] = ""
+    system_prompt_file: Annotated[
+        str, key("system_prompt as a text file; kept computed across restarts from 512 tokens on", one_model=True)
+    ] = ""
+    saved_prompts: Annotated[
+        Literal["auto", "on", "off"],
+        key("keep prompts of 512 tokens and more on disk across restarts; auto: on SSDs and hard disks only"),
+    ] = "auto"
+    saved_prompts_max: Annotated[int, key("disk space of the saved prompts of all models", ge=1 << 20, kind="size")] = (
+        1024 * MIB
+    )
     nice: Annotated[int, key("nice value of the engine's process", ge=0, le=19)] = 0
     chat_template_file: Annotated[str, key("a Jinja chat template instead of the file's own", one_model=True)] = ""
     chat_template_kwargs: Annotated[dict[str, Any], key("arguments of the chat template")] = {}

@@ -13,11 +13,13 @@ from msgspec.structs import replace
 
 from edge.board import device_nodes
 from edge.config import Config
+from edge.config.values import Preset
 from edge.daemon.history import SpeedBaseline
 from edge.daemon.kept_remedies import KeptRemedies, key
 from edge.daemon.planning import process_limits
 from edge.gateway.config import GatewayOptions
 from edge.linux.best_effort import LogFile
+from edge.linux.files import read_bounded
 from edge.linux.procfs import Ring
 from edge.paths import Folders
 from edge.plan.plan import LaunchPlan, ModelPlan
@@ -92,7 +94,7 @@ def terms_of(prepared: Prepared, model: ModelPlan, last_good_tokens_s: float | N
         strict=prepared.config.strict,
         capability=prepared.board.compute_capability,
         l4t=prepared.board.l4t,
-        system_prompt=preset.system_prompt,
+        system_prompt=system_prompt_of(preset),
         warmup_tokens=preset.warmup_tokens,
         preload=preloaded(prepared, model),
         ttl_s=config.ttl_s,
@@ -121,6 +123,16 @@ def may_do_without(prepared: Prepared, plan: LaunchPlan) -> bool:
 def without_absent(prepared: Prepared) -> tuple[Degraded, ...]:
     """Return a degradation for each rpc-server that the plan was made without."""
     return tuple(Degraded("rpc", each.endpoint, "not used", each.because) for each in prepared.absent)
+
+
+def system_prompt_of(preset: Preset) -> str:
+    """Return the system prompt to compute ahead, from its file where one is named; empty if that cannot be read."""
+    if not preset.system_prompt_file:
+        return preset.system_prompt
+    try:
+        return read_bounded(Path(preset.system_prompt_file)).decode(errors="replace")
+    except (OSError, ValueError):  # it was there when the plan was made: it is a help, and no need of a start
+        return preset.system_prompt
 
 
 def without_device(prepared: Prepared, plan: LaunchPlan) -> tuple[Degraded, ...]:

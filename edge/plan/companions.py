@@ -28,7 +28,7 @@ def with_companions(candidate: Candidate, preset: Preset, store: Store) -> tuple
 
     The bytes are counted in the first GPU, or in the host. Raises ConfigError, ModelMissingError, BadModelError.
     """
-    _check_template(preset)
+    _check_texts(preset)
     file = _with_projector(candidate.file, preset.mmproj)
     if preset.lora:
         file = replace(file, adapter_bytes=sum(_adapter_bytes(Path(adapter(each)[0]), file) for each in preset.lora))
@@ -42,9 +42,11 @@ def with_companions(candidate: Candidate, preset: Preset, store: Store) -> tuple
     return (candidate if file is candidate.file else replace(candidate, file=file)), preset
 
 
-def _check_template(preset: Preset) -> None:
-    if preset.chat_template_file and not Path(preset.chat_template_file).is_file():
-        raise ConfigError(f"chat_template_file: no such file: {preset.chat_template_file}")
+def _check_texts(preset: Preset) -> None:
+    for name in ("chat_template_file", "system_prompt_file"):
+        path = getattr(preset, name)
+        if path and not Path(path).is_file():
+            raise ConfigError(f"{name}: no such file: {path}")
 
 
 def _with_projector(file: ModelFile, wanted: str) -> ModelFile:

@@ -39,6 +39,7 @@ OWNED = {
     "--threads-batch": "n_threads",
     "--cache-ram": "cache_ram",
     "--ctx-checkpoints": "cache_ram",
+    "--slot-save-path": "saved_prompts",
     "--split-mode": "split_mode",
     "--tensor-split": "tensor_split",
     "--device": "gpus",

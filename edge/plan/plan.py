@@ -69,6 +69,14 @@ class DomainBudget(Struct, frozen=True):
 MemoryBudget = dict[str, DomainBudget]
 
 
+class SavedPrompts(Struct, frozen=True):
+    """Where the prompts of an engine's slots are kept across restarts. `key` identifies what they are valid for."""
+
+    folder: str
+    key: str
+    limit_bytes: int
+
+
 class Reason(Struct, frozen=True):
     """Why a setting has its value. `origin` names the layer that set it: profile:orin, flag, planner, ..."""
 
@@ -89,6 +97,7 @@ class LaunchPlan(Struct, frozen=True):
     reasons: tuple[Reason, ...] = ()
     model: ModelFile | None = None  # of this rung where it differs from the requested one
     warnings: tuple[str, ...] = ()  # options that this engine does not know
+    saved_prompts: SavedPrompts | None = None
 
     @property
     def fits(self) -> bool:

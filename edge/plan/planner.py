@@ -18,14 +18,21 @@ from edge.models.open import ModelFile
 from edge.plan.argv import EnvFacts, environment, render
 from edge.plan.calibration import Calibration, last_start
 from edge.plan.draft_choice import DraftChoice, measured_drafts
-from edge.plan.engine_options import OPTION_NAMES, engine_options
+from edge.plan.engine_options import OPTION_NAMES, EngineOptions, engine_options
 from edge.plan.inputs import Candidate, PlanInputs, is_remote, restricted, role_of, situation, usable_gpus
 from edge.plan.ladder import Rung, walk_ladder
 from edge.plan.load_choice import LoadChoice
-from edge.plan.plan import Ladder, LaunchPlan, ModelPlan, Plan
+from edge.plan.plan import Ladder, LaunchPlan, ModelPlan, Plan, SavedPrompts
 from edge.plan.reasons import does_not_fit, reasons
 from edge.plan.remotes import Remotes, with_remotes
 from edge.units import GIB
+
+
+class PromptFolder(Struct, frozen=True):
+    """The folder for saved prompts. `durable`: its disk stands frequent writes, which `saved_prompts = auto` needs."""
+
+    path: str
+    durable: bool
 
 
 class Extras(Struct, frozen=True):
@@ -40,6 +47,7 @@ class Extras(Struct, frozen=True):
     busy_cores: int = 0
     draft_choices: tuple[DraftChoice, ...] = ()
     remotes: Remotes = Remotes()
+    prompts: PromptFolder | None = None  # None: this plan is for another machine
 
 
 def make_plan(
@@ -145,6 +153,11 @@ class _Job(Struct, frozen=True):
         own = tuple(gpu for gpu in rung.gpus if not is_remote(gpu))
         gpus = None if inputs.board.unified_memory else own
         options = engine_options(preset, inputs.engine, origins)
+        saved = saved_prompts(preset, inputs.engine, rung, self.extras.prompts, options)
+        if saved is not None:
+            # CommonParams joins folder and name as they are, where llama-server's option adds the slash.
+            params = {**options.params, "slot_save_path": f"{saved.folder}/"}
+            options = replace(options, args=(*options.args, "--slot-save-path", saved.folder), params=params)
         line = render(rung.settings, inputs.engine, file, config.id, options)
         return LaunchPlan(
             rung=index,
@@ -155,7 +168,35 @@ class _Job(Struct, frozen=True):
             reasons=(*reasons(rung, preset, config.role, wanted, inputs, origins), *options.reasons),
             model=None if file is wanted else file,
             warnings=line.dropped,
+            saved_prompts=saved,
         )
+
+
+def saved_prompts(
+    preset: Preset, engine: Engine, rung: Rung, folder: PromptFolder | None, options: EngineOptions
+) -> SavedPrompts | None:
+    """Return where this engine keeps prompts across restarts, and what they are valid for; None where it does not."""
+    able = engine.kind == "embedded" or engine.has("--slot-save-path")
+    if folder is None or not able or rung.settings.role != "chat" or preset.saved_prompts == "off":
+        return None
+    if preset.saved_prompts == "auto" and not folder.durable:
+        return None
+    chosen = rung.settings
+    identity = (
+        rung.candidate.file.fingerprint,
+        engine.id,
+        engine.version,
+        engine.commit,
+        chosen.n_ctx,
+        chosen.n_parallel,
+        chosen.kv_type_k,
+        chosen.kv_type_v,
+        chosen.flash_attention,
+        chosen.mmproj,
+        *options.args,
+        *sorted(options.params.items()),
+    )
+    return SavedPrompts(folder.path, "|".join(map(str, identity)), preset.saved_prompts_max)
 
 
 def plan_inputs(

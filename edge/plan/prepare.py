@@ -14,11 +14,13 @@ from edge.board import device_nodes, nvidia
 from edge.board.board import Board, only_gpus
 from edge.board.memory import MemorySnapshot, assumed, reserve_bytes, snapshot
 from edge.board.probe import probe
+from edge.board.storage import classify
 from edge.config import Config, resolve_profile
 from edge.config.values import ModelConfig, Override, Preset, Profile
 from edge.engine.choose import EngineFallback, choose, fallback_now
 from edge.engine.engine import Engine
 from edge.errors import DeviceMissingError, EngineMissingError, UsageError
+from edge.linux.tree import Tree
 from edge.models.store import standard
 from edge.paths import Folders
 from edge.plan import start_records
@@ -29,10 +31,13 @@ from edge.plan.draft_choice import drafts_path, read_drafts
 from edge.plan.load_choice import choices_path, read_choices
 from edge.plan.other_load import load_path, read_busy_cores
 from edge.plan.plan import ModelPlan, Plan
-from edge.plan.planner import Extras, assumed_engine, make_plan, plan_inputs
+from edge.plan.planner import Extras, PromptFolder, assumed_engine, make_plan, plan_inputs
 from edge.plan.remotes import Absent, Remotes, find_remotes
 from edge.units import MIB, format_bytes
 
+# Each saved prompt is a write of some 100 MB: eMMC, SD cards and USB sticks wear, network disks are slow, what lies in
+# memory or in a container's layer is lost with it.
+_DURABLE = {"nvme", "ssd", "hdd", "virtual"}
 _LEAST_BYTES = 64 * MIB  # llama-server alone, without a model
 
 
@@ -82,7 +87,7 @@ def prepare(config: Config, folders: Folders, view: HostView | None = None, *, a
 
     def planned(board: Board) -> Plan:
         memory = limited(_memory(view, board), config.memory.limit, profile.preset.reserve)
-        plan = _plan(config, profile, board, memory, engine, folders, allow_missing, remotes)
+        plan = _plan(config, profile, board, memory, engine, folders, allow_missing, remotes, here=here)
         return replace(plan, notes=(*plan.notes, *notes))
 
     if not allow_missing and not view.at_boot:
@@ -146,6 +151,8 @@ def _plan(
     folders: Folders,
     allow_missing: bool,
     remotes: Remotes,
+    *,
+    here: bool,
 ) -> Plan:
     calibrations = load(calibration_path(folders), engine.id)
     choices = read_choices(choices_path(folders), board.id, engine.id)
@@ -155,12 +162,18 @@ def _plan(
     chosen = Chooser(standard(folders, config.store.dirs, os.environ), inputs).choose(config, preset)
     facts = EnvFacts(str(folders.cache), str(folders.cache), wsl=board.container == "wsl2")
     drafts = read_drafts(drafts_path(folders), board.id, engine.id)
-    extras = Extras(chosen.smaller, calibrations, choices, busy, drafts, remotes)
+    prompts = _prompt_folder(folders) if here else None
+    extras = Extras(chosen.smaller, calibrations, choices, busy, drafts, remotes, prompts)
     plan = make_plan(board, memory, profile, engine, chosen.models, facts, extras)
     if chosen.absent and not allow_missing:
         raise fetch_first(chosen.absent)
     pulls = (f"{offer.id} is not downloaded: edgellm model pull {offer.id}" for offer in chosen.absent.values())
     return replace(plan, notes=(*plan.notes, *chosen.notes, *pulls))
+
+
+def _prompt_folder(folders: Folders) -> PromptFolder:
+    storage = classify(Tree(Path("/")), folders.cache)
+    return PromptFolder(str(folders.saved_prompts), storage is not None and storage.kind in _DURABLE)
 
 
 def _engine(

@@ -45,6 +45,8 @@ class Policy(RestartConfig, frozen=True):
     start_limit: int = 24
     # READY time on a rung below the planned one, taken for memory in a request, before the planned one is tried again.
     rung_back_s: float = 300.0
+    # A person's pause between two messages: a shorter one would write each turn of a conversation to flash.
+    save_prompts_idle_s: float = 60.0
     cpu_rung: int | None = None  # where `fallback = "cpu"` leads when the GPU stays absent
 
     @property

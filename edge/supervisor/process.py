@@ -21,6 +21,7 @@ from typing import NamedTuple
 from edge.errors import UnavailableError
 from edge.linux import control_group, procfs
 from edge.linux.control_group import ControlGroup
+from edge.linux.files import private_dir
 
 
 class ProcessLimits(NamedTuple):
@@ -204,7 +205,7 @@ def spawn(
     entry = _open_entry(group)
     try:
         process = subprocess.Popen(
-            [part.replace("{socket}", str(socket_path)) for part in argv],
+            [part.replace("{socket}", str(socket_path)) for part in with_slot_folder(argv)],
             env=dict(env),
             stdin=subprocess.PIPE,  # held open: EOF is the child's sign that this process is gone
             stdout=subprocess.PIPE,
@@ -235,6 +236,21 @@ def _open_entry(group: ControlGroup | None) -> int | None:
     with contextlib.suppress(OSError):
         return group.open_procs() if group is not None else None
     return None
+
+
+SLOT_FOLDER = "--slot-save-path"
+
+
+def with_slot_folder(argv: Sequence[str]) -> list[str]:
+    """Create the folder of --slot-save-path, which llama-server needs to start; leave the option out if that fails."""
+    words = list(argv)
+    if SLOT_FOLDER in words[:-1]:
+        place = words.index(SLOT_FOLDER)
+        try:
+            private_dir(Path(words[place + 1]))
+        except OSError:
+            del words[place : place + 2]
+    return words
 
 
 _libc = ctypes.CDLL(None)  # loaded before any fork: between fork and exec nothing may be allocated

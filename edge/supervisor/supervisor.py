@@ -20,7 +20,6 @@ from edge.plan.plan import LaunchPlan, ModelPlan
 from edge.supervisor.degraded import before_start
 from edge.supervisor.events import (
     DeviceMissing,
-    Drained,
     Effect,
     Event,
     Exited,
@@ -308,8 +307,8 @@ class Supervisor:
             self._missing = None
 
     def _idle(self) -> None:
-        if self.machine.state is State.DRAINING and self._traffic.open == 0:
-            self.post(Drained())
+        if self.machine.state is State.DRAINING and self._traffic.open == 0 and self.watch is not None:
+            self.watch.drained()
 
     def _become(self, machine: SupervisorState) -> None:
         before, self.machine = self.machine, machine

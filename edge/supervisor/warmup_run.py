@@ -114,7 +114,7 @@ class Warming:
             return
         await asyncio.sleep(policy.second_look_s)
         speed = next(warmup.idle(self._settings, (), ""))
-        if not traffic.open and (answer := await self._while_idle(speed, policy.idle_set_s, traffic)) is not None:
+        if not traffic.open and (answer := await self.while_idle(speed, policy.idle_set_s, traffic)) is not None:
             self._measure(answer)
         self.slow = too_slow(self.tokens_s, self._terms.expected_speed)
 
@@ -131,7 +131,7 @@ class Warming:
                 return
             if request.prompt_tokens * (self._prompt_token_s or 0.0) > left_s:
                 continue  # llama-server does not cancel a prompt in the middle of a batch
-            answer = await self._while_idle(request, left_s, traffic)
+            answer = await self.while_idle(request, left_s, traffic)
             if answer is None:
                 return
             self.idle_done = (*self.idle_done, request.name)
@@ -139,7 +139,7 @@ class Warming:
                 self._measure(answer)
             self._note_prompt_speed(answer)
 
-    async def _while_idle(self, request: warmup.WarmupRequest, left_s: float, traffic: Traffic) -> Any | None:
+    async def while_idle(self, request: warmup.WarmupRequest, left_s: float, traffic: Traffic) -> Any | None:
         """Return the answer; None when a client came, time was over, or the engine refused."""
         asked = [asyncio.create_task(self._ask(request)) for _ in range(request.copies)]
         together = asyncio.ensure_future(asyncio.gather(*asked, return_exceptions=True))

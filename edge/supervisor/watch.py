@@ -11,6 +11,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import aiohttp
+
 from edge.board.nvml import process_bytes
 from edge.linux.procfs import family_pids, read_family_usage
 from edge.linux.rpc import connected, reachable
@@ -20,6 +22,7 @@ from edge.supervisor.degraded import differences, grown
 from edge.supervisor.diagnose import Death, diagnose
 from edge.supervisor.events import (
     DeviceMissing,
+    Drained,
     EngineLoading,
     EngineReady,
     Event,
@@ -37,6 +40,7 @@ from edge.supervisor.oom import OomWitness
 from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.process import Child
 from edge.supervisor.process_io import PipeLines, gone, read_lines, reaped
+from edge.supervisor.prompt_cache import PromptCache
 from edge.supervisor.remedies import Remedies
 from edge.supervisor.start import Attempt, LogEvent
 from edge.supervisor.status import Degraded, Failure
@@ -111,6 +115,12 @@ class Watch:
         self._wedge_s = terms.policy.wedge_s if wedge_s is None else wedge_s
         self._probe = EngineClient(child.socket_path)
         self.warming = Warming(self._probe, attempt.plan.settings, chat_template, terms)
+        self._prompts: PromptCache | None = None
+        if attempt.plan.saved_prompts is not None:
+            self._prompts = PromptCache(
+                self._probe, attempt.plan, terms.system_prompt, traffic, terms.policy.save_prompts_idle_s
+            )
+        self._drained = False
         self._reported_ready = asyncio.Event()
         self._exited = asyncio.Event()
         self._witness = OomWitness(child.pid, child.spawned_at_s)
@@ -125,6 +135,8 @@ class Watch:
             self._begin(work)
         if self.attempt.wants_gpu:
             self._begin(self._check_driver())
+        if self._prompts is not None:
+            self._prompts.look()
 
     def warm_up(self) -> None:
         self._begin(self._warm())
@@ -135,8 +147,22 @@ class Watch:
         await reaped(self.child)
         await asyncio.to_thread(self.child.end_rest)
 
+    def drained(self) -> None:
+        """Post Drained once the prompts of the slots are saved; the deadline of the drain ends that too."""
+        if not self._drained:
+            self._drained = True
+            self._begin(self._save_and_end())
+
+    async def _save_and_end(self) -> None:
+        if self._prompts is not None:
+            with suppress(aiohttp.ClientError, OSError):
+                await self._prompts.save()
+        self._post(Drained())
+
     async def close(self) -> None:
         """Stop observing. The child must be gone, or have its signal."""
+        if self._prompts is not None:
+            self._prompts.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -249,6 +275,8 @@ class Watch:
         if self._terms.strict and self.degraded:
             self._post(StartRefused(_strict(self.degraded[0])))
             return
+        if self._prompts is not None:
+            await self._prompts.restore()
         try:
             failure = await self._first_completion()
         except ConnectionLost as lost:
@@ -267,10 +295,14 @@ class Watch:
         own = _ANSWERED.get(self.attempt.plan.settings.role, "a completion came back")
         evidence = "a waiting request was answered" if self.answered.is_set() else own
         self.attempt.warmed(self.first_token_s, evidence)
+        if self._prompts is not None and not self._traffic.open and not self.answered.is_set():
+            await self._prompts.restore()  # the probe took a slot
         self._post(Warmed())
         await self.warming.idle(self._traffic)
         if self.warming.tokens_s is not None:
             self._on_speed(self.warming.tokens_s)
+        if self._prompts is not None:
+            await self._prompts.run(self.warming)
 
     async def _first_completion(self) -> Failure | None:
         """Return None once a completion came back: that of a request that waited, or of the engine's own probe.

@@ -1,0 +1,100 @@
+"""Saved prompts of a supervised real engine: saved while idle, and no file that it cannot read ends a start."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from edge.engine.embedded_engine import find_embedded
+from edge.models.open import ModelFile
+from edge.models.store import Store
+from edge.plan.argv import render
+from edge.plan.engine_options import EngineOptions
+from edge.plan.plan import Ladder, ModelPlan, SavedPrompts
+from edge.supervisor.policy import SupervisorOptions
+from edge.supervisor.prompt_files import PromptFiles, file_key
+from edge.supervisor.state import State
+from tests.supervisor.rig import ENV, FAST, Rig, launch_plan, rigged, settings
+from tests.supervisor.test_supervisor_prompt_files import slot_file
+
+LONG = list(range(100, 800))
+SOON = SupervisorOptions(policy=replace(FAST, idle_before_s=0.0, idle_set_s=0.0, save_prompts_idle_s=0.2))
+
+
+@pytest.fixture
+def file(smollm2: Path) -> ModelFile:
+    return Store(smollm2.parent).resolve(str(smollm2))
+
+
+def model(file: ModelFile, folder: Path) -> ModelPlan:
+    engine = find_embedded(sys.executable)
+    assert engine is not None
+    chosen = settings(n_ctx=2048, load_mode="none")
+    options = EngineOptions(params={"slot_save_path": f"{folder}/"})
+    argv = render(chosen, engine, file, "chat", options).args
+    saved = SavedPrompts(str(folder), "a key", 1 << 30)
+    plan = replace(launch_plan(("x",), 0, chosen), argv=argv, env={**ENV, "HOME": "/nonexistent"}, saved_prompts=saved)
+    return ModelPlan("chat", (), file, Ladder((plan,), 0))
+
+
+def slots(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.slot"))
+
+
+async def ask(rig: Rig) -> int:
+    """Return how many tokens of the long prompt were not computed."""
+    import json
+
+    status, body = await rig.complete(prompt=LONG, cache_prompt=True)
+    assert status == 200, body
+    answer: dict[str, Any] = json.loads(body)
+    return int(answer["timings"]["cache_n"])
+
+
+async def test_a_prompt_is_saved_while_idle_once_and_survives_a_kill(short_dir: Path, file: ModelFile) -> None:
+    folder = short_dir / "prompts"
+    async with rigged(short_dir, model=model(file, folder), terms=SOON) as rig:
+        await rig.ready()
+        assert await ask(rig) == 0
+        await rig.until(lambda: slots(folder))
+        (first,) = slots(folder)
+        written = first.stat().st_mtime_ns
+        watch = rig.supervisor.watch
+        assert watch is not None
+        watch.child._process.kill()
+        await rig.until(lambda: rig.states.count("READY") == 2)
+        assert await ask(rig) > 600
+        assert slots(folder)[0].stat().st_mtime_ns >= written
+
+
+@pytest.mark.parametrize("key", ["a key", "another key"])
+async def test_a_file_that_the_engine_refuses_is_removed(short_dir: Path, file: ModelFile, key: str) -> None:
+    """Its hash is right, so that only the engine can find out. One of another key stays: it is of another model."""
+    folder = short_dir / "prompts"
+    files = PromptFiles(folder, 1 << 30)
+    name = files.begin_write(file_key(key), 100)
+    assert name is not None
+    (folder / name).write_bytes(slot_file(*LONG))
+    kept = files.keep(name)
+    assert kept is not None
+    async with rigged(short_dir, model=model(file, folder), terms=SOON) as rig:
+        assert await rig.settle(State.READY, State.FAILED) is State.READY
+        assert kept.exists() is (key != "a key")
+        assert rig.supervisor.restarts == 0
+        assert await ask(rig) == 0
+
+
+async def test_prompts_are_saved_before_the_engine_sleeps(short_dir: Path, file: ModelFile) -> None:
+    folder = short_dir / "prompts"
+    terms = replace(SOON, policy=replace(SOON.policy, save_prompts_idle_s=600.0))
+    async with rigged(short_dir, model=model(file, folder), terms=terms) as rig:
+        await rig.ready()
+        await ask(rig)
+        assert slots(folder) == []
+        rig.supervisor.sleep()
+        assert await rig.settle(State.SLEEPING) is State.SLEEPING
+        assert len(slots(folder)) == 1
