@@ -10,7 +10,8 @@ from typing import Any
 
 import aiohttp
 
-from edge.plan.plan import LaunchPlan
+from edge.plan.plan import LaunchPlan, SavedPrompts
+from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.prompt_files import PromptFiles, file_key
 from edge.supervisor.traffic import Traffic
 from edge.supervisor.warmup import WarmupRequest
@@ -26,19 +27,22 @@ PREFILL_S = 600.0  # 16 000 tokens at 30 tokens/s
 _MARK = "\u241f"  # stands for the user's message in the rendered chat template
 
 
+def saved_prompts(
+    client: EngineClient, plan: LaunchPlan, terms: SupervisorOptions, traffic: Traffic
+) -> PromptCache | None:
+    """Return the saved prompts of a child; None where its plan keeps none."""
+    if plan.saved_prompts is None:
+        return None
+    return PromptCache(client, plan, plan.saved_prompts, terms, traffic)
+
+
 class PromptCache:
-    """The saved prompts of one child. `idle_s`: the pause after which changed slots are saved."""
+    """The saved prompts of one child."""
 
     def __init__(
-        self,
-        client: EngineClient,
-        plan: LaunchPlan,
-        system_prompt: str,
-        traffic: Traffic,
-        idle_s: float,
+        self, client: EngineClient, plan: LaunchPlan, store: SavedPrompts, terms: SupervisorOptions, traffic: Traffic
     ) -> None:
-        assert plan.saved_prompts is not None
-        store = plan.saved_prompts
+        system_prompt = terms.system_prompt
         self.restored: dict[int, Path] = {}  # by slot
         self._files = PromptFiles(Path(store.folder), store.limit_bytes)
         self._key = file_key(store.key)
@@ -48,7 +52,7 @@ class PromptCache:
         self._token_bytes = sum(each.kv_bytes for each in plan.budget.values()) / max(1, plan.settings.n_ctx)
         self._client = client
         self._traffic = traffic
-        self._idle_s = idle_s
+        self._idle_s = terms.policy.save_prompts_idle_s
         self._saved_s = traffic.moved_s  # of the traffic that is saved
         self._known: dict[int, Any] = {}  # last task of each slot, saved or of the warm-up
         self._pinned: Path | None = None
@@ -70,7 +74,7 @@ class PromptCache:
 
     async def restore(self) -> None:
         """Restore what `look` found; after RESTORE_S it goes on while clients are served already."""
-        if self._found is not None:
+        if self._found is not None and (self._restoring is None or self._restoring.done()):
             self._restoring = asyncio.ensure_future(self._restore(self._found))
             await asyncio.wait({self._restoring}, timeout=RESTORE_S)
 

@@ -40,7 +40,7 @@ from edge.supervisor.oom import OomWitness
 from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.process import Child
 from edge.supervisor.process_io import PipeLines, gone, read_lines, reaped
-from edge.supervisor.prompt_cache import PromptCache
+from edge.supervisor.prompt_cache import saved_prompts
 from edge.supervisor.remedies import Remedies
 from edge.supervisor.start import Attempt, LogEvent
 from edge.supervisor.status import Degraded, Failure
@@ -115,11 +115,7 @@ class Watch:
         self._wedge_s = terms.policy.wedge_s if wedge_s is None else wedge_s
         self._probe = EngineClient(child.socket_path)
         self.warming = Warming(self._probe, attempt.plan.settings, chat_template, terms)
-        self._prompts: PromptCache | None = None
-        if attempt.plan.saved_prompts is not None:
-            self._prompts = PromptCache(
-                self._probe, attempt.plan, terms.system_prompt, traffic, terms.policy.save_prompts_idle_s
-            )
+        self._prompts = saved_prompts(self._probe, attempt.plan, terms, traffic)
         self._drained = False
         self._reported_ready = asyncio.Event()
         self._exited = asyncio.Event()
