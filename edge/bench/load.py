@@ -17,6 +17,7 @@ from msgspec import Struct, field
 from edge.board.storage import mount_of, mounts
 from edge.errors import TimedOutError, UnavailableError
 from edge.linux import prefetch
+from edge.linux.procfs import drop_pages
 from edge.linux.tree import Tree
 from edge.plan.load_choice import LoadChoice, offload_of, size_class
 from edge.plan.plan import LaunchPlan, ModelPlan, Plan
@@ -136,16 +137,6 @@ def health(path: Path) -> int | None:
         return None
     finally:
         connection.close()
-
-
-def drop_pages(path: Path) -> None:
-    """Remove a file's clean pages from the page cache: this needs no root, unlike /proc/sys/vm/drop_caches."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fdatasync(descriptor)  # dirty pages cannot be dropped
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
 
 
 def read_through(path: Path) -> None:

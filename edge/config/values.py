@@ -40,6 +40,9 @@ class Preset(Struct, frozen=True):
     load_mode: Annotated[
         Literal["auto", "none", "mmap", "dio"], key("how weights are read; auto decides by board and plan")
     ] = "auto"
+    keep_cached: Annotated[
+        bool, key("on unified memory: leave the file in the page cache after READY, for a sooner restart")
+    ] = False
     kv_type_k: Annotated[KvType, key("type of the K cache")] = "f16"
     kv_type_v: Annotated[KvType, key("type of the V cache")] = "f16"
     kv_type_min: Annotated[KvType, key("the smallest KV type the ladder may take")] = "q8_0"

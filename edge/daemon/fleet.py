@@ -20,7 +20,7 @@ from edge.daemon.planning import process_limits
 from edge.gateway.config import GatewayOptions
 from edge.linux.best_effort import LogFile
 from edge.linux.files import read_bounded
-from edge.linux.procfs import Ring
+from edge.linux.procfs import Ring, drop_pages
 from edge.paths import Folders
 from edge.plan.plan import LaunchPlan, ModelPlan
 from edge.plan.prepare import (
@@ -135,6 +135,21 @@ def system_prompt_of(preset: Preset) -> str:
         return preset.system_prompt
 
 
+def gives_pages_back(plan: LaunchPlan, preset: Preset) -> bool:
+    """Return whether the page cache holds the weights a second time once the engine has read them.
+
+    On unified memory that is room for a second model; on other machines it costs the GPU nothing, and a restart gains.
+    """
+    return "unified" in plan.budget and plan.settings.load_mode == "none" and not preset.keep_cached
+
+
+def give_pages_back(plan: LaunchPlan, model: ModelPlan) -> None:
+    """Drop a model's files from the page cache. Blocking; a file that is gone has no pages."""
+    for path in (plan.model or model.model).shards:
+        with suppress(OSError):
+            drop_pages(Path(path))
+
+
 def without_device(prepared: Prepared, plan: LaunchPlan) -> tuple[Degraded, ...]:
     """Return the degradation of a plan for the CPU under a profile that requests the GPU; empty otherwise."""
     if not wants_gpu(prepared.profile) or plan.settings.n_gpu_layers > 0:
@@ -247,6 +262,9 @@ class Fleet:
             if after.state is State.READY and before.state is not State.READY:
                 # What a kill by an unknown process suggested is no need of every start.
                 self._kept.keep(model.id, good, [each for each in after.kept if each.kind != KILLED])
+                plan = supervisor.plan
+                if gives_pages_back(plan, preset_of(prepared, model.id)):
+                    asyncio.get_running_loop().run_in_executor(None, give_pages_back, plan, model)
             self._note_change(supervisor, before, after)
 
         callbacks = SupervisorCallbacks(

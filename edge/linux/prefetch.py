@@ -18,6 +18,8 @@ from pathlib import Path
 
 STREAMS = 4
 CHUNK_BYTES = 8 << 20
+# More than the kernel reads ahead by itself: /sys/block/*/queue/read_ahead_kb is mostly 128, and rarely above 4096.
+OVERTAKEN = 2
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
@@ -31,11 +33,15 @@ def start(files: Sequence[str], engine_pid: int, least_bytes: int) -> "subproces
 class Prefetch:
     """The chunks of one file, taken in order by several threads."""
 
-    def __init__(self, path: str, engine_pid: int, least_bytes: int) -> None:
+    def __init__(self, path: str, engine_pid: int, least_bytes: int, *, ends_when_overtaken: bool = False) -> None:
+        """`ends_when_overtaken`: pages that it has not read show an engine ahead of it, which it would slow down."""
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._size = os.fstat(self._descriptor).st_size
         self._engine_pid = engine_pid
         self._least_bytes = least_bytes
+        self._ends_when_overtaken = ends_when_overtaken
+        self._began = False
+        self._skipped = 0  # chunks in a row since the last one that it read
         self._lock = threading.Lock()
         self._next = 0
         self.stopped = False
@@ -69,7 +75,11 @@ class Prefetch:
                 if not is_resident(self._descriptor, offset, min(CHUNK_BYTES, self._size - offset)):
                     gone = not Path(f"/proc/{self._engine_pid}").exists()
                     self.stopped = gone or available() < self._least_bytes
+                    self._skipped = 0
+                    self._began = True
                     return None if self.stopped else offset
+                self._skipped += 1
+                self.stopped = self._ends_when_overtaken and self._began and self._skipped >= OVERTAKEN
             return None
 
 

@@ -52,12 +52,20 @@ def offload_of(n_gpu_layers: int, n_layer: int) -> str:
 
 def read_choices(path: Path, board: str, engine: str) -> tuple[LoadChoice, ...]:
     """Return the choices for this board and engine; none from a missing, damaged or newer file."""
+    return tuple(row for row in _rows(path) if (row.board, row.engine) == (board, engine))
+
+
+def _rows(path: Path) -> list[LoadChoice]:
     try:
         document = read_json(path)
-        rows = convert(document["choices"], list[LoadChoice]) if document["schema"] == SCHEMA else []
+        return convert(document["choices"], list[LoadChoice]) if document["schema"] == SCHEMA else []
     except (OSError, ValueError, KeyError, TypeError):  # msgspec's ValidationError is a ValueError
-        return ()
-    return tuple(row for row in rows if (row.board, row.engine) == (board, engine))
+        return []
+
+
+def prefetch_helps(*paths: Path) -> bool:
+    """Return whether a measurement in one of these files found that reading ahead of an engine helps."""
+    return any(row.prefetch for path in paths for row in _rows(path))
 
 
 def write_choice(path: Path, choice: LoadChoice) -> None:

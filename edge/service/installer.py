@@ -99,6 +99,7 @@ class Installer:
             return self._start_lending(before)
         units = ["edgellm.socket", "edgellm.service"]
         units += ["edgellm-jtop.service"] if self.settings.jtop else []
+        units += ["edgellm-prefetch.service"] if self.settings.prefetch else []
         units += ["edgellm-power.service"] if self._at(layout.POWER).exists() or self.settings.power_mode else []
         units += [layout.RPC_UNIT] if self.settings.rpc_listen else []
         enabled = all(systemctl.enabled(unit) for unit in units)

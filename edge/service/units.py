@@ -33,6 +33,7 @@ class UnitSettings(Struct, frozen=True):
     model_dirs: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()  # those of video and render that exist: an unknown one is 216/GROUP
     jtop: bool = False
+    prefetch: bool = False  # `edgellm bench load` found that reading ahead helps on this machine
     power_mode: str = ""
     rpc_listen: str = ""  # address of edgellm-rpc.service; empty: it is not installed
     rpc_interface: str = ""
@@ -90,6 +91,7 @@ def drop_ins(settings: UnitSettings) -> dict[str, str]:
         "edgellm-jtop.service": drop_in_text(
             {"Service": _command(settings, f"-m edge.telemetry.jtop_share --listen {SHARE}")}
         ),
+        "edgellm-prefetch.service": drop_in_text(_prefetch(settings)),
         "edgellm-power.service": drop_in_text(
             {
                 "Service": [
@@ -142,10 +144,22 @@ def _service(settings: UnitSettings) -> Sections:
     lines = [*_command(settings, "-X faulthandler -m edge up"), *_user(settings)]
     if settings.groups:
         lines.append(f"SupplementaryGroups={' '.join(settings.groups)}")
-    at_home = [folder for folder in settings.model_dirs if within(folder, HOMES)]
-    if at_home:  # root binds them, so closed folders above do not matter; `-`: a missing one is no failure
-        lines += ["ProtectHome=tmpfs", *(f'BindReadOnlyPaths="-{quoted(folder)[1:]}' for folder in at_home)]
-    return {"Unit": unit, "Service": lines}
+    return {"Unit": unit, "Service": [*lines, *_homes(settings)]}
+
+
+def _prefetch(settings: UnitSettings) -> Sections:
+    # No client waits for this unit, so that a mount that fails is no storm of starts here.
+    folders = [quoted(folder) for folder in settings.model_dirs if not within(folder, HOMES)]
+    unit = [f"RequiresMountsFor={' '.join(folders)}"] if folders else []
+    command = _command(settings, "-m edge.daemon.boot_prefetch")
+    return {"Unit": unit, "Service": [*command, *_user(settings), *_homes(settings)]}
+
+
+def _homes(settings: UnitSettings) -> list[str]:
+    """Return the lines that show model folders below /home; root binds them, so closed folders above do not matter."""
+    # `-`: a missing one is no failure.
+    bound = [f'BindReadOnlyPaths="-{quoted(folder)[1:]}' for folder in settings.model_dirs if within(folder, HOMES)]
+    return ["ProtectHome=tmpfs", *bound] if bound else []
 
 
 def mount_units(folder: str) -> list[str]:
@@ -202,6 +216,7 @@ UNITS = (
     "edgellm-ready.target",
     "edgellm-ready.service",
     "edgellm-jtop.service",
+    "edgellm-prefetch.service",
     "edgellm-power.service",
     "edgellm-rpc.service",
 )
@@ -229,7 +244,11 @@ def files(settings: UnitSettings) -> tuple[UnitFile, ...]:
         return (source / name).read_text(encoding="utf-8")
 
     jtop = settings.jtop and not settings.rpc_only
-    optional = {"edgellm-jtop.service": jtop, RPC_UNIT: bool(settings.rpc_listen)}
+    optional = {
+        "edgellm-jtop.service": jtop,
+        "edgellm-prefetch.service": settings.prefetch,
+        RPC_UNIT: bool(settings.rpc_listen),
+    }
     wanted = [RPC_UNIT] if settings.rpc_only else [unit for unit in UNITS if optional.get(unit, True)]
     units = [UnitFile(UNIT_DIR / unit, read(unit)) for unit in wanted]
     changed = [UnitFile(drop_in(unit), text) for unit, text in drop_ins(settings).items() if unit in wanted]

@@ -124,3 +124,28 @@ def test_a_bundle_installs_without_a_network(bare: Board) -> None:
         board.run("sh", "/opt/offline/install.sh", "-p", "cpu")
         assert board.chat()[0] == 200
         assert "READY" in board.run("edgellm", "status")  # on root's PATH
+
+
+def test_reading_ahead_is_installed_where_it_helps_and_runs_before_the_engine(bare: Board) -> None:
+    """Two boots: the first remembers its launch, the second reads that launch's files ahead of it."""
+    prefetch = "edgellm-prefetch.service"
+    choice = {"board": "any", "engine": "any", "mount": "/", "size_class": 0, "offload": "none", "mode": "none"}
+    measured = {"schema": 1, "choices": [choice | {"seconds": 1.0, "prefetch": True}]}
+    bare.disk.write("/var/lib/edgellm/load_modes.json", json.dumps(measured))
+    record = "/var/lib/edgellm/state/main/launch.json"
+    with bare as board:
+        board.power_on()
+        install(board)
+        assert board.chat()[0] == 200
+        board.until(lambda: board.execute("test", "-s", record).returncode == 0, "the launch is remembered")
+        # The measurement above is of no real board, so that the launch itself asks for nothing: let it ask.
+        wants = f"import pathlib as p; f = p.Path({record!r}); t = f.read_text(); f.write_text(t.replace("
+        wants += "'\"prefetch_least_bytes\":null', '\"prefetch_least_bytes\":0'))"
+        board.run("/opt/edgellm/bin/python", "-I", "-c", wants)
+        board.reboot()
+        assert board.chat()[0] == 200
+        assert board.show("Result", prefetch) == "success"
+        assert "MiB read ahead" in board.journal(prefetch)
+        began = [int(board.show("ExecMainStartTimestampMonotonic", unit)) for unit in (prefetch, "edgellm.service")]
+        assert 0 < began[0] < began[1]
+        assert board.execute(EDGELLM, "service", "diff").returncode == 0

@@ -47,7 +47,9 @@ def test_what_is_in_the_page_cache_is_not_read_again(cold: Path) -> None:
         os.preadv(file.fileno(), [bytearray(2 * CHUNK_BYTES)], 0)
     reader = Prefetch(str(cold), os.getpid(), 0)
     reader.run()
-    assert reader.read_bytes <= cold.stat().st_size - 2 * CHUNK_BYTES and resident_ratio(cold) == 1.0
+    ratio = resident_ratio(cold)
+    # The last pages of a read-ahead may be dropped again on a machine that is short of memory.
+    assert reader.read_bytes <= cold.stat().st_size - 2 * CHUNK_BYTES and ratio is not None and ratio > 0.99
 
 
 def test_it_leaves_the_reserve(cold: Path) -> None:
@@ -62,6 +64,22 @@ def test_it_ends_when_the_engine_is_gone(cold: Path) -> None:
     reader = Prefetch(str(cold), engine.pid, 0)
     reader.run()
     assert reader.stopped and reader.read_bytes == 0
+
+
+def test_it_ends_once_the_engine_has_overtaken_it(cold: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine is here the first read itself: from then on every chunk is in the page cache before its turn."""
+    really = prefetch.is_resident
+    asked: list[int] = []
+
+    def overtaken(descriptor: int, offset: int, length: int) -> bool:
+        asked.append(offset)
+        return offset > 0 or really(descriptor, offset, length)
+
+    monkeypatch.setattr(prefetch, "is_resident", overtaken)
+    reader = Prefetch(str(cold), os.getpid(), 0, ends_when_overtaken=True)
+    reader.run()
+    assert reader.stopped and reader.read_bytes == CHUNK_BYTES
+    assert asked == [0, CHUNK_BYTES, 2 * CHUNK_BYTES], "two chunks are no readahead of the kernel"
 
 
 PARENT = """

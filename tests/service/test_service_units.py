@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from edge.plan.load_choice import LoadChoice, prefetch_helps, write_choice
 from edge.resources import data_dir
 from edge.service.units import UNITS, UnitFile, UnitSettings, files
 
 SOURCE = data_dir("systemd")
 EVERYTHING = UnitSettings(
     jtop=True,
+    prefetch=True,
     groups=("video", "render"),
     model_dirs=("/mnt/models",),
     power_mode="MAXN",
@@ -122,10 +124,30 @@ def test_the_rpc_server_is_installed_only_when_asked() -> None:
     assert values(unit, "Service", "RestrictAddressFamilies") == ["AF_UNIX AF_INET AF_NETLINK"]
 
 
+def test_reading_ahead_waits_for_the_models_mount_and_gives_way_to_the_rest_of_the_boot() -> None:
+    unit = "edgellm-prefetch.service"
+    assert values(unit, "Unit", "RequiresMountsFor") == ["/var/lib/edgellm /opt/edgellm"]
+    assert values(unit, "Service", "IOSchedulingClass") == ["idle"]
+    assert values(unit, "Install", "WantedBy") == ["sysinit.target"]
+    text = text_of(EVERYTHING, f"{unit}.d/10-install.conf")
+    assert '[Unit]\nRequiresMountsFor="/mnt/models"\n' in text
+    at_home = text_of(UnitSettings(prefetch=True, model_dirs=("/home/ann/models",)), f"{unit}.d/10-install.conf")
+    assert 'BindReadOnlyPaths="-/home/ann/models"' in at_home and "RequiresMountsFor" not in at_home
+
+
+def test_reading_ahead_is_installed_only_where_it_was_measured_to_help(tmp_path: Path) -> None:
+    assert not [file for file in files(UnitSettings()) if "prefetch" in file.path.name]
+    measured = LoadChoice("board", "engine", "/", 1, "full", "none", 3.0, prefetch=True)
+    for helps in (False, True):
+        write_choice(tmp_path / "load_modes.json", replace(measured, prefetch=helps))
+        assert prefetch_helps(tmp_path / "absent.json", tmp_path / "load_modes.json") is helps
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_exposure() -> None:
     command = ["systemd-analyze", "security", "--offline=true", "--no-pager"]
     most = {"edgellm": 25, "edgellm-ready": 15, "edgellm-jtop": 15, "edgellm-power": 30, "edgellm-rpc": 25}
+    most["edgellm-prefetch"] = 15
     for unit, threshold in most.items():
         judged = [*command, f"--threshold={threshold}", str(SOURCE / f"{unit}.service")]
         done = subprocess.run(judged, capture_output=True, text=True)
