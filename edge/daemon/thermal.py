@@ -21,7 +21,8 @@ from edge.paths import Folders
 from edge.plan.other_load import LoadWatch, load_path
 from edge.plan.prepare import Prepared
 from edge.supervisor.model_handle import ModelHandle
-from edge.supervisor.state import ENDING, STARTING_STATES, SupervisorState
+from edge.supervisor.state import ENDING, STARTING_STATES, AfterExit, SupervisorState
+from edge.supervisor.status import State
 from edge.supervisor.supervisor import Supervisor
 from edge.telemetry import metrics
 from edge.telemetry.governor import AdmissionLimit
@@ -92,6 +93,10 @@ class ThermalControl:
         handle = self._handles.get(model_id)
         if handle is not None:
             handle.supervisor_changed(supervisor, machine.state)
+        if machine.state is State.DRAINING and machine.then is AfterExit.SLEEP:
+            self.telemetry.falls_asleep(model_id)
+        elif machine.state in STARTING_STATES:
+            self.telemetry.wakes(model_id)
         if machine.state in STARTING_STATES and model_id not in self._open:
             stack = self._open[model_id] = ExitStack()
             self._points[model_id] = stack.enter_context(self.telemetry.trace())

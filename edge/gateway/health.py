@@ -8,12 +8,16 @@ from typing import Any
 from edge.supervisor.status import Failure, Gate, ModelStatus, State
 
 DEGRADED = "Edgellm-Degraded"  # header of an answer whose model serves less than planned
-SERVING = frozenset({State.READY, State.SLEEPING})
 
 
 def serves(status: ModelStatus, strict: bool) -> bool:
     """Return whether the model serves: ready, or asleep since it wakes for a request; degraded unless `strict`."""
-    return status.state in SERVING and not (strict and status.degraded)
+    return _is_up(status) and not (strict and status.degraded)
+
+
+def _is_up(status: ModelStatus) -> bool:
+    """Return whether a request is answered now or wakes the model. One that sleeps on a hot board has a failure."""
+    return status.state is State.READY or (status.state is State.SLEEPING and status.failure is None)
 
 
 def is_unloaded(status: ModelStatus) -> bool:
@@ -26,7 +30,7 @@ def overall(statuses: Iterable[ModelStatus]) -> str:
     known = list(statuses)
     if any(status.state is State.FAILED for status in known):
         return "failed"
-    if not known or any(status.state not in SERVING and not is_unloaded(status) for status in known):
+    if not known or any(not _is_up(status) and not is_unloaded(status) for status in known):
         return "starting"
     return "degraded" if any(status.degraded for status in known) else "ok"
 

@@ -147,7 +147,9 @@ class ModelHandle:
         status = self.supervisor.status()
         if self._failure is not None:
             return replace(status, state=State.FAILED, failure=self._failure)
-        if self._stopped_for_heat and status.state is State.STOPPED:
+        # A model that sleeps is not stopped, but its next request would find it waiting for the board to cool.
+        hot = self._stopped_for_heat and status.state is State.STOPPED
+        if hot or (self._limit.drain and status.state is State.SLEEPING):
             return replace(status, failure=Failure("too_hot", self._heat, TOO_HOT_HINT))
         return status
 

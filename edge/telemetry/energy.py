@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 from msgspec import Struct, field
@@ -22,6 +22,19 @@ KEEP_POINTS = 7200  # 12 min at ten a second, 2 h at one: a longer request uses 
 KEEP_WORK = 2000  # requests remembered for sharing with a long one that they overlap
 FEWEST_SAMPLES = 3  # two only describe a line: a peak between them would be invisible
 HOURS = 48  # two days, so that a day can be compared with the one before
+
+
+# Of a model that goes to sleep. The engine's end and the clocks that follow it take some seconds; half a minute of
+# samples at the slowest source's rate is a mean of three.
+SLEEP_SETTLES_S = 10.0
+SLEEP_MEAN_S = 30.0
+
+
+class SleepPower(Struct, frozen=True):
+    """Mean power of the board before a model went to sleep and while it slept; None where it was not measured."""
+
+    before_w: float | None
+    after_w: float | None = None
 
 
 class Point(Struct, frozen=True):
@@ -288,3 +301,9 @@ def _edge_error(points: Sequence[Point], edges: tuple[float, float]) -> float:
 
 def _curve(points: Sequence[Point]) -> Curve:
     return Curve(points, [point.at_s for point in points])
+
+
+def mean_power_w(points: Iterable[tuple[float, float | None]], from_s: float, to_s: float) -> float | None:
+    """Return the mean of (instant, watts) in a span; None with fewer than FEWEST_SAMPLES known values. Pure."""
+    known = [watts for at_s, watts in points if watts is not None and from_s <= at_s <= to_s]
+    return round(sum(known) / len(known), 2) if len(known) >= FEWEST_SAMPLES else None

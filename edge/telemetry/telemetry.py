@@ -18,11 +18,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
+
 from edge.board.board import Board
 from edge.config.values import TelemetryConfig, ThermalConfig
 from edge.telemetry import nvml
 from edge.telemetry.document import energy_document, governor_document, history_document, notes, sample_document
-from edge.telemetry.energy import EnergyMeter
+from edge.telemetry.energy import SLEEP_MEAN_S, SLEEP_SETTLES_S, EnergyMeter, SleepPower, mean_power_w
 from edge.telemetry.governor import AdmissionLimit, ChangeReporter, Decision, Governor, Level, ThermalLimits
 from edge.telemetry.host import HostSource
 from edge.telemetry.jtop import JtopSource
@@ -50,6 +52,8 @@ class Telemetry:
         self._listeners: list[Callable[[AdmissionLimit], None]] = []
         self._history: dict[str, Any] | None = None
         self._changes = ChangeReporter()
+        self._asleep_s: dict[str, float] = {}  # models that sleep, since when
+        self.sleep_power: dict[str, SleepPower] = {}  # by model, of its last sleep
         sampler.on_sample(self._judge)
 
     @classmethod
@@ -106,6 +110,27 @@ class Telemetry:
     def trace(self) -> AbstractContextManager[list[TracePoint]]:
         return self.sampler.trace()
 
+    def falls_asleep(self, model_id: str) -> None:
+        """Note that a model begins to go to sleep: what power that saves is known SLEEP_MEAN_S after it settled."""
+        now = self._asleep_s[model_id] = self.sampler.clock()
+        self.sleep_power[model_id] = SleepPower(self._mean_w(now - SLEEP_MEAN_S, now))
+
+    def wakes(self, model_id: str) -> None:
+        """Note that a model starts. A sleep that was too short to be measured has no power of its own."""
+        self._asleep_s.pop(model_id, None)
+
+    def _measure_sleep(self) -> None:
+        for model_id, began_s in list(self._asleep_s.items()):
+            settled_s = began_s + SLEEP_SETTLES_S
+            if self.sampler.clock() >= settled_s + SLEEP_MEAN_S:
+                del self._asleep_s[model_id]
+                after_w = self._mean_w(settled_s, settled_s + SLEEP_MEAN_S)
+                self.sleep_power[model_id] = SleepPower(self.sleep_power[model_id].before_w, after_w)
+
+    def _mean_w(self, from_s: float, to_s: float) -> float | None:
+        points = ((point.at_s, point.power_w) for point in self.sampler.history.seconds)
+        return mean_power_w(points, from_s, to_s)
+
     def on_limit(self, listener: Callable[[AdmissionLimit], None]) -> None:
         """Register a callback for changes of the governor's limit, on the event loop."""
         self._listeners.append(listener)
@@ -136,6 +161,7 @@ class Telemetry:
             "governor": governor_document(self.decision, limits.act, limits.max_watts),
             "tokens_per_s": rate,
             "energy": energy_document(sampler.energy),
+            "sleep": {model: to_builtins(power) for model, power in self.sleep_power.items()},
             "sources": self._sources(now),
             "notes": notes(sampler.latest, sampler.fresh(now), rate),
         }
@@ -168,6 +194,7 @@ class Telemetry:
     def _judge(self, sample: Sample | None) -> None:
         """Judge a sample: decide, log one line per change, pass limits on."""
         self._history = None
+        self._measure_sleep()
         before = self.decision
         slots = max(1, self.slots())
         decision = self.governor.decide(sample, self.sampler.clock(), active=self.energy.open(), slots=slots)

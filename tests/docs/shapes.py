@@ -277,6 +277,13 @@ class Source(Struct):
     hint: str | None
 
 
+class SleepPower(Struct):
+    """Mean power of the board in half a minute before an engine ended, and in one after it."""
+
+    before_w: float | None
+    after_w: float | None
+
+
 class Top(Struct):
     """Sensors, energy and governor; null, never 0, where a value is unknown."""
 
@@ -303,6 +310,7 @@ class Top(Struct):
     governor: Governor
     tokens_per_s: float | None  # of all models now; null while an answer runs of which no token is counted yet
     energy: Energy
+    sleep: dict[str, SleepPower]  # of each model's last sleep
     sources: dict[str, Source]
     notes: list[str]  # figures that may mislead
 

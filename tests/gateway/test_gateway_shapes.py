@@ -55,11 +55,18 @@ def test_a_broken_stream_ends_with_an_error_in_its_own_dialect(target: str, firs
         ([READY, ModelStatus("b", State.STOPPED)], "ok"),
         ([READY, ModelStatus("b", State.STOPPED, failure=Failure("too_hot", "", ""))], "starting"),
         ([ModelStatus("b", State.SLEEPING)], "ok"),
+        ([ModelStatus("b", State.SLEEPING, failure=Failure("too_hot", "", ""))], "starting"),
         ([], "starting"),
     ],
 )
 def test_health_in_one_word(statuses: list[ModelStatus], word: str) -> None:
     assert health.overall(statuses) == word
+
+
+def test_a_model_that_sleeps_serves_unless_the_board_is_too_hot_to_wake_it() -> None:
+    asleep = ModelStatus("b", State.SLEEPING)
+    assert health.serves(asleep, strict=True)
+    assert not health.serves(ModelStatus("b", State.SLEEPING, failure=Failure("too_hot", "", "")), strict=False)
 
 
 def test_healthz_tells_kind_and_hint_and_the_evidence_only_to_the_admin() -> None:

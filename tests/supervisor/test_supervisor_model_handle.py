@@ -134,6 +134,21 @@ async def test_who_is_stopped_for_heat_says_so_until_it_is_started_again() -> No
     assert seen.status().failure is None
 
 
+async def test_a_model_that_sleeps_on_a_critical_board_is_too_hot_and_is_not_woken() -> None:
+    model = Model(State.SLEEPING)
+    seen = handle_of(model)
+    assert seen.status().failure is None
+    limit(seen, DRAIN)
+    failure = seen.status().failure
+    assert failure is not None and failure.kind == "too_hot"
+    waiting = asyncio.create_task(seen.ensure_ready())
+    await settle()
+    assert model.calls == [] and not waiting.done()
+    limit(seen, OPEN)
+    assert seen.status().failure is None
+    waiting.cancel()
+
+
 async def test_a_failed_model_keeps_nobody_waiting() -> None:
     model = Model(State.LOADING)
     seen = handle_of(model)

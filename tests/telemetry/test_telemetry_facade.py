@@ -81,6 +81,35 @@ async def test_heating_and_cooling_drive_each_level_once_and_limits_follow(
         reader.close()
 
 
+async def test_what_a_sleeping_model_saves_is_measured_before_and_after(board: FakeBoard) -> None:
+    """14 W with an idle engine, 9 W without; the watts of the end itself (20 W) belong to neither."""
+    clock = Clock()
+    telemetry = telemetry_of(board, clock=clock)
+
+    async def seconds(count: int, watts: float) -> None:
+        board.set_total_power(watts)
+        for _ in range(count):
+            clock.now += 1.0
+            await telemetry.sampler._full()
+
+    await seconds(60, 14.0)
+    before = round(telemetry.document(history=False)["power"]["power_w"], 2)
+    telemetry.falls_asleep("chat")
+    await seconds(9, 20.0)
+    await seconds(20, 9.0)
+    sleep = telemetry.document(history=False)["sleep"]
+    assert sleep == {"chat": {"before_w": before, "after_w": None}}
+    await seconds(15, 9.0)
+    after = round(telemetry.document(history=False)["power"]["power_w"], 2)
+    assert telemetry.document(history=False)["sleep"] == {"chat": {"before_w": before, "after_w": after}}
+    telemetry.falls_asleep("other")
+    telemetry.wakes("other")
+    await seconds(60, 9.0)
+    assert telemetry.document(history=False)["sleep"]["other"]["after_w"] is None, "it woke before it was measured"
+    for reader in telemetry.sampler.readers:
+        reader.close()
+
+
 class Broken:
     """A governor with a fault of its own."""
 
