@@ -94,7 +94,7 @@ class Watch:
         self.engine_ready_s: float | None = None
         self.first_token_s: float | None = None
         self.gpu_bytes: int | None = None  # of the child on all GPUs, after its first decode
-        self.signalled = False  # the supervisor sent it a signal
+        self.signalled = self._drained = False  # the supervisor sent it a signal; no request is open before one
         self.answered = asyncio.Event()  # a client got a token before the engine was READY
         self._patterns = patterns
         self._terms = terms
@@ -116,7 +116,6 @@ class Watch:
         self._probe = EngineClient(child.socket_path)
         self.warming = Warming(self._probe, attempt.plan.settings, chat_template, terms)
         self._prompts = saved_prompts(self._probe, attempt.plan, terms, traffic)
-        self._drained = False
         self._reported_ready = asyncio.Event()
         self._exited = asyncio.Event()
         self._witness = OomWitness(child.pid, child.spawned_at_s)
