@@ -186,3 +186,9 @@ def _absent(missing: Failure | None) -> Iterator[Degraded]:
         yield Degraded("rpc", "layers on other boards", "this board alone", f"{missing.kind}: {missing.hint}")
     elif missing is not None:
         yield Degraded("device", "GPU", "CPU", f"{missing.kind}: {missing.hint}")
+
+
+def refused(first: Degraded) -> Failure:
+    """Return the failure of a start that `strict` refuses."""
+    what = f"{first.subject}: wanted {first.wanted}, got {first.got} ({first.because})"
+    return Failure("degraded", what, "strict = true refuses to serve this; see `edgellm plan`")

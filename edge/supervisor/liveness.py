@@ -77,3 +77,9 @@ def stalled(quiet_s: float) -> Failure:
 def wedged(quiet_s: float) -> Failure:
     what = f"a request waits and nothing moved for {quiet_s:.0f} s: no byte, no CPU or GPU time, no slot that counts"
     return Failure("wedged", what, "it is restarted; if it happens again, update the engine or the driver")
+
+
+def foreign(pid: int) -> Failure:
+    """Return the failure of a socket that another process answers."""
+    what = f"the engine's socket is answered by process {pid}, which is not the engine that was started"
+    return Failure("socket_busy", what, "an engine of a former start may still run: end it, then restart")

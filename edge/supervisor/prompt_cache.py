@@ -27,16 +27,33 @@ PREFILL_S = 600.0  # 16 000 tokens at 30 tokens/s
 _MARK = "\u241f"  # stands for the user's message in the rendered chat template
 
 
-def saved_prompts(
-    client: EngineClient, plan: LaunchPlan, terms: SupervisorOptions, traffic: Traffic
-) -> PromptCache | None:
-    """Return the saved prompts of a child; None where its plan keeps none."""
+def saved_prompts(client: EngineClient, plan: LaunchPlan, terms: SupervisorOptions, traffic: Traffic) -> NoPrompts:
+    """Return the saved prompts of a child, as far as its plan keeps any."""
     if plan.saved_prompts is None:
-        return None
+        return NoPrompts()
     return PromptCache(client, plan, plan.saved_prompts, terms, traffic)
 
 
-class PromptCache:
+class NoPrompts:
+    """The saved prompts of a child whose plan keeps none."""
+
+    def look(self) -> None:
+        """Begin to read and verify the files, while the engine loads."""
+
+    async def restore(self) -> None:
+        """Restore what `look` found; after RESTORE_S it goes on while clients are served already."""
+
+    async def run(self, warming: Warming) -> None:
+        """After the idle warm-up, which uses the slots: restore again, then save what clients leave. Endless."""
+
+    async def save(self) -> None:
+        """Save the slots that clients have changed."""
+
+    def close(self) -> None:
+        """Stop a restore that goes on."""
+
+
+class PromptCache(NoPrompts):
     """The saved prompts of one child."""
 
     def __init__(
@@ -62,7 +79,6 @@ class PromptCache:
         self._restoring: asyncio.Future[None] | None = None
 
     def look(self) -> None:
-        """Begin to read and verify the files, while the engine loads."""
         self._found = asyncio.ensure_future(asyncio.to_thread(self._look))
 
     def _look(self) -> dict[int, Path]:
@@ -73,7 +89,6 @@ class PromptCache:
         return dict(enumerate([*pinned, *newest]))
 
     async def restore(self) -> None:
-        """Restore what `look` found; after RESTORE_S it goes on while clients are served already."""
         if self._found is not None and (self._restoring is None or self._restoring.done()):
             self._restoring = asyncio.ensure_future(self._restore(self._found))
             await asyncio.wait({self._restoring}, timeout=RESTORE_S)
@@ -91,13 +106,11 @@ class PromptCache:
                     self.restored[slot] = path
 
     def close(self) -> None:
-        """Stop a restore that goes on."""
         for work in (self._found, self._restoring):
             if work is not None:
                 work.cancel()
 
     async def run(self, warming: Warming) -> None:
-        """After the idle warm-up, which uses the slots: restore again, then save whatever clients leave. Endless."""
         if self.restored and self._traffic.moved_s <= self._saved_s:
             await self.restore()
         self._known = {row["id"]: row["id_task"] for row in await self._rows() if not row.get("is_processing")}
@@ -111,7 +124,11 @@ class PromptCache:
             await asyncio.sleep(self._idle_s)
 
     async def save(self) -> None:
-        """Save the slots that clients have changed. Raises aiohttp.ClientError or OSError if the engine goes away."""
+        with suppress(aiohttp.ClientError, OSError):
+            await self._save_changed()
+
+    async def _save_changed(self) -> None:
+        """Save each changed slot. Raises aiohttp.ClientError or OSError if the engine goes away."""
         async with self._saving:
             moved_s = self._traffic.moved_s
             if moved_s <= self._saved_s:

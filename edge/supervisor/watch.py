@@ -11,14 +11,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import aiohttp
-
 from edge.board.nvml import process_bytes
 from edge.linux.procfs import family_pids, read_family_usage
 from edge.linux.rpc import connected, reachable
 from edge.linux.sockets import listener_pid
 from edge.linux.timeouts import DeadlineExceeded, happens, in_thread, within
-from edge.supervisor.degraded import differences, grown
+from edge.supervisor.degraded import differences, grown, refused
 from edge.supervisor.diagnose import Death, diagnose
 from edge.supervisor.events import (
     DeviceMissing,
@@ -34,7 +32,7 @@ from edge.supervisor.events import (
     StartRefused,
     Warmed,
 )
-from edge.supervisor.liveness import StallDetector, busy_excuses, slots_work, stalled, wedged
+from edge.supervisor.liveness import StallDetector, busy_excuses, foreign, slots_work, stalled, wedged
 from edge.supervisor.log_patterns import Patterns
 from edge.supervisor.oom import OomWitness
 from edge.supervisor.policy import SupervisorOptions
@@ -130,8 +128,7 @@ class Watch:
             self._begin(work)
         if self.attempt.wants_gpu:
             self._begin(self._check_driver())
-        if self._prompts is not None:
-            self._prompts.look()
+        self._prompts.look()
 
     def warm_up(self) -> None:
         self._begin(self._warm())
@@ -149,15 +146,12 @@ class Watch:
             self._begin(self._save_and_end())
 
     async def _save_and_end(self) -> None:
-        if self._prompts is not None:
-            with suppress(aiohttp.ClientError, OSError):
-                await self._prompts.save()
+        await self._prompts.save()
         self._post(Drained())
 
     async def close(self) -> None:
         """Stop observing. The child must be gone, or have its signal."""
-        if self._prompts is not None:
-            self._prompts.close()
+        self._prompts.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -255,7 +249,7 @@ class Watch:
             pause_s = min(pause_s * HEALTH_POLL_GROWTH, HEALTH_POLL_MOST_S)
         listener = await asyncio.to_thread(listener_pid, self.child.socket_path)
         if not self.child.owns(listener):
-            self._hang(_foreign(listener))
+            self._hang(foreign(listener))
             return
         self.child.guard()
         self._witness.pids.update(family_pids(self.child.pid))
@@ -268,10 +262,9 @@ class Watch:
         props = await self._probe.get("/props")
         self._differences = differences(self.attempt.plan, self.attempt.facts, props)
         if self._terms.strict and self.degraded:
-            self._post(StartRefused(_strict(self.degraded[0])))
+            self._post(StartRefused(refused(self.degraded[0])))
             return
-        if self._prompts is not None:
-            await self._prompts.restore()
+        await self._prompts.restore()
         try:
             failure = await self._first_completion()
         except ConnectionLost as lost:
@@ -290,14 +283,13 @@ class Watch:
         own = _ANSWERED.get(self.attempt.plan.settings.role, "a completion came back")
         evidence = "a waiting request was answered" if self.answered.is_set() else own
         self.attempt.warmed(self.first_token_s, evidence)
-        if self._prompts is not None and not self._traffic.open and not self.answered.is_set():
+        if not self._traffic.open and not self.answered.is_set():
             await self._prompts.restore()  # the probe took a slot
         self._post(Warmed())
         await self.warming.idle(self._traffic)
         if self.warming.tokens_s is not None:
             self._on_speed(self.warming.tokens_s)
-        if self._prompts is not None:
-            await self._prompts.run(self.warming)
+        await self._prompts.run(self.warming)
 
     async def _first_completion(self) -> Failure | None:
         """Return None once a completion came back: that of a request that waited, or of the engine's own probe.
@@ -402,13 +394,3 @@ class Watch:
 
 def _lost(evidence: str) -> Failure:
     return Failure("remote_lost", evidence, "see `edgellm rpc serve` there: its power, its cable, its log")
-
-
-def _foreign(pid: int) -> Failure:
-    what = f"the engine's socket is answered by process {pid}, which is not the engine that was started"
-    return Failure("socket_busy", what, "an engine of a former start may still run: end it, then restart")
-
-
-def _strict(first: Degraded) -> Failure:
-    what = f"{first.subject}: wanted {first.wanted}, got {first.got} ({first.because})"
-    return Failure("degraded", what, "strict = true refuses to serve this; see `edgellm plan`")
