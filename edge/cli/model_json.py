@@ -115,6 +115,7 @@ def catalogue_row(one: CatalogueRow) -> dict[str, Any]:
         "role": one.role,
         "licence": one.licence,
         "checked": one.checked,
+        "read_on": one.read_on,
         "n_ctx_train": one.n_ctx_train,
         "kv_bytes_per_token": one.kv_bytes_per_token,
         "notes": list(one.notes),

@@ -6,6 +6,7 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 
 from rich.console import Console
@@ -73,17 +74,33 @@ def _state(one: Pending) -> str:
 
 
 def catalogue(rows: Sequence[CatalogueRow]) -> None:
-    """Print one line a model, by role. Sizes in GiB; ≈ where only a rounded figure is known."""
-    out = console()
+    """Print one line a model, by role. Sizes in GiB; ≈ where only a rounded figure is known; the age of its figures."""
+    out, today = console(), date.today()
     for role in dict.fromkeys(row.role for row in rows):
         cells = [
-            (Text(row.name, "bold"), "  ".join(map(_size, row.quants)), context(row.n_ctx_train), row.licence)
+            (
+                Text(row.name, "bold"),
+                "  ".join(map(_size, row.quants)),
+                context(row.n_ctx_train),
+                row.licence,
+                _age(row.read_on, today),
+            )
             for row in rows
             if row.role == role
         ]
-        headers = (role, "quant and GiB", "context", "licence")
-        draw(out, headers, cells, right=("context",), drop=("licence", "context"), padding=(0, 2, 0, 0))
+        headers = (role, "quant and GiB", "context", "licence", "read")
+        draw(out, headers, cells, right=("context",), drop=("licence", "read", "context"), padding=(0, 2, 0, 0))
         out.print()
+
+
+def _age(day: str | None, today: date) -> str:
+    """Return how long ago the figures of a row were read: "3 months"; the day itself where the clock is behind it."""
+    if day is None:
+        return "?"
+    days = (today - date.fromisoformat(day)).days
+    if days < 0:
+        return day
+    return f"{days} days" if days < 60 else f"{days // 30} months"
 
 
 def _size(one: CatalogueQuant) -> str:

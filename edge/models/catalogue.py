@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from edge.resources import data_dir, load_toml
 from edge.units import format_bytes
 
 SCHEMA = 1
+_DAY = re.compile(r"\b20\d\d-\d\d-\d\d\b")
 
 
 class CatalogueFile(Struct, frozen=True):
@@ -37,6 +39,7 @@ class CatalogueQuant(Struct, frozen=True):
     looked_up: str
     wheel_sha256: str | None = None  # of the wheel that holds the file (pypi:// sources)
     wheel_bytes: int | None = None
+    read_on: str | None = None  # day of the newest dated source of its figures; None where none is dated
 
     @property
     def sha256(self) -> tuple[str | None, ...]:
@@ -61,6 +64,12 @@ class CatalogueRow(Struct, frozen=True):
     notes: tuple[str, ...] = ()
     pooling: str | None = None  # of embedding models: mean | last | cls
 
+    @property
+    def read_on(self) -> str | None:
+        """Return the day on which the newest figure of the row was read or fetched; None is unknown."""
+        fetched = () if self.checked == "never" else (self.checked,)
+        return max((*fetched, *(quant.read_on for quant in self.quants if quant.read_on)), default=None)
+
     def quant(self, label: str) -> CatalogueQuant | None:
         return next((quant for quant in self.quants if quant.quant.upper() == label.upper()), None)
 
@@ -78,7 +87,8 @@ def _load(path: Path) -> tuple[CatalogueRow, ...]:
         raise ConfigError(f"the catalogue {path} cannot be read: {error}", "reinstall edgellm") from error
     if data.get("schema") != SCHEMA:
         raise ConfigError(f"{path} has schema {data.get('schema')}, this program reads {SCHEMA}", "update edgellm")
-    return tuple(_row(row, path) for row in data.get("model", ()))
+    sources = data.get("sources", {})
+    return tuple(_row(row, path, sources) for row in data.get("model", ()))
 
 
 def find(name: str, rows: tuple[CatalogueRow, ...] | None = None) -> CatalogueRow | None:
@@ -120,12 +130,12 @@ def by_source(text: str) -> tuple[CatalogueRow, CatalogueQuant] | None:
     return None
 
 
-def _row(row: Mapping[str, Any], path: Path) -> CatalogueRow:
+def _row(row: Mapping[str, Any], path: Path, sources: Mapping[str, str]) -> CatalogueRow:
     try:
         return CatalogueRow(
             name=row["name"],
             family=row["family"],
-            quants=tuple(_quant(quant) for quant in row["quant"]),
+            quants=tuple(_quant(quant, sources) for quant in row["quant"]),
             n_layer=row.get("n_layer"),
             kv_bytes_per_token=row.get("kv_bytes_per_token"),
             fixed_bytes=row.get("fixed_bytes", 0),
@@ -147,7 +157,13 @@ def _file(file: Mapping[str, Any]) -> CatalogueFile:
     return CatalogueFile(file["path"], file.get("bytes"), file.get("sha256"), file.get("approx_bytes"))
 
 
-def _quant(quant: Mapping[str, Any]) -> CatalogueQuant:
+def _read_on(looked_up: str, sources: Mapping[str, str]) -> str | None:
+    """Return the newest day that the named sources state."""
+    texts = [sources.get(key.split()[0], "") for key in looked_up.split(", ") if key.split()]
+    return max((day for text in texts for day in _DAY.findall(text)), default=None)
+
+
+def _quant(quant: Mapping[str, Any], sources: Mapping[str, str]) -> CatalogueQuant:
     files = tuple(_file(file) for file in quant["files"])
     sizes = [file.bytes for file in files]
     exact = all(size is not None for size in sizes)
@@ -161,4 +177,5 @@ def _quant(quant: Mapping[str, Any]) -> CatalogueQuant:
         quant["looked_up"],
         quant.get("wheel_sha256"),
         quant.get("wheel_bytes"),
+        _read_on(quant["looked_up"], sources),
     )

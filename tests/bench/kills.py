@@ -141,7 +141,8 @@ class Kills:
 
     @staticmethod
     def _is_engine(pid: int) -> bool:
-        return alive(pid) and b"llama_server.py" in _command(pid) + _script(pid)
+        """Return whether it serves: the same program is also asked for its version and its options."""
+        return alive(pid) and b"--model" in _command(pid) and b"llama_server.py" in _script(pid)
 
 
 def _command(pid: int) -> bytes:
