@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import json
 import os
 import re
+import shutil
 import socket
 import ssl
 import subprocess
+import sys
+import zipfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import httpx
+import jsonschema
 import pytest
 import trustme
 import yaml
@@ -31,7 +36,7 @@ from tests.fakes.upstream.real import real_engine
 from tests.gateway.conftest import Rigs, rig, sockets
 from tests.gateway.raw import until
 from tests.recipes.debian import installed_on_ubuntu, program
-from tests.recipes.test_recipes_files import RECIPES, ROOT, event, exported, expressions
+from tests.recipes.test_recipes_files import RECIPES, ROOT, event, exported, expressions, load
 from tests.serving import PATIENCE_S, Up, eventually, free_port
 
 __all__ = ["rig", "sockets"]  # fixtures
@@ -345,7 +350,7 @@ def test_haproxy_serves_from_the_other_board_when_one_is_killed_in_mid_stream(
         stack.enter_context(again).wait_for("ok", "degraded")
 
         def both() -> bool:
-            with client.stream("POST", CHAT, json=body, headers={"X-Conversation-Id": ""}) as stream:
+            with client.stream("POST", CHAT, json=body) as stream:
                 next(stream.iter_raw())
                 first = stream.headers["Edgellm-Board"]
                 return first != ask(client).headers["Edgellm-Board"]
@@ -388,3 +393,30 @@ def test_the_image_installs_what_the_ubuntu_of_jetpack_has(test_cache: Path, sui
         found = installed_on_ubuntu(test_cache / "ubuntu", suite, packages)
         assert set(packages) <= set(found)
         assert found["python3"].startswith(python)
+
+
+# -- Docker Compose ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["compose.yml", "compose.nvidia.yml"])
+def test_compose_files_pass_the_schema_of_the_compose_specification(
+    test_cache: Path, tmp_path: Path, name: str
+) -> None:
+    """The schema is a file in docker-compose 1.29.2 from PyPI, the last release in Python."""
+    wheels = test_cache / "compose"
+    if not list(wheels.glob("docker_compose-1.29.2-*.whl")):
+        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "docker-compose==1.29.2", "-d", tmp_path]
+        subprocess.run(pip, check=True)
+        wheels.mkdir(exist_ok=True)
+        (wheel,) = tmp_path.glob("*.whl")
+        shutil.copy(wheel, wheels / f"{wheel.name}.part")
+        (wheels / f"{wheel.name}.part").rename(wheels / wheel.name)
+    (wheel,) = wheels.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        schema = json.loads(archive.read("compose/config/compose_spec.json"))
+    document = load(name)
+    document.pop("name", None)  # the specification has it since 2022
+    jsonschema.validate(document, schema)
+    document["services"]["edgellm"]["enviroment"] = {}
+    with pytest.raises(jsonschema.ValidationError, match="enviroment"):
+        jsonschema.validate(document, schema)
