@@ -1,4 +1,4 @@
-"""The status page in a real browser. EDGELLM_PICTURES=DIR keeps the screenshots, to be looked at."""
+"""The status page in a real browser. TEST_PICTURES=DIR keeps the screenshots, to be looked at."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def answer(line: Line, request: Received) -> None:
 
 async def shoot(tab: Tab, name: str) -> None:
     """Light, dark and on a phone; nothing is cut off and everything can be read in each."""
-    folder = os.environ.get("EDGELLM_PICTURES")
+    folder = os.environ.get("TEST_PICTURES")
     for look, width, dark in (
         ("light", 1100, False),
         ("dark", 1100, True),

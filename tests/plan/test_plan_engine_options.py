@@ -201,6 +201,42 @@ def test_the_projector_is_a_choice(vision: Path, capsys: pytest.CaptureFixture[s
     assert code == 65 and "not a projector" in err
 
 
+def _adapter(arch: str = "llama", name: str = "blk.0.attn_q.weight", width: int = 256) -> Gguf:
+    made = Gguf(arch).set("general.architecture", arch).set("general.type", "adapter").set("adapter.type", "lora")
+    return made.tensor(f"{name}.lora_a", width, 1).tensor(f"{name}.lora_b", 1, width)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "said"),
+    [
+        (_adapter(), None),
+        (_adapter("qwen2"), "is an adapter for qwen2"),
+        (_adapter(width=512), "blk.0.attn_q.weight has 256 values there and 512 in the adapter"),
+        (_adapter(name="blk.99.attn_q.weight"), "it changes blk.99.attn_q.weight, which the model lacks"),
+    ],
+)
+def test_an_adapter_is_compared_with_its_model(
+    vision: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], adapter: Gguf, said: str | None
+) -> None:
+    path = adapter.save(tmp_path / "x-lora.gguf")
+    code, out, err = planned(vision, capsys, f"lora={path}")
+    if said is None:
+        assert code == 0 and ", adapters " in out
+    else:
+        assert code == 78 and said in err
+
+
+@pytest.mark.parametrize(("more", "fits"), [(0, True), (100, True), (200, False)])
+def test_a_drafter_may_have_a_few_tokens_more(
+    vision: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: int, fits: bool
+) -> None:
+    """llama.cpp's own limit is 128: special tokens of one family differ."""
+    path = Gguf("llama").model(vocab=32 + more).save(tmp_path / "Draft-Q5_K_M.gguf")
+    code, out, err = planned(vision, capsys, f"draft={path}")
+    assert code == (0 if fits else 78)
+    assert (", drafter " in out) if fits else ("has another vocabulary" in err)
+
+
 # Needs a file, the network, a device or a privilege, or reads them by its value.
 _NEEDS = re.compile(
     "file|path|dir|url|repo|host|port|device|rpc|hf|cache|lookup|mask|range|numa|prio|vector|grammar|schema|mmproj|media"
