@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -34,6 +35,7 @@ class ModelFile(Struct, frozen=True):
     meta: ModelMeta  # of the whole set: tensors of all shards
     mmproj: str | None = None
     mmproj_bytes: int = 0  # of the projector's file
+    mmproj_compute_bytes: int = 0  # that its first image takes
     adapter_bytes: int = 0  # of the LoRA adapters' files
     drafter_bytes: int = 0  # of the drafter: weights and KV cache
     notes: tuple[str, ...] = ()  # for the user: unknown architecture, a name with another quantization
@@ -147,18 +149,48 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def usable(paired: ProjectorPairing, model: ModelMeta) -> tuple[ProjectorPairing, int]:
+class ProjectorBytes(NamedTuple):
+    """Memory of a projector: its tensors, and what the first image allocates."""
+
+    tensors: int = 0
+    compute: int = 0
+
+
+def usable(paired: ProjectorPairing, model: ModelMeta) -> tuple[ProjectorPairing, ProjectorBytes]:
     """Return the pairing and its bytes; a broken projector becomes a note, as the model can serve without it."""
     if paired.path is None:
-        return paired, 0
+        return paired, ProjectorBytes()
     try:
         return paired, check(paired.path, model)
     except (BadModelError, OSError) as error:
-        return ProjectorPairing(None, f"its projector is not used: {error}"), 0
+        return ProjectorPairing(None, f"its projector is not used: {error}"), ProjectorBytes()
 
 
-def check(path: Path, model: ModelMeta) -> int:
-    """Return the tensor bytes of a projector. Raises BadModelError if it is none, or one for another model."""
+# SigLIP of Gemma 3, for which 220 MiB were measured: the estimate for projectors whose header lacks a size.
+_PATCHES, _WIDTH, _INNER = 4096, 1152, 4304
+# clip.cpp resizes to image_size for these; the others take an image as it is, up to a limit of their own.
+_ONE_SIZE = frozenset({"gemma3", "mlp", "ldp", "ldpv2", "resampler", "adapter", "idefics3", "internvl", "janus_pro"})
+
+
+def projector_compute_bytes(meta: ModelMeta) -> int:
+    """Return the bytes of a projector's compute buffer: each patch has two rows of the feed-forward and five others.
+
+    A projector that takes any size of image is planned with at least the patches of one of 896 pixels.
+    """
+    sizes = {key: meta.extra.get(f"clip.vision.{key}") for key in ("image_size", "patch_size", *_WIDTHS)}
+    image, patch, width, inner = (size if isinstance(size, int) and size > 0 else 0 for size in sizes.values())
+    patches = (image // patch) ** 2 if image and patch else _PATCHES
+    if meta.extra.get("clip.projector_type") not in _ONE_SIZE:
+        patches = max(patches, _PATCHES)
+    # An image of 8192 pixels a side in patches of 8: a header that claims more is not believed.
+    return min(patches, 1 << 20) * 4 * (2 * min(inner or _INNER, 1 << 16) + 5 * min(width or _WIDTH, 1 << 16))
+
+
+_WIDTHS = ("embedding_length", "feed_forward_length")
+
+
+def check(path: Path, model: ModelMeta) -> ProjectorBytes:
+    """Return the bytes of a projector. Raises BadModelError if it is none, or one for another model."""
     meta = read_header(path)
     if meta.kind != "mmproj":
         raise BadModelError(
@@ -173,7 +205,7 @@ def check(path: Path, model: ModelMeta) -> int:
             f"{path.name} is a projector for another model: it gives vectors of {width} values, not of {model.n_embd}",
             "take the projector from the repository of the model",
         )
-    return meta.tensor_bytes
+    return ProjectorBytes(meta.tensor_bytes, projector_compute_bytes(meta))
 
 
 def open_model(path: Path, *, drafter: bool = False) -> ModelFile:
@@ -188,7 +220,7 @@ def open_model(path: Path, *, drafter: bool = False) -> ModelFile:
     wrong = not_a_model(whole)
     if wrong and not (drafter and wrong.kind == "drafter"):
         raise VerdictError(wrong, found.path.name)
-    paired, mmproj_bytes = usable(ProjectorPairing(found.projector) if found.projector else beside(found.path), whole)
+    paired, taken = usable(ProjectorPairing(found.projector) if found.projector else beside(found.path), whole)
     quant, doubt = label(found, whole)
     notes = (arch.note(whole.arch), doubt, paired.note)
     return ModelFile(
@@ -200,7 +232,8 @@ def open_model(path: Path, *, drafter: bool = False) -> ModelFile:
         fingerprint=fingerprint(found.shards),
         meta=whole,
         mmproj=str(paired.path) if paired.path else None,
-        mmproj_bytes=mmproj_bytes,
+        mmproj_bytes=taken.tensors,
+        mmproj_compute_bytes=taken.compute,
         notes=tuple(note for note in notes if note),
     )
 

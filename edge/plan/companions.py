@@ -10,7 +10,7 @@ from edge.config.values import Preset
 from edge.errors import BadModelError, ConfigError
 from edge.models.header import peek_kind, read_header
 from edge.models.meta import ModelMeta
-from edge.models.open import ModelFile
+from edge.models.open import ModelFile, ProjectorBytes
 from edge.models.open import check as check_projector
 from edge.models.store import Store
 from edge.plan.engine_options import adapter
@@ -53,11 +53,12 @@ def _with_projector(file: ModelFile, wanted: str) -> ModelFile:
     if wanted == "auto":
         return file
     try:
-        path, size = (None, 0) if wanted == "none" else (wanted, check_projector(Path(wanted), file.meta))
+        none = wanted == "none"
+        path, size = (None, ProjectorBytes()) if none else (wanted, check_projector(Path(wanted), file.meta))
     except OSError as error:
         raise ConfigError(f"mmproj: {wanted}: {error.strerror}", "a file, none or auto") from None
     notes = tuple(note for note in file.notes if not note.startswith("no projector is used"))
-    return replace(file, mmproj=path, mmproj_bytes=size, notes=notes)
+    return replace(file, mmproj=path, mmproj_bytes=size.tensors, mmproj_compute_bytes=size.compute, notes=notes)
 
 
 def _adapter_bytes(path: Path, model: ModelFile) -> int:

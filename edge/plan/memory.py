@@ -178,8 +178,6 @@ _VOCAB_BYTES_PER_TOKEN = 400
 _CUDA_CONTEXT_BYTES = 320 * MIB
 _LARGE_CUDA_CONTEXT_BYTES = 600 * MIB
 _LARGE_GPU_BYTES = 40 * GIB
-# 220 MiB were measured with SigLIP of Gemma 3: 4096 patches, each with two rows of 4304 and five of 1152 values.
-_PROJECTOR_COMPUTE_BYTES = 4096 * _F32 * (2 * 4304 + 5 * 1152)
 # Reading without mmap streams the file through the page cache: an allowance for that window, the rest is evictable.
 _STREAM_WINDOW_BYTES = 256 * MIB
 # Direct I/O reads through four pinned staging buffers of 64 MiB (llama-model-loader.cpp, load_all_data).
@@ -355,7 +353,7 @@ def _offloaded(domains: MemoryBudget, candidate: Candidate, settings: Settings, 
 
 def _projector_compute(candidate: Candidate) -> int:
     """Return the bytes that the first image allocates: with --no-warmup they come after READY."""
-    return _PROJECTOR_COMPUTE_BYTES if candidate.file.mmproj else 0
+    return candidate.file.mmproj_compute_bytes
 
 
 def _add(domains: MemoryBudget, inputs: PlanInputs, name: str, **parts: int) -> None:

@@ -101,7 +101,7 @@ def test_fc52_a_projector_is_no_entry_to_choose(tmp_path: Path) -> None:
 def test_fc61_the_projector_is_in_the_sum_and_a_named_one_is_checked(tmp_path: Path) -> None:
     path, eyes = model(tmp_path / "x-Q5_K_M.gguf"), proj(tmp_path / "mmproj-x.gguf")
     opened = open_model(path)
-    assert opened.mmproj_bytes == open.check(eyes, opened.meta) == 32 * 32 * 4 + 32 * 256 * 4
+    assert opened.mmproj_bytes == open.check(eyes, opened.meta).tensors == 32 * 32 * 4 + 32 * 256 * 4
     with pytest.raises(BadModelError, match="not a projector"):
         open.check(path, opened.meta)
 
