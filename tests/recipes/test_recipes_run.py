@@ -414,9 +414,10 @@ def test_compose_files_pass_the_schema_of_the_compose_specification(
     (wheel,) = wheels.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         schema = json.loads(archive.read("compose/config/compose_spec.json"))
+    validator = jsonschema.Draft201909Validator(schema)
     document = load(name)
     document.pop("name", None)  # the specification has it since 2022
-    jsonschema.validate(document, schema)
+    validator.validate(document)
     document["services"]["edgellm"]["enviroment"] = {}
     with pytest.raises(jsonschema.ValidationError, match="enviroment"):
-        jsonschema.validate(document, schema)
+        validator.validate(document)
