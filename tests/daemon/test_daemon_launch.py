@@ -1,0 +1,31 @@
+"""The launch keeps its own CPU time small."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.serving import environment
+
+PROGRAM = """
+import json, os
+from edge.daemon.launch import without_authorities
+with without_authorities():
+    import aiohttp.connector
+authorities = aiohttp.connector._SSL_CONTEXT_VERIFIED.cert_store_stats()["x509_ca"]
+print(json.dumps([authorities, os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")]))
+"""
+
+
+@pytest.mark.parametrize("variables", [{}, {"SSL_CERT_FILE": "/some/ca.pem", "SSL_CERT_DIR": "/some/folder"}])
+def test_no_certificate_is_read_for_a_server_of_unix_sockets(variables: dict[str, str]) -> None:
+    env = environment()
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        env.pop(name, None)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=env | variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    kept = [variables.get("SSL_CERT_FILE"), variables.get("SSL_CERT_DIR")]
+    assert json.loads(done.stdout) == [0, *kept]
