@@ -89,6 +89,9 @@ def test_llama_cpps_own_page_is_served_on_loopback(
         page = httpx.get(f"{up.url}/upstream/chat/", headers={"Accept": "text/html"}, timeout=30)
         assert page.status_code == status
         assert httpx.get(f"{up.url}/telemetry", timeout=30).json()["about"]["engine_page"] is (status == 200)
+        (start,) = httpx.get(f"{up.url}/starts", timeout=30).json()["starts"]
+        assert (start["model"], start["outcome"]) == ("chat", "ready") and str(smollm2) not in json.dumps(start)
+        assert {"engine", "weights", "warm"} <= {span["name"] for span in start["spans"]}
         if status == 200:
             assert page.headers["content-type"].startswith("text/html") and "<script" in page.text
 
