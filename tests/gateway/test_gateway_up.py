@@ -74,7 +74,7 @@ def test_a_key_that_is_made_while_it_runs_is_asked_for_at_once(up: Up) -> None:
         assert edgellm(*asked).returncode == 69
         assert edgellm(*asked, env={"EDGELLM_API_KEY": key}).returncode == 0
     finally:
-        assert edgellm("key", "revoke", "laptop", "--state-dir", str(up.state)).returncode == 0
+        assert edgellm("key", "revoke", "laptop", "--force", "--state-dir", str(up.state)).returncode == 0
     assert up.chat().status_code == 200
     assert key not in up.output
 
