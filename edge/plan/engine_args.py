@@ -218,7 +218,9 @@ def _spelling(name: str, engine: Engine) -> str:
 
 
 def _positive(word: str) -> str:
-    """Return --ui for --no-ui: a switch is owned in both directions."""
+    """Return --ui for --no-ui: a switch is owned in both directions. --no-host is about buffers, not about --host."""
+    if word == "--no-host":
+        return word
     return f"--{word.removeprefix('--no-')}" if word.startswith("--no-") else word
 
 

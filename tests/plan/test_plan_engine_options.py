@@ -155,6 +155,11 @@ def test_every_name_of_an_owned_option_is_owned(word: str) -> None:
         check_args((word, "1"), REAL)
 
 
+@pytest.mark.parametrize("word", ["--no-host", "-nocb", "-nr"])
+def test_a_switch_that_is_not_owned_passes(word: str) -> None:
+    assert check_args((word,), REAL) == [(word, ())]
+
+
 def test_owned_options_name_keys_and_commands_that_exist() -> None:
     keys = {*SETTINGS, *CONFIG_KEYS}
     for option, instead in OWNED.items():
