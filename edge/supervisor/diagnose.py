@@ -100,6 +100,9 @@ def _by_signal(number: int, evidence: str, death: Death) -> Diagnosis:
     if number == signal.SIGILL and not death.served:
         hint = "the engine uses instructions this processor lacks: build it here (`edgellm build`)"
         return Diagnosis(EngineFault.PERMANENT, Failure("wrong_cpu", evidence, hint))
+    if number == signal.SIGSYS and not death.served:
+        hint = "a system call filter ended it: look for SystemCallFilter= in drop-ins of the unit, or the container's"
+        return Diagnosis(EngineFault.PERMANENT, Failure(signal_kind(number), evidence, hint))
     hint = "it crashed; it is started again. See `edgellm logs --engine`"
     return Diagnosis(EngineFault.CRASH, Failure(signal_kind(number), evidence, hint))
 
@@ -116,7 +119,7 @@ def _by_code(code: int, evidence: str, served: bool) -> Diagnosis:
     if code == 64 and not served:  # EX_USAGE of sysexits.h: the command line itself is refused
         hint = "the engine refuses its command line: see its last lines, `edgellm logs --engine`"
         return Diagnosis(EngineFault.PERMANENT, Failure("bad_flag", evidence, hint))
-    if code == 127 and not served:
+    if code in (126, 127) and not served:  # of a shell: not executable for this user or machine, not found
         hint = "a file the engine needs is missing: import it with its libraries or build it here"
         return Diagnosis(EngineFault.PERMANENT, Failure("install_fault", evidence, hint))
     hint = "see its last lines: `edgellm logs --engine`"

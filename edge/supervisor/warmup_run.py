@@ -61,6 +61,7 @@ class EngineClient:
 
 # Pauses after a 503 of a completion, first and longest: mostly it lasts milliseconds, in some builds minutes (FC-31).
 RETRY_S = (0.02, 0.5)
+UNAVAILABLE_MOST_S = 900.0  # the engine polls well and prints lines meanwhile, so that no stall is seen
 # Below a quarter of what the board can deliver the cause is a fault (clocks, CPU instead of GPU, swap), not load.
 SLOW_RATIO = 0.25
 
@@ -86,7 +87,7 @@ class Warming:
 
     async def first(self) -> Failure | None:
         """Return None once a completion came back. Raises ConnectionLost."""
-        refusal, statuses = "no answer", []
+        refusal, statuses, give_up_s = "no answer", [], time.monotonic() + UNAVAILABLE_MOST_S
         for request in warmup.first(self._settings.role, self._chat_template):
             pause_s, longest_s = RETRY_S
             while True:
@@ -94,7 +95,7 @@ class Warming:
                 if warmup.answered(request, status, answer):
                     self._note_prompt_speed(answer)
                     return None
-                if status != 503:
+                if status != 503 or time.monotonic() >= give_up_s:
                     break
                 await asyncio.sleep(pause_s)  # /health answers 200 before completions do (FC-31)
                 pause_s = min(pause_s * 1.5, longest_s)

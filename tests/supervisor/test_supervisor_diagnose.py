@@ -56,6 +56,10 @@ def test_what_only_explains_is_no_cause_of_death(id: str) -> None:
         (Death(status(signal=signal.SIGILL)), EngineFault.PERMANENT, "wrong_cpu"),
         (Death(status(signal=63)), EngineFault.CRASH, "signal_63"),
         (Death(status(127)), EngineFault.PERMANENT, "install_fault"),
+        (Death(status(126)), EngineFault.PERMANENT, "install_fault"),
+        (Death(status(126), served=True), EngineFault.CRASH, "exited"),
+        (Death(status(signal=signal.SIGSYS)), EngineFault.PERMANENT, "signal_sys"),
+        (Death(status(signal=signal.SIGSYS), served=True), EngineFault.CRASH, "signal_sys"),
         (Death(status(0)), EngineFault.CRASH, "exited"),
     ],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from edge.supervisor import warmup_run
 from edge.supervisor.liveness import BUSY_LIMITS, busy_excuses, slots_work
 from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.status import State
@@ -82,3 +83,13 @@ async def test_a_completion_that_is_refused_with_400_fails_at_once(short_dir: Pa
         assert failure is not None and failure.kind == "warm_up_failed"
         assert "does not support completions" in failure.evidence
         assert len(rig.pids) == 1
+
+
+async def test_an_engine_that_is_unavailable_without_end_is_failed(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FC-31 without an end: /health answers 200, each completion 503, and each request leaves a line in the log."""
+    monkeypatch.setattr(warmup_run, "UNAVAILABLE_MOST_S", 0.3)
+    async with rigged(short_dir, refuse_warm_up=503, chatter=True) as rig:
+        assert await rig.settle(State.READY, State.FAILED) is State.FAILED
+        assert rig.kinds == ["warm_up_failed"] and len(rig.pids) == 3
