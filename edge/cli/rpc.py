@@ -66,13 +66,17 @@ def ask(
 ) -> None:
     """Ask an rpc-server for the memory of its devices. It answers while no engine uses it."""
     from edge.config.devices import rpc_address
-    from edge.linux.rpc import ask_memory
+    from edge.linux.rpc import ask_memory, connected
     from edge.plan.remotes import check_route
     from edge.units import format_bytes
 
     found = rpc_address(address, interface)
     if not found.loopback:
         check_route(found.host, interface)
+    if connected(None, str(found)):
+        raise TemporaryError(
+            f"{found} serves an engine of this board", "it answers one client at a time: `edgellm plan` shows it"
+        )
     for number, device in enumerate(ask_memory(found.host, found.port)):
         typer.echo(f"device {number}: {format_bytes(device.free_bytes)} of {format_bytes(device.total_bytes)} free")
 

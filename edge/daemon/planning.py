@@ -135,7 +135,7 @@ def process_limits(preset: Preset) -> ProcessLimits:
 
 def remember(launched: Launched, prepared: Prepared) -> RememberedLaunch | None:
     """Return the record of a launch that became READY as planned; None if another start should plan anew."""
-    if not launched.inputs or prepared.fallback is not None or prepared.board.refused is not None:
+    if not launched.inputs or prepared.fallback is not None or prepared.board.refused is not None or prepared.absent:
         return None
     models, needed = {}, 0
     uses_gpu = False

@@ -68,23 +68,61 @@ def reachable(endpoint: str, timeout_s: float = ANSWER_S) -> bool:
     return True
 
 
-_ESTABLISHED = "01"  # enum of include/net/tcp_states.h
+_ESTABLISHED, _CLOSE_WAIT = "01", "08"  # enum of include/net/tcp_states.h
 
 
-def connected(pid: int, endpoint: str, root: Path = Path("/")) -> bool:
+def connected(pid: int | None, endpoint: str, root: Path = Path("/")) -> bool:
     """Return whether the network namespace of a process has an open connection to `host:port`; True where unknown.
+
+    `pid` None is this process.
 
     A server that ends closes its connections, which the engine notices only when it uses them.
     """
     host, _, port = endpoint.rpartition(":")
-    # proc_net_tcp(5): the address as a number of the host's byte order, the port as one, both in hexadecimal.
-    wanted = f"{int.from_bytes(socket.inet_aton(host), sys.byteorder):08X}:{int(port):04X}"
+    rows = _connections(pid, root)
+    wanted = _as_in_proc(host, int(port))
+    return rows is None or any(row[2] == wanted and row[3] == _ESTABLISHED for row in rows)
+
+
+class Clients(Struct, frozen=True):
+    """The peers of a listening address: `served` have been accepted; `waiting`, one a connection, are in the queue.
+
+    `open`: those of `waiting` that have not closed it. Connections that are closed in the queue stay there.
+    """
+
+    served: frozenset[str]
+    waiting: tuple[str, ...]
+    open: frozenset[str]
+
+    @property
+    def returned(self) -> frozenset[str]:
+        """Peers that ask anew behind a connection of their own. One closed connection may be a look at the port."""
+        again = {peer for peer in self.waiting if self.waiting.count(peer) > 1}
+        return self.served & (again | self.open)
+
+
+def clients(pid: int, host: str, port: int, root: Path = Path("/")) -> Clients:
+    """Return the peers of a server in the network namespace of its process, as text that names an address."""
+    own = _as_in_proc(host, port)
+    rows = [(row[2].partition(":")[0], row[3], row[9]) for row in _connections(pid, root) or () if row[1] == own]
+    # A connection has no inode before accept(2) makes a file of it.
+    served = frozenset(peer for peer, state, inode in rows if inode != "0" and state == _ESTABLISHED)
+    waiting = [(peer, state) for peer, state, inode in rows if inode == "0" and state in (_ESTABLISHED, _CLOSE_WAIT)]
+    still_open = frozenset(peer for peer, state in waiting if state == _ESTABLISHED)
+    return Clients(served, tuple(peer for peer, _ in waiting), still_open)
+
+
+def _as_in_proc(host: str, port: int) -> str:
+    """Return an address as proc_net_tcp(5) has it: a number of the host's byte order, and the port, in hexadecimal."""
+    return f"{int.from_bytes(socket.inet_aton(host), sys.byteorder):08X}:{port:04X}"
+
+
+def _connections(pid: int | None, root: Path) -> list[list[str]] | None:
     try:
-        rows = (root / f"proc/{pid}/net/tcp").read_text().splitlines()[1:]
+        lines = (root / f"proc/{'self' if pid is None else pid}/net/tcp").read_text().splitlines()[1:]
     except OSError:
-        return True
-    fields = [row.split() for row in rows]
-    return any(row[2] == wanted and row[3] == _ESTABLISHED for row in fields if len(row) > 3)
+        return None
+    return [fields for line in lines if len(fields := line.split()) > 9]
 
 
 def _connected(host: str, port: int, timeout_s: float) -> socket.socket:

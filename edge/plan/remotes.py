@@ -62,6 +62,7 @@ def find_remotes(
     kept = folders.state / "remotes.json"
     known = _read(kept)
     memory: dict[str, tuple[DeviceMemory, ...]] = {}
+    answers: dict[str, tuple[DeviceMemory, ...]] = {}  # as they came, before stated memory replaces them
     absent: list[Absent] = []
     notes: list[str] = []
     for device in devices:
@@ -72,18 +73,19 @@ def find_remotes(
             continue
         try:
             answer = _ask(device, ask or rpc.ask_memory)
+            answers[device.rpc] = answer
         except RemoteMissingError as error:
             if error.busy and device.rpc in known:
-                memory[device.rpc] = known[device.rpc]
+                memory[device.rpc] = _usable(device, known[device.rpc])
                 notes.append(f"the rpc-server at {device.rpc} serves an engine: planned with its last answer")
             elif device.absent == "without" or not wait:
                 absent.append(Absent(device.rpc, str(error)))
             else:
                 raise RemoteMissingError(str(error), error.hint, patience_s=WAIT_S, busy=error.busy) from error
             continue
-        memory[device.rpc] = answer
-    if any(known.get(endpoint) != answer for endpoint, answer in memory.items()) and here:
-        _write(kept, {**known, **memory})
+        memory[device.rpc] = _usable(device, answer)
+    if any(known.get(endpoint) != answer for endpoint, answer in answers.items()):
+        _write(kept, {**known, **answers})
     return Remotes(memory, tuple(absent), tuple(notes))
 
 
@@ -105,7 +107,14 @@ def _ask(device: DeviceConfig, ask: Ask) -> tuple[DeviceMemory, ...]:
     address = rpc_address(device.rpc, device.interface)
     if not address.loopback:
         check_route(address.host, device.interface)
-    found = ask(address.host, address.port)
+    if rpc.connected(None, device.rpc):
+        # Not asked: a connection that waits behind the engine's own tells the other board that the engine is gone.
+        raise RemoteMissingError(f"the rpc-server at {device.rpc} serves an engine of this board", busy=True)
+    return ask(address.host, address.port)
+
+
+def _usable(device: DeviceConfig, found: tuple[DeviceMemory, ...]) -> tuple[DeviceMemory, ...]:
+    """Return the memory that layers may take. Raises ConfigError for a CPU without stated memory."""
     if device.memory:
         return _stated(found, device.memory)
     if any(each.free_bytes == each.total_bytes for each in found):

@@ -22,7 +22,8 @@ from msgspec import Struct, field
 from edge.config.devices import RpcAddress
 from edge.engine.engine import Engine
 from edge.errors import ConfigError, EdgeError, EngineMissingError, RemoteMissingError
-from edge.linux.rpc import ask_memory
+from edge.linux.procfs import read_usage
+from edge.linux.rpc import ask_memory, clients
 from edge.linux.timeouts import DeadlineExceeded, happens, within
 from edge.supervisor.diagnose import Death, diagnose
 from edge.supervisor.gates import Gates
@@ -37,6 +38,7 @@ _PROGRAMS = ("ggml-rpc-server", "rpc-server")  # since May 2026, and before
 _START_S = 90.0  # the first CUDA calls after a cold boot have taken that long (llama.cpp#27923)
 _LOOK_S = 0.2
 _KEPT_LINES = 200
+_DEAD_LOOKS = 2  # in a row, without a tick of CPU time: no engine uses the connection
 
 
 class RpcRequest(Struct, frozen=True):
@@ -51,6 +53,7 @@ class RpcRequest(Struct, frozen=True):
     wants_gpu: bool = False
     driver: str | None = None  # evidence that the GPU's device nodes open
     policy: Policy = field(default_factory=Policy)
+    look_s: float = 5.0  # how often a connection of an engine that is gone is looked for
 
 
 def program_of(engine: Engine) -> Path:
@@ -131,9 +134,7 @@ class RpcServer:
         try:
             refused = await self._open_gates(ended)
             if refused is None:
-                stop = asyncio.create_task(self._stopping.wait())
-                await asyncio.wait({ended, stop}, return_when=asyncio.FIRST_COMPLETED)
-                stop.cancel()
+                refused = await self._attend(child, ended)
             await self._end(child, ended)
             with suppress(DeadlineExceeded):
                 await within(asyncio.gather(error_lines.ended.wait(), output_lines.ended.wait()), _LOOK_S)
@@ -169,6 +170,30 @@ class RpcServer:
                 return None  # another program answered at this address
             return self._judge(sum(each.free_bytes for each in devices), len(devices))
         return None
+
+    async def _attend(self, child: Child, ended: asyncio.Task[Any]) -> Failure | None:
+        """Wait until it ends or is to stop. Return a failure where it waits for an engine that is gone.
+
+        A board that loses its power closes no connection, and rpc-server reads from it without end (it sets no
+        SO_KEEPALIVE). The same board asks anew when it is back; one that still has its engine does not ask.
+        """
+        stop = asyncio.create_task(self._stopping.wait())
+        address, idle_looks, cpu_s = self._request.address, 0, -1.0
+        try:
+            while True:
+                done, _ = await asyncio.wait({ended, stop}, timeout=self._request.look_s, return_when="FIRST_COMPLETED")
+                if done:
+                    return None
+                usage = read_usage(child.pid)
+                returned = clients(child.pid, address.host, address.port).returned
+                worked = usage is None or usage.cpu_s != cpu_s
+                idle_looks = idle_looks + 1 if returned and not worked else 0
+                cpu_s = usage.cpu_s if usage is not None else -1.0
+                if idle_looks >= _DEAD_LOOKS:
+                    hint = "it is started again, without that connection"
+                    return Failure("peer_gone", "the board that was connected asks anew: its engine is gone", hint)
+        finally:
+            stop.cancel()
 
     def _judge(self, free_bytes: int, count: int) -> Failure | None:
         now_s, listed = time.monotonic(), ", ".join(self._listed) or f"{count} devices"

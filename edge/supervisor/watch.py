@@ -59,6 +59,7 @@ PIPES_END_S = 0.2  # a dead child's last lines are in the pipe; a grandchild may
 DRIVER_S = 5.0  # as NVML's limit: a driver that loads firmware takes 1 to 3 s
 GPU_BYTES_S = 1.0  # of a driver that has just computed; without the answer only the calibration lacks a value
 _ANSWERED = {"embedding": "an embedding came back", "rerank": "a ranking came back"}
+REMOTE_PATIENCE = 5  # while another board computes a batch, this engine is as quiet as one that hangs
 CORE_DUMP_S = 10.0  # from a broken connection to the exit of a process that writes a core of some GiB
 
 
@@ -102,6 +103,7 @@ class Watch:
         self._held = held
         self._on_speed = on_speed
         self._remedies = remedies
+        self._patience = 1  # times the limit of silence
         self._hung: str | None = None  # kind of the hang that was posted
         self._driver = driver
         self._gpu_load = gpu_load
@@ -345,8 +347,9 @@ class Watch:
             if not serving:
                 self.child.guard()
                 self._witness.pids.update(family_pids(self.child.pid))
-            if quiet_s >= limit_s and not busy_excuses(self._gpu_load(), quiet_s, limit_s):
-                await self._quiet(wedged(quiet_s) if serving else stalled(quiet_s), serving)
+            most_s = limit_s * self._patience
+            silent = quiet_s >= most_s and not busy_excuses(self._gpu_load(), quiet_s, most_s)
+            if silent and await self._quiet(wedged(quiet_s) if serving else stalled(quiet_s), serving):
                 return
 
     def _disconnected(self) -> bool:
@@ -357,8 +360,8 @@ class Watch:
                 return True
         return False
 
-    async def _quiet(self, failure: Failure, serving: bool) -> None:
-        """Report a hang; where an rpc-server of the plan takes no connection any more, that is its cause.
+    async def _quiet(self, failure: Failure, serving: bool) -> bool:
+        """Report a hang, and return whether it is one. An rpc-server that takes no connection any more is its cause.
 
         A board that loses its power closes no connection, so that the engine waits for its answer without end.
         """
@@ -371,8 +374,12 @@ class Watch:
             else:
                 self._hung = lost.kind
                 self._post(DeviceMissing(lost))
-            return
+            return True
+        if self.attempt.plan.settings.rpc and self._patience == 1:
+            self._patience = REMOTE_PATIENCE
+            return False
         self._hang(failure)
+        return True
 
     def _partial(self) -> int:
         return sum(pipe.partial for pipe in self._pipes)

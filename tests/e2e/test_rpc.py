@@ -276,6 +276,11 @@ def test_a_board_whose_link_is_down_is_no_plain_hang(
         assert "remote_lost" in up.output
         assert alone["restarts"] > 0
         assert answer(up)
+        # As after a loss of power here: nothing closes the connection over there, which the server still reads.
+        subprocess.run(["ss", "-K", "dst", board.address], capture_output=True, check=False)
+        ip("link", "set", board.here, "up")
+        ready(up, lambda it: not it["degraded"])
+        assert answer(up)
 
 
 def test_a_board_that_is_absent_at_the_start_is_waited_for(

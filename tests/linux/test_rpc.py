@@ -12,7 +12,17 @@ from contextlib import contextmanager
 import pytest
 
 from edge.errors import ConfigError, RemoteMissingError
-from edge.linux.rpc import PROTOCOL, DeviceMemory, address_towards, ask_memory, connected, own_addresses, reachable
+from edge.linux.rpc import (
+    PROTOCOL,
+    Clients,
+    DeviceMemory,
+    address_towards,
+    ask_memory,
+    clients,
+    connected,
+    own_addresses,
+    reachable,
+)
 
 MEMORY = [(6 << 30, 8 << 30), (1 << 30, 2 << 30)]
 
@@ -96,6 +106,24 @@ def test_a_connection_that_the_server_closed_is_none() -> None:
             accepted.close()
             assert not connected(os.getpid(), endpoint), "CLOSE_WAIT"
     assert connected(-1, endpoint), "unknown"
+
+
+def test_a_board_that_asks_anew_behind_its_own_connection_has_lost_its_engine() -> None:
+    """A connection that waits for accept(2) has no inode in /proc/net/tcp, also once its peer has closed it."""
+    with socket.create_server(("127.0.0.1", 0), backlog=4) as listener:
+        host, port = listener.getsockname()
+
+        def seen() -> Clients:
+            return clients(os.getpid(), host, port)
+
+        with socket.create_connection((host, port)), listener.accept()[0]:
+            assert len(seen().served) == 1 and seen().waiting == () and not seen().returned
+            with socket.create_connection((host, port)):
+                assert seen().returned == seen().served, "an engine that waits"
+            assert len(seen().waiting) == 1 and not seen().returned, "one look at the port"
+            socket.create_connection((host, port)).close()
+            assert len(seen().waiting) == 2 and seen().returned, "a plan that asks again and again"
+        assert not seen().served and not seen().returned
 
 
 def test_interfaces_and_routes() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -134,6 +135,21 @@ async def test_an_address_that_is_taken_is_named_and_tried_again(tmp_path: Path)
         await until(lambda: any("socket_busy" in sentence for sentence in lender.said), lender.said)
         (tmp_path / "mode").write_text("")
         await until(lambda: lender.ready, lender.said)
+
+
+async def test_a_connection_of_a_board_that_lost_its_power_does_not_block_it(tmp_path: Path) -> None:
+    """No FIN comes: the server reads from the dead connection without end, until the same board asks anew."""
+    lender = Lender(tmp_path, look_s=0.2)
+    async with lender.running():
+        await until(lambda: lender.ready, lender.said)
+        dead = socket.create_connection(("127.0.0.1", lender.port))
+        await until(lambda: lender.server.clients == 1, lender.said)
+        await asyncio.sleep(0.8)
+        assert lender.server.restarts == 0, "an idle engine is left alone"
+        with socket.create_connection(("127.0.0.1", lender.port)):
+            await until(lambda: len(lender.ready) == 2, lender.said)
+        assert any(sentence.startswith("peer_gone") for sentence in lender.said)
+        dead.close()
 
 
 async def test_stop_ends_it_before_it_is_ready(tmp_path: Path) -> None:
