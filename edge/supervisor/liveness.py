@@ -83,3 +83,8 @@ def foreign(pid: int) -> Failure:
     """Return the failure of a socket that another process answers."""
     what = f"the engine's socket is answered by process {pid}, which is not the engine that was started"
     return Failure("socket_busy", what, "an engine of a former start may still run: end it, then restart")
+
+
+def remote_lost(evidence: str) -> Failure:
+    """Return the failure of an engine whose rpc-server went away."""
+    return Failure("remote_lost", evidence, "see `edgellm rpc serve` there: its power, its cable, its log")

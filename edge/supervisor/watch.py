@@ -32,7 +32,7 @@ from edge.supervisor.events import (
     StartRefused,
     Warmed,
 )
-from edge.supervisor.liveness import StallDetector, busy_excuses, foreign, slots_work, stalled, wedged
+from edge.supervisor.liveness import StallDetector, busy_excuses, foreign, remote_lost, slots_work, stalled, wedged
 from edge.supervisor.log_patterns import Patterns
 from edge.supervisor.oom import OomWitness
 from edge.supervisor.policy import SupervisorOptions
@@ -69,6 +69,8 @@ class Watch:
     `held`: how many requests wait of which one may be the engine's first.
     """
 
+    _patience = 1  # times the limit of silence
+
     def __init__(
         self,
         child: Child,
@@ -103,7 +105,6 @@ class Watch:
         self._held = held
         self._on_speed = on_speed
         self._remedies = remedies
-        self._patience = 1  # times the limit of silence
         self._hung: str | None = None  # kind of the hang that was posted
         self._driver = driver
         self._gpu_load = gpu_load
@@ -356,7 +357,7 @@ class Watch:
         """Report an rpc-server whose connection is gone while no request is open, so that none has to find it."""
         for endpoint in self.attempt.plan.settings.rpc:
             if not connected(self.child.pid, endpoint):
-                self._hang(_lost(f"{endpoint} closed its connection"))
+                self._hang(remote_lost(f"{endpoint} closed its connection"))
                 return True
         return False
 
@@ -368,7 +369,7 @@ class Watch:
         for endpoint in self.attempt.plan.settings.rpc:
             if await asyncio.to_thread(reachable, endpoint):
                 continue
-            lost = _lost(f"{endpoint} takes no connection\n{failure.evidence}")
+            lost = remote_lost(f"{endpoint} takes no connection\n{failure.evidence}")
             if serving:
                 self._hang(lost)
             else:
@@ -397,7 +398,3 @@ class Watch:
             return IDLE_LOOK_S
         left_s = limit_s - self._idle_s(time.monotonic())
         return min(IDLE_LOOK_S, max(self._terms.policy.look_s, left_s))
-
-
-def _lost(evidence: str) -> Failure:
-    return Failure("remote_lost", evidence, "see `edgellm rpc serve` there: its power, its cable, its log")
