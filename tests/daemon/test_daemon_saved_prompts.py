@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from edge.config.values import Preset
 from edge.daemon.fleet import system_prompt_of
+from edge.supervisor.process import with_slot_folder
 from tests.serving import Up, eventually
 
 SENTENCES = " ".join(f"Word number {number} is followed by another." for number in range(60))  # some 610 tokens
@@ -128,3 +130,31 @@ def test_the_system_prompt_of_a_file_is_computed_once(smollm2: Path, tmp_path: P
 def test_a_system_prompt_file_that_is_gone_costs_only_the_prompt(tmp_path: Path) -> None:
     preset = Preset(system_prompt="You are kind.", system_prompt_file=str(tmp_path / "gone"))
     assert system_prompt_of(preset) == "You are kind."
+
+
+@pytest.mark.full
+def test_a_built_engine_keeps_prompts_and_starts_without_its_folder(
+    built_server: Path, smollm2: Path, tmp_path: Path
+) -> None:
+    """llama-server refuses to start when the folder of --slot-save-path is missing: it is made at each spawn."""
+    more = ("--engine", str(built_server))
+    with up(tmp_path, smollm2, *more) as first:
+        first.wait_for("ok")
+        assert ask(first, SENTENCES)["prompt_n"] > LEAST_TOKENS
+    with up(tmp_path, smollm2, *more) as second:
+        second.wait_for("ok")
+        assert ask(second, SENTENCES)["cache_n"] > LEAST_TOKENS
+    assert len(files(tmp_path)) == 1, "the same conversation replaced its file"
+    shutil.rmtree(tmp_path / "cache")
+    with up(tmp_path, smollm2, *more) as third:
+        third.wait_for("ok")
+        assert ask(third, "Hi")["prompt_n"] > 0
+        assert third.status()["models"]["demo"]["restarts"] == 0
+
+
+def test_a_folder_that_cannot_be_made_costs_only_the_saved_prompts(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    argv = ["llama-server", "--slot-save-path", str(tmp_path / "file"), "--jinja"]
+    assert with_slot_folder(argv) == ["llama-server", "--jinja"]
+    argv[2] = str(tmp_path / "new" / "prompts")
+    assert with_slot_folder(argv) == argv and (tmp_path / "new" / "prompts").is_dir()
