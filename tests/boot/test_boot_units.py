@@ -25,6 +25,7 @@ NASTY = UnitSettings(
     model_dirs=("/srv/my models 100%", "/home/ann/a:b"),
     groups=("video",),
     jtop=True,
+    prefetch=True,
     rpc_listen="127.0.0.1:50052",
 )
 
@@ -48,7 +49,9 @@ def put(disk: Disk, settings: UnitSettings) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [UnitSettings(jtop=True, rpc_listen="127.0.0.1:50052"), NASTY], ids=["plain", "nasty-paths"]
+    "settings",
+    [UnitSettings(jtop=True, prefetch=True, rpc_listen="127.0.0.1:50052"), NASTY],
+    ids=["plain", "nasty-paths"],
 )
 def test_verify_says_nothing_but_the_listed_keys(suite: Suite, disk: Disk, settings: UnitSettings) -> None:
     put(disk, settings)
