@@ -44,6 +44,18 @@ def oom_kills(tree: Tree) -> int | None:
     return None
 
 
+def group_bytes(tree: Tree, pid: int) -> int | None:
+    """Return the memory of a process's own v2 group without its file cache; None where it shares ours, or has none."""
+    path = next((line[3:] for line in tree.lines(f"/proc/{pid}/cgroup") if line.startswith("0::")), None)
+    if path is None or path == _own_paths(tree).get("") or path == "/":
+        return None
+    for base in _V2:
+        used = tree.number(f"{base}{path}/memory.current")
+        if used is not None:
+            return max(0, used - _file_cache(tree, f"{base}{path}"))
+    return None
+
+
 def cpu_quota(tree: Tree) -> float | None:
     """Return the group's CPU time in cores; None is unlimited."""
     quotas = []

@@ -99,7 +99,7 @@ def _view(board_id: str | None, root: Path | None, memory: str | None) -> HostVi
 # Text of `edgellm plan`: settings with their reasons, memory by domain, other rungs.
 
 # Fields of DomainBudget in the order of their allocation. A part is shown where one domain has it, a sum always.
-_PARTS = ("weights", "kv", "compute", "context", "prompt_cache", "page_cache")
+_PARTS = ("weights", "kv", "compute", "context", "prompt_cache", "page_cache", "claim")
 _SUMS = ("required", "reserve", "available", "headroom")
 
 

@@ -13,6 +13,8 @@ from edge.config.values import MODEL_KEYS, SETTINGS, ModelConfig, place_of
 from edge.errors import ConfigError, UsageError
 from edge.models.quant import public_name
 
+# Keys of an engine beside llama.cpp.
+OTHER_ENGINE_KEYS = ("command", "memory", "gpu_memory", "ready", "routes", "env")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]*")  # part of paths and of socket names
 # As on Hugging Face and OpenRouter: owner/name. Only a name in requests and in lists, so it may hold slashes.
 _ALIAS = re.compile(rf"{_ID.pattern}(/{_ID.pattern})*")
@@ -40,12 +42,43 @@ def _model(row: dict[str, Any], source: str) -> ModelConfig:
     }
     settings = {key: read_field(SETTINGS, key, value, f"{source}: set", place_of) for key, value in own.items()}
     settings |= {key: read_field(SETTINGS, key, value, source) for key, value in direct.items()}
-    if not values.get("ref"):
+    if "command" in values:
+        _check_command(values, source)
+    elif not values.get("ref"):
         raise ConfigError(f"{source}: ref is missing", 'write ref = "NAME:Q5_K_M", a path or a source')
-    values.setdefault("id", id_of(values["ref"]))
+    elif found := [key for key in OTHER_ENGINE_KEYS if key in values]:
+        raise ConfigError(
+            f"{source}: {found[0]} is for a model with command", f"{found[0]}: {MODEL_KEYS[found[0]].help}"
+        )
+    values.setdefault("id", id_of(values["ref"]) if "ref" in values else "")
     if values.get("warm_at") and not _TIME.fullmatch(values["warm_at"]):
         raise ConfigError(f"{source}: warm_at wants a time like 08:00, got {values['warm_at']!r}")
     return ModelConfig(**values, set=dict(settings), origin=source)
+
+
+def _check_command(values: dict[str, Any], source: str) -> None:
+    """Raise ConfigError for an engine that cannot be started, observed or planned by what its table states."""
+    command = values["command"]
+    if values.get("ref"):
+        raise ConfigError(
+            f"{source}: ref and command exclude each other", "llama.cpp serves ref, command names a program"
+        )
+    if not values.get("id"):
+        raise ConfigError(f"{source}: id is missing", 'a model with command has no name of its own: write id = "voice"')
+    if not command or not command[0]:
+        raise ConfigError(f"{source}: command is empty", 'write command = ["whisper-server", "--port", "{port}"]')
+    if not any("{port}" in word for word in command[1:]):
+        raise ConfigError(
+            f"{source}: command has no {{port}}", 'its port is chosen at each start: write "--port", "{port}"'
+        )
+    if not values.get("memory"):
+        raise ConfigError(
+            f"{source}: memory is missing",
+            'write memory = "1.5GiB", about what it takes: it is measured at the first start',
+        )
+    for path in (values.get("ready", "/health"), *values.get("routes", ())):
+        if not path.startswith("/"):
+            raise ConfigError(f"{source}: {path!r} is no path", "write it like /v1/audio/transcriptions")
 
 
 def with_flags(configured: tuple[ModelConfig, ...], flags: Sequence[str]) -> tuple[ModelConfig, ...]:
@@ -66,7 +99,8 @@ def with_flags(configured: tuple[ModelConfig, ...], flags: Sequence[str]) -> tup
             models.append(by_id[text])
         else:
             model_id, ref = (head, tail) if named else (id_of(text), text)
-            models.append(replace(by_id.get(model_id, ModelConfig(model_id, ref)), ref=ref, origin="flag"))
+            known = by_id.get(model_id, ModelConfig(model_id, ref))
+            models.append(replace(known, ref=ref, command=(), origin="flag"))
     return tuple(models)
 
 
@@ -86,6 +120,10 @@ def check_names(models: tuple[ModelConfig, ...]) -> None:
                     f"two models have the id {name!r} ({seen[name]} and {model.id})", "give one another id"
                 )
             seen[name] = model.id
+    ids = {model.id for model in models}
+    for model in models:
+        if model.return_to and model.return_to not in ids - {model.id}:
+            raise ConfigError(f"{model.origin}: return_to names no other model: {model.return_to!r}", "write its id")
 
 
 # Ids are parts of socket names and of URLs, so they are made of few characters; a quantization is no part of one, or

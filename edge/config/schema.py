@@ -10,6 +10,7 @@ import msgspec
 from edge.board.board import Board
 from edge.config.devices import DEVICE_KEYS
 from edge.config.fields import Field
+from edge.config.models import OTHER_ENGINE_KEYS
 from edge.config.profile import PROFILE_SETTINGS, SCHEMA
 from edge.config.show import toml_value
 from edge.config.values import CHOICE_KEYS, CONFIG_KEYS, MODEL_KEYS, SECTIONS, SETTINGS, TIER_KEYS, Profile
@@ -30,6 +31,8 @@ _EXAMPLES = {
     "id": "chat",
     "ref": "NAME:Q5_K_M",
     "warm_at": "08:00",
+    "command": ("whisper-server", "--port", "{port}"),
+    "memory": "1.5GiB",
     "max_watts": 25.0,
     "temperature": 0.7,
     "top_p": 0.9,
@@ -110,7 +113,11 @@ def example(profile: Profile, board: Board) -> str:
         lines += _commented(key, field, getattr(profile.preset, key))
     lines += ["", "# One table a model. `edgellm model list` shows the models that can be served.", "#[[model]]"]
     for key, field in MODEL_KEYS.items():
-        lines += _commented(key, field, _EXAMPLES.get(key, field.default))
+        if key not in OTHER_ENGINE_KEYS:
+            lines += _commented(key, field, _EXAMPLES.get(key, field.default))
+    lines += ["", "# Another engine than llama.cpp, in a table of its own.", "#[[model]]", '#id = "ears"']
+    for key in OTHER_ENGINE_KEYS:
+        lines += _commented(key, MODEL_KEYS[key], _EXAMPLES.get(key, MODEL_KEYS[key].default))
     lines += ["", "# One table an rpc-server that may hold layers (docs/rpc.md).", "#[[device]]"]
     for key, field in DEVICE_KEYS.items():
         lines += _commented(key, field, _EXAMPLES.get(key, field.default))

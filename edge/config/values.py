@@ -219,7 +219,7 @@ CHOICE_KEYS = fields_of(ModelChoice)
 
 
 class ModelConfig(Struct, frozen=True):
-    """One `[[model]]`. `set` holds settings of this model only."""
+    """One `[[model]]`. `set` holds settings of this model only; with `command` another engine than llama.cpp serves."""
 
     id: Annotated[str, key("public id of the model; from ref where it is missing")] = ""
     ref: Annotated[str, key("NAME[:QUANT], a path, hf://, modelscope://, pypi:// or https://")] = ""
@@ -229,7 +229,20 @@ class ModelConfig(Struct, frozen=True):
     priority: Annotated[int, key("higher is planned first and evicted last")] = 0
     pin: Annotated[bool, key("never evict")] = False
     warm_at: Annotated[str, key("time of day, HH:MM, by which the model is warm")] = ""
+    return_to: Annotated[str, key("id of the model that comes back once this one sleeps, if there is room")] = ""
     role: Annotated[Literal["chat", "embedding", "rerank"], key("kind of requests it serves")] = "chat"
+    command: Annotated[
+        tuple[str, ...], key("another engine in place of ref: its command line, with {port} for its loopback port")
+    ] = ()
+    memory: Annotated[
+        int, key("with command: host memory that it takes, until that is measured", ge=0, kind="size")
+    ] = 0
+    gpu_memory: Annotated[int, key("with command: memory of the first GPU that it takes", ge=0, kind="size")] = 0
+    ready: Annotated[str, key("with command: path that answers 2xx once it serves")] = "/health"
+    routes: Annotated[
+        tuple[str, ...], key("with command: paths that it serves; one that ends in / is a prefix; empty is all")
+    ] = ()
+    env: Annotated[dict[str, str], key("with command: variables of its environment")] = {}
     set: dict[str, object] = field(default_factory=dict)
     origin: str = ""
 

@@ -116,7 +116,7 @@ class App:
         for model_id, model in prepared.plan.models.items():
             if model_id in self.launch.children.resident:
                 self.recorder.resident[model_id] = self.launch.children.resident.pop(model_id)
-            else:
+            elif model.other is None:
                 self.recorder.look_at_cache(model_id, Path(model.model.path))
 
     def _added(self, handle: ModelHandle) -> None:
@@ -276,7 +276,7 @@ class App:
             self.launch.children.end_prefetch()
             if self.recorder is not None:
                 self.recorder.ready(supervisor, self._times)
-                self._in_background(self.recorder.complete(supervisor.model.model.path))
+                self._in_background(self.recorder.complete(supervisor.model.model))
             self._remember_launch()
             began_s = supervisor.started_at_s or self._times.began_s
             role = supervisor.plan.settings.role

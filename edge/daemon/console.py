@@ -107,6 +107,8 @@ class Console:
 
 def example(url: str, model_id: str, role: str, *, keyed: bool) -> str:
     """Return a curl command that works as it stands for a model of this role."""
+    if role == "other":
+        return f"curl {url}/readyz/{model_id}"
     path, body = "chat/completions", '"messages": [{"role": "user", "content": "Hello"}]'
     if role == "embedding":
         path, body = "embeddings", '"input": "Hello"'
@@ -136,6 +138,8 @@ def describe(model: ModelPlan) -> str:
         f"{format_bytes(domain.required_bytes)} of {format_bytes(domain.available_bytes)} {name}"
         for name, domain in plan.budget.items()
     )
+    if model.other is not None:
+        return f"{model.id}: {model.model.name}, serves {', '.join(model.other.routes) or 'every path'}, needs {needs}"
     file = plan.model or model.model
     return f"{model.id}: {file.name} {file.quant}, {settings.n_ctx} tokens in {slots}, needs {needs}"
 

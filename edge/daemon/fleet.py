@@ -22,6 +22,7 @@ from edge.linux.best_effort import LogFile
 from edge.linux.files import read_bounded
 from edge.linux.procfs import Ring, drop_pages
 from edge.paths import Folders
+from edge.plan.calibration_file import keep_claim
 from edge.plan.plan import LaunchPlan, ModelPlan
 from edge.plan.prepare import (
     Prepared,
@@ -42,7 +43,8 @@ from edge.supervisor.process import Child
 from edge.supervisor.remedies import Remedies
 from edge.supervisor.state import KILLED, SupervisorState
 from edge.supervisor.status import Degraded, State
-from edge.supervisor.supervisor import Supervisor, SupervisorCallbacks
+from edge.supervisor.supervisor import Supervisor
+from edge.supervisor.variants import SupervisorCallbacks
 from edge.supervisor.warmup import expected_speed
 from edge.telemetry.sample import Sample
 
@@ -152,7 +154,7 @@ def give_pages_back(plan: LaunchPlan, model: ModelPlan) -> None:
 
 def without_device(prepared: Prepared, plan: LaunchPlan) -> tuple[Degraded, ...]:
     """Return the degradation of a plan for the CPU under a profile that requests the GPU; empty otherwise."""
-    if not wants_gpu(prepared.profile) or plan.settings.n_gpu_layers > 0:
+    if not wants_gpu(prepared.profile) or plan.settings.n_gpu_layers > 0 or plan.settings.role == "other":
         return ()
     because = prepared.board.refused or "no GPU can be used with this engine"
     return (Degraded("device", "GPU", "CPU", because),)
@@ -236,6 +238,7 @@ class Fleet:
         supervisor = self.make(prepared, model, expected_ready_s)
         handle = self.handles.get(model.id) or self.handles.pop(UNNAMED, None) or ModelHandle(model.id)
         self.handles[model.id] = handle
+        handle.last_load_s = expected_ready_s
         handle.serve(supervisor)
         return handle, supervisor
 
@@ -265,14 +268,18 @@ class Fleet:
                 plan = supervisor.plan
                 if gives_pages_back(plan, preset_of(prepared, model.id)):
                     asyncio.get_running_loop().run_in_executor(None, give_pages_back, plan, model)
+            if supervisor.measured and after.state is not before.state:
+                with suppress(OSError):
+                    keep_claim(self._folders, model.model.fingerprint, supervisor.measured)
             self._note_change(supervisor, before, after)
 
+        llama = model.other is None
         callbacks = SupervisorCallbacks(
             on_change=on_change,
             on_line=self._log(model.id).add,
             on_speed=on_speed,
-            remedies=Remedies(self._table, engine, model.model, model.id),
-            cpu=(lambda: self._other_plan(prepared, model.id, remote=remote)) if other else None,
+            remedies=Remedies(self._table, engine, model.model, model.id) if llama else None,
+            cpu=(lambda: self._other_plan(prepared, model.id, remote=remote)) if other and llama else None,
             driver=lambda: _driver(prepared),
             gpu_load=self._gpu_load,
             gpu_holders=self._gpu_holders,

@@ -18,6 +18,7 @@ from edge.daemon.remembered_launch import identity
 from edge.daemon.start_timeline import Instants, spans, start_record, with_limit, with_service_start
 from edge.linux.files import read_json, write_atomic
 from edge.linux.procfs import read_boot_id, read_usage, resident_ratio
+from edge.models.open import ModelFile
 from edge.paths import Folders
 from edge.plan import start_records
 from edge.plan.calibration import measure
@@ -118,7 +119,7 @@ class Recorder:
         )
         self._append(self._folders.starts, row)
 
-    async def complete(self, file: str) -> None:
+    async def complete(self, model: ModelFile) -> None:
         """Add to the records what takes time to find out: when systemd started the service, and the disk's limit.
 
         How fast the model's file can be read at all is measured once: a quarter of a second on an NVMe drive. Direct
@@ -130,7 +131,8 @@ class Recorder:
             if service_s is not None:
                 note = partial(with_service_start, start_id=start_id, service_s=service_s)
                 start_records.update(self._folders.starts, note)
-        rate = await asyncio.to_thread(self._read_rate, file)
+        file = model.path
+        rate = await asyncio.to_thread(self._read_rate, file) if model.shards else None
         if rate is not None:
             start_records.update(self._folders.starts, partial(with_limit, file=file, **rate))
 

@@ -231,8 +231,8 @@ def _spawn(prepared: Prepared, folders: Folders, children: Children, *, inherite
     """Start every preloaded model's engine; on one unified memory they load side by side."""
     kept = KeptRemedies(folders)
     for model_id, model in prepared.plan.models.items():
-        if not preloaded(prepared, model):
-            continue  # its first request starts it
+        if not preloaded(prepared, model) or model.other is not None:
+            continue  # its first request starts it, or its supervisor
         if kept.of(model_id, key(model.model.fingerprint, prepared.plan.engine.id, model.ladder.chosen)):
             continue  # its supervisor starts it, with the remedies that its last start needed
         plan = model.ladder.plans[model.ladder.chosen]
@@ -273,6 +273,9 @@ def _confirm(
     if isinstance(plan, Prepared):
         models = {}
         for model_id, model in plan.plan.models.items():
+            if model.other is not None:
+                models[model_id] = model  # its supervisor starts it
+                continue
             running = remembered.models.get(model_id)
             rung = None if running is None else _rung(model, running)
             limits = list(process_limits(preset_of(plan, model_id)))

@@ -90,4 +90,8 @@ class Residents:
         if prepared is None:
             return PoolModel()
         config = config_of(prepared, model_id)
-        return PoolModel(config.priority, config.pin, config.warm_at, self._last_ready_s(model_id))
+        handle = self._fleet.handles.get(model_id)
+        load_s = handle.last_load_s if handle is not None else None
+        return PoolModel(
+            config.priority, config.pin, config.warm_at, load_s or self._last_ready_s(model_id), config.return_to
+        )

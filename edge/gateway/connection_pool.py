@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import aiohttp
 
 from edge.supervisor.upstream import Endpoint
+from edge.supervisor.warmup_run import connector
 from edge.units import KIB
 
 # cpp-httplib in llama-server closes a connection after 5 s of idleness or 100 requests (CPPHTTPLIB_KEEPALIVE_*). A pool
@@ -26,15 +27,16 @@ class _Pool:
     def __init__(self, endpoint: Endpoint) -> None:
         self.generation = endpoint.generation
         self.socket_path = endpoint.socket_path
+        self.port = endpoint.port
         self.users = 0
-        self.session = _session(aiohttp.UnixConnector(path=endpoint.socket_path, limit=0, keepalive_timeout=KEEP_S))
+        self.session = _session(connector(self.socket_path, self.port, limit=0, keepalive_timeout=KEEP_S))
         self._fresh: aiohttp.ClientSession | None = None
 
     @property
     def fresh(self) -> aiohttp.ClientSession:
         """Return a session that opens a connection for each request."""
         if self._fresh is None:
-            self._fresh = _session(aiohttp.UnixConnector(path=self.socket_path, limit=0, force_close=True))
+            self._fresh = _session(connector(self.socket_path, self.port, limit=0, force_close=True))
         return self._fresh
 
     async def close(self) -> None:
@@ -43,9 +45,9 @@ class _Pool:
             await self._fresh.close()
 
 
-def _session(connector: aiohttp.UnixConnector) -> aiohttp.ClientSession:
+def _session(to_engine: aiohttp.BaseConnector) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
-        connector=connector,
+        connector=to_engine,
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
         cookie_jar=aiohttp.DummyCookieJar(),
         skip_auto_headers=_AUTO,

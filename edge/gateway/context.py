@@ -15,6 +15,7 @@ from edge.gateway.connection_pool import Pools
 from edge.gateway.connections import Connections
 from edge.gateway.keys import KeyRing, StreamOwners
 from edge.gateway.metrics import Metrics
+from edge.gateway.model_name import only_one
 from edge.gateway.openai import ListedModel
 from edge.gateway.origin import OriginPolicy
 from edge.gateway.page import Page
@@ -96,6 +97,6 @@ class Context(Struct):
             return found
         return next((each for each in self.upstreams.values() if name in each.aliases), None)
 
-    def only(self) -> Upstream | None:
-        """Return the model if there is exactly one."""
-        return next(iter(self.upstreams.values())) if len(self.upstreams) == 1 else None
+    def only(self, path: str) -> Upstream | None:
+        """Return the model that serves a path if there is exactly one."""
+        return only_one(self.upstreams.values(), path)

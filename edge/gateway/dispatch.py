@@ -17,11 +17,11 @@ from edge.gateway.admission import Admission, SlotLease
 from edge.gateway.body import Body
 from edge.gateway.context import Context
 from edge.gateway.health import DEGRADED, degraded_header
-from edge.gateway.model_name import asks_for_stream, named_model
+from edge.gateway.model_name import asks_for_stream, named_model, serves
 from edge.gateway.ollama import NDJSON, OllamaAnswer, OllamaCall, read_call
 from edge.gateway.openai import HttpFault, RejectedError, sse_error
 from edge.gateway.proxy import Exchange, forward
-from edge.gateway.routes import ADMIN, OLLAMA, Route
+from edge.gateway.routes import ADMIN, OLLAMA, Route, plain_path
 from edge.gateway.waiting_room import ByteReservation, WaitingQueue, failed_fault
 from edge.supervisor.status import ModelStatus, State
 from edge.supervisor.upstream import Endpoint, Upstream
@@ -172,7 +172,7 @@ async def dispatch(
         if call is None:
             upstream = await _choose(context, request, found, body, reserved)
         else:
-            upstream = _choose_by_name(context, call.model)
+            upstream = _choose_by_name(context, call)
         record.model = upstream.model_id
         if context.config.log_prompts and body.complete:
             record.prompt = access_log.prompt(body.data)
@@ -241,13 +241,14 @@ async def _read_call(found: Route, body: Body, reserved: ByteReservation) -> Oll
     return await asyncio.to_thread(read_call, found.name, data)
 
 
-def _choose_by_name(context: Context, name: str) -> Upstream:
+def _choose_by_name(context: Context, call: OllamaCall) -> Upstream:
     """Return the model of an Ollama client, which writes `chat:latest` for `chat`. Raises RejectedError."""
+    name = call.model
     upstream = context.by_name(name) or context.by_name(name.removesuffix(":latest"))
-    only = context.only()
+    only = context.only(call.target)
     if upstream is None and only is not None and context.config.unknown_model != "strict":
         return only
-    return upstream or _named(context, name)
+    return _that_serves(upstream or _named(context, name), call.target)
 
 
 async def _send_call(context: Context, exchange: Exchange, found: Route, call: OllamaCall) -> web.StreamResponse:
@@ -318,10 +319,11 @@ async def _comment_degraded(opened: web.StreamResponse, extra: Mapping[str, str]
 async def _choose(
     context: Context, request: web.Request, found: Route, body: Body, reserved: ByteReservation
 ) -> Upstream:
-    """Return the model by /upstream/{id}, or by the name in the request where it matters. Raises RejectedError."""
+    """Return the model by /upstream/{id}, else by the name or the path where it matters. Raises RejectedError."""
     if found.model is not None:
         return _named(context, found.model)
-    only = context.only()
+    path = plain_path(found.target) or ""
+    only = context.only(path) if len(context.upstreams) == 1 else None
     if only is not None and context.config.unknown_model != "strict":
         return only
     if not context.upstreams:
@@ -332,9 +334,25 @@ async def _choose(
     await body.read(grow=reserved.grow)  # a client may send `model` as the last member
     # Two models with one alias are refused by the configuration, so a name means one model.
     name = await _model_name(request, body, found.target)
-    if name is None and only is not None:
+    return by_name_or_path(context, name, path)
+
+
+def by_name_or_path(context: Context, name: str | None, path: str) -> Upstream:
+    """Return the named model, or the only one that serves the path. Raises RejectedError."""
+    named, only = None if name is None else context.by_name(name), context.only(path)
+    # A client of one engine often has to name a model: "whisper-1" is what SDKs write for audio.
+    if named is None and only is not None and (name is None or context.config.unknown_model != "strict"):
         return only
-    return _named(context, name)
+    return _that_serves(named or _named(context, name), path)
+
+
+def _that_serves(upstream: Upstream, path: str) -> Upstream:
+    """Return the model. Raises RejectedError if its engine does not serve the path."""
+    if serves(upstream, path):
+        return upstream
+    message = f"model {upstream.model_id!r} does not serve {path[:100]}"
+    hint = f"it serves {', '.join(upstream.routes or ())}; others are under /upstream/{upstream.model_id}/"
+    raise RejectedError(HttpFault(404, "no_route", message, hint))
 
 
 async def _model_name(request: web.Request, body: Body, target: str) -> str | None:

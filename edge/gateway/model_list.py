@@ -43,7 +43,7 @@ _COMMANDS = {
 async def answer(context: Context, route: Route) -> web.Response:
     """Return the list, or one model. Raises RejectedError for a model that is unknown or failed."""
     if route.name == LM_STUDIO:
-        entries = [each for upstream in _usable(context) for each in _lm_studio(upstream)]
+        entries = [each for upstream in _of_llama(context) for each in _lm_studio(upstream)]
         return own_routes.json_response({"object": "list", "data": entries})
     if route.name not in (ONE_MODEL, ONE_LM_STUDIO):
         return await _all(context, route)
@@ -65,6 +65,11 @@ def _usable(context: Context) -> list[Upstream]:
     return [each for each in context.upstreams.values() if each.status().state is not State.FAILED]
 
 
+def _of_llama(context: Context) -> list[Upstream]:
+    """Return what Ollama's and LM Studio's clients may use: they take every entry for a language model."""
+    return [each for each in _usable(context) if each.routes is None]
+
+
 async def _all(context: Context, route: Route) -> web.Response:
     upstreams = _usable(context)
     fetched = await asyncio.gather(*(_fetch(context, upstream, route.target) for upstream in upstreams))
@@ -75,7 +80,7 @@ async def _all(context: Context, route: Route) -> web.Response:
     for upstream, each in zip(upstreams, fetched, strict=True):
         more_models, more_data = _entries(each, context, upstream)
         models += more_models
-        data += more_data
+        data += [{**entry, "edgellm": _residency(upstream)} for entry in more_data]
     return own_routes.json_response({"models": models, "object": "list", "data": data})
 
 
@@ -99,6 +104,16 @@ def _entries(fetched: web.Response | None, context: Context, upstream: Upstream)
         [{**model, "name": name, "model": name} for model in models[:1] for name in names],
         [{**data[0], "id": name, "aliases": list(upstream.aliases)} for name in names],
     )
+
+
+def _residency(upstream: Upstream) -> dict[str, Any]:
+    """Return what a client may choose by among several models: whether one is in memory, its size, its last load."""
+    load_s, size = upstream.last_load_s, upstream.model_info.get("size")
+    return {
+        "state": upstream.status().state.value,
+        "size_bytes": size if isinstance(size, int) else None,
+        "last_load_s": None if load_s is None else round(load_s, 2),
+    }
 
 
 def _lm_studio(upstream: Upstream) -> list[dict[str, Any]]:
@@ -133,10 +148,10 @@ async def ollama(context: Context, request: web.Request, route: Route, base: str
         if path == "/api/version":
             return own_routes.json_response({"version": OLLAMA_VERSION})
         if path == "/api/tags":
-            found = [_ollama_entry(context, each, name) for each in _usable(context) for name in _names(each)]
+            found = [_ollama_entry(context, each, name) for each in _of_llama(context) for name in _names(each)]
             return own_routes.json_response({"models": found})
         if path == "/api/ps":
-            ready = [each for each in _usable(context) if each.status().state is State.READY]
+            ready = [each for each in _of_llama(context) if each.status().state is State.READY]
             return own_routes.json_response({"models": [_loaded_entry(context, each) for each in ready]})
     elif path in ("/api/show", "/api/pull"):
         name = await _asked_model(context, request)
@@ -251,7 +266,7 @@ def _moment(seconds: float) -> str:
 async def _fetch(context: Context, upstream: Upstream, target: str) -> web.Response | None:
     """Return the engine's own answer; None where there is none in time."""
     endpoint = upstream.endpoint()
-    if endpoint is None:
+    if endpoint is None or upstream.routes is not None:
         return None
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
     try:

@@ -1,15 +1,35 @@
-"""Find the model that a request names. Used only where it matters: several models, or `strict`. Pure."""
+"""Find the model that a request names, or that its path means. Used only where it matters: several models, or `strict`.
+
+Pure.
+"""
 
 from __future__ import annotations
 
 import codecs
 import re
+from collections.abc import Iterable
 from urllib.parse import parse_qs
 
 import msgspec
 
 from edge.gateway.openai import HttpFault, RejectedError
+from edge.supervisor.upstream import Upstream
 from edge.units import KIB
+
+
+def serves(upstream: Upstream, path: str) -> bool:
+    """Return whether the model serves a path of the API. llama.cpp answers 404 itself for those that it has not."""
+    routes = upstream.routes
+    return not routes or any(path == each or (each.endswith("/") and path.startswith(each)) for each in routes)
+
+
+def only_one(upstreams: Iterable[Upstream], path: str) -> Upstream | None:
+    """Return the model that serves a path if there is exactly one; an engine that names the path is meant by it."""
+    found = [each for each in upstreams if serves(each, path)]
+    if len(found) > 1:
+        found = [each for each in found if each.routes]
+    return found[0] if len(found) == 1 else None
+
 
 _FORM_NAME = re.compile(rb'[;\s]name="?model"?(?=[;\s]|$)', re.IGNORECASE)
 _FORM_PARTS = 100

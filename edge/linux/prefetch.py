@@ -1,9 +1,9 @@
 """Read a model's file into the page cache ahead of the engine, with several requests in flight.
 
-Run as a script (`python -I -S prefetch.py ENGINE_PID LEAST_BYTES FILE...`), which imports nothing of edge. llama.cpp
-reads tensors one after the other; four streams keep an NVMe drive busier. It helps or hurts by board: it runs only if
-`edgellm bench load --apply` found that it helps. What is in the page cache is skipped. It ends with its parent, when
-the engine is gone, and when MemAvailable falls to LEAST_BYTES.
+Run as a script (`python -I -S prefetch.py [--idle] ENGINE_PID LEAST_BYTES FILE...`), which imports nothing of edge.
+llama.cpp reads tensors one after the other; four streams keep an NVMe drive busier. That helps or hurts by board: it
+runs beside a start only if `edgellm bench load --apply` found that it helps. What is in the page cache is skipped. It
+ends with its parent, when the engine is gone, and when MemAvailable falls to LEAST_BYTES.
 """
 
 import ctypes
@@ -23,9 +23,10 @@ OVERTAKEN = 2
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
-def start(files: Sequence[str], engine_pid: int, least_bytes: int) -> "subprocess.Popen[bytes]":
-    """Start the script for these files, in order."""
-    command = [sys.executable, "-I", "-S", __file__, str(engine_pid), str(least_bytes), *files]
+def start(files: Sequence[str], engine_pid: int, least_bytes: int, *, idle: bool = False) -> "subprocess.Popen[bytes]":
+    """Start the script for these files, in order. `idle`: one stream that any other reader of the disk passes."""
+    command = [sys.executable, "-I", "-S", __file__, *(["--idle"] if idle else []), str(engine_pid), str(least_bytes)]
+    command += files
     quiet = subprocess.DEVNULL
     return subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, close_fds=True)
 
@@ -33,7 +34,15 @@ def start(files: Sequence[str], engine_pid: int, least_bytes: int) -> "subproces
 class Prefetch:
     """The chunks of one file, taken in order by several threads."""
 
-    def __init__(self, path: str, engine_pid: int, least_bytes: int, *, ends_when_overtaken: bool = False) -> None:
+    def __init__(
+        self,
+        path: str,
+        engine_pid: int,
+        least_bytes: int,
+        *,
+        ends_when_overtaken: bool = False,
+        streams: int = STREAMS,
+    ) -> None:
         """`ends_when_overtaken`: pages that it has not read show an engine ahead of it, which it would slow down."""
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._size = os.fstat(self._descriptor).st_size
@@ -42,13 +51,14 @@ class Prefetch:
         self._ends_when_overtaken = ends_when_overtaken
         self._began = False
         self._skipped = 0  # chunks in a row since the last one that it read
+        self._streams = streams
         self._lock = threading.Lock()
         self._next = 0
         self.stopped = False
         self.read_bytes = 0
 
     def run(self) -> None:
-        threads = [threading.Thread(target=self._stream) for _ in range(STREAMS)]
+        threads = [threading.Thread(target=self._stream) for _ in range(self._streams)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -102,13 +112,25 @@ def available() -> int:
     return 0
 
 
+def _idle_disk() -> None:
+    """Set the I/O class of this process to idle (ioprio_set(2)); schedulers without classes ignore it."""
+    number = {"x86_64": 251, "aarch64": 30}.get(os.uname().machine)  # <asm/unistd.h>: glibc has no wrapper
+    if number is not None:
+        ctypes.CDLL(None).syscall(number, 1, 0, 3 << 13)  # IOPRIO_WHO_PROCESS, self, IOPRIO_CLASS_IDLE
+
+
 def main(arguments: Sequence[str]) -> int:
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         return 0
+    idle = arguments[0] == "--idle"
+    if idle:
+        arguments = arguments[1:]
+        os.nice(19)
+        _idle_disk()
     for path in arguments[2:]:
-        reader = Prefetch(path, int(arguments[0]), int(arguments[1]))
+        reader = Prefetch(path, int(arguments[0]), int(arguments[1]), streams=1 if idle else STREAMS)
         reader.run()
         if reader.stopped:
             return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -149,6 +149,29 @@ def read_family_usage(pid: int, proc: Path = PROC) -> ProcessUsage | None:
         return None
     others = [each for other in family_pids(pid, proc)[1:] if (each := read_usage(other, proc)) is not None]
     return ProcessUsage(*(sum(values) for values in zip(usage, *others, strict=True)))
+
+
+def family_pss_bytes(family: Iterable[int], proc: Path = PROC) -> int | None:
+    """Return the memory of processes, shared pages divided among those that map them; None if none can be read.
+
+    PSS of /proc/PID/smaps_rollup (Linux 4.14); the resident set where the kernel has no such file.
+    """
+    sizes = []
+    for pid in family:
+        for name, field in (("smaps_rollup", "Pss"), ("status", "VmRSS")):
+            with suppress(OSError, ValueError):
+                size = _numbers((proc / str(pid) / name).read_text()).get(field)
+                if size is not None:
+                    sizes.append(size * 1024)
+                    break
+    return sum(sizes) if sizes else None
+
+
+def own_listeners(port: int, family: Iterable[int], proc: Path = PROC) -> list[str]:
+    """Return the addresses at which one of these processes listens on a TCP port."""
+    folders = [proc / str(pid) / "fd" for pid in family]
+    found = [each for each in listening_sockets(proc) if each.port == port]
+    return [each.address for each in found if any(_holds(fd, {f"socket:[{each.inode}]"}) for fd in folders)]
 
 
 def process_name(pid: int, proc: Path = PROC) -> str:

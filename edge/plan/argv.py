@@ -260,6 +260,18 @@ def environment(
     return env
 
 
+def other_environment(
+    facts: EnvFacts, own: Mapping[str, str], *, gpus: tuple[str, ...] | None = None
+) -> dict[str, str]:
+    """Return the environment of an engine beside llama.cpp; `own` wins. `gpus`: as in `environment`."""
+    env = {"PATH": _PATH, "HOME": facts.home, "LC_ALL": "C.UTF-8", "XDG_CACHE_HOME": facts.cache}
+    if facts.wsl:
+        env["LD_LIBRARY_PATH"] = "/usr/lib/wsl/lib"
+    if gpus is not None:
+        env |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+    return env | dict(own)
+
+
 def redacted(env: Mapping[str, str]) -> dict[str, str]:
     """Return a copy for printing, without values whose names look like a secret."""
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +59,23 @@ def _calibration(row: object) -> Calibration:
         return convert(row, Calibration)
     except ValidationError:
         return Calibration()
+
+
+# The memory of engines beside llama.cpp, claims.json in the state folder: bytes of their last starts.
+
+
+def read_claims(folders: Folders) -> dict[str, dict[str, int]]:
+    """Return bytes by fingerprint and domain; empty from a missing or damaged file."""
+    try:
+        document = read_json(folders.state / "claims.json")
+        return convert(document["engines"], dict[str, dict[str, int]]) if document["schema"] == 1 else {}
+    except (OSError, ValueError, KeyError, TypeError):  # msgspec's ValidationError is a ValueError
+        return {}
+
+
+def keep_claim(folders: Folders, fingerprint: str, measured: Mapping[str, int]) -> None:
+    """Write the memory of one engine. Raises OSError when the file cannot be written."""
+    from edge.linux.files import write_shared
+
+    engines = {**read_claims(folders), fingerprint: dict(measured)}
+    write_shared(folders.state / "claims.json", json.dumps({"schema": 1, "engines": engines}, sort_keys=True) + "\n")

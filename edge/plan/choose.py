@@ -49,6 +49,8 @@ class Chooser:
             return self._selected(preset)
         chosen = Chosen({}, {}, {})
         for model in config.models:
+            if model.command:
+                continue  # another engine reads its own files
             own: dict[str, Any] = dict(model.set)
             wanted = replace(preset, **own)
             found, smaller, missing = self._named(model, wanted)

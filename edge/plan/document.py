@@ -34,7 +34,8 @@ def document(plan: Plan) -> dict[str, Any]:
 def _model(plan: ModelPlan) -> dict[str, Any]:
     return {
         "aliases": list(plan.aliases),
-        "model": _file(plan.model),
+        "model": None if plan.other else _file(plan.model),
+        **({"other_engine": to_builtins(plan.other)} if plan.other else {}),
         "ladder": [_rung(rung) for rung in plan.ladder.plans],
         "chosen": plan.ladder.chosen,
         "warnings": list(plan.warnings),

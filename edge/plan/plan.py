@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import Struct, field
 
 from edge.board.board import Board
@@ -35,7 +37,7 @@ class Settings(Struct, frozen=True):
 
 
 class DomainBudget(Struct, frozen=True):
-    """Bytes in one memory domain. required = weights + kv + compute + context + prompt_cache + page_cache."""
+    """Bytes in one memory domain. required = weights + kv + compute + context + prompt_cache + page_cache + claim."""
 
     available_bytes: int
     reserve_bytes: int
@@ -45,6 +47,7 @@ class DomainBudget(Struct, frozen=True):
     context_bytes: int = 0
     prompt_cache_bytes: int = 0
     page_cache_bytes: int = 0
+    claim_bytes: int = 0  # of an engine beside llama.cpp, whose parts are not known
 
     @property
     def required_bytes(self) -> int:
@@ -55,6 +58,7 @@ class DomainBudget(Struct, frozen=True):
             + self.context_bytes
             + self.prompt_cache_bytes
             + self.page_cache_bytes
+            + self.claim_bytes
         )
 
     @property
@@ -123,8 +127,29 @@ class Measured(Struct, frozen=True):
     gpu_buffers_bytes: int = 0  # of the buffers, those on GPUs
 
 
+class OtherEngine(Struct, frozen=True):
+    """An engine beside llama.cpp. `ready`: path of its probe; `routes`: paths that it serves, empty for all.
+
+    `claim_bytes`: memory by domain as the configuration states it.
+    """
+
+    ready: str
+    routes: tuple[str, ...]
+    claim_bytes: dict[str, int]
+
+    def corrected(self, measured: Mapping[str, int]) -> dict[str, int]:
+        """Return the claim, replaced by what was measured; a domain without a measurement keeps its claim.
+
+        On unified memory a measurement only raises it: a Jetson's kernel counts no GPU memory of a process (FC-20).
+        """
+        return {
+            name: max(claimed, measured.get(name, 0)) if name == "unified" else measured.get(name) or claimed
+            for name, claimed in self.claim_bytes.items()
+        }
+
+
 class ModelPlan(Struct, frozen=True):
-    """One model of a plan."""
+    """One model of a plan. `model` of another engine names its program and has no tensors."""
 
     id: str
     aliases: tuple[str, ...]
@@ -133,6 +158,7 @@ class ModelPlan(Struct, frozen=True):
     warnings: tuple[str, ...] = ()
     measured: Measured | None = None  # the last start of this engine with this architecture
     takes_turns: bool = False  # it fits only while others sleep, and is started by its first request
+    other: OtherEngine | None = None  # served by another engine than llama.cpp
 
 
 class Plan(Struct, frozen=True):

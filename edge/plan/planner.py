@@ -22,6 +22,7 @@ from edge.plan.engine_options import OPTION_NAMES, EngineOptions, engine_options
 from edge.plan.inputs import Candidate, PlanInputs, is_remote, restricted, role_of, situation, usable_gpus
 from edge.plan.ladder import Rung, walk_ladder
 from edge.plan.load_choice import LoadChoice
+from edge.plan.other_engine import fingerprint, plan_other
 from edge.plan.plan import Ladder, LaunchPlan, ModelPlan, Plan, SavedPrompts
 from edge.plan.reasons import does_not_fit, reasons
 from edge.plan.remotes import Remotes, with_remotes
@@ -38,7 +39,8 @@ class PromptFolder(Struct, frozen=True):
 class Extras(Struct, frozen=True):
     """Optional inputs. `alternatives`: smaller files in the store, best first, by model id.
 
-    `calibrations`: from past starts of this engine, by calibration_key.
+    `calibrations`: from past starts of this engine, by calibration_key. `others`: models of engines beside llama.cpp;
+    `claims`: memory of their last starts by fingerprint, then domain.
     """
 
     alternatives: Mapping[str, Sequence[Candidate]] = field(default_factory=dict)
@@ -48,6 +50,8 @@ class Extras(Struct, frozen=True):
     draft_choices: tuple[DraftChoice, ...] = ()
     remotes: Remotes = Remotes()
     prompts: PromptFolder | None = None  # None: this plan is for another machine
+    others: tuple[ModelConfig, ...] = ()
+    claims: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 def make_plan(
@@ -65,18 +69,24 @@ def make_plan(
     alone, with a warning that they take turns. Raises DoesNotFitError with the table and the cheapest ways out,
     EngineMissingError, ModelMissingError.
     """
-    if not models:
-        raise ModelMissingError("there is no model to plan", "fetch one with `edgellm model pull`, or name one with -m")
     extras = extras or Extras()
+    if not models and not extras.others:
+        raise ModelMissingError("there is no model to plan", "fetch one with `edgellm model pull`, or name one with -m")
     preset, whole = plan_inputs(board, memory, profile, engine, extras.calibrations)
     whole = replace(whole, load_choices=extras.load_choices, busy_cores=extras.busy_cores)
     whole = with_remotes(whole, extras.remotes, preset.reserve)
     job = _Job(profile, preset, facts, extras)
     plans: dict[str, ModelPlan] = {}
     left = whole
-    for model_id in sorted(models, key=lambda name: -models[name][1].priority):
-        wanted, config = models[model_id]
-        plan, left = job.plan(model_id, wanted, config, left, whole, tuple(plans))
+    others = {config.id: config for config in extras.others}
+    configs = {model_id: config for model_id, (_, config) in models.items()} | others
+    for model_id in sorted(configs, key=lambda name: -configs[name].priority):
+        if model_id in others:
+            measured = extras.claims.get(fingerprint(others[model_id]), {})
+            plan, left = plan_other(others[model_id], left, whole, tuple(plans), facts, measured)
+        else:
+            wanted, config = models[model_id]
+            plan, left = job.plan(model_id, wanted, config, left, whole, tuple(plans))
         plans[model_id] = plan
     notes = (
         *profile.notes,
@@ -86,7 +96,7 @@ def make_plan(
         *memory.notes,
         *extras.remotes.all_notes,
     )
-    return Plan(board, engine, {model_id: plans[model_id] for model_id in models}, notes)
+    return Plan(board, engine, {model_id: plans[model_id] for model_id in configs}, notes)
 
 
 class _Job(Struct, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ from edge.linux.tree import Tree
 from edge.models.store import standard
 from edge.paths import Folders
 from edge.plan import start_records
-from edge.plan.argv import EnvFacts
-from edge.plan.calibration_file import calibration_path, load
+from edge.plan.argv import EnvFacts, other_environment
+from edge.plan.calibration_file import calibration_path, load, read_claims
 from edge.plan.choose import Chooser, fetch_first
 from edge.plan.draft_choice import drafts_path, read_drafts
 from edge.plan.load_choice import choices_path, read_choices
@@ -163,12 +164,22 @@ def _plan(
     facts = EnvFacts(str(folders.cache), str(folders.cache), wsl=board.container == "wsl2")
     drafts = read_drafts(drafts_path(folders), board.id, engine.id)
     prompts = _prompt_folder(folders) if here else None
-    extras = Extras(chosen.smaller, calibrations, choices, busy, drafts, remotes, prompts)
+    others = tuple(model for model in config.models if model.command)
+    extras = Extras(chosen.smaller, calibrations, choices, busy, drafts, remotes, prompts, others, read_claims(folders))
     plan = make_plan(board, memory, profile, engine, chosen.models, facts, extras)
     if chosen.absent and not allow_missing:
         raise fetch_first(chosen.absent)
     pulls = (f"{offer.id} is not downloaded: edgellm model pull {offer.id}" for offer in chosen.absent.values())
-    return replace(plan, notes=(*plan.notes, *chosen.notes, *pulls))
+    if others:  # the first of the configuration is the default model
+        plan = replace(plan, models={model.id: plan.models[model.id] for model in config.models})
+    missing = (f"{each.id}: {each.command[0]} is not found" for each in others if not _program(each))
+    return replace(plan, notes=(*plan.notes, *chosen.notes, *pulls, *missing))
+
+
+def _program(config: ModelConfig) -> bool:
+    """Return whether the program of another engine is found, in its own PATH."""
+    path = other_environment(EnvFacts("", ""), config.env)["PATH"]
+    return shutil.which(config.command[0], path=path) is not None
 
 
 def _prompt_folder(folders: Folders) -> PromptFolder:

@@ -232,7 +232,8 @@ def ways_out(rung: Rung, domain: DomainBudget, preset: Preset) -> list[str]:
 def table(budget: MemoryBudget) -> str:
     """Return a text table: bytes by part, one column a domain."""
     rows = [["", *budget]]
-    for part in (*_PARTS, "required", "reserve", "available", "headroom"):
+    claim = ("claim",) if any(domain.claim_bytes for domain in budget.values()) else ()
+    for part in (*_PARTS, *claim, "required", "reserve", "available", "headroom"):
         cells = [format_bytes(getattr(domain, f"{part}_bytes")) for domain in budget.values()]
         rows.append([part.replace("_", " "), *cells])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]

@@ -13,6 +13,7 @@ from msgspec import Struct, field
 
 from edge.board.memory import MemorySnapshot
 from edge.linux.timeouts import DeadlineExceeded, within
+from edge.pool.read_ahead import ReadAhead, Sleeper
 from edge.pool.schedule import Arrival, Claims, PoolDecision, PoolPolicy, Resident, decide
 from edge.supervisor.model_handle import ModelHandle
 from edge.supervisor.state import ENDING
@@ -30,12 +31,16 @@ _WARM_LOOK_S = 30.0  # the wall clock may jump (NTP after a boot without a batte
 
 
 class PoolModel(Struct, frozen=True):
-    """What the configuration states of one model. `load_s`: its last load, None without a record."""
+    """What the configuration states of one model. `load_s`: its last load, None without a record.
+
+    `return_to`: the model that comes back when this one sleeps and nothing waits, if there is room.
+    """
 
     priority: int = 0
     pin: bool = False
     warm_at: str = ""
     load_s: float | None = None
+    return_to: str = ""
 
 
 class _Waiter(Struct, eq=False):
@@ -72,6 +77,9 @@ class Pool:
         self._starting: set[str] = set()  # admitted, and not seen STARTING yet
         self._held: frozenset[str] = frozenset()
         self._ready_s: dict[str, float] = {}  # when each was READY last, monotonic
+        self._slept_s: dict[str, float] = {}  # when each went to sleep last, monotonic
+        self._back: set[str] = set()  # models that come back, if there is room
+        self._ahead = ReadAhead()
         self._freed_s = float("-inf")
         self._kicked = asyncio.Event()
 
@@ -95,8 +103,16 @@ class Pool:
         name = supervisor.model_id
         if state in _PRESENT:
             self._starting.discard(name)
+            self._back.discard(name)
+        if state in _LOADING:
+            self._ahead.end()
         if state is State.READY:
             self._ready_s[name] = time.monotonic()
+            if (handle := self._handles.get(name)) is not None and supervisor.started_at_s is not None:
+                handle.last_load_s = time.monotonic() - supervisor.started_at_s
+        if state is State.SLEEPING:
+            self._slept_s[name] = time.monotonic()
+            self._back |= {self._model(name).return_to} & self._handles.keys()
         if state in (State.SLEEPING, State.STOPPED, State.FAILED):
             self._freed_s = time.monotonic()
         self._kicked.set()
@@ -118,11 +134,12 @@ class Pool:
                     await (self._kicked.wait() if pause_s is None else within(self._kicked.wait(), pause_s))
         finally:
             warming.cancel()
+            self._ahead.end()
 
     def needs_bytes(self, model_id: str) -> dict[str, int]:
         """Return what the present plan of a model requires, by memory domain; empty without a plan."""
         handle = self._handles.get(model_id)
-        return _needs(handle.supervisor) if handle is not None and handle.supervisor is not None else {}
+        return handle.supervisor.needs_bytes if handle is not None and handle.supervisor is not None else {}
 
     def idle_s(self, supervisor: Supervisor) -> float:
         """Return the seconds since the last byte of an answer, or since READY."""
@@ -135,7 +152,8 @@ class Pool:
         for waiter in self._waiters:
             if self._may_pass(waiter.handle):
                 _resolve(waiter, None)
-        arrivals = self._arrivals()
+        waiting = self._arrivals()
+        arrivals = waiting or self._returning()
         if not arrivals:
             self._held = frozenset()
             return None
@@ -143,7 +161,11 @@ class Pool:
         residents = self._residents()
         free, whole = self._room(snapshot, residents)
         since_freed_s = time.monotonic() - self._freed_s
-        decision = decide(residents, arrivals, free, whole, self._policy, since_freed_s=since_freed_s)
+        decision = decide(
+            residents, arrivals, free, whole, self._policy, since_freed_s=since_freed_s, evict=bool(waiting)
+        )
+        if waiting or decision == PoolDecision(because=decision.because):
+            self._back.clear()  # a request goes first, and what has no room now does not wait for it
         self._held = decision.hold
         self._carry_out(decision)
         return 0.0 if decision.start or decision.refuse else decision.again_s
@@ -167,6 +189,8 @@ class Pool:
         if name is None:
             return
         failure = Failure("no_room", decision.because, HINT) if decision.refuse else None
+        if decision.fits:
+            self._freed_s = float("-inf")  # what ended gave its memory back: the next arrival need not wait for it
         if decision.start and (supervisor := self._supervisor(name)) is not None:
             self._starting.add(name)
             supervisor.start()
@@ -195,6 +219,14 @@ class Pool:
             for name, waiter in first.items()
         ]
 
+    def _returning(self) -> list[Arrival]:
+        asleep = [name for name in self._back - self._starting if self._state(name) is State.SLEEPING]
+        return [Arrival(name, self.needs_bytes(name), 0.0, self._model(name).priority) for name in asleep]
+
+    def _state(self, name: str) -> State | None:
+        supervisor = self._supervisor(name)
+        return supervisor.machine.state if supervisor is not None else None
+
     def _residents(self) -> list[Resident]:
         found = []
         for name, handle in self._handles.items():
@@ -207,7 +239,7 @@ class Pool:
         state, known = supervisor.machine.state, self._model(name)
         return Resident(
             name,
-            _needs(supervisor),
+            supervisor.needs_bytes,
             loading=state in _LOADING or state is State.SLEEPING,
             leaving=state in ENDING,
             open=supervisor.open_requests,
@@ -252,7 +284,44 @@ class Pool:
                     task = asyncio.create_task(_quietly(self.admit(handle)))
                     admitting.add(task)
                     task.add_done_callback(admitting.discard)
+            try:
+                await self._read_ahead(now)
+            except Exception:
+                _log.exception("no model is read ahead")
             await asyncio.sleep(_WARM_LOOK_S)
+
+    # --- the next model in the page cache ----------------------------------------------------------------------------
+
+    async def _read_ahead(self, now: datetime) -> None:
+        """Read the next model ahead while no request is open or waits, nothing loads and the board is cool."""
+        supervisors = [each.supervisor for each in self._handles.values() if each.supervisor is not None]
+        busy = (
+            self._waiters or self._starting or any(each.machine.state in (*_LOADING, *ENDING) for each in supervisors)
+        )
+        asleep = [each for each in supervisors if each.machine.state is State.SLEEPING]
+        limited = any(handle.limited for handle in self._handles.values())
+        if busy or limited or not asleep:
+            return
+        snapshot = await asyncio.to_thread(self._measured)
+        main = next((name for name in ("unified", "host") if name in snapshot.available_bytes), None)
+        if main is not None and not self._waiters:
+            # MemAvailable counts mapped weights as free: they are page cache that must stay.
+            mapped = sum(_mapped_bytes(each, main) for each in supervisors if each.machine.state is State.READY)
+            least = self._reserve(main)
+            self._ahead.look(
+                [self._sleeper(each, now) for each in asleep], snapshot.available_bytes[main] - mapped - least, least
+            )
+
+    def _sleeper(self, supervisor: Supervisor, now: datetime) -> Sleeper:
+        name, file = supervisor.model_id, supervisor.plan.model or supervisor.model.model
+        begin, slept = warm_from(now, self._model(name)), self._slept_s.get(name)
+        return Sleeper(
+            name,
+            file.shards,
+            file.bytes,
+            slept_s=None if slept is None else time.monotonic() - slept,
+            warm_in_s=None if begin is None else (begin - now).total_seconds(),
+        )
 
 
 def warm_from(now: datetime, model: PoolModel) -> datetime | None:
@@ -275,10 +344,12 @@ async def _quietly(work: Awaitable[Failure | None]) -> None:
         await work
 
 
+def _mapped_bytes(supervisor: Supervisor, domain: str) -> int:
+    plan = supervisor.plan
+    mapped = plan.settings.load_mode == "mmap" and domain in plan.budget
+    return plan.budget[domain].weights_bytes if mapped else 0
+
+
 def _resolve(waiter: _Waiter, failure: Failure | None) -> None:
     if not waiter.outcome.done():
         waiter.outcome.set_result(failure)
-
-
-def _needs(supervisor: Supervisor) -> dict[str, int]:
-    return {domain: budget.required_bytes for domain, budget in supervisor.plan.budget.items()}

@@ -66,6 +66,7 @@ class PoolDecision(Struct, frozen=True):
     hold: frozenset[str] = frozenset()
     again_s: float | None = None
     because: str = ""
+    fits: bool = False  # it is started into memory that was measured to be free
 
 
 def decide(
@@ -76,12 +77,14 @@ def decide(
     policy: PoolPolicy | None = None,
     *,
     since_freed_s: float = float("inf"),
+    evict: bool = True,
 ) -> PoolDecision:
     """Decide for the arrival of the highest priority that has waited longest.
 
     `free`: bytes that can be given away now, by domain, with the reserve and the claims of loading models taken off.
     `whole`: bytes that could be given away if no model of ours were resident. `since_freed_s`: since an engine of ours
-    ended. Later arrivals wait for the first one: a small model must not take the memory that a large one waits for.
+    ended. `evict` False: start it into free memory or not at all. Later arrivals wait for the first one: a small model
+    must not take the memory that a large one waits for.
     Where nothing of ours is resident the model is started in any case: its own ladder has rungs for less memory.
     """
     if not arrivals:
@@ -89,11 +92,13 @@ def decide(
     policy = policy or PoolPolicy()
     first = min(arrivals, key=lambda each: (-each.priority, -each.waited_s, each.id))
     if _covers(free, first.needs):
-        return PoolDecision(start=first.id, because="it fits")
+        return PoolDecision(start=first.id, because="it fits", fits=True)
     if any(each.leaving for each in residents) or since_freed_s < policy.back_s:
         return PoolDecision(again_s=policy.idle_s, because="memory is being freed")
     if not residents:
         return PoolDecision(start=first.id, because="no other model is resident")
+    if not evict:
+        return PoolDecision(because="it does not fit beside the others")
     pinned = [each for each in residents if each.pin]
     if pinned and not _covers(_minus(whole, pinned), first.needs):
         names = ", ".join(each.id for each in pinned)

@@ -58,6 +58,8 @@ def plan_takeover(
     prepared = prepare(config, data._replace(cache=cache), HostView(root, at_boot=True))
     models = {}
     for model_id, model in prepared.plan.models.items():
+        if model.other is not None:
+            continue  # the files of another engine are its own
         files = [model.model, *(rung.model for rung in model.ladder.plans if rung.model)]
         models[model_id] = tuple({file.path: file for file in files}.values())
     return Takeover(prepared.plan.engine, models, data)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
+from edge.errors import EdgeError
 from edge.supervisor.log_patterns import Patterns, Signature, parse_line
 from edge.supervisor.policy import EngineFault
 from edge.supervisor.process import ExitStatus
@@ -124,3 +125,14 @@ def _by_code(code: int, evidence: str, served: bool) -> Diagnosis:
         return Diagnosis(EngineFault.PERMANENT, Failure("install_fault", evidence, hint))
     hint = "see its last lines: `edgellm logs --engine`"
     return Diagnosis(EngineFault.CRASH, Failure("exited", evidence, hint))
+
+
+def shot(failure: Failure | None) -> bool:
+    """Return whether another process sent SIGKILL: no request is to blame."""
+    return failure is not None and failure.kind == "killed"
+
+
+def failed_spawn(error: EdgeError) -> Failure:
+    """Return the failure of an engine that could not be spawned or planned."""
+    kind = "spawn_failed" if error.kind == "unavailable" else error.kind
+    return Failure(kind, str(error), error.hint or "see `edgellm doctor`")

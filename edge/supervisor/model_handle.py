@@ -48,6 +48,7 @@ class ModelHandle:
         """`pending`: why there is no supervisor yet."""
         self.supervisor = supervisor
         self.admission: MemoryAdmission | None = None  # None: the supervisor starts whenever a request comes
+        self.last_load_s: float | None = None  # seconds from start to READY, of the last start that is known
         self._model_id = model_id
         self._aliases = aliases
         self._pending = pending
@@ -99,6 +100,11 @@ class ModelHandle:
                 self.supervisor.start()
         self._wake()
 
+    @property
+    def limited(self) -> bool:
+        """Whether heat or power limits what may be done now."""
+        return self._limit != AdmissionLimit()
+
     def supervisor_changed(self, supervisor: Supervisor, state: State) -> None:
         """Note a change of any supervisor of this model, also of one that is to replace the present one.
 
@@ -135,6 +141,10 @@ class ModelHandle:
     @property
     def slots(self) -> int:
         return self.supervisor.slots if self.supervisor else 1
+
+    @property
+    def routes(self) -> tuple[str, ...] | None:
+        return self.supervisor.routes if self.supervisor else None
 
     @property
     def model_info(self) -> dict[str, Any]:

@@ -56,6 +56,8 @@ class ExitStatus(NamedTuple):
 
 
 PR_SET_PDEATHSIG = 1
+PROTOCOL_VARIABLE = "LLAMA_SERVER_ROUTER_PORT"
+EXIT_COMMAND = b"cmd_router_to_child:exit\n"  # CMD_ROUTER_TO_CHILD_EXIT of server-models.cpp
 # The whole log of a start fits, so the child never blocks on it while this process still imports. 1 MiB is
 # the kernel's default limit for unprivileged processes (/proc/sys/fs/pipe-max-size).
 PIPE_BYTES = 1 << 20
@@ -81,13 +83,17 @@ class Child:
         socket_path: Path,
         spawned_at_s: float,
         group: ControlGroup | None = None,
+        *,
+        reads_commands: bool = False,
     ) -> None:
+        """`reads_commands`: it is a llama-server with the progress protocol, which reads its stdin."""
         self.pid = process.pid
         self.socket_path = socket_path
         self.spawned_at_s = spawned_at_s  # time.monotonic()
         self.started_ticks = _start_ticks(process.pid)
         self.group = group  # None: not delegated to us
         self._process = process
+        self._reads_commands = reads_commands
         self._guard: subprocess.Popen[bytes] | None = None
         assert process.stdout is not None and process.stderr is not None
         self.stdout = process.stdout
@@ -117,6 +123,10 @@ class Child:
             return False
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
+            if number == signals.SIGTERM and self._reads_commands and self._process.stdin is not None:
+                # After SIGTERM such a server still joins the thread that waits for this line (server.cpp, `setup`).
+                with contextlib.suppress(OSError, ValueError):
+                    self._process.stdin.write(EXIT_COMMAND)
             return True
         return False
 
@@ -229,7 +239,7 @@ def spawn(
             fcntl.fcntl(stream, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     with contextlib.suppress(OSError):
         Path(f"/proc/{process.pid}/oom_score_adj").write_text(str(limits.oom_score_adj))
-    return Child(process, socket_path, spawned_at_s, group)
+    return Child(process, socket_path, spawned_at_s, group, reads_commands=PROTOCOL_VARIABLE in env)
 
 
 def _open_entry(group: ControlGroup | None) -> int | None:

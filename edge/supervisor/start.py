@@ -171,6 +171,9 @@ class Attempt:
         self.progress = 1.0
         return seen
 
+    def on_gpu(self, now_s: float, size_bytes: int, domain: str) -> None:
+        """Take NVML's size of the process, which the log of llama.cpp states in more detail."""
+
     def warmed(self, now_s: float, evidence: str) -> None:
         """Take the first completion: the start is over."""
         self.gates = self.gates.open("warm", now_s, evidence)

@@ -6,18 +6,18 @@ import asyncio
 import itertools
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from edge.errors import EdgeError
 from edge.linux.timeouts import DeadlineExceeded, within
 from edge.plan.plan import LaunchPlan, ModelPlan
 from edge.supervisor.degraded import before_start
+from edge.supervisor.diagnose import failed_spawn, shot
 from edge.supervisor.events import (
     DeviceMissing,
     Effect,
@@ -36,34 +36,20 @@ from edge.supervisor.events import (
     WarmUp,
 )
 from edge.supervisor.log_patterns import Patterns
-from edge.supervisor.memory_wait import GpuHolders, MemoryWait
+from edge.supervisor.memory_wait import MemoryWait
+from edge.supervisor.other_engine import NO_PATTERNS, EngineFoundAt, begin_attempt, begin_watch, place
 from edge.supervisor.policy import EngineFault, SupervisorOptions
 from edge.supervisor.process import Child, spawn
-from edge.supervisor.remedies import Remedies
-from edge.supervisor.start import Attempt
-from edge.supervisor.state import ENDING, KILLED, AfterExit, Applied, SupervisorState, died, step
+from edge.supervisor.state import ENDING, AfterExit, Applied, SupervisorState, died, step
 from edge.supervisor.status import Failure, ModelStatus, State
 from edge.supervisor.traffic import Fingerprint, Traffic
 from edge.supervisor.upstream import Endpoint, RequestProgress
-from edge.supervisor.variants import PlanVariants, model_info
+from edge.supervisor.variants import PlanVariants, SupervisorCallbacks, model_info
 from edge.supervisor.watch import Watch
 
 SETTLED = (State.READY, State.FAILED, State.STOPPED)
 # Counts the children of this process: a pooled connection to one child must never be used for another.
 _generations = itertools.count(1)
-
-
-class SupervisorCallbacks(Struct, frozen=True):
-    """Callbacks of a supervisor. They run on the event loop and must not block."""
-
-    on_change: Callable[[Supervisor, SupervisorState, SupervisorState], None] = lambda *_: None  # before, after
-    on_line: Callable[[str], None] = lambda _: None  # each log line of the engine
-    on_speed: Callable[[Supervisor, float], None] = lambda *_: None  # tokens/s, measured while idle
-    remedies: Remedies | None = None  # changes of the plan that may cure a failed start
-    cpu: Callable[[], LaunchPlan] | None = None  # plan for the CPU when the GPU stays absent; None: refuse
-    gpu_holders: GpuHolders = lambda: ()  # processes with memory of a GPU
-    gpu_load: Callable[[], float | None] = lambda: None  # 0…1, of the busiest GPU; None unknown
-    driver: Callable[[], str | None] = lambda: None  # evidence that the GPU's device nodes open, or None
 
 
 class Supervisor:
@@ -108,6 +94,7 @@ class Supervisor:
         self._changed = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
         self._missing: Failure | None = None  # why the GPU is not used
+        self._found_at: EngineFoundAt | None = None  # the child of another engine than llama.cpp
 
     # --- for callers -------------------------------------------------------------------------------------------------
 
@@ -156,11 +143,9 @@ class Supervisor:
     @property
     def plan(self) -> LaunchPlan:
         """The plan of the child, or of the next one."""
-        return (
-            self.watch.attempt.plan
-            if self.watch and self.machine.alive
-            else self._plans.at(self.machine.rung, [each.id for each in self.machine.remedies])
-        )
+        if self.watch and self.machine.alive:
+            return self.watch.attempt.plan
+        return self._plans.at(self.machine.rung, [each.id for each in self.machine.remedies])
 
     @property
     def restarts(self) -> int:
@@ -191,6 +176,22 @@ class Supervisor:
         return self.plan.settings.n_parallel
 
     @property
+    def routes(self) -> tuple[str, ...] | None:
+        return self.model.other.routes if self.model.other is not None else None
+
+    @property
+    def measured(self) -> dict[str, int]:
+        """The most that the last child of an engine beside llama.cpp held, by memory domain; empty if unknown."""
+        return self.watch.measured if self.watch is not None else {}
+
+    @property
+    def needs_bytes(self) -> dict[str, int]:
+        """Bytes by memory domain: as planned, for another engine corrected by what was measured."""
+        if self.model.other is not None and self.measured:
+            return self.model.other.corrected(self.measured)
+        return {domain: budget.required_bytes for domain, budget in self.plan.budget.items()}
+
+    @property
     def model_info(self) -> dict[str, Any]:
         return model_info(self.model, self.plan)
 
@@ -209,14 +210,14 @@ class Supervisor:
         )
 
     def _with_holders(self, failure: Failure | None) -> Failure | None:
-        if failure is None or not self.machine.short_of_memory or not self._memory.sentence:
-            return failure
-        return replace(failure, evidence=f"{self._memory.sentence}\n{failure.evidence}")
+        if failure is not None and self.machine.short_of_memory and self._memory.sentence:
+            return replace(failure, evidence=f"{self._memory.sentence}\n{failure.evidence}")
+        return failure
 
     def endpoint(self, *, first: bool = False) -> Endpoint | None:
-        m = self.machine
+        m, port = self.machine, self._found_at.port if self._found_at is not None else None
         serves = m.state is State.READY or (first and m.admits)
-        return Endpoint(str(self._socket_path), self.generation, m.admits) if serves else None
+        return Endpoint(str(self._socket_path), self.generation, m.admits, port) if serves else None
 
     async def ensure_ready(self, *, first: bool = False) -> ModelStatus:
         self._held += first
@@ -313,8 +314,7 @@ class Supervisor:
     def _become(self, machine: SupervisorState) -> None:
         before, self.machine = self.machine, machine
         if machine != before:
-            shot = machine.failure is not None and machine.failure.kind == KILLED  # no request is to blame
-            if before.ready_since is not None and died(before, machine) and not shot:
+            if before.ready_since is not None and died(before, machine) and not shot(machine.failure):
                 self._traffic.engine_died()
             if machine.short_of_memory is not before.short_of_memory:
                 (self._memory.begin if machine.short_of_memory else self._memory.end)()
@@ -343,13 +343,11 @@ class Supervisor:
         self.started_at_s = time.monotonic()
         try:
             plan = self._plans.at(effect.rung, effect.remedies)
-            child = spawn(plan.argv, plan.env, self._socket_path, self.terms.limits)
+            self._found_at = place(self.model.other)
+            argv = plan.argv if self._found_at is None else self._found_at.command(plan.argv)
+            self._attend(spawn(argv, plan.env, self._socket_path, self.terms.limits), plan)
         except EdgeError as error:
-            kind = "spawn_failed" if error.kind == "unavailable" else error.kind
-            hint = error.hint or "see `edgellm doctor`"
-            self.post(Exited(EngineFault.PERMANENT, Failure(kind, str(error), hint)))
-            return
-        self._attend(child, plan)
+            self.post(Exited(EngineFault.PERMANENT, failed_spawn(error)))
 
     def _attend(self, child: Child, plan: LaunchPlan) -> None:
         self.generation = generation = next(_generations)
@@ -357,18 +355,12 @@ class Supervisor:
             task = asyncio.create_task(self.watch.close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
-        meta, policy = (plan.model or self.model.model).meta, self._policy
-        attempt = Attempt(
-            plan,
-            self._patterns,
-            child.spawned_at_s,
-            meta.tensor_bytes,
-            capability=self.terms.capability,
-        )
-        self.watch = Watch(
+        other, policy, meta = self._found_at, self._policy, (plan.model or self.model.model).meta
+        self.watch = begin_watch(
+            other,
             child,
-            attempt,
-            self._patterns,
+            begin_attempt(other, plan, self._patterns, child.spawned_at_s, meta, self.terms.capability),
+            self._patterns if other is None else NO_PATTERNS,
             self.terms,
             post=lambda event: self._events.put_nowait((generation, event)),
             on_line=self.callbacks.on_line,

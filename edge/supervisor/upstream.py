@@ -15,11 +15,13 @@ class Endpoint(Struct, frozen=True):
     """The socket of a live engine. `generation` differs for each child: pooled connections belong to one of them.
 
     `first`: no completion of it came back yet. What it answers with 400 or more counts for nothing.
+    `port`: the loopback port of an engine that has no unix socket.
     """
 
     socket_path: str
     generation: int
     first: bool = False
+    port: int | None = None
 
 
 class Upstream(Protocol):
@@ -34,6 +36,16 @@ class Upstream(Protocol):
     @property
     def slots(self) -> int:
         """How many requests the engine works on at once (n_parallel)."""
+        ...
+
+    @property
+    def last_load_s(self) -> float | None:
+        """Seconds that the last known start took until READY."""
+        ...
+
+    @property
+    def routes(self) -> tuple[str, ...] | None:
+        """The paths that an engine beside llama.cpp serves, empty for all; None for llama.cpp."""
         ...
 
     @property

@@ -4,13 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from edge.plan.plan import LaunchPlan, ModelPlan, Reason
+from edge.supervisor.memory_wait import GpuHolders
 from edge.supervisor.remedies import Remedies
+from edge.supervisor.state import SupervisorState
 from edge.supervisor.status import Degraded
+
+if TYPE_CHECKING:
+    from edge.supervisor.supervisor import Supervisor
+
+
+class SupervisorCallbacks(Struct, frozen=True):
+    """Callbacks of a supervisor. They run on the event loop and must not block."""
+
+    on_change: Callable[[Supervisor, SupervisorState, SupervisorState], None] = lambda *_: None  # before, after
+    on_line: Callable[[str], None] = lambda _: None  # each log line of the engine
+    on_speed: Callable[[Supervisor, float], None] = lambda *_: None  # tokens/s, measured while idle
+    remedies: Remedies | None = None  # changes of the plan that may cure a failed start
+    cpu: Callable[[], LaunchPlan] | None = None  # plan for the CPU when the GPU stays absent; None: refuse
+    gpu_holders: GpuHolders = lambda: ()  # processes with memory of a GPU
+    gpu_load: Callable[[], float | None] = lambda: None  # 0…1, of the busiest GPU; None unknown
+    driver: Callable[[], str | None] = lambda: None  # evidence that the GPU's device nodes open, or None
 
 
 class PlanVariants:
@@ -62,7 +81,9 @@ def _cpu_rung(model: ModelPlan, can_plan: bool) -> int | None:
 
 
 def model_info(model: ModelPlan, plan: LaunchPlan) -> dict[str, Any]:
-    """Return what llama-server's /v1/models shows of the model under `meta`."""
+    """Return what llama-server's /v1/models shows of the model under `meta`; of another engine its routes."""
+    if model.other is not None:
+        return {"routes": list(model.other.routes)}
     file, settings = plan.model or model.model, plan.settings
     return {
         "n_vocab": file.meta.n_vocab,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
 
 from edge.plan.plan import Settings
 from edge.supervisor import warmup
@@ -15,23 +17,59 @@ from edge.supervisor.policy import ExpectedSpeed, SupervisorOptions
 from edge.supervisor.status import Degraded, Failure
 from edge.supervisor.traffic import Traffic
 
-# Ask one engine over its private unix socket.
+# Ask one engine over its private unix socket, or over its loopback port.
 
 # A long prompt may block /health for seconds: a late answer means a busy engine, and the next poll asks again.
 HEALTH_TIMEOUT_S = 2.0
 
 
+class EnginePort(AbstractResolver):
+    """A resolver by which every host name is one loopback port: URLs stay the same for unix sockets and ports."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        return [
+            ResolveResult(
+                hostname=host,
+                host="127.0.0.1",
+                port=self._port,
+                family=socket.AF_INET,
+                proto=0,
+                flags=socket.AI_NUMERICHOST,
+            )
+        ]
+
+    async def close(self) -> None:
+        """Do nothing: a port holds no resource."""
+
+
+def connector(socket_path: str, port: int | None, **options: Any) -> aiohttp.BaseConnector:
+    """Return a connector to an engine: its unix socket, or its loopback port where it has one."""
+    if port is None:
+        return aiohttp.UnixConnector(path=socket_path, **options)
+    return aiohttp.TCPConnector(resolver=EnginePort(port), use_dns_cache=False, **options)
+
+
 class EngineClient:
     """The HTTP client of one child; a new child gets a new Probe."""
 
-    def __init__(self, socket_path: Path) -> None:
-        self._session = aiohttp.ClientSession(connector=aiohttp.UnixConnector(path=str(socket_path)))
+    def __init__(self, socket_path: Path, port: int | None = None, ready: str = "/health") -> None:
+        """`ready`: the path that answers 2xx once the engine serves."""
+        self._ready = ready
+        self._session = aiohttp.ClientSession(connector=connector(str(socket_path), port))
+
+    async def serves(self) -> bool:
+        return (await self.health() or 0) // 100 == 2
 
     async def health(self) -> int | None:
-        """Return the status of /health; None when nothing answers."""
+        """Return the status of the readiness path; None when nothing answers."""
         try:
             timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
-            async with self._session.get("http://engine/health", timeout=timeout) as response:
+            async with self._session.get(f"http://engine{self._ready}", timeout=timeout) as response:
                 await response.read()  # closing it half-read would make the engine log a broken connection
                 return response.status
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError):

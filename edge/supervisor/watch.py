@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from edge.board.nvml import process_bytes
-from edge.linux.procfs import family_pids, read_family_usage
+from edge.linux.procfs import ProcessUsage, family_pids, read_family_usage
 from edge.linux.rpc import connected, reachable
 from edge.linux.sockets import listener_pid
 from edge.linux.timeouts import DeadlineExceeded, happens, in_thread, within
@@ -66,10 +66,14 @@ CORE_DUMP_S = 10.0  # from a broken connection to the exit of a process that wri
 class Watch:
     """The observation of one child. `post` takes its events; `on_line` each log line; `before`: known degradations.
 
-    `held`: how many requests wait of which one may be the engine's first.
+    `held`: how many requests wait of which one may be the engine's first. `probe`: its client, by default of its
+    socket. `measured`: the most that an engine beside llama.cpp held, by memory domain.
     """
 
     _patience = 1  # times the limit of silence
+    engine_ready_s: float | None = None
+    first_token_s: float | None = None
+    _hung: str | None = None  # kind of the hang that was posted
 
     def __init__(
         self,
@@ -89,11 +93,11 @@ class Watch:
         driver: Callable[[], str | None] = lambda: None,
         gpu_load: Callable[[], float | None] = lambda: None,
         on_speed: Callable[[float], None] = lambda _: None,
+        probe: EngineClient | None = None,
     ) -> None:
         self.child = child
         self.attempt = attempt
-        self.engine_ready_s: float | None = None
-        self.first_token_s: float | None = None
+        self.measured: dict[str, int] = {}
         self.gpu_bytes: int | None = None  # of the child on all GPUs, after its first decode
         self.signalled = self._drained = False  # the supervisor sent it a signal; no request is open before one
         self.answered = asyncio.Event()  # a client got a token before the engine was READY
@@ -105,7 +109,6 @@ class Watch:
         self._held = held
         self._on_speed = on_speed
         self._remedies = remedies
-        self._hung: str | None = None  # kind of the hang that was posted
         self._driver = driver
         self._gpu_load = gpu_load
         self._slots: str | None = None  # counters of the engine's slots
@@ -114,7 +117,7 @@ class Watch:
         self._differences: tuple[Degraded, ...] = ()
         self._memory: tuple[Degraded, ...] = ()
         self._wedge_s = terms.policy.wedge_s if wedge_s is None else wedge_s
-        self._probe = EngineClient(child.socket_path)
+        self._probe = probe or EngineClient(child.socket_path)
         self.warming = Warming(self._probe, attempt.plan.settings, chat_template, terms)
         self._prompts = saved_prompts(self._probe, attempt.plan, terms, traffic)
         self._reported_ready = asyncio.Event()
@@ -169,10 +172,7 @@ class Watch:
     def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            failure = Failure("bug", f"{type(error).__name__}: {error}", "please report this")
-            self._post(Hung(failure))
-
-    # --- log lines --------------------------------------------------------------------------------------------------
+            self._post(Hung(Failure("bug", f"{type(error).__name__}: {error}", "please report this")))
 
     def _handle(self, events: Sequence[LogEvent]) -> None:
         for event in events:
@@ -180,8 +180,7 @@ class Watch:
                 self._post(EngineLoading())
             elif event.what == "ready":
                 self._reported_ready.set()
-            elif event.missing is not None:
-                missing = event.missing
+            elif (missing := event.missing) is not None:
                 failure = Failure(missing.kind, self.attempt.tail[-1] if self.attempt.tail else "", missing.hint)
                 self._post(DeviceMissing(failure, missing.permanent))
 
@@ -191,8 +190,6 @@ class Watch:
 
     def _stdout(self, raw: str) -> None:
         self._handle(self.attempt.stdout(raw, time.monotonic()))
-
-    # --- exit --------------------------------------------------------------------------------------------------------
 
     async def _reap(self) -> None:
         errors, error_lines = await read_lines(self.child.stderr, self._stderr)
@@ -242,17 +239,12 @@ class Watch:
 
     async def _ask_health(self) -> None:
         pause_s, reported = HEALTH_POLL_S, False
-        while await self._probe.health() != 200:
+        while not await self._probe.serves():
             if not reported and self._reported_ready.is_set():
                 reported, pause_s = True, REPORTED_POLL_S
-            if reported:
-                await asyncio.sleep(pause_s)
-            else:
-                await happens(self._reported_ready, pause_s)
+            await (asyncio.sleep(pause_s) if reported else happens(self._reported_ready, pause_s))
             pause_s = min(pause_s * HEALTH_POLL_GROWTH, HEALTH_POLL_MOST_S)
-        listener = await asyncio.to_thread(listener_pid, self.child.socket_path)
-        if not self.child.owns(listener):
-            self._hang(foreign(listener))
+        if not await self._listens():
             return
         self.child.guard()
         self._witness.pids.update(family_pids(self.child.pid))
@@ -260,6 +252,16 @@ class Watch:
         vitals = read_family_usage(self.child.pid)
         self._handle(self.attempt.answered(self.engine_ready_s, vitals.rss_bytes if vitals else None))
         self._post(EngineReady())
+
+    async def _listens(self) -> bool:
+        """Return whether the engine that answers is the child. If not, the failure is posted."""
+        listener = await asyncio.to_thread(listener_pid, self.child.socket_path)
+        if not (own := self.child.owns(listener)):
+            self._hang(foreign(listener))
+        return own
+
+    async def _look_at_memory(self, vitals: ProcessUsage | None) -> None:
+        self._memory = grown(self.attempt.plan, vitals)
 
     async def _warm(self) -> None:
         props = await self._probe.get("/props")
@@ -327,10 +329,10 @@ class Watch:
                 await asyncio.sleep(self._terms.policy.look_s)
             vitals, now = read_family_usage(self.child.pid), time.monotonic()
             idle = serving and not self._traffic.open
-            work = (self.attempt.lines, self._partial(), self._slots)
+            work = (self.attempt.lines, sum(pipe.partial for pipe in self._pipes), self._slots)
             quiet_s = stalls.look(now, vitals, work, excused=idle)
             if serving:
-                self._memory = grown(self.attempt.plan, vitals)
+                await self._look_at_memory(vitals)
                 quiet_s = min(quiet_s, now - self._traffic.moved_s)
             elif vitals is not None:
                 self.attempt.bytes_read(vitals.read_bytes)
@@ -381,9 +383,6 @@ class Watch:
             return False
         self._hang(failure)
         return True
-
-    def _partial(self) -> int:
-        return sum(pipe.partial for pipe in self._pipes)
 
     def _hang(self, failure: Failure) -> None:
         self._hung = failure.kind

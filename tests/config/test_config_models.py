@@ -109,3 +109,41 @@ def test_an_alias_may_be_owner_and_name(tmp_path: Path, alias: str, fine: bool) 
 def test_an_id_without_a_reference_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="the reference after = is missing"):
         configured(tmp_path, ["chat="])
+
+
+OTHER = '[[model]]\nid = "ears"\ncommand = ["whisper-server", "--port", "{port}"]\nmemory = "1.5GiB"\n'
+
+
+def test_another_engine_has_a_command_in_place_of_a_reference(tmp_path: Path) -> None:
+    text = OTHER + 'routes = ["/v1/audio/"]\nready = "/ok"\nenv = { HF_HOME = "/srv" }\nset = { n_parallel = 2 }'
+    (model,) = configured(tmp_path, [], text).models
+    assert (model.command[0], model.memory, model.ready) == ("whisper-server", 3 << 29, "/ok")
+    assert (model.routes, model.env, model.ref) == (("/v1/audio/",), {"HF_HOME": "/srv"}, "")
+    (flagged,) = configured(tmp_path, ["ears=/m.gguf"], text).models
+    assert (flagged.ref, flagged.command) == ("/m.gguf", ())
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        (OTHER.replace("{port}", "8000"), "no {port}"),
+        (OTHER.replace('id = "ears"\n', ""), "id is missing"),
+        (OTHER.replace('memory = "1.5GiB"\n', ""), "memory is missing"),
+        (OTHER + 'ref = "Big"', "exclude each other"),
+        (OTHER + 'routes = ["v1/audio"]', "is no path"),
+        (OTHER + 'ready = "health"', "is no path"),
+        (OTHER.replace('["whisper-server", "--port", "{port}"]', "[]"), "command is empty"),
+        ('[[model]]\nref = "Big"\nmemory = "1GiB"', "memory is for a model with command"),
+        ('[[model]]\nref = "Big"\nroutes = ["/v1/x"]', "routes is for a model with command"),
+    ],
+)
+def test_another_engine_that_cannot_be_started_or_planned_is_refused(text: str, wrong: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=wrong):
+        configured(tmp_path, [], text)
+
+
+@pytest.mark.parametrize("name", ["chat", "none"])
+def test_return_to_names_another_model(name: str, tmp_path: Path) -> None:
+    assert configured(tmp_path, [], FILE.replace("ttl_s = 600", 'return_to = "embed"')).models[0].return_to == "embed"
+    with pytest.raises(ConfigError, match="return_to names no other model"):
+        configured(tmp_path, [], FILE.replace("ttl_s = 600", f'return_to = "{name}"'))

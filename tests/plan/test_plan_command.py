@@ -23,7 +23,7 @@ from tests.trees import trees
 
 DOMAIN = {
     *("available_bytes", "reserve_bytes", "weights_bytes", "kv_bytes", "compute_bytes", "context_bytes"),
-    *("prompt_cache_bytes", "page_cache_bytes", "required_bytes", "headroom_bytes"),
+    *("prompt_cache_bytes", "page_cache_bytes", "claim_bytes", "required_bytes", "headroom_bytes"),
 }
 SETTINGS = {
     *("n_ctx", "n_parallel", "n_gpu_layers", "kv_type_k", "kv_type_v", "flash_attention", "load_mode", "n_threads"),

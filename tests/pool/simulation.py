@@ -99,6 +99,8 @@ class Simulation:
             for name, model in self.models.items():
                 if model.state == "ready" and name not in self.held and model.waiting:
                     self.serve(name, model)
+            if decision.fits:
+                self.freed_s = float("-inf")
             if decision.start is not None:
                 self.start(decision.start)
             elif decision.refuse is not None:

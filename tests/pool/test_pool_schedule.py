@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.pool.schedule import PoolPolicy, Resident, cheapest, decide
+from edge.pool.schedule import Arrival, PoolPolicy, Resident, cheapest, decide
 from edge.resources import load_toml
 from tests.pool.simulation import Model, Simulation
 
@@ -133,7 +133,17 @@ def test_no_victim_is_taken_that_is_not_needed(models: list[tuple[int, float]], 
 
 
 def test_a_domain_that_cannot_be_measured_is_not_held_against_a_model() -> None:
-    from edge.pool.schedule import Arrival
-
     arrival = Arrival("a", {"host": 1, "GPU-unknown": 99})
     assert decide([_idle("b", 1)], [arrival], {"host": 5}, {"host": 6}, PoolPolicy()).start == "a"
+
+
+def test_a_model_that_comes_back_takes_free_memory_only() -> None:
+    small, free = Arrival("small", {"host": 4}), {"host": 3}
+    big = Resident("big", {"host": 8}, idle_s=60.0)
+    assert decide([big], [small], {"host": 4}, {"host": 12}, evict=False).start == "small"
+    assert decide([], [small], free, free, evict=False).start == "small"
+    being_freed = decide([big], [small], free, {"host": 11}, since_freed_s=0.1, evict=False)
+    assert being_freed.again_s is not None
+    none = decide([big], [small], free, {"host": 11}, evict=False)
+    assert (none.start, none.sleep, none.again_s) == (None, (), None)
+    assert decide([big], [small], free, {"host": 11}).sleep == ("big",)

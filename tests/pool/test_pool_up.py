@@ -87,3 +87,21 @@ def test_a_pinned_model_stays_and_the_other_is_refused(smollm2: Path, tmp_path: 
             up.client.load("b")
         assert up.model("a")["state"] == "READY"
         assert ask(up, "a").status_code == 200
+
+
+def test_the_small_model_comes_back_when_the_large_one_sleeps(smollm2: Path, tmp_path: Path) -> None:
+    models = entry("small", smollm2), entry("large", smollm2, 'ttl_s = 1\nreturn_to = "small"')
+    with served(tmp_path, *models, top=LIMIT, ready=False) as up:
+        up.ready("small")
+        assert ask(up, "large").status_code == 200
+        assert up.model("small")["state"] == "SLEEPING"
+        up.ready("small")
+        assert up.model("large")["state"] == "SLEEPING"
+
+
+def test_the_list_states_what_is_in_memory_how_large_it_is_and_how_long_it_loads(two: Served) -> None:
+    two.client.load("a")
+    listed = {each["id"]: each["edgellm"] for each in httpx.get(f"{two.url}/v1/models").json()["data"]}
+    assert (listed["a"]["state"], listed["first"]["state"], listed["b"]["state"]) == ("READY", "READY", "SLEEPING")
+    assert listed["a"]["size_bytes"] == listed["b"]["size_bytes"] > 50 << 20
+    assert 0 < listed["a"]["last_load_s"] < 60

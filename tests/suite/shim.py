@@ -41,6 +41,8 @@ class Server:
     def __init__(self, path: Path) -> None:
         self.model_id = "model"
         self.slots = ROUTER_SLOTS
+        self.routes: tuple[str, ...] | None = None
+        self.last_load_s: float | None = None
         self.model_info: dict[str, Any] = {}
         self._path = path
         self._ready = asyncio.Event()

@@ -26,7 +26,8 @@ from edge.supervisor.policy import Policy, SupervisorOptions
 from edge.supervisor.remedies import Remedies
 from edge.supervisor.state import SupervisorState
 from edge.supervisor.status import State
-from edge.supervisor.supervisor import Supervisor, SupervisorCallbacks
+from edge.supervisor.supervisor import Supervisor
+from edge.supervisor.variants import SupervisorCallbacks
 from edge.units import MIB
 from tests.fakes import llama_switches
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from edge.supervisor.policy import ExpectedSpeed, SupervisorOptions
-from edge.supervisor.supervisor import SupervisorCallbacks
+from edge.supervisor.variants import SupervisorCallbacks
 from tests.supervisor.rig import FAST, Rig, rigged, settings
 
 IDLE = replace(FAST, idle_before_s=0.05, second_look_s=0.1)

@@ -12,7 +12,7 @@ from edge.supervisor import warmup_run
 from edge.supervisor.liveness import BUSY_LIMITS, busy_excuses, slots_work
 from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.status import State
-from edge.supervisor.supervisor import SupervisorCallbacks
+from edge.supervisor.variants import SupervisorCallbacks
 from tests.supervisor.rig import FAST, rigged
 
 HASTY = SupervisorOptions(policy=replace(FAST, stall_s=0.6, wedge_s=0.6, term_s=0.3, idle_before_s=60.0))

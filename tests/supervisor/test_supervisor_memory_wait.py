@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from edge.supervisor.memory_wait import HOLDER_BYTES, MemoryHolder, MemoryWait, find_holders
 from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.status import State
-from edge.supervisor.supervisor import SupervisorCallbacks
+from edge.supervisor.variants import SupervisorCallbacks
 from edge.units import GIB
 from tests.fakes.llama_switches import Death
 from tests.supervisor.rig import FAST, rigged

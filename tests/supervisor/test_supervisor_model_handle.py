@@ -15,8 +15,9 @@ from edge.supervisor.model_handle import HOT_RETRY_S, ModelHandle
 from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.state import AfterExit, SupervisorState
 from edge.supervisor.status import Failure, ModelStatus, State
-from edge.supervisor.supervisor import Supervisor, SupervisorCallbacks
+from edge.supervisor.supervisor import Supervisor
 from edge.supervisor.upstream import Endpoint, RequestProgress
+from edge.supervisor.variants import SupervisorCallbacks
 from edge.telemetry.governor import AdmissionLimit
 from tests.supervisor.rig import FAST, PATIENCE_S, PATTERNS, Rig, rigged
 

@@ -146,3 +146,25 @@ def test_a_log_that_fills_the_pipe_waits_for_nobody_while_we_import(short_dir: P
     began = time.monotonic()
     assert child.stdout.readline() == b"done\n"
     assert time.monotonic() - began < 30
+
+
+LLAMA_SERVER = (
+    "import signal, sys, threading\n"
+    "done = threading.Event()\n"
+    "signal.signal(signal.SIGTERM, lambda *_: done.set())\n"
+    "print('up', flush=True)\n"
+    "done.wait()\n"
+    "sys.exit(0 if 'cmd_router_to_child:exit' in sys.stdin.readline() else 1)\n"
+)
+
+
+def test_a_server_that_reads_commands_is_ended_by_one_after_sigterm(short_dir: Path, children: list[Child]) -> None:
+    """llama-server with its progress protocol joins the reader of its stdin, which that line alone ends."""
+    environment = {"PATH": "/usr/bin:/bin", "LLAMA_SERVER_ROUTER_PORT": "1"}
+    child = spawn((*PYTHON, LLAMA_SERVER), environment, short_dir / "m.sock")
+    children.append(child)
+    assert child.stdout.readline() == b"up\n"
+    assert child.send(signal.SIGTERM)
+    ended = child.wait(60)
+    assert ended is not None
+    assert (ended.code, ended.signal) == (0, None)

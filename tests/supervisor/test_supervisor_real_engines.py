@@ -16,7 +16,7 @@ from edge.models.store import Store
 from edge.plan.argv import render
 from edge.plan.plan import Ladder, LaunchPlan, ModelPlan, Settings
 from edge.supervisor.status import State
-from edge.supervisor.supervisor import SupervisorCallbacks
+from edge.supervisor.variants import SupervisorCallbacks
 from tests.supervisor.rig import ENV, gpu_settings, launch_plan, rigged, settings
 
 CROSS = Path.home() / ".cache/edgellm-cross/cuda/llama-server.sh"
@@ -73,3 +73,21 @@ async def test_a_cuda_engine_of_a_jetson_without_a_driver_is_noticed(short_dir: 
         status = rig.supervisor.status()
         assert status.failure is not None and status.failure.kind in ("driver_too_old", "no_gpu", "cuda_init")
         assert "READY" not in rig.states
+
+
+@pytest.mark.full
+async def test_a_built_server_ends_by_itself_after_sigterm(
+    short_dir: Path, file: ModelFile, built_server: Path
+) -> None:
+    """With the progress protocol it reads its stdin to the end, which no deadline may have to end with SIGKILL."""
+    engine = inspect(built_server, None)
+    own = ModelPlan("chat", (), file, Ladder((plan(engine, file, CPU),), 0))
+    async with rigged(short_dir, model=own) as rig:
+        await rig.ready()
+        watch = rig.supervisor.watch
+        assert watch is not None
+        rig.supervisor.stop()
+        assert await rig.settle(State.STOPPED) is State.STOPPED
+        ended = watch.child.poll()
+        assert ended is not None
+        assert (ended.code, ended.signal) == (0, None)

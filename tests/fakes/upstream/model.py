@@ -34,6 +34,8 @@ class FakeModel:
         self.model_id = model_id
         self.aliases = aliases
         self.slots = 4
+        self.routes: tuple[str, ...] | None = None
+        self.last_load_s: float | None = None
         self.model_info: dict[str, Any] = {"n_ctx_train": 8192, "n_params": 134515008, "size": 97280000}
         self.state = ModelStatus(model_id, State.LOADING)
         self.place: Endpoint | None = None

@@ -1,0 +1,165 @@
+"""Engines beside llama.cpp: a voice and a recognizer of speech are residents as language models are."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.daemon.served import Served, config_text, served
+from tests.fakes import speech_server
+from tests.serving import alive, eventually
+
+# PyPI wheels: eSpeak NG with its data, PocketSphinx with its English model. Neither needs another package.
+PACKAGES = ("espeakng-loader==0.2.4", "pocketsphinx==5.1.1")
+CHAT = 'id = "chat"\nref = "{model}"\nset = {{ n_ctx = 512, n_threads = 1 }}'
+SENTENCE = "one two three four five"
+
+
+@pytest.fixture(scope="session")
+def speech(test_cache: Path) -> Path:
+    """A folder with both packages, fetched once."""
+    folder = test_cache / f"speech-{sys.version_info.major}.{sys.version_info.minor}"
+    if not (folder / "complete").exists():
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), *PACKAGES]
+        subprocess.run([*command, "--upgrade"], check=True, timeout=600)
+        (folder / "complete").touch()
+    return folder
+
+
+def other(part: str, speech: Path, more: str = "", *arguments: str, memory: str = "150MiB") -> str:
+    """The body of a [[model]] with one of the two engines."""
+    route = speech_server.LOADERS[part][0]
+    command = [sys.executable, speech_server.__file__, part, "--port", "{port}", *arguments]
+    return (
+        f'id = "{part}"\ncommand = {json.dumps(command)}\nmemory = "{memory}"\nroutes = ["{route}"]\n'
+        f'env = {{ PYTHONPATH = "{speech}" }}\n{more}'
+    )
+
+
+@pytest.fixture(scope="module")
+def assistant(smollm2: Path, speech: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Three real engines: the embedded llama.cpp and the two of speech."""
+    models = CHAT.format(model=smollm2), other("voice", speech), other("ears", speech)
+    state = tmp_path_factory.mktemp("speech") / "s"
+    (state / "config").mkdir(parents=True)
+    (state / "config" / "edgellm.toml").write_text(config_text(*models))
+    with Served(state) as up:
+        for name in ("chat", "voice", "ears"):
+            up.ready(name)
+        yield up
+
+
+def say(up: Served, text: str = SENTENCE, **more: str) -> httpx.Response:
+    return httpx.post(f"{up.url}/v1/audio/speech", json={"input": text, **more}, timeout=60)
+
+
+def hear(up: Served, sound: bytes, **fields: str) -> httpx.Response:
+    files = {"file": ("speech.wav", sound, "audio/wav")}
+    return httpx.post(f"{up.url}/v1/audio/transcriptions", files=files, data=fields, timeout=60)
+
+
+def test_what_the_voice_says_is_understood_and_answered(assistant: Served) -> None:
+    spoken = say(assistant)
+    assert (spoken.status_code, spoken.headers["content-type"], spoken.content[:4]) == (200, "audio/wav", b"RIFF")
+    text = hear(assistant, spoken.content).json()["text"]
+    assert SENTENCE in text
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 2}
+    answer = httpx.post(f"{assistant.url}/v1/chat/completions", json=body, timeout=60)
+    assert answer.json()["choices"]
+
+
+def test_a_request_goes_to_the_named_model_or_by_its_path(assistant: Served) -> None:
+    sound = say(assistant, model="voice").content
+    # The openai package writes a model name of OpenAI where it needs one.
+    for name in ("ears", "whisper-1"):
+        assert SENTENCE in hear(assistant, sound, model=name).json()["text"]
+    refused = hear(assistant, sound, model="voice")
+    assert (refused.status_code, refused.json()["error"]["kind"]) == (404, "no_route")
+    assert "/v1/audio/speech" in refused.json()["error"]["hint"]
+    named = httpx.post(f"{assistant.url}/upstream/voice/v1/audio/speech", json={"input": "hello"}, timeout=60)
+    assert named.content[:4] == b"RIFF"
+    chat = {"model": "voice", "messages": [{"role": "user", "content": "Hi"}]}
+    wrong = httpx.post(f"{assistant.url}/v1/chat/completions", json=chat, timeout=60)
+    assert (wrong.status_code, wrong.json()["error"]["kind"]) == (404, "no_route")
+
+
+def test_lists_name_it_and_chat_clients_are_not_offered_it(assistant: Served) -> None:
+    listed = httpx.get(f"{assistant.url}/v1/models").json()["data"]
+    assert {each["id"] for each in listed} == {"chat", "voice", "ears"}
+    tags = httpx.get(f"{assistant.url}/api/tags").json()["models"]
+    assert [each["name"] for each in tags] == ["chat"]
+
+
+def test_gates_state_what_is_observed_and_what_is_not(assistant: Served) -> None:
+    gates = assistant.model("ears")["gates"]
+    assert gates["warm"]["ready"]
+    assert "GET /health is answered" in gates["warm"]["evidence"]
+    assert not gates["weights"]["ready"]
+    assert gates["weights"]["evidence"].startswith("unknown")
+    for name in ("driver", "context", "backend", "kv_cache"):
+        assert gates[name]["evidence"].startswith("not applicable")
+        assert gates[name]["blocked_by"] is None
+
+
+def test_ps_and_plan_show_its_memory_as_measured(assistant: Served) -> None:
+    claim = 150 << 20
+    held = json.loads(assistant.cli("ps", "--json"))["models"]["ears"]["memory_bytes"]["host"]
+    assert 20 << 20 < held != claim
+    plan = json.loads(assistant.cli("plan", "--json"))["models"]["ears"]
+    assert plan["model"] is None
+    assert plan["other_engine"]["claim_bytes"] == {"host": claim}
+    memory = plan["ladder"][0]["memory"]["host"]
+    assert 20 << 20 < memory["claim_bytes"] == memory["required_bytes"] != claim
+    text = assistant.cli("plan")
+    assert "serves /v1/audio/transcriptions" in text
+    assert "150.0 MiB were claimed" in text
+
+
+def test_a_killed_engine_is_started_again_and_others_go_on(assistant: Served) -> None:
+    before = assistant.model("voice")["pid"]
+    chat = assistant.model("chat")["pid"]
+    os.kill(before, signal.SIGKILL)
+    eventually(lambda: assistant.model("voice")["pid"] not in (before, None), "another engine")
+    assert say(assistant).status_code == 200
+    assert assistant.model("chat")["pid"] == chat
+
+
+def test_unload_ends_it_and_a_request_brings_it_back(assistant: Served) -> None:
+    pid = assistant.model("voice")["pid"]
+    assistant.cli("unload", "voice")
+    eventually(lambda: assistant.model("voice")["state"] == "SLEEPING", "voice sleeps")
+    assert not alive(pid)
+    assert say(assistant).content[:4] == b"RIFF"
+
+
+@pytest.mark.parametrize(("part", "limit", "then"), [("ears", "200MiB", "SLEEPING"), ("voice", "240MiB", "READY")])
+def test_the_measured_memory_decides_who_sleeps(
+    part: str, limit: str, then: str, smollm2: Path, speech: Path, tmp_path: Path
+) -> None:
+    """The demo model's plan takes 178 MiB. The claimed 150 have no room beside it, what a voice takes has."""
+    models = CHAT.format(model=smollm2), other(part, speech)
+    with served(tmp_path, *models, top=f'[memory]\nlimit = "{limit}"', ready=False) as up:
+        up.ready("chat")
+        assert up.model(part)["state"] == "SLEEPING"
+        up.client.load(part)
+        assert up.model("chat")["state"] == "SLEEPING"
+        assert up.chat(model="chat").status_code == 200
+        assert up.model(part)["state"] == then
+
+
+def test_one_that_other_machines_could_reach_is_refused(smollm2: Path, speech: Path, tmp_path: Path) -> None:
+    models = CHAT.format(model=smollm2), other("voice", speech, "", "--host", "0.0.0.0")
+    with served(tmp_path, *models, ready=False) as up:
+        up.ready("chat")
+        failed = eventually(lambda: up.model("voice").get("failure"), "a failure")
+        assert failed["kind"] == "not_loopback"
+        assert "0.0.0.0" in failed["evidence"]
+        assert say(up).status_code == 503

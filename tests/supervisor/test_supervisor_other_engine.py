@@ -1,0 +1,130 @@
+"""An engine beside llama.cpp: its port, its memory, its gates, and what none of them shows."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from edge.linux import procfs
+from edge.plan.plan import DomainBudget, LaunchPlan, OtherEngine, Settings
+from edge.supervisor.other_engine import (
+    EngineFoundAt,
+    OtherAttempt,
+    free_port,
+    over_claim,
+)
+from edge.supervisor.status import GATES
+from edge.supervisor.warmup_run import connector
+from edge.units import GIB, MIB
+
+SETTINGS = Settings(0, 1, 0, "", "", "", "", 0, 0, 0, 0, role="other")
+
+
+def engine(**claim: int) -> OtherEngine:
+    return OtherEngine("/health", (), claim or {"host": GIB})
+
+
+def attempt(found: OtherEngine, driver: str | None = None) -> OtherAttempt:
+    budget = {name: DomainBudget(8 * GIB, 0, claim_bytes=size) for name, size in found.claim_bytes.items()}
+    seen = OtherAttempt(LaunchPlan(0, SETTINGS, budget, ("x",), {}), found, 10.0)
+    if driver is not None:
+        seen.driver_opens(driver)
+    return seen
+
+
+@pytest.fixture
+def listening() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def test_only_readiness_opens_a_gate_and_every_other_states_why_it_is_closed() -> None:
+    seen = attempt(engine())
+    # The lines of llama.cpp are no evidence here, whatever they resemble.
+    assert not seen.stderr("load_tensors: offloaded 29/29 layers to GPU", 11.0)
+    assert not seen.stdout('cmd_child_to_router:state:{"state":"ready"}', 11.0)
+    assert not seen.answered(12.0, None)
+    before = seen.gates.as_status()
+    assert set(before) == set(GATES)
+    assert not any(gate.ready for gate in before.values())
+    seen.warmed(12.5, "GET /health is answered")
+    after = seen.gates.as_status()
+    assert (after["warm"].ready, after["warm"].took_s) == (True, 2.5)
+    for name in set(GATES) - {"warm"}:
+        assert not after[name].ready
+        assert (after[name].evidence or "").startswith(("unknown", "not applicable"))
+        assert after[name].blocked_by is None
+    assert not seen.gates.as_status(alive=False)["warm"].ready
+    assert len(seen.tail) == 2
+
+
+def test_a_gpu_is_shown_by_nvml_alone() -> None:
+    seen = attempt(engine(**{"host": GIB, "GPU-0": GIB}), driver="/dev/nvidia0 opens")
+    assert seen.gates.as_status()["driver"].ready
+    assert seen.gates.as_status()["context"].evidence == "unknown: NVML shows no memory of this engine on a GPU"
+    seen.on_gpu(11.0, 512 * MIB, "GPU-0")
+    assert seen.gates.as_status()["context"].evidence == "NVML: 512.0 MiB of GPU-0"
+
+
+def test_a_failed_start_closes_its_gate_with_the_kind() -> None:
+    seen = attempt(engine())
+    seen.gates = seen.gates.fail("exited")
+    assert seen.gates.as_status(alive=False)["warm"].evidence == "exited"
+
+
+def test_a_port_is_judged_by_the_process_that_listens_and_its_address(listening: socket.socket) -> None:
+    port = listening.getsockname()[1]
+    found = EngineFoundAt(engine(), port)
+    assert found.judge_port(os.getpid()) is None
+    foreign = found.judge_port(1)
+    assert foreign is not None
+    assert foreign.kind == "socket_busy"
+    with socket.create_server(("0.0.0.0", 0)) as open_:
+        refused = EngineFoundAt(engine(), open_.getsockname()[1]).judge_port(os.getpid())
+    assert refused is not None
+    assert refused.kind == "not_loopback"
+
+
+def test_its_memory_is_measured_and_unknown_domains_are_left_out(tmp_path: Path) -> None:
+    found = EngineFoundAt(engine(**{"host": GIB, "GPU-none": GIB}), 1).measure(os.getpid())
+    assert set(found) == {"host"}
+    usage = procfs.read_usage(os.getpid())
+    assert usage is not None
+    assert 4 * MIB < found["host"] <= usage.rss_bytes * 1.5
+    for pid, name, text in ((7, "smaps_rollup", "Pss:  2048 kB\n"), (8, "status", "VmRSS:\t1024 kB\n")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / name).write_text(text)
+    assert procfs.family_pss_bytes([7, 8, 9], tmp_path) == 3 * MIB
+    assert procfs.family_pss_bytes([9], tmp_path) is None
+
+
+@pytest.mark.parametrize(("measured", "over"), [(GIB, False), (GIB * 5 // 4, False), (GIB * 5 // 4 + 65 * MIB, True)])
+def test_clearly_more_than_the_claim_is_a_degradation(measured: int, over: bool) -> None:
+    found = over_claim(engine(), {"host": measured})
+    assert bool(found) is over
+    assert all(each.subject == "memory" for each in found)
+    assert over_claim(engine(), {}) == ()
+
+
+async def test_every_host_name_leads_to_the_port() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text=request.headers["Host"])
+
+    app = web.Application()
+    app.router.add_get("/health", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    port = free_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        session = aiohttp.ClientSession(connector=connector("/none.sock", port))
+        async with session, session.get("http://engine/health") as response:
+            assert (response.status, await response.text()) == (200, "engine")
+    finally:
+        await runner.cleanup()
