@@ -184,6 +184,8 @@ def measure(rounds: int, seed: int, *, jtop: bool) -> list[Row]:
         kills = Kills(start, random.Random(seed), jtop=jtop)
         try:
             kills.run(rounds)
+        except KeyboardInterrupt:
+            print("interrupted: what follows is of the rounds until then", file=sys.stderr)
         finally:
             kills.close()
     tally = kills.tally
