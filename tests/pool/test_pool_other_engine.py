@@ -123,6 +123,13 @@ def test_ps_and_plan_show_its_memory_as_measured(assistant: Served) -> None:
     assert "150.0 MiB were claimed" in text
 
 
+def test_a_reload_leaves_it_alone_and_its_log_is_shown(assistant: Served) -> None:
+    pids = {name: assistant.model(name)["pid"] for name in ("chat", "voice", "ears")}
+    assert assistant.reload()["models"] == dict.fromkeys(pids, "kept")
+    assert {name: assistant.model(name)["pid"] for name in pids} == pids
+    assert "ears serves /v1/audio/transcriptions" in assistant.cli("logs", "--engine")
+
+
 def test_a_killed_engine_is_started_again_and_others_go_on(assistant: Served) -> None:
     before = assistant.model("voice")["pid"]
     chat = assistant.model("chat")["pid"]
