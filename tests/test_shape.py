@@ -97,6 +97,12 @@ def test_public_class_names_are_unique() -> None:
     assert {cls: where for cls, where in places.items() if len(where) > 1} == {}
 
 
+def test_names_of_test_files_are_unique() -> None:
+    """pytest imports them by their base name: a second one of the same name ends the collection."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 @pytest.mark.parametrize("folder", ["edge", "tests", ""])
 def test_no_private_words(folder: str) -> None:
     found = []
