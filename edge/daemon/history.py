@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from edge.board.readrate import measure as measure_read_rate
 from edge.daemon.planning import LaunchTimes
@@ -54,6 +55,8 @@ class Recorder:
         self._lost = False
         self._boot_id = read_boot_id() or "unknown"
         self.resident: dict[str, float | None] = {}
+        # A later start of the same plan says nothing new, and its plan was not made with what the first one taught.
+        self._calibrated: WeakSet[Supervisor] = WeakSet()
         self._first_id: str | None = None  # of the start that this process began with, until its service is noted
         self._past = start_records.read(folders.starts)
 
@@ -152,8 +155,9 @@ class Recorder:
     def _calibrate(self, supervisor: Supervisor) -> None:
         """Store the memory that the engine allocated, by which the next plan of this architecture is corrected."""
         watch = supervisor.watch
-        if watch is None:
+        if watch is None or supervisor in self._calibrated:
             return
+        self._calibrated.add(supervisor)
         plan, vitals = watch.attempt.plan, read_usage(watch.child.pid)
         file = plan.model or supervisor.model.model
         subject = f"{file.name} {file.quant}, {plan.settings.n_ctx} tokens"

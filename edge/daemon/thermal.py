@@ -14,6 +14,7 @@ from aiohttp import web
 from edge.board.probe import probe
 from edge.config import Config
 from edge.daemon.console import Console
+from edge.daemon.journal import Reporter
 from edge.errors import EdgeError
 from edge.gateway.context import Context
 from edge.gateway.handler import CONTEXT
@@ -50,8 +51,9 @@ class ThermalControl:
         self._handles = handles
         news = logging.getLogger("edge.telemetry")
         news.setLevel(logging.INFO)
-        # With the journal, Python's log has a handler already.
-        news.handlers = [] if logging.getLogger().handlers else [_ConsoleHandler(console)]
+        # With the journal, Python's log has a handler for all levels; elsewhere that handler is stderr's for warnings.
+        news.propagate = isinstance(console, Reporter)
+        news.handlers = [] if news.propagate else [_ConsoleHandler(console)]
         telemetry.on_limit(self._limit)
         self._load = LoadWatch(load_path(folders), os.cpu_count() or 1)
         telemetry.sampler.on_sample(self._note_load)

@@ -58,6 +58,8 @@ async def forward(pools: Pools, exchange: Exchange, endpoint: Endpoint) -> web.S
     fresh = not exchange.body.complete
     fingerprint = _fingerprint(exchange)
     if endpoint.first:
+        if upstream.kills(fingerprint):
+            raise RejectedError(_kills_engine(upstream))
         response = await _as_first(pools, exchange, endpoint, fingerprint, loop) if exchange.body.complete else None
         if response is not None:
             return response

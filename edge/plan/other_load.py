@@ -21,7 +21,7 @@ HYSTERESIS = 0.75
 
 def load_path(folders: Folders) -> Path:
     """Return the file of the busy cores: an input of every plan, so that a change of it plans anew."""
-    return folders.data / "other_load.json"
+    return folders.state / "other_load.json"  # the service may not write to its data folder
 
 
 def read_busy_cores(path: Path) -> int:
@@ -63,7 +63,9 @@ class LoadWatch:
         if abs(cores - self._busy) < HYSTERESIS:
             return False
         self._busy = round(cores)
-        with suppress(OSError):
+        try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_json(self._path, {"schema": SCHEMA, "busy_cores": self._busy})
+        except OSError:
+            return False
         return True

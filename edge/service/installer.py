@@ -89,6 +89,10 @@ class Installer:
         steps = [self._write(file) for file in files]
         kept = {file.path for file in layout.files(self.settings)}
         stale = [self._at(path) for path in layout.all_paths() if path not in kept]
+        gone = [path.name for path in stale if path.exists() and path.parent == self._at(layout.UNIT_DIR)]
+        if gone:  # unlinked only, it would run until the next boot
+            words = ["systemctl", "disable", *(["--now"] if systemctl.booted() else []), *gone]
+            steps.append(InstallStep(f"stop {', '.join(gone)}", partial(systemctl.run, words)))
         steps += [InstallStep(f"remove {path}", path.unlink) for path in stale if path.exists()]
         record = self.system.data / RECORD
         done = has_text(record, record_text(self.settings))

@@ -102,7 +102,7 @@ def drop_ins(settings: UnitSettings) -> dict[str, str]:
         ),
     }
     if settings.rpc_listen:
-        texts[RPC_UNIT] = drop_in_text({"Service": [*_rpc_command(settings), *_user(settings)]})
+        texts[RPC_UNIT] = drop_in_text({"Service": [*_groups(settings), *_rpc_command(settings), *_user(settings)]})
     # The usual machine needs almost no drop-in, so that `diff` shows what was decided for this one.
     return {unit: text for unit, text in texts.items() if text}
 
@@ -141,10 +141,13 @@ def endpoint(address: str) -> str:
 def _service(settings: UnitSettings) -> Sections:
     mounts = [unit for folder in settings.model_dirs for unit in mount_units(folder)]
     unit = [f"{key}={' '.join(dict.fromkeys(mounts))}" for key in ("Wants", "After") if mounts]
-    lines = [*_command(settings, "-X faulthandler -m edge up"), *_user(settings)]
-    if settings.groups:
-        lines.append(f"SupplementaryGroups={' '.join(settings.groups)}")
+    lines = [*_command(settings, "-X faulthandler -m edge up"), *_user(settings), *_groups(settings)]
     return {"Unit": unit, "Service": [*lines, *_homes(settings)]}
+
+
+def _groups(settings: UnitSettings) -> list[str]:
+    """Return the groups that may open the GPU's device nodes."""
+    return [f"SupplementaryGroups={' '.join(settings.groups)}"] if settings.groups else []
 
 
 def _prefetch(settings: UnitSettings) -> Sections:

@@ -132,7 +132,7 @@ class RpcServer:
         outputs, output_lines = await read_lines(child.stdout, self._line)
         ended = asyncio.create_task(reaped(child))
         try:
-            refused = await self._open_gates(ended)
+            refused = await self._open_gates(child, ended)
             if refused is None:
                 refused = await self._attend(child, ended)
             await self._end(child, ended)
@@ -145,11 +145,13 @@ class RpcServer:
             child.close()
         if refused is not None:
             return refused, False
+        if not ended.done() or ended.cancelled():
+            return Failure("hung", "it does not end after SIGKILL", "the driver holds it: see `dmesg`"), False
         status = ended.result().of_engine()
         found = diagnose(Death(status, list(self._tail), served=self._ready_s is not None), self._patterns)
         return found.failure, found.fault is EngineFault.PERMANENT
 
-    async def _open_gates(self, ended: asyncio.Task[Any]) -> Failure | None:
+    async def _open_gates(self, child: Child, ended: asyncio.Task[Any]) -> Failure | None:
         """Ask it by its own protocol until it answers. Return why it must not serve; None where it may, or ended."""
         request, address = self._request, self._request.address
         limit_s = time.monotonic() + _START_S
@@ -159,6 +161,8 @@ class RpcServer:
             try:
                 devices = await asyncio.to_thread(ask_memory, address.host, address.port)
             except RemoteMissingError as error:
+                if error.busy and clients(child.pid, address.host, address.port).served:
+                    return self._judge(None, len(self._listed))  # it serves an engine already, which asked first
                 if time.monotonic() >= limit_s:
                     return Failure("hung", str(error), "it does not answer and is ended; see its log")
                 await asyncio.sleep(_LOOK_S)
@@ -195,7 +199,7 @@ class RpcServer:
         finally:
             stop.cancel()
 
-    def _judge(self, free_bytes: int, count: int) -> Failure | None:
+    def _judge(self, free_bytes: int | None, count: int) -> Failure | None:
         now_s, listed = time.monotonic(), ", ".join(self._listed) or f"{count} devices"
         if self._request.wants_gpu and self._listed and all(each.startswith("CPU") for each in self._listed):
             self.gates = self.gates.refuse("context", listed)
@@ -204,7 +208,8 @@ class RpcServer:
         self.gates = self.gates.open("context", now_s, listed)
         self.gates = self.gates.open("backend", now_s, f"answers the RPC protocol with {count} devices")
         self._ready_s = now_s
-        sentence = f"rpc-server at {self._request.address}: {listed}, {format_bytes(free_bytes)} free"
+        free = "serves an engine" if free_bytes is None else f"{format_bytes(free_bytes)} free"
+        sentence = f"rpc-server at {self._request.address}: {listed}, {free}"
         self._say(sentence)
         self._on_ready(sentence)
         return None

@@ -288,7 +288,7 @@ class Watch:
         own = _ANSWERED.get(self.attempt.plan.settings.role, "a completion came back")
         evidence = "a waiting request was answered" if self.answered.is_set() else own
         self.attempt.warmed(self.first_token_s, evidence)
-        if not self._traffic.open and not self.answered.is_set():
+        if not (self._traffic.open or self._held() or self.answered.is_set()):
             await self._prompts.restore()  # the probe took a slot
         self._post(Warmed())
         await self.warming.idle(self._traffic)

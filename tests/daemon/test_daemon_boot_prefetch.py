@@ -33,7 +33,7 @@ def remembered(path: Path, least_bytes: int | None, *argv: str) -> RememberedLau
 
 def test_the_file_is_read(places: Folders, cold: Path) -> None:
     remembered(cold, 0).write(record_path(places))
-    assert read_ahead(places) > 0 and resident_ratio(cold) == 1.0
+    assert read_ahead(places) > 0 and (resident_ratio(cold) or 0.0) > 0.99
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_pages_are_given_back_where_they_are_a_second_copy(
 
 def test_after_it_no_page_of_the_file_is_in_the_page_cache(cold: Path) -> None:
     cold.read_bytes()
-    assert resident_ratio(cold) == 1.0
+    assert (resident_ratio(cold) or 0.0) > 0.99
     plan = prepared_plan("unified", "none")
     file = replace(FILE, path=str(cold), shards=(str(cold), "/nowhere/second.gguf"))
     give_pages_back(plan, ModelPlan("chat", (), file, Ladder((plan,), 0)))

@@ -107,7 +107,7 @@ async def test_a_plan_without_a_server_is_made_again_when_it_answers() -> None:
         watching = asyncio.create_task(
             recover_servers(lambda: current, ship(), plan_again, answers=lambda _, now=answer: now, pauses_s=(0.01,))  # type: ignore[misc]
         )
-        await asyncio.sleep(0.2)
+        await (asyncio.wait_for(again.wait(), 60) if answer else asyncio.sleep(0.2))
         watching.cancel()
         assert again.is_set() == answer
     assert [(each.subject, each.wanted) for each in without_absent(current)] == [("rpc", FIRST)]

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from edge.plan import start_records
-from tests.serving import Up, alive, children, eventually, free_port
+from tests.serving import Up, alive, children, edgellm, eventually, free_port
 
 pytestmark = pytest.mark.e2e
 
@@ -158,3 +158,13 @@ def test_what_the_engine_took_corrects_the_next_plan(up: Up) -> None:
     last = row["last"]
     assert last["weights_bytes"] == pytest.approx(96_576_768, rel=0.05)
     assert last["kv_bytes"] == 2048 * 23_040 and last["rss_bytes"] > 100_000_000
+
+
+def test_a_second_start_of_the_same_plan_is_not_learnt_again(up: Up) -> None:
+    """Its plan was not made with what the first start taught: factors would multiply with every sleep and wake."""
+    path, starts = up.state / "state" / "calibration.json", up.state / "state" / "main" / "starts.jsonl"
+    before, count = path.read_text(), len(starts.read_text().splitlines())
+    assert edgellm("restart", "--state-dir", str(up.state)).returncode == 0
+    eventually(lambda: len(starts.read_text().splitlines()) > count, "the second start is recorded")
+    up.wait_for("ok")
+    assert path.read_text() == before

@@ -38,7 +38,7 @@ def test_a_cold_file_is_read_whole(cold: Path) -> None:
     reader = Prefetch(str(cold), os.getpid(), 0)
     reader.run()
     # The kernel's readahead may have brought a later chunk in already.
-    assert resident_ratio(cold) == 1.0 and reader.read_bytes > 0 and not reader.stopped
+    assert (resident_ratio(cold) or 0.0) > 0.99 and reader.read_bytes > 0 and not reader.stopped
 
 
 def test_what_is_in_the_page_cache_is_not_read_again(cold: Path) -> None:
@@ -94,7 +94,7 @@ time.sleep(60)
 
 def test_as_a_process_it_reads_and_ends_with_its_parent(cold: Path, tmp_path: Path) -> None:
     process = prefetch.start([str(cold)], os.getpid(), 0)
-    assert process.wait(60) == 0 and resident_ratio(cold) == 1.0
+    assert process.wait(60) == 0 and (resident_ratio(cold) or 0.0) > 0.99
     fifo = tmp_path / "fifo"  # its open blocks until there is a writer
     os.mkfifo(fifo)
     command = [sys.executable, "-c", PARENT, str(fifo)]

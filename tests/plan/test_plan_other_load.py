@@ -47,7 +47,7 @@ def test_a_damaged_record_is_none(tmp_path: Path, text: str) -> None:
 
 def test_a_disk_that_is_full_costs_only_the_record(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("no folder")
-    assert any(fill(LoadWatch(tmp_path / "data/l.json", 4), 0.5))
+    assert not any(fill(LoadWatch(tmp_path / "data/l.json", 4), 0.5))
 
 
 @pytest.mark.parametrize(
