@@ -10,7 +10,7 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 SHELL   := /bin/bash
 
-.PHONY: help setup up install bundle check test test-here test-full boot-test dist clean
+.PHONY: help setup up install bundle check test test-full boot-test dist clean
 
 help:
 	@grep -E '^# make' Makefile | sed 's/^# //'; echo 'also: setup check test-full boot-test dist clean; PROFILE=orin, MODEL=REF'
@@ -57,11 +57,8 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# What `make test` runs on the main Python.
-test-here: check
+test: check
 	$(BIN)/python -m pytest -m "not full"
-
-test: test-here
 	tests/wheel.sh "$(BIN)/python"
 
 # STRANGER=--quick leaves out the second `make test`, by the other user
