@@ -13,7 +13,6 @@ import os
 import secrets
 import stat
 import struct
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +24,6 @@ _MAGIC = 0x67677371
 _HEADER = struct.Struct("=III")
 _VALID, _WRITING, _READING = ".slot", ".part", ".reading"
 _KEY_CHARACTERS = 16
-_LEFT_NS = 3600 * 10**9  # no write of a file takes an hour
 _SAME = 0.9  # of a saved prompt: the end of a message and of an answer differ when a conversation goes on
 
 
@@ -112,13 +110,11 @@ class PromptFiles:
 
     def _evict(self) -> None:
         """Remove the files that were used longest ago until the rest is within the limit."""
-        total, now_ns = 0, time.time_ns()
+        total = 0
         for path in self._by_age():
-            if path.suffix == _WRITING and now_ns - _changed_ns(path) > _LEFT_NS:
-                _remove(path)  # of another key: no start looks at it any more
-                continue
             total += _size(path)
-            if total > self.limit_bytes and path.suffix == _VALID:
+            # A write of now is among the newest; what a former key left half written goes with the oldest.
+            if total > self.limit_bytes and path.suffix != _READING:
                 _remove(path)
 
     def _by_age(self) -> Iterator[Path]:

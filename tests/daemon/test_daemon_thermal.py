@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +28,16 @@ def engine(state: State, *, open_requests: int = 0, moved_s: float = 0.0, first_
     watch = SimpleNamespace(first_token_s=first_token_s)
     machine = SimpleNamespace(state=state)
     return SimpleNamespace(machine=machine, open_requests=open_requests, moved_s=moved_s, watch=watch)
+
+
+@pytest.fixture(autouse=True)
+def log_as_it_was() -> Iterator[None]:
+    """A ThermalControl sets up the log of telemetry, which other tests of this process read."""
+    news = logging.getLogger("edge.telemetry")
+    level, handlers, propagate = news.level, news.handlers, news.propagate
+    yield
+    news.setLevel(level)
+    news.handlers, news.propagate = handlers, propagate
 
 
 @pytest.mark.parametrize(
