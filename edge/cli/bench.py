@@ -14,11 +14,12 @@ from edge.cli.options import Engine, Json, Models, Profile, Set, StateDir, folde
 from edge.errors import UnavailableError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from edge.bench.draft import DraftRow
     from edge.bench.load import LoadRow
     from edge.bench.serve import LoadLevel
+    from edge.paths import Folders
     from edge.plan.plan import Plan
 
 MODES = ("none", "mmap", "dio", "none+prefetch", "mmap+prefetch")
@@ -46,24 +47,14 @@ def load(
 ) -> None:
     """Start the engine on the model in each load mode, with the file in the page cache and without."""
     from edge.bench.load import LoadBench, choice_of, winner
-    from edge.config import load as load_config
-    from edge.daemon.lock import held
     from edge.plan.load_choice import choices_path, write_choice
-    from edge.plan.prepare import prepare
 
-    folders = folders_of(state_dir)
-    if held(folders.lock):
-        raise UnavailableError("an edgellm is running, whose model holds memory", "stop it first: edgellm stop")
-
-    def plan_for(mode: str) -> Plan:
-        flags = given(profile=profile, model=model, set=[*(set or []), f"load_mode={mode}"], engine=engine)
-        return prepare(load_config(folders, flags, os.environ), folders).plan
-
+    folders = _of_a_stopped_one(state_dir)
+    plan_for = _planner(folders, "load_mode", profile=profile, model=model, set=set, engine=engine)
     wanted = [mode.strip() for mode in modes.split(",") if mode.strip()]
     if not wanted or not {*wanted} <= {"auto", *MODES}:
         raise UsageError(f"--modes {modes}: unknown load mode", f"choose of auto, {', '.join(MODES)}")
     model_id = next(iter(plan_for("auto").models))
-    folders.instance_run.mkdir(parents=True, exist_ok=True, mode=0o700)
     step = (lambda _: None) if as_json else lambda text: typer.echo(text, err=True)
     bench = LoadBench(plan_for, model_id, folders.instance_run / "bench.sock", step)
     rows = bench.measure(wanted, repeat=repeat, cold=True, warm=not cold)
@@ -94,24 +85,14 @@ def draft(
 ) -> None:
     """Measure tokens/s without drafts and with each drafting that engine and model offer, on two kinds of text."""
     from edge.bench.draft import WAYS, DraftBench, choice_of, winner
-    from edge.config import load as load_config
-    from edge.daemon.lock import held
     from edge.plan.draft_choice import drafts_path, write_draft
-    from edge.plan.prepare import prepare
 
-    folders = folders_of(state_dir)
-    if held(folders.lock):
-        raise UnavailableError("an edgellm is running, whose model holds memory", "stop it first: edgellm stop")
-
-    def plan_for(way: str) -> Plan:
-        flags = given(profile=profile, model=model, set=[*(set or []), f"speculation={way}"], engine=engine)
-        return prepare(load_config(folders, flags, os.environ), folders).plan
-
+    folders = _of_a_stopped_one(state_dir)
+    plan_for = _planner(folders, "speculation", profile=profile, model=model, set=set, engine=engine)
     wanted = [way.strip() for way in ways.split(",") if way.strip()]
     if not {*wanted} <= {*WAYS} or "off" not in wanted:
         raise UsageError(f"--ways {ways}: unknown, or without `off`", f"choose of {', '.join(WAYS)}")
     model_id = next(iter(plan_for("off").models))
-    folders.instance_run.mkdir(parents=True, exist_ok=True, mode=0o700)
     step = (lambda _: None) if as_json else lambda text: typer.echo(text, err=True)
     bench = DraftBench(plan_for, model_id, folders.instance_run / "bench.sock", step)
     rows = bench.measure(wanted, repeat=repeat, tokens=tokens)
@@ -127,6 +108,29 @@ def draft(
         print_json(shown | {"applied": apply and choice is not None})
         return
     print_lines(_draft_lines(rows, best, applied=apply))
+
+
+def _of_a_stopped_one(state_dir: Path | None) -> Folders:
+    """Return the folders of an instance, its run folder made. Raises UnavailableError while it serves."""
+    from edge.daemon.lock import held
+
+    folders = folders_of(state_dir)
+    if held(folders.lock):
+        raise UnavailableError("an edgellm is running, whose model holds memory", "stop it first: edgellm stop")
+    folders.instance_run.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folders
+
+
+def _planner(folders: Folders, key: str, *, set: list[str] | None, **flags: object) -> Callable[[str], Plan]:
+    """Return a function that plans with `key` set to its argument, after the values of `--set`."""
+    from edge.config import load as load_config
+    from edge.plan.prepare import prepare
+
+    def plan_for(value: str) -> Plan:
+        asked = given(set=[*(set or []), f"{key}={value}"], **flags)
+        return prepare(load_config(folders, asked, os.environ), folders).plan
+
+    return plan_for
 
 
 def serve(
