@@ -68,6 +68,8 @@ class Engine:
     def load(self) -> None:
         """In the order of the real one; then it calls itself ready."""
         self.die_if("line")
+        while self.switches.silent_until and not Path(self.switches.silent_until).exists():
+            time.sleep(0.01)
         for line in self.switches.stray:
             print(line, file=sys.stderr, flush=True)
         silent = self.switches.log_era == "silent"

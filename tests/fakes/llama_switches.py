@@ -46,6 +46,7 @@ class Switches:
     steps: int = 4  # of progress while it loads
     stall_at: float | None = None  # stalls at this share of the load, 0…1
     line_pause_s: float = 0.0
+    silent_until: str = ""  # no line before this file exists
     health_never: bool = False  # 503 without end
     completions_after_s: float = 0.0  # they answer 503 so long after /health is 200
     models_at_once: bool = False  # /v1/models is 200 while it loads

@@ -45,7 +45,7 @@ async def test_a_device_node_whose_open_hangs_stops_no_loop_and_no_start(
 ) -> None:
     """The gate says what hangs; the engine's own line opens it later."""
     monkeypatch.setattr(watch, "DRIVER_S", 0.05)
-    over = threading.Event()
+    over, says = threading.Event(), short_dir / "says"
 
     def hangs() -> str:
         over.wait(60)
@@ -53,10 +53,10 @@ async def test_a_device_node_whose_open_hangs_stops_no_loop_and_no_start(
 
     callbacks = SupervisorCallbacks(driver=hangs)
     try:
-        async with rigged(
-            short_dir, chosen=gpu_settings(), terms=TERMS, callbacks=callbacks, gpu=ORIN, load_s=1.0
-        ) as rig:
+        late = {"gpu": ORIN, "silent_until": str(says)}
+        async with rigged(short_dir, chosen=gpu_settings(), terms=TERMS, callbacks=callbacks, **late) as rig:
             await rig.until(lambda: "device nodes hangs" in str(rig.supervisor.status().gates))
+            says.touch()
             await rig.ready()
             assert rig.supervisor.status().gates["driver"].evidence == "CUDA0 answers"
     finally:
