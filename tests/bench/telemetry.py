@@ -7,9 +7,11 @@ changes it little; latencies it does change. Exit code 1 where a limit of the ta
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +27,7 @@ from tests.fakes.fake_jetson.client import jtop_python
 from tests.fakes.fake_jetson.service import JtopService, only_one
 from tests.fakes.fake_jetson.tree import FakeBoard, fake_board
 from tests.serving import DEMO, Up, eventually
+from tests.telemetry.test_telemetry_top import terminal
 from tests.telemetry.test_telemetry_up import jtop_state, readers, up_on
 
 CALM_AFTER_S = 15  # without readers jtop is polled every 5 s
@@ -40,6 +43,7 @@ def measure(seconds: float) -> Iterator[Row]:
                 eventually(lambda: jtop_state(up)["state"] == "ok", "jtop answers")
                 time.sleep(CALM_AFTER_S)
                 yield from idle(up, seconds)
+                yield from watched(up, seconds)
                 yield from latency(up, "/healthz while jtop answers", None)
                 service.freeze()
                 time.sleep(2)
@@ -71,6 +75,30 @@ def idle(up: Up, seconds: float) -> Iterator[Row]:
     yield Row("jtop reader, of a core", used["jtop reader"], "%")
     yield Row("jtop reader, resident", parts["jtop reader"].memory_info().rss / 1e6, "MB", 30.0)
     yield Row("oldest sample on /healthz", age_s, "s", 2.0)
+
+
+def watched(up: Up, seconds: float) -> Iterator[Row]:
+    """Two of `edgellm top`, each on a terminal of its own: theirs, and the server's meanwhile."""
+    command = (sys.executable, "-m", "edge", "top", "--state-dir", str(up.state))
+    with terminal(*command) as (first, ours, _), terminal(*command) as (second, other, _):
+        for screen in (ours, other):
+            threading.Thread(target=drain, args=(screen,), daemon=True).start()
+        time.sleep(5)  # imports, and the first frame
+        parts = {"edgellm top": psutil.Process(first.pid), "another": psutil.Process(second.pid)}
+        parts["edgellm beside two of `top`"] = psutil.Process(up.process.pid)
+        before, began = {name: cpu_s(process) for name, process in parts.items()}, time.monotonic()
+        time.sleep(seconds)
+        for name, process in parts.items():
+            used = (cpu_s(process) - before[name]) / (time.monotonic() - began) * 100
+            yield Row(f"{name}, of a core", used, "%", 1.0)
+
+
+def drain(screen: int) -> None:
+    while True:
+        try:
+            os.read(screen, 65536)
+        except OSError:
+            return  # closed
 
 
 def latency(up: Up, what: str, limit_ms: float | None) -> Iterator[Row]:
