@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import to_builtins
 
 from edge.board.board import Board
 from edge.cli.options import (
@@ -31,8 +32,9 @@ from edge.cli.options import (
 )
 from edge.daemon.remembered_launch import next_start
 from edge.errors import UsageError
+from edge.models.open import ModelFile
 from edge.plan.argv import redacted
-from edge.plan.plan import LaunchPlan, Measured, ModelPlan, Plan
+from edge.plan.plan import DomainBudget, LaunchPlan, Measured, ModelPlan, Plan
 from edge.units import format_bytes
 
 if TYPE_CHECKING:
@@ -67,9 +69,7 @@ def plan(
     here = not (board or root_dir or memory)
     remembered = next_start(folders) if here else None
     if as_json:
-        from edge.plan.document import document
-
-        print_json(document(prepared.plan) | ({"remembered_launch": remembered} if here else {}), indent=1)
+        print_json(plan_document(prepared.plan) | ({"remembered_launch": remembered} if here else {}), indent=1)
         return
     print_lines([*plan_lines(prepared.plan, verbose=verbose, width=terminal_width()), *_next_start(remembered)])
 
@@ -229,3 +229,72 @@ def _rung(rung: LaunchPlan, names: Mapping[str | None, str]) -> tuple[str, ...]:
     cache = "" if chosen.cache_ram_bytes or chosen.role != "chat" else "no prompt cache"
     extra = ", ".join(part for part in (model, layers, cache) if part)
     return (f"{rung.rung}", *parts, needs, "fits" if rung.fits else "does not fit", extra)
+
+
+# The JSON document of `edgellm plan --json`.
+
+SCHEMA = 1  # of the document: raised when a field goes or changes its meaning
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """Return the JSON-serialisable document; secrets of the environment are hidden."""
+    engine = plan.engine
+    return {
+        "schema": SCHEMA,
+        "board": to_builtins(plan.board, enc_hook=str),
+        "engine": {
+            "id": engine.id,
+            "kind": engine.kind,
+            "version": engine.version,
+            "commit": engine.commit,
+            "era": engine.era,
+        },
+        "models": {model_id: _model_document(model) for model_id, model in plan.models.items()},
+        "notes": list(plan.notes),
+    }
+
+
+def _model_document(plan: ModelPlan) -> dict[str, Any]:
+    return {
+        "aliases": list(plan.aliases),
+        "model": None if plan.other else _file_document(plan.model),
+        **({"other_engine": to_builtins(plan.other)} if plan.other else {}),
+        "ladder": [_rung_document(rung) for rung in plan.ladder.plans],
+        "chosen": plan.ladder.chosen,
+        "warnings": list(plan.warnings),
+        "measured": to_builtins(plan.measured, enc_hook=str) if plan.measured else None,
+    }
+
+
+def _file_document(file: ModelFile) -> dict[str, Any]:
+    return {
+        "name": file.name,
+        "path": file.path,
+        "quant": file.quant,
+        "bytes": file.bytes,
+        "mmproj_bytes": file.mmproj_bytes,
+        "adapter_bytes": file.adapter_bytes,
+        "drafter_bytes": file.drafter_bytes,
+        "fingerprint": file.fingerprint,
+    }
+
+
+def _rung_document(rung: LaunchPlan) -> dict[str, Any]:
+    return {
+        "rung": rung.rung,
+        "fits": rung.fits,
+        **({"model": _file_document(rung.model)} if rung.model else {}),
+        "settings": to_builtins(rung.settings, enc_hook=str),
+        "memory": {name: _domain_document(domain) for name, domain in rung.budget.items()},
+        "argv": list(rung.argv),
+        "env": redacted(rung.env),
+        "reasons": [to_builtins(reason, enc_hook=str) for reason in rung.reasons],
+    }
+
+
+def _domain_document(domain: DomainBudget) -> dict[str, int]:
+    return {
+        **to_builtins(domain, enc_hook=str),
+        "required_bytes": domain.required_bytes,
+        "headroom_bytes": domain.headroom_bytes,
+    }

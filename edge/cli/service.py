@@ -124,12 +124,12 @@ def uninstall(
     as_json: Json = False,
 ) -> None:
     """Stop the service and remove its units. Models, engines and configuration stay."""
-    from edge.service import remover
+    from edge.service.installer import kept_folders, removal_steps
 
     if not dry_run:
         _become_root("uninstall")
-    _carry_out(remover.steps(purge=purge), dry_run=dry_run, yes=yes, as_json=as_json)
-    left = remover.kept() if not dry_run else []
+    _carry_out(removal_steps(purge=purge), dry_run=dry_run, yes=yes, as_json=as_json)
+    left = kept_folders() if not dry_run else []
     if left and not as_json:
         typer.echo(f"left in place: {', '.join(left)}" + ("" if purge else " (--purge deletes them)"))
 

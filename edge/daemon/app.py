@@ -18,21 +18,20 @@ from edge.config import load
 from edge.daemon import late_start as awaited
 from edge.daemon import volatile_dirs
 from edge.daemon.control import Control, LogQuestion, PageHistory, log_lines, overview
+from edge.daemon.device_recovery import recover_devices
 from edge.daemon.fleet import Fleet, about, gateway_config
 from edge.daemon.history import Recorder, SpeedBaseline
 from edge.daemon.journal import console_for
 from edge.daemon.planning import Launched, LaunchTimes, remember
 from edge.daemon.reload import Reload, after_restart
 from edge.daemon.remembered_launch import forget, keep
-from edge.daemon.remote_recovery import recover_devices
 from edge.daemon.residents import Residents
 from edge.daemon.thermal import ThermalControl, telemetry_of
 from edge.daemon.watchdog import MORE_S, Watchdog
 from edge.engine.choose import fallback_now
 from edge.errors import BugError, EdgeError
-from edge.gateway.app import make_app
 from edge.gateway.keys import has_keys
-from edge.gateway.server import serve
+from edge.gateway.server import make_app, serve
 from edge.paths import system_folders
 from edge.plan import start_records
 from edge.plan.prepare import HostView, Prepared, prepare

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from edge.board import jetson
 from edge.board.memory import snapshot
 from edge.board.probe import probe
-from edge.doctor import board, config, engine, gpu, memory, own_files, power, service, storage, wsl
+from edge.doctor import board, config, engine, gpu, memory, own_files, service, storage, wsl
 from edge.doctor.accounts import serving_account
 from edge.doctor.check import Check, CheckResult, unknown, worst
 from edge.doctor.config import read_serving
@@ -22,8 +22,7 @@ from edge.doctor.facts import DoctorFacts, OwnFile
 from edge.doctor.gpu import read_devices, read_jtop
 from edge.doctor.memory import read_memory_use
 from edge.doctor.own_files import find_leftovers
-from edge.doctor.ports import read_ports
-from edge.doctor.service import OURS, read_units, unit_files
+from edge.doctor.service import OURS, read_ports, read_units, unit_files
 from edge.doctor.storage import read_model_folder
 from edge.doctor.wsl import read_environment, read_wsl
 from edge.linux.files import try_lock
@@ -41,7 +40,7 @@ CHECKS: tuple[Callable[[DoctorFacts], Found], ...] = (
     *memory.CHECKS,
     *gpu.CHECKS,
     *engine.CHECKS,
-    *power.CHECKS,
+    *board.POWER_CHECKS,
     *storage.CHECKS,
     *service.CHECKS,
     *wsl.CHECKS,

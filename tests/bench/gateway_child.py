@@ -13,10 +13,9 @@ import socket
 import sys
 from pathlib import Path
 
-from edge.gateway.app import make_app
 from edge.gateway.config import GatewayOptions
 from edge.gateway.handler import CONTEXT
-from edge.gateway.server import serve
+from edge.gateway.server import make_app, serve
 from tests.fakes.upstream.model import FakeModel
 
 

@@ -27,12 +27,12 @@ from pathlib import Path
 
 import httpx
 
-from edge.gateway.app import make_app
 from edge.gateway.config import GatewayOptions
 from edge.gateway.dispatch import by_name_or_path
 from edge.gateway.handler import CONTEXT
 from edge.gateway.model_name import named_model
 from edge.gateway.routes import route
+from edge.gateway.server import make_app
 from edge.linux.procfs import family_pids, family_pss_bytes
 from tests.bench.rows import Row, report
 from tests.fakes.upstream.model import FakeModel

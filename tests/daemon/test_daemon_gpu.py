@@ -13,8 +13,8 @@ from edge.board import nvidia, nvml
 from edge.board.device_nodes import WAIT_S
 from edge.board.probe import probe
 from edge.config import load
+from edge.daemon.device_recovery import recover_gpu
 from edge.daemon.fleet import Fleet, terms_of
-from edge.daemon.gpu_recovery import recover_gpu
 from edge.daemon.late_start import LateStart
 from edge.errors import DeviceMissingError
 from edge.paths import Folders, folders

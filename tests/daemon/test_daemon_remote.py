@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from edge.config.devices import DeviceConfig
 from edge.config.values import Config
+from edge.daemon.device_recovery import recover_servers, servers_lost
 from edge.daemon.fleet import Fleet, may_do_without, policy_of, without_absent
-from edge.daemon.remote_recovery import recover_servers, servers_lost
 from edge.errors import DoesNotFitError
 from edge.plan.plan import LaunchPlan
 from edge.plan.prepare import Prepared

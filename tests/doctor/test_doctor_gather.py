@@ -23,8 +23,7 @@ from edge.doctor.facts import DropIn
 from edge.doctor.gpu import read_devices, read_jtop
 from edge.doctor.memory import processes, read_memory_use
 from edge.doctor.own_files import find_leftovers
-from edge.doctor.ports import read_ports
-from edge.doctor.service import parse_show, read_units, unit_files
+from edge.doctor.service import parse_show, read_ports, read_units, unit_files
 from edge.doctor.storage import read_model_folder
 from edge.doctor.wsl import read_environment, read_wsl
 from edge.linux.procfs import lock_holders

@@ -13,11 +13,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from edge.gateway.app import make_app
 from edge.gateway.config import GatewayOptions
 from edge.gateway.context import Context
 from edge.gateway.handler import CONTEXT
-from edge.gateway.server import GatewayServer, serve
+from edge.gateway.server import GatewayServer, make_app, serve
 from tests.fakes.upstream.engine import FakeEngine, Script, answer_ok
 from tests.fakes.upstream.model import FakeModel
 from tests.gateway.raw import Answer, Client, once

@@ -24,9 +24,8 @@ import aiohttp
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from edge.gateway import keys
-from edge.gateway.app import make_app
 from edge.gateway.config import GatewayOptions
-from edge.gateway.server import serve
+from edge.gateway.server import make_app, serve
 from edge.supervisor.status import ModelStatus, State
 from edge.supervisor.upstream import Endpoint
 
