@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import select
-import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct, field
 
-from edge.bench.load import running, wait_ready
+from edge.bench.load import EngineBench, running, wait_ready
+from edge.builder.smoke import request
 from edge.errors import EdgeError, UnavailableError
 from edge.plan.draft_choice import DraftChoice, model_key
 from edge.plan.plan import LaunchPlan, ModelPlan, Plan
@@ -24,6 +24,7 @@ from edge.supervisor.process import Child
 WAYS = ("off", "ngram", "mtp")
 # Less is within the noise between two starts of one engine, and drafts cost memory and watts.
 GAIN = 1.05
+_ANSWER_LIMIT_S = 600.0  # a CPU that makes one token in four seconds still ends the default answer of 128
 _TEXT = (
     "The controller reads the wheel encoders fifty times a second. It compares them with the map, corrects the drift, "
     "and sends the motors a new speed. When the battery is low it drives to the dock. Near an obstacle it stops."
@@ -55,17 +56,8 @@ class DraftRow(Struct):
         return self.tokens / self.seconds if self.seconds else None
 
 
-class DraftBench:
-    """One measurement. `plan_for` returns the plan under a requested speculation; `socket_path` is free to use."""
-
-    def __init__(
-        self, plan_for: Callable[[str], Plan], model_id: str, socket_path: Path, on_step: Callable[[str], None]
-    ) -> None:
-        self._plan_for = plan_for
-        self._model_id = model_id
-        self._socket_path = socket_path
-        self._on_step = on_step
-        self.plans: dict[str, tuple[Plan, ModelPlan, LaunchPlan]] = {}
+class DraftBench(EngineBench):
+    """Answers prompts with one model under several ways of drafting."""
 
     def measure(self, ways: Sequence[str], *, repeat: int, tokens: int) -> list[DraftRow]:
         """Measure the ways in turns, so that other load falls on all of them.
@@ -75,9 +67,11 @@ class DraftBench:
         rows = [DraftRow(way) for way in ways]
         for row in rows:
             try:
-                self._plan(row)
+                warnings = self._plan(row.way, row.way).warnings
             except EdgeError as error:
                 row.note = str(error)
+            else:
+                row.note = next((note for note in warnings if note.startswith("speculation has no effect")), None)
         for number in range(repeat):
             for row in [each for each in rows if each.note is None]:
                 try:
@@ -86,14 +80,6 @@ class DraftBench:
                     row.note = str(error)
                 self._on_step(f"{row.way}: {number + 1} of {repeat}")
         return rows
-
-    def _plan(self, row: DraftRow) -> None:
-        plan = self._plan_for(row.way)
-        model = plan.models[self._model_id]
-        launch = model.ladder.plans[model.ladder.chosen]
-        self.plans[row.way] = (plan, model, launch)
-        ignored = next((note for note in launch.warnings if note.startswith("speculation has no effect")), None)
-        row.note = ignored
 
     def _start(self, row: DraftRow, tokens: int) -> None:
         launch = self.plans[row.way][2]
@@ -136,20 +122,14 @@ def _drained(child: Child) -> Iterator[None]:
 def _answer(path: Path, prompt: str, tokens: int) -> dict[str, Any]:
     """Return the timings of one chat completion of that many tokens. Raises UnavailableError."""
     body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": tokens, "temperature": 0}
-    connection = http.client.HTTPConnection("engine", timeout=600)
-    connection.sock = socket.socket(socket.AF_UNIX)
+    text = json.dumps(body | {"ignore_eos": True, "cache_prompt": False})
     try:
-        connection.sock.connect(str(path))
-        text = json.dumps(body | {"ignore_eos": True, "cache_prompt": False})
-        connection.request("POST", "/v1/chat/completions", text, {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        document = json.loads(answer.read())
-    except (OSError, ValueError, http.client.HTTPException) as error:
+        status, answer = request(path, "POST", "/v1/chat/completions", text, timeout_s=_ANSWER_LIMIT_S)
+        document = json.loads(answer)
+    except (OSError, ValueError, HTTPException) as error:
         raise UnavailableError(f"the engine ended the connection ({type(error).__name__})") from error
-    finally:
-        connection.close()
-    if answer.status != 200 or not isinstance(document.get("timings"), dict):
-        raise UnavailableError(f"the engine answered {answer.status} to a chat completion")
+    if status != 200 or not isinstance(document.get("timings"), dict):
+        raise UnavailableError(f"the engine answered {status} to a chat completion")
     timings: dict[str, Any] = document["timings"]
     return timings
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import http.client
 import os
-import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from http.client import HTTPException
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
 
 from msgspec import Struct, field
 
 from edge.board.storage import mount_of, mounts
+from edge.builder.smoke import request
 from edge.errors import TimedOutError, UnavailableError
 from edge.linux import prefetch
 from edge.linux.procfs import drop_pages
@@ -43,8 +43,8 @@ class LoadRow(Struct):
         return sum(medians) / len(medians) if medians else None
 
 
-class LoadBench:
-    """One measurement. `plan_for` returns the plan under a requested load mode; `socket_path` is free to use."""
+class EngineBench:
+    """One measurement. `plan_for` returns the plan under a value of one setting; `socket_path` is free to use."""
 
     def __init__(
         self, plan_for: Callable[[str], Plan], model_id: str, socket_path: Path, on_step: Callable[[str], None]
@@ -55,16 +55,24 @@ class LoadBench:
         self._on_step = on_step
         self.plans: dict[str, tuple[Plan, ModelPlan, LaunchPlan]] = {}
 
+    def _plan(self, way: str, value: str) -> LaunchPlan:
+        """Plan the model with `value`, kept as `plans[way]`. Raises EdgeError where it cannot be planned."""
+        plan = self._plan_for(value)
+        model = plan.models[self._model_id]
+        launch = model.ladder.plans[model.ladder.chosen]
+        self.plans[way] = (plan, model, launch)
+        return launch
+
+
+class LoadBench(EngineBench):
+    """Starts one model under several load modes."""
+
     def measure(self, modes: Sequence[str], *, repeat: int, cold: bool, warm: bool) -> list[LoadRow]:
         """Measure the modes in turns, so that other load falls on all of them. Raises what planning raises."""
         rows = {mode: LoadRow(mode) for mode in modes}
         for mode, row in rows.items():
             wanted = mode.removesuffix(PREFETCH)
-            plan = self._plan_for(wanted)
-            model = plan.models[self._model_id]
-            launch = model.ladder.plans[model.ladder.chosen]
-            self.plans[mode] = (plan, model, launch)
-            used = launch.settings.load_mode
+            used = self._plan(mode, wanted).settings.load_mode
             if used != wanted and wanted != "auto":
                 row.note = f"the plan uses {used} instead: {wanted} needs all weights on the GPU"
         measured = [row for row in rows.values() if row.note is None]
@@ -127,16 +135,11 @@ def wait_ready(child: Child) -> float:
 
 
 def health(path: Path) -> int | None:
-    connection = http.client.HTTPConnection("engine", timeout=5)
-    connection.sock = socket.socket(socket.AF_UNIX)
+    """Return the status of GET /health; None before the engine listens."""
     try:
-        connection.sock.connect(str(path))
-        connection.request("GET", "/health")
-        return connection.getresponse().status
-    except OSError:
+        return request(path, "GET", "/health", timeout_s=5)[0]
+    except (OSError, HTTPException):
         return None
-    finally:
-        connection.close()
 
 
 def read_through(path: Path) -> None:

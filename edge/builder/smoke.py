@@ -194,8 +194,8 @@ def _complete(socket: Path, child: subprocess.Popen[bytes], log: Path) -> dict[s
 class _UnixConnection(HTTPConnection):
     """An HTTP connection over a unix socket."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__("engine", timeout=_DEADLINE_S)
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("engine", timeout=timeout_s)
         self._path = path
 
     def connect(self) -> None:
@@ -204,9 +204,11 @@ class _UnixConnection(HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-def request(path: Path, method: str, target: str, body: str | None = None) -> tuple[int, bytes]:
-    """Return (status, body). Raises OSError or HTTPException."""
-    with contextlib.closing(_UnixConnection(path)) as connection:
+def request(
+    path: Path, method: str, target: str, body: str | None = None, *, timeout_s: float = _DEADLINE_S
+) -> tuple[int, bytes]:
+    """Ask an engine at its unix socket; return (status, body). Raises OSError or HTTPException."""
+    with contextlib.closing(_UnixConnection(path, timeout_s)) as connection:
         connection.request(method, target, body, {"Content-Type": "application/json"} if body else {})
         response = connection.getresponse()
         return response.status, response.read()

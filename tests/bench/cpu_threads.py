@@ -10,11 +10,9 @@ the one that it waits for. Prints the median seconds for the tokens, by threads,
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import os
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -25,7 +23,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.bench.engine_ready import chosen, health  # a script: the checkout has to be found first
+from edge.bench.load import health  # a script: the checkout has to be found first
+from edge.builder.smoke import request
+from tests.bench.engine_ready import chosen
 
 POLICIES: dict[str, dict[str, str]] = {
     "default": {},
@@ -99,16 +99,10 @@ def measure(
 
 
 def generate(path: Path, tokens: int) -> float:
-    connection = http.client.HTTPConnection("engine", timeout=300)
-    connection.sock = socket.socket(socket.AF_UNIX)
-    connection.sock.connect(str(path))
     body = {"prompt": "Once upon a time", "n_predict": tokens, "temperature": 0, "ignore_eos": True}
     began = time.monotonic()
-    connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
-    answer = connection.getresponse()
-    assert answer.status == 200, answer.read()
-    answer.read()
-    connection.close()
+    status, answer = request(path, "POST", "/completion", json.dumps(body), timeout_s=300)
+    assert status == 200, answer
     return time.monotonic() - began
 
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import argparse
 import compileall
-import http.client
 import json
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -24,7 +22,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.serving import ROOT, Up, edgellm  # a script: the checkout has to be found first
+from edge.bench.load import health  # a script: the checkout has to be found first
+from tests.serving import ROOT, Up, edgellm
 
 
 def main() -> None:
@@ -86,19 +85,6 @@ def by_hand(plan: dict[str, Any], path: Path) -> float:
     finally:
         child.terminate()
         child.wait()
-
-
-def health(path: Path) -> int | None:
-    connection = http.client.HTTPConnection("engine", timeout=5)
-    connection.sock = socket.socket(socket.AF_UNIX)
-    try:
-        connection.sock.connect(str(path))
-        connection.request("GET", "/health")
-        return connection.getresponse().status
-    except OSError:
-        return None
-    finally:
-        connection.close()
 
 
 def under_edgellm(arguments: list[str], state: Path) -> dict[str, Any]:

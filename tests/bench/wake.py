@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from edge.builder.smoke import request
 from edge.linux.procfs import read_usage
 from tests.bench.engine_ready import chosen
 from tests.bench.first_answer import BODY, bare, first_answer
@@ -101,24 +102,13 @@ def engines_own(plan: dict[str, Any], path: Path) -> tuple[float, int]:
 
     try:
         first_answer(connect, child)
-        eventually(lambda: json.loads(ask(path, "GET", "/props")).get("is_sleeping"), "it sleeps")
+        eventually(lambda: json.loads(request(path, "GET", "/props")[1]).get("is_sleeping"), "it sleeps")
         usage = read_usage(child.pid)
         began_s = time.monotonic()
         return first_answer(connect, child) - began_s, usage.rss_bytes if usage else 0
     finally:
         child.terminate()
         child.wait()
-
-
-def ask(path: Path, method: str, target: str) -> bytes:
-    connection = http.client.HTTPConnection("engine", timeout=60)
-    connection.sock = socket.socket(socket.AF_UNIX)
-    try:
-        connection.sock.connect(str(path))
-        connection.request(method, target)
-        return connection.getresponse().read()
-    finally:
-        connection.close()
 
 
 def wake(up: Up) -> float:

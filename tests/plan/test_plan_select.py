@@ -8,11 +8,6 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 from msgspec.structs import replace
 
-from edge.board import memory as board_memory
-from edge.board.board import Board
-from edge.board.memory import MemorySnapshot, snapshot
-from edge.board.named import board_by_id
-from edge.board.probe import probe
 from edge.config import Config, load, resolve_profile
 from edge.config.values import Preset
 from edge.errors import DoesNotFitError, ModelMissingError
@@ -27,21 +22,13 @@ from edge.plan.inputs import candidate_of, situation
 from edge.plan.planner import assumed_engine, plan_inputs
 from edge.plan.select import select, tokens_s
 from tests.plan import shapes
+from tests.plan.golden import machine
 from tests.plan.random_gguf import Shape, write
-from tests.trees import trees
 
 
 @pytest.fixture(scope="module")
 def rows() -> tuple[CatalogueRow, ...]:
     return load_catalogue()
-
-
-def machine(name: str) -> tuple[Board, MemorySnapshot]:
-    if name in trees.NAMES:
-        board = probe(trees.tree(name))
-        return board, snapshot(trees.tree(name), board)
-    board = board_by_id(name)
-    return board, board_memory.assumed(board)
 
 
 def choose(
