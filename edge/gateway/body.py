@@ -6,6 +6,7 @@ llama-server takes no Content-Encoding. All limits hold for the bytes before and
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import sys
 import zlib
 from collections.abc import AsyncIterator, Callable
@@ -41,6 +42,7 @@ class Body:
         self._connections = connections
         self.complete = not request.can_read_body
         connections.uploading(request.transport, not self.complete)
+        self._digest: str | None = None
         self.sent = False  # a part that is not kept went to the engine: the body cannot be sent again
         self.fault: HttpFault | None = None  # the reason for which the stream to the engine was cut short
         length = request.content_length
@@ -72,6 +74,17 @@ class Body:
                 grow(len(part))
             self._parts.append(part)
 
+    def digest(self) -> str:
+        """Return a hash of the declared length and of the first `replay_bytes`: the same for each sending of a body.
+
+        What follows may be on its way to the engine already. It needs a `read` up to `replay_bytes` before.
+        """
+        if self._digest is not None:
+            return self._digest
+        hashed = hashlib.sha256(f"{self._request.content_length} ".encode())
+        hashed.update((self.data or b"")[: self._limits.replay_bytes])
+        return hashed.hexdigest()
+
     def replace(self, data: bytes) -> None:
         """Send these bytes in place of the client's, which were read to their end."""
         self._parts = [data]
@@ -86,6 +99,7 @@ class Body:
 
     async def _stream(self) -> AsyncIterator[bytes]:
         self.sent = True
+        self._digest = self.digest()  # what is sent is not kept
         kept, self._parts = self._parts, []
         for part in kept:
             yield part

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -110,30 +109,28 @@ async def _as_first(
     loop: asyncio.AbstractEventLoop,
 ) -> web.StreamResponse | None:
     """Send the request to an engine that has completed nothing yet; None if it refuses or dies before it answers."""
-    with exchange.upstream.request(fingerprint) as progress:
-        watched = _FirstProgress(progress, exchange.usage, endpoint.generation)
-        try:
+    # The exceptions pass the context of the request: the exit of the engine, seen later, is blamed on what broke.
+    try:
+        with exchange.upstream.request(fingerprint) as progress:
+            watched = _FirstProgress(progress, exchange.usage, endpoint.generation)
             response = await _attempt(pools, exchange, endpoint, watched, loop, fresh=False)
-        except _Refused:
-            return None
-        except UpstreamDied as died:
-            if died.partial:
-                exchange.record.outcome = "cut"
-                raise RejectedError(died_fault(exchange.upstream, str(died))) from died
-            return None
-        if exchange.usage.tokens().completion:
-            progress.answered(endpoint.generation)
-        return response
+            if exchange.usage.tokens().completion:
+                progress.answered(endpoint.generation)
+            return response
+    except _Refused:
+        return None
+    except UpstreamDied as died:
+        if died.partial:
+            exchange.record.outcome = "cut"
+            raise RejectedError(died_fault(exchange.upstream, str(died))) from died
+        return None
 
 
 def _fingerprint(exchange: Exchange) -> Callable[[], str | None]:
-    """Return the identity of a request, computed when an engine died: None for a body that is not kept."""
+    """Return the identity of a request, computed when an engine died."""
 
-    def compute() -> str | None:
-        if exchange.body.sent or not exchange.body.complete:
-            return None
-        head = f"{exchange.request.method} {exchange.target}\n".encode()
-        return hashlib.sha256(head + (exchange.body.data or b"")).hexdigest()
+    def compute() -> str:
+        return f"{exchange.request.method} {exchange.target} {exchange.body.digest()}"
 
     return compute
 

@@ -75,6 +75,7 @@ class Attempt:
         self._capability = capability
         self._clock_offset_s: float | None = None
         self._starting = True
+        self._let_in = False
         self._has_protocol = False
         self._prefixed = (
             False  # the engine prefixes its lines (--log-prefix): one without is text of a model or a library
@@ -90,7 +91,8 @@ class Attempt:
 
     @property
     def served(self) -> bool:
-        return not self._starting
+        """Whether requests of clients may have reached the engine: its log may hold their text."""
+        return self._let_in or not self._starting
 
     def driver_opens(self, evidence: str) -> None:
         """Take the check of the GPU's device nodes; where lines of the engine came first, their evidence stays."""
@@ -109,7 +111,7 @@ class Attempt:
         if self._patterns.noise(raw):
             return ()
         self.lines += 1
-        if not self._starting:
+        if self.served:
             return ()
         line = parse_line(raw)
         at_s = self._engine_time(line.engine_s, now_s)
@@ -173,6 +175,10 @@ class Attempt:
 
     def on_gpu(self, now_s: float, size_bytes: int, domain: str) -> None:
         """Take NVML's size of the process, which the log of llama.cpp states in more detail."""
+
+    def let_in(self) -> None:
+        """Take the engine's first request: from now on its lines open nothing and explain no start."""
+        self._let_in = True
 
     def warmed(self, now_s: float, evidence: str) -> None:
         """Take the first completion: the start is over."""

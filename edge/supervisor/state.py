@@ -79,6 +79,7 @@ class SupervisorState(Struct, frozen=True):
     `kept`: remedies of the last start that served; `trial`: those that the present start adds; `tried`: ids that did
     not help since, and ALL once all of them together did not. `rung_lost`: by a request's memory or by kills without
     evidence, so that the planned rung is tried again after a time. `admits`: WARMING, and requests are let in.
+    `admitted`: requests were let into this child, so that one of them may have ended it.
     """
 
     rungs: int = 1  # of the memory ladder; the CPU rung may lie above them
@@ -104,6 +105,7 @@ class SupervisorState(Struct, frozen=True):
     returns: int = 0  # to the planned rung after a lost one
     short_of_memory: bool = False  # FAILED for want of memory
     admits: bool = False
+    admitted: bool = False
     failure: Failure | None = None
 
     @property
@@ -155,10 +157,10 @@ def step(m: SupervisorState, event: Event, now: float, policy: Policy) -> Step:
         case EngineReady() if m.state in {State.STARTING, State.LOADING}:
             return replace(m, state=State.WARMING), (WarmUp(),)
         case FirstRequestDue() if m.state is State.WARMING and m.unharmed:
-            return replace(m, admits=True), ()
+            return replace(m, admits=True, admitted=True), ()
         case Warmed() if m.state is State.WARMING:
             served = replace(m, failure=None, kept=m.remedies, trial=(), tried=(), admits=False)
-            served = replace(served, start_crash=None, same_failures=0, failed_starts=0)
+            served = replace(served, admitted=True, start_crash=None, same_failures=0, failed_starts=0)
             return replace(served, state=State.READY, ready_since=now), ()
         case Exited():
             return _exited(m, event, now, policy)
@@ -190,6 +192,7 @@ def step(m: SupervisorState, event: Event, now: float, policy: Policy) -> Step:
 
 def _spawn(m: SupervisorState) -> Step:
     fresh = replace(m, state=State.STARTING, alive=True, then=AfterExit.STOP, deadline=None, ready_since=None)
+    fresh = replace(fresh, admitted=False)
     return fresh, (Spawn(fresh.rung, tuple(remedy.id for remedy in fresh.remedies)),)
 
 

@@ -314,7 +314,7 @@ class Supervisor:
     def _become(self, machine: SupervisorState) -> None:
         before, self.machine = self.machine, machine
         if machine != before:
-            if before.ready_since is not None and died(before, machine) and not shot(machine.failure):
+            if before.admitted and died(before, machine) and not shot(machine.failure):
                 self._traffic.engine_died()
             if machine.short_of_memory is not before.short_of_memory:
                 (self._memory.begin if machine.short_of_memory else self._memory.end)()

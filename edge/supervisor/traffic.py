@@ -10,9 +10,9 @@ from contextlib import contextmanager
 Fingerprint = Callable[[], str | None]
 DEATHS = 2  # at one death a request may have been there by chance
 REFUSED_S = 600.0  # a client that retries stops within minutes; a later version of the prompt has another fingerprint
-BLAMED_S = (
-    10.0  # from a broken connection to the exit that the supervisor sees: a core of some GiB is written meanwhile
-)
+DEATHS_S = 3600.0  # a death longer ago says nothing of a request that monitoring repeats each minute
+# From a broken connection to the exit that the supervisor sees: a core of some GiB is written meanwhile.
+BLAMED_S = 10.0
 REMEMBERED = 256
 
 
@@ -37,7 +37,7 @@ class Traffic:
         self._clock = clock
         self._running: list[Fingerprint] = []
         self._broken: list[tuple[float, Fingerprint]] = []  # ended without an answer lately
-        self._deaths: dict[str, int] = {}
+        self._deaths: dict[str, tuple[int, float]] = {}  # how many, and when the last one was
         self._refused_until_s: dict[str, float] = {}
 
     def idle_limit_s(self, ttl_s: float) -> float | None:
@@ -80,7 +80,9 @@ class Traffic:
         blamed = [*self._running, *(fingerprint for at_s, fingerprint in self._broken if now - at_s < BLAMED_S)]
         self._broken.clear()
         for text in {text for fingerprint in blamed if (text := fingerprint()) is not None}:
-            self._deaths[text] = deaths = self._deaths.pop(text, 0) + 1
+            before, at_s = self._deaths.pop(text, (0, now))
+            deaths = before + 1 if now - at_s < DEATHS_S else 1
+            self._deaths[text] = deaths, now
             if deaths >= DEATHS:
                 self._refused_until_s[text] = now + REFUSED_S
         while len(self._deaths) > REMEMBERED:

@@ -303,6 +303,7 @@ class Watch:
         stands for requests that fail, are cancelled, or send no byte before their last token.
         """
         if self._held():
+            self.attempt.let_in()
             self._post(FirstRequestDue())
             if await happens(self.answered, HEAD_START_S):
                 return None

@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from msgspec.structs import replace
 
 from edge.supervisor.degraded import EngineFacts, differences
 from edge.supervisor.diagnose import find_cause
@@ -216,6 +217,19 @@ def test_a_line_without_the_engines_prefix_is_text_and_opens_nothing() -> None:
     attempt.stderr("llama_kv_cache: size = 9999.00 MiB (     1 cells", 101.0)
     attempt.stderr("load_tensors: offloaded 99/99 layers to GPU", 101.0)
     assert attempt.facts == EngineFacts() and not attempt.gates.openings.get("kv_cache")
+
+
+def test_a_line_of_an_engine_that_has_a_request_opens_and_refuses_nothing() -> None:
+    """The first request of a client comes before READY: what its text makes the engine print is no device fault."""
+    on_gpu = replace(CPU, settings=replace(CPU.settings, n_gpu_layers=29, devices=("CUDA0",)))
+    trouble = "ggml_cuda_init: failed to initialize CUDA: no CUDA-capable device is detected"
+    for let_in in (False, True):
+        attempt = Attempt(on_gpu, PATTERNS, 100.0, META.tensor_bytes)
+        if let_in:
+            attempt.let_in()
+        seen = attempt.stderr(trouble, 101.0)
+        attempt.stderr(engine_log.prefixed("llama_kv_cache: size = 9999.00 MiB (     1 cells", 0.1), 101.0)
+        assert bool(seen) is not let_in and (attempt.facts == EngineFacts()) is let_in
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from edge.supervisor.status import State
-from edge.supervisor.traffic import BLAMED_S, REFUSED_S, REMEMBERED, Traffic
+from edge.supervisor.traffic import BLAMED_S, DEATHS_S, REFUSED_S, REMEMBERED, Traffic
 from tests.supervisor.rig import rigged
 
 
@@ -45,6 +45,16 @@ async def test_two_deaths_refuse_and_time_forgives() -> None:
     assert traffic.kills(same)
     assert not traffic.kills(lambda: "bystander") and not traffic.kills(lambda: None)
     clock.now += REFUSED_S
+    assert not traffic.kills(same)
+
+
+async def test_a_death_long_ago_is_not_added_to_todays() -> None:
+    """Monitoring sends the same request each minute: it is in flight at every death, and the cause of none."""
+    clock = Clock()
+    traffic = Traffic(clock=clock)
+    for _ in range(3):
+        die_with(traffic, "poison")
+        clock.now += DEATHS_S
     assert not traffic.kills(same)
 
 
@@ -96,6 +106,30 @@ async def test_a_request_that_kills_engines_costs_no_rung_and_is_refused(short_d
         assert rig.supervisor.kills(same)
         assert rig.supervisor.machine.rung == 0 and rig.supervisor.status().state is State.READY
         assert set(rig.kinds) == {"signal_segv"}
+
+
+async def test_the_first_request_of_an_engine_is_blamed_and_what_waits_for_the_next_is_not(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine died before it was READY, so that its death counted for nothing."""
+    monkeypatch.setattr("edge.supervisor.watch.HEAD_START_S", 60.0)  # no probe of its own makes it READY before
+    async with rigged(short_dir, poison="fatal grammar") as rig:
+        await rig.until(lambda: rig.supervisor.machine.alive)
+        assert (await rig.supervisor.ensure_ready(first=True)).state is State.WARMING
+        with pytest.raises((aiohttp.ClientError, OSError)), rig.supervisor.request(same):
+            await rig.complete(grammar="fatal grammar")
+        await rig.until(lambda: len(rig.pids) == 2)
+        await rig.ready()
+        rig.change(first_starts=9, first={"death": {"at": "line", "lines": [], "code": 1}})
+        with rig.supervisor.request(lambda: "waits"):
+            os.kill(rig.pids[-1], signal.SIGKILL)
+            await rig.until(lambda: len(rig.pids) >= 5)
+            rig.change(first_starts=0)
+            await rig.ready()
+        assert not rig.supervisor.kills(lambda: "waits") and not rig.supervisor.kills(same)
+        with pytest.raises((aiohttp.ClientError, OSError)), rig.supervisor.request(same):
+            await rig.complete(grammar="fatal grammar")
+        await rig.until(lambda: rig.supervisor.kills(same))
 
 
 async def test_an_engine_that_another_process_kills_blames_no_request(short_dir: Path) -> None:
