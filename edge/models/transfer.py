@@ -17,10 +17,9 @@ from msgspec import Struct, convert, field, to_builtins
 
 from edge.errors import BadDataError, UnavailableError
 from edge.linux.files import read_json, write_json
-from edge.models.disk import need_space
+from edge.models.disk import Sink, need_space
 from edge.models.job import ResumableError
 from edge.models.progress import TransferMeter
-from edge.models.sink import Sink
 from edge.models.verdict import VerdictError, not_gguf
 
 if TYPE_CHECKING:

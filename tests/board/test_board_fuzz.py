@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge.board import cpu, jetson
+from edge.board import jetson
 from edge.board.memory import snapshot
-from edge.board.probe import probe
+from edge.board.probe import expand, probe
 from edge.board.tables import table
 from edge.doctor.doctor import examine, read_facts
 from edge.telemetry.document import sample_document
@@ -127,7 +127,7 @@ def test_every_release_has_a_neighbour_that_is_not_newer_in_its_major(version: l
 
 @given(st.sets(st.integers(0, 300), max_size=20))
 def test_cpu_lists_are_read_back(numbers: set[int]) -> None:
-    assert cpu.expand(",".join(map(str, sorted(numbers)))) == numbers
+    assert expand(",".join(map(str, sorted(numbers)))) == numbers
 
 
 @given(st.text(max_size=60), st.text(max_size=60))
