@@ -9,7 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,8 @@ class Up:
         return self.log.read_text(errors="replace")
 
     def events(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.output.splitlines() if line.startswith("{")]
+        """The last line may be half written."""
+        return [json.loads(line) for line in self.output.split("\n")[:-1] if line.startswith("{")]
 
     def healthz(self) -> dict[str, Any]:
         """{} while no process answers."""
@@ -154,6 +156,17 @@ def _command(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Stop a process: what it would answer in milliseconds waits until the test has seen it wait."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def alive(pid: int) -> bool:

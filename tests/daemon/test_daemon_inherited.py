@@ -47,7 +47,7 @@ def test_a_first_spawn_that_failed_is_tried_again(tmp_path: Path, smollm2: Path)
             except httpx.HTTPError:
                 return False
 
-        eventually(answered, "the model is started and answers", patience_s=30)
+        eventually(answered, "the model is started and answers")
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0

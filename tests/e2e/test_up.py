@@ -123,7 +123,7 @@ def test_a_killed_supervisor_leaves_no_engine(smollm2: Path, tmp_path: Path) -> 
         engine = running.child_pid()
         running.process.kill()
         running.process.wait()
-        eventually(lambda: not alive(engine), "the engine died with its supervisor", patience_s=2)
+        eventually(lambda: not alive(engine), "the engine died with its supervisor")
 
 
 def test_ctrl_c_ends_it_cleanly(smollm2: Path, tmp_path: Path) -> None:

@@ -99,7 +99,8 @@ class Engine:
 
     @property
     def completes(self) -> bool:
-        return self.ready_s is not None and time.monotonic() - self.ready_s >= self.switches.completions_after_s
+        when = self.switches.completions_when
+        return self.ready_s is not None and (not when or Path(when).exists())
 
     def count(self) -> int:
         """The number of this completion. Hangs without end when wedged."""

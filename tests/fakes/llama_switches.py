@@ -48,7 +48,7 @@ class Switches:
     line_pause_s: float = 0.0
     silent_until: str = ""  # no line before this file exists
     health_never: bool = False  # 503 without end
-    completions_after_s: float = 0.0  # they answer 503 so long after /health is 200
+    completions_when: str = ""  # they answer 503 before this file exists, though /health is 200
     models_at_once: bool = False  # /v1/models is 200 while it loads
     ignore_term: bool = False
     wedge_after: int | None = None  # completions that are answered; the next hang, everything else goes on

@@ -12,7 +12,7 @@ import pytest
 
 from edge.errors import EdgeError, UsageError
 from tests.daemon.served import Served, served
-from tests.serving import eventually
+from tests.serving import eventually, stopped
 
 # One plan of the demo model without a prompt cache takes 178 MiB: one fits, two do not.
 LIMIT = '[memory]\nlimit = "300MiB"'
@@ -54,10 +54,18 @@ def test_a_mixture_of_requests_is_answered_with_few_changes(two: Served) -> None
     two.client.load("a")
     before = len(two.pids)
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda name: ask(two, name).status_code, ["a", "b"] * 4))
+        with stopped(two.model("a")["pid"]):  # none is answered before all are there
+            asked = [pool.submit(ask, two, name) for name in ["a", "b"] * 4]
+            eventually(lambda: requests_open(two) == 8, "eight requests")
+        answers = [each.result().status_code for each in asked]
     assert answers == [200] * 8
-    # a a a a b b b b costs one start, and at most one more of each if a request came late.
+    # a a a a b b b b costs one start, and at most one more of each where the pool changed its mind.
     assert len(two.pids) - before <= 3
+
+
+def requests_open(up: Served) -> int:
+    activity = httpx.get(f"{up.url}/telemetry").json()["gateway"].values()
+    return sum(model[place] for model in activity for place in ("in_flight", "queued", "waiting"))
 
 
 def test_ps_load_and_unload(two: Served) -> None:
@@ -94,7 +102,8 @@ def test_the_small_model_comes_back_when_the_large_one_sleeps(smollm2: Path, tmp
     with served(tmp_path, *models, top=LIMIT, ready=False) as up:
         up.ready("small")
         assert ask(up, "large").status_code == 200
-        assert up.model("small")["state"] == "SLEEPING"
+        slept = [event for event in up.events() if event.get("model") == "small" and event.get("state") == "SLEEPING"]
+        assert slept, "it gave way"
         up.ready("small")
         assert up.model("large")["state"] == "SLEEPING"
 

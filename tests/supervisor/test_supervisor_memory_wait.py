@@ -18,6 +18,7 @@ from edge.supervisor.status import State
 from edge.supervisor.variants import SupervisorCallbacks
 from edge.units import GIB
 from tests.fakes.llama_switches import Death
+from tests.fakes.waiting import until
 from tests.supervisor.rig import FAST, rigged
 
 HOLD = f"import sys; held = b'x' * {HOLDER_BYTES + (32 << 20)}; print('held', flush=True); sys.stdin.read()"
@@ -72,11 +73,10 @@ async def test_a_wait_that_ends_early_leaves_nothing_behind() -> None:
     async with holder():
         wait = MemoryWait(lambda: None)
         wait.begin()
-        while not wait.holders:
-            await asyncio.sleep(0.01)
+        await until(lambda: wait.holders)
         wait.end()
-        await asyncio.sleep(0.05)
-        assert asyncio.all_tasks() == before and wait.sentence == ""
+        await until(lambda: asyncio.all_tasks() == before)
+        assert wait.sentence == ""
 
 
 async def test_holders_are_the_largest_and_never_this_process() -> None:

@@ -122,7 +122,7 @@ def test_fc32_it_does_not_outlive_us(number: signal.Signals, short_dir: Path) ->
     parent.send_signal(number)
     parent.wait(30)
     parent.stdout.close()
-    eventually(lambda: not alive(child), "it dies with its parent", patience_s=5)
+    eventually(lambda: not alive(child), "it dies with its parent")
 
 
 def test_usage_is_of_the_child(short_dir: Path, children: list[Child]) -> None:

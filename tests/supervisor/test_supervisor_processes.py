@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from edge.linux.procfs import read_usage
+from edge.supervisor import watch
 from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.status import State
 from tests.fakes.llama_switches import Death
@@ -83,7 +83,7 @@ async def test_a_template_that_does_not_parse_is_no_reason_not_to_serve(short_di
 
 
 async def test_completions_that_answer_503_are_asked_again(short_dir: Path) -> None:
-    async with rigged(short_dir, completions_after_s=3600.0) as rig:
+    async with rigged(short_dir, completions_when="/nonexistent") as rig:
         await rig.until(lambda: len(rig.requests()) >= 3)
         assert rig.supervisor.machine.state is State.WARMING, "503 is asked again, not taken for a failure (FC-31)"
 
@@ -127,12 +127,15 @@ async def test_a_start_after_a_failed_one_completes_its_own_prompt_first(short_d
 
 
 async def test_fc31_models_answers_and_health_is_green_before_completions_are(short_dir: Path) -> None:
-    async with rigged(short_dir, models_at_once=True, completions_after_s=0.4) as rig:
+    when = short_dir / "when"
+    async with rigged(short_dir, models_at_once=True, completions_when=str(when)) as rig:
+        await rig.until(lambda: len(rig.requests()) >= 2)
+        seen = rig.supervisor.watch
+        assert seen is not None and seen.engine_ready_s is not None and seen.first_token_s is None
+        assert rig.states[-1] == "WARMING" and "READY" not in rig.states
+        when.touch()
         await rig.ready()
-        watch = rig.supervisor.watch
-        assert watch is not None and watch.engine_ready_s is not None and watch.first_token_s is not None
-        assert watch.first_token_s - watch.engine_ready_s >= 0.4
-        assert "READY" not in rig.states[: rig.states.index("WARMING") + 1]
+        assert seen.first_token_s is not None and seen.first_token_s > seen.engine_ready_s
 
 
 async def test_fc35_an_exit_without_a_word_tells_code_and_time(short_dir: Path) -> None:
@@ -154,8 +157,8 @@ async def test_fc35_exit_0_before_readiness_is_a_failure(short_dir: Path) -> Non
 
 async def test_fc26_ready_late_is_ready_and_a_slow_load_that_moves_is_not_ended(short_dir: Path) -> None:
     """The stall limit is far shorter than the load."""
-    hasty = SupervisorOptions(policy=replace(FAST, stall_s=1.0))
-    async with rigged(short_dir, terms=hasty, load_s=3.0, steps=30) as rig:
+    hasty = SupervisorOptions(policy=replace(FAST, stall_s=1.5))
+    async with rigged(short_dir, terms=hasty, load_s=2.5, steps=50) as rig:
         await rig.ready()
         assert rig.supervisor.restarts == 0
 
@@ -192,13 +195,13 @@ async def test_fc37_a_wedged_engine_that_ignores_sigterm_is_replaced(short_dir: 
 
 
 async def test_an_idle_engine_is_not_wedged_and_a_busy_one_neither(short_dir: Path) -> None:
-    hasty = SupervisorOptions(policy=replace(FAST, wedge_s=0.8))
+    hasty = SupervisorOptions(policy=replace(FAST, wedge_s=1.5))
     async with rigged(short_dir, terms=hasty) as rig:
         await rig.ready()
-        await asyncio.sleep(1.2)  # no request is open: no progress is expected
+        await asyncio.sleep(1.8)  # no request is open: no progress is expected
         with rig.supervisor.request() as progress:  # tokens come, slowly
-            for _ in range(10):
-                await asyncio.sleep(0.15)
+            for _ in range(18):
+                await asyncio.sleep(0.1)
                 progress.moved()
         assert (rig.supervisor.restarts, rig.states[-1]) == (0, "READY")
 
@@ -330,15 +333,13 @@ async def test_who_waits_is_answered_when_it_fails(short_dir: Path) -> None:
         assert {status.failure.kind for status in statuses if status.failure} == {"bad_model"}
 
 
-async def test_exit_to_spawn_takes_no_time_of_ours(short_dir: Path) -> None:
-    """The figure is measured by tests/bench; here only that nothing waits for a poll."""
-    async with rigged(short_dir) as rig:
+async def test_exit_to_spawn_takes_no_time_of_ours(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figure is measured by tests/bench; here only that nothing waits for a poll: the next is an hour away."""
+    monkeypatch.setattr(watch, "IDLE_LOOK_S", 3600.0)
+    async with rigged(short_dir, terms=SupervisorOptions(policy=replace(FAST, look_s=3600.0))) as rig:
         await rig.ready()
-        killed_s = time.monotonic()
         os.kill(rig.pids[-1], signal.SIGKILL)
         await rig.until(lambda: rig.supervisor.restarts == 1)
-        assert rig.supervisor.watch is not None
-        assert rig.supervisor.watch.child.spawned_at_s - killed_s < 1.0
 
 
 @pytest.mark.parametrize(("switches", "subject"), [({"props_n_ctx": 512}, "n_ctx"), ({"props_slots": 4}, "n_parallel")])

@@ -80,9 +80,9 @@ async def test_a_script_that_detaches_its_engine_is_no_start(short_dir: Path) ->
 async def test_a_shells_137_and_139_are_the_signals_of_its_engine(short_dir: Path) -> None:
     async with rigged(short_dir, argv=script(short_dir, PLAIN), rungs=2) as rig:
         await rig.ready()
-        for number in (signal.SIGSEGV, signal.SIGKILL):
+        for restarts, number in enumerate((signal.SIGSEGV, signal.SIGKILL), 1):
             os.kill(rig.pids[-1], number)
-            await rig.until(lambda: rig.states[-1] != "READY")
+            await rig.until(lambda expected=restarts: rig.supervisor.restarts == expected)
             await rig.ready()
         assert rig.kinds == ["signal_segv", "killed"]
         assert rig.supervisor.machine.rung == 0
