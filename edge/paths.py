@@ -50,6 +50,10 @@ class Folders(NamedTuple):
         return self.cache / "prompts" / self.instance
 
     @property
+    def kept_headers(self) -> Path:
+        return self.cache / "headers"
+
+    @property
     def lock(self) -> Path:
         return self.instance_run / "lock"
 

@@ -228,8 +228,8 @@ def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
 def trace_inputs(folders: Folders) -> Iterator[dict[str, Identity]]:
     """Collect the files and folders that the block opens for reading, or looks for, as they are at its end.
 
-    Left out are code, what this instance writes itself (its records of starts), and pseudo file systems, whose facts
-    are in `board_identity`.
+    Left out are code, what this instance writes itself (its records of starts, headers that it has read), and pseudo
+    file systems, whose facts are in `board_identity`.
     """
     if not _hooked():
         sys.addaudithook(_on_event)
@@ -240,7 +240,7 @@ def trace_inputs(folders: Folders) -> Iterator[dict[str, Identity]]:
         yield inputs
     finally:
         _OPENED.remove(opened)
-        left_out = (*_PSEUDO, str(folders.instance_state), str(folders.run))
+        left_out = (*_PSEUDO, str(folders.instance_state), str(folders.run), str(folders.kept_headers))
         packages = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[1]))
         for path in map(os.path.abspath, opened):
             found = identity(path)

@@ -18,10 +18,11 @@ CHUNK_BYTES = 1 << 20  # far above the cost of a read(2), far below the cache of
 READ_MAX_BYTES = 4 << 20
 
 
-def write_atomic(path: Path, text: str, mode: int = 0o600) -> None:
+def write_atomic(path: Path, text: str, mode: int = 0o600, *, durable: bool = True) -> None:
     """Replace a file in one step: write beside it, sync, rename.
 
     Raises OSError; the former file is then unchanged. The rename itself may be lost with the power: see `write_shared`.
+    Not `durable`: without a sync, for what its reader can make again if a power cut left an empty file.
     """
     import tempfile  # late: nothing is written on the way to the first child
 
@@ -31,7 +32,8 @@ def write_atomic(path: Path, text: str, mode: int = 0o600) -> None:
             file.write(text)
             file.flush()
             os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         Path(name).replace(path)
     except BaseException:
         with contextlib.suppress(OSError):

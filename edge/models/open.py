@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from edge.errors import BadModelError, UsageError
 from edge.models import ollama, receipt
 from edge.models import quant as arch
-from edge.models.header import peek_kind, quant_of, read_header, weight_bytes
+from edge.models.header import peek_kind, quant_of, read_header, read_kept, weight_bytes
 from edge.models.meta import ModelMeta
 from edge.models.quant import FILE_TYPES, UNKNOWN, confirms, label_from_name, plain, public_name, shard_of
 from edge.models.scan import ModelCandidate, scan, size_of, unfinished
@@ -208,15 +208,15 @@ def check(path: Path, model: ModelMeta) -> ProjectorBytes:
     return ProjectorBytes(meta.tensor_bytes, projector_compute_bytes(meta))
 
 
-def open_model(path: Path, *, drafter: bool = False) -> ModelFile:
+def open_model(path: Path, *, drafter: bool = False, headers: Path | None = None) -> ModelFile:
     """Open the model at `path`: its file, any of its shards, a blob of Ollama's, or a folder with exactly one model.
 
-    `drafter`: a model that only predicts for another one is meant, or allowed.
+    `drafter`: a model that only predicts for another one is meant, or allowed. `headers`: as of `read_kept`.
 
     Raises BadModelError with the verdict, UsageError for a folder that holds more or none.
     """
     found = _found(path)
-    whole = read_found(found)
+    whole = read_found(found, headers)
     wrong = not_a_model(whole)
     if wrong and not (drafter and wrong.kind == "drafter"):
         raise VerdictError(wrong, found.path.name)
@@ -238,11 +238,11 @@ def open_model(path: Path, *, drafter: bool = False) -> ModelFile:
     )
 
 
-def read_found(found: ModelCandidate) -> ModelMeta:
-    """Read the headers of all shards of a candidate as one. Raises VerdictError."""
+def read_found(found: ModelCandidate, headers: Path | None = None) -> ModelMeta:
+    """Read the headers of all shards of a candidate as one, as `read_kept` does. Raises VerdictError."""
     if found.wrong:
         raise VerdictError(found.wrong, found.path.name)
-    metas = [_header(shard) for shard in found.shards]
+    metas = [_header(shard, headers) for shard in found.shards]
     # A lone file whose name merely looks like a shard's: the header knows.
     if found.missing and not (metas[0].split is None and len(metas) == 1):
         raise VerdictError(missing_shards(found.missing), found.path.name)
@@ -290,9 +290,9 @@ def _by_name(path: Path) -> HeaderVerdict | None:
     return unfinished(path.name) or bad_name(path.name)
 
 
-def _header(path: Path) -> ModelMeta:
+def _header(path: Path, headers: Path | None) -> ModelMeta:
     try:
-        return read_header(path)
+        return read_kept(path, headers)
     except OSError as error:
         hint = "look at its permissions and those of its folders"
         raise VerdictError(HeaderVerdict("unreadable", f"cannot be read: {error.strerror}", hint), path.name) from error

@@ -73,11 +73,15 @@ class StoreEntry(Struct, frozen=True):
 
 
 class Store:
-    """`models_dir` is ours; `extra_dirs` are only read (a hub cache among them). Nothing is created here."""
+    """`models_dir` is ours; `extra_dirs` are only read (a hub cache among them). Nothing is created here.
 
-    def __init__(self, models_dir: Path, extra_dirs: Sequence[Path] = ()) -> None:
+    `headers`: the folder where headers are kept that were read, None for none.
+    """
+
+    def __init__(self, models_dir: Path, extra_dirs: Sequence[Path] = (), headers: Path | None = None) -> None:
         self.models_dir = models_dir
         self.extra_dirs = tuple(extra_dirs)
+        self.headers = headers
 
     def list(self) -> list[StoreEntry]:
         """List everything by name, then size. A bad file is an entry with a verdict, never an error."""
@@ -129,7 +133,7 @@ class Store:
             if not os.path.lexists(path):
                 hint = "give the path of a .gguf file, or see: edgellm model list"
                 raise ModelMissingError(f"no such file: {ref}", hint)
-            return open_model(path.absolute(), drafter=drafter)
+            return open_model(path.absolute(), drafter=drafter, headers=self.headers)
         return self._best(self.named(ref), ref, drafter)
 
     def named(self, ref: str) -> Sequence[StoreEntry]:
@@ -160,7 +164,7 @@ class Store:
         error: VerdictError | None = None
         for entry in ranked:
             try:
-                return open_model(entry.path, drafter=drafter)
+                return open_model(entry.path, drafter=drafter, headers=self.headers)
             except VerdictError as bad:
                 error = error or bad
         raise error or ModelMissingError(f"no model {ref}", "edgellm model list")
@@ -182,7 +186,7 @@ def standard(folders: Folders, dirs: Iterable[str], env: Mapping[str, str]) -> S
     extra += ollama.stores(env, named_only=not folders.shared_stores)
     if folders.shared_stores and env.get("HOME", "").startswith("/"):
         extra += [Path(env["HOME"]) / below for below in _LM_STUDIO]
-    return Store(folders.models, extra)
+    return Store(folders.models, extra, folders.kept_headers)
 
 
 def missing(ref: str, entries: Sequence[StoreEntry]) -> ModelMissingError:

@@ -11,7 +11,7 @@ from msgspec import Struct
 from edge.errors import BadDataError, ConfigError
 from edge.models.meta import ModelMeta
 from edge.models.open import ModelFile, open_model
-from edge.models.store import StoreEntry
+from edge.models.store import Store, StoreEntry
 from edge.plan.inputs import Candidate, Weights, candidate_of
 from edge.plan.kv_cache import KvBytes, LayerShape
 from edge.resources import data_dir, load_toml
@@ -143,7 +143,7 @@ def offers(
 
 
 def loader(
-    models_dir: Path, skipped: list[str], rows: Sequence[CatalogueRow] | None = None
+    store: Store, skipped: list[str], rows: Sequence[CatalogueRow] | None = None
 ) -> Callable[[DownloadCandidate], Candidate | None]:
     """Return a function that reads each header once. It appends files that cannot be used to `skipped`."""
     known: dict[str, Candidate | None] = {}
@@ -153,7 +153,9 @@ def loader(
         if key not in known:
             try:
                 known[key] = (
-                    candidate_of(open_model(Path(offer.path))) if offer.path else absent(offer, models_dir, rows)
+                    candidate_of(open_model(Path(offer.path), headers=store.headers))
+                    if offer.path
+                    else absent(offer, store.models_dir, rows)
                 )
             except BadDataError as error:
                 skipped.append(str(error))

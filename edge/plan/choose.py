@@ -41,7 +41,7 @@ class Chooser:
         self._rows = rows
         self._entries: list[StoreEntry] | None = None
         self._skipped: list[str] = []
-        self._load = loader(store.models_dir, self._skipped, rows)
+        self._load = loader(store, self._skipped, rows)
 
     def choose(self, config: Config, preset: Preset) -> Chosen:
         """Return the candidates of every configured model. Raises ModelMissingError, BadModelError, DoesNotFitError."""

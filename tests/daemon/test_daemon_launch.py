@@ -29,3 +29,22 @@ def test_no_certificate_is_read_for_a_server_of_unix_sockets(variables: dict[str
     assert done.returncode == 0, done.stderr
     kept = [variables.get("SSL_CERT_FILE"), variables.get("SSL_CERT_DIR")]
     assert json.loads(done.stdout) == [0, *kept]
+
+
+EXTENSIONS = """
+import sys
+from edge.daemon.launch import without_extensions
+with without_extensions():
+    import msgspec
+early = "inspect" in sys.modules
+import typing_extensions, msgspec, aiohttp
+class Both(msgspec.Struct):
+    a: "list[int] | None" = None
+    b: "typing_extensions.Annotated[int, msgspec.Meta(ge=1)]" = 1
+print(early, msgspec.json.decode(b'{"a": [1], "b": 2}', type=Both))
+"""
+
+
+def test_msgspec_is_imported_without_typing_extensions_and_works() -> None:
+    done = subprocess.run([sys.executable, "-c", EXTENSIONS], env=environment(), capture_output=True, text=True)
+    assert done.stdout == "False Both(a=[1], b=2)\n", done.stderr

@@ -34,8 +34,10 @@ from edge.daemon.remembered_launch import (
     why_not,
 )
 from edge.engine.installed import SelectedEngine, write_selection
+from edge.models.header import read_kept
 from edge.paths import folders
 from tests.daemon.served import Served, config_text, install
+from tests.fakes.gguf_writer import Gguf
 from tests.fakes.llama_switches import Death, change
 from tests.plan.golden import ERAS, FOLDERS, NOWHERE, planned
 from tests.serving import environment, eventually, free_port
@@ -226,6 +228,14 @@ def test_inputs_are_what_a_block_reads(tmp_path: Path) -> None:
     }
     Path("/etc/hostname").exists() and Path("/etc/hostname").read_text()
     assert len(inputs) == 3
+
+
+def test_a_model_whose_header_was_kept_is_an_input_too(tmp_path: Path) -> None:
+    places, model = folders({}, tmp_path / "s"), Gguf("llama").model().save(tmp_path / "m.gguf")
+    for _ in range(2):
+        with trace_inputs(places) as inputs:
+            read_kept(model, places.kept_headers)
+        assert inputs == {str(model): identity(str(model))}
 
 
 WRITER = """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.models.header import peek_kind, read_header
+from edge.models.header import _KEPT_FILES, peek_kind, read_header, read_kept
 from edge.models.meta import Split
 from edge.models.open import open_model
 from edge.models.verdict import HeaderVerdict, VerdictError
@@ -275,3 +275,62 @@ def test_error_names_the_file_but_not_its_folder(tmp_path: Path) -> None:
     with pytest.raises(VerdictError) as caught:
         read_header(path)
     assert "secret-place" not in str(caught.value)
+
+
+def test_a_kept_header_is_the_one_that_was_read(tmp_path: Path) -> None:
+    path = Gguf("llama").model(n_layer=2, vocab=500).set("llama.rope.freq_base", 1e6).save(tmp_path / "a.gguf")
+    folder = tmp_path / "kept"
+    assert read_kept(path, folder) == read_header(path)
+    (kept,) = folder.iterdir()
+    kept.write_text(kept.read_text().replace('"tiny"', '"kept"'))
+    assert read_kept(path, folder).name == "kept"
+    assert read_kept(path, None).name == "tiny"
+
+
+@pytest.mark.parametrize("damage", ["replaced", "cut", "another format", "writable by others", "another file's"])
+def test_a_kept_header_that_may_be_another_one_is_read_again(damage: str, tmp_path: Path) -> None:
+    path, folder = Gguf("llama").model(n_layer=2).save(tmp_path / "a.gguf"), tmp_path / "kept"
+    read_kept(path, folder)
+    (kept,) = folder.iterdir()
+    text = kept.read_text().replace('"tiny"', '"kept"')
+    match damage:
+        case "replaced":
+            Gguf("llama").model(n_layer=3).save(tmp_path / "b.gguf").replace(path)
+            kept.write_text(text)
+        case "cut":
+            kept.write_text(text[: len(text) // 2])
+        case "another format":
+            kept.write_text(text.replace("[1,", "[0,", 1))
+        case "writable by others":
+            kept.write_text(text)
+            kept.chmod(0o666)
+        case _:
+            kept.write_text(text.replace(f"{path.stat().st_ino}]", f"{path.stat().st_ino + 1}]", 1))
+    assert read_kept(path, folder) == read_header(path)
+    assert read_kept(path, folder).name == "tiny"
+
+
+def test_a_kept_header_is_no_way_around_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    path, folder = Gguf("llama").model().save(tmp_path / "a.gguf"), tmp_path / "kept"
+    read_kept(path, folder)
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        read_kept(path, folder)
+    path.mkdir()
+    with pytest.raises(VerdictError):
+        read_kept(path, folder)
+
+
+def test_headers_that_cannot_be_kept_are_read(tmp_path: Path) -> None:
+    path = Gguf("llama").model().save(tmp_path / "a.gguf")
+    (tmp_path / "kept").write_text("no folder")
+    assert read_kept(path, tmp_path / "kept") == read_header(path)
+
+
+def test_the_oldest_kept_headers_are_removed(tmp_path: Path) -> None:
+    folder, paths = tmp_path / "kept", []
+    for number in range(_KEPT_FILES + 3):
+        paths.append(Gguf("llama").model(n_layer=1).save(tmp_path / f"{number}.gguf"))
+        read_kept(paths[-1], folder)
+    assert len(list(folder.iterdir())) == _KEPT_FILES
+    assert read_kept(paths[-1], folder) == read_header(paths[-1])
