@@ -87,7 +87,9 @@ class StartRefused(Struct, frozen=True):
 
 
 class Drained(Struct, frozen=True):
-    """The last open request ended."""
+    """The last open request ended. `saved`: the process holds nothing that its orderly end would still write."""
+
+    saved: bool = False
 
 
 class Tick(Struct, frozen=True):

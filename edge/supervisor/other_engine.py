@@ -19,7 +19,7 @@ from edge.linux.timeouts import DeadlineExceeded, in_thread
 from edge.linux.tree import Tree
 from edge.models.meta import ModelMeta
 from edge.plan.plan import LaunchPlan, OtherEngine
-from edge.supervisor.events import StartRefused, Warmed
+from edge.supervisor.events import Drained, StartRefused, Warmed
 from edge.supervisor.gates import Gates
 from edge.supervisor.log_patterns import Patterns
 from edge.supervisor.start import Attempt, LogEvent
@@ -178,6 +178,10 @@ class OtherWatch(Watch):
     def _stdout(self, raw: str) -> None:
         """Take a line of the log: other programs write theirs to either stream."""
         self._stderr(raw)
+
+    async def _save_and_end(self) -> None:
+        """Let it end by SIGTERM: another engine may have something to write."""
+        self._post(Drained())
 
     async def _listens(self) -> bool:
         refused = await asyncio.to_thread(self._found.judge_port, self.child.pid)

@@ -180,8 +180,9 @@ def step(m: SupervisorState, event: Event, now: float, policy: Policy) -> Step:
             return _drain(replace(m, returns=m.returns + 1), AfterExit.HOME, now, policy) if due else (m, ())
         case StartRefused(failure) if m.state in LIVE:
             return _end(replace(m, failure=failure), AfterExit.FAIL, now, policy, Kill())
-        case Drained() if m.state is State.DRAINING:
-            return _end(m, m.then, now, policy, Terminate())
+        case Drained(saved) if m.state is State.DRAINING:
+            # Another model waits for this memory, and SIGTERM waits for the batch that is computed: seconds on a CPU.
+            return _end(m, m.then, now, policy, Kill() if saved and m.then is AfterExit.SLEEP else Terminate())
         case Tick() if m.deadline is not None and now >= m.deadline:
             return _due(m, now, policy)
     return m, ()

@@ -116,6 +116,7 @@ class Warming:
         self.refused = False  # the engine answered the first completion with 400
         self.slow: tuple[Degraded, ...] = ()
         self.busy = False  # a request of the idle set is open
+        self.ended = False  # the engine is to go: no further request of the idle set
         self.idle_done: tuple[str, ...] = ()  # names of the requests that were sent
         self._probe = probe
         self._settings = settings
@@ -180,6 +181,8 @@ class Warming:
 
     async def while_idle(self, request: warmup.WarmupRequest, left_s: float, traffic: Traffic) -> Any | None:
         """Return the answer; None when a client came, time was over, or the engine refused."""
+        if self.ended:
+            return None
         asked = [asyncio.create_task(self._ask(request)) for _ in range(request.copies)]
         together = asyncio.ensure_future(asyncio.gather(*asked, return_exceptions=True))
         client = asyncio.ensure_future(traffic.opened.wait())

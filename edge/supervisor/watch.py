@@ -99,7 +99,7 @@ class Watch:
         self.attempt = attempt
         self.measured: dict[str, int] = {}
         self.gpu_bytes: int | None = None  # of the child on all GPUs, after its first decode
-        self.signalled = self._drained = False  # the supervisor sent it a signal; no request is open before one
+        self.signalled = False  # the supervisor sent it a signal
         self.answered = asyncio.Event()  # a client got a token before the engine was READY
         self._patterns = patterns
         self._terms = terms
@@ -120,8 +120,7 @@ class Watch:
         self._probe = probe or EngineClient(child.socket_path)
         self.warming = Warming(self._probe, attempt.plan.settings, chat_template, terms)
         self._prompts = saved_prompts(self._probe, attempt.plan, terms, traffic)
-        self._reported_ready = asyncio.Event()
-        self._exited = asyncio.Event()
+        self._reported_ready, self._exited = asyncio.Event(), asyncio.Event()
         self._witness = OomWitness(child.pid, child.spawned_at_s)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -147,13 +146,14 @@ class Watch:
 
     def drained(self) -> None:
         """Post Drained once the prompts of the slots are saved; the deadline of the drain ends that too."""
-        if not self._drained:
-            self._drained = True
+        if not self.warming.ended:
+            self.warming.ended = True
             self._begin(self._save_and_end())
 
     async def _save_and_end(self) -> None:
-        await self._prompts.save()
-        self._post(Drained())
+        if not self.warming.busy:  # its request holds the slot and its batch the answer of /slots
+            await self._prompts.save()
+        self._post(Drained(saved=True))
 
     async def close(self) -> None:
         """Stop observing. The child must be gone, or have its signal."""

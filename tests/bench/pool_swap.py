@@ -4,10 +4,11 @@
 
 Swap: a request for B while A is resident and only one may be, through edgellm (`memory.limit` for one), through
 llama-server's router mode (`--models-max 1`) with the options of edgellm's plan, and through the router with its own
-defaults. Eviction: how soon a completion of one token comes back from a llama-server that put itself to sleep
-(`--sleep-idle-seconds`), and from one that was ended and is started again, and what memory the sleeping one keeps.
-The page cache is warm. Routing: the choice of one model of 20 by the name in a body, alone. Exit code 1 where a swap
-takes more than 1.05 of the router's with the same options, or a choice more than 0.2 ms.
+defaults, which it is asked every third turn. A turn begins when the engines of the last one compute no more: edgellm
+warms an engine up after its first answer. Eviction: how soon a completion of one token comes back from a llama-server
+that put itself to sleep (`--sleep-idle-seconds`), and from one that was ended and is started again, and what memory
+the sleeping one keeps. The page cache is warm. Routing: the choice of one model of 20 by the name in a body, alone.
+Exit code 1 where a swap takes more than 1.05 of the router's with the same options, or a choice more than 0.2 ms.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from edge.gateway.handler import CONTEXT
 from edge.gateway.model_name import named_model
 from edge.gateway.routes import route
 from edge.gateway.server import make_app
-from edge.linux.procfs import family_pids, family_pss_bytes
+from edge.linux.procfs import family_pids, family_pss_bytes, read_family_usage
 from tests.bench.rows import Row, report
 from tests.fakes.upstream.model import FakeModel
 from tests.serving import Up, edgellm, eventually, free_port
@@ -129,8 +130,18 @@ def swaps(server: Path, model: Path, turns: int) -> dict[str, list[float]]:
             ask(url, "a")
         for turn in range(turns):
             for who, url in urls.items():
-                found[who].append(ask(url, "ba"[turn % 2]))
+                if who != "router, its defaults" or turn % 3 == 0:
+                    found[who].append(ask(url, "ba"[len(found[who]) % 2]))
+                    eventually(lambda: _quiet(up.process.pid), "the engines compute no more")
     return found
+
+
+def _quiet(pid: int) -> bool:
+    """Return whether a process and its children use less than a tenth of a core for a second."""
+    before = read_family_usage(pid)
+    time.sleep(1.0)
+    after = read_family_usage(pid)
+    return before is not None and after is not None and after.cpu_s - before.cpu_s < 0.1
 
 
 def evictions(server: Path, model: Path, turns: int) -> tuple[list[float], list[float], list[int]]:

@@ -31,6 +31,7 @@ def exited(fault: EngineFault = EngineFault.CRASH, kind: str = "exited", remedie
 
 START, STOP, STOP_NOW, RESTART, SLEEP = StartRequested(), Stop(), Stop(now=True), Restart(), Sleep()
 LOADING, READY, WARM, DRAINED, TICK, BACK = EngineLoading(), EngineReady(), Warmed(), Drained(), Tick(), DeviceBack()
+SAVED = Drained(saved=True)
 MEMORY, FIRST = MemoryBack(), FirstRequestDue()
 CRASH, ABORT = exited(), exited(kind="signal_abrt", remedies=("safe",))
 PERMANENT, OOM, NVMAP = (

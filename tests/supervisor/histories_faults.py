@@ -18,6 +18,7 @@ from tests.supervisor.histories import (
     PERMANENT,
     REFUSED,
     RESTART,
+    SAVED,
     SHOT,
     SLEEP,
     START,
@@ -207,6 +208,19 @@ FAULTS: dict[str, tuple[Row, ...]] = {
         (3600.0, "SLEEPING"),
         (START, "STARTING", "spawn 0"),
         *AGAIN,
+    ),
+    "nothing is left to write: its memory comes back at once": (
+        *UP,
+        (SLEEP, "DRAINING"),
+        (SAVED, "STOPPING", "kill"),
+        (KILLED, "SLEEPING"),
+        (START, "STARTING", "spawn 0"),
+    ),
+    "a stop is orderly although nothing is left to write": (
+        *UP,
+        (STOP, "DRAINING"),
+        (SAVED, "STOPPING", "term"),
+        (CRASH, "STOPPED"),
     ),
     "a request while it goes to sleep": (
         *UP,

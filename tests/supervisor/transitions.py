@@ -46,6 +46,7 @@ EVENTS: tuple[Event, ...] = (
     MemoryBack(),
     StartRefused(WHY),
     Drained(),
+    Drained(saved=True),
     Tick(),
 )
 # Short series: what can follow what does not depend on how long they are.
