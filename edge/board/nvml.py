@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from ctypes import byref, c_char, c_char_p, c_int, c_uint, c_ulonglong, c_void_p
 
 from msgspec.structs import replace
@@ -54,8 +53,7 @@ class _Call(threading.Thread):
         self.reading: Reading | None = None
 
     def run(self) -> None:
-        with suppress(AttributeError):  # a library without one of the entry points
-            self.reading = _read(self.libraries)
+        self.reading = _read(self.libraries)
 
 
 _call: _Call | None = None  # that has not returned in time
@@ -73,33 +71,43 @@ class _Process(ctypes.Structure):
 
 
 _MOST_PROCESSES = 64
+_asking = threading.Lock()  # while the driver hangs, one thread waits for it, not one for each question
+_ASKING_S = 1.0
+_MOST_GPUS = 64  # of one host; also of the instances of a card, which are seven
 _UNKNOWN = (1 << 64) - 1  # NVML_VALUE_NOT_AVAILABLE: WSL2, and drivers that may not look
 
 
 def process_bytes(pid: int, libraries: tuple[str, ...] = _LIBRARIES) -> int | None:
     """Return the memory of a process over all GPUs. None without NVML, and where it does not know this process.
 
-    In a container with a PID namespace NVML lists the processes by their numbers outside.
+    In a container with a PID namespace NVML lists the processes by their numbers outside. None too while another
+    thread's question has not been answered.
     """
-    nvml = _load(libraries)
-    if nvml is None or nvml.nvmlInit_v2() != 0:
+    if not _asking.acquire(timeout=_ASKING_S):
         return None
     try:
-        count, sizes = c_uint(), []
-        nvml.nvmlDeviceGetCount_v2(byref(count))
-        for index in range(count.value):
+        return _process_bytes(pid, libraries)
+    finally:
+        _asking.release()
+
+
+def _process_bytes(pid: int, libraries: tuple[str, ...]) -> int | None:
+    nvml = _load(libraries)
+    if nvml is None or not _done(nvml, "nvmlInit_v2"):
+        return None
+    try:
+        sizes = []
+        for index in range(_count(nvml) or 0):
             handle, number = c_void_p(), c_uint(_MOST_PROCESSES)
             rows = (_Process * _MOST_PROCESSES)()
-            if nvml.nvmlDeviceGetHandleByIndex_v2(c_uint(index), byref(handle)) != 0:
+            if not _done(nvml, "nvmlDeviceGetHandleByIndex_v2", c_uint(index), byref(handle)):
                 continue
-            if nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle, byref(number), rows) == 0:
+            if _done(nvml, "nvmlDeviceGetComputeRunningProcesses_v3", handle, byref(number), rows):
                 own = [row.used_bytes for row in rows[: number.value] if row.pid == pid]
                 sizes += [size for size in own if size != _UNKNOWN]
         return sum(sizes) if sizes else None
-    except AttributeError:
-        return None
     finally:
-        nvml.nvmlShutdown()
+        _done(nvml, "nvmlShutdown")
 
 
 def read(
@@ -136,16 +144,28 @@ def hangs() -> bool:
 
 def _read(libraries: tuple[str, ...]) -> Reading | None:
     nvml = _load(libraries)
-    if nvml is None or nvml.nvmlInit_v2() != 0:
+    if nvml is None or not _done(nvml, "nvmlInit_v2"):
         return None
     try:
-        count = c_uint()
-        if nvml.nvmlDeviceGetCount_v2(byref(count)) != 0:
+        if (count := _count(nvml)) is None:
             return None
-        gpus = tuple(gpu for index in range(count.value) for gpu in _gpus(nvml, index))
+        gpus = tuple(gpu for index in range(count) for gpu in _gpus(nvml, index))
         return Reading(gpus, _driver(nvml), _cuda(nvml), "nvml", mig_notes(gpus))
     finally:
-        nvml.nvmlShutdown()
+        _done(nvml, "nvmlShutdown")
+
+
+def _done(nvml: ctypes.CDLL, name: str, *arguments: object) -> bool:
+    """Call an entry point; return whether it exists in this driver's library and succeeded."""
+    function = getattr(nvml, name, None)
+    return function is not None and function(*arguments) == 0
+
+
+def _count(nvml: ctypes.CDLL) -> int | None:
+    count = c_uint()
+    if not _done(nvml, "nvmlDeviceGetCount_v2", byref(count)):
+        return None
+    return count.value if count.value <= _MOST_GPUS else None
 
 
 def _load(libraries: tuple[str, ...]) -> ctypes.CDLL | None:
@@ -160,7 +180,7 @@ def _load(libraries: tuple[str, ...]) -> ctypes.CDLL | None:
 def _gpus(nvml: ctypes.CDLL, index: int) -> list[GpuReading]:
     """Return the card, or its MIG instances, which are what CUDA sees of it."""
     handle = c_void_p()
-    if nvml.nvmlDeviceGetHandleByIndex_v2(c_uint(index), byref(handle)) != 0:
+    if not _done(nvml, "nvmlDeviceGetHandleByIndex_v2", c_uint(index), byref(handle)):
         return []
     card = _gpu(nvml, handle, index)
     return (_instances(nvml, handle, card) if card.gpu.mig else []) or [card]
@@ -169,71 +189,65 @@ def _gpus(nvml: ctypes.CDLL, index: int) -> list[GpuReading]:
 def _instances(nvml: ctypes.CDLL, handle: c_void_p, card: GpuReading) -> list[GpuReading]:
     """Return the MIG instances of a card: own UUID and memory, the card's bus id and compute capability."""
     count, found = c_uint(), []
-    try:
-        if nvml.nvmlDeviceGetMaxMigDeviceCount(handle, byref(count)) != 0:
-            return []
-        for number in range(count.value):
-            instance, memory = c_void_p(), _Memory()
-            if nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, c_uint(number), byref(instance)) != 0:
-                continue
-            known = nvml.nvmlDeviceGetMemoryInfo(instance, byref(memory)) == 0 and memory.total > 0
-            uuid = _text(nvml.nvmlDeviceGetUUID, instance)
-            name = _text(nvml.nvmlDeviceGetName, instance) or f"{card.gpu.name} MIG"
-            size = memory.total if known else None
-            gpu = replace(card.gpu, name=name, uuid=uuid, memory_bytes=size, mig=False)
-            found.append(replace(card, gpu=gpu, free_bytes=memory.free if known else None))
-    except AttributeError:  # a driver before 450
+    if not _done(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle, byref(count)):  # absent before driver 450
         return []
+    for number in range(min(count.value, _MOST_GPUS)):
+        instance = c_void_p()
+        if not _done(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, c_uint(number), byref(instance)):
+            continue
+        total, free = _memory(nvml, instance)
+        uuid = _text(nvml, "nvmlDeviceGetUUID", instance)
+        name = _text(nvml, "nvmlDeviceGetName", instance) or f"{card.gpu.name} MIG"
+        gpu = replace(card.gpu, name=name, uuid=uuid, memory_bytes=total, mig=False)
+        found.append(replace(card, gpu=gpu, free_bytes=free))
     return found
 
 
 def _gpu(nvml: ctypes.CDLL, handle: c_void_p, index: int) -> GpuReading:
-    memory, pci = _Memory(), _Pci()
-    major, minor, current, pending = c_int(), c_int(), c_uint(), c_uint()
-    has_memory = nvml.nvmlDeviceGetMemoryInfo(handle, byref(memory)) == 0 and memory.total > 0
-    has_pci = nvml.nvmlDeviceGetPciInfo_v3(handle, byref(pci)) == 0
-    has_capability = nvml.nvmlDeviceGetCudaComputeCapability(handle, byref(major), byref(minor)) == 0
-    has_mig = _mig(nvml, handle, current, pending)
+    pci, major, minor, current, pending = _Pci(), c_int(), c_int(), c_uint(), c_uint()
+    total, free = _memory(nvml, handle)
+    has_pci = _done(nvml, "nvmlDeviceGetPciInfo_v3", handle, byref(pci))
+    has_capability = _done(nvml, "nvmlDeviceGetCudaComputeCapability", handle, byref(major), byref(minor))
+    has_mig = _done(nvml, "nvmlDeviceGetMigMode", handle, byref(current), byref(pending))
     gpu = Gpu(
-        name=_text(nvml.nvmlDeviceGetName, handle) or "NVIDIA GPU",
-        uuid=_text(nvml.nvmlDeviceGetUUID, handle),
+        name=_text(nvml, "nvmlDeviceGetName", handle) or "NVIDIA GPU",
+        uuid=_text(nvml, "nvmlDeviceGetUUID", handle),
         index=index,
         pci_bus_id=pci.bus_id.decode(errors="replace") if has_pci else None,
-        memory_bytes=memory.total if has_memory else None,
+        memory_bytes=total,
         compute_capability=f"{major.value}.{minor.value}" if has_capability else None,
         mig=has_mig and current.value == 1,
     )
-    return GpuReading(gpu, memory.free if has_memory else None, _persistence(nvml, handle))
+    return GpuReading(gpu, free, _persistence(nvml, handle))
+
+
+def _memory(nvml: ctypes.CDLL, handle: c_void_p) -> tuple[int | None, int | None]:
+    """Return total and free bytes. An integrated GPU has 0; drivers report all ones for what they do not know."""
+    memory = _Memory()
+    if not _done(nvml, "nvmlDeviceGetMemoryInfo", handle, byref(memory)) or not 0 < memory.total < _UNKNOWN:
+        return None, None
+    return memory.total, memory.free if memory.free <= memory.total else None
 
 
 def _persistence(nvml: ctypes.CDLL, handle: c_void_p) -> bool | None:
     mode = c_uint()
-    return mode.value == 1 if nvml.nvmlDeviceGetPersistenceMode(handle, byref(mode)) == 0 else None
+    return mode.value == 1 if _done(nvml, "nvmlDeviceGetPersistenceMode", handle, byref(mode)) else None
 
 
-def _mig(nvml: ctypes.CDLL, handle: c_void_p, current: c_uint, pending: c_uint) -> bool:
-    """Return whether the call for the MIG mode succeeded; drivers before 450 do not have it."""
-    try:
-        return bool(nvml.nvmlDeviceGetMigMode(handle, byref(current), byref(pending)) == 0)
-    except AttributeError:
-        return False
-
-
-def _text(function: ctypes._NamedFuncPointer, handle: c_void_p) -> str | None:
+def _text(nvml: ctypes.CDLL, name: str, *handle: c_void_p) -> str | None:
     buffer = ctypes.create_string_buffer(_TEXT_BYTES)
-    if function(handle, c_char_p(ctypes.addressof(buffer)), c_uint(_TEXT_BYTES)) != 0:
+    if not _done(nvml, name, *handle, c_char_p(ctypes.addressof(buffer)), c_uint(_TEXT_BYTES)):
         return None
     return buffer.value.decode(errors="replace") or None
 
 
 def _driver(nvml: ctypes.CDLL) -> str | None:
-    buffer = ctypes.create_string_buffer(_TEXT_BYTES)
-    return buffer.value.decode() or None if nvml.nvmlSystemGetDriverVersion(buffer, c_uint(_TEXT_BYTES)) == 0 else None
+    return _text(nvml, "nvmlSystemGetDriverVersion")
 
 
 def _cuda(nvml: ctypes.CDLL) -> str | None:
     """Convert 12080 to `12.8`."""
     version = c_int()
-    if nvml.nvmlSystemGetCudaDriverVersion_v2(byref(version)) != 0:
+    if not _done(nvml, "nvmlSystemGetCudaDriverVersion_v2", byref(version)) or version.value <= 0:
         return None
     return f"{version.value // 1000}.{version.value % 1000 // 10}"

@@ -30,6 +30,7 @@ from edge.linux.procfs import lock_holders
 from edge.linux.systemctl import booted
 from edge.linux.tree import Tree
 from edge.paths import Folders, folders, system_folders
+from edge.telemetry.sample import plausible
 from edge.telemetry.sysfs import SysfsSource
 
 Found = Check | None | tuple[Check, ...]
@@ -166,7 +167,7 @@ def read_facts(
         devices=read_devices(tree, board, account),
         cuda=read_cuda(tree, env, places.cache / "cuda", account.user),
         serving=serving,
-        sensors=SysfsSource(root, board, since_boot=True).read(time.monotonic()),
+        sensors=plausible(SysfsSource(root, board, since_boot=True).read(time.monotonic())),
         models=read_model_folder(tree, model_folder, serving.model_file, account, measure),
         environment=read_environment(tree, places, env, account.user),
         power_modes=jetson.modes(tree.text("/etc/nvpmodel.conf") or ""),

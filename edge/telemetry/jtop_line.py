@@ -14,7 +14,7 @@ from msgspec import Struct, ValidationError, convert
 from msgspec.structs import replace
 
 from edge.board.board import PowerMode
-from edge.telemetry.sample import Fan, GpuProcess, GpuState, PowerState, Rail, Sample, Zone, celsius
+from edge.telemetry.sample import Fan, GpuProcess, GpuState, PowerState, Rail, Sample, Zone, celsius, plausible
 from edge.telemetry.sensors import SUM, SUM_NOTE
 from edge.telemetry.sensors import total as total_of
 
@@ -76,7 +76,7 @@ def parse(line: bytes, now: float, total: Sequence[Sequence[str]] = ()) -> Sampl
         if row.get("event") == "error":
             fault = jtop_fault(str(row.get("kind")), str(row.get("message", "")))
             return replace(fault, because=str(row.get("because", fault.because)))
-        return sample_of(row, now, total) if row.get("event") == "sample" else None
+        return plausible(sample_of(row, now, total)) if row.get("event") == "sample" else None
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
 

@@ -36,8 +36,10 @@ FEWEST_LATE_S = 5.0  # a slow `nvpmodel -q` makes the service skip a second now 
 OFFLINE_C = -256.0  # jtop's value of a sensor that is off (FC-62)
 MAX_RAIL_W = 500.0  # almost four times the largest module
 LARGEST = 1e15  # no sensor's value; JSON has no infinity
-# What a field of another shape raises. Errors of the connection are none of these.
+# What a field of another shape raises.
 ODD = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError)
+# What the connection raises: a client's own errors begin as one of KINDS.
+CONNECTION = (ConnectionError, TimeoutError, EOFError)
 KHZ_RANGE = (10000, 10000000)  # jtop gives Thor's clocks in MHz or kHz: a value outside is not trusted
 
 # Beginnings of the messages of JtopException, the only class it has. Later words differ between 4.3.2 and 7.2.2.
@@ -79,6 +81,15 @@ def kind_of(error: BaseException) -> str:
     return "lost" if isinstance(error, (OSError, EOFError)) else "failed"
 
 
+def of_connection(error: BaseException) -> bool:
+    """Return whether an error of a property is the service's end, not a fault of that property.
+
+    multiprocessing raises a plain OSError for a closed handle, without a number.
+    """
+    known = any(str(error).startswith(beginning) for beginning, _ in KINDS)
+    return known or isinstance(error, CONNECTION) or (isinstance(error, OSError) and error.errno is None)
+
+
 def write_line(line: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
@@ -109,7 +120,7 @@ def each(items: Iterable[Any], convert: Callable[..., Any]) -> list[Any]:
     return rows
 
 
-def filled(row: dict[str, Any], source: Any, names: dict[str, str], factor: float = 1) -> dict[str, Any]:
+def filled(row: dict[str, Any], source: Any, names: dict[str, Any], factor: float = 1) -> dict[str, Any]:
     """Add the values of `source` that are numbers: `names` maps ours to theirs."""
     for ours, theirs in names.items():
         try:
@@ -171,7 +182,7 @@ def memory_of(memory: dict[str, Any]) -> dict[str, Any]:
     """Return the EMC and the GPU's part of the RAM. jtop knows no MemAvailable, so RAM comes from other sources."""
     row: dict[str, Any] = filled({}, memory.get("RAM", {}), {"gpu_used_bytes": "shared"}, 1024)
     emc = memory.get("EMC", {})
-    if emc.get("cur") and emc.get("online", True):
+    if isinstance(emc, dict) and emc.get("cur") and emc.get("online", True):
         filled(row, emc, {"emc_clock_hz": "cur"}, 1000)
         load = filled({}, {"val": 0, **emc}, {"emc_load_ratio": "val"}, 1 / 100)
         row.update({name: min(1.0, value) for name, value in load.items()})
@@ -179,19 +190,22 @@ def memory_of(memory: dict[str, Any]) -> dict[str, Any]:
 
 
 def fan_of(fans: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the first fan of which something is known."""
     for fan in fans.values():
         row: dict[str, Any] = {}
-        if fan.get("speed"):
-            row["speed_ratio"] = number(fan["speed"][0]) / 100
-        if fan.get("rpm"):
-            row["rpm"] = int(number(fan["rpm"][0]))
-        return row or None
+        for ours, theirs, unit in (("speed_ratio", "speed", 1 / 100), ("rpm", "rpm", 1)):
+            try:
+                row[ours] = number(fan[theirs][0]) * unit
+            except ODD:
+                continue
+        if row:
+            return row
     return None
 
 
 def process_of(*row: Any) -> dict[str, Any]:
     """Return pid, name and GPU memory of a row of ten columns; 4.3.2 and 7.x give the memory in kB."""
-    return {"pid": int(number(row[0])), "gpu_memory_bytes": number(row[8]) * 1024, "name": str(row[9])}
+    return filled({"pid": int(number(row[0])), "name": str(row[9])}, row, {"gpu_memory_bytes": 8}, 1024)
 
 
 def describe(client: Any) -> dict[str, Any]:
@@ -202,7 +216,9 @@ def describe(client: Any) -> dict[str, Any]:
     def add(name: str, read: Callable[[], Any]) -> None:
         try:
             value = read()
-        except ODD as error:
+        except Exception as error:
+            if of_connection(error):
+                raise
             odd.append(f"{name}: {type(error).__name__}: {error!s:.80}")
         else:
             sample.update({} if value is None else {name: value})

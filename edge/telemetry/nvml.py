@@ -23,6 +23,7 @@ _REASONS = {
 _SHUTDOWN, _SLOWDOWN = 0, 1  # nvmlTemperatureThresholds_t
 _TEMPERATURE_GPU, _CLOCK_SM = 0, 1
 NOTE = "GPU boards only; the host is not measured"
+REOPEN_S = 30.0  # between two looks at a GPU that does not answer, while others do
 
 
 def installed() -> bool:
@@ -53,46 +54,79 @@ class NvmlSource:
         self._integrated = integrated
         self._nvml: ModuleType | None = None
         self._devices: list[_Device] = []
+        self._silent: dict[str, Exception] = {}  # GPUs that do not answer
+        self._opened_s = float("-inf")
 
     def read(self, now: float, *, quick: bool = False) -> Sample:
-        """Return one sample. Raises pynvml.NVMLError or ImportError without NVML; the next read starts again."""
+        """Return one sample. Raises pynvml.NVMLError or ImportError where no GPU answers; the next read starts again.
+
+        While others answer, one that does not is asked again every REOPEN_S, and the sum of their power is unknown.
+        """
+        if self._silent and now - self._opened_s >= REOPEN_S:
+            self.close()
         try:
-            devices = self._devices or self._open()
-            states = [self._state(device, quick) for device in devices]
-            reasons = [] if quick else [reason for device in devices for reason in self._reasons(device)]
+            if not self._devices:
+                self._open()
+                self._opened_s = now
+            states = self._states(quick)
+            if self._silent and not states:
+                raise next(iter(self._silent.values()))
+            reasons = [] if quick else [reason for device, _ in states for reason in self._reasons(device)]
         except Exception:
             self.close()
             raise
+        gpus = [state for _, state in states]
         return Sample(
             now,
             self.name,
-            power=None if self._integrated else _total(states),
-            zones=tuple(self._zone(device, state) for device, state in zip(devices, states, strict=True)),
-            gpus=tuple(states),
+            power=None if self._integrated or self._silent else _total(gpus),
+            zones=tuple(self._zone(device, state) for device, state in states),
+            gpus=tuple(gpus),
             throttled=tuple(dict.fromkeys(reasons)),
+            notes=tuple(f"nvml: {name} does not answer: {error}" for name, error in self._silent.items()),
         )
 
     def close(self) -> None:
-        nvml, self._nvml, self._devices = self._nvml, None, []
+        nvml, self._nvml, self._devices, self._silent = self._nvml, None, [], {}
         if nvml is not None:
             with contextlib.suppress(nvml.NVMLError):
                 nvml.nvmlShutdown()
 
-    def _open(self) -> list[_Device]:
+    def _open(self) -> None:
         import pynvml as nvml
 
         nvml.nvmlInit()
         self._nvml = nvml
-        found = []
         for index in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            uuid = nvml.nvmlDeviceGetUUID(handle)
-            if self._uuids is None or uuid in self._uuids:
-                slowdown, shutdown = (
-                    self._ask(nvml.nvmlDeviceGetTemperatureThreshold, handle, kind) for kind in (_SLOWDOWN, _SHUTDOWN)
-                )
-                found.append(_Device(handle, uuid, nvml.nvmlDeviceGetName(handle), slowdown, shutdown))
-        self._devices = found
+            try:
+                self._add(nvml.nvmlDeviceGetHandleByIndex(index))
+            except (nvml.NVMLError, ValueError) as error:
+                self._silent[f"GPU {index}"] = error
+
+    def _add(self, handle: Any) -> None:
+        """Take a GPU that is asked for. Raises NVMLError or ValueError for one that does not say which it is."""
+        nvml = self._nvml
+        assert nvml is not None
+        uuid = nvml.nvmlDeviceGetUUID(handle)
+        if self._uuids is None or uuid in self._uuids:
+            name = self._ask(nvml.nvmlDeviceGetName, handle) or "NVIDIA GPU"
+            slowdown, shutdown = (
+                self._ask(nvml.nvmlDeviceGetTemperatureThreshold, handle, kind) for kind in (_SLOWDOWN, _SHUTDOWN)
+            )
+            self._devices.append(_Device(handle, uuid, name, slowdown, shutdown))
+
+    def _states(self, quick: bool) -> list[tuple[_Device, GpuState]]:
+        """Read each GPU that answers. Raises NVMLError if the driver is gone."""
+        nvml, found = self._nvml, []
+        assert nvml is not None
+        for device in list(self._devices):
+            try:
+                found.append((device, self._state(device, quick)))
+            except nvml.NVMLError as error:
+                if error.value != nvml.NVML_ERROR_GPU_IS_LOST:
+                    raise
+                self._devices.remove(device)
+                self._silent[device.uuid] = error
         return found
 
     def _state(self, device: _Device, quick: bool) -> GpuState:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from msgspec import Struct, field
@@ -69,7 +70,7 @@ class MemoryState(Struct, frozen=True):
 
     @property
     def used_bytes(self) -> int:
-        return self.total_bytes - self.available_bytes
+        return max(0, self.total_bytes - self.available_bytes)
 
 
 class Fan(Struct, frozen=True):
@@ -137,6 +138,56 @@ class Sample(Struct, frozen=True):
 def celsius(value: float) -> float | None:
     """Return a temperature; None for a sensor that is off or reports what no running board has (127, 45 000)."""
     return value if PLAUSIBLE_C[0] <= value <= PLAUSIBLE_C[1] else None
+
+
+# The widest range of a value on any machine, by the end of its field's name: a driver that does not know gives -1 or
+# all ones, a faulty bus gives anything. 20 kW: eight GPUs of the largest kind; 2^60 bytes: network file systems.
+_RANGES = {
+    "_ratio": (0.0, 1.0),
+    "_hz": (0.0, 1e11),
+    "_w": (0.0, 2e4),
+    "_v": (0.0, 1e3),
+    "_a": (-1e3, 1e3),
+    "_bytes": (0.0, 2.0**60),
+    "rpm": (0.0, 1e5),
+}
+_S = TypeVar("_S", bound=Struct)
+
+
+def plausible(sample: Sample) -> Sample:
+    """Return the sample without values that no machine has: each costs its field, or its row where that needs it."""
+    return replace(
+        _checked(sample) or sample,
+        power=sample.power and _checked(sample.power),
+        rails=tuple(rail for each in sample.rails if (rail := _checked(each))),
+        gpus=tuple(gpu for each in sample.gpus if (gpu := _checked(each))),
+        gpu_processes=tuple(process for each in sample.gpu_processes if (process := _checked(each))),
+        memory=sample.memory and _checked(sample.memory),
+        fan=sample.fan and _checked(sample.fan),
+    )
+
+
+def _checked(row: _S) -> _S | None:
+    """Return a row with implausible optional values absent; None if one is implausible that cannot be absent."""
+    wrong: dict[str, None] = {}
+    for name, low, high, optional in _bounds(type(row)):
+        value = getattr(row, name)
+        if value is not None and not low <= value <= high:
+            if not optional:
+                return None
+            wrong[name] = None
+    return replace(row, **wrong) if wrong else row
+
+
+@lru_cache(maxsize=16)
+def _bounds(kind: type[Struct]) -> tuple[tuple[str, float, float, bool], ...]:
+    """Return (name, lowest, highest, whether it may be absent) of each number of a row."""
+    return tuple(
+        (each.name, *limits, each.default is None)
+        for each in fields(kind)
+        for end, limits in _RANGES.items()
+        if each.name.endswith(end)
+    )
 
 
 def merge(parts: Iterable[Sample]) -> Sample | None:

@@ -149,7 +149,8 @@ def read_memory(proc: str) -> tuple[MemoryState | None, int | None]:
         return None, None
     available, _ = memory.mem_available_bytes(values)
     swap = values.get("SwapTotal", 0)
-    return MemoryState(total, available, swap, swap - values.get("SwapFree", 0)), values.get("NvMapMemUsed")
+    used = max(0, swap - values.get("SwapFree", 0))
+    return MemoryState(total, available, swap, used), values.get("NvMapMemUsed")
 
 
 # Read power rails of Jetson modules (INA3221 by label, INA238) and choose the total.
@@ -164,8 +165,10 @@ MAX_W = 500.0
 # INA3221: the offset of ±80 µV over a 5 mΩ shunt reads as up to 16 mA below zero on an unloaded rail.
 _OFFSET_MA = 50
 _SAG_V = 4.75  # 5 V less 5 %, the lower end of the input range of 5 V modules
-# Chips whose alarms are of the board's supply. Those of a PC's Super I/O have limits that its firmware rarely sets.
-_SUPPLY_CHIPS = ("ina3221", "ina238", "rpi_volt")
+# Chips whose alarms are of the board's supply: the power monitors of TI (ina219, ina226, ina238, ina3221 …) and the
+# Raspberry Pi's. Those of a PC's Super I/O have limits that its firmware rarely sets.
+_SUPPLY_CHIPS = ("ina", "rpi_volt")
+_ALARMS = ("curr", "in", "power")  # Documentation/hwmon/sysfs-interface: curr1_lcrit_alarm, in0_min_alarm, power1_alarm
 
 
 class RailNode(Struct, frozen=True):
@@ -254,8 +257,8 @@ def find_supply_alarms(sys: str) -> tuple[tuple[str, str], ...]:
     return tuple(
         (f"{_channel_label(hwmon, path)} {path.rpartition('/')[2]}", path)
         for hwmon in children(f"{sys}/class/hwmon", "hwmon")
-        if (read_text(f"{hwmon}/name") or "") in _SUPPLY_CHIPS
-        for kind in ("curr", "in")
+        if (read_text(f"{hwmon}/name") or "").startswith(_SUPPLY_CHIPS)
+        for kind in _ALARMS
         for path in children(hwmon, kind)
         if path.endswith("_alarm")
     )
@@ -269,7 +272,7 @@ def _channel_label(hwmon: str, path: str) -> str:
 
 def supply_trouble(alarms: Sequence[tuple[str, str]], rails: Sequence[Rail], facts: Sensors) -> tuple[str, ...]:
     """Return what the supply's alarms and the voltage of the 5 V rail report."""
-    found = [f"power supply: {name}" for name, path in alarms if read_int(path) == 1]
+    found = [f"power supply: {name}" for name, path in alarms if (read_int(path) or 0) > 0]
     for rail in rails:
         if rail.name == facts.five_volt and rail.voltage_v is not None and 1.0 < rail.voltage_v < _SAG_V:
             found.append(f"power supply: {rail.name} sags to {rail.voltage_v:.2f} V")

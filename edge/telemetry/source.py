@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from edge.telemetry.sample import Sample
+from edge.telemetry.sample import Sample, plausible
 
 Clock = Callable[[], float]
 _LONGEST_PAUSE = 32  # intervals between reads of a source that keeps failing
@@ -81,7 +81,7 @@ class SourceReader:
     def _read(self, future: asyncio.Future[None]) -> None:
         sample, error = None, None
         try:
-            sample = self._source.read(self._clock(), quick=self._quick)
+            sample = plausible(self._source.read(self._clock(), quick=self._quick))
         except Exception as failure:  # libraries of drivers raise classes of their own; telemetry must outlive them
             error = f"{type(failure).__name__}: {failure}"
         try:

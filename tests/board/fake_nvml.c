@@ -31,7 +31,9 @@ int nvmlDeviceGetName(void *h, char *out, unsigned n) { snprintf(out, n, "%s", G
 int nvmlDeviceGetUUID(void *h, char *out, unsigned n) { snprintf(out, n, "%s", GPU->uuid); return OK; }
 int nvmlDeviceGetMemoryInfo(void *h, memory_t *m) { *m = GPU->memory; return m->total ? OK : NOT_SUPPORTED; }
 int nvmlDeviceGetPciInfo_v3(void *h, pci_t *p) { memset(p, 0, sizeof *p); strcpy(p->bus_id, GPU->bus); return OK; }
+#ifndef OLD
 int nvmlDeviceGetCudaComputeCapability(void *h, int *a, int *b) { *a = GPU->major; *b = GPU->minor; return OK; }
+#endif
 int nvmlDeviceGetMigMode(void *h, unsigned *c, unsigned *p) {
   if (GPU->mig > 1) return NOT_SUPPORTED;
   *c = *p = GPU->mig;
@@ -65,6 +67,10 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *h, unsigned *n, process_t *row
   }
   return OK;
 }
+#ifndef OLD /* a driver's library without some entry points, whose version is no UTF-8 */
 int nvmlDeviceGetPersistenceMode(void *h, unsigned *mode) { *mode = GPU->minor == 9; return OK; }
 int nvmlSystemGetDriverVersion(char *out, unsigned n) { snprintf(out, n, "580.95.05"); return OK; }
+#else
+int nvmlSystemGetDriverVersion(char *out, unsigned n) { snprintf(out, n, "\xff" "580"); return OK; }
+#endif
 int nvmlSystemGetCudaDriverVersion_v2(int *v) { *v = 13000; return OK; }

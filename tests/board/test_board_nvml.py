@@ -48,6 +48,39 @@ def test_two_gpus_by_uuid_with_free_memory(library: str, monkeypatch: pytest.Mon
     assert reading.notes == ()
 
 
+def test_a_library_without_some_entry_points_costs_what_they_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "libnvidia-ml.so.1"
+    subprocess.run(["cc", "-DOLD", "-shared", "-fPIC", "-w", "-o", str(old), str(SOURCE)], check=True)
+    reading = _read(str(old), monkeypatch, f"NVIDIA H200,GPU-cc,00000000:01:00.0,{(1 << 64) - 1},{GIB},9,0,0")
+    assert reading is not None
+    (found,) = reading.gpus
+    assert (found.gpu.name, found.gpu.uuid, reading.cuda) == ("NVIDIA H200", "GPU-cc", "13.0")
+    assert (found.gpu.compute_capability, found.persistence, reading.driver) == (None, None, "\ufffd580")
+    assert (found.gpu.memory_bytes, found.free_bytes) == (None, None), "all ones stand for unknown"
+
+
+def test_a_question_waits_for_the_one_that_hangs_and_not_for_long(
+    library: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An engine's memory is asked for every few seconds: a driver that hangs would collect threads."""
+    hang = tmp_path / "hang"
+    hang.touch()
+    monkeypatch.setenv("FAKE_NVML_HANG", str(hang))
+    monkeypatch.setattr(nvml, "_ASKING_S", 0.01)
+    first = threading.Thread(target=nvml.process_bytes, args=(1, (library,)))
+    first.start()
+    try:
+        while not nvml._asking.locked():
+            threading.Event().wait(0.001)
+        assert nvml.process_bytes(1, (library,)) is None
+        assert first.is_alive()
+    finally:
+        hang.unlink()
+        first.join()
+
+
 def test_mig_is_said_aloud(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reading = _read(library, monkeypatch, f"NVIDIA H200,GPU-cc,00000000:01:00.0,{141 * GIB},{140 * GIB},9,0,1")
     assert reading is not None

@@ -245,6 +245,87 @@ def test_an_attribute_that_raises_is_left_out_and_named() -> None:
     assert sample.notes[0] == "jtop: fan: KeyError: 'speed'"
 
 
+class Failing:
+    """A client whose property `name` raises `error`; all others are empty."""
+
+    def __init__(self, name: str, error: Exception) -> None:
+        self._name, self._error = name, error
+
+    def __getattr__(self, name: str) -> object:
+        if name == self._name:
+            raise self._error
+        return [] if name == "processes" else None if name in ("nvpmodel", "jetson_clocks") else {}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("dictionary changed size during iteration"),
+        RuntimeError("power mode is not set"),
+        AssertionError(),
+        ImportError("No module named 'smbus2'"),
+        FileNotFoundError(2, "No such file or directory", "/sys/x"),
+        PermissionError(13, "Permission denied"),
+        Exception("Fan pwmfan does not exist"),
+    ],
+)
+@pytest.mark.parametrize("name", ["fan", "temperature", "nvpmodel", "processes", "memory"])
+def test_whatever_one_property_raises_is_no_end_of_the_service(name: str, error: Exception) -> None:
+    odd = jtop_reader.describe(Failing(name, error))["odd"]
+    assert len(odd) == 1
+    assert type(error).__name__ in odd[0]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [BrokenPipeError(32, "Broken pipe"), EOFError(), OSError("handle is closed"), Exception("Lost connection with …")],
+)
+def test_the_end_of_the_connection_is_no_odd_field(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        jtop_reader.describe(Failing("memory", error))
+    assert jtop_reader.kind_of(error) == "lost"
+
+
+@pytest.mark.parametrize(
+    ("fans", "row"),
+    [
+        ({"pwmfan": {"speed": ["N/A"], "rpm": [1500]}}, {"rpm": 1500}),
+        ({"pwmfan": {"speed": 30, "rpm": [1500]}}, {"rpm": 1500}),
+        ({"pwmfan": {"speed": [30.0], "rpm": [None]}}, {"speed_ratio": 0.3}),
+        ({"gone": None, "pwmfan": {"speed": [30.0]}}, {"speed_ratio": 0.3}),
+        ({"pwmfan": {"speed": [], "rpm": []}}, None),
+    ],
+)
+def test_one_bad_value_of_a_fan_costs_one_value(fans: dict[str, Any], row: dict[str, Any] | None) -> None:
+    assert jtop_reader.fan_of(fans) == row
+
+
+def test_one_bad_value_of_the_memory_or_of_a_process_costs_one_value() -> None:
+    assert jtop_reader.memory_of({"EMC": "off", "RAM": {"shared": 4}}) == {"gpu_used_bytes": 4096}
+    assert jtop_reader.process_of(7, "u", "I", "C", 0, "S", 1.0, 10, "2 GB", "e") == {"pid": 7, "name": "e"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("fan", {"speed_ratio": 40.0, "rpm": -5}),
+        ("gpus", [{"name": "gpu", "power_w": -9.0, "memory_used_bytes": -5, "load_ratio": 1.5, "clock_hz": -1}]),
+        ("emc_load_ratio", -0.4),
+        ("emc_clock_hz", 1e14),
+        ("gpu_used_bytes", -4096),
+        ("rails", [{"name": "VDD", "power_w": 1.5, "voltage_v": -5.0, "current_a": 1e6}]),
+        ("power", {"power_w": 4294967.295, "rail": "VDD_IN"}),
+    ],
+)
+def test_what_no_board_has_is_absent(name: str, value: object) -> None:
+    sample = parse(line(**{name: value}), 20.0)
+    assert isinstance(sample, Sample)
+    shown = json.dumps(sample_document(sample, 20.0)["fan" if name == "fan" else "gpus"])
+    assert not any(str(number) in shown for number in ("40.0", "-5", "-9", "1.5", "-1"))
+    assert (sample.emc_load_ratio, sample.emc_clock_hz, sample.gpu_used_bytes, sample.power) == (None,) * 4
+    assert all((rail.power_w, rail.voltage_v, rail.current_a) == (1.5, None, None) for rail in sample.rails)
+
+
 KEYS = ["power", "power_w", "rail", "rails", "name", "temps_c", "gpus", "fan", "power_mode", "id", "processes", "pid"]
 shapes = st.recursive(
     st.none() | st.booleans() | st.floats() | st.text(max_size=5),

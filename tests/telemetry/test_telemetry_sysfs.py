@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from edge.board.board import Board, Cpu
 from edge.board.probe import probe
 from edge.board.tables import release_table, table
 from edge.telemetry.document import sample_document
+from edge.telemetry.sample import plausible
 from edge.telemetry.sysfs import REPROBE_S, SysfsSource
 from tests.fakes.fake_jetson.files import put
 from tests.fakes.fake_jetson.tree import FakeBoard
@@ -274,6 +276,50 @@ def test_alarms_of_the_supply_are_read(board: FakeBoard) -> None:
     put(folder / "curr2_crit_alarm", b"1")
     put(folder / "curr3_crit_alarm", b"0")
     assert source_of(board).read(0.0).supply == ("power supply: VDD_CPU_CV curr2_crit_alarm",)
+
+
+@pytest.mark.parametrize("name", ["curr2_lcrit_alarm", "in2_min_alarm", "power2_crit_alarm", "power2_cap_alarm"])
+def test_alarms_of_every_kind_are_read(board: FakeBoard, name: str) -> None:
+    put(board.sys / "class/hwmon/hwmon3" / name, b"1")
+    assert source_of(board).read(0.0).supply == (f"power supply: VDD_CPU_CV {name}",)
+
+
+def test_alarms_of_another_power_monitor_are_read(tmp_path: Path) -> None:
+    """A carrier board's own INA226, which has no labels."""
+    folder = tmp_path / "sys/class/hwmon/hwmon0"
+    for node, value in {"name": b"ina226\n", "in1_lcrit_alarm": b"1\n", "power1_crit_alarm": b"0\n"}.items():
+        put(folder / node, value)
+    put(tmp_path / "sys/class/hwmon/hwmon1/name", b"nct6775")
+    put(tmp_path / "sys/class/hwmon/hwmon1/in1_alarm", b"1")
+    assert SysfsSource(tmp_path).read(0.0).supply == ("power supply: ina226 in1_lcrit_alarm",)
+
+
+@pytest.mark.parametrize("garbage", [b"-1\n", b"4294967295\n", b"-999999999999999999\n", b"\xff\xfe\n"])
+@pytest.mark.parametrize("board", ["orin-nano-8", "agx-thor"], indirect=True)
+def test_no_file_with_garbage_shows_a_value_that_no_board_has(board: FakeBoard, garbage: bytes) -> None:
+    found = probe(board.root)
+    for file in [path for path in board.sys.rglob("*") if path.is_file() and not path.is_symlink()]:
+        kept = file.read_bytes()
+        file.write_bytes(garbage)
+        document = sample_document(plausible(SysfsSource(board.root, found).read(0.0)), 0.0)
+        file.write_bytes(kept)
+        wrong = [(key, value) for key, value in numbers(document) if not 0 <= value <= highest(key)]
+        assert not wrong, (file, wrong)
+
+
+def numbers(document: object, key: str = "") -> Iterator[tuple[str, float]]:
+    if isinstance(document, dict):
+        for name, value in document.items():
+            yield from numbers(value, name)
+    elif isinstance(document, list):
+        for value in document:
+            yield from numbers(value, key)
+    elif isinstance(document, (int, float)) and key.endswith(("_ratio", "_hz", "_w", "_v", "_a", "_bytes", "rpm")):
+        yield key, document
+
+
+def highest(key: str) -> float:
+    return {"ratio": 1.0, "w": 500.0, "v": 1e3, "a": 1e3, "hz": 1e11, "rpm": 1e5}.get(key.rpartition("_")[2], 2.0**60)
 
 
 def test_a_sagging_5_v_rail_is_trouble_of_the_supply(tmp_path: Path) -> None:
