@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_left
 from collections import Counter, deque
@@ -90,14 +91,28 @@ _NUMBER = re.compile(
 )
 
 
-# An error event starts a line; generated text cannot, since JSON escapes line ends. Older llama.cpp sent `error: {`.
-_ERROR_EVENT = re.compile(rb'(?:^|\n)(?:event: (?:error|response\.failed)\b|data: \{\s*"error"\s*:|error: \{)')
-_ERROR_DOCUMENT = re.compile(rb'\s*\{\s*"error"\s*:\s*[^\sn]')  # not null
+# How an error begins that is too long to be kept: OpenAI's, Anthropic's, vLLM's.
+_ERROR_HEAD = re.compile(rb'\s*\{\s*(?:"error"\s*:\s*[^\sn]|"(?:type|object)"\s*:\s*"error")')
+_HEAD_BYTES = 64
 # A piece of generated text that is not empty, in the streams of all APIs. Chunks without one are no tokens: the role,
 # the progress of the prompt, comments that keep a connection open.
 _TEXT = re.compile(rb'"(?:content|reasoning_content|text|thinking|delta|arguments)"\s*:\s*"[^"]')
-# Streams of these routes end with `data: [DONE]`, of a whole answer only.
-_DONE_ROUTES = frozenset({"/v1/chat/completions", "/chat/completions", "/v1/completions", "/completions"})
+# What the stream of a whole answer holds, by route. Quotes and line ends of generated text are escaped in JSON.
+_DONE = re.compile(rb"(?:^|\n)data: ?\[DONE\]")
+_STOP = re.compile(rb'"stop"\s*:\s*true')
+_ENDS = {
+    "/v1/chat/completions": _DONE,
+    "/chat/completions": _DONE,
+    "/v1/completions": _DONE,
+    "/completions": _DONE,
+    "/completion": _STOP,
+    "/infill": _STOP,
+    "/v1/messages": re.compile(rb'(?:^|\n)event: ?message_stop\b|"type"\s*:\s*"message_stop"'),
+    "/v1/responses": re.compile(rb"(?:^|\n)event: ?response\.(?:in)?complete"),
+    "/api/chat": re.compile(_DONE.pattern + b"|" + _STOP.pattern),
+    "/api/generate": re.compile(_DONE.pattern + b"|" + _STOP.pattern),
+}
+_COMPLETED = _ENDS["/v1/responses"]  # its event holds the whole answer, so that its beginning may leave the tail
 _MOST_TOKENS = 1e12  # more is no count: an engine or a model can make such a number appear
 
 
@@ -135,6 +150,31 @@ def _or(value: int | None, other: int | None) -> int | None:
     return other if value is None else value
 
 
+def _error_line(line: bytes) -> bool:
+    """Return whether a line of a stream reports an error. Older llama.cpp sent `error: {`."""
+    name, _, value = line.partition(b":")
+    if name == b"event":
+        return value.strip() in (b"error", b"response.failed")
+    if name == b"error":
+        return value.lstrip().startswith(b"{")
+    return name == b"data" and (b'"error"' in value or b".failed" in value) and _error_document(value)
+
+
+def _error_document(text: bytes) -> bool:
+    """Return whether a document is an error: OpenAI's envelope, Anthropic's and vLLM's, a failed or broken answer."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(found, dict):
+        return False
+    if found.get("error") or found.get("object") == "error" or found.get("type") in ("error", "response.failed"):
+        return True
+    choices = found.get("choices")
+    rows = choices if isinstance(choices, list) else []
+    return any(isinstance(row, dict) and row.get("finish_reason") == "error" for row in rows)
+
+
 @dataclass(slots=True)
 class UsageCounter:
     """The running count of one answer. All times are seconds of one monotonic clock."""
@@ -145,21 +185,33 @@ class UsageCounter:
     last_s: float | None = None
     size_bytes: int = 0
     chunks: int = 0
+    _head: bytes = b""
     _tail: bytes = b""
+    _error: bool = False  # an error event passed
+    _completed: bool = False  # the last event of /v1/responses began
     _tokens: TokenUsage | None = None
 
     def chunk(self, data: bytes, now_s: float) -> None:
-        """Count one chunk. Runs for each token of each stream, so it only keeps the tail."""
+        """Count one chunk. Runs for each token of each stream, so it keeps the tail and looks for errors, no more."""
         if self.last_s is None:
-            self.first_s = now_s
+            self.first_s, self._head = now_s, data[:_HEAD_BYTES]
         elif self.between_s is not None:
             self.between_s.observe(now_s - self.last_s)
         self.last_s = now_s
         self.size_bytes += len(data)
         self.chunks += 1
         self._tokens = None
+        if b"error" in data or b"response." in data:
+            self._look(self._tail + data)
         # Only the tail: an answer of megabytes costs no more memory than one of 4 KiB.
         self._tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self._tail + data)[-TAIL_BYTES:]
+
+    def _look(self, text: bytes) -> None:
+        """Note an error event, or the last event of /v1/responses, in these last bytes."""
+        lines = text.split(b"\n")
+        cut = self.size_bytes > len(text)  # the first line has lost its beginning
+        self._error = self._error or any(map(_error_line, lines[cut:]))
+        self._completed = self._completed or _COMPLETED.search(text) is not None
 
     @property
     def to_first_s(self) -> float | None:
@@ -178,10 +230,14 @@ class UsageCounter:
     def failed(self, route: str, streamed: bool) -> bool:
         """Return whether the answer reports an error, or is a stream that ended too early."""
         if not streamed:
-            return self.size_bytes <= TAIL_BYTES and _ERROR_DOCUMENT.match(self._tail) is not None
-        if _ERROR_EVENT.search(self._tail):
+            if self.size_bytes > TAIL_BYTES:
+                return _ERROR_HEAD.match(self._head) is not None
+            return b'"error"' in self._tail and _error_document(self._tail)
+        self._look(self._tail)  # an event whose parts came in several chunks
+        if self._error:
             return True
-        return route in _DONE_ROUTES and b"data: [DONE]" not in self._tail
+        end = _ENDS.get(route)
+        return end is not None and not self._completed and end.search(self._tail) is None
 
     def per_s(self) -> float | None:
         """Return tokens per second: the engine's figure, otherwise from the times of the chunks."""
@@ -243,7 +299,7 @@ class RequestRecord:
 
     def _failed(self) -> bool:
         """Return whether the engine's answer reports a failure, whatever its status."""
-        if self.usage is None or not self.usage.chunks:
+        if self.usage is None or not (self.usage.chunks or self.streamed):
             return False
         return self.code >= 500 or (self.code == 200 and self.usage.failed(self.route, self.streamed))
 

@@ -256,7 +256,7 @@ class OllamaAnswer:
         self._finish: str | None = None
         self._timings = _Timings()
         self._prompt_tokens: int | None = None
-        self._ended = False
+        self._ended = self.broken = False  # broken: with an error
 
     def sent(self) -> None:
         """Note that the engine gets the request now: the time before was spent waiting for it."""
@@ -281,7 +281,7 @@ class OllamaAnswer:
 
     def failed(self, message: str) -> bytes:
         """Return the line that ends a stream with an error."""
-        self._ended = True
+        self._ended = self.broken = True
         return _json({"error": message}) + b"\n"
 
     def whole(self, data: bytes) -> bytes:

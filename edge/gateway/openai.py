@@ -55,6 +55,21 @@ class HttpFault(Struct, frozen=True):
         return {} if self.retry_after_s is None else {"Retry-After": retry_after(self.retry_after_s)}
 
 
+def is_json(text: bytes) -> bool:
+    """Return whether a body is a JSON object or array."""
+    try:
+        return isinstance(json.loads(text), (dict, list))
+    except (ValueError, RecursionError):
+        return False
+
+
+def engine_error(model_id: str, status: int, reason: str | None) -> HttpFault:
+    """Return a fault in place of an engine's answer that no API client can read."""
+    message = f"the engine of model {model_id!r} answered {status} {reason or ''}".rstrip()
+    hint = "edgellm logs --engine shows the engine's last lines"
+    return HttpFault(status if status >= 400 else 502, "engine_error", message, hint)
+
+
 def retry_after(seconds: float) -> str:
     """Return whole seconds, at least 1: a client that obeys 0 would retry without a pause."""
     return str(max(1, math.ceil(seconds)))

@@ -20,7 +20,7 @@ from edge.gateway.accounting import RequestRecord, UsageCounter
 from edge.gateway.body import Body
 from edge.gateway.connection_pool import Pools
 from edge.gateway.ollama import NDJSON, OllamaAnswer, error_text
-from edge.gateway.openai import HttpFault, RejectedError, sse_document, sse_error
+from edge.gateway.openai import HttpFault, RejectedError, engine_error, is_json, sse_document, sse_error
 from edge.gateway.retry import RetryPolicy, UpstreamDied, died_fault
 from edge.gateway.waiting_room import ByteReservation
 from edge.supervisor.upstream import Endpoint, RequestProgress, Upstream
@@ -28,6 +28,7 @@ from edge.supervisor.upstream import Endpoint, RequestProgress, Upstream
 # Answers with a known length up to this size are sent in one packet with their headers.
 WHOLE_BYTES = 256 * 1024
 _EVENTS = "text/event-stream"
+_PAGES = frozenset({"text/html", "application/xhtml+xml"})
 _BODILESS = frozenset({204, 304})
 
 
@@ -156,9 +157,9 @@ async def _attempt(
             progress.moved()
             if endpoint.first and answer.status >= 400:
                 raise _Refused
-            if answer.status >= 400 and (unusable := await _unusable_error(exchange, answer)) is not None:
-                exchange.record.outcome = "error"
-                raise RejectedError(unusable)
+            if await _unusable(exchange, answer):
+                exchange.record.failed()
+                raise RejectedError(engine_error(upstream.model_id, answer.status, answer.reason))
             if exchange.opened is not None:
                 return await _into(exchange.opened, exchange, answer, progress, loop)
             if exchange.translation is not None and not (exchange.translation.call.stream and answer.status == 200):
@@ -179,20 +180,25 @@ def _is_whole(request: web.Request, answer: aiohttp.ClientResponse) -> bool:
     return length is not None and length <= WHOLE_BYTES and not bodiless
 
 
-async def _unusable_error(exchange: Exchange, answer: aiohttp.ClientResponse) -> HttpFault | None:
-    """Return a fault in place of an error without a body, or with a web page that only a browser can show.
+async def _unusable(exchange: Exchange, answer: aiohttp.ClientResponse) -> bool:
+    """Return whether no API client can read an answer: an error that is no JSON, or a web page for a POST.
 
-    cpp-httplib itself answers 4xx with an empty body where llama-server's handlers were not reached.
+    cpp-httplib itself answers 4xx with an empty body where llama-server's handlers were not reached; other engines and
+    their web frameworks answer with pages and plain text, whatever type they state.
     """
-    html = answer.content_type == "text/html"
-    if html and "text/html" in exchange.request.headers.get("Accept", ""):
-        return None
-    if exchange.request.method == "HEAD" or not (html or answer.content_length == 0):
-        return None
-    message = (
-        f"the engine of model {exchange.upstream.model_id!r} answered {answer.status} {answer.reason or ''}".rstrip()
-    )
-    return HttpFault(answer.status, "engine_error", message, "edgellm logs --engine shows the engine's last lines")
+    request, kind, size = exchange.request, answer.content_type, answer.content_length
+    if request.method == "HEAD" or (kind in _PAGES and "text/html" in request.headers.get("Accept", "")):
+        return False
+    if answer.status < 400:
+        return kind in _PAGES and request.method == "POST"
+    if kind in _PAGES or kind == _EVENTS:
+        return kind in _PAGES
+    if size is None or size > WHOLE_BYTES:  # not read here: it may be endless
+        return kind != "application/json"
+    try:
+        return not is_json(await answer.read())
+    except (aiohttp.ClientError, OSError):
+        return False  # the next read raises it again
 
 
 @lru_cache(maxsize=256)
@@ -264,7 +270,8 @@ def _translated(exchange: Exchange, translation: OllamaAnswer, status: int, data
         else:
             body = translation.whole(data)
     except (ValueError, KeyError, TypeError) as error:
-        raise RejectedError(died_fault(exchange.upstream, f"status {status}, an answer that cannot be read")) from error
+        exchange.record.failed()
+        raise RejectedError(engine_error(exchange.upstream.model_id, status, "with what is no answer")) from error
     headers = {"Content-Type": "application/json; charset=utf-8", "Server": "edgellm", **exchange.extra}
     return web.Response(status=status, headers=headers, body=body)
 
@@ -328,6 +335,8 @@ async def _copy(
         if not chunk:
             if translation is not None and (rest := translation.close()):
                 await write(rest)
+            if translation is not None and translation.broken:
+                exchange.record.failed()
             return
         moved()
         count(chunk, clock())

@@ -104,6 +104,8 @@ async def test_requests_tokens_and_times_are_counted(rig: Rigs) -> None:
 DONE = b"data: [DONE]\n\n"
 TOKEN = b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n'
 ERROR = b'data: {"error":{"code":500,"message":"Failed to parse"}}\n\n'
+LONG = b'data: {"choices":[{"delta":{"content":"' + b"y" * 500 + b'"}}]}\n\n'
+CLAUDE = b'event: content_block_delta\ndata: {"delta":{"type":"text_delta","text":"x"}}\n\n'
 QUOTED = json.dumps({"choices": [{"delta": {"content": '\n\ndata: {"error": 1}\n\nevent: error'}}]})
 
 
@@ -120,6 +122,30 @@ QUOTED = json.dumps({"choices": [{"delta": {"content": '\n\ndata: {"error": 1}\n
         ("/v1/messages", [b"event: message_stop\ndata: {}\n\n"], "ok"),
         ("/v1/responses", [b"event: response.failed\ndata: {}\n\n"], "error"),
         ("/completion", [b'data: {"content":"x","stop":true}\n\n'], "ok"),
+        ("/v1/messages", [CLAUDE], "error"),
+        ("/v1/messages", [CLAUDE, b'data: {"type":"error","error":{"type":"overloaded_error"}}\n\n'], "error"),
+        ("/v1/messages", [CLAUDE, b'data: {"type":"message_stop"}\n\n'], "ok"),
+        ("/v1/messages", [b": ping\n\n"], "error"),
+        ("/v1/responses", [b'event: response.created\ndata: {"type":"response.created"}\n\n'], "error"),
+        ("/v1/responses", [b"event: response.completed\ndata: {" + b'"x":"y",' * 900 + b'"z":1}\n\n'], "ok"),
+        ("/v1/responses", [b"event: response.incomplete\ndata: {}\n\n"], "ok"),
+        ("/v1/responses", [b'data: {"type":"response.failed","response":{"error":{"code":"x"}}}\n\n'], "error"),
+        ("/v1/responses", [b'event: error\ndata: {"type":"error","message":"m"}\n\n'], "error"),
+        ("/v1/chat/completions", [TOKEN, b'data:{"error":{"message":"x"}}\n\n', DONE], "error"),
+        ("/v1/chat/completions", [TOKEN, b'data: {"error":{"message":"x"}}\r\n\r\n', DONE], "error"),
+        ("/v1/chat/completions", [TOKEN, b"event:error\ndata: {}\n\n", DONE], "error"),
+        ("/v1/chat/completions", [TOKEN, b'data: {"choices":[{"finish_reason":"error"}]}\n\n', DONE], "error"),
+        ("/v1/chat/completions", [TOKEN, b'data: {"choices":[],"error":{"code":502}}\n\n', DONE], "error"),
+        ("/v1/chat/completions", [TOKEN, b'data: {"object":"error","message":"x"}\n\n', DONE], "error"),
+        ("/v1/chat/completions", [TOKEN, b'data: {"err', b'or":{"message":"x"}}\n\n', DONE], "error"),
+        ("/v1/chat/completions", [TOKEN, ERROR, *[LONG] * 12, DONE], "error"),
+        ("/v1/chat/completions", [TOKEN, *[LONG] * 12, DONE], "ok"),
+        ("/v1/chat/completions", [TOKEN, b'data: {"error":null,"choices":[]}\n\n', DONE], "ok"),
+        ("/v1/chat/completions", [TOKEN, b"data:[DONE]\n\n"], "ok"),
+        ("/v1/chat/completions", [b'data: {"choices":[{"delta":{"content":"data: [DONE]"}}]}\n\n'], "error"),
+        ("/v1/chat/completions", [], "error"),
+        ("/completion", [b'data: {"content":"x","stop":false}\n\n'], "error"),
+        ("/infill", [b'data: {"content":"x","stop":false}\n\n'], "error"),
     ],
 )
 async def test_a_stream_that_fails_is_counted_as_one(
@@ -149,11 +175,21 @@ async def test_a_stream_that_fails_is_counted_as_one(
         ("200 OK", {"error": {"message": "x"}}, "error"),
         ("500 Internal Server Error", {"error": {"message": "null in arguments"}}, "error"),
         ("400 Bad Request", {"error": {"message": "no messages"}}, "ok"),
+        ("200 OK", {"error": "boom"}, "error"),
+        ("200 OK", {"type": "error", "error": {"type": "api_error", "message": "x"}}, "error"),
+        ("200 OK", {"object": "error", "message": "x", "code": 400}, "error"),
+        ("200 OK", {"code": 500, "error": {"message": "x"}}, "error"),
+        ("200 OK", {"error": {"message": "x" * 9000}}, "error"),
+        ("200 OK", {"id": "r", "status": "failed", "error": {"code": "server_error"}, "output": []}, "error"),
+        ("200 OK", {"choices": [{"message": {"content": ""}, "finish_reason": "error"}]}, "error"),
+        ("200 OK", {"choices": [{"message": {"content": '{"error": 1}'}, "finish_reason": "stop"}]}, "ok"),
+        ("200 OK", {"tools": [{"properties": {"error": {"type": "string"}}}], "error": None}, "ok"),
+        ("200 OK", [{"error": 1}], "ok"),
         ("200 OK", {"usage": {"prompt_tokens": 1e300, "completion_tokens": -4}, "x": "1e400"}, "ok"),
     ],
 )
 async def test_an_answer_that_reports_an_error_is_counted_as_one(
-    rig: Rigs, caplog: pytest.LogCaptureFixture, status: str, document: dict[str, object], outcome: str
+    rig: Rigs, caplog: pytest.LogCaptureFixture, status: str, document: object, outcome: str
 ) -> None:
     async def script(line: Line, request: Received) -> None:
         await line.json(document, status)
@@ -195,6 +231,54 @@ async def test_an_html_error_page_is_for_browsers_only(rig: Rigs, accept: str, s
         answer = await client.answer()
         assert answer.status == int(status[:3])
         assert answer.body == page if shown else json.loads(answer.body)["error"]["kind"] == "engine_error"
+
+
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/messages", "/api/chat"])
+@pytest.mark.parametrize(
+    ("status", "kind", "body"),
+    [
+        ("502 Bad Gateway", "", b"<html>oops</html>"),
+        ("502 Bad Gateway", "application/octet-stream", b"<!DOCTYPE html><p>x"),
+        ("502 Bad Gateway", "application/xhtml+xml", b"<?xml version='1.0'?><html/>"),
+        ("500 Internal Server Error", "text/plain", b"Internal Server Error"),
+        ("500 Internal Server Error", "application/json", b"<html>no json</html>"),
+        ("503 Service Unavailable", "Text/HTML; charset=utf-8", b"<html>later</html>"),
+        ("200 OK", "text/html", b"<html>log in</html>"),
+    ],
+)
+async def test_what_no_api_client_can_read_becomes_an_error_that_it_can(
+    rig: Rigs, caplog: pytest.LogCaptureFixture, route: str, status: str, kind: str, body: bytes
+) -> None:
+    async def script(line: Line, request: Received) -> None:
+        stated = f"Content-Type: {kind}\r\n" if kind else ""
+        await line.write(f"HTTP/1.1 {status}\r\n{stated}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+
+    caplog.set_level(logging.INFO, "edge.access")
+    here = await rig(script)
+    client = await here.connect()
+    question = b'{"model":"chat","messages":[{"role":"user","content":"x"}]}'
+    await client.request("POST", route, question, "Accept: */*")
+    answer = await client.answer()
+    error = json.loads(answer.body)["error"]
+    text = error if route == "/api/chat" else error["message"]
+    assert answer.status == (502 if status == "200 OK" else int(status[:3]))
+    assert f"answered {status[:3]}" in text
+    assert f" {answer.status} error " in caplog.messages[0]
+
+
+async def test_an_ollama_stream_that_breaks_is_counted_as_one(rig: Rigs, caplog: pytest.LogCaptureFixture) -> None:
+    async def script(line: Line, request: Received) -> None:
+        await line.stream()
+        await line.chunk(TOKEN)
+        await line.end()
+
+    caplog.set_level(logging.INFO, "edge.access")
+    here = await rig(script)
+    client = await here.connect()
+    await client.request("POST", "/api/chat", b'{"model":"chat","messages":[{"role":"user","content":"x"}]}')
+    last = (await client.answer()).body.splitlines()[-1]
+    assert "ended the answer too early" in json.loads(last)["error"]
+    assert " 200 error " in caplog.messages[0]
 
 
 async def test_an_empty_error_of_the_engine_gets_the_envelope(rig: Rigs) -> None:
