@@ -129,7 +129,8 @@ class Answer(Struct):
     def summary(self) -> str:
         """Return `120 tokens, 41.3 tokens/s` as far as known."""
         tokens, speed = self.usage.get("completion_tokens"), self.timings.get("predicted_per_second")
-        known = [f"{tokens} tokens" if tokens else "", f"{speed:.1f} tokens/s" if speed else ""]
+        shown = f"{speed:.1f} tokens/s" if isinstance(speed, (int, float)) and speed else ""
+        known = [f"{tokens} tokens" if tokens else "", shown]
         return ", ".join(part for part in known if part)
 
 
@@ -230,7 +231,7 @@ class ChatServer(Struct, frozen=True):
             ):
                 if got.status_code != 200:
                     got.read()
-                    raise _failure(got.status_code, _error(got.text))
+                    raise _failure(got.status_code, _error(_json(got.text)))
                 for line in got.iter_lines():
                     _take(line, answer, screen)
         except httpx.ConnectError as error:
@@ -247,7 +248,7 @@ class ChatServer(Struct, frozen=True):
         except httpx.TransportError as error:
             raise _broken() from error
         screen.finish(answer)
-        if answer.finish_reason is None:  # the connection closed in order, but the engine had not ended
+        if answer.finish_reason in (None, "error"):  # the connection closed in order, but the engine had not ended
             raise _broken()
         return answer
 
@@ -296,22 +297,31 @@ def _take(line: str, answer: Answer, screen: ChatScreen) -> None:
     if line.startswith(": "):
         screen.waiting(line[2:])
         return
-    if not line.startswith("data: ") or line == "data: [DONE]":
+    data = line.removeprefix("data:").strip()  # a server that does not stream answers with the document alone
+    if data == "[DONE]":
         return
-    event = _json(line[6:])
-    if isinstance(event.get("error"), dict):
-        raise _failure(502, event["error"])
-    answer.usage = event.get("usage") or answer.usage
-    answer.timings = event.get("timings") or answer.timings
-    for choice in event.get("choices") or []:  # the usage event has none
+    event = _json(data)
+    if error := _error(event):
+        raise _failure(502, error)
+    answer.usage = _table(event.get("usage")) or answer.usage
+    answer.timings = _table(event.get("timings")) or answer.timings
+    for choice in _rows(event.get("choices")):  # the usage event has none
         answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
-        delta = choice.get("delta") or {}
+        delta = _table(choice.get("delta"))
         if thought := delta.get("reasoning_content"):
-            answer.reasoning += thought
-            screen.thought(thought)
+            answer.reasoning += str(thought)
+            screen.thought(str(thought))
         if part := delta.get("content"):
-            answer.text += part
-            screen.part(part)
+            answer.text += str(part)
+            screen.part(str(part))
+
+
+def _table(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _rows(value: Any) -> list[dict[str, Any]]:
+    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
 
 
 def _broken() -> EdgeError:
@@ -327,9 +337,10 @@ def _failure(status: int, error: Mapping[str, Any]) -> EdgeError:
     return kind(message, str(hint) if hint else None)
 
 
-def _error(text: str) -> Mapping[str, Any]:
-    found = _json(text).get("error")
-    return found if isinstance(found, dict) else {}
+def _error(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the error in a document of any server's shape; empty without one."""
+    found = document.get("error") or (document if document.get("object") == "error" else None)
+    return {"message": found} if isinstance(found, str) else _table(found)
 
 
 def _json(text: str) -> dict[str, Any]:

@@ -95,6 +95,68 @@ async def test_an_answer_that_is_not_complete_is_no_success(
     assert "two" in shown.out and said in shown.err
 
 
+STOP = '{"choices":[{"finish_reason":"stop","delta":{}}]}'
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        (['{"error":"boom"}'], "boom"),
+        (['{"error":"boom"}', STOP, "[DONE]"], "boom"),
+        (['{"type":"error","error":{"type":"overloaded_error","message":"too busy"}}'], "too busy"),
+        (['{"object":"error","message":"too long","code":400}', "[DONE]"], "too long"),
+        (['{"choices":[{"finish_reason":"error","delta":{}}]}', "[DONE]"], "the answer broke off"),
+        (['{"choices":[null]}'], "the answer broke off"),
+        (['{"choices":[{"delta":"text"}]}'], "the answer broke off"),
+        (['{"choices":{"0":1}}'], "the answer broke off"),
+        (["<html>502</html>"], "the answer broke off"),
+        (["[DONE]"], "the answer broke off"),
+        ([], "the answer broke off"),
+    ],
+)
+async def test_a_stream_of_another_shape_is_no_success(
+    rig: Rigs, events: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def script(line: Line, request: Received) -> None:
+        await line.stream()
+        for event in events:
+            await line.chunk(f"data: {event}\n\n".encode())
+        await line.end()
+
+    assert await chat(await rig(script), "Hello") == 1
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"error": {"message": "no room"}}, "no room"),
+        ({"error": "no room"}, "no room"),
+        ({"choices": [{"message": {"content": "x"}}]}, "the answer broke off"),
+    ],
+)
+async def test_a_document_in_place_of_a_stream_is_no_success(
+    rig: Rigs, document: dict[str, object], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def script(line: Line, request: Received) -> None:
+        await line.json(document, "200 OK")
+
+    assert await chat(await rig(script), "Hello") == 1
+    assert said in capsys.readouterr().err
+
+
+async def test_figures_of_another_shape_spoil_no_answer(rig: Rigs, capsys: pytest.CaptureFixture[str]) -> None:
+    async def script(line: Line, request: Received) -> None:
+        await line.stream()
+        await line.chunk(delta("Fine.", usage=[1], timings={"predicted_per_second": "fast"}))
+        await line.chunk(f"data: {STOP}\n\n".encode())
+        await line.chunk(b"data: [DONE]\n\n")
+        await line.end()
+
+    assert await chat(await rig(script), "Hello") == 0
+    assert capsys.readouterr().out == "Fine.\n"
+
+
 async def test_an_answer_of_the_length_that_was_asked_for_is_a_success(
     rig: Rigs, capsys: pytest.CaptureFixture[str]
 ) -> None:
