@@ -36,6 +36,7 @@ def board_by_id(id: str) -> Board:
 
 def _jetson(row: BoardRow, known: Table, is_super: bool) -> Board:
     soc = known.socs[row.soc]
+    # Super modes of Orin Nano and NX raise the memory clock (JetPack 6.2); a name ends with -super for them.
     bandwidth = (row.super_bandwidth_gb_s if is_super else None) or row.bandwidth_gb_s
     return Board(
         id=row.id,
@@ -58,6 +59,7 @@ def _machine(machine: HostFacts) -> Board:
             name=str(gpu["name"]),
             uuid=f"GPU-{index}",
             index=index,
+            # Made up, but distinct: plans name discrete GPUs by UUID, and order them by bus.
             pci_bus_id=f"00000000:{index + 1:02X}:00.0",
             memory_bytes=int(gpu["memory_mib"]) * MIB,
             compute_capability=str(gpu["compute_capability"]),

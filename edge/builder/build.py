@@ -52,6 +52,7 @@ def build(request: BuildRequest, plan: BuildPlan, report: BuildReport) -> BuildR
     engines = request.folders.engines
     with locked(engines), full_disk_named():
         if plan.built is not None:
+            # Under the lock: another build may have selected an engine since the plan was made.
             before = read_selection(engines).current
             use(engines, plan.built)
             return BuildResult(plan.built, new=False, previous=before, took_s=time.monotonic() - start_s)
@@ -107,6 +108,7 @@ def _compile(request: BuildRequest, plan: BuildPlan, log: Path, report: BuildRep
         failure = _attempt(made, environment, log, report, plan.table)
         if failure is None:
             return made
+        # The kernel killed a compiler for memory. ninja keeps the finished objects: the rest continues with half.
         if failure.retry == "half" and jobs > 1:
             jobs = max(1, jobs // 2)
             report.say(f"{failure.sentence}: continuing with {jobs} compilers at once")

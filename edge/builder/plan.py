@@ -70,6 +70,7 @@ def refuse_foreign(cache: Path) -> None:
     if os.geteuid() != 0 or not cache.exists():
         return
     state = cache.stat()
+    # A writer of the folder could leave a CMakeLists.txt or a compiler there that root would run.
     if state.st_uid != 0 or state.st_mode & 0o022:
         hint = "build as the owner of that folder, or as root without --state-dir"
         raise UnavailableError(f"another user may write to {cache}, and root would build what lies there", hint)
@@ -145,6 +146,7 @@ def find_built(engines: Path, fingerprint: str) -> str | None:
     for engine_id in reversed(ids(engines)):
         try:
             if manifest(engines, engine_id).get("fingerprint") == fingerprint:
+                # load() checks that the files are there: a manifest alone is an engine that was deleted by hand.
                 load(engines, engine_id)
                 return engine_id
         except EdgeError:

@@ -37,6 +37,7 @@ def files_to_read(record: RememberedLaunch | None) -> Iterator[FilesToRead]:
 
 def _is_direct(argv: list[str]) -> bool:
     """Return whether an engine reads past the page cache, in any spelling and as a field of CommonParams."""
+    # --direct-io was the option before --load-mode (FC-28); the embedded engine gets its fields as JSON.
     spelled = ("--load-mode", "dio") in pairwise(argv) or "--direct-io" in argv or "-dio" in argv
     return spelled or any('"load_mode":"dio"' in word for word in argv)
 
@@ -54,6 +55,7 @@ def read_ahead(places: Folders) -> int:
     total = 0
     for wanted in files_to_read(record):
         for path in wanted.files:
+            # A replaced file may not be the one that the next start opens: leave it to the engine.
             if record is None or not is_as_planned(path, record):
                 break
             reader = Prefetch(path, os.getpid(), wanted.least_bytes, ends_when_overtaken=True)

@@ -44,6 +44,7 @@ def build(
     """
     if not (yes or _agrees(f"{missing}. Build it now? {missing.hint}")):
         raise missing
+    # The download is checked before the build: an hour of compiling for a repository without access is lost.
     for model in rehearse().plan.models.values():
         if model.model.fingerprint == NOT_DOWNLOADED:
             _run(["model", "pull", "--check", f"{model.model.name}:{model.model.quant}"], state_dir)
@@ -80,6 +81,7 @@ def _agrees(question: str) -> bool:
 
 def _run(arguments: Sequence[str], state_dir: Path | None) -> None:
     place = ["--state-dir", str(state_dir)] if state_dir else []
+    # The same interpreter by path: PATH of a service may hold another edgellm, or none.
     code = subprocess.run([sys.executable, "-m", "edge", *arguments, *place], check=False).returncode
     if code:
         raise EdgeError(f"`edgellm {' '.join(arguments)}` failed with exit code {code}", "see the message above")

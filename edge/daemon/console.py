@@ -48,6 +48,7 @@ class Console:
 
     def progress(self, status: ModelStatus) -> None:
         if self._live and status.progress is not None and status.progress < 1:
+            # EL (ECMA-48) clears the line: a shorter text would leave the end of the longer one.
             self._out.write(f"\r\x1b[2K  {status.id}: weights {status.progress:.0%}")
             self._open_line = True
 
@@ -121,6 +122,7 @@ def example(url: str, model_id: str, role: str, *, keyed: bool) -> str:
 
 def addresses(url: str) -> list[str]:
     """Return the URLs to connect to: for a wildcard address, those of this machine's networks, then loopback."""
+    # A client cannot connect to a wildcard address, and the printed URL is meant to be copied.
     for wildcard, own, loopback in (("//0.0.0.0:", "{}", "127.0.0.1"), ("//[::]:", "[{}]", "[::1]")):
         if wildcard in url:
             family = socket.AF_INET if own == "{}" else socket.AF_INET6

@@ -37,6 +37,7 @@ class KeptRemedies:
         self._models.pop(model_id, None)
         if remedies:
             self._models[model_id] = {"key": key, "remedies": [list(pair) for pair in remedies]}
+        # A full or read-only disk costs two crashes at the next start, and nothing now.
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_atomic(self._path, json.dumps({"schema": SCHEMA, "models": self._models}) + "\n")

@@ -29,6 +29,7 @@ class Lock:
     def publish(self, urls: list[str]) -> None:
         """Write the pid and the addresses, for a second `up` and for the CLI."""
         text = json.dumps({"schema": 1, "pid": os.getpid(), "urls": urls}).encode()
+        # In place: a rename would leave readers and the next holder with locks on different files.
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, text, 0)
 
@@ -42,6 +43,7 @@ def acquire(folders: Folders) -> Lock:
     try:
         private_dir(folders.run)
         private_dir(folders.instance_run)
+        # O_NOFOLLOW: a link in a folder that others write to would have root truncate the file behind it.
         descriptor = os.open(folders.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
     except OSError as error:
         hint = "give a folder you own with --state-dir DIR"
@@ -89,6 +91,7 @@ def held(lock: Path) -> bool:
     except OSError:
         return False
     try:
+        # A shared lock, so that two commands that ask at once do not see each other as the holder.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True

@@ -64,6 +64,7 @@ def parse(argv: list[str]) -> dict[str, Any]:
 
     Raises UsageError; --help prints and exits.
     """
+    # Split by hand: argparse would take an engine's option such as --keep for an unknown one of `up`.
     end = argv.index("--") if "--" in argv else len(argv)
     parser = _Parser(
         prog="edgellm up",
@@ -71,6 +72,7 @@ def parse(argv: list[str]) -> dict[str, Any]:
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        # An abbreviation in a script would become ambiguous with the next option that begins alike.
         allow_abbrev=False,
     )
     for option in UP:

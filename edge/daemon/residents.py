@@ -91,6 +91,7 @@ class Residents:
             return PoolModel()
         config = config_of(prepared, model_id)
         handle = self._fleet.handles.get(model_id)
+        # The last load of this process first: the record of starts may be of another disk state, weeks ago.
         load_s = handle.last_load_s if handle is not None else None
         return PoolModel(
             config.priority, config.pin, config.warm_at, load_s or self._last_ready_s(model_id), config.return_to

@@ -53,6 +53,7 @@ def spans(instants: Instants, launcher: Sequence[Span], marks: Mapping[str, floa
         result.append(Span("engine", None, instants.spawned_s - zero, end - zero, source="probe"))
     for name, begin_mark, end_mark in ENGINE_STAGES:
         begin, finish = marks.get(begin_mark), marks.get(end_mark)
+        # Marks come from log lines: a version that lacks one loses its stage, not the record.
         if begin is not None and finish is not None and finish >= begin:
             size = weights_bytes if name == "weights" else None
             result.append(Span(name, "engine", begin - zero, finish - zero, size, "log"))
@@ -132,6 +133,7 @@ def with_limit(record: dict[str, Any], *, file: str, bytes_s: int, streams: int)
     if record.get("file") != file or limit.get("rate") is not None or ready_s is None or weights is None:
         return record
     engine_s = ready_s - record["spawn_s"]
+    # All stages but the weights take as long on a faster disk: only the bytes have a limit.
     fixed_s = max(0.0, engine_s - (weights["end_s"] - weights["start_s"]))
     total_s = limit["bytes"] / bytes_s + fixed_s
     found = {"rate": bytes_s, "streams": streams, "fixed_s": round(fixed_s, 4), "total_s": round(total_s, 4)}

@@ -9,6 +9,7 @@ from pathlib import Path
 from edge.linux.files import visible
 from edge.paths import Folders
 
+# Types in mountinfo's field behind " - " (proc(5)); `rootfs` is an initramfs over which no disk was mounted.
 VOLATILE = {"tmpfs", "ramfs", "rootfs"}
 
 
@@ -26,6 +27,7 @@ def lost_on_reboot(folders: Folders, mountinfo: Path = Path("/proc/self/mountinf
 
 
 def _why(path: Path, mountinfo: Path) -> str | None:
+    # The folder may not exist yet: its nearest existing parent has the file system on which it will be made.
     here = next(part for part in (path, *path.parents) if visible(part))
     if not os.access(here, os.W_OK):
         return "cannot be written"
@@ -41,8 +43,10 @@ def filesystem(path: Path, mountinfo: Iterable[str]) -> str | None:
         fields = before.split()
         if len(fields) < 5 or not after:
             continue
+        # The kernel escapes blanks and backslashes of a mount point in octal, such as \040 (proc(5)).
         point = fields[4].encode("latin-1", "replace").decode("unicode_escape")
         inside = point == "/" or path == Path(point) or Path(point) in path.parents
+        # >=: of two mounts on one point the later line is on top.
         if inside and len(point) >= best:
             best, kind = len(point), after.split()[0]
     return kind

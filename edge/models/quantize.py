@@ -115,7 +115,9 @@ def _run(
     tool: Path, model: ModelFile, target: Path, label: str, library_path: str | None, progress: Report | None
 ) -> int:
     """Run the tool to its end and return its count of fallbacks."""
+    # llama-quantize refuses quantized input without it.
     again = [] if model.meta.quant in _WHOLE else ["--allow-requantize"]
+    # The tool's name for this file type (tools/quantize/quantize.cpp).
     name = {"MXFP4": "MXFP4_MOE"}.get(label, label)
     threads = str(len(os.sched_getaffinity(0)))
     command = tied([str(tool), *again, model.path, str(target), name, threads])

@@ -16,6 +16,7 @@ from edge.plan.memory import budget, device_required, layer_split, repacked_byte
 from edge.plan.plan import MemoryBudget, Settings
 from edge.units import MIB
 
+# The quantized KV types whose flash-attention kernels are in every CUDA build, also without GGML_CUDA_FA_QUANTS=all.
 _KV_STEPS = ("q8_0", "q4_0")
 
 
@@ -32,6 +33,7 @@ class LadderStep(Struct, frozen=True):
 def context_levels(preset: Preset, n_ctx_train: int) -> list[int]:
     """Return the tokens of one slot, halving from the requested context to the preset's smallest."""
     levels = [requested_slot_context(preset, n_ctx_train)]
+    # 256 tokens: llama.cpp pads a context to a multiple of it (llama-context.cpp).
     least = min(levels[0], max(256, preset.n_ctx_min))
     while levels[-1] > least:
         levels.append(max(least, slot_context(levels[-1] // 2, 1)))
@@ -74,6 +76,7 @@ def _kv_types(preset: Preset) -> list[tuple[str, str]]:
 
 def requested_slot_context(preset: Preset, n_ctx_train: int) -> int:
     """Return the tokens of one slot: as requested, never above the trained context (FC-22) as RoPE extends it."""
+    # A file that does not tell its context has no limit here; 16M tokens is beyond any model.
     trained = usable_context(preset, n_ctx_train) or 1 << 24
     return slot_context(min(preset.n_ctx or trained, trained), 1)
 
@@ -158,6 +161,7 @@ def measured_load_mode(chosen: Settings, candidate: Candidate, inputs: PlanInput
 def _with_checkpoints(chosen: Settings, candidate: Candidate) -> Settings:
     """Give half of the prompt cache to checkpoints, at least one: without, a hybrid model reads each prompt anew."""
     size = max(1, checkpoint_bytes(candidate.memory, chosen) * chosen.n_parallel)
+    # Half: the other half stays for whole prompts, which save more where a request repeats one.
     count = min(_MOST_CHECKPOINTS, max(1, chosen.cache_ram_bytes // 2 // size))
     left = max(0, chosen.cache_ram_bytes - count * size)
     return replace(chosen, ctx_checkpoints=count, cache_ram_bytes=left // MIB * MIB)
@@ -170,6 +174,7 @@ def on_gpus(preset: Preset, chosen: Settings, candidate: Candidate, inputs: Plan
     if inputs.used_servers:
         return _with_servers(chosen, candidate, inputs)
     if not inputs.discrete or len(inputs.gpus) == 1:
+        # "none": llama.cpp's default would put a context on every visible GPU.
         return replace(chosen, devices=("CUDA0",), split_mode="none" if inputs.discrete else None, tensor_split=())
     given = tuple(share for share in preset.tensor_split if share > 0)
     return replace(
@@ -268,6 +273,7 @@ def _fitting(rungs: Iterable[Rung]) -> Rung:
     for rung in rungs:
         if rung.fits:
             return rung
+        # Kept for the error: it names the set of GPUs that came nearest.
         if best is None or rung.headroom_bytes > best.headroom_bytes:
             best = rung
     assert best is not None, "there is always a set of GPUs, if an empty one"
@@ -297,6 +303,7 @@ def _partial(last: Rung, preset: Preset, inputs: PlanInputs) -> Iterator[Rung]:
         found.append(min(experts, key=lambda rung: rung.settings.cpu_expert_layers))
     if layers:
         most = max(layers, key=lambda rung: rung.settings.n_gpu_layers)
+        # A spare rung: after an out-of-memory start the supervisor steps down, and a layer less is too little.
         half = most.settings.n_gpu_layers // 2
         found += [most, *([_with_layers(preset, most, half, replace(inputs, gpus=most.gpus))] if half else [])]
     for rung in found:
@@ -328,6 +335,7 @@ def _with_most_layers(preset: Preset, last: Rung, inputs: PlanInputs) -> Rung | 
 def _first_that_fits(counts: Sequence[int], make: Callable[[int], Rung]) -> Rung | None:
     """Return the rung of the first count that fits; the GPU memory that they need falls along `counts`."""
     low, high = 0, len(counts) - 1
+    # Bisection: a plan of 60 layers costs 6 estimates of memory, not 60.
     while low < high:
         middle = (low + high) // 2
         rung = make(counts[middle])

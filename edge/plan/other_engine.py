@@ -39,6 +39,7 @@ def plan_other(
     needs = engine.corrected(measured)
     turns: tuple[str, ...] = ()
     plan = _launch(config, engine, needs, left, facts, measured)
+    # As for a model of llama.cpp: what fits alone is served in turns, not refused.
     if others and not plan.fits:
         plan = _launch(config, engine, needs, whole, facts, measured)
         turns = (f"fits only while {' and '.join(others)} sleep: they take turns",)

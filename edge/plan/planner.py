@@ -80,6 +80,7 @@ def make_plan(
     left = whole
     others = {config.id: config for config in extras.others}
     configs = {model_id: config for model_id, (_, config) in models.items()} | others
+    # sorted() is stable: equal priorities keep the order of the configuration.
     for model_id in sorted(configs, key=lambda name: -configs[name].priority):
         if model_id in others:
             measured = extras.claims.get(fingerprint(others[model_id]), {})
@@ -161,6 +162,7 @@ class _Job(Struct, frozen=True):
     ) -> LaunchPlan:
         file = rung.candidate.file
         own = tuple(gpu for gpu in rung.gpus if not is_remote(gpu))
+        # A Jetson's GPU has no UUID for CUDA_VISIBLE_DEVICES, and there is only one.
         gpus = None if inputs.board.unified_memory else own
         options = engine_options(preset, inputs.engine, origins)
         saved = saved_prompts(preset, inputs.engine, rung, self.extras.prompts, options)
@@ -192,6 +194,7 @@ def saved_prompts(
     if preset.saved_prompts == "auto" and not folder.durable:
         return None
     chosen = rung.settings
+    # A saved state is bytes of the KV cache: any of these changes its layout or its meaning.
     identity = (
         rung.candidate.file.fingerprint,
         engine.id,

@@ -217,14 +217,18 @@ def ways_out(rung: Rung, domain: DomainBudget, preset: Preset) -> list[str]:
     if preset.kv_type_min != "q4_0" and settings.flash_attention != "off" and domain.kv_bytes:
         now, least = (size / count for size, count in (BLOCKS[settings.kv_type_k], BLOCKS["q4_0"]))
         ways.append((int(domain.kv_bytes * (1 - least / now)), "a smaller KV cache: --set kv_type_min=q4_0"))
+    # A quarter of it has to be a context still: llama.cpp pads one to 256 tokens.
     slot = settings.n_ctx // settings.n_parallel
     if slot > 1024:
+        # The cache is linear in the tokens: a quarter of the context frees three quarters.
         ways.append((domain.kv_bytes * 3 // 4, f"a smaller context: --set n_ctx_min={slot // 4}"))
+    # Half at most: with none the kernel would reclaim the mapped weights themselves.
     reserve = domain.reserve_bytes // 2
     ways.append((reserve, f"a smaller reserve: --set reserve={reserve // 1024**2}MiB"))
     if missing <= _DESKTOP_BYTES:
         ways.append((missing, f"free {format_bytes(missing)}: end other programs, or boot without the desktop"))
     ways.append((missing, f"a model that is {format_bytes(missing)} smaller: `edgellm model list`"))
+    # One way that is enough by itself is a better next step than two that have to be combined.
     enough = [text for saved, text in ways if saved >= missing]
     return enough + [f"{text} (saves {format_bytes(saved)})" for saved, text in ways if saved < missing]
 

@@ -38,6 +38,7 @@ def merge(
     before: dict[str, Any], served: Sequence[Served], *, profile: str | None, listen: Sequence[str], dirs: Sequence[str]
 ) -> dict[str, Any]:
     """Return the document with these options; all other keys stay. None and () leave a key as it is."""
+    # The caller compares both documents to show what changes.
     after = copy.deepcopy(before)
     after.setdefault("schema", 1)
     if profile:

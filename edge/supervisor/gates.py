@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from edge.supervisor.status import GATES, Gate
 
+# The launcher opens the driver's gate before the spawn; the others need a child.
 _IN_CHILD = GATES[1:]
 
 
@@ -40,6 +41,7 @@ class Gates(Struct, frozen=True):
             opening = replace(known, devices={**known.devices, device: evidence})
         else:
             return self
+        # A retry within the engine may succeed after a refusal in the log, e.g. a smaller allocation.
         refusals = {k: v for k, v in self.refusals.items() if k != name}
         return replace(self, openings={**self.openings, name: opening}, refusals=refusals)
 
@@ -98,6 +100,7 @@ class Gates(Struct, frozen=True):
                 result[name] = Gate(evidence=evidence, blocked_by=blocker, devices=devices)
                 blocker = blocker or name
                 continue
+            # Openings by a log line have the engine's clock, those by a probe ours: two of them may stand in reverse.
             took_s = max(0.0, opening.at_s - previous_s)
             result[name] = Gate(True, opening.at_s, took_s, opening.evidence, None, devices)
             previous_s = max(previous_s, opening.at_s)

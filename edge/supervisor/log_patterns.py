@@ -57,6 +57,7 @@ class Patterns:
         self._marks = {name: _compiled(patterns) for name, patterns in table["marks"].items()}
         self._facts = {name: _compiled(patterns) for name, patterns in table["facts"].items()}
         self._noise = _compiled(table.get("noise", {}).get("requests", []))
+        # Lines that print a part of the model, such as its chat template: an error text in it is no error.
         self._quotes = _compiled(table.get("noise", {}).get("quotes", []))
         self.signatures = tuple(_signature(row) for row in table["signatures"])
 
@@ -91,6 +92,7 @@ def _matches(table: Mapping[str, list[re.Pattern[str]]], text: str) -> Iterator[
         for pattern in patterns:
             if match := pattern.search(text):
                 yield PatternMatch(name, {key: value for key, value in match.groupdict().items() if value is not None})
+                # The first pattern of a name is enough: later ones are the spellings of other versions.
                 break
 
 

@@ -6,6 +6,7 @@ from enum import Enum
 
 from msgspec import Struct, field
 
+# In the order in which an engine passes them; a closed gate blocks all behind it.
 GATES = ("driver", "context", "backend", "weights", "kv_cache", "warm")
 
 

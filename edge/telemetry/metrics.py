@@ -28,6 +28,7 @@ class TelemetryCollector:
         self._telemetry = telemetry
 
     def describe(self) -> list[Any]:
+        # A registry with auto_describe would call collect() instead, for the names alone.
         """Return nothing, which spares a collection at registration."""
         return []
 
@@ -56,6 +57,7 @@ class TelemetryCollector:
         joules = [((name,), use.joules) for name, use in models] if measured else []
         yield _counter("model_energy_joules", text, joules, "model")
         rates = [((name,), meter.tokens_per_joule(name)) for name, _ in models]
+        # Not left to a query over two counters: only requests whose energy was measured count in both.
         yield _gauge("tokens_per_joule", "Generated tokens per joule, by model.", rates, "model")
 
     def _governor(self) -> Iterator[Any]:
