@@ -16,11 +16,10 @@ from msgspec.structs import replace
 
 from edge.config import load
 from edge.daemon import late_start as awaited
-from edge.daemon import volatile_dirs
 from edge.daemon.control import Control, LogQuestion, PageHistory, log_lines, overview
 from edge.daemon.device_recovery import recover_devices
 from edge.daemon.fleet import Fleet, about, gateway_config
-from edge.daemon.history import Recorder, SpeedBaseline
+from edge.daemon.history import Recorder, SpeedBaseline, lost_on_reboot
 from edge.daemon.journal import console_for
 from edge.daemon.planning import Launched, LaunchTimes, remember
 from edge.daemon.reload import Reload, after_restart
@@ -32,6 +31,7 @@ from edge.engine.choose import fallback_now
 from edge.errors import BugError, EdgeError
 from edge.gateway.keys import has_keys
 from edge.gateway.server import make_app, serve
+from edge.linux.tree import Tree
 from edge.paths import system_folders
 from edge.plan import start_records
 from edge.plan.prepare import HostView, Prepared, prepare
@@ -205,7 +205,7 @@ class App:
                 self.console.failed(model_id, failure, gives_up=True)
         if not self.launch.listeners.inherited:
             return
-        lost = volatile_dirs.lost_on_reboot(self.launch.folders)
+        lost = lost_on_reboot(self.launch.folders, Tree())
         for warning in (*(self._unit.warnings if self._unit else ()), *([lost] if lost else [])):
             self.console.warn(warning)
 

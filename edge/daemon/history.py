@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -14,11 +15,13 @@ from typing import Any
 from weakref import WeakSet
 
 from edge.board.readrate import measure as measure_read_rate
+from edge.board.storage import Mount, mount_of, mounts
 from edge.daemon.planning import LaunchTimes
 from edge.daemon.remembered_launch import identity
 from edge.daemon.start_timeline import Instants, spans, start_record, with_limit, with_service_start
-from edge.linux.files import read_json, write_atomic
+from edge.linux.files import read_json, visible, write_atomic
 from edge.linux.procfs import read_boot_id, read_usage, resident_ratio
+from edge.linux.tree import Tree
 from edge.models.open import ModelFile
 from edge.paths import Folders
 from edge.plan import start_records
@@ -30,8 +33,6 @@ from edge.supervisor.status import Failure, State
 from edge.supervisor.supervisor import Supervisor
 
 Samples = Callable[[str, float], Sequence[Sequence[float | int | None]]]  # (model id, zero_s) → telemetry samples
-
-
 READ_BYTES = 256 << 20  # 64 MiB for each number of streams: enough for several GB/s, a second and a half from eMMC
 
 _CACHE_SUBJECTS = ("kv_cache", "kv_type", "n_ctx", "n_parallel", "n_gpu_layers", "device")
@@ -235,3 +236,29 @@ def _read_object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}
+
+
+# Folders whose content is lost at power-off: named in one warning at the start of the service.
+
+# Types in mountinfo's field behind " - " (proc(5)); `rootfs` is an initramfs over which no disk was mounted.
+_VOLATILE = {"tmpfs", "ramfs", "rootfs"}
+
+
+def lost_on_reboot(folders: Folders, tree: Tree) -> str | None:
+    """Return a warning that names the lost folders, or None if state and cache are on disk."""
+    lost = (
+        (folders.instance_state, "the history of starts and crashes"),
+        (folders.cache, "what was compiled and looked up (kernels, engine flags)"),
+    )
+    table = mounts(tree)
+    kinds = [(why, what, path) for path, what in lost if (why := _why_lost(path, table)) is not None]
+    return "; ".join(f"{path} {why}: {what} is lost at power-off" for why, what, path in kinds) or None
+
+
+def _why_lost(path: Path, table: list[Mount]) -> str | None:
+    # The folder may not exist yet: its nearest existing parent has the file system on which it will be made.
+    here = next(part for part in (path, *path.parents) if visible(part))
+    if not os.access(here, os.W_OK):
+        return "cannot be written"
+    mount = mount_of(table, here)
+    return f"is in memory ({mount.filesystem})" if mount is not None and mount.filesystem in _VOLATILE else None

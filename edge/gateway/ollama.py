@@ -29,10 +29,8 @@ _SAME_OPTIONS = frozenset({"seed", "temperature", "top_k", "top_p", "min_p", "ty
     "mirostat_tau",
     "mirostat_eta",
 }
-# Go's time.ParseDuration, by which Ollama reads keep_alive.
 _DURATION = re.compile(r"([0-9.]+)(ns|us|µs|ms|s|m|h)")
 _UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-# Magic bytes; JPEG is the rest. llama-server wants data:image/ and decodes by content (stb_image).
 _IMAGES = ((b"\x89PNG", "png"), (b"GIF8", "gif"), (b"RIFF", "webp"))
 
 
@@ -61,7 +59,6 @@ def read_call(route: str, data: bytes | None) -> OllamaCall:
         if not isinstance(model, str):
             raise _bad("model is required")
         return _call(route, model, asked)
-    # The body is the client's: a field of a wrong type is its mistake and no bug of the gateway.
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         raise _bad(f"the request cannot be read: {error}") from error
 
@@ -83,10 +80,8 @@ def _call(route: str, model: str, asked: dict[str, Any]) -> OllamaCall:
         return OllamaCall(route, model, "/v1/chat/completions", _json(body), stream, not messages, keep_alive_s)
     prompt, images = asked.get("prompt") or "", asked.get("images") or []
     if asked.get("suffix"):
-        # /infill predates the OpenAI routes: its limit is n_predict, and -1 is none.
         target, body = "/infill", {**common, "input_prefix": prompt, "input_suffix": asked["suffix"]}
         body["n_predict"] = body.pop("max_tokens", -1)
-    # `raw` means a prompt that has its template already: the chat route would add another.
     elif asked.get("raw"):
         target, body = "/v1/completions", {**common, "prompt": prompt}
     else:
@@ -148,7 +143,6 @@ def _messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _answered(open_calls: list[tuple[str, str]], message: Mapping[str, Any]) -> str:
     """Take the call that a tool's message answers: by its id or name, otherwise the oldest."""
-    # Ollama's API has tool_name; adapters of OpenAI's form send `name` or the id of the call.
     names = {message.get("tool_call_id"), message.get("tool_name"), message.get("name")} - {None}
     chosen = next((call for call in open_calls if names & set(call)), open_calls[0] if open_calls else ("call_0", ""))
     if chosen in open_calls:
@@ -305,7 +299,6 @@ class OllamaAnswer:
 
     def loaded(self) -> bytes:
         """Return the answer to a request without a prompt."""
-        # Ollama's clients look at done_reason to tell a load from an empty answer.
         reason = "unload" if self.call.keep_alive_s == 0 else "load"
         if self.call.target == "/v1/embeddings":
             return _json({**self._head(), "embeddings": []} if self.call.route == "/api/embed" else {"embedding": []})

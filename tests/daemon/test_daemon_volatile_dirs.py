@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge.daemon.volatile_dirs import filesystem, lost_on_reboot
+from edge.board.storage import mount_of, mounts
+from edge.daemon.history import lost_on_reboot
+from edge.linux.tree import Tree
 from edge.paths import Folders
 
 LINES = [
@@ -16,20 +18,30 @@ LINES = [
 ]
 
 
-def test_the_longest_mount_point_counts() -> None:
-    assert filesystem(Path("/var/lib/edgellm/state/main"), LINES) == "tmpfs"
-    assert filesystem(Path("/var/lib/edgellm"), LINES) == "overlay"
-    assert filesystem(Path("/mnt/with space/x"), LINES) == "ext4"
-    assert filesystem(Path("/variety"), LINES) == "ext4"
-    assert filesystem(Path("/x"), []) is None
+def mounted(root: Path, *lines: str) -> Tree:
+    (root / "proc/self").mkdir(parents=True, exist_ok=True)
+    (root / "proc/self/mountinfo").write_text("".join(f"{line}\n" for line in lines))
+    return Tree(root)
+
+
+def test_the_longest_mount_point_counts(tmp_path: Path) -> None:
+    table = mounts(mounted(tmp_path, *LINES))
+
+    def filesystem(path: str) -> str | None:
+        mount = mount_of(table, Path(path))
+        return mount.filesystem if mount is not None else None
+
+    assert filesystem("/var/lib/edgellm/state/main") == "tmpfs"
+    assert filesystem("/var/lib/edgellm") == "overlay"
+    assert filesystem("/mnt/with space/x") == "ext4"
+    assert filesystem("/variety") == "ext4"
+    assert mount_of([], Path("/x")) is None
 
 
 def test_it_is_said_where_state_is_in_memory(tmp_path: Path) -> None:
     folders = Folders(tmp_path, tmp_path / "state", tmp_path / "cache", tmp_path / "run", tmp_path / "etc")
-    table = tmp_path / "mountinfo"
-    table.write_text("1 0 8:1 / / rw - ext4 /dev/root rw\n")
-    assert lost_on_reboot(folders, table) is None
-    table.write_text(f"1 0 8:1 / / rw - ext4 /dev/root rw\n2 1 0:1 / {tmp_path} rw - tmpfs tmpfs rw\n")
-    said = lost_on_reboot(folders, table)
+    root = "1 0 8:1 / / rw - ext4 /dev/root rw"
+    assert lost_on_reboot(folders, mounted(tmp_path, root)) is None
+    said = lost_on_reboot(folders, mounted(tmp_path, root, f"2 1 0:1 / {tmp_path} rw - tmpfs tmpfs rw"))
     assert said is not None
     assert "the history of starts and crashes is lost at power-off" in said
