@@ -49,8 +49,8 @@ class NoPrompts:
     async def save(self) -> None:
         """Save the slots that clients have changed."""
 
-    def close(self) -> None:
-        """Stop a restore that goes on."""
+    def close(self, *, asked: bool) -> None:
+        """Stop a restore that goes on. `asked`: the engine ends because it was asked to, not of what it reads."""
 
 
 class PromptCache(NoPrompts):
@@ -77,6 +77,7 @@ class PromptCache(NoPrompts):
         self._saving = asyncio.Lock()
         self._found: asyncio.Future[dict[int, Path]] | None = None
         self._restoring: asyncio.Future[None] | None = None
+        self._reading: Path | None = None
 
     def look(self) -> None:
         self._found = asyncio.ensure_future(asyncio.to_thread(self._look))
@@ -100,15 +101,19 @@ class PromptCache(NoPrompts):
                 name = await asyncio.to_thread(self._files.begin_read, path)
                 if name is None:
                     continue
+                self._reading = path
                 status, _ = await self._client.post(f"/slots/{slot}?action=restore", {"filename": name})
                 await asyncio.to_thread(self._files.end_read, path, good=status == 200)
+                self._reading = None
                 if status == 200:
                     self.restored[slot] = path
 
-    def close(self) -> None:
+    def close(self, *, asked: bool) -> None:
         for work in (self._found, self._restoring):
             if work is not None:
                 work.cancel()
+        if asked and self._reading is not None:
+            self._files.end_read(self._reading, good=True)
 
     async def run(self, warming: Warming) -> None:
         if self.restored and self._traffic.moved_s <= self._saved_s:

@@ -157,7 +157,7 @@ class Watch:
 
     async def close(self) -> None:
         """Stop observing. The child must be gone, or have its signal."""
-        self._prompts.close()
+        self._prompts.close(asked=self.signalled and self._hung is None)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

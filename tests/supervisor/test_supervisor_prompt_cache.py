@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from msgspec.structs import replace
@@ -15,7 +17,9 @@ from edge.models.store import Store
 from edge.plan.argv import render
 from edge.plan.engine_options import EngineOptions
 from edge.plan.plan import Ladder, ModelPlan, SavedPrompts
+from edge.supervisor import prompt_cache
 from edge.supervisor.policy import SupervisorOptions
+from edge.supervisor.prompt_cache import saved_prompts
 from edge.supervisor.prompt_files import PromptFiles, file_key
 from edge.supervisor.state import State
 from tests.supervisor.rig import ENV, FAST, Rig, launch_plan, rigged, settings
@@ -98,3 +102,31 @@ async def test_prompts_are_saved_before_the_engine_sleeps(short_dir: Path, file:
         rig.supervisor.sleep()
         assert await rig.settle(State.SLEEPING) is State.SLEEPING
         assert len(slots(folder)) == 1
+
+
+@pytest.mark.parametrize("asked", [True, False])
+async def test_a_stop_in_the_middle_of_a_restore_keeps_the_file(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    """An engine that ends by itself while it reads may have died of the file: then it keeps the name for that."""
+    monkeypatch.setattr(prompt_cache, "RESTORE_S", 0.0)
+    files = PromptFiles(short_dir / "prompts", 1 << 30)
+    name = files.begin_write(file_key("a key"), 100)
+    assert name is not None
+    (files.folder / name).write_bytes(slot_file(*LONG))
+    kept = files.keep(name)
+    assert kept is not None
+    reads = asyncio.Event()
+
+    async def post(*_: Any) -> None:
+        reads.set()
+        await asyncio.Event().wait()
+
+    plan = replace(launch_plan(("x",), 0, settings()), saved_prompts=SavedPrompts(str(files.folder), "a key", 1 << 30))
+    cache = saved_prompts(Mock(post=post), plan, SOON, Mock(moved_s=0.0))
+    cache.look()
+    await cache.restore()
+    await asyncio.wait_for(reads.wait(), 30)
+    cache.close(asked=asked)
+    assert kept.exists() is asked
+    assert kept.with_suffix(".reading").exists() is not asked
