@@ -126,10 +126,11 @@ def test_a_child_has_a_session_a_mask_and_an_oom_score_of_its_own(up: Served) ->
 
 
 def test_nice_and_processors_come_from_the_configuration(short_dir: Path, chat: str) -> None:
-    with served(short_dir, f"{chat}\nset = {{ nice = 5, cpus = [0] }}") as up:
+    cpu = min(os.sched_getaffinity(0))
+    with served(short_dir, f"{chat}\nset = {{ nice = 5, cpus = [{cpu}] }}") as up:
         pid, nice = up.model()["pid"], min(19, os.getpriority(os.PRIO_PROCESS, 0) + 5)  # the tests may be niced
         assert os.getpriority(os.PRIO_PROCESS, pid) == nice
-        assert os.sched_getaffinity(pid) == {0}
+        assert os.sched_getaffinity(pid) == {cpu}
         os.kill(pid, signal.SIGKILL)
         again = eventually(lambda: (m := up.model())["state"] == "READY" and m["pid"] != pid and m["pid"], "it is back")
         assert os.getpriority(os.PRIO_PROCESS, again) == nice

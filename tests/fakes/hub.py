@@ -37,7 +37,7 @@ class Fault:
     html: 200 with a page · login: redirect to a page
     ignore_range: 200 with everything · wrong_206: another range than was asked · wrong_total: another length
     gzip: claims compression · short: says a smaller Content-Length · long: sends more than promised
-    corrupt: one byte is flipped · no_length: chunked · slow: one small chunk at a time, until `event` is set
+    corrupt: one byte is flipped · no_length: chunked · slow: small chunks, or one and the rest after `event`
     """
 
     kind: str
@@ -281,11 +281,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def slowly(self, source: int, start: int, end: int, fault: Fault) -> None:
+        pace = 4096
         while start < end:
-            pace = 4096 if fault.event is None or not fault.event.is_set() else 8 << 20
             start += os.sendfile(self.connection.fileno(), source, start, min(end - start, pace))
-            if fault.event is None or not fault.event.is_set():
+            if fault.event is None:
                 time.sleep(0.002)
+            elif fault.event.wait(60):
+                pace = 8 << 20
 
     def reply(
         self, code: int, body: bytes, kind: str = "application/json", headers: dict[str, str] | None = None

@@ -16,7 +16,7 @@ import pytest
 from edge.units import MIB
 from tests.bench.gateway import free_port
 from tests.fakes.upstream.engine import FakeEngine, Line, Received
-from tests.gateway.raw import Client, once
+from tests.gateway.raw import LIMIT_S, Client, once
 from tests.gateway.test_gateway_encoding import zstd
 
 pytestmark = pytest.mark.full
@@ -45,16 +45,14 @@ class Flooded:
         with contextlib.suppress(ConnectionError):
             await client.send(data)
 
-    async def probe(self, seconds: float) -> tuple[float, int]:
-        """Return the slowest /livez and the most memory that was seen."""
-        slowest_s, most_bytes, until_s = 0.0, 0, time.monotonic() + seconds
+    async def probe(self, seconds: float) -> int:
+        """Ask for /livez all the time; return the most memory that was seen."""
+        most_bytes, until_s = 0, time.monotonic() + seconds
         while time.monotonic() < until_s:
-            began_s = time.monotonic()
-            assert (await asyncio.wait_for(once(self.port, LIVEZ), 5)).status == 200
-            slowest_s = max(slowest_s, time.monotonic() - began_s)
+            assert (await asyncio.wait_for(once(self.port, LIVEZ), LIMIT_S)).status == 200
             most_bytes = max(most_bytes, self.rss_bytes())
             await asyncio.sleep(0.05)
-        return slowest_s, most_bytes
+        return most_bytes
 
 
 @pytest.fixture
@@ -95,15 +93,13 @@ async def test_a_flood_of_connections_costs_little_and_shuts_no_probe_out(floode
     await flooded.probe(0.2)
     for start in range(0, CONNECTIONS, 64):
         await asyncio.gather(*(flooded.connect(FLOODS[kind](number)) for number in range(start, start + 64)))
-    slowest_s, most_bytes = await flooded.probe(3.0)
+    most_bytes = await flooded.probe(3.0)
     assert most_bytes <= MOST_BYTES, f"{most_bytes / MIB:.0f} MiB"
-    assert slowest_s <= 1.0
 
 
 async def test_compressed_bombs_cost_little(flooded: Flooded) -> None:
     request = HEAD + b"Content-Encoding: zstd\r\nContent-Length: %d\r\n\r\n" % len(BOMB) + BOMB
     sending = [asyncio.ensure_future(once(flooded.port, request)) for _ in range(8)]
-    slowest_s, most_bytes = await flooded.probe(3.0)
+    most_bytes = await flooded.probe(3.0)
     assert {answer.status for answer in await asyncio.gather(*sending)} == {413}
     assert most_bytes <= MOST_BYTES + 64 * MIB, f"{most_bytes / MIB:.0f} MiB"
-    assert slowest_s <= 1.0

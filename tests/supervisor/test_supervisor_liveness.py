@@ -15,7 +15,7 @@ from edge.supervisor.status import State
 from edge.supervisor.variants import SupervisorCallbacks
 from tests.supervisor.rig import FAST, rigged
 
-HASTY = SupervisorOptions(policy=replace(FAST, stall_s=0.6, wedge_s=0.6, term_s=0.3, idle_before_s=60.0))
+HASTY = SupervisorOptions(policy=replace(FAST, stall_s=1.0, wedge_s=1.0, term_s=0.3, idle_before_s=60.0))
 
 
 async def test_dots_without_a_line_end_are_life(short_dir: Path) -> None:

@@ -164,7 +164,7 @@ async def test_fc26_ready_late_is_ready_and_a_slow_load_that_moves_is_not_ended(
 
 
 async def test_fc26_a_load_that_stands_still_is_ended_and_the_next_may_succeed(short_dir: Path) -> None:
-    hasty = SupervisorOptions(policy=replace(FAST, stall_s=0.6))
+    hasty = SupervisorOptions(policy=replace(FAST, stall_s=1.0))
     async with rigged(short_dir, terms=hasty, first_starts=1, first={"stall_at": 0.5}) as rig:
         await rig.ready()
         assert (rig.supervisor.restarts, rig.kinds) == (1, ["stalled"])
@@ -180,7 +180,7 @@ async def test_503_for_ever_is_a_stall_although_we_keep_asking(short_dir: Path) 
 
 async def test_fc37_a_wedged_engine_that_ignores_sigterm_is_replaced(short_dir: Path) -> None:
     """/health stays green, the completion never comes, no CPU time: only SIGKILL helps."""
-    hasty = SupervisorOptions(policy=replace(FAST, wedge_s=0.6, term_s=0.3))
+    hasty = SupervisorOptions(policy=replace(FAST, wedge_s=1.0, term_s=0.3))
     async with rigged(
         short_dir, terms=hasty, first_starts=1, first={"wedge_after": 1, "ignore_term": True}, wedge_after=None
     ) as rig:

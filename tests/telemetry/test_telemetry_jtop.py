@@ -260,7 +260,7 @@ async def test_the_pace_changes_both_ways(service: JtopService) -> None:
             intervals.append(source.latest.at_s - before.at_s)
     assert source.restarts == 0
     assert intervals[0] > 4
-    assert 0.7 < intervals[1] < 3
+    assert 0.7 < intervals[1] < 3.5  # a busy machine is late, but not by the other pace
     assert intervals[2] > 3.5
 
 
