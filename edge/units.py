@@ -58,6 +58,7 @@ def format_bytes(count: int) -> str:
         return f"{count} B"
     for unit in ("KiB", "MiB", "GiB", "TiB"):
         size /= 1024
+        # 1023.95 would be rounded to 1024.0 of this unit.
         if abs(size) < 1023.95 or unit == "TiB":
             return f"{size:.1f} {unit}"
     raise AssertionError("unreachable")

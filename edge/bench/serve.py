@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 from msgspec import Struct, field, to_builtins
 
+# Ordinary text: random bytes would take several tokens a word and make prompts longer than asked for.
 WORDS = "The quick brown fox jumps over the lazy dog. "
 
 
@@ -107,6 +108,7 @@ class ServeBench:
             "max_tokens": self._max_tokens,
             "stream": True,
             "stream_options": {"include_usage": True},
+            # Answers of one length: their speeds can be compared.
             "ignore_eos": True,
         }
         began_s = time.monotonic()
@@ -153,6 +155,7 @@ def _quantiles(values: Sequence[float]) -> dict[str, float] | None:
         return None
     ordered = sorted(values)
     picks = {"p50": 0.5, "p95": 0.95, "max": 1.0}
+    # The nearest rank, never a value between two: with few answers an interpolated p95 was not measured.
     return {name: round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 4) for name, share in picks.items()}
 
 
@@ -192,6 +195,7 @@ def llama_bench_command(cmdline: Sequence[str], *, prompt_tokens: int, max_token
     program = next((Path(word) for word in cmdline[:4] if Path(word).name == "llama-server"), None)
     if program is None or not os.access(program.with_name("llama-bench"), os.X_OK):
         return None
+    # Three repetitions: llama-bench's default of five takes two thirds longer for the same median.
     command = [str(program.with_name("llama-bench")), "-o", "json", "-r", "3"]
     for short, names in _SHARED.items():
         at = next((number for number, word in enumerate(cmdline[:-1]) if word in names), None)

@@ -63,6 +63,7 @@ def snapshot(root: Path, board: Board, available_bytes: int | None = None) -> Me
     limit = cgroup.memory_limit(tree, total)
     if limit is not None:
         total = limit.limit_bytes
+        # `--memory` stands for another moment or machine: the group's present use says nothing about it.
         if available_bytes is None and limit.left_bytes < available:
             available = limit.left_bytes
             notes.append(f"{limit.where} allows {format_bytes(limit.limit_bytes)}: less than the machine's memory")
@@ -90,6 +91,7 @@ def assumed(board: Board, available_bytes: int | None = None) -> MemorySnapshot:
     for gpu in board.gpus if not board.unified_memory else ():
         if gpu.uuid and gpu.memory_bytes:
             totals[gpu.uuid] = gpu.memory_bytes
+            # An allowance for what the driver itself keeps on an idle GPU.
             free[gpu.uuid] = gpu.memory_bytes - gpu.memory_bytes // 50
     return MemorySnapshot(totals, free, notes=(note,))
 
@@ -133,6 +135,7 @@ def _term(text: str, total_bytes: int) -> int:
     percent = _PERCENT.fullmatch(text)
     if percent:
         share = float(percent[1])
+        # A larger share leaves models next to nothing.
         if share > 90:
             raise ValueError(f"wants at most 90%, got {text.strip()}")
         return int(total_bytes * share / 100)

@@ -113,6 +113,7 @@ def fingerprint(inputs: BuildInputs) -> str:
     """Return the name of the build folder. Each recipe and toolchain has its own: an old CMakeCache would win."""
     parts = [
         inputs.commit,
+        # Without a commit the tree's place is all that tells two sources apart.
         inputs.tree if inputs.commit == "unknown" else "",
         inputs.recipe.sha256,
         [[option.name, option.value] for option in overrides(inputs)],
@@ -135,4 +136,5 @@ def commands(inputs: BuildInputs, build_root: str, *, keep: str | None = None) -
 
 def estimate_minutes(recipe: Recipe, jobs: int) -> int:
     """Estimate the wall minutes on `jobs` server cores; a board's cores need about twice that."""
+    # Compiling has no serial part worth counting: nvcc's jobs are independent, and linking takes seconds.
     return max(1, round(recipe.cpu_minutes / max(1, jobs)))

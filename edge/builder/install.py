@@ -58,6 +58,7 @@ def new_id(engines: Path, commit: str, recipe: str) -> str:
 def staging(engines: Path) -> Iterator[Path]:
     """Yield an empty folder on the same disk, removed afterwards unless it was renamed. Remove old leftovers."""
     engines.mkdir(parents=True, exist_ok=True)
+    # Under the caller's lock: a leftover belongs to a build that was killed.
     for leftover in engines.glob(".new-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     folder = engines / f".new-{os.getpid()}"
@@ -169,6 +170,7 @@ def rollback(engines: Path) -> SelectedEngine:
         load(engines, before.previous)
     elif find_embedded(sys.executable) is None:
         raise EngineMissingError("there is no former engine to roll back to", "see `edgellm engine list`")
+    # Swapped, not popped: a second rollback undoes the first.
     after = SelectedEngine(before.previous, before.current)
     write_selection(engines, after)
     return after

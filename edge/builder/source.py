@@ -214,6 +214,7 @@ def _hashes(tree: Path) -> dict[str, str]:
     """Return SHA-256 by path of every file outside .git; a link is its target."""
     found = {}
     for folder, names, files in os.walk(tree):
+        # git writes to it at each command (index, logs), and no build reads it.
         if Path(folder) == tree and ".git" in names:
             names.remove(".git")
         links = [name for name in names if (Path(folder) / name).is_symlink()]

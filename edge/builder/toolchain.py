@@ -90,6 +90,7 @@ def find_toolkits(environment: Mapping[str, str], root: Path, run: Run) -> tuple
     """Find every nvcc: PATH, CUDA_HOME, CUDACXX, /usr/local/cuda, /usr/local/cuda-*. (FC-01)"""
     folders = [Path(entry) for entry in environment.get("PATH", "").split(":") if entry]
     folders += [Path(environment[name]) / "bin" for name in ("CUDA_HOME", "CUDA_PATH") if environment.get(name)]
+    # cmake's variable for nvcc.
     folders += [Path(environment["CUDACXX"]).parent] if environment.get("CUDACXX") else []
     local = root / "usr/local"
     folders += [local / "cuda/bin", *sorted((entry / "bin" for entry in local.glob("cuda-*")), reverse=True)]
@@ -113,6 +114,7 @@ def find_toolkits(environment: Mapping[str, str], root: Path, run: Run) -> tuple
 
 
 def _whole(toolkit: Toolkit) -> bool:
+    # nvvm/ holds cicc, the compiler that nvcc runs: a wrapper script has none beside it.
     return (Path(toolkit.nvcc).parent.parent / "nvvm").is_dir()
 
 
@@ -144,6 +146,7 @@ def _search_path(environment: Mapping[str, str], root: Path, tools_dir: Path | N
 
 
 def _runner(environment: Mapping[str, str], path: list[str]) -> Run:
+    # LC_ALL=C: version texts are parsed, and gcc translates them.
     env = {**environment, "PATH": ":".join(path), "LC_ALL": "C"}
 
     def run(command: list[str]) -> str | None:
@@ -255,6 +258,7 @@ def _distance(version: tuple[int, ...], board: tuple[int, ...] | None) -> tuple[
     """Return a sort key: the same version, older of the major, newer of the major, older majors, newer majors."""
     ordinal = version[0] * 1000 + version[1]
     if board is None:
+        # No driver to fit: the newest.
         return (0, -ordinal)
     own = board[0] * 1000 + board[1]
     if version[0] == board[0]:

@@ -79,6 +79,7 @@ def wait(
         if failed:
             failure = models[failed[0]]["failure"]
             raise EdgeError(f"{failed[0]} has failed: {failure['kind']}", failure["hint"])
+        # A sleeping model counts: its first request wakes it, and nothing else would.
         if models and all(model["state"] in ("READY", "SLEEPING") for model in models.values()):
             return
         if timeout and time.monotonic() - began >= timeout:
@@ -100,6 +101,7 @@ def stop(
     client = _client(state_dir)
     service = client.status().get("service")
     if service:
+        # systemd starts the service again at the next connection to the socket unit.
         unit.stop(unit.Unit.of(service))
     else:
         client.stop(now=now)

@@ -102,6 +102,7 @@ def _base(base: object, name: str, path: Path, files: _Files) -> Profile:
     layers = [layer for layer in layers or [] if layer != path]
     if not layers:
         raise ConfigError(f"{path}: extends {base!r}, which is no profile{did_you_mean(str(base), files)}")
+    # One level: a chain of files could not be followed by reading them.
     for layer in layers:
         if "extends" in _read(layer):
             raise ConfigError(
@@ -185,6 +186,7 @@ def choose(profile: Profile, board: Board) -> str:
     """Return the profile name to use on this board: its own unless it is a list of choices. Raises ConfigError."""
     if not profile.choices:
         return profile.name
+    # A Jetson's integrated GPU has no UUID.
     discrete = sum(1 for gpu in board.gpus if gpu.uuid)
     for choice in profile.choices:
         soc = not choice.socs or board.soc in choice.socs
@@ -222,4 +224,5 @@ def model_memory_bytes(profile: Profile, board: Board) -> int:
     vram = [gpu.memory_bytes or 0 for gpu in board.gpus if gpu.uuid]
     if board.unified_memory or profile.preset.offload == "none" or not vram:
         return board.memory_bytes
+    # `none` puts the whole model on one GPU (llama.cpp, --split-mode).
     return max(vram) if profile.preset.split_mode == "none" else sum(vram)

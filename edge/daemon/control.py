@@ -89,6 +89,7 @@ class Control:
     def __init__(self, path: Path, operations: Operations, *, for_group: bool = False) -> None:
         self._path = path
         self._operations = operations
+        # 0660 for the service's group, 0600 for a user's own instance.
         self._mask = 0o117 if for_group else 0o177
         self._group = _group(GROUP) if for_group else None
         self._runner: web.AppRunner | None = None
@@ -107,6 +108,7 @@ class Control:
         await self._runner.setup()
         self._path.unlink(missing_ok=True)  # left by an earlier holder of our lock
         listener = socket.socket(socket.AF_UNIX)
+        # umask, not chmod: between bind and chmod any user could connect.
         mask = os.umask(self._mask)
         try:
             listener.bind(str(self._path))

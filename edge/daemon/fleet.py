@@ -236,6 +236,7 @@ class Fleet:
     ) -> tuple[ModelHandle, Supervisor]:
         """Add a model, in its placeholder's handle where there is one. `run` and `begin` the supervisor."""
         supervisor = self.make(prepared, model, expected_ready_s)
+        # A request that waits at the placeholder is served by whatever model the plan chose.
         handle = self.handles.get(model.id) or self.handles.pop(UNNAMED, None) or ModelHandle(model.id)
         self.handles[model.id] = handle
         handle.last_load_s = expected_ready_s
@@ -284,6 +285,7 @@ class Fleet:
             gpu_load=self._gpu_load,
             gpu_holders=self._gpu_holders,
         )
+        # A speed of another file, engine or rung would be no measure for this start.
         terms = terms_of(prepared, model, self._last_good.tokens_s(model.id, good))
         socket_path = self._socket(model.id)
         return Supervisor(
@@ -368,6 +370,7 @@ class Fleet:
         if handle is None or handle.supervisor is None:
             return first
         self._socket_number += 1
+        # Cut to keep the path within sun_path (108 bytes, unix(7)).
         return first.with_name(f"{first.stem[:28]}~{self._socket_number}.sock")
 
     def _other_plan(self, prepared: Prepared, model_id: str, *, remote: bool) -> LaunchPlan:

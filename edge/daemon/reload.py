@@ -56,6 +56,7 @@ async def in_place(
 
     A new engine that is stopped from outside (the board is too hot) has not failed: it stays in place and starts later.
     """
+    # A failed engine is not worth going back to.
     served = old.machine.state is not State.FAILED
     with handle.replacing():
         await _stop(old)

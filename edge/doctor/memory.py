@@ -143,6 +143,7 @@ _DESKTOPS = (
     "mutter",
 )
 _BIGGEST = 3
+# debugfs, for root only. One line a client of NvMap, the allocator of GPU memory on Tegra.
 _NVMAP = "/sys/kernel/debug/nvmap/iovmm/maps"
 _NVMAP_LINE = re.compile(r"^user\s+(\S+)\s+(\d+)\s+(\d+)([KMG])\s*$", re.MULTILINE)
 _UNITS = {"K": KIB, "M": MIB, "G": GIB}
@@ -181,6 +182,7 @@ def processes(tree: Tree) -> Iterator[Process]:
         if not name.isdecimal():
             continue
         status = memory.parse(tree.text(f"/proc/{name}/status") or "")
+        # Not VmRSS: it counts the mapped pages of a model, which the kernel can drop.
         own = status.get("RssAnon", 0) + status.get("RssShmem", 0)
         if own:
             yield Process(int(name), tree.word(f"/proc/{name}/comm") or "?", own)

@@ -147,6 +147,7 @@ def _free_bytes(folder: Path) -> int | None:
         about = os.statvfs(near) if near else None
     except OSError:
         return None
+    # f_bavail, not f_bfree: ext4 keeps 5 % for root, which the service cannot use.
     return about.f_bavail * about.f_frsize if about else None
 
 

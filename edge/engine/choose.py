@@ -74,8 +74,10 @@ def fallback(
     """None unless `current` was never READY, and `previous` was once."""
     known = list(starts)
     mine = [start for start in known if start.engine == current]
+    # One READY proves the engine on this machine: later failures have another cause.
     if previous is None or previous == current or any(start.ready for start in mine):
         return None
+    # A former engine that never served here is no way out.
     if not any(start.ready for start in known if start.engine == previous):
         return None
     for start in mine:
@@ -164,6 +166,7 @@ def missing(message: str, profile: str, *, embedded: bool = False) -> EngineMiss
     """Return the error for a missing engine, with the command, its minutes and its disk."""
     command = f"edgellm build -p {profile}"
     recipe = load_toml(data_dir("build") / "llama.cpp.toml")["recipes"].get(profile)
+    # For a recipe of a user's own: the figures of the recipe `orin`.
     minutes, disk = (recipe["cpu_minutes"], recipe["disk"]) if recipe else (51, "2GiB")
     cores = len(os.sched_getaffinity(0))
     cost = f"about {max(1, round(minutes / cores))} min on {cores} cores (a board: twice that), {disk} of disk"

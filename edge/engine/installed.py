@@ -78,7 +78,9 @@ def ids(engines: Path) -> list[str]:
         return []
     found = [entry for entry in engines.iterdir() if is_id(entry.name) and (entry / "engine.json").is_file()]
     return [
-        entry.name for entry in sorted(found, key=lambda entry: ((entry / "engine.json").stat().st_mtime, entry.name))
+        # By engine.json, which is written last: a folder's own mtime changes with every file in it.
+        entry.name
+        for entry in sorted(found, key=lambda entry: ((entry / "engine.json").stat().st_mtime, entry.name))
     ]
 
 

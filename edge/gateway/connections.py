@@ -171,6 +171,7 @@ class Connection(asyncio.Protocol):
         """Count the bytes of a request's head. Returns False if they are too many."""
         if self._first_byte_s is None:
             self._first_byte_s = asyncio.get_running_loop().time()
+        # With the last bytes of the chunk before: the blank line may be cut by a TCP segment.
         at = (self._head_end + data).find(_HEAD_END)
         self._head_complete = at >= 0
         self._head_bytes += len(data) if at < 0 else at + len(_HEAD_END) - len(self._head_end)
@@ -217,6 +218,7 @@ class Connection(asyncio.Protocol):
     def _stalled(self, now_s: float, stall_s: float) -> bool:
         """Return whether the client has taken no byte of its answer for `stall_s`."""
         unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        # Any change is progress: the buffer also grows while a client reads slowly.
         if unsent == 0 or unsent != self._unsent_bytes:
             self._unsent_bytes, self._unsent_since_s = unsent, now_s
             return False

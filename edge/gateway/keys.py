@@ -70,6 +70,7 @@ def presented(headers: Mapping[str, str]) -> tuple[str, ...]:
     Both, since a proxy in between may add an `Authorization` of its own.
     """
     value = headers.get("Authorization", "")
+    # A value without a scheme is taken as the key: some clients leave `Bearer` out.
     scheme, _, rest = value.partition(" ")
     bearer = rest.strip() if scheme.lower() == "bearer" and rest else value
     return tuple(each for each in (bearer, headers.get("x-api-key")) if each)

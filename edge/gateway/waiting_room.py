@@ -193,4 +193,5 @@ def not_ready_fault(upstream: Upstream) -> HttpFault:
 def retry_in_s(upstream: Upstream) -> float:
     """Return the seconds until the model is expected to be ready, from the record of its last start."""
     expected = upstream.expected_ready_in_s()
+    # At least a second: a start that takes longer than the last one would be asked in a tight loop.
     return DEFAULT_RETRY_S if expected is None else max(1.0, expected)

@@ -67,7 +67,9 @@ def create(proc: Path = Path("/proc"), mounts: tuple[Path, ...] = MOUNTS) -> Con
     parent = delegated(proc, mounts)
     if parent is None:
         return None
+    # A supervisor that was killed left its group; a thousand of them would slow systemd down.
     _remove_empty(parent)
+    # mkdir decides: a name that is taken belongs to a process with the same pid in another namespace.
     for number in _numbers:
         folder = parent / f"{PREFIX}{os.getpid()}-{number}"
         try:

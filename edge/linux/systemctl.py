@@ -42,6 +42,7 @@ def query(*arguments: str) -> str:
 
 def active(unit: str) -> bool:
     """Return whether the unit runs or is starting."""
+    # `activating` counts: Type=notify stays in it for the whole load of a model.
     return query("is-active", unit) in ("active", "activating", "reloading")
 
 

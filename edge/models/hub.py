@@ -85,6 +85,7 @@ class Site:
             # As in modelscope's own client, HubApi.get_model_files.
             at = url_quote(wanted.revision or "master", safe="")
             return f"{self.endpoint}/api/v1/models/{wanted.repo}/repo/files?Revision={at}&Recursive=true"
+        # blobs=true adds size and SHA-256 of each file, so that a choice by size needs no further request.
         at = f"/revision/{url_quote(wanted.revision, safe='')}" if wanted.revision else ""
         return f"{self.endpoint}/api/models/{wanted.repo}{at}?blobs=true"
 
@@ -113,6 +114,7 @@ def _files(rows: list[Any]) -> Iterator[RemoteFile]:
         path, size, lfs = row.get("rfilename", row.get("Path")), row.get("size", row.get("Size")), row.get("lfs")
         sha256 = lfs.get("sha256") if isinstance(lfs, dict) else row.get("Sha256")
         if isinstance(path, str) and is_relative(path):
+            # Only LFS files have one: a small file is stored in git, whose id is a SHA-1 of another form.
             known = isinstance(sha256, str) and re.fullmatch(r"[0-9a-f]{64}", sha256)
             yield RemoteFile(path, size if isinstance(size, int) and size > 0 else None, sha256 if known else None)
 
@@ -169,6 +171,7 @@ def _refused(response: httpx.Response, site: Site, wanted: HubSource) -> EdgeErr
         return UnavailableError(
             f"{wanted.repo} has no revision {wanted.revision}", "leave @revision out, or correct it"
         )
+    # The hub answers 401 for a repository that does not exist as well as for a private one.
     if code in (400, 401, 403, 404):
         private = (
             "a private one needs HF_TOKEN" if site.scheme == "hf" else "private ones of ModelScope are not supported"
@@ -233,6 +236,7 @@ class _Peeker:
         self._client, self._site, self._listing = client, site, listing
 
     def peek(self, groups: Mapping[str, Sequence[QuantOption]]) -> dict[str, Peek]:
+        # One model needs no decision, and each peek is a request.
         if not 1 < len(groups) <= _PEEKS:
             return {}
         found = {name: self._one(group[0].files[0]) for name, group in groups.items()}
@@ -282,4 +286,5 @@ def _projector(listing: Listing, name: str) -> RemoteFile:
     found = [file for file in projectors(listing.files) if name in ("*", file.path)]
     if not found:
         raise UnavailableError(f"{listing.repo} has no projector {name}", "pull it without --projector")
+    # Repositories offer one projector as f32, f16 and q8_0: the smallest leaves most memory to the model.
     return min(found, key=lambda file: file.bytes or 0)

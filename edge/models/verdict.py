@@ -82,6 +82,7 @@ def bad_version(version: int) -> HeaderVerdict | None:
     """Return the verdict on a GGUF version other than 2 and 3; a byte-swapped small number is a big-endian file."""
     if version in (2, 3):
         return None
+    # 3 written in the other byte order is 0x03000000: its low bytes are zero.
     if version & 0xFFFF == 0 and version != 0:
         sentence = "is big-endian GGUF, made for another kind of machine"
         return HeaderVerdict("big_endian", sentence, "fetch a little-endian file: edgellm model pull REF")

@@ -58,6 +58,7 @@ def measured_drafts(preset: Preset, file: ModelFile, choices: Iterable[DraftChoi
     if preset.speculation != "auto":
         return preset, ()
     found = next((choice for choice in choices if choice.model == model_key(file)), None)
+    # A kept value of a later version may be unknown here.
     if found is not None and found.speculation in ("ngram", "mtp"):
         return replace(preset, speculation=found.speculation), ()
     return replace(preset, speculation="off"), () if found else (NOT_MEASURED,)

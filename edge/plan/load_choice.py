@@ -88,6 +88,7 @@ def choice_for(choices: Iterable[LoadChoice], file: str, file_bytes: int, offloa
         for choice in choices
         if (choice.size_class, choice.offload) == wanted and PurePosixPath(choice.mount) in path.parents
     ]
+    # The longest mount point is the innermost.
     best = max(found, key=lambda choice: len(choice.mount), default=None)
     return None if best is not None and best.mode == "dio" and offload != "full" else best
 

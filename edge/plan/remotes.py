@@ -135,6 +135,7 @@ def check_route(host: str, interface: str) -> None:
     own = rpc.own_addresses(interface)
     if not own:
         raise ConfigError(f"the interface {interface} has no IPv4 address", "see `ip -4 addr`")
+    # By the routing table: a host route or a VPN may lead elsewhere than the name suggests.
     source = rpc.address_towards(host)
     if source not in own:
         hint = "RPC has no authentication, so it uses no other way: see `ip route get`"

@@ -108,6 +108,7 @@ def install_model(file: ModelFile, models: Path, owners: frozenset[int], progres
         state = path.stat()
         # A file that others may write could change after its hash was checked; one they cannot read is no use here.
         plain = stat.S_ISREG(state.st_mode) and state.st_mode & stat.S_IROTH and not state.st_mode & stat.S_IWOTH
+        # fs.protected_hardlinks refuses others to non-root; root has to refuse them itself.
         return bool(plain and state.st_uid in owners)
 
     import_model(Path(file.path), models, name=file.name, progress=progress, link=link)

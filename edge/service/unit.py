@@ -50,6 +50,7 @@ def own(proc: Path = Path("/proc"), root: Path = Path("/")) -> Unit | None:
         services = [part for part in parts if part.endswith(".service")]
         # A child in a sub-group of its own is not the service: stopping that would stop more than itself.
         if services and services[-1] == parts[-1] and not services[-1].startswith("user@"):
+            # user@1000.service/app.slice/edgellm.service: a unit of the user manager.
             user = any(part.startswith("user@") for part in services[:-1])
             return Unit(services[-1], user, () if user else drop_in_conflicts(services[-1], root))
     return None

@@ -44,6 +44,7 @@ class JtopShare:
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._intervals[writer] = IDLE_INTERVAL_S
         try:
+            # At once: in the idle interval the next line may be seconds away.
             writer.write(self._last)
             while line := await reader.readline():
                 words = line.split()
@@ -75,6 +76,7 @@ def bind(path: Path) -> socket.socket:
     """Bind a socket that user and group may use."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
+    # By umask: between bind and a chmod others could connect.
     before = os.umask(0o117)
     try:
         listener.bind(str(path))

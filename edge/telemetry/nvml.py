@@ -158,6 +158,7 @@ class NvmlSource:
 
     def _reasons(self, device: _Device) -> list[str]:
         assert self._nvml is not None
+        # The second name is the one of nvidia-ml-py before 12; the bits are the same.
         names = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
         ask = next((found for name in names if (found := getattr(self._nvml, name, None))), None)
         bits = 0 if ask is None else self._ask(ask, device.handle) or 0
@@ -170,6 +171,7 @@ class NvmlSource:
         try:
             return function(*arguments)
         except nvml.NVMLError as error:
+            # Only these mean that a new nvmlInit is needed; all others are calls that this GPU does not have.
             gone = (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_UNINITIALIZED, nvml.NVML_ERROR_DRIVER_NOT_LOADED)
             if error.value in gone:
                 raise

@@ -152,6 +152,7 @@ class SysfsSource:
     def _read_slow(self, nodes: _Nodes, now: float) -> _Slow:
         if now - self._slow.at_s >= _SLOW_S:
             gpu, cpu = nodes.gpu.locked() if nodes.gpu else None, cpu_locked(self._sys)
+            # jetson_clocks raises the lowest clock of GPU and CPU to the highest; one alone was set by other means.
             locked = None if nodes.gpu is None else bool(gpu and cpu)
             self._slow = _Slow(now, read_power_mode(str(self.root)), locked)
         return self._slow
@@ -161,6 +162,7 @@ class SysfsSource:
         for name, path in nodes.overcurrent:
             count = read_int(path)
             if count is not None:
+                # The kernel counts from boot: an event of before our start must not raise an alarm now.
                 base = 0 if self.since_boot else self._overcurrent_base.setdefault(name, count)
                 counts[name] = max(0, count - base)
         return counts

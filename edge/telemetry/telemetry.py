@@ -72,6 +72,7 @@ class Telemetry:
         """Build the telemetry of a board. `root`, `jtop`, `limits` and `clock` replace the real ones in tests."""
         settings, thermal = settings or TelemetryConfig(), thermal or ThermalConfig()
         sources: list[SensorSource] = [SysfsSource(root, board), HostSource(disk)]
+        # NVML reports the integrated GPU of a Thor (JetPack 7), and not that of an Orin.
         thor = board.soc is not None and "thor" in board.soc.lower()
         asked = root == Path("/") and (thor or (bool(board.gpus) and board.soc is None))
         if asked and nvml.installed():
@@ -102,6 +103,7 @@ class Telemetry:
             except Exception as error:  # any: a level that is no longer updated is worse than none
                 log.warning("telemetry failed and restarts: %s: %s", type(error).__name__, error)
             self._decide(Decision(Level.UNKNOWN, AdmissionLimit(), "nothing is measured: telemetry failed"))
+            # It ran for a while: the next failure is a new one and gets the short pause again.
             if self.sampler.clock() - began_s > self._pauses_s[1]:
                 pause_s = self._pauses_s[0]
             await asyncio.sleep(pause_s)
