@@ -303,9 +303,12 @@ class _OnePacketResponse(web.StreamResponse):
 
 async def _arrived(answer: aiohttp.ClientResponse) -> bytes:
     """Return the bytes of the body that came with the head: llama-server sends its head with the first token."""
-    await asyncio.sleep(0)
     try:
-        return answer.content.read_nowait()
+        first = answer.content.read_nowait()
+        if not first:
+            await asyncio.sleep(0)
+            first = answer.content.read_nowait()
+        return first
     except (aiohttp.ClientError, OSError):
         return b""  # the next read raises it again
 
