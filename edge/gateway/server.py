@@ -147,9 +147,7 @@ async def _close(app: web.Application) -> None:
 class GatewayServer:
     """A running gateway."""
 
-    def __init__(
-        self, runner: web.AppRunner, servers: list[asyncio.AbstractServer], connections: Connections
-    ) -> None:
+    def __init__(self, runner: web.AppRunner, servers: list[asyncio.AbstractServer], connections: Connections) -> None:
         self._runner = runner
         self._servers = servers
         self._connections = connections

@@ -37,7 +37,7 @@ class ModelFile(Struct, frozen=True):
     mmproj_bytes: int = 0  # of the projector's file
     mmproj_compute_bytes: int = 0  # that its first image takes
     adapter_bytes: int = 0  # of the LoRA adapters' files
-    drafter_bytes: int = 0  # of the drafter: weights and KV cache
+    drafter_bytes: int = 0  # of the drafter, or of MTP layers that draft: weights and KV cache
     notes: tuple[str, ...] = ()  # for the user: unknown architecture, a name with another quantization
 
     @property

@@ -14,7 +14,7 @@ from edge.models.open import ModelFile, ProjectorBytes
 from edge.models.open import check as check_projector
 from edge.models.store import Store
 from edge.plan.engine_options import adapter
-from edge.plan.inputs import Candidate, candidate_of
+from edge.plan.inputs import Candidate, candidate_of, layer_of
 from edge.plan.kv_cache import cache_by_layer, integer
 from edge.plan.plan import Settings
 
@@ -110,9 +110,26 @@ def _drafter(store: Store, ref: str, model: ModelFile) -> ModelFile:
     return found
 
 
+def with_mtp_layers(candidate: Candidate, preset: Preset) -> Candidate:
+    """Return the candidate with the bytes of its MTP layers where they draft: the engine loads them only then."""
+    file = candidate.file
+    count = integer(file.meta, "nextn_predict_layers")
+    if preset.speculation != "mtp" or not count:
+        return candidate
+    first = file.meta.n_layer - count
+    weights = sum(each.bytes for each in file.meta.tensors if (layer_of(each) or 0) >= first)
+    # Their context holds as many tokens as the model's (common/speculative.cpp), in f16. Of a hybrid's layers the MTP
+    # layers are like those with attention.
+    cache = count * max(cache_by_layer(candidate.memory, _drafting(file, preset)))
+    return replace(candidate, file=replace(file, drafter_bytes=file.drafter_bytes + weights + cache))
+
+
 def _drafter_bytes(drafter: ModelFile, preset: Preset) -> int:
     """Return weights and KV cache of the drafter, which has the model's context and slots, in f16."""
     candidate = candidate_of(drafter)
-    context = (preset.n_ctx or drafter.meta.n_ctx_train or preset.n_ctx_min) * preset.n_parallel
-    settings = Settings(context, preset.n_parallel, 0, "f16", "f16", "auto", "mmap", 1, 0)
-    return candidate.weights.file_bytes + sum(cache_by_layer(candidate.memory, settings))
+    return candidate.weights.file_bytes + sum(cache_by_layer(candidate.memory, _drafting(drafter, preset)))
+
+
+def _drafting(file: ModelFile, preset: Preset) -> Settings:
+    context = (preset.n_ctx or file.meta.n_ctx_train or preset.n_ctx_min) * preset.n_parallel
+    return Settings(context, preset.n_parallel, 0, "f16", "f16", "auto", "mmap", 1, 0)

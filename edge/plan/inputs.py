@@ -243,6 +243,12 @@ def repacked_types(board: Board, engine: Engine) -> frozenset[str]:
     return frozenset(found | ({"Q2_K"} if "avx512f" in isa and engine.kind != "embedded" else set()))
 
 
+def layer_of(tensor: Tensor) -> int | None:
+    """Return the index of the layer that a tensor belongs to."""
+    block = _BLOCK.match(tensor.name)
+    return None if block is None else int(block[1])
+
+
 def weights(meta: ModelMeta) -> Weights:
     """Return the bytes of the header's tensors."""
     experts, largest = [0] * meta.n_layer, 0
@@ -254,10 +260,9 @@ def weights(meta: ModelMeta) -> Weights:
         name = tensor.name
         if _is_matrix(tensor):
             matrices[tensor.type] = matrices.get(tensor.type, 0) + tensor.bytes
-        block = _BLOCK.match(name)
-        if block is not None:
-            index = int(block[1])
-            if index < count:  # later ones predict further tokens; the engine skips them
+        index = layer_of(tensor)
+        if index is not None:
+            if index < count:  # later ones predict further tokens; see with_mtp_layers
                 by_layer[index] += tensor.bytes
                 largest = max(largest, tensor.bytes)
                 if EXPERTS.search(name):

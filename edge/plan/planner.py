@@ -17,6 +17,7 @@ from edge.errors import EngineMissingError, ModelMissingError, UnavailableError
 from edge.models.open import ModelFile
 from edge.plan.argv import EnvFacts, environment, render
 from edge.plan.calibration import Calibration, last_start
+from edge.plan.companions import with_mtp_layers
 from edge.plan.draft_choice import DraftChoice, measured_drafts
 from edge.plan.engine_options import OPTION_NAMES, EngineOptions, engine_options
 from edge.plan.inputs import Candidate, PlanInputs, is_remote, restricted, role_of, situation, usable_gpus
@@ -121,8 +122,9 @@ class _Job(Struct, frozen=True):
         own: dict[str, Any] = dict(config.set)
         preset = without_crashes(replace(self.preset, **own), left.engine)
         preset, unmeasured = measured_drafts(preset, wanted.file, self.extras.draft_choices)
-        candidates = (wanted, *self.extras.alternatives.get(model_id, ()))
-        file = wanted.file
+        smaller = self.extras.alternatives.get(model_id, ())
+        candidates = tuple(with_mtp_layers(each, preset) for each in (wanted, *smaller))
+        file = candidates[0].file
         turns: tuple[str, ...] = ()
         inputs = restricted(preset, left)
         role = role_of(file.meta, config.role)

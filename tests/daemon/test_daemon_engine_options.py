@@ -13,6 +13,7 @@ import pytest
 
 from edge.cli import main
 from tests.fakes.gguf_writer import Gguf
+from tests.plan.random_gguf import Shape, write
 from tests.plan.test_plan_engine_options import drawn_options
 from tests.serving import Up, edgellm
 
@@ -135,6 +136,38 @@ def test_a_drafter_drafts(tmp_path: Path, smollm2: Path) -> None:
     assert "draft_n" not in plain["timings"]
     assert drafted["timings"]["draft_n"] > 0 and drafted["timings"]["draft_n_accepted"] > 0
     assert drafted["choices"][0]["message"]["content"] == plain["choices"][0]["message"]["content"]
+
+
+WITH_MTP = Shape(arch="glm4moe", layers=3, mtp=1, embd=128, heads=2, kv_heads=2, ff=128, experts=(4, 2), tied=True)
+
+
+@pytest.mark.e2e
+def test_mtp_layers_of_a_file_draft(tmp_path: Path, smollm2: Path) -> None:
+    """A file of random weights: its drafts are mostly wrong, and the answer is the same as without."""
+    model = write(tmp_path / "Tiny-MTP-F16.gguf", WITH_MTP, smollm2)
+    body = {"prompt": "one two three", "max_tokens": 24, "temperature": 0}
+    answers = []
+    for number, more in enumerate(((), ("--set", "speculation=mtp"))):
+        with Up(tmp_path / str(number), "-p", "cpu", "-m", f"chat={model}", "--set", "n_ctx=512", *more) as up:
+            up.wait_for("ok")
+            answers.append(httpx.post(f"{up.url}/v1/completions", json=body, timeout=120).json())
+    plain, drafted = answers
+    assert "draft_n" not in plain["timings"]
+    assert drafted["timings"]["draft_n"] > 0
+    assert drafted["choices"][0]["text"] == plain["choices"][0]["text"]
+
+
+def test_mtp_layers_are_counted_where_they_draft(
+    tmp_path: Path, smollm2: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Layer 2 and its cache of 512 tokens: 2 heads of 64 values, K and V, in f16."""
+    model = write(tmp_path / "Tiny-MTP-F16.gguf", WITH_MTP, smollm2)
+    layer = sum(int(each.n_bytes) for each in gguf.GGUFReader(model).tensors if each.name.startswith("blk.2."))
+    for way, counted in (("off", 0), ("mtp", layer + 512 * 2 * 64 * 2 * 2)):
+        words = ["--set", "n_ctx=512", "--set", f"speculation={way}", "--json", "--state-dir", str(tmp_path)]
+        assert main(["plan", "-p", "cpu", "-m", str(model), *words]) == 0
+        (planned,) = json.loads(capsys.readouterr().out)["models"].values()
+        assert planned["model"]["drafter_bytes"] == counted, way
 
 
 def test_a_drafter_is_counted_and_has_to_have_the_models_vocabulary(

@@ -16,11 +16,14 @@ from gguf import GGMLQuantizationType as Type
 from msgspec import Struct
 
 _SHORT_CONV = 3  # LFM2's convolution kernel
-_KNOWN = ("bert", "llama", "deci", "lfm2", "qwen3", "qwen3moe", "gemma3")
+_KNOWN = ("bert", "llama", "deci", "lfm2", "qwen3", "qwen3moe", "gemma3", "glm4moe")
 
 
 class Shape(Struct, frozen=True):
-    """A model. `kv_heads` may differ by layer; `experts` (all, used) makes the feed-forward a mixture."""
+    """A model. `kv_heads` may differ by layer; `experts` (all, used) makes the feed-forward a mixture.
+
+    `mtp`: how many of the layers, the last ones, predict a further token (glm4moe).
+    """
 
     arch: str = "llama"
     layers: int = 4
@@ -30,6 +33,7 @@ class Shape(Struct, frozen=True):
     head_size: int = 64
     ff: int = 1024
     experts: tuple[int, int] = (0, 0)
+    mtp: int = 0
     ctx: int = 8192
     window: int = 0
     tied: bool = False
@@ -68,6 +72,9 @@ def write(path: Path, shape: Shape, vocab: Path) -> Path:
         writer.add_expert_count(shape.experts[0])
         writer.add_expert_used_count(shape.experts[1])
         writer.add_expert_feed_forward_length(shape.ff)
+    if shape.arch == "glm4moe":
+        writer.add_expert_shared_count(1)
+        writer.add_nextn_predict_layers(shape.mtp)
     n_vocab = _copy_tokenizer(writer, vocab)
     random = np.random.default_rng(1)
     for name, dims in _tensors(shape, n_vocab):
@@ -138,7 +145,8 @@ def _encoder(shape: Shape, n_vocab: int) -> list[tuple[str, tuple[int, ...]]]:
 
 def _layer(shape: Shape, layer: int) -> list[tuple[str, tuple[int, ...]]]:
     size, queries, keys = shape.head_size, shape.heads * shape.head_size, shape.kv_heads_of(layer) * shape.head_size
-    names: list[tuple[str, tuple[int, ...]]] = [("attn_norm.weight", (shape.embd,)), ("ffn_norm.weight", (shape.embd,))]
+    norm = "post_attention_norm" if shape.arch == "glm4moe" else "ffn_norm"
+    names: list[tuple[str, tuple[int, ...]]] = [("attn_norm.weight", (shape.embd,)), (f"{norm}.weight", (shape.embd,))]
     if keys:
         names += [
             ("attn_q.weight", (queries, shape.embd)),
@@ -159,6 +167,12 @@ def _layer(shape: Shape, layer: int) -> list[tuple[str, tuple[int, ...]]]:
     if shape.arch not in _KNOWN:
         raise ValueError(f"cannot write {shape.arch}")
     every, _used = shape.experts
+    if shape.arch == "glm4moe":
+        names += [("exp_probs_b.bias", (every,)), ("ffn_down_shexp.weight", (shape.embd, shape.ff))]
+        names += [(f"ffn_{part}_shexp.weight", (shape.ff, shape.embd)) for part in ("gate", "up")]
+        if layer >= shape.layers - shape.mtp:
+            names += [("nextn.eh_proj.weight", (shape.embd, 2 * shape.embd))]
+            names += [(f"nextn.{name}.weight", (shape.embd,)) for name in ("enorm", "hnorm", "shared_head_norm")]
     if every:
         return [
             *names,
