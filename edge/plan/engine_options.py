@@ -148,10 +148,7 @@ def _embedded(name: str, value: Any, preset: Preset) -> dict[str, Any]:
         }
     fields: dict[str, Any] = {
         "chat_template_file": ("chat_template_file", value),  # the engine's process reads it
-        "chat_template_kwargs": (
-            "default_template_kwargs",
-            {key: json.dumps(one) for key, one in preset.chat_template_kwargs.items()},
-        ),
+        "chat_template_kwargs": ("default_template_kwargs", _template_kwargs(preset)),
         "reasoning": ("enable_reasoning", _REASONING.get(str(value), -1)),
         "reasoning_budget": ("sampling.reasoning_budget_tokens", value),
         "pooling": ("pooling_type", value),
@@ -162,7 +159,20 @@ def _embedded(name: str, value: Any, preset: Preset) -> dict[str, Any]:
         "speculation": ("speculative.types", _types(preset)),
     }
     field, rendered = fields[name]
-    return {field: rendered} | ({"speculative.types": _types(preset)} if name == "draft" else {})
+    beside: dict[str, dict[str, Any]] = {
+        "draft": {"speculative.types": _types(preset)},
+        "reasoning": {"default_template_kwargs": _template_kwargs(preset)},
+    }
+    return {field: rendered, **beside.get(name, {})}
+
+
+def _template_kwargs(preset: Preset) -> dict[str, str]:
+    """Return JSON values for the template. As --reasoning does (common/arg.cpp), a decision on thinking is one of them:
+    without it the engine follows `enable_reasoning` only where it recognizes the template's way of thinking."""
+    kwargs = {key: json.dumps(one) for key, one in preset.chat_template_kwargs.items()}
+    if preset.reasoning in _REASONING:
+        kwargs["enable_thinking"] = json.dumps(preset.reasoning == "on")
+    return kwargs
 
 
 def _types(preset: Preset) -> list[str]:

@@ -221,3 +221,92 @@ def test_an_option_that_cannot_work_starts_nothing(
     assert done.returncode == 78, done.stdout + done.stderr
     assert said in done.stderr
     assert not any(json.loads(line)["event"] == "state" for line in done.stdout.splitlines())
+
+
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+)
+
+
+@pytest.mark.e2e
+def test_thinking_is_switched_on_and_off(tmp_path: Path, smollm2: Path) -> None:
+    """With the rule of Qwen3's template: an empty thought is written into the prompt where thinking is off."""
+    template = tmp_path / "thinking.jinja"
+    template.write_text(THINKING, encoding="utf-8")
+    model = write(tmp_path / "Tiny-F16.gguf", Shape(layers=2, embd=128, heads=2, kv_heads=2, ff=128), smollm2)
+    ways = {
+        "on": 'reasoning = "on"',
+        "off": 'reasoning = "off"',
+        "auto": "",
+        "kwargs": "chat_template_kwargs = { enable_thinking = false }",
+    }
+    config = tmp_path / "config" / "edgellm.toml"
+    config.parent.mkdir()
+    tables = (
+        f'[[model]]\nid = "{name}"\nref = "{model}"\nchat_template_file = "{template}"\n[model.set]\n{line}\n'
+        for name, line in ways.items()
+    )
+    config.write_text("schema = 1\n[set]\nn_ctx = 512\n" + "".join(tables), encoding="utf-8")
+    with Up(tmp_path, "-p", "cpu") as up:
+        up.wait_for("ok")
+
+        def prompt(name: str, **more: Any) -> str:
+            body = {"model": name, "messages": [{"role": "user", "content": "hello"}], **more}
+            return str(httpx.post(f"{up.url}/apply-template", json=body, timeout=60).json()["prompt"])
+
+        silent = {name for name in ways if "<think>\n\n</think>" in prompt(name)}
+        assert silent == {"off", "kwargs"}
+        assert "</think>" in prompt("on", chat_template_kwargs={"enable_thinking": False}), "a request may differ"
+        assert "</think>" not in prompt("kwargs", chat_template_kwargs={"enable_thinking": True})
+
+
+@pytest.mark.e2e
+def test_pooling_sampling_and_rope_are_at_work(tmp_path: Path, smollm2: Path) -> None:
+    tiny = Shape(layers=2, embd=128, heads=2, kv_heads=2, ff=128, ctx=1024)
+    model = write(tmp_path / "Tiny-F16.gguf", tiny, smollm2)
+    encoder = Shape(
+        arch="qwen3", layers=2, embd=128, ff=128, heads=2, kv_heads=2, tied=True, pooling=gguf.PoolingType.LAST
+    )
+    embedder = write(tmp_path / "Embed-F16.gguf", encoder, smollm2)
+    sampling = {"top_p": 0.5, "min_p": 0.25, "repeat_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.25}
+    lines = "".join(f"{key} = {value}\n" for key, value in sampling.items())
+    config = tmp_path / "config" / "edgellm.toml"
+    config.parent.mkdir()
+    config.write_text(
+        f"""schema = 1
+[[model]]
+id = "long"
+ref = "{model}"
+[model.set]
+n_ctx = 4096
+rope_scaling = "yarn"
+rope_scale = 4.0
+{lines}
+[[model]]
+id = "last"
+ref = "{embedder}"
+set = {{ n_ctx = 512 }}
+[[model]]
+id = "mean"
+ref = "{embedder}"
+set = {{ n_ctx = 512, pooling = "mean" }}
+""",
+        encoding="utf-8",
+    )
+    with Up(tmp_path, "-p", "cpu") as up:
+        up.wait_for("ok")
+        settings = httpx.get(f"{up.url}/upstream/long/props", timeout=60).json()["default_generation_settings"]
+        assert settings["n_ctx"] == 4096, "four times what the file was trained for"
+        assert {key: settings["params"][key] for key in sampling} == sampling
+
+        def embedding(name: str) -> list[float]:
+            body = {"model": name, "input": "one two three four"}
+            answer = httpx.post(f"{up.url}/v1/embeddings", json=body, timeout=60).json()
+            return [float(each) for each in answer["data"][0]["embedding"]]
+
+        last, mean = embedding("last"), embedding("mean")
+        assert len(last) == len(mean) == 128
+        assert max(abs(a - b) for a, b in zip(last, mean, strict=True)) > 0.01

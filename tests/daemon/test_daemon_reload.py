@@ -68,6 +68,18 @@ def test_a_change_that_fits_beside_the_old_one_has_no_pause(up: Served, chat: st
     assert states.index("READY") < states.index("DRAINING"), "first the new one, then the old"
 
 
+@pytest.mark.parametrize(
+    ("more", "words"), [('args = ["--keep", "4"]', ["--keep", "4"]), ("set = { top_k = 7 }", ["--top-k", "7"])]
+)
+def test_an_option_of_the_engine_is_a_change(up: Served, chat: str, more: str, words: list[str]) -> None:
+    old = up.model()["pid"]
+    up.configure(f"{chat}\n{more}")
+    assert up.reload()["models"] == {"chat": "beside"}
+    pid = up.model()["pid"]
+    assert pid != old and Path(f"/proc/{pid}/cmdline").read_text().split("\0")[-3:-1] == words
+    assert up.reload()["models"] == {"chat": "kept"}
+
+
 def test_models_come_and_go(up: Served, chat: str, smollm2: Path) -> None:
     other = f'id = "other"\nref = "{smollm2}"'
     up.configure(chat, other)

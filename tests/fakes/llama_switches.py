@@ -93,6 +93,8 @@ HELP = """usage: llama-server [options]
 -tb,   --threads-batch N                number of threads during batch
 -ctk,  --cache-type-k TYPE              KV cache data type for K
 -ctv,  --cache-type-v TYPE              KV cache data type for V
+--keep N                                number of tokens to keep from the initial prompt (default: 0)
+--top-k N                               top-k sampling (default: 40, 0 = disabled)
 --log-prefix                            Enable prefix in log messages
 --log-timestamps                        Enable timestamps in log messages
 --no-warmup                             skip warming up the model with an empty run

@@ -156,7 +156,8 @@ def test_hidden_gpus_are_hidden_from_the_plan(
 
 
 @pytest.mark.parametrize(
-    ("hidden", "value"), [("P2000", "GPU-5000"), ("P2000", "1"), ("A5000", "GPU-2"), ("A5000", "0")]
+    ("hidden", "value"),
+    [("P2000", "GPU-5000"), ("P2000", "1"), ("A5000", "GPU-2"), ("A5000", "0"), ("P2000", "MIG-5000")],
 )
 def test_case_03_plan_board_and_doctor_see_the_cards_that_up_would_use(
     capsys: pytest.CaptureFixture[str],
@@ -166,14 +167,15 @@ def test_case_03_plan_board_and_doctor_see_the_cards_that_up_would_use(
     hidden: str,
     value: str,
 ) -> None:
-    """A short UUID and an index, as CUDA takes them; `build` compiles for what `board` shows."""
+    """A short UUID, also of a MIG instance, and an index, as in CUDA; `build` compiles for what `board` shows."""
     root = trees.copy("rtx-4090", tmp_path / "tree")
     head = (root / "nvidia-smi.csv").read_text().splitlines()[0]
     cards = (
         "0, GPU-20000000-0000-0000-0000-000000000000, Quadro P2000, 00000000:01:00.0, 5120, 4950, 6.1, [N/A], 580.82",
         "1, GPU-50000000-0000-0000-0000-000000000000, RTX A5000, 00000000:02:00.0, 24564, 24000, 8.6, [N/A], 580.82",
     )
-    (root / "nvidia-smi.csv").write_text("\n".join((head, *cards)) + "\n")
+    listed = "\n".join((head, *cards)) + "\n"
+    (root / "nvidia-smi.csv").write_text(listed.replace("GPU-", "MIG-") if value.startswith("MIG") else listed)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     shown = "A5000" if hidden == "P2000" else "P2000"
     tree = ("--root", str(root))
