@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
 from edge.board.board import Board
+from edge.config.devices import DeviceConfig
 from edge.config.load import load, resolve_profile
 from edge.config.values import Config, ModelConfig, Profile
 from edge.doctor.check import Check, bad, ok, warn
-from edge.doctor.facts import DoctorFacts, ServingFacts, WantedModel
+from edge.doctor.facts import DoctorFacts, RemoteBoard, ServingFacts, WantedModel
 from edge.engine.installed import manifest
 from edge.errors import EdgeError
+from edge.linux.rpc import connected
 from edge.models.store import Store, standard
 from edge.paths import Folders
 from edge.plan.prepare import engine_for, prepare
+from edge.plan.remotes import ask_device, check_engine, usable_memory
+from edge.units import format_bytes
 
 
 def valid(facts: DoctorFacts) -> Check:
@@ -46,7 +50,26 @@ def models(facts: DoctorFacts) -> tuple[Check, ...]:
     return (ok("config.model", f"none configured: {serving.model_file.name} is served"),)
 
 
-CHECKS = (valid, models)
+def remotes(facts: DoctorFacts) -> tuple[Check, ...]:
+    """Check that each rpc-server of [[device]] answers the protocol, and that the engine can use it."""
+    serving = facts.serving
+    if serving.remotes_problem is not None:
+        return (bad("config.device", serving.remotes_problem, "build one on each board", "edgellm build --rpc"),)
+    return tuple(_remote(board) for board in serving.remotes)
+
+
+def _remote(board: RemoteBoard) -> Check:
+    if board.problem is not None:
+        step = board.hint or "see docs/rpc.md"
+        if board.optional:
+            return warn("config.device", f"{board.problem}; a smaller plan serves without it", step)
+        return bad("config.device", board.problem, step)
+    if board.free_bytes is None:
+        return ok("config.device", f"the rpc-server at {board.endpoint} serves an engine of this board")
+    return ok("config.device", f"the rpc-server at {board.endpoint} lends {format_bytes(board.free_bytes)}")
+
+
+CHECKS = (valid, models, remotes)
 
 
 # Read what `up` would serve: configuration, profile, engine, models. An error there becomes a fact.
@@ -69,9 +92,8 @@ def read_serving(
     )
     if not live:
         return replace(serving, engine_problem="engines are not looked for in a copied tree")
-    serving = _with_model(
-        _with_engine(serving, config, profile, board, folders), config, standard(folders, config.store.dirs, env)
-    )
+    serving = read_remotes(_with_engine(serving, config, profile, board, folders), config.devices)
+    serving = _with_model(serving, config, standard(folders, config.store.dirs, env))
     if serving.models or serving.model_file is not None:
         return serving
     return replace(serving, advised=_advised(config, folders))
@@ -105,6 +127,27 @@ def _built_with(folders: Folders, engine_id: str) -> str | None:
         return None
     version = target.get("cuda_runtime")
     return ".".join(version.split(".")[:2]) if isinstance(version, str) else None
+
+
+def read_remotes(serving: ServingFacts, devices: Sequence[DeviceConfig]) -> ServingFacts:
+    """Ask each rpc-server, as a plan would; one that serves an engine of this board is not asked."""
+    if devices and serving.engine is not None:
+        try:
+            check_engine(serving.engine)
+        except EdgeError as error:
+            return replace(serving, remotes_problem=str(error))
+    return replace(serving, remotes=tuple(map(_asked, devices)))
+
+
+def _asked(device: DeviceConfig) -> RemoteBoard:
+    found = RemoteBoard(device.rpc, optional=device.absent == "without")
+    if connected(None, device.rpc):
+        return found
+    try:
+        memory = usable_memory(device, ask_device(device))
+    except EdgeError as error:
+        return replace(found, problem=str(error), hint=error.hint)
+    return replace(found, free_bytes=sum(each.free_bytes for each in memory))
 
 
 def _with_model(serving: ServingFacts, config: Config, store: Store) -> ServingFacts:

@@ -87,6 +87,19 @@ class WantedModel(Struct, frozen=True):
     hint: str | None = None
 
 
+class RemoteBoard(Struct, frozen=True):
+    """An rpc-server of [[device]]. `free_bytes`: None while it serves an engine of this board.
+
+    `problem`: why it can hold no layers; `optional`: a smaller plan serves without it.
+    """
+
+    endpoint: str
+    free_bytes: int | None = None
+    problem: str | None = None
+    hint: str | None = None
+    optional: bool = False
+
+
 class ServingFacts(Struct, frozen=True):
     """The configuration, profile, engine and models that `up` would use."""
 
@@ -103,6 +116,8 @@ class ServingFacts(Struct, frozen=True):
     models: tuple[WantedModel, ...] = ()
     model_bytes: int | None = None  # the biggest usable model of the store
     model_file: Path | None = None  # its (first) file
+    remotes: tuple[RemoteBoard, ...] = ()
+    remotes_problem: str | None = None  # of the engine, for all of them
     advised: str | None = None  # what the planner would fetch, where the store holds no model
 
 

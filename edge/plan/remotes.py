@@ -58,7 +58,7 @@ def find_remotes(
     """
     if not devices:
         return Remotes()
-    _check_engine(engine)
+    check_engine(engine)
     kept = folders.state / "remotes.json"
     known = _read(kept)
     memory: dict[str, tuple[DeviceMemory, ...]] = {}
@@ -72,24 +72,25 @@ def find_remotes(
             notes.append(f"the rpc-server at {device.rpc} was not asked: planned {_as_stated(device)}")
             continue
         try:
-            answer = _ask(device, ask or rpc.ask_memory)
+            answer = ask_device(device, ask or rpc.ask_memory)
             answers[device.rpc] = answer
         except RemoteMissingError as error:
             if error.busy and device.rpc in known:
-                memory[device.rpc] = _usable(device, known[device.rpc])
+                memory[device.rpc] = usable_memory(device, known[device.rpc])
                 notes.append(f"the rpc-server at {device.rpc} serves an engine: planned with its last answer")
             elif device.absent == "without" or not wait:
                 absent.append(Absent(device.rpc, str(error)))
             else:
                 raise RemoteMissingError(str(error), error.hint, patience_s=WAIT_S, busy=error.busy) from error
             continue
-        memory[device.rpc] = _usable(device, answer)
+        memory[device.rpc] = usable_memory(device, answer)
     if any(known.get(endpoint) != answer for endpoint, answer in answers.items()):
         _write(kept, {**known, **answers})
     return Remotes(memory, tuple(absent), tuple(notes))
 
 
-def _check_engine(engine: Engine) -> None:
+def check_engine(engine: Engine) -> None:
+    """Raise EngineMissingError unless the engine was built with llama.cpp's RPC backend."""
     if engine.rpc:
         return
     if engine.kind == "embedded":
@@ -103,7 +104,11 @@ def _as_stated(device: DeviceConfig) -> str:
     return "with the memory that is stated" if device.memory else "without it, because no memory is stated"
 
 
-def _ask(device: DeviceConfig, ask: Ask) -> tuple[DeviceMemory, ...]:
+def ask_device(device: DeviceConfig, ask: Ask = rpc.ask_memory) -> tuple[DeviceMemory, ...]:
+    """Ask one server for the memory of its devices. Blocking.
+
+    Raises RemoteMissingError, `busy` where it serves an engine, and ConfigError for a way that is not its interface's.
+    """
     address = rpc_address(device.rpc, device.interface)
     if not address.loopback:
         check_route(address.host, device.interface)
@@ -113,7 +118,7 @@ def _ask(device: DeviceConfig, ask: Ask) -> tuple[DeviceMemory, ...]:
     return ask(address.host, address.port)
 
 
-def _usable(device: DeviceConfig, found: tuple[DeviceMemory, ...]) -> tuple[DeviceMemory, ...]:
+def usable_memory(device: DeviceConfig, found: tuple[DeviceMemory, ...]) -> tuple[DeviceMemory, ...]:
     """Return the memory that layers may take. Raises ConfigError for a CPU without stated memory."""
     if device.memory:
         return _stated(found, device.memory)

@@ -11,31 +11,40 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from edge.board.probe import probe
+from edge.config.devices import DeviceConfig
 from edge.doctor import doctor, own_files, service
 from edge.doctor.accounts import Account, first_blocked, reaches, serving_account
-from edge.doctor.doctor import examined_folders, read_facts
+from edge.doctor.check import Check, CheckResult
+from edge.doctor.config import read_remotes
+from edge.doctor.doctor import examine, examined_folders, read_facts
 from edge.doctor.engine import read_cuda
-from edge.doctor.facts import DropIn
+from edge.doctor.facts import DropIn, ServingFacts
 from edge.doctor.gpu import read_devices, read_jtop
 from edge.doctor.memory import processes, read_memory_use
 from edge.doctor.own_files import find_leftovers
 from edge.doctor.service import parse_show, read_ports, read_units, unit_files
 from edge.doctor.storage import read_model_folder
 from edge.doctor.wsl import read_environment, read_wsl
+from edge.engine.engine import Engine
 from edge.linux.procfs import lock_holders
+from edge.linux.rpc import PROTOCOL
 from edge.linux.tree import Tree
 from edge.paths import system_folders
 from edge.service.access import PathUser, creatable
-from tests.doctor.patients import places
+from tests.doctor.patients import CUDA_ENGINE, patient, places
+from tests.fakes.rpc_protocol import serving
 from tests.trees.trees import copy, tree, write
 
 LIVE = Tree()
 ANN = PathUser("ann", 54321, frozenset({54321}))
 STRANGER = Account(ANN)
+RPC_ENGINE = replace(CUDA_ENGINE, rpc=True)
 
 
 # ---------------------------------------------------------------- ports
@@ -454,6 +463,71 @@ def test_model_that_is_configured_and_not_here_is_a_fact(tmp_path: Path) -> None
 def test_wrong_configuration_is_a_fact(tmp_path: Path) -> None:
     facts = read_facts(Path("/"), places(tmp_path), {}, {"profile": "nosuch"}, measure=False)
     assert "nosuch" in (facts.serving.config_problem or "")
+
+
+def remotes(tmp_path: Path, engine: Engine | None = RPC_ENGINE, **device: Any) -> list[Check]:
+    """The checks of one [[device]], whose server is asked."""
+    facts = replace(patient("orin-nano-8", tmp_path), serving=ServingFacts(engine=engine))
+    serving = read_remotes(facts.serving, [DeviceConfig(**device)])
+    return [check for check in examine(replace(facts, serving=serving)) if check.name == "config.device"]
+
+
+def test_an_rpc_server_that_answers_lends_its_memory(tmp_path: Path) -> None:
+    with serving() as port:
+        (check,) = remotes(tmp_path, rpc=f"127.0.0.1:{port}")
+    assert (check.verdict, check.next_step) == (CheckResult.OK, None)
+    assert "lends 7.0 GiB" in check.says
+
+
+def test_an_rpc_server_that_does_not_answer_is_named_with_what_to_do(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    (waited,) = remotes(tmp_path, rpc=address)
+    assert waited.verdict is CheckResult.BAD and address in waited.says
+    assert "edgellm rpc serve" in (waited.next_step or "")
+    (optional,) = remotes(tmp_path, rpc=address, absent="without")
+    assert optional.verdict is CheckResult.WARN and "smaller plan" in optional.says
+
+
+def test_an_rpc_server_of_another_version_and_a_foreign_program_are_told_apart(tmp_path: Path) -> None:
+    with serving(version=PROTOCOL + 1) as port:
+        (other,) = remotes(tmp_path, rpc=f"127.0.0.1:{port}")
+    assert other.verdict is CheckResult.BAD and "speaks protocol" in other.says
+    with serving(garbage=b"SSH-2.0-OpenSSH_9\r\n") as port:
+        (foreign,) = remotes(tmp_path, rpc=f"127.0.0.1:{port}")
+    assert foreign.verdict is CheckResult.BAD and "does not answer as an rpc-server" in foreign.says
+
+
+def test_an_rpc_server_that_serves_an_engine_here_is_not_asked(tmp_path: Path) -> None:
+    """A connection that waits behind the engine's own tells the other board that the engine is gone."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()):
+        with listener.accept()[0]:
+            (check,) = remotes(tmp_path, rpc=f"127.0.0.1:{listener.getsockname()[1]}")
+        assert check.verdict is CheckResult.OK and "serves an engine of this board" in check.says
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+def test_a_way_that_is_not_the_named_interface_is_a_finding(tmp_path: Path) -> None:
+    (check,) = remotes(tmp_path, rpc="10.255.255.1:50052", interface="nosuch0")
+    assert check.verdict is CheckResult.BAD and "nosuch0" in check.says
+
+
+def test_an_engine_without_rpc_is_a_finding_however_the_servers_answer(tmp_path: Path) -> None:
+    (check,) = remotes(tmp_path, replace(RPC_ENGINE, rpc=False), rpc="127.0.0.1:1")
+    assert check.verdict is CheckResult.BAD and "built without it" in check.says
+    assert check.command == "edgellm build --rpc"
+
+
+def test_an_address_that_rpc_may_not_use_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
+    folders = places(tmp_path)
+    folders.config.mkdir(parents=True)
+    (folders.config / "edgellm.toml").write_text('schema = 1\n[[device]]\nrpc = "8.8.8.8:50052"\n')
+    checks = {each.name: each for each in examine(read_facts(Path("/"), folders, {}, {}, measure=False))}
+    assert checks["config.valid"].verdict is CheckResult.BAD
+    assert "no authentication" in checks["config.valid"].says
+    assert "config.device" not in checks
 
 
 def test_foreign_process_is_named_by_a_doctor_that_may_see_it() -> None:
