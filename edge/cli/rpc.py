@@ -12,7 +12,7 @@ import typer
 
 from edge.cli.options import Engine, StateDir, folders_of
 from edge.errors import TemporaryError
-from edge.units import printable
+from edge.units import parse_size, printable
 
 if TYPE_CHECKING:
     from edge.supervisor.rpc_server import RpcRequest
@@ -40,6 +40,9 @@ def serve(
     ] = None,
     threads: Annotated[int, typer.Option("--threads", min=0, metavar="N", help="CPU threads; 0: half of them")] = 0,
     cache: Annotated[bool, typer.Option("--cache", help="keep tensors on disk, so that a next load is faster")] = False,
+    cache_limit: Annotated[
+        str, typer.Option("--cache-limit", metavar="SIZE", help="most that --cache keeps; 2 GiB of the disk stay free")
+    ] = "16GiB",
     engine: Engine = None,
     state_dir: StateDir = None,
 ) -> None:
@@ -52,12 +55,13 @@ def serve(
     from edge.linux.rpc import own_addresses
 
     address = rpc_address(listen, interface)
+    cache_bytes = parse_size(cache_limit) if cache else None
     if not address.loopback and address.host not in own_addresses(interface):
         raise TemporaryError(f"{interface} has no address {address.host}", "see `ip -4 addr`; at boot it may be late")
     request = _request(state_dir, engine, tuple(device or ()))
     from msgspec.structs import replace
 
-    asyncio.run(_serve(replace(request, address=address, threads=threads, cache=cache)))
+    asyncio.run(_serve(replace(request, address=address, threads=threads, cache_bytes=cache_bytes)))
 
 
 def ask(

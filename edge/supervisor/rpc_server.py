@@ -7,9 +7,11 @@ the first token.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import re
 import signal
+import stat
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -32,12 +34,14 @@ from edge.supervisor.policy import EngineFault, Policy
 from edge.supervisor.process import Child, spawn
 from edge.supervisor.process_io import read_lines, reaped
 from edge.supervisor.status import Failure
-from edge.units import format_bytes
+from edge.units import GIB, format_bytes
 
 _PROGRAMS = ("ggml-rpc-server", "rpc-server")  # since May 2026, and before
 _START_S = 90.0  # the first CUDA calls after a cold boot have taken that long (llama.cpp#27923)
 _LOOK_S = 0.2
 _KEPT_LINES = 200
+_TENSOR = re.compile("[0-9a-f]{16}")  # the FNV hash of its bytes (ggml-rpc.cpp, rpc_server::set_tensor)
+_DISK_FREE_BYTES = 2 * GIB  # the cache leaves them free: a full disk stops logs and updates
 _DEAD_LOOKS = 2  # in a row, without a tick of CPU time: no engine uses the connection
 
 
@@ -49,7 +53,7 @@ class RpcRequest(Struct, frozen=True):
     env: Mapping[str, str]
     devices: tuple[str, ...] = ()  # empty: the GPUs, else the CPU (tools/rpc/rpc-server.cpp)
     threads: int = 0  # 0: half of the processors, as rpc-server decides
-    cache: bool = False  # keep large tensors in a file cache: the next load does not send them again
+    cache_bytes: int | None = None  # most of large tensors kept in files, which a next load need not send; None: none
     wants_gpu: bool = False
     driver: str | None = None  # evidence that the GPU's device nodes open
     policy: Policy = field(default_factory=Policy)
@@ -73,7 +77,30 @@ def command(request: RpcRequest) -> tuple[str, ...]:
     line = [str(request.program), "--host", request.address.host, "--port", str(request.address.port)]
     line += ["--device", ",".join(request.devices)] if request.devices else []
     line += ["--threads", str(request.threads)] if request.threads else []
-    return (*line, *(["--cache"] if request.cache else []))
+    return (*line, *(["--cache"] if request.cache_bytes is not None else []))
+
+
+def trim_cache(folder: Path, most_bytes: int) -> int:
+    """Remove the tensors used longest ago until the rest is within the limit and the disk has room. Blocking.
+
+    Return how many were removed. They may go at any moment: an engine sends again what the server does not find.
+    """
+    files: list[tuple[float, int, Path]] = []
+    with suppress(OSError):
+        for path in folder.iterdir():
+            state = path.lstat()
+            if _TENSOR.fullmatch(path.name) and stat.S_ISREG(state.st_mode):
+                files.append((max(state.st_atime, state.st_mtime), state.st_blocks * 512, path))
+        disk = os.statvfs(folder)
+        left = min(most_bytes, sum(row[1] for row in files) + disk.f_bavail * disk.f_frsize - _DISK_FREE_BYTES)
+        removed = 0
+        for _, size, path in sorted(files, reverse=True):
+            left -= size
+            if left < 0:
+                path.unlink()
+                removed += 1
+        return removed
+    return 0
 
 
 class RpcServer:
@@ -126,6 +153,7 @@ class RpcServer:
         self.gates, self.clients, self._ready_s = Gates(time.monotonic()), 0, None
         self._listed.clear()
         self._tail.clear()
+        await self._trim()
         # It has no socket in the file system: `spawn` only removes what a former child left at that path.
         child = spawn(command(request), request.env, Path("/nonexistent/rpc.sock"))
         errors, error_lines = await read_lines(child.stderr, self._line)
@@ -188,6 +216,7 @@ class RpcServer:
                 done, _ = await asyncio.wait({ended, stop}, timeout=self._request.look_s, return_when="FIRST_COMPLETED")
                 if done:
                     return None
+                await self._trim()
                 usage = read_usage(child.pid)
                 returned = clients(child.pid, address.host, address.port).returned
                 worked = usage is None or usage.cpu_s != cpu_s
@@ -198,6 +227,11 @@ class RpcServer:
                     return Failure("peer_gone", "the board that was connected asks anew: its engine is gone", hint)
         finally:
             stop.cancel()
+
+    async def _trim(self) -> None:
+        folder, most_bytes = self._request.env.get("LLAMA_CACHE"), self._request.cache_bytes
+        if folder and most_bytes is not None:
+            await asyncio.to_thread(trim_cache, Path(folder) / "rpc", most_bytes)
 
     def _judge(self, free_bytes: int | None, count: int) -> Failure | None:
         now_s, listed = time.monotonic(), ", ".join(self._listed) or f"{count} devices"

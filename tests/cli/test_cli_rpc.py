@@ -27,3 +27,8 @@ def test_an_address_that_others_may_reach_is_refused(words: tuple[str, ...], cod
 def test_asking_a_server_that_is_not_there() -> None:
     done = edgellm("rpc", "ask", f"127.0.0.1:{free_port()}")
     assert done.returncode == 75 and "no rpc-server at" in done.stderr
+
+
+def test_a_limit_that_is_no_size_is_refused() -> None:
+    done = edgellm("rpc", "serve", "--cache", "--cache-limit", "plenty")
+    assert done.returncode == 64 and "not a size: 'plenty'" in done.stderr, done.stderr

@@ -18,7 +18,8 @@ from msgspec.structs import replace
 from edge.config.devices import rpc_address
 from edge.errors import ConfigError
 from edge.supervisor.policy import Policy
-from edge.supervisor.rpc_server import RpcRequest, RpcServer
+from edge.supervisor.rpc_server import RpcRequest, RpcServer, trim_cache
+from edge.units import GIB, MIB
 from tests.serving import alive, eventually, free_port
 from tests.supervisor.rig import TABLE
 
@@ -70,6 +71,10 @@ class Lender:
     def pids(self) -> list[int]:
         starts = self.program.with_name("starts")
         return [int(line) for line in starts.read_text().split()] if starts.exists() else []
+
+    @property
+    def command(self) -> list[str]:
+        return Path(f"/proc/{self.pids[-1]}/cmdline").read_text().split("\0")
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[asyncio.Task[None]]:
@@ -150,6 +155,59 @@ async def test_a_connection_of_a_board_that_lost_its_power_does_not_block_it(tmp
             await until(lambda: len(lender.ready) == 2, lender.said)
         assert any(sentence.startswith("peer_gone") for sentence in lender.said)
         dead.close()
+
+
+def tensors(folder: Path, **used_s: int) -> None:
+    """Files of one MiB as rpc-server names them, last used at these times."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for letter, at_s in used_s.items():
+        path = folder / (letter * 16)
+        path.write_bytes(bytes(MIB))
+        os.utime(path, (at_s, at_s))
+
+
+def test_the_cache_keeps_what_was_used_last(tmp_path: Path) -> None:
+    tensors(tmp_path, a=1000, b=4000, c=3000, d=2000)
+    os.utime(tmp_path / ("a" * 16), (5000, 1000))  # read since it was written
+    (tmp_path / "notes.txt").write_bytes(bytes(9 * MIB))
+    assert trim_cache(tmp_path, 2 * MIB) == 2
+    assert {path.name[0] for path in tmp_path.iterdir()} == {"a", "b", "n"}
+    assert trim_cache(tmp_path, 2 * MIB) == 0
+    assert trim_cache(tmp_path / "absent", 0) == 0
+
+
+def test_the_cache_leaves_the_disk_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors(tmp_path, a=1000, b=2000)
+    disk = os.statvfs(tmp_path)
+    free = 2 * GIB - MIB  # with one file less the disk has its 2 GiB
+    fields = [*disk[:4], free // disk.f_frsize, *disk[5:]]
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(fields))
+    assert trim_cache(tmp_path, GIB) == 1
+    assert [path.name[0] for path in tmp_path.iterdir()] == ["b"]
+
+
+async def test_the_cache_is_trimmed_before_each_start_and_while_it_serves(tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "rpc"
+    tensors(folder, a=1000, b=2000)
+    env = {"PATH": os.environ["PATH"], "LLAMA_CACHE": str(tmp_path / "cache")}
+    lender = Lender(tmp_path, look_s=0.05, env=env, cache_bytes=MIB)
+    async with lender.running():
+        await until(lambda: lender.ready, lender.said)
+        assert [path.name[0] for path in folder.iterdir()] == ["b"]
+        assert "--cache" in lender.command
+        tensors(folder, c=3000)
+        await until(lambda: [path.name[0] for path in folder.iterdir()] == ["c"], lender.said)
+
+
+async def test_without_the_option_no_file_is_touched(tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "rpc"
+    tensors(folder, a=1000)
+    env = {"PATH": os.environ["PATH"], "LLAMA_CACHE": str(tmp_path / "cache")}
+    lender = Lender(tmp_path, env=env)
+    async with lender.running():
+        await until(lambda: lender.ready, lender.said)
+        assert "--cache" not in lender.command
+    assert (folder / ("a" * 16)).exists()
 
 
 async def test_stop_ends_it_before_it_is_ready(tmp_path: Path) -> None:
