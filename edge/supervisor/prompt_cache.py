@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Container
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -107,6 +108,24 @@ class PromptCache(NoPrompts):
                 self._reading = None
                 if status == 200:
                     self.restored[slot] = path
+            if self.restored:
+                await self._know(self.restored)
+
+    @property
+    def _came(self) -> bool:
+        """Whether a client has come since this child started, or since its slots were saved."""
+        return self._traffic.moved_s > self._saved_s
+
+    async def _know(self, slots: Container[int]) -> None:
+        """Take the present tasks of these slots as none of a client's, unless a client has come.
+
+        The prompt of a client that came before the idle warm-up has ended is saved, and once a long one of the warm-up
+        beside it.
+        """
+        rows = await self._rows()
+        if not self._came:
+            tasks = {row["id"]: row["id_task"] for row in rows if not row.get("is_processing")}
+            self._known |= {slot: task for slot, task in tasks.items() if slot in slots}
 
     def close(self, *, asked: bool) -> None:
         for work in (self._found, self._restoring):
@@ -116,9 +135,9 @@ class PromptCache(NoPrompts):
             self._files.end_read(self._reading, good=True)
 
     async def run(self, warming: Warming) -> None:
-        if self.restored and self._traffic.moved_s <= self._saved_s:
+        if self.restored and not self._came:
             await self.restore()
-        self._known = {row["id"]: row["id_task"] for row in await self._rows() if not row.get("is_processing")}
+        await self._know(range(self._slots))
         while True:
             with suppress(aiohttp.ClientError, OSError):
                 quiet_s = monotonic() - self._traffic.moved_s

@@ -171,7 +171,7 @@ def test_a_disk_that_is_full(new_board: NewBoard) -> None:
 
 def test_a_root_that_is_read_only(new_board: NewBoard) -> None:
     """State lives in memory, and one warning names what a power-off loses."""
-    volatile = ["/var/lib/edgellm/state", "/var/lib/edgellm/promptcache", "/var/cache", "/var/log", "/var/tmp"]
+    volatile = ["/var/lib/edgellm/state", "/var/cache", "/var/log", "/var/tmp"]
     with new_board("--read-only", *(f"--tmpfs={folder}:mode=0755" for folder in volatile)) as board:
         board.power_on()
         assert board.chat()[0] == 200

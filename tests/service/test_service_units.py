@@ -55,7 +55,7 @@ def test_fc_76_a_model_folder_at_home_is_not_hidden() -> None:
 def test_fc_77_folders_are_given_and_nothing_is_taken_from_home() -> None:
     """FC-77: writable folders by directives; the engine's HOME and caches are made of them (plan.environment)."""
     assert values("edgellm.service", "Service", "CacheDirectory") == ["edgellm"]
-    assert values("edgellm.service", "Service", "StateDirectory") == ["edgellm/state edgellm/promptcache"]
+    assert values("edgellm.service", "Service", "StateDirectory") == ["edgellm/state"]
     assert values("edgellm.service", "Service", "RuntimeDirectory") == ["edgellm edgellm/main"]
     assert values("edgellm.service", "Service", "PassEnvironment") == []
 

@@ -21,7 +21,9 @@ from edge.supervisor import prompt_cache
 from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.prompt_cache import saved_prompts
 from edge.supervisor.prompt_files import PromptFiles, file_key
-from edge.supervisor.state import State
+from edge.supervisor.status import State
+from edge.supervisor.traffic import Traffic
+from edge.supervisor.warmup_run import Warming
 from tests.supervisor.rig import ENV, FAST, Rig, launch_plan, rigged, settings
 from tests.supervisor.test_supervisor_prompt_files import slot_file
 
@@ -73,6 +75,23 @@ async def test_a_prompt_is_saved_while_idle_once_and_survives_a_kill(short_dir: 
         await rig.until(lambda: rig.states.count("READY") == 2)
         assert await ask(rig) > 600
         assert slots(folder)[0].stat().st_mtime_ns >= written
+
+
+async def test_a_prompt_between_ready_and_the_idle_warm_up_is_saved(
+    short_dir: Path, file: ModelFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The idle warm-up ends when the prompt was answered: then the slots are looked at for the first time."""
+    folder, answered = short_dir / "prompts", asyncio.Event()
+
+    async def idle(_: Warming, __: Traffic) -> None:
+        await answered.wait()
+
+    monkeypatch.setattr(Warming, "idle", idle)
+    async with rigged(short_dir, model=model(file, folder), terms=SOON) as rig:
+        await rig.ready()
+        assert await ask(rig) == 0
+        answered.set()
+        await rig.until(lambda: slots(folder))
 
 
 @pytest.mark.parametrize("key", ["a key", "another key"])
