@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,6 +15,7 @@ from edge.models import ollama, receipt
 from edge.models import quant as arch
 from edge.models.header import peek_kind, quant_of, read_header, read_kept, weight_bytes
 from edge.models.meta import ModelMeta
+from edge.models.projector import Projector, read_projector
 from edge.models.quant import FILE_TYPES, UNKNOWN, confirms, label_from_name, plain, public_name, shard_of
 from edge.models.scan import ModelCandidate, scan, size_of, unfinished
 from edge.models.verdict import PULL_AGAIN, HeaderVerdict, VerdictError, bad_name, not_a_model
@@ -34,11 +34,15 @@ class ModelFile(Struct, frozen=True):
     fingerprint: str  # changes when a file changes: path, size, mtime
     meta: ModelMeta  # of the whole set: tensors of all shards
     mmproj: str | None = None
-    mmproj_bytes: int = 0  # of the projector's file
-    mmproj_compute_bytes: int = 0  # that its first image takes
+    projector: Projector | None = None  # read from the header of `mmproj`
     adapter_bytes: int = 0  # of the LoRA adapters' files
     drafter_bytes: int = 0  # of the drafter, or of MTP layers that draft: weights and KV cache
     notes: tuple[str, ...] = ()  # for the user: unknown architecture, a name with another quantization
+
+    @property
+    def mmproj_bytes(self) -> int:
+        """Bytes of the projector's tensors."""
+        return self.projector.tensor_bytes if self.projector else 0
 
     @property
     def beside_bytes(self) -> int:
@@ -149,63 +153,14 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-class ProjectorBytes(NamedTuple):
-    """Memory of a projector: its tensors, and what the first image allocates."""
-
-    tensors: int = 0
-    compute: int = 0
-
-
-def usable(paired: ProjectorPairing, model: ModelMeta) -> tuple[ProjectorPairing, ProjectorBytes]:
-    """Return the pairing and its bytes; a broken projector becomes a note, as the model can serve without it."""
+def usable(paired: ProjectorPairing, model: ModelMeta) -> tuple[ProjectorPairing, Projector | None]:
+    """Return the pairing and its header; a broken projector becomes a note, as the model can serve without it."""
     if paired.path is None:
-        return paired, ProjectorBytes()
+        return paired, None
     try:
-        return paired, check(paired.path, model)
+        return paired, read_projector(paired.path, model)
     except (BadModelError, OSError) as error:
-        return ProjectorPairing(None, f"its projector is not used: {error}"), ProjectorBytes()
-
-
-# SigLIP of Gemma 3, for which 220 MiB were measured: the estimate for projectors whose header lacks a size.
-_PATCHES, _WIDTH, _INNER = 4096, 1152, 4304
-# clip.cpp resizes to image_size for these; the others take an image as it is, up to a limit of their own.
-_ONE_SIZE = frozenset({"gemma3", "mlp", "ldp", "ldpv2", "resampler", "adapter", "idefics3", "internvl", "janus_pro"})
-
-
-def projector_compute_bytes(meta: ModelMeta) -> int:
-    """Return the bytes of a projector's compute buffer: each patch has two rows of the feed-forward and five others.
-
-    A projector that takes any size of image is planned with at least the patches of one of 896 pixels.
-    """
-    sizes = {key: meta.extra.get(f"clip.vision.{key}") for key in ("image_size", "patch_size", *_WIDTHS)}
-    image, patch, width, inner = (size if isinstance(size, int) and size > 0 else 0 for size in sizes.values())
-    patches = (image // patch) ** 2 if image and patch else _PATCHES
-    if meta.extra.get("clip.projector_type") not in _ONE_SIZE:
-        patches = max(patches, _PATCHES)
-    # An image of 8192 pixels a side in patches of 8: a header that claims more is not believed.
-    return min(patches, 1 << 20) * 4 * (2 * min(inner or _INNER, 1 << 16) + 5 * min(width or _WIDTH, 1 << 16))
-
-
-_WIDTHS = ("embedding_length", "feed_forward_length")
-
-
-def check(path: Path, model: ModelMeta) -> ProjectorBytes:
-    """Return the bytes of a projector. Raises BadModelError if it is none, or one for another model."""
-    meta = read_header(path)
-    if meta.kind != "mmproj":
-        raise BadModelError(
-            f"{path.name} is a {meta.kind}, not a projector", "give a file whose header has the type mmproj"
-        )
-    widths = {value for key, value in meta.extra.items() if key.startswith("clip.") and key.endswith(".projection_dim")}
-    # The key of some old converters holds the width of CLIP, and Qwen3-VL's outputs are stacked: the shapes decide.
-    fits = model.n_embd in widths or any(model.n_embd in tensor.shape for tensor in meta.tensors)
-    if widths and model.n_embd and not fits:
-        width = ", ".join(map(str, sorted(widths, key=str)))
-        raise BadModelError(
-            f"{path.name} is a projector for another model: it gives vectors of {width} values, not of {model.n_embd}",
-            "take the projector from the repository of the model",
-        )
-    return ProjectorBytes(meta.tensor_bytes, projector_compute_bytes(meta))
+        return ProjectorPairing(None, f"its projector is not used: {error}"), None
 
 
 def open_model(path: Path, *, drafter: bool = False, headers: Path | None = None) -> ModelFile:
@@ -220,7 +175,7 @@ def open_model(path: Path, *, drafter: bool = False, headers: Path | None = None
     wrong = not_a_model(whole)
     if wrong and not (drafter and wrong.kind == "drafter"):
         raise VerdictError(wrong, found.path.name)
-    paired, taken = usable(ProjectorPairing(found.projector) if found.projector else beside(found.path), whole)
+    paired, projector = usable(ProjectorPairing(found.projector) if found.projector else beside(found.path), whole)
     quant, doubt = label(found, whole)
     notes = (arch.note(whole.arch), doubt, paired.note)
     return ModelFile(
@@ -232,8 +187,7 @@ def open_model(path: Path, *, drafter: bool = False, headers: Path | None = None
         fingerprint=fingerprint(found.shards),
         meta=whole,
         mmproj=str(paired.path) if paired.path else None,
-        mmproj_bytes=taken.tensors,
-        mmproj_compute_bytes=taken.compute,
+        projector=projector if paired.path else None,
         notes=tuple(note for note in notes if note),
     )
 

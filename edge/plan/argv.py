@@ -20,6 +20,7 @@ from edge.units import MIB
 
 def common_params(settings: Settings, model: ModelFile, alias: str) -> dict[str, Any]:
     """Return the fields by name, nested ones dotted. The embedded engine's process adds the socket."""
+    limit = settings.images.max_tokens if settings.images else None
     return {
         "model.path": model.path,
         "model_alias": [alias],
@@ -51,6 +52,7 @@ def common_params(settings: Settings, model: ModelFile, alias: str) -> dict[str,
         "embedding": settings.role != "chat",
         "pooling_type": "rank" if settings.role == "rerank" else "unspecified",
         **({"mmproj.path": settings.mmproj} if settings.mmproj else {}),
+        **({"image_max_tokens": limit} if limit else {}),
     }
 
 
@@ -130,6 +132,8 @@ def _placement(line: _Line, settings: Settings, n_layer: int) -> None:
     line.add(("--threads-batch", "-tb"), str(settings.n_threads))
     if settings.mmproj:
         line.add(("--mmproj", "-mm"), settings.mmproj)
+    if settings.images and settings.images.max_tokens:
+        line.add(("--image-max-tokens",), str(settings.images.max_tokens))
 
 
 def _logging(line: _Line) -> None:

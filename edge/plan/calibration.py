@@ -85,6 +85,8 @@ def measure(what: str, log: Iterable[str], rss_bytes: int | None = None, gpu_byt
     for line in log:
         if "loading model tensors" in line:
             sums = dict.fromkeys(sums, 0)
+        if "reserve_compute_meta" in line:  # of a projector
+            continue
         for found in _BUFFER.finditer(line):
             size = int(float(found["mib"]) * MIB)
             sums[found["kind"]] += size
@@ -99,7 +101,8 @@ def calibrate(old: Calibration, plan: LaunchPlan, measured: Measured, meta: Mode
     `meta`: of the model, where context, slots and cache types are as planned. A cache of another size is then the
     plan's error, and is learnt; else the engine's choice.
     """
-    estimated = sum(domain.compute_bytes for domain in plan.budget.values()) / old.compute
+    later = plan.settings.images.compute_bytes if plan.settings.images else 0  # comes with the first image
+    estimated = (sum(domain.compute_bytes for domain in plan.budget.values()) - later) / old.compute
     factors, contexts = list(old.compute_factors), list(old.context_bytes)
     if measured.compute_bytes and estimated:
         factors.append(min(_MOST, max(_LEAST, measured.compute_bytes / estimated)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from itertools import pairwise
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -10,13 +12,13 @@ from edge.config.values import Preset
 from edge.errors import BadModelError, ConfigError
 from edge.models.header import peek_kind, read_header
 from edge.models.meta import ModelMeta
-from edge.models.open import ModelFile, ProjectorBytes
-from edge.models.open import check as check_projector
+from edge.models.open import ModelFile
+from edge.models.projector import read_projector
 from edge.models.store import Store
 from edge.plan.engine_options import adapter
 from edge.plan.inputs import Candidate, candidate_of, layer_of
 from edge.plan.kv_cache import cache_by_layer, integer
-from edge.plan.plan import Settings
+from edge.plan.plan import WARMUP_IMAGE_TOKENS, Images, Settings
 
 # llama.cpp drafts across vocabularies that differ by a few special tokens (SPEC_VOCAB_MAX_SIZE_DIFFERENCE in
 # common/speculative.cpp).
@@ -53,12 +55,48 @@ def _with_projector(file: ModelFile, wanted: str) -> ModelFile:
     if wanted == "auto":
         return file
     try:
-        none = wanted == "none"
-        path, size = (None, ProjectorBytes()) if none else (wanted, check_projector(Path(wanted), file.meta))
+        path, projector = (None, None) if wanted == "none" else (wanted, read_projector(Path(wanted), file.meta))
     except OSError as error:
         raise ConfigError(f"mmproj: {wanted}: {error.strerror}", "a file, none or auto") from None
     notes = tuple(note for note in file.notes if not note.startswith("no projector is used"))
-    return replace(file, mmproj=path, mmproj_bytes=size.tensors, mmproj_compute_bytes=size.compute, notes=notes)
+    return replace(file, mmproj=path, projector=projector, notes=notes)
+
+
+_ROOM_SHARE = 8  # images are limited to those whose buffers take an eighth of the memory
+_LEAST_IMAGE_TOKENS, _IMAGE_TOKENS_STEP = 256, 16
+
+
+def images_of(candidate: Candidate, preset: Preset, flash_attention: str, room_bytes: int) -> Images | None:
+    """Return the limits of an image in a domain with `room_bytes`; None without a projector for images.
+
+    Qwen2.5-VL takes 2.9 GiB for its largest image, so that a photograph would end an engine on a board of 8 GB.
+    """
+    projector = candidate.file.projector
+    if projector is None or not projector.patches:
+        return None
+    flash = flash_attention != "off"
+
+    def taken(tokens: int | None) -> int:
+        return projector.compute_bytes(tokens, flash_attention=flash)
+
+    requested = image_tokens(preset)
+    limit, share_bytes = None, room_bytes // _ROOM_SHARE
+    if requested is None and projector.tokens is not None and taken(None) > share_bytes:
+        # In small steps, so that a little more memory never costs more than it adds.
+        counts = range(_LEAST_IMAGE_TOKENS, projector.tokens, _IMAGE_TOKENS_STEP)
+        limit = counts[max(0, bisect_right(counts, share_bytes, key=taken) - 1)] if counts else None
+    counted = requested or limit
+    shown = min(counted or WARMUP_IMAGE_TOKENS, WARMUP_IMAGE_TOKENS)
+    # An encoder computes as much for a patch as the model for a token, by their weights.
+    weights = max(1, candidate.weights.file_bytes)
+    like = projector.patches_of(shown) * projector.images * projector.tensor_bytes // weights + shown
+    return Images(taken(counted), limit, projector.side_px(shown), like)
+
+
+def image_tokens(preset: Preset) -> int | None:
+    """Return --image-max-tokens of `args`; None where it is absent, or no number, which its check reports."""
+    found = [value for name, value in pairwise(preset.args) if name == "--image-max-tokens"]
+    return int(found[-1]) if found and found[-1].isdecimal() and int(found[-1]) else None
 
 
 def _adapter_bytes(path: Path, model: ModelFile) -> int:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from edge.config.values import Preset
 from edge.models.meta import ModelMeta
+from edge.plan.companions import images_of
 from edge.plan.inputs import Candidate, PlanInputs, device_sets, gpu_sets, in_one_batch, is_remote
 from edge.plan.kv_cache import BLOCKS, PLAIN_KV, checkpoint_bytes, slot_context
 from edge.plan.load_choice import chosen_mode, offload_of
@@ -123,7 +124,9 @@ def settings(preset: Preset, step: LadderStep, candidate: Candidate, role: str, 
         ui=bool(preset.ui) and role == "chat",
         mmproj=file.mmproj,
     )
-    chosen = on_gpus(preset, chosen, candidate, inputs)
+    domain = inputs.gpus[0] if offloaded else inputs.host
+    images = images_of(candidate, preset, chosen.flash_attention, inputs.room_bytes(domain))
+    chosen = on_gpus(preset, replace(chosen, images=images), candidate, inputs)
     chosen = replace(chosen, load_mode=load_mode(preset, chosen, candidate, inputs))
     return _with_checkpoints(chosen, candidate) if role == "chat" and candidate.memory.needs_checkpoints else chosen
 

@@ -198,7 +198,7 @@ def budget(candidate: Candidate, settings: Settings, inputs: PlanInputs) -> Memo
             inputs.host,
             weights_bytes=host_weights_bytes(candidate.weights, settings, inputs) + candidate.file.beside_bytes,
             kv_bytes=sum(_caches(candidate, settings, calibration)),
-            compute_bytes=int(compute * calibration.compute) + _projector_compute(candidate),
+            compute_bytes=int(compute * calibration.compute) + _image_bytes(settings),
         )
     checkpoints = settings.ctx_checkpoints * settings.n_parallel * checkpoint_bytes(candidate.memory, settings)
     _add(
@@ -271,7 +271,7 @@ def layer_split(candidate: Candidate, settings: Settings, inputs: PlanInputs) ->
     fixed = int(compute * calibration.compute)
     local = _context_bytes(inputs) + (weights.largest_bytes if first or settings.cpu_expert_layers else 0)
     rooms = [inputs.room_bytes(gpu) - fixed - (0 if is_remote(gpu) else local) for gpu in inputs.gpus]
-    rooms[0] -= candidate.file.beside_bytes + _projector_compute(candidate)
+    rooms[0] -= candidate.file.beside_bytes + _image_bytes(settings)
     if inputs.host in inputs.gpus:  # unified memory beside rpc-servers: it also holds what stays on the host
         rooms[inputs.gpus.index(inputs.host)] -= _on_host_bytes(candidate, settings, inputs)
     best, low, high = _packed(sizes, rooms, 1.0), 0.0, 1.0
@@ -334,7 +334,7 @@ def _offloaded(domains: MemoryBudget, candidate: Candidate, settings: Settings, 
             kv_bytes=sum(caches[share.start : share.stop]),
             compute_bytes=int(compute * calibration.compute)
             + (0 if remote else copied)
-            + (0 if index else _projector_compute(candidate)),
+            + (0 if index else _image_bytes(settings)),
             context_bytes=0 if remote else context,
         )
     experts = sum(weights.experts[meta.n_layer - on_host :]) if on_host else 0
@@ -351,9 +351,9 @@ def _offloaded(domains: MemoryBudget, candidate: Candidate, settings: Settings, 
     )
 
 
-def _projector_compute(candidate: Candidate) -> int:
+def _image_bytes(settings: Settings) -> int:
     """Return the bytes that the first image allocates: with --no-warmup they come after READY."""
-    return candidate.file.mmproj_compute_bytes
+    return settings.images.compute_bytes if settings.images else 0
 
 
 def _add(domains: MemoryBudget, inputs: PlanInputs, name: str, **parts: int) -> None:

@@ -10,6 +10,17 @@ from edge.board.board import Board
 from edge.engine.engine import Engine
 from edge.models.open import ModelFile
 
+WARMUP_IMAGE_TOKENS = 1024  # the most that it takes: an image of 896 pixels with the projectors of Qwen
+
+
+class Images(Struct, frozen=True):
+    """Limits of one image. The warm-up sends a square one, which takes about as long as a prompt of `like_tokens`."""
+
+    compute_bytes: int  # of the projector, for the largest image; the first one allocates them
+    max_tokens: int | None  # None: the engine's own limit
+    warmup_px: int
+    like_tokens: int
+
 
 class Settings(Struct, frozen=True):
     """Settings of one engine process; `argv` renders them for llama-server, `common_params` for the embedded engine."""
@@ -30,6 +41,7 @@ class Settings(Struct, frozen=True):
     tensor_split: tuple[float, ...] = ()
     role: str = "chat"  # "chat" | "embedding" | "rerank"
     mmproj: str | None = None
+    images: Images | None = None  # of a model with a projector for images
     cpu_expert_layers: int = 0  # last layers whose experts stay on the host while all layers are on the GPUs
     ui: bool = False  # llama.cpp's own web page
     rpc: tuple[str, ...] = ()  # rpc-servers that hold layers, host:port: devices RPC0, RPC1, ... in their order

@@ -70,6 +70,12 @@ def _special(rung: Rung, preset: Preset, role: str, inputs: PlanInputs, reason: 
         found.append(reason("rpc", ", ".join(chosen.rpc), why))
     elif chosen.n_gpu_layers and len(rung.gpus) < len(inputs.gpus):
         found.append(reason("gpus", _names(rung.gpus, inputs), _left_out(rung.gpus, preset, inputs)))
+    if chosen.images and chosen.images.max_tokens:
+        projector = candidate.file.projector
+        flash = chosen.flash_attention != "off"
+        whole = projector.compute_bytes(flash_attention=flash) if projector else 0
+        why = f"an image; a larger one is scaled down: without a limit it could take {format_bytes(whole)}"
+        found.append(reason("image_max_tokens", chosen.images.max_tokens, why))
     if chosen.cpu_expert_layers:
         n_layer = candidate.file.meta.n_layer
         why = "the experts of these layers run on the CPU, so that every layer's attention stays on the GPU"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
+from base64 import b64encode
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,11 +12,12 @@ from msgspec import Struct
 
 from edge.board.board import Board
 from edge.models.meta import ModelMeta
-from edge.plan.plan import LaunchPlan, Settings
+from edge.plan.plan import WARMUP_IMAGE_TOKENS, Images, LaunchPlan, Settings
 from edge.supervisor.policy import ExpectedSpeed
 
 SPEED_TOKENS = 16  # enough for a rate, and about a second at 16 tokens/s
 TEMPLATE_TOKENS = 32  # of one word in most chat templates, without a default system prompt
+AN_IMAGE = "an image"
 A_TOKEN = 5  # any id: only the kernels for this number of tokens matter
 
 
@@ -46,10 +50,29 @@ def _chat() -> WarmupRequest:
     return WarmupRequest("/v1/chat/completions", body, "the chat template", TEMPLATE_TOKENS)
 
 
+def _image(images: Images) -> WarmupRequest:
+    """Return a request with one grey image: the first one allocates the projector's compute buffers."""
+    url = "data:image/png;base64," + b64encode(grey_png(images.warmup_px)).decode()
+    content = [{"type": "image_url", "image_url": {"url": url}}]
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1, "cache_prompt": False}
+    return WarmupRequest("/v1/chat/completions", body, AN_IMAGE, images.like_tokens)
+
+
+def grey_png(side: int) -> bytes:
+    """Return a square image of 8 bits a pixel (www.w3.org/TR/png): a megapixel is 1 kB."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    rows = zlib.compress((b"\0" + b"\x80" * side) * side)
+    header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
 def idle(
     settings: Settings, lengths: tuple[int, ...], system_prompt: str, *, chat_template: bool = False
 ) -> Iterator[WarmupRequest]:
-    """Yield the idle warm-up: speed, the chat template, prompts that fill a batch, every slot, the system prompt.
+    """Yield the idle warm-up: speed, the chat template, prompts that fill a batch, an image, slots, the system prompt.
 
     The system prompt comes last: its KV cells stay in a slot for the first client.
     """
@@ -64,6 +87,8 @@ def idle(
         if 1 < length <= room:
             body = {"prompt": [A_TOKEN] * length, "n_predict": 1, "cache_prompt": False}
             yield WarmupRequest("/completion", body, f"a prompt of {length} tokens", length)
+    if settings.images and chat_template and room >= WARMUP_IMAGE_TOKENS:
+        yield _image(settings.images)
     if settings.n_parallel > 1:
         body = {"prompt": [A_TOKEN] * 4, "n_predict": 2, "ignore_eos": True, "cache_prompt": False}
         yield WarmupRequest("/completion", body, "all slots", 4, settings.n_parallel)

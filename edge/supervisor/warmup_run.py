@@ -172,6 +172,8 @@ class Warming:
             if request.prompt_tokens * (self._prompt_token_s or 0.0) > left_s:
                 continue  # llama-server does not cancel a prompt in the middle of a batch
             answer = await self.while_idle(request, left_s, traffic)
+            if answer is None and request.name == warmup.AN_IMAGE:
+                continue  # a chat template may have no place for one
             if answer is None:
                 return
             self.idle_done = (*self.idle_done, request.name)

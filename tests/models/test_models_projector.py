@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from edge.errors import BadModelError
-from edge.models import open
 from edge.models.open import open_model
+from edge.models.projector import read_projector
 from edge.models.store import Store
 from edge.models.survey import survey
 from tests.fakes.gguf_writer import Gguf
@@ -101,9 +101,9 @@ def test_fc52_a_projector_is_no_entry_to_choose(tmp_path: Path) -> None:
 def test_fc61_the_projector_is_in_the_sum_and_a_named_one_is_checked(tmp_path: Path) -> None:
     path, eyes = model(tmp_path / "x-Q5_K_M.gguf"), proj(tmp_path / "mmproj-x.gguf")
     opened = open_model(path)
-    assert opened.mmproj_bytes == open.check(eyes, opened.meta).tensors == 32 * 32 * 4 + 32 * 256 * 4
+    assert opened.mmproj_bytes == read_projector(eyes, opened.meta).tensor_bytes == 32 * 32 * 4 + 32 * 256 * 4
     with pytest.raises(BadModelError, match="not a projector"):
-        open.check(path, opened.meta)
+        read_projector(path, opened.meta)
 
 
 @pytest.mark.parametrize("width", [128, 2048])
@@ -114,4 +114,4 @@ def test_fc61_a_projector_for_another_model_is_told_by_both_headers(tmp_path: Pa
     opened = open_model(path)
     assert opened.mmproj is None and any("for another model" in note for note in opened.notes)
     with pytest.raises(BadModelError, match=f"vectors of {width} values, not of {opened.meta.n_embd}"):
-        open.check(eyes, opened.meta)
+        read_projector(eyes, opened.meta)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from edge.models.header import read_header
 from edge.models.meta import ModelMeta, Tensor
-from edge.models.open import projector_compute_bytes
+from edge.models.projector import Projector
 from edge.plan.calibration import Calibration, calibration_key
 from edge.plan.inputs import Candidate, PlanInputs, candidate_of, situation, weights
 from edge.plan.memory import budget, shares
@@ -103,7 +103,7 @@ def test_fc_19_what_stays_on_the_host_is_counted() -> None:
 
 def test_the_projector_goes_where_the_layers_go() -> None:
     it = of(thirteen_billion())
-    seen = replace(it, file=replace(it.file, mmproj="/m/mmproj.gguf", mmproj_bytes=600 * MIB))
+    seen = replace(it, file=replace(it.file, mmproj="/m/mmproj.gguf", projector=Projector(600 * MIB)))
     assert budget(seen, settings(41), inputs(140))["GPU-0"].weights_bytes == 600 * MIB + (
         budget(it, settings(41), inputs(140))["GPU-0"].weights_bytes
     )
@@ -166,34 +166,3 @@ def test_tensors_of_no_block_are_counted_and_stop_nothing(tmp_path: Path, name: 
     meta = read_header(gguf.save(tmp_path / "m.gguf"))
     plain = read_header(Gguf("llama").model().save(tmp_path / "p.gguf"))
     assert weights(meta).file_bytes == weights(plain).file_bytes + 256 * 256 // 256 * 176
-
-
-def projector_meta(meta: ModelMeta, kind: str, sizes: dict[str, int]) -> ModelMeta:
-    keys: dict[str, int | str] = {f"clip.vision.{name}": size for name, size in sizes.items()}
-    return replace(meta, kind="mmproj", extra={**keys, "clip.projector_type": kind})
-
-
-def test_a_projectors_compute_follows_its_header() -> None:
-    meta = thirteen_billion()
-    sizes = {"image_size": 336, "patch_size": 14, "embedding_length": 1024, "feed_forward_length": 4096}
-    clip = projector_compute_bytes(projector_meta(meta, "mlp", sizes))
-    assert clip == 24 * 24 * 4 * (2 * 4096 + 5 * 1024), "LLaVA's: 576 patches"
-    any_size = projector_compute_bytes(projector_meta(meta, "qwen2.5vl_merger", sizes))
-    assert any_size == 4096 * 4 * (2 * 4096 + 5 * 1024), "an image of any size"
-    bare = projector_compute_bytes(projector_meta(meta, "gemma3", {}))
-    assert 220 * MIB <= bare <= 240 * MIB, "unknown is the measured one"
-    lying = dict.fromkeys(sizes, 2**31) | {"patch_size": 1}
-    assert projector_compute_bytes(projector_meta(meta, "mlp", lying)) < 1 << 42
-
-
-def test_the_first_image_is_paid_for_before_it_comes() -> None:
-    """+220 MiB after READY were measured with a projector: its compute buffers are allocated by the first image."""
-    it = of(thirteen_billion())
-    siglip = {"image_size": 896, "patch_size": 14, "embedding_length": 1152, "feed_forward_length": 4304}
-    taken = projector_compute_bytes(projector_meta(it.file.meta, "gemma3", siglip))
-    file = replace(it.file, mmproj="/m/mmproj.gguf", mmproj_bytes=800 * MIB, mmproj_compute_bytes=taken)
-    seeing = replace(it, file=file)
-    for chosen, where, name in ((settings(41), inputs(36), "GPU-0"), (settings(0), inputs(), "host")):
-        without, with_it = (budget(each, chosen, where)[name] for each in (it, seeing))
-        assert with_it.weights_bytes - without.weights_bytes == 800 * MIB
-        assert 220 * MIB <= with_it.compute_bytes - without.compute_bytes <= 240 * MIB
