@@ -53,7 +53,7 @@ GOLDEN = {
     "agx-orin-64": "Qwen3.6-35B-A3B:UD-Q5_K_M",
     "thor": "gpt-oss-120b:MXFP4",
     # A discrete GPU has the bandwidth for a dense one.
-    "rtx-4090": "Qwen3.6-27B:Q4_K_M",
+    "rtx-4090": "Qwen3.8-27B:UD-Q4_K_XL",
     "cpu-16": "Qwen3.5-4B:Q5_K_M",
     "nano": "Qwen3.5-2B:Q5_K_M",
 }
