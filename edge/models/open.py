@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from edge.errors import BadModelError, UsageError
 from edge.models import ollama, receipt
 from edge.models import quant as arch
-from edge.models.header import peek_kind, quant_of, read_header, read_kept, weight_bytes
+from edge.models.header import peek_kind, quant_of, read_kept, weight_bytes
 from edge.models.meta import ModelMeta
 from edge.models.projector import Projector, read_projector
 from edge.models.quant import FILE_TYPES, UNKNOWN, confirms, label_from_name, plain, public_name, shard_of

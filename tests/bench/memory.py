@@ -1,9 +1,10 @@
 """Compare planned with allocated memory: weights, KV, compute and total, over many architectures and settings.
 
-    python -m tests.bench.memory [--engine PATH] [--gpu] [--only NAME] [--rows FILE]
+    python -m tests.bench.memory [--engine PATH] [--fit-params PATH] [--gpu] [--only NAME] [--rows FILE]
 
 Without --engine the embedded CPU engine allocates. With --gpu every layer is offloaded to one NVIDIA GPU, and what
-NVML counts for the process stands beside the sum of buffers.
+NVML counts for the process stands beside the sum of buffers. --fit-params: that of the same build, whose
+estimates stand beside the plan's.
 """
 
 from __future__ import annotations
@@ -49,13 +50,21 @@ class Row(Struct, frozen=True):
     planned: dict[str, int]
     allocated: dict[str, int]
     gpu_bytes: int | None = None
+    fit: dict[str, int] | None = None  # as llama-fit-params estimates
 
     def error(self, kind: str) -> float:
         there = self.allocated[kind]
         return (self.planned[kind] - there) / there if there else float(bool(self.planned[kind]))
 
+    @property
+    def fit_error(self) -> float:
+        """The error of the total that llama-fit-params prints."""
+        return ((self.fit or {})["total"] - self.allocated["total"]) / self.allocated["total"]
 
-def measure(name: str, setting: tuple[int, int, str, str], engine: Engine, folder: Path, *, gpu: bool) -> Row:
+
+def measure(
+    name: str, setting: tuple[int, int, str, str], engine: Engine, folder: Path, *, gpu: bool, fit: Path | None = None
+) -> Row:
     n_ctx, slots, kv, flash = setting
     it = candidate_of(open_model(write_model(name, folder)))
     board = shapes.gpu_board(140) if gpu else this_cpu()
@@ -72,7 +81,23 @@ def measure(name: str, setting: tuple[int, int, str, str], engine: Engine, folde
         planned["compute"] += domain.compute_bytes
     allocated, used = start(chosen, it, engine, inputs, folder)
     label = f"{n_ctx}x{slots} {kv} {'fa' if flash == 'on' else 'no fa'}"
-    return Row(name, label, with_total(planned), with_total(allocated), used)
+    estimated = with_total(fit_params(fit, chosen, it.file.path)) if fit else None
+    return Row(name, label, with_total(planned), with_total(allocated), used, estimated)
+
+
+def fit_params(tool: Path, chosen: Settings, model: str) -> dict[str, int]:
+    """Return what `llama-fit-params --fit-print on` prints: whole MiB of model, context and compute for each device."""
+    line = [str(tool), "--model", model, "--fit-print", "on", "--ctx-size", str(chosen.n_ctx)]
+    line += ["--parallel", str(chosen.n_parallel), "--batch-size", str(chosen.n_batch)]
+    line += ["--ubatch-size", str(chosen.n_ubatch), "--flash-attn", chosen.flash_attention]
+    line += ["--cache-type-k", chosen.kv_type_k, "--cache-type-v", chosen.kv_type_v]
+    line += ["--n-gpu-layers", str(chosen.n_gpu_layers), *(() if chosen.n_gpu_layers else ("--device", "none"))]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
+    rows = [words for words in map(str.split, done.stdout.splitlines()) if len(words) == 4 and words[1].isdecimal()]
+    if done.returncode or not rows:
+        raise RuntimeError(f"llama-fit-params: {done.stderr[-400:]}")
+    kinds = ("weights", "kv", "compute")
+    return {kind: sum(int(words[index]) for words in rows) * MIB for index, kind in enumerate(kinds, 1)}
 
 
 def this_cpu() -> Board:
@@ -140,18 +165,31 @@ def within(row: Row) -> bool:
 
 def table(rows: list[Row]) -> str:
     """Return one line a model: the largest errors over its settings."""
-    lines = ["| model | weights | KV | compute | total | compute, MiB |", "| --- | --- | --- | --- | --- | --- |"]
+    fit = all(row.fit for row in rows)
+    heads = [
+        "model",
+        "weights",
+        "KV",
+        "compute",
+        "total",
+        "compute, MiB",
+        *(["llama-fit-params, total"] if fit else []),
+    ]
+    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     for name in dict.fromkeys(row.model for row in rows):
         own = [row for row in rows if row.model == name]
         worst = [max((row.error(kind) for row in own), key=abs) for kind in ("weights", "kv", "compute", "total")]
         off = max((row.planned["compute"] - row.allocated["compute"] for row in own), key=abs) / MIB
-        lines.append(f"| {name} | " + " | ".join(f"{error:+.1%}" for error in worst) + f" | {off:+.1f} |")
+        cells = [name, *(f"{error:+.1%}" for error in worst), f"{off:+.1f}"]
+        cells += [f"{max((row.fit_error for row in own), key=abs):+.1%}"] if fit else []
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--engine", type=Path, help="a llama-server; else the embedded engine")
+    parser.add_argument("--fit-params", type=Path, help="the llama-fit-params of that llama-server")
     parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--only", help="a part of the models' names")
     parser.add_argument("--rows", type=Path, help="append every row as a line of JSON")
@@ -166,7 +204,7 @@ def main() -> int:
                 continue
             for setting in SETTINGS:
                 try:
-                    rows.append(measure(model, setting, engine, folder, gpu=options.gpu))
+                    rows.append(measure(model, setting, engine, folder, gpu=options.gpu, fit=options.fit_params))
                     if options.rows:
                         with options.rows.open("ab") as file:
                             file.write(msgspec.json.encode(rows[-1]) + b"\n")
