@@ -119,6 +119,8 @@ def read(path: Path) -> tuple[Key, ...]:
 
 def _document(path: Path) -> dict[str, Any]:
     try:
+        if path.exists() and not path.is_file():  # a FIFO would hold up the event loop until it is written
+            raise ConfigError(f"{path} is no regular file", "move it away; edgellm key add writes the file")
         return load_toml(path)
     except FileNotFoundError:
         return {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,9 +29,11 @@ class Tree:
         return None if data is None else data.decode(errors="replace")
 
     def data(self, name: str | Path) -> bytes | None:
+        """Return the file's bytes; none of a FIFO in its place, which is not waited for."""
         try:
-            with self.path(name).open("rb") as file:
-                return file.read(_READ_MAX_BYTES)
+            descriptor = os.open(self.path(name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(descriptor, "rb") as file:
+                return file.read(_READ_MAX_BYTES) or b""
         except (OSError, ValueError):  # ValueError: a name with a NUL, read from a file
             return None
 

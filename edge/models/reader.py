@@ -237,7 +237,7 @@ class GgufReader:
             else:
                 self._fail(ends_in_header(self._size))
         self._file.seek(position)
-        self._buffer = self._file.read(max(count, _WINDOW_BYTES))
+        self._buffer = self._file.read(max(count, _WINDOW_BYTES)) or b""  # None: a device with nothing to read now
         self._base, self._at = position, 0
         if len(self._buffer) < count:  # it shrank while we read
             self._fail(ends_in_header(position + len(self._buffer)))

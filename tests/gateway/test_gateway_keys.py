@@ -111,6 +111,21 @@ def test_a_broken_key_file_is_an_error_that_says_so(tmp_path: Path, text: str) -
         keys.read(path)
 
 
+@pytest.mark.parametrize("kind", ["fifo", "folder"])
+def test_what_is_no_file_in_its_place_rejects_requests_and_is_not_waited_for(tmp_path: Path, kind: str) -> None:
+    """The file is read on the event loop: a FIFO would hold up every request until it is written."""
+    path = tmp_path / "keys.toml"
+    ring = KeyRing(path)
+    if kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    ring.refresh()
+    assert ring.needed and ring.empty
+    with pytest.raises(ConfigError, match="is no regular file"):
+        KeyRing(path)
+
+
 def test_a_running_gateway_sees_a_revoked_key_at_once_and_locks_when_the_file_breaks(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     keys.write(path, [made("a", SECRET + "a"), made("b", SECRET + "b")])

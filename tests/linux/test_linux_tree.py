@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from edge.linux.tree import Tree
@@ -35,3 +36,15 @@ def test_what_cannot_be_read_is_absent(tmp_path: Path) -> None:
     for number in (0, 2, 10):
         write(tmp_path, f"cpu/cpu{number}", "")
     assert tree.children("/cpu") == ["cpu0", "cpu2", "cpu10"]
+
+
+def test_a_fifo_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    """Without a writer an open that blocks would keep `up` silent."""
+    (tmp_path / "etc").mkdir()
+    os.mkfifo(tmp_path / "etc/nvpmodel.conf")
+    assert Tree(tmp_path).word("/etc/nvpmodel.conf") is None
+    writer = os.open(tmp_path / "etc/nvpmodel.conf", os.O_RDWR)
+    try:
+        assert Tree(tmp_path).word("/etc/nvpmodel.conf") is None, "one that is open and empty"
+    finally:
+        os.close(writer)

@@ -228,7 +228,7 @@ def test_a_set_whose_shards_end_in_capitals_cannot_be_followed(tmp_path: Path) -
     assert open_model(tmp_path / "alone.GGUF").name == "alone"
 
 
-@pytest.mark.parametrize("kind", ["fifo", "socket", "folder"])
+@pytest.mark.parametrize("kind", ["fifo", "socket", "folder", "/dev/zero", "/proc/kmsg"])
 def test_what_is_no_file_blocks_no_list(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "x.gguf"
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as server:
@@ -236,6 +236,8 @@ def test_what_is_no_file_blocks_no_list(tmp_path: Path, kind: str) -> None:
             os.mkfifo(path)
         elif kind == "socket":
             server.bind(str(path))
+        elif kind.startswith("/"):
+            path.symlink_to(kind)
         else:
             (path / "inside").mkdir(parents=True)
         assert all(not line.usable for line in survey(Store(tmp_path)))
