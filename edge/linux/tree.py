@@ -32,7 +32,7 @@ class Tree:
         """Return the file's bytes; none of a FIFO in its place, which is not waited for."""
         try:
             descriptor = os.open(self.path(name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            with open(descriptor, "rb") as file:
+            with os.fdopen(descriptor, "rb") as file:
                 return file.read(_READ_MAX_BYTES) or b""
         except (OSError, ValueError):  # ValueError: a name with a NUL, read from a file
             return None

@@ -36,9 +36,22 @@ def lines(pattern: str) -> Iterator[str]:
     """Yield lines that are long everywhere a pattern could wait for its end: repeated, or after each of its words."""
     for unit in ("x", " ", "1", "1.", "a ", "'", "- "):
         yield unit * (LENGTH // len(unit))
+    for unit in beginnings(pattern):
+        yield unit * (LENGTH // len(unit))
+        yield (unit + "a (1 MiB, ") * (LENGTH // (len(unit) + 10))
     for literal in LITERAL.findall(pattern):
         yield literal * (LENGTH // len(literal))
         yield from (literal + fill * (LENGTH - len(literal)) for fill in ("x", " ", "1"))
+
+
+def beginnings(pattern: str) -> Iterator[str]:
+    """Yield the text before each place where a pattern takes any character: repeated, each one is a new beginning."""
+    for written, plain in ((r"\d+", "1"), (r"\d{1,6}", "1"), (r"\s*", " "), (r"\s", " "), (r"\w+", "a"), (r"\.", ".")):
+        pattern = pattern.replace(written, plain)
+    pattern = re.sub(r"\(\?P<\w+>|\(\?:|(?<!\\)[()?^]", "", pattern).replace("\\", "")
+    for branch in pattern.split("|"):
+        heads = re.split(r"\.[+*{]|\[\^", branch)[:-1]
+        yield from (head for head in heads if head.strip())
 
 
 def search_all() -> None:
