@@ -7,9 +7,10 @@ import shlex
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from edge.cli import main
 from edge.engine.choose import choose
@@ -23,10 +24,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
-# A new example found by chance must not fail an unrelated change: CI plays the same examples each time.
-settings.register_profile("ci", derandomize=True)
-if os.environ.get("CI"):
-    settings.load_profile("ci")
+# A new example found by chance must not fail an unrelated change: CI plays the same examples each time. A slow machine
+# is no failure: there is no deadline of 200 ms an example, nor a limit on making them.
+UNTIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": (HealthCheck.too_slow,)}
+settings.register_profile("here", **UNTIMED)
+settings.register_profile("ci", derandomize=True, **UNTIMED)
+settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 # Configuration of the caller's own edgellm must not reach the tests: each states what it needs.
 for variable in [name for name in os.environ if name.startswith("EDGELLM_")]:

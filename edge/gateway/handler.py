@@ -132,6 +132,8 @@ def _local_address(request: web.Request) -> str | None:
 def _find_key(context: Context, headers: Mapping[str, str]) -> keys.Key | None:
     """Return the client's key, None where it sent none that is valid."""
     context.keys.refresh()
+    if context.keys.empty:
+        return None
     return next((key for secret in keys.presented(headers) if (key := context.keys.find(secret)) is not None), None)
 
 

@@ -48,12 +48,10 @@ class OriginPolicy(Struct, frozen=True):
         if not host:
             return None  # HTTP/1.0; a browser always names the host
         name = host_name(host)
-        if name in _LOOPBACK_NAMES or name.endswith(".localhost") or name in self.hosts or "*" in self.hosts:
+        # A site can point its name at 127.0.0.1, but it cannot make the browser send that address as Host.
+        if _is_loopback_host(name) or name in self.hosts or "*" in self.hosts:
             return None
         address = _address(name)
-        # A site can point its name at 127.0.0.1, but it cannot make the browser send that address as Host.
-        if address is not None and address.is_loopback:
-            return None
         local = local_address()
         if local is None or (address is not None and address == _address(local)):
             return None
@@ -125,8 +123,12 @@ def _is_local(origin: str) -> bool:
         return False
     if parts.scheme in _APP_SCHEMES:
         return True
-    local = name in _LOOPBACK_NAMES or name.endswith(".localhost") or is_loopback(name)
-    return parts.scheme in ("http", "https") and local
+    return parts.scheme in ("http", "https") and _is_loopback_host(name)
+
+
+@lru_cache(maxsize=64)
+def _is_loopback_host(name: str) -> bool:
+    return name in _LOOPBACK_NAMES or name.endswith(".localhost") or is_loopback(name)
 
 
 def is_loopback(address: str) -> bool:

@@ -113,6 +113,56 @@ _REFUSED = {
     "--mcp-servers-json": "it lets clients run programs",
     "--ui-mcp-proxy": "it lets clients reach other machines",
 }
+# Other names of the options above, for engines whose help is not known: embedded, or not built yet (common/arg.cpp of
+# llama.cpp 0c1e57098).
+_OTHER_NAMES = {
+    name: option
+    for option, names in {
+        "--help": "-h --usage",
+        "--cache-list": "-cl",
+        "--threads": "-t",
+        "--threads-batch": "-tb",
+        "--ctx-size": "-c",
+        "--batch-size": "-b",
+        "--ubatch-size": "-ub",
+        "--flash-attn": "-fa",
+        "--cache-type-k": "-ctk",
+        "--cache-type-v": "-ctv",
+        "--load-mode": "-lm",
+        "--device": "-dev",
+        "--n-gpu-layers": "-ngl --gpu-layers",
+        "--split-mode": "-sm",
+        "--tensor-split": "-ts",
+        "--main-gpu": "-mg",
+        "--fit": "-fit",
+        "--fit-target": "-fitt",
+        "--fit-ctx": "-fitc",
+        "--model": "-m",
+        "--model-url": "-mu",
+        "--docker-repo": "-dr",
+        "--hf-repo": "-hf -hfr",
+        "--hf-file": "-hff",
+        "--hf-token": "-hft",
+        "--verbose": "-v --log-verbose",
+        "--verbosity": "-lv --log-verbosity",
+        "--spec-draft-hf": "-hfd -hfrd --hf-repo-draft",
+        "--spec-draft-model": "-md --model-draft",
+        "--ctx-checkpoints": "-ctxcp --swa-checkpoints",
+        "--cache-ram": "-cram",
+        "--kv-unified": "-kvu -no-kvu",
+        "--parallel": "-np",
+        "--mmproj": "-mm",
+        "--mmproj-url": "-mmu",
+        "--alias": "-a",
+        "--ui-mcp-proxy": "--webui-mcp-proxy",
+        "--agent": "-ag -no-ag",
+        "--ui": "--webui",
+        "--embedding": "--embeddings",
+        "--rerank": "--reranking",
+        "--reasoning": "-rea",
+    }.items()
+    for name in names.split()
+}
 # Options that llama-server takes and ignores (common/arg.cpp).
 _IGNORED = {"--defrag-thold": "llama.cpp defragments no KV cache any more"}
 # Options that move work between GPUs and host, by their longest names: a build for the CPU has nothing to move.
@@ -149,7 +199,17 @@ EMBEDDED: dict[str, tuple[str, type]] = {
     "--ignore-eos": ("sampling.ignore_eos", bool),
     "--threads-http": ("n_threads_http", int),
 }
-
+# Options that llama-server takes as `args`, and the embedded engine as keys.
+_SAMPLING_KEYS = {
+    "--temp": "temperature",
+    "--temperature": "temperature",
+    "--top-p": "top_p",
+    "--top-k": "top_k",
+    "--min-p": "min_p",
+    "--repeat-penalty": "repeat_penalty",
+    "--presence-penalty": "presence_penalty",
+    "--frequency-penalty": "frequency_penalty",
+}
 
 _HINT = "the options are those of `llama-server --help`"
 _NUMBER = re.compile(r"-[0-9.]+")
@@ -191,6 +251,8 @@ def _known(word: str, engine: Engine) -> Flag:
     if engine.kind == "embedded":
         if word in EMBEDDED:
             return Flag(word, 0 if EMBEDDED[word][1] is bool else 1)
+        if word in _SAMPLING_KEYS:
+            raise ConfigError(f"args: the embedded engine has no {word}", f"instead: {_SAMPLING_KEYS[word]}")
         near = did_you_mean(word, EMBEDDED)
         raise ConfigError(
             f"args: the embedded engine has no {word}{near}",
@@ -214,7 +276,8 @@ def _assumed(word: str, rest: Sequence[str]) -> Flag:
 def _spelling(name: str, engine: Engine) -> str:
     """Return the longest name of an option, which all its names share."""
     flag = engine.flags.get(name)
-    return flag.spelling if flag else name
+    longest = flag.spelling if flag else name
+    return _OTHER_NAMES.get(longest, longest)
 
 
 def _positive(word: str) -> str:

@@ -155,6 +155,26 @@ def test_every_name_of_an_owned_option_is_owned(word: str) -> None:
         check_args((word, "1"), REAL)
 
 
+@pytest.mark.parametrize("kind", ["embedded", "not built yet"])
+def test_every_name_of_an_owned_option_is_owned_without_a_help(kind: str) -> None:
+    """The embedded engine prints none, and that of an engine which is not built is not known."""
+    engine = EMBEDDED if kind == "embedded" else assumed_engine(shapes.jetson(8), "orin", "/e/llama-server")
+    names = {REAL.flags[name].spelling for name in OWNED if name in REAL.flags}
+    every = [name for name, flag in REAL.flags.items() if flag.spelling in names]
+    assert len(every) > 100
+    for name in every:
+        with pytest.raises(ConfigError, match="is decided by edgellm"):
+            check_args((name, "1"), engine)
+
+
+@pytest.mark.parametrize(("word", "key"), [("--temp", "temperature"), ("--top-k", "top_k"), ("--min-p", "min_p")])
+def test_what_is_a_key_of_the_embedded_engine_is_named(word: str, key: str) -> None:
+    assert key in SETTINGS
+    with pytest.raises(ConfigError) as caught:
+        options(EMBEDDED, args=(word, "1"))
+    assert caught.value.hint == f"instead: {key}"
+
+
 @pytest.mark.parametrize("word", ["--no-host", "-nocb", "-nr"])
 def test_a_switch_that_is_not_owned_passes(word: str) -> None:
     assert check_args((word,), REAL) == [(word, ())]
