@@ -62,12 +62,13 @@ EXIT_COMMAND = b"cmd_router_to_child:exit\n"  # CMD_ROUTER_TO_CHILD_EXIT of serv
 # the kernel's default limit for unprivileged processes (/proc/sys/fs/pipe-max-size).
 PIPE_BYTES = 1 << 20
 SESSION_LOOK_S = 0.02
-# $0: the process group; $1: the folder of the control group, or empty. Kernels before 5.14 have no cgroup.kill.
+# $0: the process group; $1: the folder of the control group, or empty. Kernels before 5.14 have no cgroup.kill. dash
+# takes the `--` of `kill -9 --` for a process id.
 GUARD = """read _
 if [ -n "$1" ]; then
     (echo 1 >"$1/cgroup.kill") 2>/dev/null || kill -9 $(grep -vx 0 "$1/cgroup.procs")
 fi
-kill -9 -- "-$0"
+kill -s KILL -- "-$0"
 n=0  # the killed take a moment to end
 while [ -n "$1" ] && ! rmdir "$1" 2>/dev/null && [ $n -lt 50 ]; do n=$((n + 1)); sleep 0.1; done
 """

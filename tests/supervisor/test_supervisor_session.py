@@ -113,9 +113,13 @@ time.sleep(60)
 
 
 def test_an_engine_behind_a_script_dies_with_its_supervisor(short_dir: Path) -> None:
-    """kill -9 of the parent: the parent-death signal reaches the script only."""
+    """kill -9 of the parent: the parent-death signal reaches the script only.
+
+    The engine prints nothing, or it would end by itself at the first line that nothing reads any more.
+    """
     command = [sys.executable, "-c", PARENT.format(env=dict(ENV)), str(short_dir / "m.sock")]
-    parent = subprocess.Popen([*command, *script(short_dir, BACKGROUND)], stdout=subprocess.PIPE, text=True)
+    command += script(short_dir, BACKGROUND, log_era="silent")
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     session = int(parent.stdout.readline())
     engines = llama_switches.starts(short_dir / "fake")
@@ -195,7 +199,7 @@ async def test_an_engine_with_a_session_of_its_own_ends_with_its_script(short_di
 def test_an_engine_with_a_session_of_its_own_dies_with_its_supervisor(short_dir: Path, delegated: Path) -> None:
     put = f"from edge.linux import control_group\ncontrol_group.delegated = lambda *_: Path({str(delegated)!r})\n"
     program = PARENT.format(env=dict(ENV)).replace("child = spawn", put + "child = spawn")
-    command = [sys.executable, "-c", program, str(short_dir / "m.sock"), *script(short_dir, DAEMON)]
+    command = [sys.executable, "-c", program, str(short_dir / "m.sock"), *script(short_dir, DAEMON, log_era="silent")]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     int(parent.stdout.readline())
