@@ -14,6 +14,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from edge.linux.procfs import session_pids
+
 # Turn ninja's counter into progress and remaining time. Pure.
 
 # NINJA_STATUS of our builds; the rest of the line is what is being made.
@@ -70,7 +72,7 @@ def _what(text: str) -> str:
 
 # ninja ends its compilers at SIGINT; nvcc's passes took up to 6 s to stop on two cores.
 _GRACE_S = 10.0
-# Nothing else of the environment reaches a compiler: CFLAGS or CUDAARCHS of the user's shell are not in the recipe.
+# An allow-list: CFLAGS, CUDAARCHS or LD_PRELOAD of a shell would make another engine under the same fingerprint.
 _ALLOWED = ("HOME", "TMPDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
 
 OnLine = Callable[[str], None]
@@ -79,7 +81,6 @@ OnLine = Callable[[str], None]
 def build_environment(environment: Mapping[str, str], first_on_path: Sequence[str]) -> dict[str, str]:
     """Return the compilers' whole environment, ccache's variables included."""
     path = [*first_on_path, *environment.get("PATH", "/usr/local/bin:/usr/bin:/bin").split(":")]
-    # An allow-list: CFLAGS, CUDAARCHS or LD_PRELOAD of a shell would make another engine under the same fingerprint.
     kept = {name: environment[name] for name in _ALLOWED if name in environment}
     kept.update({name: value for name, value in environment.items() if name.startswith("CCACHE_")})
     return {**kept, "PATH": ":".join(dict.fromkeys(path)), "LC_ALL": "C", "NINJA_STATUS": STATUS}
@@ -135,7 +136,7 @@ def end_session(child: subprocess.Popen[str]) -> None:
     Only processes of the child's own session (its id is the child's pid) get a signal.
     """
     for sign, patience_s in ((signal.SIGINT, _GRACE_S), (signal.SIGKILL, _GRACE_S)):
-        for pid in session_members(child.pid):
+        for pid in session_pids(child.pid):
             try:
                 os.kill(pid, sign)
             except ProcessLookupError:
@@ -143,26 +144,9 @@ def end_session(child: subprocess.Popen[str]) -> None:
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
             child.poll()
-            if not session_members(child.pid):
+            if not session_pids(child.pid):
                 return
             time.sleep(0.05)
-
-
-def session_members(session: int, proc: Path = Path("/proc")) -> list[int]:
-    """Return the running processes of a session, from /proc/<pid>/stat (field 6), without zombies."""
-    return [pid for pid, state, of in _stats(proc) if of == session and state != "Z"]
-
-
-def _stats(proc: Path) -> Iterator[tuple[int, str, int]]:
-    for entry in proc.iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            # The name in parentheses may hold anything, so the fields are counted from its end.
-            fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
-            yield int(entry.name), fields[0], int(fields[3])
-        except (OSError, IndexError, ValueError):
-            continue
 
 
 def make(

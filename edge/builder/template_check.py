@@ -1,4 +1,4 @@
-"""Ask an engine for its verdict on a chat template, at the price of a tiny model."""
+"""Have an engine judge a chat template by starting it on a tiny model that holds the template."""
 
 from __future__ import annotations
 

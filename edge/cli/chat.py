@@ -46,8 +46,8 @@ def chat(
 ) -> None:
     """Ask a running server and stream its answer. EDGELLM_API_KEY holds the key where the server needs one.
 
-    Without a question, on a terminal, a conversation: Ctrl-C stops an answer, /exit or Ctrl-D ends it. Exit code 1 when
-    the answer is not complete; one of the length that --max-tokens asked for is.
+    Without a question, on a terminal, a conversation: Ctrl-C stops an answer, /exit or Ctrl-D ends it. Exit code 1 for
+    an incomplete answer; one that --max-tokens ended is complete.
     """
     most = max_tokens or MOST_TOKENS
     server = ChatServer(url or server_url(os.environ, state_dir), os.environ.get(KEY_VARIABLE))

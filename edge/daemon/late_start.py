@@ -1,4 +1,4 @@
-"""A start that has no plan yet, behind a socket unit: plan again until it succeeds, and answer with 503 until then.
+"""A start without a plan, behind a socket unit: plan again until that succeeds, and answer 503 meanwhile.
 
 An exit would be repeated for each waiting client. Once the disk is mounted, the folder readable or the memory free,
 the model is served without a restart.
@@ -48,7 +48,7 @@ def placeholders(config: Config, failure: Failure) -> dict[str, ModelHandle]:
 
 
 class LateStart:
-    """A plan in waiting. Requests are held for `patience_s` while a disk or the GPU may be late, and fail otherwise."""
+    """A start without a plan. Requests are held for `patience_s` if a disk or the GPU may be late; else they fail."""
 
     def __init__(self, config: Config, error: EdgeError, *, patience_s: float = PATIENCE_S) -> None:
         found = obstacle(config, PathUser.me()) if isinstance(error, (ModelMissingError, BadModelError)) else None

@@ -170,7 +170,7 @@ def remember(launched: Launched, prepared: Prepared) -> RememberedLaunch | None:
 
 
 def _configure(request: Request, *, inherited: bool) -> tuple[Config, EdgeError | None]:
-    """Behind a socket unit a fault is answered with 503: after an exit each waiting client would start us again."""
+    """Load the configuration. Behind a socket unit return its error: after an exit each client would start us again."""
     try:
         config = load(request.folders, given(request.options), os.environ)
         if request.options["lan"]:
@@ -210,7 +210,7 @@ def _plan(
 
 
 def _prepare(request: Request, config: Config, *, inherited: bool) -> Prepared:
-    """With --yes, or a yes on the terminal, build and fetch what is missing first."""
+    """Plan; with --yes, or a yes on the terminal, build and fetch what is missing first."""
     yes, folders = bool(request.options["yes"]), request.folders
     for _ in ("an engine", "models"):
         try:

@@ -50,14 +50,14 @@ class EngineFallback(Struct, frozen=True):
 
 
 def rules(table: Mapping[str, Any]) -> Rules:
-    """From build/llama-server.toml. Whatever its signatures call a lack of memory never speaks against an engine."""
+    """Read the rules of build/llama-server.toml. Failures for lack of memory speak against no engine."""
     memory = frozenset(signature["kind"] for signature in table["signatures"] if signature["oom"])
     judged = table["rollback"]
     return Rules(frozenset(judged["at_once"]), frozenset(judged["innocent"]) | memory | _KILLED)
 
 
 def starts_from_records(records: Iterable[Mapping[str, Any]]) -> list[EngineStart]:
-    """starts.jsonl → values: `outcome` is `ready` or `failed: KIND`. What is not understood is left out."""
+    """Read records of starts.jsonl, whose `outcome` is `ready` or `failed: KIND`; malformed ones are left out."""
     found = []
     for record in records:
         engine, outcome = record.get("engine"), record.get("outcome")
@@ -71,7 +71,7 @@ def starts_from_records(records: Iterable[Mapping[str, Any]]) -> list[EngineStar
 def fallback(
     current: str, previous: str | None, starts: Iterable[EngineStart], judged_by: Rules
 ) -> EngineFallback | None:
-    """None unless `current` was never READY, and `previous` was once."""
+    """Return the former engine if `current` was never READY and `previous` was; None otherwise."""
     known = list(starts)
     mine = [start for start in known if start.engine == current]
     # One READY proves the engine on this machine: later failures have another cause.

@@ -58,7 +58,6 @@ class CatalogueRow(Struct, frozen=True):
     n_ctx_train: int | None
     licence: str
     checked: str  # date, or "never": when it was last fetched
-    min_llama_cpp: str | None
     role: str  # chat | embedding | vision
     mmproj: CatalogueFile | None = None
     notes: tuple[str, ...] = ()
@@ -142,7 +141,6 @@ def _row(row: Mapping[str, Any], path: Path, sources: Mapping[str, str]) -> Cata
             n_ctx_train=row.get("n_ctx_train"),
             licence=row["licence"],
             checked=row["checked"],
-            min_llama_cpp=row.get("min_llama_cpp"),
             role=row.get("role", "chat"),
             mmproj=_file(row["mmproj"]) if "mmproj" in row else None,
             notes=tuple(row.get("notes", ())),

@@ -107,7 +107,7 @@ class Site:
 
 
 def _files(rows: list[Any]) -> Iterator[RemoteFile]:
-    """Both hubs' rows: rfilename, size, lfs.sha256, or Path, Size, Sha256."""
+    """Yield the files of either hub's rows: rfilename, size, lfs.sha256, or Path, Size, Sha256."""
     for row in rows:
         if not isinstance(row, dict):
             continue

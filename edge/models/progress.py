@@ -1,4 +1,4 @@
-"""Progress of a long operation on a model. Values only."""
+"""Progress of a long operation on a model, with its rate and the remaining time."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def _of_shard(path: Path) -> HeaderVerdict:
 
 
 def _suffix(shards: tuple[Path, ...], count: int) -> HeaderVerdict | None:
-    """llama_split_prefix compares the end of the name with ".gguf" exactly, and then finds no other shard."""
+    """Judge the suffix: llama_split_prefix compares it with ".gguf" exactly, and finds no other shard of `.GGUF`."""
     odd = next((path.name for path in shards if path.suffix != ".gguf"), None)
     if odd is None or count == 1:
         return None

@@ -70,7 +70,7 @@ def expected_subject(row: CatalogueRow, quant: CatalogueQuant, folder: str) -> C
 
 
 def _expected_meta(row: CatalogueRow, quant: CatalogueQuant, n_layer: int) -> ModelMeta:
-    """Only what compute buffers, offload and context depend on; a feed-forward three times as wide as the embedding."""
+    """Return what buffers, offload and context depend on, with a feed-forward three times as wide as the embedding."""
     width = 1024 if quant.bytes < 10**9 else 2560 if quant.bytes < 5 * 10**9 else 4096
     return ModelMeta(
         arch="unknown",
@@ -98,7 +98,7 @@ def _expected_meta(row: CatalogueRow, quant: CatalogueQuant, n_layer: int) -> Mo
 
 
 def _expected_weights(size: int, n_layer: int) -> Weights:
-    """The input table's share falls with size; models under 5 GB use it as output too, which keeps it twice."""
+    """Estimate the weights: the input table's share falls with size, and models under 5 GB keep it twice, as output."""
     tied = size < 5 * 10**9
     table = int(size * (0.15 if tied else 0.1 if size < 10**10 else 0.02))
     output = 0 if tied else table

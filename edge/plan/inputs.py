@@ -286,7 +286,7 @@ def weights(meta: ModelMeta) -> Weights:
 
 
 def _is_matrix(tensor: Tensor) -> bool:
-    """Whether the engine multiplies with it, in rows that every repacked layout divides."""
+    """Return whether the engine multiplies with it, in rows that every repacked layout divides."""
     return not tensor.name.startswith(_INPUT) and len(tensor.shape) > 1 and tensor.shape[1] % 8 == 0
 
 

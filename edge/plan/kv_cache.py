@@ -106,7 +106,7 @@ def state_values(meta: ModelMeta) -> int:
 
 
 def integer(meta: ModelMeta, key: str) -> int:
-    """A number of this architecture's keys; the largest where it is per layer, 0 where it is not there."""
+    """Return a number of this architecture's keys; the largest where it is per layer, 0 where it is absent."""
     values = per_layer(meta, key)
     if values:
         return max(values)

@@ -284,7 +284,7 @@ def _fitting(rungs: Iterable[Rung]) -> Rung:
 
 
 def _may_fit(candidate: Candidate, preset: Preset, inputs: PlanInputs) -> bool:
-    """A cheap bound: most sets of GPUs are smaller than the weights alone."""
+    """Return whether the weights alone may fit, a cheap bound: most sets of GPUs are smaller than those."""
     if preset.offload != "full" or not inputs.discrete or inputs.used_servers:
         return True
     room = sum(inputs.room_bytes(gpu) for gpu in inputs.gpus)

@@ -191,7 +191,7 @@ def _prompt_folder(folders: Folders) -> PromptFolder:
 def _engine(
     config: Config, profile: Profile, board: Board, folders: Folders, view: HostView, allow_missing: bool
 ) -> tuple[Engine, tuple[str, ...]]:
-    """The installed engine, or with `allow_missing` the one that `edgellm build` would make, and a note on that."""
+    """Return the installed engine, or with `allow_missing` the one that `edgellm build` would make, and a note."""
     recipe = profile.preset.recipe or profile.name
     future = assumed_engine(board, recipe, str(folders.engines / recipe / "bin/llama-server"))
     elsewhere = view.board is not None or view.root != Path("/")
@@ -243,7 +243,7 @@ def _memory(view: HostView, board: Board) -> MemorySnapshot:
 
 
 def _with_devices(board: Board, profile: Profile, config: Config, view: HostView) -> Board:
-    """The board, without its GPU where that stayed away and the profile allows the CPU. Raises DeviceMissingError."""
+    """Return the board, without a GPU that stayed away if the profile allows the CPU. Raises DeviceMissingError."""
     hang = nvidia.hangs()
     if hang is not None and view.waited_s < device_nodes.WAIT_S:
         hint = "see `dmesg | grep NVRM`; a driver that hangs needs its module reloaded, or a reboot"

@@ -98,7 +98,7 @@ def pick(
 def _pick_at(
     context: int, group: Sequence[DownloadCandidate], preset: Preset, inputs: PlanInputs, load: Load, *, strict: bool
 ) -> tuple[DownloadCandidate, Candidate] | None:
-    """As `pick`, with `context` tokens a slot; 0 stands for what the model was trained for, or less."""
+    """Pick with `context` tokens a slot; 0 stands for what the model was trained for, or less."""
     for offer in order(group, QuantPreference(preset.quant, preset.prefer)):
         if offer.bytes > _room(preset, inputs) or (strict and not _comfortable(offer, preset, inputs)):
             continue

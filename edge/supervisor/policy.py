@@ -51,7 +51,7 @@ class Policy(RestartConfig, frozen=True):
 
     @property
     def wedge_again_s(self) -> float:
-        """After a first wedge the next one is assumed sooner: the engine has shown that it does not recover."""
+        """Return the seconds to a second wedge, fewer than to the first: this engine has not recovered once."""
         return self.wedge_s / 2
 
     def backoff(self, crashes: int, jitter: float) -> float:

@@ -1,4 +1,4 @@
-"""Wait for the end of a process: by pidfd (Linux 5.3), else by polling."""
+"""Wait for the end of a process and read its pipes, on the event loop. By pidfd (Linux 5.3), else by polling."""
 
 from __future__ import annotations
 

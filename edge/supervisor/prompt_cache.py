@@ -45,7 +45,7 @@ class NoPrompts:
         """Restore what `look` found; after RESTORE_S it goes on while clients are served already."""
 
     async def run(self, warming: Warming) -> None:
-        """After the idle warm-up, which uses the slots: restore again, then save what clients leave. Endless."""
+        """Restore again after the idle warm-up, which uses the slots; then save what clients leave, until cancelled."""
 
     async def save(self) -> None:
         """Save the slots that clients have changed."""

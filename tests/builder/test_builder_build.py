@@ -17,12 +17,13 @@ from msgspec.structs import replace
 
 from edge.board.board import Board, Cpu
 from edge.builder.build import BuildReport, build
-from edge.builder.compile import NinjaProgress, run_logged, session_members
+from edge.builder.compile import NinjaProgress, run_logged
 from edge.builder.plan import make_plan
 from edge.builder.request import BuildRequest
 from edge.builder.source import SourceChoice
 from edge.engine.installed import SelectedEngine, ids, load, manifest, read_selection, write_selection
 from edge.errors import BuildError, DoesNotFitError, EdgeError, UnavailableError, full_disk_named
+from edge.linux.procfs import session_pids
 from edge.paths import Folders
 from tests.builder.installing import put
 from tests.fakes.toolchain import programs
@@ -339,7 +340,7 @@ def test_interrupted_builds_leave_no_compiler_and_can_go_on(bench: Bench, places
         session = os.getsid(compiler)
         child.send_signal(signal.SIGINT)
         assert child.wait(60) != 0
-        assert session_members(session) == []
+        assert session_pids(session) == []
         assert not Path(f"/proc/{compiler}").exists() or "Z" in Path(f"/proc/{compiler}/stat").read_text()
     finally:
         child.kill()

@@ -105,7 +105,7 @@ class PlanFile(Struct):
     bytes: int
     mmproj_bytes: int  # of the projector; 0 without one, as in the next two
     adapter_bytes: int  # of the LoRA adapters
-    drafter_bytes: int  # weights and KV cache of the drafter
+    drafter_bytes: int  # weights and KV cache of the drafter, or of MTP layers that draft
     fingerprint: str
 
 
