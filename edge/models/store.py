@@ -146,6 +146,9 @@ class Store:
         found = matching(same, quant) if quant else same
         # Late: reading the header of every file of that name is only worth it where names decide nothing.
         found = found or [entry for entry in same if _quant_by_header(entry) == wanted]
+        # Ollama's own spelling: qwen3:8b is listed as qwen3-8b, phi:latest as phi.
+        spelled = ref.lower().removesuffix(":latest").replace(":", "-")
+        found = found or [entry for entry in entries if entry.name.lower() == spelled]
         if not found:
             raise missing(ref, same or entries)
         return found

@@ -60,6 +60,10 @@ def test_ollamas_models_have_their_names_and_are_served_in_place(home: Path, sto
     assert (model.path, model.name, model.quant) == (str(blob), "qwen3-8b", "Q5_K_M")
     assert model.mmproj is not None and model.mmproj_bytes > 0
     assert open_model(blob).name == "qwen3-8b"
+    assert {store.resolve(name).path for name in ("qwen3:8b", "Qwen3:8B", "qwen3-8b:Q5_K_M")} == {str(blob)}
+    assert store.resolve("me-phi:latest").name == "me-phi"
+    with pytest.raises(ModelMissingError):
+        store.resolve("qwen3:4b")
     assert {line.id for line in survey(store) if line.usable} == {"me-phi:Q5_K_M", "qwen3-8b:Q5_K_M"}
     with pytest.raises(UsageError, match="not ours"):
         remove(store, "qwen3-8b")

@@ -293,7 +293,7 @@ def test_survey_does_not_read_headers_twice(models: Path, tmp_path: Path, monkey
     def forbidden(path: Path) -> None:
         raise AssertionError(f"{path} was read again")
 
-    monkeypatch.setattr("edge.models.open.read_header", forbidden)
+    monkeypatch.setattr("edge.models.header.read_header", forbidden)
     assert [line.id for line in survey(Store(models), tmp_path)] == ["Alpha:Q5_K_M", "Alpha:Q8_0", "Beta:Q4_K_M"]
 
 
