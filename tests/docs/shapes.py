@@ -263,7 +263,7 @@ class Energy(Struct):
     joules: float | None  # null before anything was measured
     idle_joules: float | None  # while no request was open
     idle_w: float | None  # mean power of that time
-    gap_s: float  # time without samples, whose energy is unknown
+    gap_s: float | None  # between samples, whose energy is unknown; null without any
     models: dict[str, ModelEnergy]
     hours: list[Hour]
 

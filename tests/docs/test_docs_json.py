@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +65,44 @@ def test_every_command_with_json_is_on_the_page() -> None:
     documented = {name for name, _, _ in json_page.DOCUMENTS} | set(json_page.OTHERS)
     assert {name for name in printing if name not in documented} == set(), page[:80]
     assert {name for name in json_page.OTHERS if name not in printing} == set()
+
+
+# Zero is what these may have: counters, places in a list, settings, shares of the kernel's own counters, sizes of what is
+# not there, and moments and durations by edgellm's own clock (gates, samples, all `_s`). Every other number is measured by
+# a sensor, and null on a machine without one.
+ZERO = (
+    "rung|chosen|restarts|open_requests|priority|in_flight|queued|waiting|requests|prompt_tokens|completion_tokens|arity",
+    "ok|warn|bad|unknown|id|progress|value|values|n_expert|cpu_expert_layers|ctx_checkpoints|n_gpu_layers|n_threads|nice",
+    "rope_scale|cache_ram|driver|context|backend|weights|kv_cache|warm|samples|swap_bytes|swap_used_bytes|swap_total_bytes",
+    "cpu_load_ratio|load_ratio|resident_ratio|read_bytes|claim_bytes|page_cache_bytes|prompt_cache_bytes|cache_ram_bytes",
+    "adapter_bytes|drafter_bytes|mmproj_bytes|gpu_buffers_bytes|cache_n|cached_tokens|rate",
+)
+ZEROS = frozenset("|".join(ZERO).split("|"))
+
+
+def zeros(name: str, value: Any, path: str = "") -> Iterator[str]:
+    """Yield the paths of numbers that stand for unknown: 0, and the -256 of a thermal zone that is off."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from zeros(key, each, f"{path}.{key}")
+    elif isinstance(value, list):
+        for each in value:
+            yield from zeros(name, each, f"{path}[]")
+    elif isinstance(value, (int, float)) and not isinstance(value, bool) and value in (0, -256):
+        own = name in ZEROS or (name.endswith("_s") and name != "gap_s")
+        if value or not own:
+            yield path
+
+
+@pytest.mark.e2e
+def test_no_document_shows_zero_where_nothing_can_be_measured(tmp_path: Path, smollm2: Path) -> None:
+    """A board without a power rail, a thermal zone, a GPU load or a fan: every one of its documents says null."""
+    with fake_board("agx-orin-64") as board:
+        for folder in ("class/hwmon", "class/thermal", "class/devfreq", "bus/i2c", "devices/platform"):
+            shutil.rmtree(board.sys / folder, ignore_errors=True)
+        found = collect(tmp_path, board, smollm2)
+    assert set(found) >= {name for name, _, _ in json_page.DOCUMENTS}
+    assert {f"{name}{path}" for name, documents in found.items() for path in zeros("", documents)} == set()
+    for telemetry in found["/telemetry"]:
+        assert telemetry["power"] is telemetry["temp_c"] is telemetry["energy"]["joules"] is None
+        assert telemetry["energy"]["gap_s"] is None
