@@ -67,9 +67,9 @@ def test_every_command_with_json_is_on_the_page() -> None:
     assert {name for name in json_page.OTHERS if name not in printing} == set()
 
 
-# Zero is what these may have: counters, places in a list, settings, shares of the kernel's own counters, sizes of what is
-# not there, and moments and durations by edgellm's own clock (gates, samples, all `_s`). Every other number is measured by
-# a sensor, and null on a machine without one.
+# Zero is what these may have: counters, places in a list, settings, shares by the kernel's own counters, sizes of what
+# is not there, moments and durations by edgellm's clock (gates, samples, all `_s`). Every other number is measured by a
+# sensor, and null on a machine without one.
 ZERO = (
     "rung|chosen|restarts|open_requests|priority|in_flight|queued|waiting|requests|prompt_tokens|completion_tokens|arity",
     "ok|warn|bad|unknown|id|progress|value|values|n_expert|cpu_expert_layers|ctx_checkpoints|n_gpu_layers|n_threads|nice",
