@@ -115,6 +115,7 @@ def _of_a_stopped_one(state_dir: Path | None) -> Folders:
     from edge.daemon.lock import held
 
     folders = folders_of(state_dir)
+    # A second copy of the model would be measured under memory pressure, or not fit at all.
     if held(folders.lock):
         raise UnavailableError("an edgellm is running, whose model holds memory", "stop it first: edgellm stop")
     folders.instance_run.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -154,6 +155,7 @@ def serve(
     if name not in status["models"] or url is None:
         raise UnavailableError(f"no model {name} is served over HTTP", "see `edgellm status`")
     slots = int(status["models"][name].get("slots") or 1)
+    # Beyond the slots requests queue: more clients measure the queue.
     levels = [int(each) for each in clients.split(",")] if clients else sorted({1, *range(2, slots + 1)})
     key = os.environ.get("EDGELLM_API_KEY")
     bench = ServeBench(url, name, key, lambda: _watts(client), prompt_tokens=prompt_tokens, max_tokens=max_tokens)

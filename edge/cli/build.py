@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -21,7 +20,7 @@ from edge.builder.build import BuildReport
 from edge.builder.compile import NinjaProgress as Step
 from edge.builder.plan import plan_document, result_document, shell
 from edge.builder.request import BuildPlan, BuildRequest, BuildResult
-from edge.cli.options import DryRun, Json, Memory, Profile, StateDir, folders_of
+from edge.cli.options import DryRun, Json, Memory, Profile, StateDir, folders_of, print_json
 from edge.cli.output import console, error_console
 from edge.errors import UsageError
 from edge.units import format_bytes, format_seconds
@@ -104,6 +103,7 @@ def _build(request: BuildRequest, bindings: bool, as_json: bool) -> None:
     from edge.builder.plan import build_table, make_plan, refuse_foreign
 
     with _ended_by_sigterm(), Screen() as screen:
+        # Before the plan, whose preflight would report the missing tools.
         if request.fetch_tools:
             refuse_foreign(request.build_root.parent)
             fetch_tools(request.tools_dir, build_table()["tools"]["wheels"], screen.report.say)
@@ -205,7 +205,7 @@ def show_intent(plan: BuildPlan, say: Callable[[str], None]) -> None:
 def show_plan(request: BuildRequest, plan: BuildPlan, as_json: bool) -> None:
     """Print a dry run: recipe, findings, each option with its reason, the exact commands."""
     if as_json:
-        print(json.dumps(plan_document(request, plan), indent=2))
+        print_json(plan_document(request, plan))
         return
     out = console()
     out.print(f"board    {request.board.module} ({request.board.id})", markup=False)
@@ -219,6 +219,7 @@ def show_plan(request: BuildRequest, plan: BuildPlan, as_json: bool) -> None:
     out.print(_options(plan))
     out.print("commands")
     for command in (plan.commands.configure, plan.commands.build):
+        # soft_wrap: a command that rich broke into lines could not be copied.
         out.print(f"  {shell(command)}", markup=False, soft_wrap=True)
 
 
@@ -246,7 +247,7 @@ def _options(plan: BuildPlan) -> Table:
 
 def show_result(result: BuildResult, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(result_document(result), indent=2))
+        print_json(result_document(result))
         return
     if not result.new:
         print(f"{result.engine_id} is already built and in use")
@@ -258,7 +259,7 @@ def show_result(result: BuildResult, as_json: bool) -> None:
 
 def show_bindings(wheel: Path, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"schema": 1, "wheel": str(wheel), "bytes": wheel.stat().st_size}, indent=2))
+        print_json({"schema": 1, "wheel": str(wheel), "bytes": wheel.stat().st_size})
     else:
         print(f"{wheel} ({format_bytes(wheel.stat().st_size)})")
         print(f"install it: pip install {wheel}")

@@ -24,6 +24,7 @@ KEY_VARIABLE = "EDGELLM_API_KEY"
 # The first byte may take as long as a model loads; the server sends heartbeats every few seconds meanwhile.
 SILENCE_S = 120.0
 MOST_TOKENS = 1024
+# SGR and EL of ECMA-48.
 _DIM, _PLAIN, _CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[K"
 
 
@@ -74,6 +75,7 @@ def _converse(server: ChatServer, messages: list[dict[str, Any]], model: str, ma
 
     from edge.cli import report
 
+    # Distributions build Python without readline; input() then edits by the terminal's own line discipline.
     with suppress(ImportError):
         import readline  # noqa: F401  # makes input() edit and remember lines
     while True:
@@ -95,10 +97,12 @@ def _converse(server: ChatServer, messages: list[dict[str, Any]], model: str, ma
             answer = server.ask(messages, model, max_tokens, screen)
         except KeyboardInterrupt:
             typer.echo(f"{_PLAIN} (stopped)")
+            # The model sees its own half answer, so that "go on" continues it.
             messages.append({"role": "assistant", "content": screen.text})
             continue
         except EdgeError as error:
             report(error)
+            # The question was not answered: asked again, it would stand twice in the history.
             messages.pop()
             continue
         messages.append({"role": "assistant", "content": answer.text})

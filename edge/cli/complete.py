@@ -91,6 +91,7 @@ def _folders() -> Folders:
 
 def _completing(names: Callable[[], Iterable[str]], incomplete: str) -> list[str]:
     found: set[str] = set()
+    # Any: a broken edgellm.toml or model file has its message in the command that is being typed.
     with suppress(Exception):
         found.update(name for name in names() if name.startswith(incomplete))
     return sorted(found)

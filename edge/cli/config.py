@@ -58,6 +58,7 @@ def check(
 
     folders = folders_of(state_dir)
     if file is not None:
+        # The loader reads folders, so the file has to have the name that it looks for.
         if file.name != "edgellm.toml" or not file.is_file():
             raise UsageError(f"{file} is not a file called edgellm.toml", "edgellm config check PATH/edgellm.toml")
         folders = folders._replace(config=file.parent.absolute())

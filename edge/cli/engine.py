@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edge.cli.complete import known_engines
-from edge.cli.options import Json, StateDir, confirm_in_use, folders_of
+from edge.cli.options import Json, StateDir, confirm_in_use, folders_of, print_json
 from edge.cli.output import console, draw
 from edge.engine.installed import SelectedEngine
 from edge.units import format_bytes, printable
@@ -121,7 +121,7 @@ def _engines(state_dir: Path | None) -> Path:
 
 def show_catalogue(document: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        _json(document)
+        print_json(document)
         return
     rows = []
     for entry in document["engines"]:
@@ -145,9 +145,10 @@ def show_catalogue(document: dict[str, Any], as_json: bool) -> None:
 
 def show_engine(document: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        _json(document)
+        print_json(document)
         return
     table = Table("", "", box=None, pad_edge=False, show_header=False)
+    # The manifest's own names, in the order of a question: which, from where, built how, proved how.
     keys = "id kind path version commit era fingerprint source recipe toolchain target"
     keys += " cuda built_for no_vmm progress_protocol rpc devices proof files options"
     for key in keys.split():
@@ -178,7 +179,7 @@ def _short(value: Any) -> str:
 
 def show_selection(selection: SelectedEngine, as_json: bool) -> None:
     if as_json:
-        _json({"schema": 1, "current": selection.current, "previous": selection.previous})
+        print_json({"schema": 1, "current": selection.current, "previous": selection.previous})
         return
     print(f"in use from the next start: {selection.current or 'the embedded engine'}")
     if selection.previous:
@@ -188,14 +189,14 @@ def show_selection(selection: SelectedEngine, as_json: bool) -> None:
 
 def show_removed(engine_id: str, as_json: bool) -> None:
     if as_json:
-        _json({"schema": 1, "removed": engine_id})
+        print_json({"schema": 1, "removed": engine_id})
     else:
         print(f"{engine_id} is removed")
 
 
 def show_exported(engine_id: str, file: Path, size_bytes: int, as_json: bool) -> None:
     if as_json:
-        _json({"schema": 1, "engine": engine_id, "file": str(file), "bytes": size_bytes})
+        print_json({"schema": 1, "engine": engine_id, "file": str(file), "bytes": size_bytes})
     else:
         print(f"{file} holds {engine_id} ({format_bytes(size_bytes)})")
         print(f"on the other board: edgellm engine import {file.name}")
@@ -203,10 +204,6 @@ def show_exported(engine_id: str, file: Path, size_bytes: int, as_json: bool) ->
 
 def show_imported(engine_id: str, new: bool, as_json: bool) -> None:
     if as_json:
-        _json({"schema": 1, "engine": engine_id, "new": new})
+        print_json({"schema": 1, "engine": engine_id, "new": new})
     else:
         print(f"{engine_id} is {'proved, installed' if new else 'already installed'} and in use from the next start")
-
-
-def _json(document: dict[str, Any]) -> None:
-    print(json.dumps(document, indent=2))

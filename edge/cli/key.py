@@ -40,6 +40,7 @@ def add(
     from edge.gateway import keys
 
     path = _path(file, state_dir)
+    # Never an option: argv is readable to every user in /proc.
     secret = sys.stdin.readline().strip() if from_stdin else keys.new_secret()
     created = datetime.now(timezone.utc).date().isoformat()
     with keys.locked(path):
@@ -50,6 +51,7 @@ def add(
     elif from_stdin:
         typer.echo(f"added {name} to {path}")
     else:
+        # The key alone on stdout: `key add NAME >file` and pipes get nothing else.
         typer.echo(secret)
         typer.echo(f"added {name} to {path}; this is the only time the key is shown", err=True)
 

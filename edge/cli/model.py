@@ -181,6 +181,7 @@ def pull(
     from edge.cli.output import progress
     from edge.models.pull import pull as fetch
 
+    # A named quantization is taken as it is: the board is not asked.
     room_bytes, preference = (None, None) if quant else _room(state_dir)
     models_dir = folders_of(state_dir).models
     if check_only:

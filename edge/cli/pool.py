@@ -14,6 +14,7 @@ from edge.units import format_bytes, format_seconds
 
 ModelId = Annotated[str, typer.Argument(metavar="ID", help="id or alias of a model", autocompletion=served_models)]
 _FIELDS = ("state", "memory_bytes", "open_requests", "idle_s", "ttl_left_s", "priority", "pin", "last_load_s")
+# States in which a child exists or is about to: the others hold no memory.
 _RESIDENT = ("STARTING", "LOADING", "WARMING", "READY", "DRAINING", "STOPPING", "BACKOFF")
 
 

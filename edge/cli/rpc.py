@@ -128,6 +128,7 @@ async def _serve(request: RpcRequest) -> None:
     table = load_toml(data_dir("build") / "llama-server.toml")
     server = RpcServer(request, table, say, lambda line: typer.echo(f"  {printable(line)}", err=True), notifier.ready)
     loop = asyncio.get_running_loop()
+    # systemd's and Ctrl-C: both end the rpc-server in order, after which clients see a closed connection.
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
     try:

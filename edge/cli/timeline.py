@@ -143,6 +143,7 @@ def chrome_trace(record: Mapping[str, Any]) -> dict[str, Any]:
             "ts": round((zero_s + span["start_s"]) * 1e6),
             "dur": round((span["end_s"] - span["start_s"]) * 1e6),
             "pid": 1,
+            # Two tracks: complete events of one track must nest, and the engine runs beside the launcher.
             "tid": 2 if span["parent"] else 1,
         }
         for span in record["spans"]
@@ -160,6 +161,7 @@ def chrome_trace(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _line(span: Mapping[str, Any], total_s: float) -> str:
     begin = int(span["start_s"] / total_s * BAR_CELLS)
+    # At least one cell: a stage of a millisecond is there, and would vanish.
     cells = max(1, round((span["end_s"] - span["start_s"]) / total_s * BAR_CELLS))
     bar = (" " * begin + "█" * cells)[:BAR_CELLS].ljust(BAR_CELLS)
     name = ("  " if span["parent"] else "") + span["name"]

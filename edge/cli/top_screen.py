@@ -86,6 +86,7 @@ def _models(status: Mapping[str, Any], telemetry: Mapping[str, Any]) -> Table:
     used = telemetry.get("energy", {}).get("models", {})
     for model, state in status["models"].items():
         use = used.get(model, {})
+        # The rate is of all models together: beside several it would be shown as that of each.
         rate = telemetry.get("tokens_per_s") if len(status["models"]) == 1 else None
         progress = state.get("progress")
         word = (
@@ -130,6 +131,7 @@ def _heat_style(zone: Mapping[str, Any]) -> str:
     if zone["passive_c"] is None:
         return ""
     left = zone["passive_c"] - zone["temp_c"]
+    # 10 and 4 K before the trip point: the governor's margins for warning and acting by default.
     return "red" if left <= 4 else "yellow" if left <= 10 else ""
 
 

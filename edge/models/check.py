@@ -191,6 +191,7 @@ class _Scan:
             width = self._numpy.dtype(kind).itemsize
             values = rows[:, offset : offset + width].view(kind)
             masked = values & self._numpy.array(mask, kind)
+            # max() first: it makes no array, and almost every piece is fine.
             if int(masked.max(initial=0)) >= limit:
                 key = (tensor.name, tensor.type)
                 self.found[key] = self.found.get(key, 0) + int((masked >= limit).sum())

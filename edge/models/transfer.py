@@ -17,6 +17,7 @@ from msgspec import Struct, convert, field, to_builtins
 
 from edge.errors import BadDataError, UnavailableError
 from edge.linux.files import read_json, write_json
+from edge.linux.procfs import read_boot_id
 from edge.models.disk import Sink, need_space
 from edge.models.job import ResumableError
 from edge.models.progress import TransferMeter
@@ -57,7 +58,7 @@ class Known(Struct, frozen=True):
     def may_resume(self) -> bool:
         """Return whether a part may be continued. A hash would reveal any mixture. Without one the server must give a
         validator and the boot must be the same: after a power cut a file may hold zeros in place of data."""
-        return bool(self.sha256) or (bool(self.validator) and self.boot == boot_id())
+        return bool(self.sha256) or (bool(self.validator) and self.boot == read_boot_id())
 
 
 def load(part: Path, remote: RemoteInfo) -> Known:
@@ -80,13 +81,6 @@ def save(part: Path, known: Known) -> None:
     write_json(part.with_suffix(".json"), to_builtins(known, enc_hook=str))
 
 
-def boot_id() -> str | None:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return None
-
-
 _TRIES = 6  # in a row without progress
 # A longer Retry-After is left to the user: the same command resumes.
 _LONGEST_PAUSE_S = 60.0
@@ -95,7 +89,7 @@ PIECE_BYTES = 16 * 10**9
 # Content-Range, RFC 9110 section 14.4.
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 AGAIN = "run the same command again"
-# Below this rate for that long a transfer is broken off: a 4 GB model would take a year at the floor.
+# Below this rate for that long a transfer is broken off: a 4 GB model would take six weeks at the floor.
 _FLOOR_BYTES_S = 1024
 _FLOOR_S = 60.0
 # How often the space is looked at where the server names no length.
@@ -154,6 +148,7 @@ def download(
                 f"{remote.shown} leads nowhere: {why}", "look at the address, or try a mirror"
             ) from error
         except (httpx.TransportError, _Retry) as error:
+            # A try that brought bytes starts a new series: a slow line may break off a hundred times.
             failures = 1 if one.size > before else failures + 1
             why = str(error) or type(error).__name__
             asked = error.pause_s if isinstance(error, _Retry) else None
@@ -294,7 +289,7 @@ class _Download:
             modified=response.headers.get("Last-Modified"),
             total=promised if total is None else total,
             sha256=self._remote.sha256 or _linked_sha256(response),
-            boot=boot_id(),
+            boot=read_boot_id(),
         )
         return have
 
@@ -335,6 +330,7 @@ def _refused(response: httpx.Response, shown: str) -> NoReturn:
     code = response.status_code
     if code == 416:
         raise _Restart
+    # Request Timeout, Too Early, Too Many Requests: RFC 9110 and 8470 let a client repeat these.
     if code in (408, 425, 429) or code >= 500:
         # Seconds only: a date needs a right clock, which a board without a battery lacks.
         after = response.headers.get("Retry-After", "")

@@ -71,6 +71,7 @@ def expected_subject(row: CatalogueRow, quant: CatalogueQuant, folder: str) -> C
 
 def _expected_meta(row: CatalogueRow, quant: CatalogueQuant, n_layer: int) -> ModelMeta:
     """Return what buffers, offload and context depend on, with a feed-forward three times as wide as the embedding."""
+    # Embedding widths of Qwen3-0.6B (1024), 4B (2560) and 8B (4096).
     width = 1024 if quant.bytes < 10**9 else 2560 if quant.bytes < 5 * 10**9 else 4096
     return ModelMeta(
         arch="unknown",

@@ -21,6 +21,7 @@ from edge.plan.companions import with_mtp_layers
 from edge.plan.draft_choice import DraftChoice, measured_drafts
 from edge.plan.engine_options import OPTION_NAMES, EngineOptions, engine_options
 from edge.plan.inputs import Candidate, PlanInputs, is_remote, restricted, role_of, situation, usable_gpus
+from edge.plan.kv_cache import PLAIN_KV
 from edge.plan.ladder import Rung, walk_ladder
 from edge.plan.load_choice import LoadChoice
 from edge.plan.other_engine import fingerprint, plan_other
@@ -231,7 +232,7 @@ def without_crashes(preset: Preset, engine: Engine) -> Preset:
     """Leave out what this engine crashed with when it was proved; a quantized V cache needs flash attention."""
     if not any("--flash-attn" in off.args for off in engine.without):
         return preset
-    plain = preset.kv_type_v if preset.kv_type_v in ("f32", "f16", "bf16") else "f16"
+    plain = preset.kv_type_v if preset.kv_type_v in PLAIN_KV else "f16"
     return replace(preset, flash_attention="off", kv_type_v=plain)
 
 

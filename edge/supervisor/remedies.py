@@ -11,11 +11,10 @@ from msgspec.structs import replace
 from edge.engine.engine import Engine
 from edge.models.open import ModelFile
 from edge.plan.argv import render
-from edge.plan.kv_cache import row_bytes
+from edge.plan.kv_cache import PLAIN_KV, row_bytes
 from edge.plan.plan import LaunchPlan, Reason, Settings
 from edge.supervisor.status import Degraded
 
-_UNQUANTIZED = ("f32", "f16", "bf16")
 _CELLS = 256  # llama.cpp pads a context to this many cells
 
 
@@ -48,6 +47,7 @@ class Remedies:
 
     def for_kind(self, kind: str, plan: LaunchPlan) -> tuple[str, ...]:
         """Return ids of the remedies for a failure's kind that would change this plan, in the order to try them."""
+        # A kind of a later table, or of a signature without causes of its own.
         listed = self._causes.get(kind, self._causes["other"])
         return tuple(id for id in listed if self._applies(self._known[id], plan))
 
@@ -108,7 +108,7 @@ def consistent(settings: Settings, planned: Settings) -> Settings:
     llama.cpp refuses a quantized V cache without flash attention (llama-context.cpp, "V cache quantization requires
     flash_attn"): the V cache becomes f16, and the context smaller by as much.
     """
-    if settings.flash_attention == "off" and settings.kv_type_v not in _UNQUANTIZED:
+    if settings.flash_attention == "off" and settings.kv_type_v not in PLAIN_KV:
         settings = replace(settings, kv_type_v="f16")
     before = row_bytes(planned.kv_type_k, _CELLS) + row_bytes(planned.kv_type_v, _CELLS)
     after = row_bytes(settings.kv_type_k, _CELLS) + row_bytes(settings.kv_type_v, _CELLS)

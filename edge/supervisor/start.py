@@ -161,6 +161,7 @@ class Attempt:
     def bytes_read(self, count: int) -> None:
         """Take the bytes read by the child as progress, for engines without the protocol."""
         if self._starting and not self._has_protocol and self.progress != 1.0 and self.weights_bytes > 0:
+            # 0.99 at most: read bytes include the vocabulary, and the last tensors may come from the page cache.
             self.progress = max(self.progress or 0.0, min(0.99, count / self.weights_bytes))
 
     def answered(self, now_s: float, rss_bytes: int | None = None) -> Sequence[LogEvent]:
@@ -280,6 +281,7 @@ class Attempt:
             case "device" if self.wants_gpu:
                 self._device(groups["device"], groups.get("name", groups["device"]), at_s)
             case "archs":
+                # llama.cpp prints __CUDA_ARCH__ values: 870 is sm_87.
                 archs = tuple(int(arch) // 10 for arch in groups["archs"].split(","))
                 self.facts = replace(facts, archs=archs)
             case "offload" if self.wants_gpu:

@@ -298,6 +298,7 @@ class Supervisor:
             return await self._events.get()
         with suppress(DeadlineExceeded):
             return await within(self._events.get(), deadline - time.monotonic())
+        # The deadline passed without an event.
         return None, Tick()
 
     def _note(self, event: Event) -> None:
@@ -386,4 +387,5 @@ class Supervisor:
                 await self.watch.kill()
             await self.watch.close()
         await asyncio.gather(*self._closing, return_exceptions=True)
+        # A client that connects to a socket without a listener gets ECONNREFUSED, to none ENOENT: both mean retry.
         self._socket_path.unlink(missing_ok=True)
