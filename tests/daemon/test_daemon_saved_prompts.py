@@ -13,7 +13,7 @@ import pytest
 from edge.config.values import Preset
 from edge.daemon.fleet import system_prompt_of
 from edge.supervisor.process import with_slot_folder
-from tests.serving import Up, eventually
+from tests.serving import Up, alive, eventually
 
 SENTENCES = " ".join(f"Word number {number} is followed by another." for number in range(60))  # some 610 tokens
 LEAST_TOKENS = 512
@@ -97,7 +97,7 @@ def test_saved_prompts_survive_a_kill_of_everything(served_once: Path, smollm2: 
     engine = killed.child_pid()
     killed.process.kill()
     killed.process.wait()
-    eventually(lambda: not Path(f"/proc/{engine}").exists(), "the engine ends with its supervisor")
+    eventually(lambda: not alive(engine), "the engine ends with its supervisor")
     assert kept in files(tmp_path)
     with up(tmp_path, smollm2) as second:
         second.wait_for("ok")

@@ -47,7 +47,7 @@ async def test_tls_serves_streams_and_notices_a_client_that_leaves(
             assert f"https://localhost:{here.port}/v1" in (await other.json())["error"]["hint"]
         answer.close()
         await until(lambda: here.model.open == 0)
-    assert here.engine.lines[0].gone.is_set() or here.context.stats.model("chat").gone == 1
+        await until(lambda: here.engine.lines[0].gone.is_set() or here.context.stats.model("chat").gone == 1)
 
 
 async def test_plain_http_on_a_tls_port_reaches_nobody(rig: Rigs, authority: tuple[trustme.CA, GatewayOptions]) -> None:
