@@ -44,13 +44,7 @@ class Connections:
 
     def protocol(self, inner: Callable[[], asyncio.Protocol]) -> Callable[[], asyncio.Protocol]:
         """Return a protocol factory for `loop.create_server` that wraps `inner`."""
-        return lambda: Connection(self, inner)
-
-    def close_unused(self) -> None:
-        """Close the connections that sent nothing yet, of which aiohttp does not know."""
-        for transport, connection in list(self._open.items()):
-            if connection.unused:
-                cast(asyncio.Transport, transport).abort()
+        return lambda: Connection(self, inner())
 
     def request_began(self, transport: asyncio.BaseTransport | None) -> Connection | None:
         """Note that a request's head has arrived. Return its connection."""
@@ -129,17 +123,13 @@ class Connections:
 
 
 class Connection(asyncio.Protocol):
-    """One client connection. `busy` while a request is answered; otherwise idle since `since_s` on the loop's clock.
+    """One client connection. `busy` while a request is answered; otherwise idle since `since_s` on the loop's clock."""
 
-    aiohttp's protocol is made with the first byte: its task then finds a request when it starts, which saves a turn of
-    the event loop, and connections that stay silent cost little.
-    """
-
-    def __init__(self, connections: Connections, make_inner: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(self, connections: Connections, inner: asyncio.Protocol) -> None:
         self._connections = connections
-        self._make_inner = make_inner
-        self._inner: asyncio.Protocol | None = None
+        self._inner = inner
         self._transport: asyncio.Transport | None = None
+        self._refused = False  # before aiohttp's protocol was attached
         self._dropping = False  # rejected: what still comes is read and dropped
         self.busy = False
         self.peer: str | None = None  # see _peer; set when it has joined
@@ -158,12 +148,16 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self.since_s = asyncio.get_running_loop().time()
         if not self._connections._join(self, self._transport):
+            self._refused = True
             self._reject(HttpFault(503, "too_many_connections", "too many connections", "close some"))
+            return
+        # Not with the first byte: between accept() and a request lies a round trip, in which this costs no time.
+        self._inner.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._transport is not None:
             self._connections._leave(self._transport)
-        if self._inner is not None:
+        if not self._refused:
             self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -175,15 +169,7 @@ class Connection(asyncio.Protocol):
             hint = "send fewer or shorter headers"
             self._reject(HttpFault(400, "headers_too_large", "the request's headers are too large together", hint))
             return
-        if self._inner is None:
-            self._inner = self._make_inner()
-            self._inner.connection_made(cast(asyncio.Transport, self._transport))
         self._inner.data_received(data)
-
-    @property
-    def unused(self) -> bool:
-        """Whether the client has sent nothing yet."""
-        return self._inner is None and not self._dropping
 
     def _take_head(self, data: bytes) -> bool:
         """Count the bytes of a request's head. Returns False if they are too many."""
@@ -198,14 +184,14 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool | None:
         """Treat a half-closed connection as closed: no HTTP client in use sends FIN and then waits for its answer."""
-        return None if self._dropping or self._inner is None else self._inner.eof_received()
+        return None if self._dropping else self._inner.eof_received()
 
     def pause_writing(self) -> None:
-        if self._inner is not None:
+        if not self._refused:
             self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        if self._inner is not None:
+        if not self._refused:
             self._inner.resume_writing()
 
     def answer_from(self, now_s: float) -> None:

@@ -147,16 +147,14 @@ async def _close(app: web.Application) -> None:
 class GatewayServer:
     """A running gateway."""
 
-    def __init__(self, runner: web.AppRunner, servers: list[asyncio.AbstractServer], connections: Connections) -> None:
+    def __init__(self, runner: web.AppRunner, servers: list[asyncio.AbstractServer]) -> None:
         self._runner = runner
         self._servers = servers
-        self._connections = connections
 
     async def cleanup(self) -> None:
         """Accept no more connections, answer waiting requests with 503, drain streams for a while, close the rest."""
         for server in self._servers:
             server.close()
-        self._connections.close_unused()
         await self._runner.cleanup()
 
 
@@ -187,7 +185,7 @@ async def serve(app: web.Application, sockets: list[socket.socket], *, drain_s: 
         )
         each.listen(BACKLOG)
         servers.append(server)
-    return GatewayServer(runner, servers, context.connections)
+    return GatewayServer(runner, servers)
 
 
 class _ProtocolFactory:

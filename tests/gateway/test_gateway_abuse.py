@@ -96,7 +96,7 @@ async def test_a_connection_too_many_is_told_so_when_all_are_busy(rig: Rigs) -> 
 
 def test_a_connection_may_rest_but_not_dawdle() -> None:
     limits = ClientLimits(header_s=20, idle_s=120)
-    connection = Connection(Connections(limits), asyncio.Protocol)
+    connection = Connection(Connections(limits), asyncio.Protocol())
     connection.idle_from(100.0)
     assert not connection.overdue(219.0, limits) and connection.overdue(221.0, limits)
     connection._first_byte_s = 100.0
