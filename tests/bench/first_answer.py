@@ -4,12 +4,17 @@
 
 Each turn counts from exec to the answer of a chat completion of one token. The bare engine gets the plan's own command
 line and environment, and is asked every 2 ms. `--cold` drops the model's pages from the page cache before each turn.
-Prints medians with 95 % intervals (order statistics), and the launcher's CPU time until the spawn.
+
+Made for machines that do other work too: the order of the ways changes from turn to turn, CPU time up to the answer
+stands beside wall time (of the launcher, of the engine), and the pairs are also given for that half of the turns in
+which other processes took the least, which is chosen before any result is looked at. Prints medians with 95 %
+intervals (order statistics), and the launcher's CPU time until the spawn.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import os
@@ -20,16 +25,34 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.bench.engine_ready import chosen  # a script: the checkout has to be found first
+from edge.linux.procfs import family_pids  # a script: the checkout has to be found first
+from tests.bench.engine_ready import chosen
 from tests.serving import environment, free_port
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "temperature": 0})
+BARE, PLANNED, REMEMBERED = "bare", "up, planned", "up, remembered"
+
+
+class Answer(NamedTuple):
+    """The first answer of one start. CPU seconds up to it: of the launcher, of the engine, of all other processes."""
+
+    took_s: float
+    launcher_s: float
+    engine_s: float
+    others_s: float
+    record: Mapping[str, Any] = MappingProxyType({})  # of the start, where edgellm kept one
+
+    @property
+    def others(self) -> float:
+        """Return the cores that other processes used on average."""
+        return self.others_s / self.took_s
 
 
 def main() -> None:
@@ -39,35 +62,64 @@ def main() -> None:
     common = ["-p", options.profile, "-m", f"demo={options.model}"]
     common += ["--engine", options.engine] if options.engine else []
     common += ["--set", f"n_threads={options.threads}"] if options.threads else []
-    results: dict[str, list[float]] = {"bare": [], "up, planned": [], "up, remembered": []}
-    cpu: dict[str, list[float]] = {"up, planned": [], "up, remembered": []}
+    turns: list[dict[str, Answer]] = []
     port = free_port()
     try:
         plan = chosen(common, state)
         for number in range(options.pairs + 1):
-            for way, values in results.items():
+            ways, turn = [BARE, PLANNED, REMEMBERED], {}
+            for way in ways[number % 3 :] + ways[: number % 3]:
                 if options.cold:
                     drop(options.model)
-                if way == "bare":
-                    took = bare(plan, state / "bare.sock")
-                else:
-                    if way == "up, planned":
-                        (state / "state/main/launch.json").unlink(missing_ok=True)
-                    took, record = under_edgellm(common, state, port)
-                    assert not number or record["remembered"] is (way == "up, remembered"), (way, record)
-                if number:  # the first turn warms caches and leaves the record to remember
-                    values.append(took)
-                    if way != "bare":
-                        cpu[way].append(record["spawn_cpu_s"])
+                turn[way] = bare_answer(plan, state / "bare.sock") if way == BARE else up(way, common, state, port)
+                remembered = turn[way].record.get("remembered", False)
+                assert not number or remembered is (way == REMEMBERED), (way, turn[way].record)
+            if number:  # the first turn warms caches and leaves the record to remember
+                turns.append(turn)
+                walls = ", ".join(f"{way} {answer.took_s:.3f} s" for way, answer in turn.items())
+                print(f"{number:3} {walls}", file=sys.stderr, flush=True)
     finally:
         shutil.rmtree(state, ignore_errors=True)
-    for way, values in results.items():
-        line = f"{way:16} first answer {statistics.median(values):.3f} s {interval(values)}"
-        spent = cpu.get(way)
-        print(line + (f", spawn after {statistics.median(spent) * 1e3:.0f} ms of CPU" if spent else ""), flush=True)
-    for way in ("up, planned", "up, remembered"):
-        differences = [ours - theirs for ours, theirs in zip(results[way], results["bare"], strict=True)]
-        print(f"{way} - bare: {statistics.median(differences) * 1e3:+.0f} ms {interval(differences)}", flush=True)
+    report(turns)
+
+
+def up(way: str, common: list[str], state: Path, port: int) -> Answer:
+    if way == PLANNED:
+        (state / "state/main/launch.json").unlink(missing_ok=True)
+    return up_answer(common, state, port)
+
+
+def report(turns: Sequence[dict[str, Answer]]) -> None:
+    print("| | first answer | CPU of the launcher | CPU of the engine | CPU to the spawn |\n|---|---|---|---|---|")
+    for way in (BARE, PLANNED, REMEMBERED):
+        answers = [turn[way] for turn in turns]
+        wall = [answer.took_s for answer in answers]
+        columns = [f"{statistics.median(wall):.3f} s {interval(wall)}"]
+        columns += [milliseconds(answer.launcher_s for answer in answers) if way != BARE else ""]
+        columns += [milliseconds(answer.engine_s for answer in answers)]
+        columns += [milliseconds(answer.record["spawn_cpu_s"] for answer in answers) if way != BARE else ""]
+        print(f"| {way} | {' | '.join(columns)} |")
+    others = sorted(turns, key=lambda turn: sum(answer.others for answer in turn.values()))
+    half = others[: max(1, len(others) // 2)]
+    print(
+        f"\n| more than bare, in pairs | all {len(turns)} turns | the {len(half)} with the least other load |",
+        "|---|---|---|",
+        sep="\n",
+    )
+    for way in (PLANNED, REMEMBERED):
+        print(f"| {way} | {difference(turns, way)} | {difference(half, way)} |")
+    loads = [[answer.others for turn in some for answer in turn.values()] for some in (turns, half)]
+    cells = " | ".join(f"{statistics.median(load):.1f} of {os.cpu_count()}" for load in loads)
+    print(f"| cores that other processes used | {cells} |", flush=True)
+
+
+def difference(turns: Sequence[dict[str, Answer]], way: str) -> str:
+    values = [turn[way].took_s - turn[BARE].took_s for turn in turns]
+    return f"{statistics.median(values) * 1e3:+.0f} ms {interval(values)} s"
+
+
+def milliseconds(values: Iterable[float]) -> str:
+    return f"{statistics.median(values) * 1e3:.0f} ms"
 
 
 def parse() -> argparse.Namespace:
@@ -96,6 +148,10 @@ def drop(model: Path) -> None:
 
 
 def bare(plan: dict[str, Any], path: Path) -> float:
+    return bare_answer(plan, path).took_s
+
+
+def bare_answer(plan: dict[str, Any], path: Path) -> Answer:
     path.unlink(missing_ok=True)
     argv = [part.replace("{socket}", str(path)) for part in plan["argv"]]
 
@@ -104,35 +160,62 @@ def bare(plan: dict[str, Any], path: Path) -> float:
         connection.connect(str(path))
         return connection
 
+    busy_s = busy()
     began = time.monotonic()
     quiet = subprocess.DEVNULL
     child = subprocess.Popen(argv, env=plan["env"], stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
     try:
-        return first_answer(connect, child) - began
+        took_s = first_answer(connect, child) - began
+        engine_s = cpu_s([child.pid])
+        return Answer(took_s, 0.0, engine_s, max(0.0, busy() - busy_s - engine_s))
     finally:
         child.kill()  # with the protocol of a router's child, llama-server ends only with its standard input
         child.wait()
 
 
-def under_edgellm(arguments: list[str], state: Path, port: int) -> tuple[float, dict[str, Any]]:
+def under_edgellm(arguments: list[str], state: Path, port: int) -> tuple[float, Mapping[str, Any]]:
+    answer = up_answer(arguments, state, port)
+    return answer.took_s, answer.record
+
+
+def up_answer(arguments: list[str], state: Path, port: int) -> Answer:
     command = [sys.executable, "-m", "edge", "up", *arguments, "--state-dir", str(state)]
     command += ["--listen", f"127.0.0.1:{port}"]
     env = environment({"EDGELLM_GATEWAY__HOLD__SECONDS": "300"})
     starts = state / "state/main/starts.jsonl"
     known = len(starts.read_text().splitlines()) if starts.exists() else 0
+    busy_s = busy()
     began = time.monotonic()
     with (state / "log").open("wb") as log:
         child = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
-        took = first_answer(lambda: socket.create_connection(("127.0.0.1", port)), child) - began
+        took_s = first_answer(lambda: socket.create_connection(("127.0.0.1", port)), child) - began
+        launcher_s, engine_s = cpu_s([child.pid]), cpu_s(family_pids(child.pid)[1:])
+        others_s = max(0.0, busy() - busy_s - launcher_s - engine_s)
         while not (state / "state/main/launch.json").exists() or len(starts.read_text().splitlines()) == known:
             assert child.poll() is None
             time.sleep(0.02)
     finally:
         child.terminate()
         child.wait()
-    record: dict[str, Any] = json.loads(starts.read_text().splitlines()[-1])
-    return took, record
+    return Answer(took_s, launcher_s, engine_s, others_s, json.loads(starts.read_text().splitlines()[-1]))
+
+
+def cpu_s(pids: Iterable[int]) -> float:
+    """Return the CPU seconds of living processes, with all their threads, to the nanosecond."""
+    total = 0.0
+    for pid in pids:
+        # clock_getcpuclockid(3) in glibc: ~pid << 3 | CPUCLOCK_SCHED (2). A process that has just ended counts nothing.
+        with contextlib.suppress(OSError):
+            total += time.clock_gettime(~pid << 3 | 2)
+    return total
+
+
+def busy() -> float:
+    """Return the CPU seconds of all processes since boot, and those that the hypervisor gave to others."""
+    fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+    idle = int(fields[3]) + int(fields[4])  # idle, iowait
+    return (sum(map(int, fields)) - idle) / os.sysconf("SC_CLK_TCK")
 
 
 def first_answer(connect: Callable[[], socket.socket], child: subprocess.Popen[bytes]) -> float:
