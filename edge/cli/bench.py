@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from edge.bench.draft import DraftRow
     from edge.bench.load import LoadRow
     from edge.bench.serve import LoadLevel
+    from edge.bench.sleep import SleepRow
     from edge.paths import Folders
     from edge.plan.plan import Plan
+    from edge.plan.sleep_choice import SleepChoice
 
 MODES = ("none", "mmap", "dio", "none+prefetch", "mmap+prefetch")
 
@@ -29,6 +31,7 @@ def register(root: typer.Typer) -> None:
     bench = typer.Typer(help="Measure how this machine loads and serves a model.", no_args_is_help=True)
     bench.command("load", epilog="Example: edgellm bench load -m Qwen3.5-4B --apply")(load)
     bench.command("draft", epilog="Example: edgellm bench draft -m Qwen3.5-4B --apply")(draft)
+    bench.command("sleep", epilog="Example: edgellm bench sleep -m Qwen3.5-4B --apply")(sleep)
     bench.command("serve", epilog="Example: edgellm bench serve --html report.html")(serve)
     root.add_typer(bench, name="bench")
 
@@ -108,6 +111,38 @@ def draft(
         print_json(shown | {"applied": apply and choice is not None})
         return
     print_lines(_draft_lines(rows, best, applied=apply))
+
+
+def sleep(
+    repeat: Annotated[int, typer.Option("--repeat", metavar="N", min=1, help="wakes of each kind")] = 5,
+    apply: Annotated[bool, typer.Option("--apply", help="keep the winner: models with ttl_s sleep so")] = False,
+    profile: Profile = None,
+    model: Models = None,
+    set: Set = None,
+    engine: Engine = None,
+    as_json: Json = False,
+    state_dir: StateDir = None,
+) -> None:
+    """Time the first token of a model whose engine was ended while idle, and of one whose engine slept by itself."""
+    from edge.bench.sleep import SleepBench, choice_of
+    from edge.plan.sleep_choice import sleeps_path, write_sleep
+
+    folders = _of_a_stopped_one(state_dir)
+    plan_for = _planner(folders, "saved_prompts", profile=profile, model=model, set=set, engine=engine)
+    model_id = next(iter(plan_for("off").models))
+    step = (lambda _: None) if as_json else lambda text: typer.echo(text, err=True)
+    bench = SleepBench(plan_for, model_id, folders.instance_run / "bench.sock", step)
+    row = bench.measure(repeat=repeat)
+    choice = choice_of(row, *bench.plans["stop"])
+    if apply and choice is not None:
+        write_sleep(sleeps_path(folders), choice)
+    if as_json:
+        from msgspec import to_builtins
+
+        shown = {"schema": 1, "model": model_id, "row": to_builtins(row), "winner": to_builtins(choice)}
+        print_json(shown | {"applied": apply and choice is not None})
+        return
+    print_lines(_sleep_lines(row, choice, applied=apply))
 
 
 def _of_a_stopped_one(state_dir: Path | None) -> Folders:
@@ -205,6 +240,20 @@ def _load_lines(rows: Sequence[LoadRow], best: str | None, *, applied: bool) -> 
     if best is not None:
         lines.append(f"{best} is used for load_mode = auto from now on" if applied else "keep it with --apply")
     return lines
+
+
+def _sleep_lines(row: SleepRow, choice: SleepChoice | None, *, applied: bool) -> list[str]:
+    from edge.units import format_bytes
+
+    if choice is None:
+        return [row.note or "nothing was measured"]
+    lines = [
+        f"ended and started again  {choice.stop_s:8.2f} s to the first token, nothing stays in memory",
+        f"the engine's own sleep   {choice.engine_s:8.2f} s, {format_bytes(choice.left_bytes)} stay in memory",
+    ]
+    what = "the engine sleeps by itself" if choice.mode == "engine" else "the engine ends"
+    kept = "from now on" if applied else "if kept with --apply"
+    return [*lines, f"after ttl_s idle seconds {what} {kept}; it always ends where prompts are saved"]
 
 
 def _draft_lines(rows: Sequence[DraftRow], best: DraftRow | None, *, applied: bool) -> list[str]:

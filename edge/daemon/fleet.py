@@ -99,7 +99,7 @@ def terms_of(prepared: Prepared, model: ModelPlan, last_good_tokens_s: float | N
         system_prompt=system_prompt_of(preset),
         warmup_tokens=preset.warmup_tokens,
         preload=preloaded(prepared, model),
-        ttl_s=config.ttl_s,
+        ttl_s=0.0 if plan.own_sleep_s else config.ttl_s,
         expected_speed=expected_speed(prepared.board, (plan.model or model.model).meta, plan, last_good_tokens_s),
         known=(*without_device(prepared, plan), *other_engine(prepared), *without_absent(prepared)),
     )

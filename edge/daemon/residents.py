@@ -59,7 +59,7 @@ class Residents:
         ready = supervisor.machine.state is State.READY
         configured = self._configured(model_id)
         idle_s = self.pool.idle_s(supervisor) if ready else None
-        ttl_s = supervisor.terms.ttl_s
+        ttl_s = supervisor.terms.ttl_s or supervisor.plan.own_sleep_s
         return {
             "memory_bytes": self.pool.needs_bytes(model_id),
             "open_requests": supervisor.open_requests,

@@ -28,6 +28,7 @@ from edge.plan.other_engine import fingerprint, plan_other
 from edge.plan.plan import Ladder, LaunchPlan, ModelPlan, Plan, SavedPrompts
 from edge.plan.reasons import does_not_fit, reasons
 from edge.plan.remotes import Remotes, with_remotes
+from edge.plan.sleep_choice import OPTION, SleepChoice, own_sleep_s
 from edge.units import GIB
 
 
@@ -54,6 +55,7 @@ class Extras(Struct, frozen=True):
     prompts: PromptFolder | None = None  # None: this plan is for another machine
     others: tuple[ModelConfig, ...] = ()
     claims: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    sleep_choices: tuple[SleepChoice, ...] = ()
 
 
 def make_plan(
@@ -77,11 +79,11 @@ def make_plan(
     preset, whole = plan_inputs(board, memory, profile, engine, extras.calibrations)
     whole = replace(whole, load_choices=extras.load_choices, busy_cores=extras.busy_cores)
     whole = with_remotes(whole, extras.remotes, preset.reserve)
-    job = _Job(profile, preset, facts, extras)
     plans: dict[str, ModelPlan] = {}
     left = whole
     others = {config.id: config for config in extras.others}
     configs = {model_id: config for model_id, (_, config) in models.items()} | others
+    job = _Job(profile, preset, facts, extras, alone=len(configs) == 1)
     # sorted() is stable: equal priorities keep the order of the configuration.
     for model_id in sorted(configs, key=lambda name: -configs[name].priority):
         if model_id in others:
@@ -109,6 +111,7 @@ class _Job(Struct, frozen=True):
     preset: Preset
     facts: EnvFacts
     extras: Extras
+    alone: bool  # it is the plan of one model
 
     def plan(
         self,
@@ -173,6 +176,12 @@ class _Job(Struct, frozen=True):
             # CommonParams joins folder and name as they are, where llama-server's option adds the slash.
             params = {**options.params, "slot_save_path": f"{saved.folder}/"}
             options = replace(options, args=(*options.args, "--slot-save-path", saved.folder), params=params)
+        # An engine that ends saves its prompts, which are restored when it is woken, and makes room for other models.
+        sleep_s = own_sleep_s(self.extras.sleep_choices, inputs.engine, config, file.bytes, rung.settings)
+        sleep_s = sleep_s if saved is None and self.alone else 0
+        if sleep_s:
+            params = {**options.params, "sleep_idle_seconds": sleep_s}
+            options = replace(options, args=(*options.args, OPTION, str(sleep_s)), params=params)
         line = render(rung.settings, inputs.engine, file, config.id, options)
         return LaunchPlan(
             rung=index,
@@ -184,6 +193,7 @@ class _Job(Struct, frozen=True):
             model=None if file is wanted else file,
             warnings=line.dropped,
             saved_prompts=saved,
+            own_sleep_s=sleep_s,
         )
 
 

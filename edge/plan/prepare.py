@@ -33,6 +33,7 @@ from edge.plan.other_load import load_path, read_busy_cores
 from edge.plan.plan import ModelPlan, Plan
 from edge.plan.planner import Extras, PromptFolder, assumed_engine, make_plan, plan_inputs
 from edge.plan.remotes import Absent, Remotes, find_remotes
+from edge.plan.sleep_choice import read_sleeps, sleeps_path
 from edge.units import MIB, format_bytes
 
 # Each saved prompt is a write of some 100 MB: eMMC, SD cards and USB sticks wear, network disks are slow, what lies in
@@ -164,7 +165,9 @@ def _plan(
     drafts = read_drafts(drafts_path(folders), board.id, engine.id)
     prompts = _prompt_folder(folders) if here else None
     others = tuple(model for model in config.models if model.command)
-    extras = Extras(chosen.smaller, calibrations, choices, busy, drafts, remotes, prompts, others, read_claims(folders))
+    sleeps = read_sleeps(sleeps_path(folders), board.id, engine.id)
+    claims = read_claims(folders)
+    extras = Extras(chosen.smaller, calibrations, choices, busy, drafts, remotes, prompts, others, claims, sleeps)
     plan = make_plan(board, memory, profile, engine, chosen.models, facts, extras)
     if chosen.absent and not allow_missing:
         raise fetch_first(chosen.absent)

@@ -68,6 +68,7 @@ class Attempt:
         self.gates = Gates(spawned_at_s, wanted=wanted, remote=remote)
         self.facts = EngineFacts()
         self.progress: float | None = None
+        self.asleep = False  # the engine sleeps by itself until its next request
         self.marks: dict[str, float] = {}  # first time each mark was seen
         self.tail: deque[str] = deque(maxlen=KEPT_LINES)
         self.lines = 0  # log lines that are progress
@@ -148,6 +149,7 @@ class Attempt:
         except (ValueError, KeyError, TypeError):
             return self.stderr(raw, now_s)
         self.lines += 1
+        self.asleep = state == "sleeping"
         if state == "ready":
             return [LogEvent("ready")]
         if state == "loading":

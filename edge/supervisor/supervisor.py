@@ -199,7 +199,7 @@ class Supervisor:
         m, watch = self.machine, self.watch
         return ModelStatus(
             id=self.model.id,
-            state=m.state,
+            state=State.SLEEPING if m.state is State.READY and watch and watch.attempt.asleep else m.state,
             rung=m.rung,
             degraded=watch.degraded if watch else (),
             gates=watch.attempt.gates.as_status(alive=m.alive) if watch else {},

@@ -52,6 +52,7 @@ OTHERS = {
     "build": "engine and proof; with `--dry-run` the recipe, the steps and what is missing",
     "bench load": "seconds by load mode, cold and warm; `applied`",
     "bench draft": "tokens/s by way of drafting; `winner`, `applied`",
+    "bench sleep": "seconds to the first token by way of sleeping; `winner`, `applied`",
     "bench serve": "the figures of its table; `llama_bench`, null where the engine has none beside it",
     "engine show": "engine.json of the engine: source, recipe, toolchain, target, files with SHA-256, flags, proof",
     "engine use": "`current`, `previous`",

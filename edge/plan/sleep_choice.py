@@ -1,0 +1,89 @@
+"""How an idle model gives its memory back, as `edgellm bench sleep` found: its engine ends, or sleeps by itself.
+
+An engine that ends leaves nothing, and keeps prompts where they are saved. llama-server's own sleep frees model and
+cache but keeps the process, which on a GPU saves the seconds in which CUDA makes a context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import ceil
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct, convert, to_builtins
+
+from edge.config.values import ModelConfig
+from edge.engine.engine import Engine
+from edge.linux.files import read_json, write_json
+from edge.paths import Folders
+from edge.plan.load_choice import size_class
+from edge.plan.plan import Settings
+
+SCHEMA = 1
+GAIN = 1.1  # the engine's own sleep has to be sooner by a tenth: it keeps memory, and prompts are lost in it
+MOST_LEFT = 0.1  # of the file's size may stay in memory: 62 MB of a 1 GB model were measured, a CUDA context beside it
+OPTION = "--sleep-idle-seconds"
+
+
+class SleepChoice(Struct, frozen=True):
+    """One measurement and its winner. Medians, to the first token: `stop_s` from the spawn of a new engine with the
+    file in the page cache, `engine_s` from a request to a sleeping engine, which kept `left_bytes` in memory."""
+
+    board: str
+    engine: str
+    size_class: int
+    mode: Literal["stop", "engine"]
+    stop_s: float
+    engine_s: float
+    left_bytes: int
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.board, self.engine, self.size_class
+
+
+def sleeps_path(folders: Folders) -> Path:
+    return folders.data / "sleep_modes.json"
+
+
+def winner(stop_s: float, engine_s: float, left_bytes: int, file_bytes: int) -> Literal["stop", "engine"]:
+    return "engine" if engine_s * GAIN <= stop_s and left_bytes <= MOST_LEFT * file_bytes else "stop"
+
+
+def read_sleeps(path: Path, board: str, engine: str) -> tuple[SleepChoice, ...]:
+    """Return the choices for this board and engine; none from a missing, damaged or newer file."""
+    return tuple(row for row in _read(path) if (row.board, row.engine) == (board, engine))
+
+
+def write_sleep(path: Path, choice: SleepChoice) -> None:
+    """Add or replace one choice. Raises OSError."""
+    rows = [*(row for row in _read(path) if row.key != choice.key), choice]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {"schema": SCHEMA, "choices": to_builtins(rows)})
+
+
+def can_sleep(engine: Engine) -> bool:
+    """Return whether an engine sleeps by itself and reports it, on its progress protocol."""
+    return engine.kind == "embedded" or (engine.has(OPTION) and engine.progress_protocol)
+
+
+def own_sleep_s(
+    choices: Iterable[SleepChoice], engine: Engine, config: ModelConfig, file_bytes: int, settings: Settings
+) -> int:
+    """Return after how many idle seconds the engine is to sleep by itself; 0: edgellm ends it, or it never sleeps.
+
+    An engine whose layers are on other boards ends: their rpc-servers then serve others.
+    """
+    found = next((choice for choice in choices if choice.size_class == size_class(file_bytes)), None)
+    if found is None or found.mode != "engine" or config.ttl_s <= 0 or settings.rpc or not can_sleep(engine):
+        return 0
+    return ceil(config.ttl_s)
+
+
+def _read(path: Path) -> list[SleepChoice]:
+    try:
+        document = read_json(path)
+        return convert(document["choices"], list[SleepChoice]) if document["schema"] == SCHEMA else []
+    except (OSError, ValueError, KeyError, TypeError):  # msgspec's ValidationError is a ValueError
+        return []
