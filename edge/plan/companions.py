@@ -9,6 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from edge.config.values import Preset
+from edge.engine.engine import Engine
 from edge.errors import BadModelError, ConfigError
 from edge.models.header import peek_kind, read_header
 from edge.models.meta import ModelMeta
@@ -66,7 +67,9 @@ _ROOM_SHARE = 8  # images are limited to those whose buffers take an eighth of t
 _LEAST_IMAGE_TOKENS, _IMAGE_TOKENS_STEP = 256, 16
 
 
-def images_of(candidate: Candidate, preset: Preset, flash_attention: str, room_bytes: int) -> Images | None:
+def images_of(
+    candidate: Candidate, preset: Preset, flash_attention: str, room_bytes: int, engine: Engine
+) -> Images | None:
     """Return the limits of an image in a domain with `room_bytes`; None without a projector for images.
 
     Qwen2.5-VL takes 2.9 GiB for its largest image, so that a photograph would end an engine on a board of 8 GB.
@@ -81,7 +84,8 @@ def images_of(candidate: Candidate, preset: Preset, flash_attention: str, room_b
 
     requested = image_tokens(preset)
     limit, share_bytes = None, room_bytes // _ROOM_SHARE
-    if requested is None and projector.tokens is not None and taken(None) > share_bytes:
+    able = engine.kind == "embedded" or engine.has("--image-max-tokens")  # llama-server since November 2025
+    if able and requested is None and projector.tokens is not None and taken(None) > share_bytes:
         # In small steps, so that a little more memory never costs more than it adds.
         counts = range(_LEAST_IMAGE_TOKENS, projector.tokens, _IMAGE_TOKENS_STEP)
         limit = counts[max(0, bisect_right(counts, share_bytes, key=taken) - 1)] if counts else None

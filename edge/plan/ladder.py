@@ -125,7 +125,7 @@ def settings(preset: Preset, step: LadderStep, candidate: Candidate, role: str, 
         mmproj=file.mmproj,
     )
     domain = inputs.gpus[0] if offloaded else inputs.host
-    images = images_of(candidate, preset, chosen.flash_attention, inputs.room_bytes(domain))
+    images = images_of(candidate, preset, chosen.flash_attention, inputs.room_bytes(domain), inputs.engine)
     chosen = on_gpus(preset, replace(chosen, images=images), candidate, inputs)
     chosen = replace(chosen, load_mode=load_mode(preset, chosen, candidate, inputs))
     return _with_checkpoints(chosen, candidate) if role == "chat" and candidate.memory.needs_checkpoints else chosen

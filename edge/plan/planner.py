@@ -315,7 +315,7 @@ def _board_notes(board: Board, preset: Preset, plans: Mapping[str, ModelPlan]) -
 _VALUES = (
     "--model --alias --host --ctx-size --parallel --batch-size --ubatch-size --cache-type-k --cache-type-v "
     "--flash-attn --cache-ram --ctx-checkpoints --n-gpu-layers --device --split-mode --tensor-split --fit --threads "
-    "--threads-batch --mmproj --load-mode --log-colors --override-tensor --rpc"
+    "--threads-batch --mmproj --image-max-tokens --load-mode --log-colors --override-tensor --rpc"
 )
 _LEAST_ARCH = 50  # no toolkit that llama.cpp still supports compiles for older ones (CUDA 12: 50, CUDA 13: 75)
 _SWITCHES = (

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from edge.builder.tiny_model import Shape, write_tiny_model
 from edge.config.values import Preset
+from edge.engine.engine import Flag
 from edge.models.header import read_header
 from edge.models.meta import ModelMeta
 from edge.models.open import open_model
@@ -49,6 +50,9 @@ def header(kind: str, **sizes: int) -> ModelMeta:
 CLIP = {"image_size": 336, "patch_size": 14, "embedding_length": 1024, "feed_forward_length": 4096}
 SIGLIP = {"image_size": 896, "patch_size": 14, "embedding_length": 1152, "feed_forward_length": 4304}
 QWEN = {"image_size": 560, "patch_size": 14, "embedding_length": 1280, "feed_forward_length": 3420}
+
+
+ABLE = replace(shapes.engine(), flags=shapes.engine().flags | {"--image-max-tokens": Flag("--image-max-tokens", 1)})
 
 
 def seeing(projector: Projector | None) -> Candidate:
@@ -104,24 +108,24 @@ def test_the_first_image_is_paid_for_before_it_comes(gpus: tuple[float, ...]) ->
 
 def test_a_small_board_limits_images_and_a_large_one_does_not() -> None:
     it = seeing(projector_of(header("qwen2.5vl_merger", **QWEN)))
-    small, large = (images_of(it, Preset(), "on", room) for room in (6 * GIB, 48 * GIB))
+    small, large = (images_of(it, Preset(), "on", room, ABLE) for room in (6 * GIB, 48 * GIB))
     assert small and small.max_tokens and 512 < small.max_tokens < 4096 and small.compute_bytes <= 6 * GIB // 8
     assert large and large.max_tokens is None and large.compute_bytes == it.file.projector.compute_bytes()  # type: ignore[union-attr]
-    tiny = images_of(it, Preset(), "on", 64 * MIB)
+    tiny = images_of(it, Preset(), "on", 64 * MIB, ABLE)
     assert tiny and tiny.max_tokens == 256, "less than that no picture is read with"
-    fixed = images_of(seeing(projector_of(header("gemma3", **SIGLIP))), Preset(), "on", GIB)
+    fixed = images_of(seeing(projector_of(header("gemma3", **SIGLIP))), Preset(), "on", GIB, ABLE)
     assert fixed and fixed.max_tokens is None, "its images have one size"
-    own = images_of(it, Preset(args=("--image-max-tokens", "700")), "on", 6 * GIB)
+    own = images_of(it, Preset(args=("--image-max-tokens", "700")), "on", 6 * GIB, ABLE)
     assert own and own.max_tokens is None, "the operator's option is in args already"
     assert own.compute_bytes == it.file.projector.compute_bytes(700)  # type: ignore[union-attr]
-    assert images_of(seeing(None), Preset(), "on", GIB) is None
+    assert images_of(seeing(None), Preset(), "on", GIB, ABLE) is None
 
 
 def test_more_memory_never_costs_more_than_it_adds() -> None:
     it = seeing(projector_of(header("qwen2.5vl_merger", **QWEN)))
     left = 0
     for room in range(2 * GIB, 40 * GIB, 256 * MIB):
-        found = images_of(it, Preset(), "on", room)
+        found = images_of(it, Preset(), "on", room, ABLE)
         assert found and room - found.compute_bytes > left
         left = room - found.compute_bytes
 
@@ -131,17 +135,18 @@ def test_without_flash_attention_the_scores_are_counted() -> None:
     assert it.compute_bytes(flash_attention=False) - it.compute_bytes() == 4096 * 4096 * 16 * 4
 
 
-def test_the_limit_is_told_to_the_engine_and_explained() -> None:
-    board = shapes.jetson(7.4)
-    inputs = situation(board, shapes.memory(board), shapes.engine(cuda=True), "1GiB", {})
+@pytest.mark.parametrize("able", [True, False])
+def test_the_limit_is_told_to_an_engine_that_has_it(able: bool) -> None:
+    """One that lacks the option takes images of any size, and is planned with the largest."""
+    board, engine = shapes.jetson(7.4), replace(ABLE, cuda=True) if able else shapes.engine(cuda=True)
+    inputs = situation(board, shapes.memory(board), engine, "1GiB", {})
     it = seeing(projector_of(header("qwen2.5vl_merger", **QWEN)))
-    step, preset = LadderStep(4096, 1, "f16", "f16"), Preset(offload="full")
-    chosen = settings(preset, step, it, "chat", inputs)
-    limit = chosen.images.max_tokens if chosen.images else None
-    assert limit and common_params(chosen, it.file, "m")["image_max_tokens"] == limit
-    engine = shapes.engine(cuda=True)
-    line = render(chosen, engine, it.file, "m")
-    assert str(limit) in line.args or "--image-max-tokens" in " ".join(line.dropped)
+    chosen = settings(Preset(offload="full"), LadderStep(4096, 1, "f16", "f16"), it, "chat", inputs)
+    assert chosen.images is not None and (chosen.images.max_tokens is not None) == able
+    assert (chosen.images.compute_bytes < GIB) == able
+    assert ("--image-max-tokens" in render(chosen, engine, it.file, "m").args) == able
+    limit = chosen.images.max_tokens
+    assert common_params(chosen, it.file, "m").get("image_max_tokens") == limit
 
 
 def test_a_start_without_an_image_says_nothing_about_the_projector() -> None:
@@ -218,7 +223,7 @@ async def test_the_warm_up_sends_an_image_so_that_no_client_pays_for_the_first(t
     write_tiny_model(tmp_path / "m.gguf", Shape(n_ctx_train=4096))
     with engine(tmp_path, "clip", 64, None, "on") as (sock, projector):
         file = replace(it, mmproj="mmproj", projector=projector)
-        images = images_of(candidate_of(file), Preset(), "on", 8 * GIB)
+        images = images_of(candidate_of(file), Preset(), "on", 8 * GIB, ABLE)
         assert images is not None
         chosen = Settings(4096, 1, 0, "f16", "f16", "on", "mmap", 1, 0, images=replace(images, like_tokens=1))
         client = EngineClient(sock)
@@ -242,4 +247,7 @@ def test_an_image_that_would_keep_a_client_waiting_is_left_out() -> None:
 
 
 LARGE = Settings(8192, 1, 0, "f16", "f16", "on", "mmap", 1, 0)
-LARGE = replace(LARGE, images=images_of(seeing(projector_of(header("gemma3", **SIGLIP))), Preset(), "on", 8 * GIB))
+LARGE = replace(
+    LARGE, images=images_of(seeing(projector_of(header("gemma3", **SIGLIP))), Preset(), "on", 8 * GIB, ABLE)
+)
+LARGE = replace(LARGE, images=SEEN)
