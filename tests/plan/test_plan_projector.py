@@ -250,4 +250,3 @@ LARGE = Settings(8192, 1, 0, "f16", "f16", "on", "mmap", 1, 0)
 LARGE = replace(
     LARGE, images=images_of(seeing(projector_of(header("gemma3", **SIGLIP))), Preset(), "on", 8 * GIB, ABLE)
 )
-LARGE = replace(LARGE, images=SEEN)
