@@ -31,6 +31,8 @@ class Traffic:
         self.open = 0
         self.moved_s = 0.0
         self.opened = asyncio.Event()  # set while a request is open
+        self.unanswered: str | None = None  # the warm-up request that ended without an answer, or is sent
+        self.fatal_warmups: set[str] = set()  # after which an engine died: they are not sent again
         self.keep_alive_s: float | None = None  # idle time that the last client asked for; negative is never
         self._on_idle = on_idle
         self._on_answer = on_answer
@@ -75,8 +77,14 @@ class Traffic:
                 self._on_idle()
 
     def engine_died(self) -> None:
-        """Count a death against the requests that were in flight, and refuse those that were there twice."""
+        """Count a death against the requests that were in flight, and refuse those that were there twice.
+
+        A request of the warm-up is blamed at its first: without, an engine would die at each start.
+        """
         now = self._clock()
+        if self.unanswered is not None:
+            self.fatal_warmups.add(self.unanswered)
+            self.unanswered = None
         blamed = [*self._running, *(fingerprint for at_s, fingerprint in self._broken if now - at_s < BLAMED_S)]
         self._broken.clear()
         for text in {text for fingerprint in blamed if (text := fingerprint()) is not None}:

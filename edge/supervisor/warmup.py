@@ -53,7 +53,8 @@ def _chat() -> WarmupRequest:
 def _image(images: Images) -> WarmupRequest:
     """Return a request with one grey image: the first one allocates the projector's compute buffers."""
     url = "data:image/png;base64," + b64encode(grey_png(images.warmup_px)).decode()
-    content = [{"type": "image_url", "image_url": {"url": url}}]
+    # A prompt that ends with an image aborts llama.cpp 0c1e57098 (GGML_ASSERT(batch.size() > 0), server-context.cpp).
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "Hello"}]
     body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1, "cache_prompt": False}
     return WarmupRequest("/v1/chat/completions", body, AN_IMAGE, images.like_tokens)
 

@@ -169,11 +169,13 @@ class Warming:
             left_s = end_s - time.monotonic()
             if traffic.open or left_s <= 0:
                 return
+            if request.name in traffic.fatal_warmups:
+                continue
             if request.prompt_tokens * (self._prompt_token_s or 0.0) > left_s:
                 continue  # llama-server does not cancel a prompt in the middle of a batch
             answer = await self.while_idle(request, left_s, traffic)
-            if answer is None and request.name == warmup.AN_IMAGE:
-                continue  # a chat template may have no place for one
+            if answer is None and request.name == warmup.AN_IMAGE and traffic.unanswered is None:
+                continue  # refused: a chat template may have no place for one
             if answer is None:
                 return
             self.idle_done = (*self.idle_done, request.name)
@@ -189,7 +191,7 @@ class Warming:
         together = asyncio.ensure_future(asyncio.gather(*asked, return_exceptions=True))
         client = asyncio.ensure_future(traffic.opened.wait())
         waited: set[asyncio.Future[Any]] = {together, client}
-        self.busy = True
+        self.busy, traffic.unanswered = True, request.name
         try:
             await asyncio.wait(waited, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if not together.done():
@@ -197,6 +199,7 @@ class Warming:
             first = together.result()[0]
             if isinstance(first, BaseException):  # its exit is diagnosed elsewhere
                 return None
+            traffic.unanswered = None
             return first[1] if warmup.answered(request, *first) else None
         finally:
             for each in (*asked, client):  # closes the connections, which cancels the work

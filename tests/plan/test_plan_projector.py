@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from edge.builder.tiny_model import Shape, write_tiny_model
+from edge.builder.tiny_model import Shape, tiny_model, write_tiny_model
 from edge.config.values import Preset
 from edge.engine.engine import Flag
 from edge.models.header import read_header
@@ -168,7 +168,9 @@ def test_a_start_without_an_image_says_nothing_about_the_projector() -> None:
 
 @contextmanager
 def engine(folder: Path, name: str, side: int, limit: int | None, flash: str) -> Iterator[tuple[Path, Projector]]:
-    model = write_tiny_model(folder / "m.gguf", Shape(n_ctx_train=4096))
+    bare = {"tokenizer.chat_template": "{% for m in messages %}{{ m['content'] }}{% endfor %}"}  # no token behind it
+    model = folder / "m.gguf"
+    model.write_bytes(b"".join(tiny_model(Shape(n_ctx_train=4096), texts=bare)))
     path = write_projector(folder / "mmproj-m.gguf", name, 128)
     params: dict[str, Any] = {"mmproj.path": str(path), "verbosity": 4, "n_parallel": 1, "n_ctx": 4096}
     params |= {"image_max_tokens": limit} if limit else {}
@@ -180,7 +182,7 @@ def engine(folder: Path, name: str, side: int, limit: int | None, flash: str) ->
 def ask(sock: Path, side: int) -> None:
     """Send one image."""
     url = "data:image/png;base64," + base64.b64encode(warmup.grey_png(side)).decode()
-    content = [{"type": "image_url", "image_url": {"url": url}}]
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "Hello"}]
     body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
     with closing(http.client.HTTPConnection("localhost", timeout=300)) as connection:
         connection.sock = socket.socket(socket.AF_UNIX)
@@ -220,7 +222,6 @@ def test_a_real_engine_takes_no_more_for_an_image_than_was_planned(
 
 async def test_the_warm_up_sends_an_image_so_that_no_client_pays_for_the_first(tmp_path: Path) -> None:
     it = open_model(write_tiny_model(tmp_path / "t.gguf"))
-    write_tiny_model(tmp_path / "m.gguf", Shape(n_ctx_train=4096))
     with engine(tmp_path, "clip", 64, None, "on") as (sock, projector):
         file = replace(it, mmproj="mmproj", projector=projector)
         images = images_of(candidate_of(file), Preset(), "on", 8 * GIB, ABLE)

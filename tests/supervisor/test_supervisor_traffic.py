@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 
+from edge.plan.plan import Images, Settings
+from edge.supervisor import warmup
+from edge.supervisor.policy import Policy, SupervisorOptions
 from edge.supervisor.status import State
 from edge.supervisor.traffic import BLAMED_S, DEATHS_S, REFUSED_S, REMEMBERED, Traffic
+from edge.supervisor.warmup_run import EngineClient, Warming
 from tests.supervisor.rig import rigged
 
 
@@ -141,3 +146,30 @@ async def test_an_engine_that_another_process_kills_blames_no_request(short_dir:
                 await rig.until(lambda number=number: len(rig.pids) == number)  # type: ignore[misc]
             await rig.ready()
         assert rig.kinds == ["killed"] and not rig.supervisor.kills(same)
+
+
+async def test_a_warm_up_request_that_killed_the_engine_is_not_sent_again() -> None:
+    """An engine that aborts at an image of the warm-up would otherwise die at each start."""
+    traffic, sent = Traffic(), []
+
+    class Engine(EngineClient):
+        def __init__(self) -> None:
+            """Without a connection."""
+
+        async def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+            sent.append(body)
+            if "messages" in body and isinstance(body["messages"][0]["content"], list):
+                raise ConnectionResetError
+            return 200, {"tokens_predicted": 1, "timings": {}, "usage": {"completion_tokens": 1}}
+
+    images = Images(compute_bytes=1, max_tokens=None, warmup_px=8, like_tokens=1)
+    chosen = Settings(4096, 2, 0, "f16", "f16", "on", "mmap", 1, 0, images=images)
+    options = SupervisorOptions(policy=Policy(idle_before_s=0.0, idle_set_s=600.0))
+    first = Warming(Engine(), chosen, True, options)
+    await first.idle(traffic)
+    assert first.idle_done[-1] != "all slots" and traffic.unanswered == warmup.AN_IMAGE
+    traffic.engine_died()
+    before, second = len(sent), Warming(Engine(), chosen, True, options)
+    await second.idle(traffic)
+    assert second.idle_done[-1] == "all slots" and traffic.fatal_warmups == {warmup.AN_IMAGE}
+    assert not any(isinstance(body.get("messages", [{}])[0].get("content"), list) for body in sent[before:])
