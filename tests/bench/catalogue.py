@@ -8,7 +8,6 @@ written down.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -24,6 +23,7 @@ from edge.models.job import ResumableError
 from edge.models.quant import label_from_name
 from edge.models.source import HubSource, parse
 from edge.models.transfer import make_client
+from tests.bench.rows import bench_parser
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,8 @@ def check(rows: Sequence[CatalogueRow], env: Mapping[str, str]) -> Iterator[Find
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench_parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="of rows; all without one")
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     wanted = {name.lower() for name in arguments.names}
     findings = list(check([row for row in load() if not wanted or row.name.lower() in wanted], os.environ))

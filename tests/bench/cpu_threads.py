@@ -9,7 +9,6 @@ the one that it waits for. Prints the median seconds for the tokens, by threads,
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -26,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from edge.bench.load import health  # a script: the checkout has to be found first
 from edge.builder.smoke import request
 from tests.bench.engine_ready import chosen
+from tests.bench.rows import engine_parser, up_arguments
 
 POLICIES: dict[str, dict[str, str]] = {
     "default": {},
@@ -39,7 +39,11 @@ BUSY = "while True: pass"
 
 
 def main() -> None:
-    options = parse()
+    parser = engine_parser(__doc__)
+    parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--repeat", type=int, default=5)
+    options = parser.parse_args()
     state = Path(tempfile.mkdtemp(prefix="e-"))
     cores = set(range(options.cores))
     print(f"seconds for {options.tokens} tokens on {options.cores} cores, medians of {options.repeat}")
@@ -47,24 +51,13 @@ def main() -> None:
     print(f"{'threads':>7}  {'policy':12}" + "".join(f"{f'{load} busy':>10}" for load in loads), flush=True)
     try:
         for threads in sorted({1, max(1, options.cores // 2), options.cores}):
-            arguments = ["-p", "cpu", "-m", f"demo={options.model}", "--set", f"n_threads={threads}"]
-            arguments += ["--engine", options.engine] if options.engine else []
-            plan = chosen(arguments, state)
+            options.threads = threads
+            plan = chosen(up_arguments(options), state)
             for policy, variables in POLICIES.items() if threads > 1 else [("default", {})]:
                 row = [measure(plan, variables, cores, load, options, state / "s.sock") for load in loads]
                 print(f"{threads:7}  {policy:12}" + "".join(f"{value:10.2f}" for value in row), flush=True)
     finally:
         shutil.rmtree(state, ignore_errors=True)
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--engine")
-    return parser.parse_args()
 
 
 def measure(

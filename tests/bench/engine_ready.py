@@ -8,7 +8,6 @@ and a client that polls /health every 2 ms. Also prints the launcher's CPU time 
 
 from __future__ import annotations
 
-import argparse
 import compileall
 import json
 import shutil
@@ -23,14 +22,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from edge.bench.load import health  # a script: the checkout has to be found first
+from tests.bench.rows import engine_parser, up_arguments
 from tests.serving import ROOT, Up, edgellm
 
 
 def main() -> None:
-    options = parse()
-    state = Path(tempfile.mkdtemp(prefix="e-"))
-    arguments = ["-p", options.profile, "-m", f"demo={options.model}", "--set", f"n_threads={options.threads}"]
-    arguments += ["--engine", options.engine] if options.engine else []
+    parser = engine_parser(__doc__, threads=1)
+    parser.add_argument("--pairs", type=int, default=20)
+    options = parser.parse_args()
+    state, arguments = Path(tempfile.mkdtemp(prefix="e-")), up_arguments(options)
     try:
         plan = chosen(arguments, state)
         rows = []
@@ -48,16 +48,6 @@ def main() -> None:
     print(f"medians of {len(rows)} pairs: by hand {hand:.3f} s, edgellm {ours:.3f} s")
     print(f"median of the differences {difference * 1e3:+.0f} ms")
     print(f"spawn after {cpu * 1e3:.0f} ms of CPU, READY {ready:.3f} s after the process began")
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--profile", default="cpu")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--engine")
-    return parser.parse_args()
 
 
 def chosen(arguments: list[str], state: Path) -> dict[str, Any]:

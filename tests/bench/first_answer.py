@@ -13,7 +13,6 @@ intervals (order statistics), and the launcher's CPU time until the spawn.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import http.client
 import json
@@ -32,8 +31,9 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from edge.linux.procfs import family_pids  # a script: the checkout has to be found first
+from edge.linux.procfs import drop_pages, family_pids  # a script: the checkout has to be found first
 from tests.bench.engine_ready import chosen
+from tests.bench.rows import engine_parser, up_arguments
 from tests.serving import environment, free_port
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "temperature": 0})
@@ -56,12 +56,12 @@ class Answer(NamedTuple):
 
 
 def main() -> None:
-    options = parse()
-    state = Path(tempfile.mkdtemp(prefix="e-"))
-    # A command line of its own for each way: the remembered launch belongs to one.
-    common = ["-p", options.profile, "-m", f"demo={options.model}"]
-    common += ["--engine", options.engine] if options.engine else []
-    common += ["--set", f"n_threads={options.threads}"] if options.threads else []
+    parser = engine_parser(__doc__)
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--cold", action="store_true")
+    options = parser.parse_args()
+    # One command line for both ways of `up`: a remembered launch belongs to one.
+    state, common = Path(tempfile.mkdtemp(prefix="e-")), up_arguments(options)
     turns: list[dict[str, Answer]] = []
     port = free_port()
     try:
@@ -70,7 +70,7 @@ def main() -> None:
             ways, turn = [BARE, PLANNED, REMEMBERED], {}
             for way in ways[number % 3 :] + ways[: number % 3]:
                 if options.cold:
-                    drop(options.model)
+                    drop_pages(options.model)
                 turn[way] = bare_answer(plan, state / "bare.sock") if way == BARE else up(way, common, state, port)
                 remembered = turn[way].record.get("remembered", False)
                 assert not number or remembered is (way == REMEMBERED), (way, turn[way].record)
@@ -122,29 +122,11 @@ def milliseconds(values: Iterable[float]) -> str:
     return f"{statistics.median(values) * 1e3:.0f} ms"
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--profile", default="cpu")
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--engine")
-    parser.add_argument("--cold", action="store_true")
-    return parser.parse_args()
-
-
 def interval(values: list[float]) -> str:
     """Return the 95 % interval of the median by order statistics (binomial, normal approximation)."""
     ordered, half = sorted(values), 0.98 * len(values) ** 0.5
     low, high = max(0, int(len(values) / 2 - half)), min(len(values) - 1, int(len(values) / 2 + half))
     return f"[{ordered[low]:.3f}, {ordered[high]:.3f}]"
-
-
-def drop(model: Path) -> None:
-    descriptor = os.open(model, os.O_RDONLY)
-    os.fdatasync(descriptor)
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(descriptor)
 
 
 def bare(plan: dict[str, Any], path: Path) -> float:

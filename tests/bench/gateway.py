@@ -6,7 +6,6 @@ Costs are CPU time of the gateway's process. Exit code 1 where a limit of the ta
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -24,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.bench.rows import Row, report
+from tests.bench.rows import Row, bench_parser, report
 
 SOURCES = Path(__file__).resolve().parents[1] / "fakes" / "upstream"
 TICK_US = 1e6 / os.sysconf("SC_CLK_TCK")
@@ -213,10 +212,9 @@ def measure(rounds: int, count: int) -> list[Row]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=10_000, help="for the early cancels")
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     rows = measure(arguments.rounds, arguments.requests)
     return report(rows, as_json=arguments.json)

@@ -9,7 +9,6 @@ Exit code 1 where one of these is missed.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import random
@@ -24,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge.models.pull import pull
-from tests.bench.rows import Row, report
+from tests.bench.rows import Row, bench_parser, report
 from tests.conftest import CACHE
 from tests.fakes import llama_switches
 from tests.fakes.fake_jetson.client import jtop_python
@@ -196,11 +195,10 @@ def measure(rounds: int, seed: int, *, jtop: bool) -> list[Row]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jtop", action="store_true")
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     rows = measure(arguments.rounds, arguments.seed, jtop=arguments.jtop)
     return report(rows, as_json=arguments.json)

@@ -32,8 +32,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.bench.engine_ready import chosen, health  # a script: the checkout has to be found first
-from tests.bench.first_answer import BODY, bare, drop, first_answer, interval, under_edgellm
+from edge.bench.load import health  # a script: the checkout has to be found first
+from edge.linux.procfs import drop_pages
+from tests.bench.engine_ready import chosen
+from tests.bench.first_answer import BODY, bare, first_answer, interval, under_edgellm
+from tests.bench.rows import engine_parser, up_arguments
 from tests.serving import free_port
 
 IN_PROCESS = """
@@ -50,10 +53,13 @@ NAIVE_LOOK_S = 1.0  # as in most unit files and compose files that wait for a se
 
 
 def main() -> None:
-    options = parse()
-    state = Path(tempfile.mkdtemp(prefix="e-"))
-    common = ["-p", options.profile, "-m", f"demo={options.model}", "--engine", str(options.engine)]
-    common += ["--set", f"n_threads={options.threads}"]
+    parser = engine_parser(__doc__, threads=os.cpu_count() or 1)
+    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--cold", action="store_true", help="drop the model's pages before each start")
+    options = parser.parse_args()
+    if not options.engine:
+        parser.error("--engine PATH is needed: a llama-server for all ways")
+    state, common = Path(tempfile.mkdtemp(prefix="e-")), up_arguments(options)
     taken: dict[str, list[float]] = {}
     try:
         plan = chosen(common, state)
@@ -63,7 +69,7 @@ def main() -> None:
         for number in range(options.turns + 1):
             for name, way in ways.items():
                 if options.cold:
-                    drop(options.model)
+                    drop_pages(options.model)
                 took = way()
                 if number:  # the first turn warms caches, and leaves a launch to remember
                     taken.setdefault(name, []).append(took)
@@ -71,17 +77,6 @@ def main() -> None:
     finally:
         shutil.rmtree(state, ignore_errors=True)
     report(taken)
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--engine", type=Path, required=True)
-    parser.add_argument("--turns", type=int, default=20)
-    parser.add_argument("--cold", action="store_true", help="drop the model's pages before each start")
-    parser.add_argument("--profile", default="cpu")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    return parser.parse_args()
 
 
 def peers(options: argparse.Namespace, plan: Mapping[str, Any], state: Path) -> dict[str, Callable[[], float]]:

@@ -9,7 +9,6 @@ answered, if more models were resident than fit, or if an engine ended with an o
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import sys
@@ -24,7 +23,7 @@ import httpx
 
 from edge.cli.client import Client
 from edge.paths import folders
-from tests.bench.rows import Row, report
+from tests.bench.rows import Row, bench_parser, report
 from tests.serving import Up, eventually
 
 # The plan of SmolLM2-135M Q4 with 512 tokens and no prompt cache; one more half leaves no room for another.
@@ -125,14 +124,13 @@ class _Watch:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench_parser(__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--models", type=int, default=8)
     parser.add_argument("--fit", type=int, default=2)
     parser.add_argument("--requests", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--clients", type=int, default=6)
-    parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
     seen = soak(
         chosen.model,

@@ -13,7 +13,6 @@ Exit code 1 where a swap takes more than 1.05 of the router's with the same opti
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -35,7 +34,7 @@ from edge.gateway.model_name import named_model
 from edge.gateway.routes import route
 from edge.gateway.server import make_app
 from edge.linux.procfs import family_pids, family_pss_bytes, read_family_usage
-from tests.bench.rows import Row, report
+from tests.bench.rows import Row, bench_parser, report
 from tests.fakes.upstream.model import FakeModel
 from tests.serving import Up, edgellm, eventually, free_port
 
@@ -188,11 +187,10 @@ def routing(count: int = 20, rounds: int = 2000) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench_parser(__doc__)
     parser.add_argument("server", type=Path)
     parser.add_argument("model", type=Path)
     parser.add_argument("--turns", type=int, default=10)
-    parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
     rows = [Row("routing: one of 20 models by its alias", routing(), "ms", 0.2)]
     seen = swaps(chosen.server, chosen.model, chosen.turns)

@@ -7,7 +7,6 @@ code 1 where a limit of the table is exceeded.
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from pathlib import Path
 import httpx
 
 from edge.models.pull import pull
-from tests.bench.rows import Row, report
+from tests.bench.rows import Row, bench_parser, report
 from tests.conftest import CACHE
 from tests.fakes import llama_switches
 from tests.serving import DEMO, Up, eventually
@@ -117,9 +116,8 @@ def alive(up: Up) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each case")
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     return report(list(measure(arguments.seconds)), as_json=arguments.json)
 

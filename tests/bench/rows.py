@@ -1,10 +1,37 @@
-"""The rows of a bench, as a table or JSON, checked against their limits."""
+"""The command line of a bench and its rows, as a table or JSON, checked against their limits."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+
+def bench_parser(about: str | None, *, reports: bool = True) -> argparse.ArgumentParser:
+    """Return a parser; `about` is the docstring of the module. `reports`: with --json, for a bench of rows."""
+    made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if reports:
+        made.add_argument("--json", action="store_true")
+    return made
+
+
+def engine_parser(about: str | None, threads: int | None = None, *, reports: bool = False) -> argparse.ArgumentParser:
+    """Return a parser of a bench that starts an engine on one model."""
+    made = bench_parser(about, reports=reports)
+    made.add_argument("model", type=Path)
+    made.add_argument("--profile", default="cpu")
+    made.add_argument("--threads", type=int, default=threads)
+    made.add_argument("--engine", metavar="ID|PATH")
+    return made
+
+
+def up_arguments(options: argparse.Namespace) -> list[str]:
+    """Return the arguments of `edgellm up` for the options of `engine_parser`."""
+    arguments = ["-p", options.profile, "-m", f"demo={options.model}"]
+    arguments += ["--engine", options.engine] if options.engine else []
+    return arguments + (["--set", f"n_threads={options.threads}"] if options.threads else [])
 
 
 @dataclass(frozen=True)

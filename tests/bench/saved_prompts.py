@@ -16,14 +16,17 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.bench.rows import Row, report
+from tests.bench.rows import Row, engine_parser, report, up_arguments
 from tests.serving import Up
 
 LEAST_RATIO = 20.0
 
 
 def main() -> int:
-    options = parse()
+    parser = engine_parser(__doc__, threads=2, reports=True)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=2000)
+    options = parser.parse_args()
     computed, restored, tokens, size = [], [], 0, 0
     for _ in range(options.rounds):
         state = Path(tempfile.mkdtemp(prefix="e-"))
@@ -45,23 +48,10 @@ def main() -> int:
     return report(rows, as_json=options.json)
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=2000)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--engine")
-    parser.add_argument("--json", action="store_true")
-    return parser.parse_args()
-
-
 def ask(options: argparse.Namespace, state: Path, question: str) -> tuple[float, int]:
     """Return the seconds to the answer, and how many tokens of the prompt came from the cache."""
     text = " ".join(f"Word number {number} is followed by another." for number in range(options.tokens // 10))
-    arguments = ["-p", "cpu", "-m", f"demo={options.model}", "--set", "saved_prompts=on", "--set", "n_ctx=4096"]
-    arguments += ["--set", f"n_threads={options.threads}", *(["--engine", options.engine] if options.engine else [])]
-    with Up(state, *arguments) as up:
+    with Up(state, *up_arguments(options), "--set", "saved_prompts=on", "--set", "n_ctx=4096") as up:
         up.wait_for("ok")
         began_s = time.monotonic()
         answer = up.chat(f"{text} {question}", max_tokens=1, timeout=600)

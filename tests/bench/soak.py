@@ -7,7 +7,6 @@ mid-answer. After a tenth of the time is the first reading, at the end the last.
 
 from __future__ import annotations
 
-import argparse
 import random
 import socket
 import sys
@@ -23,7 +22,7 @@ import httpx
 
 from edge.linux.procfs import read_usage
 from edge.models.pull import pull
-from tests.bench.rows import Row, report
+from tests.bench.rows import Row, bench_parser, report
 from tests.bench.supervisor import Load
 from tests.conftest import CACHE
 from tests.serving import DEMO, Up, eventually
@@ -151,9 +150,8 @@ def soak(up: Up, seconds: float) -> Iterator[Row]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     return report(list(measure(arguments.minutes)), as_json=arguments.json)
 

@@ -6,7 +6,6 @@ changes it little; latencies it does change. Exit code 1 where a limit of the ta
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
@@ -21,7 +20,7 @@ import psutil
 
 from edge.models.pull import pull
 from edge.telemetry.sysfs import SysfsSource
-from tests.bench.rows import Row, report
+from tests.bench.rows import Row, bench_parser, report
 from tests.conftest import CACHE
 from tests.fakes.fake_jetson.client import jtop_python
 from tests.fakes.fake_jetson.service import JtopService, only_one
@@ -123,9 +122,8 @@ def cpu_s(process: psutil.Process) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="that it is watched idle")
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     return report(list(measure(arguments.seconds)), as_json=arguments.json)
 

@@ -10,7 +10,6 @@ and frees the model: what it leaves in memory, where edgellm's sleep leaves noth
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import shutil
@@ -27,18 +26,17 @@ from edge.builder.smoke import request
 from edge.linux.procfs import read_usage
 from tests.bench.engine_ready import chosen
 from tests.bench.first_answer import BODY, bare, first_answer
-from tests.bench.rows import Row, report
+from tests.bench.rows import Row, engine_parser, report, up_arguments
 from tests.serving import Up, edgellm, eventually
 
 MOST_MORE_S = 0.1
 
 
 def main() -> int:
-    options = parse()
-    state = Path(tempfile.mkdtemp(prefix="e-"))
-    arguments = ["-p", options.profile, "-m", f"demo={options.model}"]
-    arguments += ["--engine", options.engine] if options.engine else []
-    arguments += ["--set", f"n_threads={options.threads}"]
+    parser = engine_parser(__doc__, threads=1, reports=True)
+    parser.add_argument("--pairs", type=int, default=10)
+    options = parser.parse_args()
+    state, arguments = Path(tempfile.mkdtemp(prefix="e-")), up_arguments(options)
     started, woken, engines, left = [], [], [], 0
     try:
         plan = chosen(arguments, state)
@@ -63,17 +61,6 @@ def main() -> int:
         Row("left in memory by that (RSS)", left / 1e6, "MB"),
     ]
     return report(rows, as_json=options.json)
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--profile", default="cpu")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--engine")
-    parser.add_argument("--json", action="store_true")
-    return parser.parse_args()
 
 
 def unload(up: Up) -> bool:
