@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from edge.gateway.ollama import OllamaAnswer, read_call
 from tests.bench.rows import Row, bench_parser, report
 
 SOURCES = Path(__file__).resolve().parents[1] / "fakes" / "upstream"
@@ -118,8 +119,29 @@ def chunks(bench: Bench, rounds: int) -> Iterator[Row]:
         delays.append(seen["p50"] / 1000)
         many.append(bench.load("stream", bench.through, 32, 200, 50)["p50"] / 1000)
     yield Row("CPU per chunk, 8 streams × 50/s", statistics.median(cost), "µs", 160)
+    ollama_us = statistics.median(cost) + translation_us()
+    yield Row("CPU per chunk of an Ollama stream: the same, and its translation", ollama_us, "µs", 200)
     yield Row("chunk delay, 8 streams × 50/s, p50", statistics.median(delays), "ms")
     yield Row("chunk delay, 32 streams × 50/s, p50", statistics.median(many), "ms", 2.0)
+
+
+def translation_us(count: int = 5000) -> float:
+    """Return the CPU time to make a line of Ollama's of one event of llama-server's."""
+    request = {"model": "chat", "messages": [{"role": "user", "content": "hello"}]}
+    answer = OllamaAnswer(read_call("/api/chat", json.dumps(request).encode()), time.monotonic, time.time)
+    answer.sent()
+    choice = {"finish_reason": None, "index": 0, "delta": {"content": " word"}}
+    about = {
+        "created": 1796025808,
+        "id": "chatcmpl-0123456789abcdef",
+        "model": "chat",
+        "object": "chat.completion.chunk",
+    }
+    event = b"data: " + json.dumps({"choices": [choice], **about}).encode() + b"\n\n"
+    began_ns = time.process_time_ns()
+    for _ in range(count):
+        assert answer.feed(event)
+    return (time.process_time_ns() - began_ns) / count / 1000
 
 
 def upload(bench: Bench) -> Iterator[Row]:

@@ -102,6 +102,23 @@ async def test_fc38_the_slot_is_free_once_the_client_has_left(here: Rig, engine:
     assert here.context.stats.requests[CHAT, "499" if not stream else "200", "chat"] == 1
 
 
+async def test_fc38_beside_a_stream_the_work_for_a_client_that_left_ends_with_the_stream_at_the_latest(
+    here: Rig, engine: Path
+) -> None:
+    """llama-server looks for closed connections after a second without any result, of other slots too."""
+    first, second = await here.connect(), await here.connect()
+    await first.request("POST", CHAT, question(max_tokens=3000, ignore_eos=True, stream=True))
+    await first.head()
+    await first.chunk()
+    await second.request("POST", CHAT, question(max_tokens=3000, ignore_eos=True))
+    await until(lambda: here.context.admission.active("chat") == 2)
+    second.reset()
+    await until(lambda: here.context.stats.model("chat").gone == 1)
+    assert here.context.admission.active("chat") == 1, "the gateway's own slot is free at once"
+    first.reset()
+    await _until_busy(engine, False)
+
+
 async def _until_busy(engine: Path, busy: bool) -> None:
     """llama-server looks for closed connections once a second without any result: asking more often would hide them."""
     for _ in range(40):
