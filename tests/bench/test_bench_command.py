@@ -10,16 +10,20 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from edge.bench.load import LoadRow, drop_pages, winner
+from edge.bench.load import LoadRow, choice_of, drop_pages, winner
 from edge.bench.serve import LoadLevel, TimedAnswer, document, page
 from edge.board.probe import probe
 from edge.engine.installed import SelectedEngine, write_selection
 from edge.linux.procfs import resident_ratio
+from edge.models.open import open_model
 from edge.plan.load_choice import LoadChoice, choice_for, chosen_mode, read_choices, size_class, write_choice
+from edge.plan.plan import Ladder, LaunchPlan, ModelPlan, Plan
 from edge.units import GIB
 from tests.daemon.served import Served, config_text, install, served
 from tests.fakes import llama_switches
+from tests.plan import shapes
 from tests.serving import children, edgellm, eventually
+from tests.supervisor.rig import launch_plan, settings
 
 
 def choice(mode: str = "none", mount: str = "/", kind: int = 0, offload: str = "none", board: str = "b") -> LoadChoice:
@@ -62,6 +66,38 @@ def test_the_winner_counts_cold_and_warm_starts() -> None:
     best = winner([*rows, LoadRow("auto", [0.1], [0.1])])
     assert best is not None and best.mode == "mmap"
     assert winner([LoadRow("dio", note="no")]) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "mode", "ahead"),
+    [
+        ([LoadRow("mmap", [2.0], [1.0]), LoadRow("mmap+prefetch", [2.6], [1.0])], "mmap", False),
+        ([LoadRow("mmap", [2.0], [1.0]), LoadRow("mmap+prefetch", [1.4], [1.0])], "mmap", True),
+        (
+            [LoadRow("dio", [3.0], [3.0]), LoadRow("none", [3.5], [1.0])],
+            "none",
+            False,
+        ),  # dio gains nothing from a cache
+        ([LoadRow("dio", [1.0], [1.0]), LoadRow("none", [3.5], [1.0])], "dio", False),
+    ],
+)
+def test_a_way_that_loses_here_is_not_kept(
+    rows: list[LoadRow], mode: str, ahead: bool, tmp_path: Path, smollm2: Path
+) -> None:
+    """Reading ahead that hurts and dio that loses: from the measurement to what the next plan takes."""
+    best = winner(rows)
+    assert best is not None
+    plan, model, launch = planned(smollm2, n_gpu_layers=99)
+    write_choice(tmp_path / "c.json", choice_of(best, plan, model, launch))
+    kept = read_choices(tmp_path / "c.json", plan.board.id, plan.engine.id)
+    found = choice_for(kept, model.model.path, model.model.bytes, "full")
+    assert found is not None and (found.mode, found.prefetch) == (mode, ahead)
+
+
+def planned(path: Path, n_gpu_layers: int) -> tuple[Plan, ModelPlan, LaunchPlan]:
+    launch = launch_plan(("x",), 0, settings(n_gpu_layers=n_gpu_layers))
+    model = ModelPlan("chat", (), open_model(path), Ladder((launch,), 0))
+    return Plan(shapes.gpu_board(24), shapes.engine(cuda=True), {"chat": model}), model, launch
 
 
 def test_load_measures_each_mode_and_the_plan_uses_the_winner(short_dir: Path, smollm2: Path) -> None:
