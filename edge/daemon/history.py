@@ -138,7 +138,8 @@ class Recorder:
         file = model.path
         rate = await asyncio.to_thread(self._read_rate, file) if model.shards else None
         if rate is not None:
-            start_records.update(self._folders.starts, partial(with_limit, file=file, **rate))
+            note = partial(with_limit, file=file, others=start_records.read(self._folders.starts), **rate)
+            start_records.update(self._folders.starts, note)
 
     def _read_rate(self, file: str) -> dict[str, Any] | None:
         """Return `bytes_s` and `streams` of the best direct reads; None where they cannot be made."""

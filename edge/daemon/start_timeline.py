@@ -123,21 +123,37 @@ def _moments(instants: Instants) -> dict[str, float | None]:
     return {name: None if at_s is None else round(at_s - zero, 4) for name, at_s in found.items()}
 
 
-def with_limit(record: dict[str, Any], *, file: str, bytes_s: int, streams: int) -> dict[str, Any]:
+def with_limit(
+    record: dict[str, Any], *, file: str, bytes_s: int, streams: int, others: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
     """Return a record of `file` with its limit, if it lacks one: the bytes at that rate, and the engine's other stages.
 
-    `distance` is the engine's time over the limit: 1 is as fast as the disk allows, below 1 came from the page cache.
+    Those stages are the shortest known, of this start or of `others` with this file, engine and rung: after a cold
+    start with mmap the engine still reads weights in them, by page faults. `distance` is the engine's time over the
+    limit: 1 is as fast as the disk allows, below 1 came from the page cache.
     """
-    limit, ready_s = record.get("limit", {}), record.get("engine_ready_s")
-    weights = next((span for span in record.get("spans", ()) if span["name"] == "weights"), None)
-    if record.get("file") != file or limit.get("rate") is not None or ready_s is None or weights is None:
+    limit, own_s = record.get("limit", {}), _fixed_s(record)
+    if record.get("file") != file or limit.get("rate") is not None or own_s is None:
         return record
-    engine_s = ready_s - record["spawn_s"]
-    # All stages but the weights take as long on a faster disk: only the bytes have a limit.
-    fixed_s = max(0.0, engine_s - (weights["end_s"] - weights["start_s"]))
+    alike = [each for each in others if all(each.get(key) == record.get(key) for key in ("file", "engine", "rung"))]
+    fixed_s = min([own_s, *(found for each in alike if (found := _fixed_s(each)) is not None)])
+    engine_s = record["engine_ready_s"] - record["spawn_s"]
     total_s = limit["bytes"] / bytes_s + fixed_s
-    found = {"rate": bytes_s, "streams": streams, "fixed_s": round(fixed_s, 4), "total_s": round(total_s, 4)}
-    return record | {"limit": limit | found | {"distance": round(engine_s / total_s, 3)}}
+    found_limit = {"rate": bytes_s, "streams": streams, "fixed_s": round(fixed_s, 4), "total_s": round(total_s, 4)}
+    return record | {"limit": limit | found_limit | {"distance": round(engine_s / total_s, 3)}}
+
+
+def _fixed_s(record: Mapping[str, Any]) -> float | None:
+    """Return the seconds of an engine's start outside the stage that reads weights; None if it did not get so far.
+
+    They take as long on a faster disk: only the bytes have a limit.
+    """
+    weights = next((span for span in record.get("spans", ()) if span["name"] == "weights"), None)
+    if record.get("engine_ready_s") is None or weights is None:
+        return None
+    engine_s: float = record["engine_ready_s"] - record["spawn_s"]
+    weights_s: float = weights["end_s"] - weights["start_s"]
+    return max(0.0, engine_s - weights_s)
 
 
 def with_service_start(record: dict[str, Any], *, start_id: str, service_s: float) -> dict[str, Any]:
