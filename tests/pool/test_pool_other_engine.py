@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -15,7 +16,8 @@ import pytest
 
 from tests.daemon.served import Served, config_text, served
 from tests.fakes import speech_server
-from tests.serving import alive, eventually
+from tests.fakes.fake_jetson.tree import fake_board
+from tests.serving import ROOT, alive, eventually
 
 # PyPI wheels: eSpeak NG with its data, PocketSphinx with its English model. Neither needs another package.
 PACKAGES = ("espeakng-loader==0.2.4", "pocketsphinx==5.1.1")
@@ -160,6 +162,43 @@ def test_the_measured_memory_decides_who_sleeps(
         assert up.model("chat")["state"] == "SLEEPING"
         assert up.chat(model="chat").status_code == 200
         assert up.model(part)["state"] == then
+
+
+def test_a_critical_board_stops_it_and_a_request_waits_until_it_is_cool(
+    smollm2: Path, speech: Path, tmp_path: Path
+) -> None:
+    """As llama-server: it answers what it has, is stopped, starts for no cause, and comes back by itself."""
+    models = CHAT.format(model=smollm2), other("voice", speech)
+    with fake_board("agx-orin-64") as board, ThreadPoolExecutor(1) as pool:
+        board.set_all_temps(50)
+        program = [str(ROOT / "tests/fakes/up_on_board.py"), str(board.root), "0.3", "--act"]
+        with served(tmp_path, *models, program=program, ready=False) as up:
+            up.ready("chat")
+            pid = up.ready("voice")["pid"]
+            board.set_all_temps(104)
+
+            def hot() -> bool:
+                found = up.model("voice")
+                return found["state"] == "STOPPED" and found["failure"]["kind"] == "too_hot"
+
+            eventually(hot, lambda: str(up.status()))
+            assert not alive(pid)
+            restarts = up.model("voice")["restarts"]
+            up.cli("restart")
+            eventually(lambda: up.model("voice")["restarts"] > restarts and hot(), lambda: str(up.status()))
+            headers = {"Edgellm-Max-Wait": "0.3"}
+            refused = httpx.post(f"{up.url}/v1/audio/speech", json={"input": "hi"}, headers=headers, timeout=60)
+            assert (refused.status_code, int(refused.headers["Retry-After"])) == (503, 30)
+            waiting = pool.submit(say, up)
+            eventually(lambda: waits(up, "voice"), "the request waits")
+            board.set_all_temps(50)
+            assert waiting.result().content[:4] == b"RIFF"
+            assert up.ready("voice")["pid"] != pid
+
+
+def waits(up: Served, name: str) -> bool:
+    places = httpx.get(f"{up.url}/telemetry", timeout=10).json()["gateway"][name]
+    return bool(places["queued"] + places["waiting"])
 
 
 def test_one_that_other_machines_could_reach_is_refused(smollm2: Path, speech: Path, tmp_path: Path) -> None:
