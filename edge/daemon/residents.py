@@ -27,7 +27,13 @@ class Residents:
         self._fleet = fleet
         self._prepared = prepared
         self._last_ready_s = last_ready_s
-        self.pool = Pool(fleet.handles, self._measure, self._configured, limit_bytes=self._limit_bytes)
+        self.pool = Pool(
+            fleet.handles,
+            self._measure,
+            self._configured,
+            asks_driver=self._asks_driver,
+            limit_bytes=self._limit_bytes,
+        )
 
     def add(self, handle: ModelHandle) -> None:
         """Let the pool decide when this model may take memory."""
@@ -80,6 +86,11 @@ class Residents:
     def _measure(self) -> MemorySnapshot:
         prepared = self._prepared()
         return snapshot(Path("/"), prepared.board) if prepared else MemorySnapshot({}, {})
+
+    def _asks_driver(self) -> bool:
+        """Return whether memory of discrete GPUs is measured; that of a Jetson is /proc/meminfo's."""
+        prepared = self._prepared()
+        return prepared is not None and bool(prepared.board.gpus) and not prepared.board.unified_memory
 
     def _limit_bytes(self) -> int | None:
         prepared = self._prepared()

@@ -54,8 +54,8 @@ class _Waiter(Struct, eq=False):
 class Pool:
     """The admission of models to memory. `handles` is the fleet's own mapping, read at each decision.
 
-    `measure` reads the memory now and may block for a moment (NVML), so that it runs in a thread. `limit_bytes` bounds
-    the models together in the domain `unified` or `host`; None does not.
+    `measure` reads the memory now; while `asks_driver` it may block for a moment (NVML), so that it runs in a thread.
+    `limit_bytes` bounds the models together in the domain `unified` or `host`; None does not.
     """
 
     def __init__(
@@ -64,11 +64,13 @@ class Pool:
         measure: Callable[[], MemorySnapshot],
         model: Callable[[str], PoolModel],
         *,
+        asks_driver: Callable[[], bool] = lambda: True,
         limit_bytes: Callable[[], int | None] = lambda: None,
         policy: PoolPolicy | None = None,
     ) -> None:
         self._handles = handles
         self._measure = measure
+        self._asks_driver = asks_driver
         self._model = model
         self._limit_bytes = limit_bytes
         self._policy = policy or PoolPolicy()
@@ -157,7 +159,8 @@ class Pool:
         if not arrivals:
             self._held = frozenset()
             return None
-        snapshot = await asyncio.to_thread(self._measured)
+        # Files of /proc take a millisecond; a swap waits for two measurements, each a change of threads on a busy board.
+        snapshot = await asyncio.to_thread(self._measured) if self._asks_driver() else self._measured()
         residents = self._residents()
         free, whole = self._room(snapshot, residents)
         since_freed_s = time.monotonic() - self._freed_s
