@@ -82,7 +82,7 @@ class Pool:
         self._slept_s: dict[str, float] = {}  # when each went to sleep last, monotonic
         self._back: set[str] = set()  # models that come back, if there is room
         self._ahead = ReadAhead()
-        self._freed_s = float("-inf")
+        self._freed_s = self._measured_s = float("-inf")
         self._kicked = asyncio.Event()
 
     # --- for handles and the daemon ----------------------------------------------------------------------------------
@@ -159,9 +159,13 @@ class Pool:
         if not arrivals:
             self._held = frozenset()
             return None
+        residents = self._residents()
+        fresh_s = self._measured_s + self._policy.idle_s - time.monotonic()
+        if fresh_s > 0 and any(each.leaving for each in residents):
+            return fresh_s  # each step of an engine's end comes here, and only the last one frees memory
         # Files of /proc take a millisecond; a swap waits for two measurements, each a change of threads on a busy board.
         snapshot = await asyncio.to_thread(self._measured) if self._asks_driver() else self._measured()
-        residents = self._residents()
+        self._measured_s, residents = time.monotonic(), self._residents()
         free, whole = self._room(snapshot, residents)
         since_freed_s = time.monotonic() - self._freed_s
         decision = decide(

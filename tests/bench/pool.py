@@ -4,7 +4,8 @@
 
 Every model is the same file under another name, and `memory.limit` leaves room for `--fit` of them. Each client asks
 random models until `--seconds` have passed and each was asked `--requests` times. Exit code 1 if a request was not
-answered, if more models were resident than fit, or if an engine ended with an open request.
+answered, if more models were resident than fit, if the engines took more memory than the limit, or if an engine ended
+with an open request.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from typing import NamedTuple
 import httpx
 
 from edge.cli.client import Client
+from edge.linux.procfs import family_pss_bytes
 from edge.paths import folders
+from edge.units import MIB
 from tests.bench.rows import Row, bench_parser, report
 from tests.serving import Up, eventually
 
@@ -32,12 +35,13 @@ RESIDENT = ("STARTING", "LOADING", "WARMING", "READY", "DRAINING", "STOPPING", "
 
 
 class Soak(NamedTuple):
-    """What a soak saw. `waits_s`: from request to answer; `most`: models resident at once."""
+    """What a soak saw. `waits_s`: from request to answer; `most`: models resident at once, and bytes of the engines."""
 
     answered: int
     wrong: list[str]
     waits_s: list[float]
     most: int
+    most_bytes: int
     starts: int
 
 
@@ -67,7 +71,7 @@ def soak(model: Path, *, models: int, fit: int, requests: int, seconds: float, c
             watching.join()
             starts = sum(model["restarts"] + 1 for model in client.status()["models"].values())
             client.close()
-        return Soak(len(plan.waits_s), plan.wrong + seen.wrong, plan.waits_s, seen.most, starts)
+        return Soak(len(plan.waits_s), plan.wrong + seen.wrong, plan.waits_s, seen.most, seen.most_bytes, starts)
 
 
 class _Turns:
@@ -111,13 +115,16 @@ class _Watch:
     def __init__(self, client: Client) -> None:
         self.client = client
         self.done = threading.Event()
-        self.most = 0
+        self.most = self.most_bytes = 0
         self.wrong: list[str] = []
 
     def run(self) -> None:
         while not self.done.wait(0.05):
             models = self.client.status()["models"]
             self.most = max(self.most, sum(model["state"] in RESIDENT for model in models.values()))
+            pids = [pid for model in models.values() if (pid := model["pid"]) is not None]
+            # PSS divides the weights, which are one file here, among the engines that map them.
+            self.most_bytes = max(self.most_bytes, family_pss_bytes(pids) or 0)
             for name, model in models.items():
                 if model["state"] == "STOPPING" and model.get("open_requests"):
                     self.wrong.append(f"{name} was stopped with {model['open_requests']} open requests")
@@ -147,6 +154,7 @@ def main() -> int:
         Row("requests answered", seen.answered, ""),
         Row("requests that went wrong", len(seen.wrong), "", 0),
         Row("most models resident at once", seen.most, "", chosen.fit),
+        Row("most memory of the engines", seen.most_bytes / MIB, "MiB", int((chosen.fit + 0.5) * MODEL_MIB)),
         Row("engine starts", seen.starts, ""),
         Row("wait, median", statistics.median(waits), "s"),
         Row("wait, longest", waits[-1], "s"),

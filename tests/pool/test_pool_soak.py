@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.pool import soak
+from edge.units import MIB
+from tests.bench.pool import MODEL_MIB, soak
 
 
 @pytest.mark.full
@@ -15,3 +16,4 @@ def test_every_request_is_answered_and_no_memory_is_given_twice(smollm2: Path) -
     assert seen.wrong == []
     assert seen.answered >= 18
     assert seen.most <= 2
+    assert 0 < seen.most_bytes <= int(2.5 * MODEL_MIB) * MIB
