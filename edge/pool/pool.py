@@ -163,7 +163,7 @@ class Pool:
         fresh_s = self._measured_s + self._policy.idle_s - time.monotonic()
         if fresh_s > 0 and any(each.leaving for each in residents):
             return fresh_s  # each step of an engine's end comes here, and only the last one frees memory
-        # Files of /proc take a millisecond; a swap waits for two measurements, each a change of threads on a busy board.
+        # Files of /proc take a millisecond; a thread would cost two changes of context on a busy board.
         snapshot = await asyncio.to_thread(self._measured) if self._asks_driver() else self._measured()
         self._measured_s, residents = time.monotonic(), self._residents()
         free, whole = self._room(snapshot, residents)
