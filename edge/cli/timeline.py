@@ -32,7 +32,7 @@ def timeline(
     from edge.cli.client import find
     from edge.plan.start_records import read
 
-    records = read(find(os.environ, state_dir).starts)
+    records = [record for record in read(find(os.environ, state_dir).starts) if is_whole(record)]
     if not records:
         raise UnavailableError("no start is recorded yet", "start one: `edgellm up`")
     if compare is not None:
@@ -57,6 +57,15 @@ def timeline(
 BAR_CELLS = 44
 _TRACK = {"pid": 1, "tid": 1}  # of the trace
 AT_BOOT_S = 600.0  # a start later than this after the kernel's is no part of a boot
+
+
+def is_whole(record: Mapping[str, Any]) -> bool:
+    """Return whether every view can show the record: a full disk or another version may have left a part of one."""
+    try:
+        waterfall(record), chrome_trace(record), comparison(record, record)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
+        return False
+    return True
 
 
 def waterfall(record: Mapping[str, Any]) -> list[str]:

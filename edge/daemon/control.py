@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import grp
-import json
 import os
 import socket
 import struct
@@ -19,7 +19,10 @@ from msgspec import Struct, field
 from edge import __version__
 from edge.daemon.residents import Residents
 from edge.errors import EdgeError
+from edge.gateway.config import ClientLimits
+from edge.gateway.connections import Connections
 from edge.gateway.health import healthz
+from edge.linux.files import parse_json
 from edge.linux.procfs import Ring
 from edge.paths import Folders
 from edge.plan import start_records
@@ -93,9 +96,11 @@ class Control:
         self._mask = 0o117 if for_group else 0o177
         self._group = _group(GROUP) if for_group else None
         self._runner: web.AppRunner | None = None
+        self._server: asyncio.AbstractServer | None = None
 
     async def start(self) -> None:
-        app = web.Application()
+        connections = Connections(_LIMITS, _another_user)
+        app = web.Application(middlewares=[_counted(connections)])
         app.router.add_get("/status", self._status)
         app.router.add_get("/telemetry", self._telemetry)
         app.router.add_get("/logs", self._logs)
@@ -116,9 +121,15 @@ class Control:
             os.umask(mask)
         if self._group is not None and os.geteuid() == 0:
             os.chown(self._path, -1, self._group)
-        await web.SockSite(self._runner, listener).start()
+        server = self._runner.server
+        assert server is not None, "setup() makes it"
+        listener.setblocking(False)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(connections.protocol(server), sock=listener)
 
     async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
         if self._runner is not None:
             await self._runner.cleanup()
             self._path.unlink(missing_ok=True)
@@ -170,7 +181,7 @@ def _refused(error: EdgeError) -> web.Response:
 
 def _numbers(text: str) -> dict[str, int]:
     with contextlib.suppress(ValueError):
-        raw = json.loads(text)
+        raw = parse_json(text)
         if isinstance(raw, dict):
             return {str(name): value for name, value in raw.items() if isinstance(value, int)}
     return {}
@@ -182,12 +193,35 @@ def _group(name: str) -> int | None:
     return None
 
 
-Handler = Callable[[web.Request], Awaitable[web.Response]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+# A member of the group may look, and must not take the gateway's descriptors with connections that it keeps.
+_LIMITS = ClientLimits(connections=64, connections_per_peer=8)
+
+
+def _counted(connections: Connections) -> Any:
+    """Return a middleware that notes when requests begin and end."""
+
+    @web.middleware
+    async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
+        connections.request_began(request.transport)
+        try:
+            return await handler(request)
+        finally:
+            connections.request_ended(request.transport)
+
+    return count
+
+
+def _another_user(transport: asyncio.BaseTransport) -> str | None:
+    uid = _uid(transport)
+    return None if uid in (0, os.getuid()) else f"user {uid}"
 
 
 def _for_owner(handler: Handler) -> Handler:
-    async def checked(request: web.Request) -> web.Response:
-        if _peer_uid(request) not in (0, os.getuid()):
+    async def checked(request: web.Request) -> web.StreamResponse:
+        if request.transport is None or _uid(request.transport) not in (0, os.getuid()):
             error = {"message": "only the owner and root may change a running edgellm", "kind": "forbidden"}
             return web.json_response({"schema": 1, "error": error}, status=403)
         return await handler(request)
@@ -195,9 +229,8 @@ def _for_owner(handler: Handler) -> Handler:
     return checked
 
 
-def _peer_uid(request: web.Request) -> int | None:
-    transport = request.transport
-    peer = transport.get_extra_info("socket") if transport is not None else None
+def _uid(transport: asyncio.BaseTransport) -> int | None:
+    peer = transport.get_extra_info("socket")
     if peer is None:
         return None
     raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)

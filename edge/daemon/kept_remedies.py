@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from edge.linux.files import read_json, write_atomic
@@ -21,7 +22,7 @@ class KeptRemedies:
     """Ids of remedies, each with the kind of the failure it cured, by model id; valid for one file, engine and rung."""
 
     def __init__(self, folders: Folders) -> None:
-        self._path = folders.instance_state / "remedies.json"
+        self._path = remedies_path(folders)
         self._models = self._read()
 
     def of(self, model_id: str, key: str) -> tuple[tuple[str, str], ...]:
@@ -55,6 +56,10 @@ class KeptRemedies:
             and isinstance(kept.get("remedies"), list)
             and all(isinstance(pair, list) for pair in kept["remedies"])
         }
+
+
+def remedies_path(folders: Folders) -> Path:
+    return folders.instance_state / "remedies.json"
 
 
 def key(fingerprint: str, engine: str, rung: int) -> str:

@@ -16,7 +16,7 @@ from edge.config import Config, load
 from edge.config.values import Preset
 from edge.daemon import consent
 from edge.daemon.console import Console
-from edge.daemon.kept_remedies import KeptRemedies, key
+from edge.daemon.kept_remedies import KeptRemedies, key, remedies_path
 from edge.daemon.launch import Children, Clock, Command, Early, claim
 from edge.daemon.lock import Lock
 from edge.daemon.options import given
@@ -111,7 +111,7 @@ def launch(request: Request, early: Early | None, children: Children, clock: Clo
         plan = failure or _plan(request, config, early, children, inherited=inherited)
     clock.lap("plan")
     if early is not None and children:
-        plan, notes = _confirm(plan, early.remembered, children)
+        plan, notes = _confirm(plan, early.remembered, children, KeptRemedies(request.folders))
         confirmed = bool(children)
         if not children and failure is None:
             plan = _plan(request, config, None, children, inherited=inherited)
@@ -152,7 +152,7 @@ def remember(launched: Launched, prepared: Prepared) -> RememberedLaunch | None:
         uses_gpu |= plan.settings.n_gpu_layers > 0
         host = plan.budget.get("unified") or plan.budget.get("host")
         needed += host.required_bytes + (0 if needed else host.reserve_bytes) if host else 0
-    calibrated = str(calibration_path(launched.folders))
+    calibrated, remedies = str(calibration_path(launched.folders)), str(remedies_path(launched.folders))
     nodes = gpu_nodes(prepared.board, Tree(Path("/"))).names if uses_gpu else ()
     return RememberedLaunch(
         argv=launched.request.argv,
@@ -160,7 +160,8 @@ def remember(launched: Launched, prepared: Prepared) -> RememberedLaunch | None:
         env=relevant(os.environ),
         listen=list(launched.config.listen),
         tls=bool(launched.config.gateway.tls_cert),
-        files=launched.inputs | {calibrated: identity(calibrated)},  # this start has calibrated itself
+        # This start has calibrated itself; remedies are read after the plan.
+        files=launched.inputs | {each: identity(each) for each in (calibrated, remedies)},
         board=board_identity(),
         nodes=[node for node in nodes if os.access(node, os.R_OK | os.W_OK)],
         needed_bytes=needed,
@@ -265,7 +266,7 @@ def _prefetch_least_bytes(prepared: Prepared, model_id: str, folders: Folders) -
 
 
 def _confirm(
-    plan: Prepared | EdgeError, remembered: RememberedLaunch, children: Children
+    plan: Prepared | EdgeError, remembered: RememberedLaunch, children: Children, kept: KeptRemedies
 ) -> tuple[Prepared | EdgeError, tuple[str, ...]]:
     """Keep the running engines if the plan would run them; end them otherwise. Return the plan, and notes."""
     reason = str(plan) if isinstance(plan, EdgeError) else None
@@ -285,6 +286,8 @@ def _confirm(
                 reason = f"{model_id} {'gets another command line' if rung is None else 'no longer fits'}"
             elif running is not None and limits != [*running.limits[:2], tuple(running.limits[2])]:
                 reason = f"{model_id} gets other process limits"
+            elif rung is not None and kept.of(model_id, key(model.model.fingerprint, plan.plan.engine.id, rung)):
+                reason = f"{model_id} starts with remedies now"
             elif rung is not None and rung > model.ladder.chosen:
                 better.append(f"{model_id}: more memory is free than at the remembered start; a new start uses it")
             models[model_id] = model if rung is None else replace(model, ladder=replace(model.ladder, chosen=rung))

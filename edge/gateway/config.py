@@ -17,6 +17,7 @@ class ClientLimits(Struct, frozen=True):
 
     connections: int = 512
     connections_per_peer: int = 256  # of one address that is not loopback
+    handshakes: int = 128  # of TLS, in progress
     probe_s: float = 2.0  # for the request of a connection that was accepted for probes only
     header_s: float = 20.0  # from the first byte of a request to its last header
     idle_s: float = 120.0  # between requests; longer than the 20–90 s of common client pools

@@ -10,6 +10,8 @@ import asyncio
 import ipaddress
 import json
 import math
+import ssl
+from asyncio import sslproto
 from collections import Counter
 from collections.abc import Callable
 from typing import cast
@@ -26,15 +28,23 @@ _MOST_LINGERING = 64
 _SLOW_BYTES_PER_S = 16 * 1024
 _JUDGED_AFTER_S = 5.0
 _HEAD_END = b"\r\n\r\n"
+# asyncio fills a buffer of 256 KiB for each TLS connection (SSLProtocol.max_size, Python 3.11 to 3.14): 512 connections
+# took 180 MB before the first byte. A record of TLS holds at most 16 KiB (RFC 8446 5.1).
+_TLS_BUFFER_BYTES = 16 * 1024
 
 
 class Connections:
-    """The open connections of one gateway. A timer runs only while there are any."""
+    """The open connections of one server. A timer runs only while there are any.
 
-    def __init__(self, limits: ClientLimits) -> None:
+    `peer` names whose share a connection counts in, None for no share.
+    """
+
+    def __init__(self, limits: ClientLimits, peer: Callable[[asyncio.BaseTransport], str | None] | None = None) -> None:
         self._limits = limits
+        self._peer = peer or remote_host
         self._open: dict[asyncio.BaseTransport, Connection] = {}
         self._peers: Counter[str] = Counter()
+        self._handshakes: dict[asyncio.BaseTransport, None] = {}  # in progress, the oldest first
         self._timer: asyncio.TimerHandle | None = None
         self.lingering = 0
         self.refused = 0
@@ -42,9 +52,17 @@ class Connections:
     def __len__(self) -> int:
         return len(self._open)
 
-    def protocol(self, inner: Callable[[], asyncio.Protocol]) -> Callable[[], asyncio.Protocol]:
-        """Return a protocol factory for `loop.create_server` that wraps `inner`."""
-        return lambda: Connection(self, inner())
+    def protocol(
+        self, inner: Callable[[], asyncio.Protocol], tls: ssl.SSLContext | None = None
+    ) -> Callable[[], asyncio.Protocol]:
+        """Return a protocol factory for `loop.create_server` that wraps `inner`.
+
+        With `tls` the server itself is a plain one, so that a connection counts from its first byte on, not from the
+        end of its handshake.
+        """
+        if tls is not None:
+            sslproto.SSLProtocol.max_size = _TLS_BUFFER_BYTES  # type: ignore[attr-defined]
+        return lambda: Connection(self, inner(), tls)
 
     def request_began(self, transport: asyncio.BaseTransport | None) -> Connection | None:
         """Note that a request's head has arrived. Return its connection."""
@@ -66,7 +84,7 @@ class Connections:
             found.body_pending = is_pending
 
     def _join(self, connection: Connection, transport: asyncio.Transport) -> bool:
-        limits, peer = self._limits, _peer(transport)
+        limits, peer = self._limits, self._peer(transport)
         if peer is not None and self._peers[peer] >= limits.connections_per_peer:
             self.refused += 1
             return False
@@ -83,7 +101,24 @@ class Connections:
             self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
         return True
 
+    def _shakes_hands(self, plain: asyncio.Transport) -> None:
+        """Count a handshake, and end the oldest one if there are too many: an unfinished one holds 80 KB."""
+        if len(self._handshakes) >= self._limits.handshakes:
+            oldest = next(iter(self._handshakes))
+            self._leave(oldest)
+            cast(asyncio.Transport, oldest).abort()
+        self._handshakes[plain] = None
+
+    def _encrypted(self, plain: asyncio.Transport, tls: asyncio.Transport) -> bool:
+        """Put the transport of a finished handshake in place of the plain one; False if that was aborted meanwhile."""
+        self._handshakes.pop(plain, None)
+        connection = self._open.pop(plain, None)
+        if connection is not None:
+            self._open[tls] = connection
+        return connection is not None
+
     def _leave(self, transport: asyncio.BaseTransport) -> None:
+        self._handshakes.pop(transport, None)
         left = self._open.pop(transport, None)
         if left is not None and left.peer is not None:
             self._peers[left.peer] -= 1
@@ -125,11 +160,14 @@ class Connections:
 class Connection(asyncio.Protocol):
     """One client connection. `busy` while a request is answered; otherwise idle since `since_s` on the loop's clock."""
 
-    def __init__(self, connections: Connections, inner: asyncio.Protocol) -> None:
+    def __init__(self, connections: Connections, inner: asyncio.Protocol, tls: ssl.SSLContext | None = None) -> None:
         self._connections = connections
         self._inner = inner
+        self._tls = tls
+        self._handshake: asyncio.Task[None] | None = None
+        self._early: list[bytes] = []  # came with the end of the handshake
         self._transport: asyncio.Transport | None = None
-        self._refused = False  # before aiohttp's protocol was attached
+        self._attached = False  # aiohttp's protocol has the transport
         self._dropping = False  # rejected: what still comes is read and dropped
         self.busy = False
         self.peer: str | None = None  # see _peer; set when it has joined
@@ -148,20 +186,52 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self.since_s = asyncio.get_running_loop().time()
         if not self._connections._join(self, self._transport):
-            self._refused = True
+            if self._tls is not None:
+                self._transport.abort()  # an answer would need the handshake first
+                return
             self._reject(HttpFault(503, "too_many_connections", "too many connections", "close some"))
+        elif self._tls is not None:
+            self._handshake = asyncio.ensure_future(self._encrypt(self._transport, self._tls))
+        else:
+            self._attach(self._transport)
+
+    async def _encrypt(self, plain: asyncio.Transport, tls: ssl.SSLContext) -> None:
+        limit_s = self._connections._limits.header_s
+        self._connections._shakes_hands(plain)
+        try:
+            encrypted = await asyncio.get_running_loop().start_tls(
+                plain, self, tls, server_side=True, ssl_handshake_timeout=limit_s
+            )
+        except OSError:  # no TLS, too slow, or aborted to make room; ssl.SSLError is one
+            plain.abort()
+            self._connections._leave(plain)
             return
+        if encrypted is None or not self._connections._encrypted(plain, encrypted):
+            plain.abort()
+            return
+        self._transport = encrypted
+        self.since_s = asyncio.get_running_loop().time()
+        self._attach(encrypted)
+
+    def _attach(self, transport: asyncio.Transport) -> None:
+        self._attached = True
         # Not with the first byte: between accept() and a request lies a round trip, in which this costs no time.
         self._inner.connection_made(transport)
+        early, self._early = self._early, []
+        for data in early:
+            self.data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._transport is not None:
             self._connections._leave(self._transport)
-        if not self._refused:
+        if self._attached:
             self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._dropping:
+            return
+        if not self._attached:
+            self._early.append(data)
             return
         if self.busy:
             self._received_bytes += len(data)
@@ -184,14 +254,14 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool | None:
         """Treat a half-closed connection as closed: no HTTP client in use sends FIN and then waits for its answer."""
-        return None if self._dropping else self._inner.eof_received()
+        return None if self._dropping or not self._attached else self._inner.eof_received()
 
     def pause_writing(self) -> None:
-        if not self._refused:
+        if self._attached:
             self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        if not self._refused:
+        if self._attached:
             self._inner.resume_writing()
 
     def answer_from(self, now_s: float) -> None:
@@ -247,7 +317,7 @@ class Connection(asyncio.Protocol):
         asyncio.get_running_loop().call_later(_LINGER_S, close)
 
 
-def _peer(transport: asyncio.BaseTransport) -> str | None:
+def remote_host(transport: asyncio.BaseTransport) -> str | None:
     """Return the client's address; None on loopback and on a unix socket, where a proxy may stand for many clients."""
     name = transport.get_extra_info("peername")
     if not isinstance(name, tuple):

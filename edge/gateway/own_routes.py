@@ -16,6 +16,7 @@ from edge.gateway.metrics import CONTENT_TYPE
 from edge.gateway.openai import HttpFault, RejectedError
 from edge.gateway.routes import Route, plain_path
 from edge.gateway.waiting_room import failed_fault, retry_in_s
+from edge.linux.files import parse_json
 from edge.supervisor.status import Failure, State
 from edge.supervisor.upstream import Upstream
 
@@ -63,8 +64,8 @@ def log_lines(context: Context, method: str, route: Route) -> web.Response:
         return json_response({"schema": 1, "lines": [], "next": {}})
     query = {name: values[-1] for name, values in parse_qs(route.target.partition("?")[2]).items()}
     try:
-        since = {str(name): int(count) for name, count in json.loads(query.get("since", "{}")).items()}
-    except (ValueError, TypeError, AttributeError, RecursionError):
+        since = {str(name): int(count) for name, count in parse_json(query.get("since", "{}")).items()}
+    except (ValueError, TypeError, AttributeError):
         raise RejectedError(HttpFault(400, "bad_query", "since is not what `next` was", None)) from None
     found = context.history.log(query.get("engine") == "1", query.get("model"), since)
     return json_response({"schema": 1, **found})

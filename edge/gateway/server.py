@@ -173,18 +173,14 @@ async def serve(app: web.Application, sockets: list[socket.socket], *, drain_s: 
     await runner.setup()
     assert runner.server is not None, "setup() makes it"
     loop = asyncio.get_running_loop()
-    factory = context.connections.protocol(_ProtocolFactory(runner.server, loop))
+    make = _ProtocolFactory(runner.server, loop)
     servers: list[asyncio.AbstractServer] = []
     for each in sockets:
         each.setblocking(False)
         # Other processes on this machine reach the unix socket; TLS would add nothing there.
-        wrapped = tls if each.family != socket.AF_UNIX else None
-        timeout_s = context.config.limits.header_s if wrapped else None
-        server = await loop.create_server(
-            factory, sock=each, backlog=AT_ONCE, ssl=wrapped, ssl_handshake_timeout=timeout_s
-        )
+        factory = context.connections.protocol(make, tls if each.family != socket.AF_UNIX else None)
+        servers.append(await loop.create_server(factory, sock=each, backlog=AT_ONCE))
         each.listen(BACKLOG)
-        servers.append(server)
     return GatewayServer(runner, servers)
 
 

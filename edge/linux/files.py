@@ -130,11 +130,16 @@ def read_bounded(path: Path, most_bytes: int = READ_MAX_BYTES, *, mine: bool = F
 
 
 def read_json(path: Path, most_bytes: int = READ_MAX_BYTES) -> Any:
-    """Read a JSON file of ours. Raises OSError, or ValueError for bad JSON, NaN, infinity and too deep nesting."""
+    """Read a JSON file of ours. Raises OSError, or ValueError as `parse_json` does."""
+    return parse_json(read_bounded(path, most_bytes))
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON of any origin. Raises ValueError for bad JSON, NaN, infinity and too deep nesting."""
     try:
-        return json.loads(read_bounded(path, most_bytes), parse_constant=_not_finite, parse_float=_finite)
+        return json.loads(text, parse_constant=_not_finite, parse_float=_finite)
     except RecursionError:
-        raise ValueError(f"{path} is nested too deep") from None
+        raise ValueError("it is nested too deep") from None
 
 
 def _not_finite(text: str) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edge.linux.files import read_bounded, write_atomic
+from edge.linux.files import parse_json, read_bounded, write_atomic
 
 KEPT_LINES = 50
 MOST_BYTES = 16 << 20  # 50 records with the log of a crash each are a few hundred kB
@@ -40,8 +40,8 @@ def read(path: Path) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     with contextlib.suppress(OSError, ValueError):
         for line in read_bounded(path, MOST_BYTES).decode("utf-8", "replace").splitlines():
-            with contextlib.suppress(ValueError, RecursionError):
-                record = json.loads(line)
+            with contextlib.suppress(ValueError):
+                record = parse_json(line)
                 if isinstance(record, dict):
                     records.append(record)
     return records

@@ -137,6 +137,41 @@ async def test_the_group_looks_and_only_the_owner_and_root_change(
         assert application.calls == []
 
 
+MANY = """
+import os, socket, sys
+os.setgroups([]); os.setresgid(4242, 4242, 4242); os.setresuid(65534, 65534, 65534)
+kept = [socket.socket(socket.AF_UNIX) for _ in range(40)]
+for each in kept:
+    each.connect(sys.argv[1])
+print(sum(each.recv(12) == b"HTTP/1.1 503" for each in kept[8:]), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes the place of another user")
+async def test_a_member_of_the_group_keeps_no_more_than_a_few_connections(short_dir: Path) -> None:
+    """Connections without a request were kept without a limit, and took the gateway's descriptors."""
+    opened(short_dir)
+    async with control(short_dir, for_group=True) as (_, session):
+        os.chown(short_dir / "c.sock", -1, 4242)
+        member = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", MANY, str(short_dir / "c.sock"), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert member.stdout is not None
+        assert int(await member.stdout.readline()) == 32
+        async with session.get("/status") as answer:
+            assert answer.status == 200, "the owner is served meanwhile"
+        await member.communicate(b"")
+
+
+async def test_numbers_of_a_reader_may_be_anything(short_dir: Path) -> None:
+    async with control(short_dir) as (application, session):
+        for wrong in ("[" * 2000, '{"": NaN}', "1", '{"": 1e999}', "{"):
+            async with session.get("/logs", params={"since": wrong}) as answer:
+                assert answer.status == 200
+        assert {len(asked.since) for asked in application.calls} == {0}
+
+
 async def test_a_reload_that_works_is_passed_on(short_dir: Path) -> None:
     served = Control(short_dir / "c.sock", Reloadable())
     await served.start()

@@ -18,6 +18,7 @@ import pytest
 
 from edge.config import load, resolve_profile
 from edge.daemon import planning
+from edge.daemon.kept_remedies import KeptRemedies, key
 from edge.daemon.launch import Children
 from edge.daemon.remembered_launch import (
     RememberedLaunch,
@@ -35,6 +36,7 @@ from edge.daemon.remembered_launch import (
 )
 from edge.engine.installed import SelectedEngine, write_selection
 from edge.models.header import read_kept
+from edge.models.open import fingerprint
 from edge.paths import folders
 from tests.daemon.served import Served, config_text, install
 from tests.fakes.gguf_writer import Gguf
@@ -291,7 +293,7 @@ def confirm(rung_running: int, rung_planned: int, **changes: Any) -> tuple[Any, 
     prepared = planning.Prepared(planning.Config(), plan.board, profile, plan)
     children = Recorded()
     launch = RememberedLaunch([], "", {}, [], False, {}, {}, [], 0, {model.id: known})
-    kept, notes = planning._confirm(prepared, launch, children)
+    kept, notes = planning._confirm(prepared, launch, children, KeptRemedies(FOLDERS))
     return kept, notes, children.killed
 
 
@@ -398,6 +400,26 @@ def test_a_record_that_the_plan_contradicts_is_replaced_before_it_serves(state: 
         command = Path(f"/proc/{up.model()['pid']}/cmdline").read_bytes().split(b"\0")
         assert command[command.index(b"--ctx-size") + 1] != b"512"
         assert len(up.pids) in (2, 3)  # the replaced engine may have been killed before it ran
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_remedies_that_came_later_replace_it(state: Path, port: int, smollm2: Path, known: bool) -> None:
+    """The supervisor had remedies and the launcher's child had none: each start ended with a traceback."""
+    with started(state, port) as up:
+        path = remembered(up)
+        plan = json.loads(path.read_text())
+    row = last_start(up)
+    (read,) = [each for each in plan["files"] if each.endswith("remedies.json")]
+    kept = KeptRemedies(folders({}, up.state))
+    kept.keep("chat", key(fingerprint([smollm2]), row["engine"], row["rung"]), [("no-flash-attention", "signal_segv")])
+    if known:  # the record was written after it, by a process that ended meanwhile
+        plan["files"][read] = identity(read)
+        path.write_text(json.dumps(plan))
+    with started(state, port) as up:
+        up.wait_for("degraded")
+        assert [each["subject"] for each in up.model()["degraded"]] == ["flash_attention"]
+        assert ("chat starts with remedies now" in up.output) is known
+        assert up.chat().status_code == 200
 
 
 def test_a_changed_configuration_is_planned_anew(state: Path, port: int, chat: str) -> None:

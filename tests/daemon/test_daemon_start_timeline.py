@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
-from edge.cli.timeline import chrome_trace, comparison, instants, waterfall
+import pytest
+
+from edge.cli.timeline import chrome_trace, comparison, instants, is_whole, waterfall
 from edge.daemon.start_timeline import Instants, Span, spans, start_record, with_limit, with_service_start
 
 MARKS = {"load": 10.3, "header": 10.32, "tensors_begin": 10.4, "tensors_end": 11.4, "kv": 11.5, "reserve": 11.45}
@@ -67,6 +70,14 @@ def test_a_start_that_failed_has_no_readiness() -> None:
 def test_the_waterfall_tells_size_and_rate() -> None:
     text = "\n".join(waterfall(record()))
     assert "953.7 MiB at 953.7 MiB/s" in text and "READY" in text and "50% of the model" in text
+
+
+@pytest.mark.parametrize(
+    "damage", [{"spans": None}, {"spans": [{"name": "x"}]}, {"gates": {"warm": "x"}}, {"limit": 0}]
+)
+def test_a_part_of_a_record_is_none(damage: dict[str, Any]) -> None:
+    """A full disk or another version left it: `timeline` showed a traceback in place of the other starts."""
+    assert is_whole(record()) and not is_whole({**record(), **damage}) and not is_whole({"schema": 1})
 
 
 def test_a_comparison_and_a_trace() -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 import trustme
+from msgspec.structs import replace
 
 from edge.errors import ConfigError
-from edge.gateway.config import GatewayOptions
+from edge.gateway.config import ClientLimits, GatewayOptions
 from edge.gateway.server import tls_context
 from tests.fakes.upstream.engine import Line, Received
 from tests.gateway.conftest import Rigs
@@ -57,6 +58,29 @@ async def test_plain_http_on_a_tls_port_reaches_nobody(rig: Rigs, authority: tup
     with contextlib.suppress(ConnectionError):
         assert b"HTTP/1.1 200" not in await client.rest()
     assert here.engine.requests == []
+
+
+async def test_handshakes_that_do_not_end_are_counted_and_bounded(
+    rig: Rigs, authority: tuple[trustme.CA, GatewayOptions]
+) -> None:
+    """4,000 connections without a handshake took 600 MB: they were in no count before its end."""
+    ca, config = authority
+    here = await rig(config=replace(config, limits=ClientLimits(connections=16, handshakes=4, grace_s=0)))
+    trust = ssl.create_default_context()
+    ca.configure_trust(trust)
+    silent = [await here.connect() for _ in range(12)]
+    await until(lambda: sum(client.reader.at_eof() for client in silent) == 8)
+    assert len(here.context.connections) == 4 and [client.reader.at_eof() for client in silent[:8]] == [True] * 8
+    async with aiohttp.ClientSession() as client:
+        for _ in range(2):
+            async with client.get(f"https://localhost:{here.port}/livez", ssl=trust) as answer:
+                assert answer.status == 200
+        await until(lambda: len(here.context.connections) <= 4)
+        garbage = await here.connect()
+        garbage.writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            await garbage.rest()
+    await until(lambda: len(here.context.connections) == 3)  # what is no TLS ended with its handshake
 
 
 @pytest.mark.e2e
