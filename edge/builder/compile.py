@@ -184,6 +184,8 @@ def count_cuda_steps(build_dir: Path) -> int:
 # How gcc, nvcc, ninja and cmake start the line of an error.
 _FIRST_ERROR = re.compile(r"(?:\berror\b|\bfatal\b|FAILED:|CMake Error)", re.IGNORECASE)
 
+_MESSAGE_LINES = 40  # the text of a failed try_compile, with the compiler's output in it
+
 _MEMORY = "out-of-memory"  # the row that a number may choose
 # A process that SIGKILL ended, as subprocess and as a shell report it.
 _KILLED = (-9, 137)
@@ -228,18 +230,18 @@ def _named(entry: Mapping[str, Any], evidence: list[str]) -> BuildFailure:
 
 
 def _errors(lines: list[str]) -> tuple[str, ...]:
-    """Return the first three errors; a "CMake Error" with the indented text below it, which is the message."""
-    found: list[str] = []
+    """Return the first three errors, CMake's before others, which warnings may only mention.
+
+    A "CMake Error" comes with the indented text below it, which is the message.
+    """
+    cmake, others = [], []
     for at, line in enumerate(lines):
-        if not _FIRST_ERROR.search(line):
-            continue
         text = line.strip()
         if text.startswith("CMake Error"):
-            text = " ".join([text, *_indented(lines[at + 1 : at + 12])])
-        found.append(text)
-        if len(found) == 3:
-            break
-    return tuple(found)
+            cmake.append(" ".join([text, *_indented(lines[at + 1 : at + 1 + _MESSAGE_LINES])]))
+        elif _FIRST_ERROR.search(line):
+            others.append(text)
+    return tuple([*cmake, *others][:3])
 
 
 def _indented(lines: list[str]) -> Iterator[str]:

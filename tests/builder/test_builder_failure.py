@@ -26,6 +26,19 @@ LINES = {
         "/bin/sh: line 1: 4242 Killed                  /usr/bin/c++ -O3",
         "nvcc error   : 'cudafe++' died with status 137",
         "/usr/bin/ld: memory exhausted",
+        "LLVM ERROR: out of memory",
+        "LLVM ERROR: Allocation failed",
+        "clang++: error: unable to execute command: Killed",
+        "terminate called after throwing an instance of 'std::bad_alloc'",
+        "ptxas fatal   : Memory allocation failure",
+        "ld.gold: out of memory",
+        "cc1plus: fatal error: out of memory",
+        "FAILED: [code=-9] x.o",
+        "sccache: Compiler killed by signal 9",
+        "mold: fatal: mmap failed: Cannot allocate memory",
+        "g++: fatal error: Killed signal terminated program as",
+        "c++: error: vfork: Resource temporarily unavailable",
+        "/bin/sh: 0: Cannot fork",
     ],
     "glibc-too-new": [
         "/usr/include/bits/mathcalls.h(79): error: exception specification is incompatible with that of previous "
@@ -69,7 +82,11 @@ LINES = {
     "renamed-option": ["  LLAMA_CUBLAS is deprecated, use GGML_CUDA instead"],  # D-03
     "dirty-manifest": ["ninja: error: manifest 'build.ninja' still dirty after 100 tries"],
     "clock": ["make: warning:  Clock skew detected.  Your build may be incomplete."],  # FC-13
-    "compiler-crash": ["x.cpp:1:1: internal compiler error: Segmentation fault"],
+    "compiler-crash": [
+        "x.cpp:1:1: internal compiler error: Segmentation fault",
+        "nvcc error   : 'cicc' died due to signal 11 (Invalid memory reference)",
+        "clang++: error: clang frontend command failed due to signal (use -v to see invocation)",
+    ],
 }
 
 
@@ -101,6 +118,12 @@ def test_numbers_decide_before_any_sentence(code: int, kills: int) -> None:
         "error: in a.c:137",
         "[137/216] Building CXX object x.o",
         "x.cpp:9: warning: signal 90",
+        "kill.cpp:3:5: error: use of undeclared identifier 'SIGKILL'",
+        "x.cpp:9: error: 'Killed' was not declared in this scope",
+        'x.cu(9): error: identifier "SIGKILL" is undefined',
+        "  137 |     return 137;",
+        "[9/137] Building CXX object signal 9.cpp.o",
+        "-- Performing Test HAVE_SIGKILL - Success",
     ],
 )
 def test_a_number_of_another_meaning_is_no_kill(line: str) -> None:
@@ -120,6 +143,35 @@ def test_the_text_under_a_cmake_error_is_shown() -> None:
     assert diagnose(log, _FAILURES).evidence == (
         "CMake Error at cmake/x.cmake:12 (message): The toolchain has no ISO filesystem library. Install one.",
     )
+
+
+@pytest.mark.parametrize(
+    ("log", "shown"),
+    [
+        (
+            [
+                "CMake Warning at a:1 (message):",
+                "  An error is likely.",
+                "error 2",
+                "CMake Error at x:3 (f):",
+                "  The cause.",
+            ],
+            "CMake Error at x:3 (f): The cause.",
+        ),
+        (
+            ["CMake Error in CMakeLists.txt:", '  Imported target "x" includes', "", "    /nowhere"],
+            'CMake Error in CMakeLists.txt: Imported target "x" includes /nowhere',
+        ),
+        (["  CMake Error (dev) at y:3 (message):", "    nested"], "CMake Error (dev) at y:3 (message): nested"),
+        (
+            ["CMake Error at z:3 (message):", *["  Change Dir: /x"] * 20, "    cc: cannot execute 'cc1'"],
+            f"CMake Error at z:3 (message): {'Change Dir: /x ' * 20}cc: cannot execute 'cc1'",
+        ),
+    ],
+)
+def test_every_shape_of_a_cmake_error_is_shown_first(log: list[str], shown: str) -> None:
+    log = ["-- Found OpenMP", *log, "-- Configuring incomplete, errors occurred!"]
+    assert diagnose(log, _FAILURES).evidence[0] == shown
 
 
 def test_the_cause_is_found_far_above_the_end() -> None:
