@@ -56,19 +56,28 @@ class ExitStatus(NamedTuple):
 
 
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 PROTOCOL_VARIABLE = "LLAMA_SERVER_ROUTER_PORT"
 EXIT_COMMAND = b"cmd_router_to_child:exit\n"  # CMD_ROUTER_TO_CHILD_EXIT of server-models.cpp
 # The whole log of a start fits, so the child never blocks on it while this process still imports. 1 MiB is
 # the kernel's default limit for unprivileged processes (/proc/sys/fs/pipe-max-size).
 PIPE_BYTES = 1 << 20
 SESSION_LOOK_S = 0.02
-# $0: the process group; $1: the folder of the control group, or empty. Kernels before 5.14 have no cgroup.kill. dash
-# takes the `--` of `kill -9 --` for a process id.
+# $0: the process group; $1: the folder of the control group, or empty; then PID:TICKS of processes outside of the
+# group, ended if they are still those (field 22 of stat). Kernels before 5.14 have no cgroup.kill. dash takes the `--`
+# of `kill -9 --` for a process id.
 GUARD = """read _
 if [ -n "$1" ]; then
     (echo 1 >"$1/cgroup.kill") 2>/dev/null || kill -9 $(grep -vx 0 "$1/cgroup.procs")
 fi
 kill -s KILL -- "-$0"
+folder=$1
+shift
+for each in "$@"; do
+    stat=$(cat "/proc/${each%:*}/stat" 2>/dev/null) && set -- ${stat##*) } || continue
+    [ "${20}" = "${each#*:}" ] && kill -9 "${each%:*}"
+done
+set -- "$folder"
 n=0  # the killed take a moment to end
 while [ -n "$1" ] && ! rmdir "$1" 2>/dev/null && [ $n -lt 50 ]; do n=$((n + 1)); sleep 0.1; done
 """
@@ -96,6 +105,7 @@ class Child:
         self._process = process
         self._reads_commands = reads_commands
         self._guard: subprocess.Popen[bytes] | None = None
+        self._strays: dict[int, int] = {}  # descendants in sessions of their own: pid to start time in ticks
         assert process.stdout is not None and process.stderr is not None
         self.stdout = process.stdout
         self.stderr = process.stderr
@@ -122,6 +132,10 @@ class Child:
         """
         if self._process.returncode is not None or _start_ticks(self.pid) != self.started_ticks:
             return False
+        self._look_for_strays()
+        for stray in self._living_strays():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(stray, number)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
             if number == signals.SIGTERM and self._reads_commands and self._process.stdin is not None:
@@ -137,10 +151,17 @@ class Child:
         The parent-death signal reaches the child only, which for a script is not the engine. A shell waits for the end
         of a pipe from this process.
         """
-        if self._guard is None and self._process.returncode is None and self._has_children():
+        if self._process.returncode is not None or not self._has_children():
+            return
+        known = dict(self._strays)
+        self._look_for_strays()
+        if self._guard is not None and known != self._strays:
+            self.drop_guard()
+        if self._guard is None:
             folder = str(self.group.folder) if self.group is not None else ""
+            strays = [f"{pid}:{ticks}" for pid, ticks in self._strays.items()]
             self._guard = subprocess.Popen(
-                ["/bin/sh", "-c", GUARD, str(self.pid), folder],
+                ["/bin/sh", "-c", GUARD, str(self.pid), folder, *strays],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -150,7 +171,8 @@ class Child:
     def end_rest(self, grace_s: float = 0.0) -> int:
         """Kill what the reaped child left in its session and control group, after `grace_s` for it to end.
 
-        Blocking; return how many. A process that began a session of its own is found by the group only.
+        Blocking; return how many. A process that began a session of its own is found by the group; without one, only if
+        it was a descendant when it was last looked for.
         """
         end_s = time.monotonic() + grace_s
         while (left := self._rest()) and time.monotonic() < end_s:
@@ -172,22 +194,38 @@ class Child:
 
         While a process of the session lives, the kernel gives its id to no other process; one that has the id is new.
         """
-        pids = set(self.group.pids()) if self.group is not None else set()
+        pids = set(self.group.pids() if self.group is not None else ()).union(self._living_strays())
         return sorted(pids.union(procfs.session_pids(self.pid) if procfs.read_stat(self.pid) is None else ()))
+
+    def _look_for_strays(self) -> None:
+        """Note the descendants that are in sessions of their own. Their start times tell them from later processes."""
+        if self.group is not None:
+            return
+        living = {pid: self._strays[pid] for pid in self._living_strays()}
+        for pid in procfs.family_pids(self.pid)[1:]:
+            stat = procfs.read_stat(pid)
+            if stat is not None and stat.session != self.pid:
+                living[pid] = stat.started_ticks
+        self._strays = living
+
+    def _living_strays(self) -> list[int]:
+        return [pid for pid, ticks in self._strays.items() if _start_ticks(pid) == ticks and _runs(pid)]
 
     def _has_children(self) -> bool:
         grouped = self.group is not None and any(pid != self.pid for pid in self.group.pids())
         return grouped or bool(procfs.child_pids(self.pid))
 
     def owns(self, pid: int) -> bool:
-        """Return whether a process is the child, of its session or control group.
+        """Return whether a process is the child, a descendant, or of its session or control group.
 
         0 is a process of another pid namespace: unknown.
         """
         stat = procfs.read_stat(pid) if pid else None
         if pid in (0, self.pid) or stat is None or stat.session == self.pid:
             return True
-        return self.group is not None and pid in self.group.pids()
+        if self.group is not None and pid in self.group.pids():
+            return True
+        return pid in procfs.family_pids(self.pid)
 
     def wait(self, timeout_s: float) -> ExitStatus | None:
         """Wait for the end, blocking; for the synchronous launcher only."""
@@ -277,6 +315,7 @@ class _BeforeExec:
 
     def __call__(self) -> None:
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # what it orphans stays its descendant, and is found at its end
         if os.getppid() != self.parent:  # the parent died before the call
             os._exit(1)
         if self.group is not None:
@@ -286,6 +325,11 @@ class _BeforeExec:
             os.nice(self.limits.nice)
         if self.limits.cpus:
             os.sched_setaffinity(0, self.limits.cpus)
+
+
+def _runs(pid: int) -> bool:
+    stat = procfs.read_stat(pid)
+    return stat is not None and stat.state != "Z"
 
 
 def _start_ticks(pid: int) -> int | None:

@@ -23,7 +23,7 @@ from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.process import spawn
 from edge.supervisor.status import State
 from tests.fakes import llama_switches
-from tests.supervisor.rig import ENV, FAST, rigged
+from tests.supervisor.rig import ENV, FAST, Rig, rigged
 
 # A script that starts the engine and waits for it, as vendors' wrappers do; the last passes no signal on.
 PLAIN = '"$@"\nexit $?\n'
@@ -154,6 +154,70 @@ async def test_a_socket_that_another_process_answers_is_refused(short_dir: Path)
         finally:
             stranger.kill()
             await stranger.wait()
+
+
+# A program beside the engine that ignores SIGTERM in a session of its own; the second is orphaned at once.
+HELPER = f'''"{sys.executable}" -S -c "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open('$FOLDER/helper', 'w').write(str(os.getpid()))
+time.sleep(300)" </dev/null >/dev/null 2>&1 &'''
+BEYOND = {
+    "pipeline": '"$@" 2>&1 | cat >&2\n',
+    "timeout": 'timeout 1000 "$@"\n',
+    "no environment": 'env -i PATH=/usr/bin:/bin LC_ALL=C "$@" &\nwait $!\n',
+    "session": 'nice -n 1 setsid "$@" </dev/null &\nwait\n',
+    "session of a session": 'setsid sh -c \'setsid "$@" </dev/null & wait $!\' sh "$@" </dev/null &\nwait $!\n',
+    "helper": f'setsid {HELPER}\n"$@"\n',
+    "orphaned helper": f'(setsid {HELPER})\n"$@"\n',
+}
+
+
+def beyond(folder: Path, name: str) -> tuple[str, ...]:
+    return script(folder, f"FOLDER={folder}\n{BEYOND[name]}")
+
+
+def everything_of(rig: Rig, folder: Path) -> list[int]:
+    helper = folder / "helper"
+    return [*rig.pids, *([int(helper.read_text())] if helper.exists() else [])]
+
+
+@pytest.mark.parametrize("name", list(BEYOND))
+async def test_what_left_the_session_without_a_control_group_is_gone_after_a_stop(short_dir: Path, name: str) -> None:
+    async with rigged(short_dir, argv=beyond(short_dir, name)) as rig:
+        await rig.ready()
+        await rig.until(lambda: "helper" not in name or (short_dir / "helper").exists())
+        rig.supervisor.stop()
+        await rig.settle(State.STOPPED)
+        assert all(gone(pid) for pid in everything_of(rig, short_dir))
+
+
+@pytest.mark.parametrize("name", list(BEYOND))
+async def test_what_left_the_session_without_a_control_group_ends_with_its_script(short_dir: Path, name: str) -> None:
+    async with rigged(short_dir, argv=beyond(short_dir, name)) as rig:
+        await rig.ready()
+        await rig.until(lambda: "helper" not in name or (short_dir / "helper").exists())
+        first = everything_of(rig, short_dir)
+        assert rig.supervisor.watch is not None
+        rig.supervisor.watch.child.guard()  # as at each look at the engine, and at its readiness
+        os.kill(rig.supervisor.watch.child.pid, signal.SIGKILL)
+        await rig.until(lambda: len(rig.pids) == 2)
+        await rig.ready()
+        assert all(gone(pid) for pid in first)
+
+
+@pytest.mark.parametrize("body", [DAEMON, BEYOND["session of a session"]], ids=["session", "session of a session"])
+def test_what_left_the_session_without_a_control_group_dies_with_its_supervisor(short_dir: Path, body: str) -> None:
+    command = [sys.executable, "-c", PARENT.format(env=dict(ENV)), str(short_dir / "m.sock")]
+    parent = subprocess.Popen([*command, *script(short_dir, body)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    int(parent.stdout.readline())
+    (engine,) = llama_switches.starts(short_dir / "fake")
+    assert not gone(engine)
+    parent.kill()
+    parent.communicate()
+    deadline = time.monotonic() + 20
+    while not gone(engine) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert gone(engine)
 
 
 @pytest.fixture
