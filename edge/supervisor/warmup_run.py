@@ -99,6 +99,7 @@ class EngineClient:
 
 # Pauses after a 503 of a completion, first and longest: mostly it lasts milliseconds, in some builds minutes (FC-31).
 RETRY_S = (0.02, 0.5)
+_PASSING = (408, 425, 429)  # a time-out, too early, too many requests: another try may be answered
 UNAVAILABLE_MOST_S = 900.0  # the engine polls well and prints lines meanwhile, so that no stall is seen
 # Below a quarter of what the board can deliver the cause is a fault (clocks, CPU instead of GPU, swap), not load.
 SLOW_RATIO = 0.25
@@ -113,7 +114,7 @@ class Warming:
 
     def __init__(self, probe: EngineClient, settings: Settings, chat_template: bool, terms: SupervisorOptions) -> None:
         self.tokens_s: float | None = None
-        self.refused = False  # the engine answered the first completion with 400
+        self.refused = False  # the engine answered the first completion with 4xx or 501
         self.slow: tuple[Degraded, ...] = ()
         self.busy = False  # a request of the idle set is open
         self.ended = False  # the engine is to go: no further request of the idle set
@@ -140,8 +141,10 @@ class Warming:
                 pause_s = min(pause_s * 1.5, longest_s)
             refusal = f"{request.path} answered {status}: {warmup.error_message(answer)}"
             statuses.append(status)
-        # 400 is about the request itself: the same settings get the same answer at each start.
-        self.refused = bool(statuses) and all(status == 400 for status in statuses)
+        # These are about the request itself: the same settings get the same answer at each start.
+        self.refused = bool(statuses) and all(
+            status == 501 or (400 <= status < 500 and status not in _PASSING) for status in statuses
+        )
         hint = "the engine is up but cannot complete a prompt: see `edgellm logs --engine`"
         return Failure("warm_up_failed", refusal, hint)
 

@@ -55,7 +55,12 @@ LINES = {
     ],
     "exec-format": ["cannot execute binary file: Exec format error"],
     "illegal-instruction": ["Illegal instruction (core dumped)"],  # B-50
-    "invalid-argument": ["error: invalid argument: --no-mmap", "error: unknown argument: --mlock"],  # FC-28
+    "invalid-argument": [
+        "error: invalid argument: --no-mmap",  # FC-28
+        "error: unknown argument: --mlock",
+        "llama-server: unrecognized option '--no-mmap'",
+        "server.py: error: unrecognized arguments: --no-mmap",
+    ],
     "rpc-not-built": ['error while handling argument "--rpc": RPC not supported in this build'],
     "invalid-device": ['error while handling argument "--device": invalid device: CUDA0'],
     "argument-value": ['error while handling argument "--flash-attn": error: unknown value'],  # FC-29

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.status import State
 from edge.supervisor.variants import SupervisorCallbacks
 from tests.supervisor.rig import FAST, rigged
+from tests.supervisor.test_supervisor_session import script
 
 HASTY = SupervisorOptions(policy=replace(FAST, stall_s=1.0, wedge_s=1.0, term_s=0.3, idle_before_s=60.0))
 
@@ -23,6 +25,35 @@ async def test_dots_without_a_line_end_are_life(short_dir: Path) -> None:
     async with rigged(short_dir, terms=HASTY, dots=15, steps=1) as rig:
         await rig.ready()
         assert len(rig.pids) == 1
+
+
+@pytest.mark.parametrize(
+    "text", [r"\r50%", r"\0", r"\377", r"\033[2K"], ids=["progress bar", "nul", "no utf-8", "escape"]
+)
+async def test_any_byte_without_a_line_end_is_life(short_dir: Path, text: str) -> None:
+    body = f"for i in 1 2 3 4 5 6 7 8; do printf '{text}' >&2; sleep 0.25; done\nexec \"$@\"\n"
+    async with rigged(short_dir, argv=script(short_dir, body), terms=HASTY) as rig:
+        await rig.ready()
+        assert len(rig.pids) == 1 and not rig.kinds
+
+
+async def test_a_child_that_reads_slowly_and_says_nothing_is_alive(short_dir: Path) -> None:
+    reads = "import time\nfile = open('/dev/zero', 'rb', 0)\nfor _ in range(8): file.read(1 << 20); time.sleep(0.25)"
+    body = f'"{sys.executable}" -S -c "{reads}"\nexec "$@"\n'
+    async with rigged(short_dir, argv=script(short_dir, body), terms=HASTY) as rig:
+        await rig.ready()
+        assert len(rig.pids) == 1 and not rig.kinds
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["sleep 100\n", "trap '' TERM INT HUP\nwhile :; do sleep 100; done\n", "kill -STOP $$\n"],
+    ids=["asleep", "deaf", "stopped"],
+)
+async def test_what_stands_still_is_told_as_a_hang_in_every_form(short_dir: Path, body: str) -> None:
+    async with rigged(short_dir, argv=script(short_dir, body), terms=HASTY) as rig:
+        assert await rig.settle(State.FAILED, State.READY) is State.FAILED
+        assert rig.kinds == ["stalled"]
 
 
 async def test_a_load_that_hangs_three_times_is_failed_as_a_hang(short_dir: Path) -> None:
@@ -76,8 +107,9 @@ def test_slots_show_work_by_their_counters_only() -> None:
     assert slots_work([slot]) == slots_work([slot | {"speed": 2.0}]) != slots_work([slot | {"n_past": 4}])
 
 
-async def test_a_completion_that_is_refused_with_400_fails_at_once(short_dir: Path) -> None:
-    async with rigged(short_dir, terms=HASTY, refuse_warm_up=400) as rig:
+@pytest.mark.parametrize("status", [400, 401, 404, 413, 422, 501])
+async def test_a_completion_that_is_refused_fails_at_once(short_dir: Path, status: int) -> None:
+    async with rigged(short_dir, terms=HASTY, refuse_warm_up=status) as rig:
         assert await rig.settle(State.FAILED, State.READY) is State.FAILED
         failure = rig.supervisor.status().failure
         assert failure is not None and failure.kind == "warm_up_failed"

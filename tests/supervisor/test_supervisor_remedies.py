@@ -12,7 +12,7 @@ from edge.engine.engine import Engine, Flag
 from edge.supervisor.diagnose import Death as Exit
 from edge.supervisor.diagnose import diagnose
 from edge.supervisor.events import EngineReady, Exited, Spawn, StartRequested, Tick, Warmed
-from edge.supervisor.policy import EngineFault, Policy
+from edge.supervisor.policy import EngineFault, Policy, SupervisorOptions
 from edge.supervisor.process import ExitStatus
 from edge.supervisor.remedies import Remedies
 from edge.supervisor.state import SupervisorState, step
@@ -20,6 +20,7 @@ from edge.supervisor.status import Failure, State
 from edge.units import GIB
 from tests.fakes.llama_switches import Death
 from tests.supervisor.rig import (
+    FAST,
     FILE,
     PATTERNS,
     TABLE,
@@ -164,6 +165,57 @@ async def test_an_engine_that_crashes_with_flash_attention_serves_without(short_
         await rig.ready()
         assert [item.subject for item in rig.supervisor.status().degraded] == ["flash_attention"]
         assert rig.supervisor.plan.settings.flash_attention == "off"
+
+
+@pytest.mark.parametrize(
+    ("changes", "death", "subject"),
+    [
+        (
+            {"flash_attention": "off", "kv_type_v": "q4_0"},
+            Death(lines=["quantized V cache requires Flash Attention"], code=1, unless="--cache-type-v f16"),
+            "kv_type_v",
+        ),
+        ({"load_mode": "dio"}, Death(signal=signal.SIGKILL, unless="--load-mode mmap"), "load_mode"),
+        ({"load_mode": "none"}, Death(signal=signal.SIGKILL, unless="--load-mode mmap"), "load_mode"),
+        ({"load_mode": "dio"}, Death(signal=signal.SIGBUS, unless="--load-mode none"), "load_mode"),
+        (
+            {"load_mode": "dio"},
+            Death(lines=["read error: Invalid argument"], code=1, unless="--load-mode none"),
+            "load_mode",
+        ),
+        ({"flash_attention": "on"}, Death(signal=signal.SIGFPE, unless="--flash-attn off"), "flash_attention"),
+        ({"flash_attention": "on"}, Death(code=1, unless="--flash-attn off"), "flash_attention"),
+        (
+            {"flash_attention": "auto"},
+            Death(
+                lines=["ggml-cuda/fattn.cu:110: GGML_ASSERT(V->ne[0] == 64) failed"],
+                signal=signal.SIGABRT,
+                unless="--flash-attn off",
+            ),
+            "flash_attention",
+        ),
+        (
+            {"flash_attention": "on"},
+            Death("request", signal=signal.SIGSEGV, unless="--flash-attn off"),
+            "flash_attention",
+        ),
+        (
+            {"cache_ram_bytes": 512 << 20},
+            Death(lines=["what():  std::bad_alloc"], signal=signal.SIGABRT, unless="--cache-ram 0"),
+            "prompt cache",
+        ),
+    ],
+)
+async def test_whatever_one_setting_cures_serves_without_it(
+    short_dir: Path, changes: dict[str, object], death: Death, subject: str
+) -> None:
+    chosen = settings(**changes)
+    argv, callbacks = remedied(fake_engine(short_dir / "fake", death=death), chosen)
+    terms = SupervisorOptions(policy=FAST)
+    async with rigged(short_dir, argv=argv, chosen=chosen, callbacks=callbacks, terms=terms) as rig:
+        await rig.ready()
+        subjects = [item.subject for item in rig.supervisor.status().degraded]
+        assert subject in subjects
 
 
 async def test_what_nothing_cures_is_failed_in_the_engines_own_words(short_dir: Path) -> None:
