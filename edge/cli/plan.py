@@ -66,7 +66,7 @@ def plan(
     folders = folders_of(state_dir)
     config = load(folders, given(profile=profile, model=model, set=set, engine=engine, args=args), os.environ)
     prepared = prepare(config, folders, _view(board, root_dir, memory), allow_missing=True)
-    here = not (board or root_dir or memory)
+    here = not (board or root_dir) and memory is None
     remembered = next_start(folders) if here else None
     if as_json:
         print_json(plan_document(prepared.plan) | ({"remembered_launch": remembered} if here else {}), indent=1)
@@ -92,7 +92,7 @@ def _view(board_id: str | None, root: Path | None, memory: str | None) -> HostVi
     return HostView(
         root or Path("/"),
         board=board_by_id(board_id) if board_id else None,
-        available_bytes=parse_size(memory) if memory else None,
+        available_bytes=None if memory is None else parse_size(memory),
     )
 
 

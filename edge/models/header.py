@@ -148,6 +148,8 @@ def _meta(raw: RawHeader, size: int, complete: bool) -> ModelMeta:
     n_layer = get.integer(f"{arch}.block_count", 0)
     if n_layer > _MAX_LAYERS:
         raise _BadError(damaged(f"it claims {n_layer:,} layers"))
+    if raw.values.get(f"{arch}.block_count") == 0 and any(tensor.name.startswith("blk.") for tensor in tensors):
+        raise _BadError(damaged("it claims no layers, and has tensors of some"))
     heads = get.per_layer(f"{arch}.attention.head_count", n_layer, 0)
     n_head, n_embd = max(heads, default=0), get.integer(f"{arch}.embedding_length", 0)
     # llama.cpp's rule where attention.key_length is absent: llama_hparams::n_embd_head_k.

@@ -177,7 +177,8 @@ def open_model(path: Path, *, drafter: bool = False, headers: Path | None = None
         raise VerdictError(wrong, found.path.name)
     paired, projector = usable(ProjectorPairing(found.projector) if found.projector else beside(found.path), whole)
     quant, doubt = label(found, whole)
-    notes = (arch.note(whole.arch), doubt, paired.note)
+    newer = arch.types_note(tensor.type for tensor in whole.tensors)
+    notes = (arch.note(whole.arch), newer, doubt, paired.note)
     return ModelFile(
         name=found.name or receipt.name_of(found.path, receipt.read(found.path.parent)),
         quant=quant,

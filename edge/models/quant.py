@@ -290,6 +290,14 @@ smallthinker smollm3 spark2_5 stablelm starcoder starcoder2 step35 t5 t5encoder 
 KNOWN = frozenset(_KNOWN.split())
 
 
+def types_note(types: Iterable[str]) -> str | None:
+    """Return a note on tensor types that are newer than TENSOR_TYPES, else None."""
+    newer = sorted({kind.removeprefix("TYPE") for kind in types if kind.startswith("TYPE")})
+    if not newer:
+        return None
+    return f"tensor type {', '.join(newer)} is newer than edgellm's list; the engine decides whether it loads"
+
+
 def note(arch: str) -> str | None:
     """Return a note on an architecture that is not in the list, else None."""
     return (

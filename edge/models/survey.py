@@ -21,7 +21,7 @@ from edge.models.store import Store, StoreEntry
 from edge.models.verdict import HeaderVerdict, VerdictError, not_a_model
 
 # Increase it when a summary or a verdict changes its meaning: old entries are then read anew.
-_SCHEMA = 2
+_SCHEMA = 3
 _CACHE_NAME = "headers.json"
 # 700 bytes a model: a store of a thousand files has under 1 MB.
 _CACHE_MAX_BYTES = 32 << 20
@@ -74,7 +74,8 @@ def survey(store: Store, cache_dir: Path | None = None) -> list[SurveyLine]:
 
 def summarize(found: ModelCandidate, meta: ModelMeta) -> HeaderSummary:
     quant, doubt = label(found, meta)
-    notes = (arch.note(meta.arch) if meta.kind == "model" else None, doubt)
+    newer = arch.types_note(tensor.type for tensor in meta.tensors)
+    notes = (arch.note(meta.arch) if meta.kind == "model" else None, newer, doubt)
     return HeaderSummary(
         arch=meta.arch,
         kind=meta.kind,

@@ -11,6 +11,8 @@ import pytest
 from edge.models.header import _KEPT_FILES, peek_kind, read_header, read_kept
 from edge.models.meta import Split
 from edge.models.open import open_model
+from edge.models.store import Store
+from edge.models.survey import survey
 from edge.models.verdict import HeaderVerdict, VerdictError
 from tests.fakes.gguf_writer import Gguf, pack, save_set, text
 
@@ -73,6 +75,10 @@ def test_tensor_type_of_the_future_is_sized_by_offsets(tmp_path: Path) -> None:
     meta = read_header(gguf.save(tmp_path / "a.gguf"))
     assert meta.tensors[1].type == "TYPE77"
     assert meta.tensors[1].bytes == gguf.padded(gguf.tensors[1].size)
+    newer = "tensor type 77 is newer than edgellm's list; the engine decides whether it loads"
+    assert newer in open_model(tmp_path / "a.gguf").notes
+    (line,) = survey(Store(tmp_path))
+    assert newer in line.notes
 
 
 def test_removed_tensor_type(tmp_path: Path, verdict_of: Judge) -> None:
@@ -197,6 +203,7 @@ def _lie(**counts: int) -> Gguf:
         Gguf("llama").model().set("general.architecture", 7).set("general.file_type", "many"),
         Gguf("llama").model().set("llama.block_count", 2**31),
         Gguf("llama").model().set("llama.block_count", "two"),
+        Gguf("llama").model().set("llama.block_count", 0),
         Gguf("llama").model().set("llama.context_length", -1, 5),
         Gguf("llama").model().set("llama.attention.head_count_kv", [1]),
         Gguf("llama").model().set("llama.attention.head_count_kv", [2**60, 2**60]),
