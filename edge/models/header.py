@@ -145,11 +145,7 @@ def _meta(raw: RawHeader, size: int, complete: bool) -> ModelMeta:
         if not (get.text(key) or "").isprintable():
             raise _BadError(damaged(f"key {key!r} holds control characters"))
     arch = get.text("general.architecture") or UNKNOWN
-    n_layer = get.integer(f"{arch}.block_count", 0)
-    if n_layer > _MAX_LAYERS:
-        raise _BadError(damaged(f"it claims {n_layer:,} layers"))
-    if raw.values.get(f"{arch}.block_count") == 0 and any(tensor.name.startswith("blk.") for tensor in tensors):
-        raise _BadError(damaged("it claims no layers, and has tensors of some"))
+    n_layer = _layers(get, arch, tensors)
     heads = get.per_layer(f"{arch}.attention.head_count", n_layer, 0)
     n_head, n_embd = max(heads, default=0), get.integer(f"{arch}.embedding_length", 0)
     # llama.cpp's rule where attention.key_length is absent: llama_hparams::n_embd_head_k.
@@ -183,6 +179,14 @@ def _meta(raw: RawHeader, size: int, complete: bool) -> ModelMeta:
         extra=raw.values,
         arrays=raw.arrays,
     )
+
+
+def _layers(get: _Keys, arch: str, tensors: Iterable[Tensor]) -> int:
+    n_layer = get.integer(f"{arch}.block_count", -1)
+    named = n_layer == 0 and any(tensor.name.startswith("blk.") for tensor in tensors)
+    if n_layer > _MAX_LAYERS or named:
+        raise _BadError(damaged(f"it claims {n_layer:,} layers{', and has tensors of some' if named else ''}"))
+    return max(0, n_layer)
 
 
 class _Keys:

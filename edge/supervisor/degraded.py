@@ -28,6 +28,7 @@ class EngineFacts(Struct, frozen=True):
     kv_types: tuple[str, str] | None = None  # of K and V
     n_ctx: int | None = None  # of all slots
     buffers: Buffers = Buffers()
+    projector_on: str | None = None  # the backend that reads images
     cpu_because: str | None = None  # why the GPU is not used
 
 
@@ -86,7 +87,10 @@ def _placed(plan: LaunchPlan, facts: EngineFacts) -> list[Degraded]:
     full, buffers = is_full(plan, facts), facts.buffers
     weights = misplaced_weights(plan, buffers.weights, full=full)
     cache = misplaced_cache(plan, buffers, full=full)
-    return [each.degraded for each in ([weights] if weights else []) + cache]
+    found = [each.degraded for each in ([weights] if weights else []) + cache]
+    if plan.settings.n_gpu_layers > 0 and facts.projector_on == "CPU":
+        found.append(Degraded("projector", "GPU", "CPU", "images are read on the CPU, which takes many times as long"))
+    return found
 
 
 def _kv(plan: LaunchPlan, facts: EngineFacts, props: Mapping[str, Any]) -> list[Degraded]:

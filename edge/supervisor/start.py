@@ -294,6 +294,8 @@ class Attempt:
                 self._buffer("kv", groups)
             case "compute_on":
                 self._buffer("compute", groups)
+            case "projector_on":
+                self.facts = replace(facts, projector_on=groups["device"])
             case "kv_types":
                 self.facts = replace(facts, kv_types=(groups["k"], groups["v"]))
             case "n_ctx":

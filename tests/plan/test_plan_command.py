@@ -146,6 +146,12 @@ def test_memory_that_the_board_cannot_have_is_refused(
     assert "write a unit: --memory 5.2GiB" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("memory", ["", "-1GiB", "nan"])
+def test_memory_that_is_no_size_is_refused(memory: str, capsys: pytest.CaptureFixture[str], state: list[str]) -> None:
+    assert main(["plan", "--board", "orin-nano-8", "--memory", memory, *state]) == 64
+    assert "not a size" in capsys.readouterr().err
+
+
 def test_hidden_gpus_are_hidden_from_the_plan(
     capsys: pytest.CaptureFixture[str], state: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,12 @@ def test_compute_on_the_cpu_is_named() -> None:
     assert subjects(attempt) == [("compute", "284 MiB on CPU")]
 
 
+@pytest.mark.parametrize(("backend", "wanted"), [("CUDA0", []), ("CPU", [("projector", "CPU")])])
+def test_a_projector_on_the_cpu_is_named(backend: str, wanted: list[tuple[str, str]]) -> None:
+    attempt, _missing = start([*lines(), f"clip_ctx: CLIP using {backend} backend"])
+    assert subjects(attempt) == wanted
+
+
 def test_a_device_without_weights_is_named() -> None:
     plan = launch_plan(("x",), 0, gpu_settings("CUDA0", "CUDA1"))
     log = [*engine_log.whole(engine_log.Start(gpu={"CUDA0": "A", "CUDA1": "B"}))]
