@@ -11,7 +11,17 @@ from msgspec.structs import replace
 
 from edge.board.board import Board
 from edge.config.fields import Field, did_you_mean, flatten, read_field
-from edge.config.values import CHOICE_KEYS, SECTIONS, SETTINGS, TIER_KEYS, ModelChoice, Preset, Profile, Tier
+from edge.config.values import (
+    CHOICE_KEYS,
+    SECTIONS,
+    SETTINGS,
+    TIER_KEYS,
+    ModelChoice,
+    Preset,
+    Profile,
+    Tier,
+    place_of,
+)
 from edge.errors import ConfigError
 from edge.paths import Folders, system_folders
 from edge.resources import data_dir, load_toml
@@ -171,7 +181,12 @@ def _choice(row: dict[str, Any], source: str) -> ModelChoice:
 
 
 def _values(flat: dict[str, Any], source: str, fields: dict[str, Field]) -> dict[str, Any]:
-    return {key: read_field(fields, key, value, source) for key, value in flat.items()}
+    return {key: read_field(fields, key, value, source, _in_config) for key, value in flat.items()}
+
+
+def _in_config(key: str) -> str | None:
+    """Return the place of a setting that names files of one model, which a profile for many may not hold."""
+    return f"edgellm.toml: {place_of(key)}" if key in SETTINGS and SETTINGS[key].one_model else None
 
 
 def _with_tiers_named(profile: Profile, name: str) -> Profile | None:

@@ -93,6 +93,7 @@ def test_extends_goes_one_level_deep(places: Folders) -> None:
     ("text", "said"),
     [
         ("n_ctxt = 1\n", "unknown key n_ctxt; did you mean n_ctx?"),
+        ("lora = ['/a.gguf']\n", "lora is not a key of this section"),
         ("offload = 'all'\n", "offload wants one of full, none, got 'all'"),
         ("n_ctx = 1.5\n", "n_ctx wants a whole number, got a number 1.5"),
         ("[[tier]]\nname = 'a'\nmemory_max = 'big'\n", "tier 1: memory_max not a size"),
