@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from edge.config.values import Preset
 from edge.engine.engine import Engine
-from edge.errors import BadModelError, ConfigError
+from edge.errors import BadModelError, ConfigError, ModelMissingError
 from edge.models.header import peek_kind, read_header
 from edge.models.meta import ModelMeta
 from edge.models.open import ModelFile
@@ -141,6 +141,8 @@ def _drafter(store: Store, ref: str, model: ModelFile) -> ModelFile:
         found = store.resolve(ref)
     except BadModelError as error:
         raise ConfigError(f"draft: {error}", error.hint) from None
+    except ModelMissingError as error:
+        raise ModelMissingError(f"draft: {error}", error.hint) from None
     theirs, ours = found.meta, model.meta
     sizes = (theirs.n_vocab or 0, ours.n_vocab or 0)
     if theirs.tokenizer != ours.tokenizer or abs(sizes[0] - sizes[1]) > _VOCAB_DIFFERENCE:

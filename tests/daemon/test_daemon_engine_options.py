@@ -198,7 +198,9 @@ def test_a_drafter_is_counted_and_has_to_have_the_models_vocabulary(
     other = Gguf("llama").model().save(tmp_path / "Other-Q5_K_M.gguf")
     code, _, said = plan("--set", f"draft={other}")
     assert code == 78 and "has another vocabulary" in said
-    assert plan("--set", "draft=NOPE:Q4_0")[0] == 69
+    for ref in ("NOPE:Q4_0", "/none.gguf"):
+        code, _, said = plan("--set", f"draft={ref}")
+        assert code == 69 and said.startswith("error: draft: no ")
 
 
 @pytest.mark.e2e
