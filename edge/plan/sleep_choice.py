@@ -71,7 +71,7 @@ def can_sleep(engine: Engine) -> bool:
 def own_sleep_s(
     choices: Iterable[SleepChoice], engine: Engine, config: ModelConfig, file_bytes: int, settings: Settings
 ) -> int:
-    """Return after how many idle seconds the engine is to sleep by itself; 0: edgellm ends it, or it never sleeps.
+    """Return after how many idle seconds the engine is to sleep by itself; 0: it is ended, or never sleeps.
 
     An engine whose layers are on other boards ends: their rpc-servers then serve others.
     """
