@@ -55,7 +55,7 @@ def mounts(tree: Tree) -> list[Mount]:
         head, tail = left.split(), right.split(" ", 2)
         if len(head) >= 6 and len(tail) >= 2:
             more = tail[2] if len(tail) > 2 else ""
-            found.append(Mount(head[2], _plain(head[4]), head[5], tail[0], _plain(tail[1]), more))
+            found.append(Mount(head[2], unescaped(head[4]), head[5], tail[0], unescaped(tail[1]), more))
     return found
 
 
@@ -88,12 +88,26 @@ def _disk(tree: Tree, mount: Mount) -> str | None:
     block = "/sys/class/block"
     name = next((n for n in tree.children(block) if tree.word(f"{block}/{n}/dev") == mount.device), None)
     name = name or (mount.source.removeprefix("/dev/") if mount.source.startswith("/dev/") else None)
+    return _whole_disk(tree, name) if name else None
+
+
+def device_storage(tree: Tree, device: str) -> Storage | None:
+    """Return the storage below a block device such as `/dev/mmcblk0p2`, `/dev/dm-1` or `/dev/loop0` (of its file)."""
+    name = device.removeprefix("/dev/")
+    behind = tree.word(f"/sys/class/block/{name}/loop/backing_file")
+    if behind is not None:
+        return classify(tree, Path(behind))
+    disk = _whole_disk(tree, name)
+    return Storage(device, "", _disk_kind(tree, disk), disk, False)
+
+
+def _whole_disk(tree: Tree, name: str) -> str:
     for _ in range(_SLAVES_DEPTH):
-        slaves = tree.children(f"{block}/{name}/slaves") if name else []
+        slaves = tree.children(f"/sys/class/block/{name}/slaves")
         if not slaves:
             break
         name = slaves[0]
-    if name is None or name.startswith(("dm-", "md", "loop", "zram")):
+    if name.startswith(("dm-", "md", "loop", "zram")):
         return name
     match = _PARTITION.match(name)
     return match[1] if match else name
@@ -116,6 +130,6 @@ def _disk_kind(tree: Tree, disk: str) -> str:
     return "unknown"
 
 
-def _plain(text: str) -> str:
-    """Decode mountinfo's octal escapes: a blank is \\040."""
+def unescaped(text: str) -> str:
+    """Decode the octal escapes of /proc/self/mountinfo and /proc/swaps: a blank is \\040."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

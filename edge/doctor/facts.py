@@ -20,6 +20,7 @@ class Swap(Struct, frozen=True):
     kind: str  # "zram" | "partition" | "file"
     bytes: int
     used_bytes: int
+    storage: Storage | None = None  # that it lies on; None where that is not known
 
 
 class Process(Struct, frozen=True):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from edge.board import memory
+from edge.board.storage import classify, device_storage, unescaped
 from edge.doctor.check import Check, ok, unknown, warn
 from edge.doctor.facts import DoctorFacts, MemoryUse, Process, Swap
 from edge.linux.tree import Tree, parse_count
@@ -14,6 +16,7 @@ from edge.units import GIB, KIB, MIB, format_bytes
 _SMALL_BYTES = 17 * GIB  # 16 GB boards and smaller, on which a gigabyte decides which model fits
 _LOW_SHARE = 0.5  # without a desktop 80 % of an Orin Nano and 72 % of an AGX Orin are available (/proc/meminfo)
 _SWAPPINESS_MAX = 30  # the kernel's default is 60; below 30 file cache goes before anonymous pages
+_CARDS = ("sd", "emmc")
 _SWAPPED_SHARE = 0.1  # below it are pages of daemons that were never used again
 
 
@@ -88,15 +91,20 @@ def swap(facts: DoctorFacts) -> Check:
     if total and swapped > total * _SWAPPED_SHARE:
         says = f"{format_bytes(swapped)} are swapped out: the processes do not fit in memory"
         return warn("memory.swap", says, "stop processes that are not needed before a model is loaded")
-    cards = [swap.device for swap in others if "mmcblk" in swap.device]
+    cards = [swap for swap in others if swap.storage is not None and swap.storage.kind in _CARDS]
     if cards:
-        return warn(
-            "memory.swap", f"swap on {cards[0]}", "swap wears out SD cards and eMMC: put it on NVMe or do without"
-        )
+        step = "swap wears out SD cards and eMMC: put it on NVMe or do without"
+        return warn("memory.swap", f"swap on {_where(cards[0])}", step)
     if not facts.use.swaps:
         return ok("memory.swap", "no swap: right for a model server, whose memory must not be swapped")
     size = format_bytes(sum(swap.bytes for swap in facts.use.swaps))
     return ok("memory.swap", f"{size} swap; it is never counted as memory for a model")
+
+
+def _where(swap: Swap) -> str:
+    """Return `/dev/mmcblk0p2`, or `/swapfile, a file on mmcblk0`."""
+    disk = swap.storage.disk if swap.storage is not None else None
+    return f"{swap.device}, a file on {disk}" if swap.kind == "file" and disk else swap.device
 
 
 def swappiness(facts: DoctorFacts) -> Check | None:
@@ -173,7 +181,9 @@ def swaps(tree: Tree) -> Iterator[Swap]:
         size, used = (parse_count(word) for word in words[2:4]) if len(words) >= 4 else (None, None)
         if size is not None and used is not None:
             kind = "zram" if "/zram" in words[0] else words[1]
-            yield Swap(words[0], kind, size * KIB, used * KIB)
+            name = unescaped(words[0]).removesuffix(" (deleted)")
+            storage = classify(tree, Path(name)) if kind == "file" else device_storage(tree, name)
+            yield Swap(name, kind, size * KIB, used * KIB, storage)
 
 
 def processes(tree: Tree) -> Iterator[Process]:

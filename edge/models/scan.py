@@ -14,6 +14,7 @@ from edge.units import printable
 
 PARTIAL = ".partial"
 _DEPTH = 8  # a hub cache needs 5
+_LINKS_MAX = 40  # MAXSYMLINKS of the kernel
 # Folders of the Hugging Face cache whose files are not models under their own names, and our own work.
 _SKIPPED = frozenset({PARTIAL, "blobs", "refs", ".no_exist", ".locks", ".cache", ".git"})
 # Names of unfinished downloads, and of pieces that must be joined first.
@@ -138,8 +139,21 @@ def size_of(path: Path) -> int | None:
         return None
 
 
+def _end_of_links(path: Path) -> Path | None:
+    """Return the first missing target of a chain of links, as its link writes it; None for a circle."""
+    for _ in range(_LINKS_MAX):
+        target = path.readlink()
+        path = path.parent / target
+        if not path.is_symlink():
+            return target
+    return None
+
+
 def _dangling(path: Path) -> HeaderVerdict:
     if path.is_symlink():
         hint = "the file it stood for was moved or removed: fetch it again, or remove the link"
-        return HeaderVerdict("dangling", f"is a link to {printable(str(path.readlink()))}, which does not exist", hint)
+        missing = _end_of_links(path)
+        if missing is None:
+            return HeaderVerdict("dangling", "is a link that leads in a circle", "remove the link")
+        return HeaderVerdict("dangling", f"is a link to {printable(str(missing))}, which does not exist", hint)
     return HeaderVerdict("unreadable", "cannot be read", "look at its permissions and those of its folders")

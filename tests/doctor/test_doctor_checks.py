@@ -140,12 +140,16 @@ def test_zram_matters_on_small_boards_only(tmp_path: Path) -> None:
     assert_check(patient("agx-orin-64", tmp_path), "memory.zram", CheckResult.OK, "12 devices")
 
 
+SD = Storage("/", "ext4", "sd", "mmcblk0")
+
+
 @pytest.mark.parametrize(
     ("swaps", "swapped_bytes", "verdict", "word"),
     [
         ((), 0, CheckResult.OK, "no swap"),
         ((Swap("/swapfile", "file", 8 * GIB, 0),), 0, CheckResult.OK, "never counted"),
-        ((Swap("/dev/mmcblk0p2", "partition", GIB, 0),), 0, CheckResult.WARN, "wears out"),
+        ((Swap("/dev/mmcblk0p2", "partition", GIB, 0, SD),), 0, CheckResult.WARN, "wears out"),
+        ((Swap("/swapfile", "file", GIB, 0, SD),), 0, CheckResult.WARN, "/swapfile, a file on mmcblk0"),
         ((Swap("/swapfile", "file", 8 * GIB, 2 * GIB),), 2 * GIB, CheckResult.WARN, "swapped out"),
     ],
 )

@@ -235,6 +235,34 @@ def test_memory_use_of_a_board_with_a_desktop() -> None:
     assert {swap.kind for swap in use.swaps} == {"zram"}
 
 
+@pytest.mark.parametrize(
+    ("line", "name", "kind"),
+    [
+        ("/swapfile file 4194300 0 -2", "/swapfile", "sd"),
+        (r"/var/my\040swap file 4194300 0 -2", "/var/my swap", "sd"),
+        (r"/swapfile\040(deleted) file 4194300 0 -2", "/swapfile", "sd"),
+        ("/ssd/swapfile file 4194300 0 -2", "/ssd/swapfile", "nvme"),
+        ("/dev/mmcblk0p2 partition 4194300 0 -2", "/dev/mmcblk0p2", "sd"),
+        ("/dev/dm-1 partition 4194300 0 -2", "/dev/dm-1", "sd"),
+        ("/dev/loop0 partition 4194300 0 -2", "/dev/loop0", "sd"),
+        ("/dev/nvme0n1p3 partition 4194300 0 -2", "/dev/nvme0n1p3", "nvme"),
+    ],
+)
+def test_swap_lies_on_the_disk_below_it(tmp_path: Path, line: str, name: str, kind: str) -> None:
+    """A file, a volume of LVM and the file behind a loop device wear out the same card."""
+    write(tmp_path, "proc/swaps", f"Filename Type Size Used Priority\n{line}\n")
+    mounts = "1 0 179:1 / / rw - ext4 /dev/mmcblk0p1 rw\n2 1 259:1 / /ssd rw - ext4 /dev/nvme0n1p1 rw\n"
+    write(tmp_path, "proc/self/mountinfo", mounts)
+    for disk, device in (("mmcblk0p1", "179:1"), ("nvme0n1p1", "259:1"), ("dm-1", "253:1"), ("loop0", "7:0")):
+        write(tmp_path, f"sys/class/block/{disk}/dev", device)
+    write(tmp_path, "sys/class/block/mmcblk0/device/type", "SD\n")
+    write(tmp_path, "sys/class/block/dm-1/slaves/mmcblk0p2/dev", "179:2")
+    write(tmp_path, "sys/class/block/loop0/loop/backing_file", "/var/swap.img\n")
+    (swap,) = read_memory_use(Tree(tmp_path)).swaps
+    assert swap.device == name
+    assert swap.storage is not None and swap.storage.kind == kind
+
+
 def test_gpu_memory_of_a_jetson_is_in_nvmaps_list(tmp_path: Path) -> None:
     text = "CLIENT  PROCESS  PID  SIZE\nuser  llama-server  812  3145728K\nuser  Xorg  90  2M\ntotal  3147776K\n"
     write(tmp_path, "sys/kernel/debug/nvmap/iovmm/maps", text)

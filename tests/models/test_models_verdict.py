@@ -216,6 +216,16 @@ def test_a_dangling_shard_is_the_one_that_is_blamed(tmp_path: Path) -> None:
         open_model(tmp_path / "big-00001-of-00003.gguf")
 
 
+def test_the_missing_end_of_a_chain_of_links_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").symlink_to("b")
+    (tmp_path / "b").symlink_to("c")
+    with pytest.raises(VerdictError, match="is a link to c, which does not exist"):
+        open_model(tmp_path / "a.gguf")
+    (tmp_path / "circle.gguf").symlink_to("circle.gguf")
+    with pytest.raises(VerdictError, match="leads in a circle"):
+        open_model(tmp_path / "circle.gguf")
+
+
 def test_a_set_whose_shards_end_in_capitals_cannot_be_followed(tmp_path: Path) -> None:
     """llama_split_prefix compares with .gguf exactly; a lone .GGUF is served."""
     save_set(tmp_path, "big", 2)
