@@ -188,7 +188,8 @@ class RailNode(Struct, frozen=True):
         if uw is None and (mv is None or ma is None):
             return None
         watts = uw / 1e6 if uw is not None else (mv or 0) * (ma or 0) / 1e6
-        if not 0 <= watts <= MAX_W:
+        # The chips measure in front of the regulators: 0 V is a channel that is not wired, or a sensor that is off.
+        if not 0 <= watts <= MAX_W or mv == 0:
             return None
         return Rail(self.name, watts, None if mv is None else mv / 1e3, None if ma is None else ma / 1e3)
 
@@ -225,6 +226,8 @@ def total(rails: Sequence[Rail], alternatives: Sequence[Sequence[str]]) -> Power
     by_name = {rail.name: rail.power_w for rail in rails}
     for names in (*((name,) for name in TOTAL_RAILS), *alternatives):
         if all(name in by_name for name in names):
+            if not sum(by_name[name] for name in names):
+                return None  # a module that runs this code draws power
             if len(names) == 1:
                 return PowerState(by_name[names[0]], names[0], tuple(names))
             return PowerState(sum(by_name[name] for name in names), SUM, tuple(names), SUM_NOTE)
@@ -247,7 +250,9 @@ def missing_power(nodes: Sequence[RailNode], rails: Sequence[Rail], facts: Senso
             notes.append(f"no total power: rail {name} is switched off ({node.enable.rpartition('/')[2]} is 0)")
         else:
             notes.append(f"no total power: rail {name} cannot be read")
-    if not notes and rails:
+    if any(rail.name in (*wanted, *TOTAL_RAILS) and not rail.power_w for rail in rails):
+        notes.append("no total power: 0 W is what a sensor reads that measures nothing")
+    elif not notes and rails:
         notes.append("no total power: what the rails of this board add up to is not known")
     return tuple(notes)
 

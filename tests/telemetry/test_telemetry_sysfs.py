@@ -262,6 +262,25 @@ def test_a_small_offset_below_zero_is_zero(board: FakeBoard) -> None:
     assert sample.power is not None and min(rail.power_w for rail in sample.rails) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("node", "note"), [("in1_input", "rail VDD_IN cannot be read"), ("curr1_input", "0 W is what")]
+)
+@pytest.mark.parametrize("board", ["orin-nano-8"], indirect=True)
+def test_a_board_that_runs_never_draws_0_watts(board: FakeBoard, node: str, note: str) -> None:
+    (folder,) = {path.parent for path in board.sys.glob("class/hwmon/*/in1_label") if path.read_text() == "VDD_IN\n"}
+    put(folder / node, b"0")
+    sample = source_of(board).read(0.0)
+    assert sample.power is None and any(note in each for each in sample.notes)
+
+
+@pytest.mark.parametrize("board", ["agx-orin-64"], indirect=True)
+def test_a_rail_without_voltage_is_no_part_of_a_sum(board: FakeBoard) -> None:
+    """8 of 20 W would be shown as a saving."""
+    put(board.sys / "class/hwmon/hwmon3/in1_input", b"0")
+    sample = source_of(board).read(0.0)
+    assert sample.power is None and sample.notes == ("no total power: rail VDD_GPU_SOC cannot be read",)
+
+
 def test_a_channel_that_is_switched_off_is_named(board: FakeBoard) -> None:
     folder = board.sys / "class/hwmon/hwmon3"
     put(folder / "in1_enable", b"0")
