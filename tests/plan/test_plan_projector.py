@@ -27,7 +27,7 @@ from edge.plan.argv import common_params, render
 from edge.plan.calibration import Calibration, calibrate, measure
 from edge.plan.companions import images_of
 from edge.plan.inputs import Candidate, candidate_of, situation
-from edge.plan.ladder import LadderStep, settings
+from edge.plan.ladder import LadderStep, settings, walk_ladder
 from edge.plan.memory import budget
 from edge.plan.plan import LaunchPlan, Settings
 from edge.supervisor import warmup
@@ -128,6 +128,23 @@ def test_more_memory_never_costs_more_than_it_adds() -> None:
         found = images_of(it, Preset(), "on", room, ABLE)
         assert found and room - found.compute_bytes > left
         left = room - found.compute_bytes
+
+
+@pytest.mark.parametrize(
+    "board", [shapes.jetson(64), shapes.cpu_board(64), shapes.gpu_board(64)], ids=["orin", "cpu", "gpu"]
+)
+def test_more_memory_never_means_less_context_beside_a_projector(board: shapes.Board) -> None:
+    inputs = situation(board, shapes.memory(board), replace(ABLE, cuda=bool(board.gpus)), "1GiB", {})
+    preset = Preset(n_ctx=32768, n_ctx_min=2048, offload="full" if board.gpus else "none", cache_ram=0)
+    it = seeing(projector_of(header("qwen2.5vl_merger", **QWEN)))
+    contexts, largest = [], []
+    for quarters in range(16, 240, 3):
+        free = {name: quarters * GIB // 4 + inputs.reserve_bytes[name] for name in inputs.available_bytes}
+        rungs = walk_ladder(preset, [it], "chat", replace(inputs, available_bytes=free))
+        first = next((rung.settings for rung in rungs if rung.fits), None)
+        contexts.append(first.n_ctx // first.n_parallel if first else 0)
+        largest.append(first.images.compute_bytes if first and first.images else 0)
+    assert contexts == sorted(contexts) and contexts[-1] == 32768 and largest == sorted(largest)
 
 
 def test_without_flash_attention_the_scores_are_counted() -> None:
