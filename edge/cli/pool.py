@@ -13,7 +13,10 @@ from edge.cli.options import Json, StateDir, print_json, print_lines
 from edge.units import format_bytes, format_seconds
 
 ModelId = Annotated[str, typer.Argument(metavar="ID", help="id or alias of a model", autocompletion=served_models)]
-_FIELDS = ("state", "memory_bytes", "open_requests", "idle_s", "ttl_left_s", "priority", "pin", "last_load_s")
+_FIELDS = (
+    *("state", "memory_bytes", "open_requests", "tokens_per_s"),
+    *("idle_s", "ttl_left_s", "priority", "pin", "last_load_s"),
+)
 # States in which a child exists or is about to: the others hold no memory.
 _RESIDENT = ("STARTING", "LOADING", "WARMING", "READY", "DRAINING", "STOPPING", "BACKOFF")
 
@@ -25,7 +28,7 @@ def register(root: typer.Typer) -> None:
 
 
 def ps(state_dir: StateDir = None, as_json: Json = False) -> None:
-    """List the models of a running edgellm: state, memory, open requests, and when each goes to sleep."""
+    """List the models of a running edgellm: state, memory, open requests, speed, and when each goes to sleep."""
     models: dict[str, dict[str, Any]] = _client(state_dir).status()["models"]
     if as_json:
         rows = {name: {field: model.get(field) for field in _FIELDS} for name, model in models.items()}
@@ -48,16 +51,18 @@ def unload(model: ModelId, state_dir: StateDir = None) -> None:
 def ps_lines(models: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the table as lines of at most 80 columns for ids of up to 20 characters. Unknown values are shown as -."""
     width = max([5, *map(len, models)])
-    lines = [f"{'MODEL':<{width}}  {'STATE':<9}  {'MEMORY':>9}  {'OPEN':>4}  {'IDLE':>9}  {'SLEEPS IN':>9}"]
+    lines = [
+        f"{'MODEL':<{width}}  {'STATE':<9}  {'MEMORY':>9}  {'OPEN':>4}  {'TOK/S':>6}  {'IDLE':>9}  {'SLEEPS IN':>9}"
+    ]
     for name, model in models.items():
         resident = model["state"] in _RESIDENT
         memory = sum((model.get("memory_bytes") or {}).values())
         held = format_bytes(memory) if resident and memory else "-"
-        opened = model.get("open_requests")
+        opened, speed = model.get("open_requests"), model.get("tokens_per_s")
         sleeps = "pinned" if model.get("pin") else _span(model.get("ttl_left_s"))
         lines.append(
             f"{name:<{width}}  {model['state']:<9}  {held:>9}  {'-' if opened is None else opened:>4}"
-            f"  {_span(model.get('idle_s')):>9}  {sleeps:>9}"
+            f"  {'-' if speed is None else f'{speed:.1f}':>6}  {_span(model.get('idle_s')):>9}  {sleeps:>9}"
         )
     return lines
 

@@ -321,7 +321,7 @@ class App:
         telemetry, began_s = self.governing.telemetry.status(), self._times.began_s
         document = overview(self.launch.folders, self.prepared, self.statuses(), telemetry, self.urls, began_s, own)
         for model_id, row in document["models"].items():
-            row |= self.residents.row(model_id)
+            row |= self.residents.row(model_id, self._context.stats.model(model_id).last_per_s)
         return document | {"keys": self._context.key_use()}
 
     def telemetry(self) -> dict[str, Any]:

@@ -56,8 +56,8 @@ class Residents:
         if supervisor is not None:
             supervisor.sleep()
 
-    def row(self, model_id: str) -> dict[str, Any]:
-        """Return the fields of `edgellm ps` for one model; unknown values are None."""
+    def row(self, model_id: str, tokens_per_s: float | None) -> dict[str, Any]:
+        """Return the fields of `edgellm ps` for one model; unknown values are None. `tokens_per_s`: its last answer."""
         handle = self._fleet.handles.get(model_id)
         supervisor = handle.supervisor if handle is not None else None
         if supervisor is None:
@@ -69,6 +69,7 @@ class Residents:
         return {
             "memory_bytes": self.pool.needs_bytes(model_id),
             "open_requests": supervisor.open_requests,
+            "tokens_per_s": tokens_per_s,
             "idle_s": None if idle_s is None else round(idle_s, 1),
             "ttl_left_s": None if idle_s is None or not ttl_s else round(max(0.0, ttl_s - idle_s), 1),
             "priority": configured.priority,

@@ -102,6 +102,7 @@ class StatusModel(ModelHealth, kw_only=True):
     files: list[str] | UnsetType = UNSET  # of the model, where there is a plan
     memory_bytes: dict[str, int]  # by domain, by the plan
     open_requests: int
+    tokens_per_s: float | None  # of the last answer; null before the first
     idle_s: float | None  # null unless READY
     ttl_left_s: float | None  # until it sleeps; null without `ttl_s`, or while it is not READY
     priority: int
@@ -175,6 +176,7 @@ class PsModel(Struct):
     state: str
     memory_bytes: dict[str, int] | None
     open_requests: int | None
+    tokens_per_s: float | None
     idle_s: float | None
     ttl_left_s: float | None
     priority: int | None

@@ -81,8 +81,8 @@ class Board:
     def command(self, *words: str) -> list[str]:
         return ["nsenter", f"--net=/run/netns/{self.name}", sys.executable, "-m", "edge", *words]
 
-    def serve(self) -> None:
-        words = ("rpc", "serve", "--listen", self.endpoint, "--interface", self.there, "--threads", "1")
+    def serve(self, *more: str) -> None:
+        words = ("rpc", "serve", "--listen", self.endpoint, "--interface", self.there, "--threads", "1", *more)
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
                 self.command(*words, "--state-dir", str(self.built.data.parent)),
@@ -312,3 +312,48 @@ def test_two_boards_hold_a_model_together(built_rpc: Folders, board: Board, fold
             assert answer(up)
     finally:
         second.close()
+
+
+def test_the_doctor_asks_the_other_board(built_rpc: Folders, board: Board, folder: Path, smollm2: Path) -> None:
+    state = folder / "s"
+    configure(built_rpc, state, board, absent="wait")
+
+    def checked() -> dict[str, Any]:
+        done = edgellm("doctor", "--json", "-p", "cpu", "--state-dir", str(state), timeout=PATIENCE_S)
+        (found,) = [each for each in json.loads(done.stdout)["checks"] if each["name"] == "config.device"]
+        return dict(found)
+
+    absent = checked()
+    assert absent["verdict"] == "bad" and board.endpoint in absent["says"]
+    assert "edgellm rpc serve" in absent["next"]
+    board.serve()
+    lends = checked()
+    assert (lends["verdict"], lends["says"]) == ("ok", f"the rpc-server at {board.endpoint} lends 1.0 GiB")
+    with start(state, smollm2) as up:
+        before = ready(up, lambda it: True)
+        assert "serves an engine of this board" in checked()["says"]
+        assert answer(up)
+        assert model(up)["restarts"] == before["restarts"], "the question did not disturb the engine"
+
+
+def test_the_cache_of_a_server_is_used_and_bounded(
+    built_rpc: Folders, board: Board, folder: Path, smollm2: Path
+) -> None:
+    """The one tensor of this model above 10 MiB is its output; smaller ones are always sent."""
+    cache = built_rpc.cache / "llama.cpp" / "rpc"
+    shutil.rmtree(cache, ignore_errors=True)
+    state = folder / "s"
+    configure(built_rpc, state, board, absent="wait")
+    board.serve("--cache")
+    with start(state, smollm2) as up:
+        ready(up, lambda it: True)
+        before = answer(up)
+    kept = sorted(cache.iterdir())
+    assert kept and all(path.stat().st_size > 10 << 20 for path in kept)
+    board.end()
+    board.serve("--cache", "--cache-limit", "1MiB")
+    assert list(cache.iterdir()) == []
+    with start(state, smollm2) as up:
+        ready(up, lambda it: True)
+        assert answer(up) == before
+        eventually(lambda: list(cache.iterdir()) == [], "what this load left goes too", PATIENCE_S)

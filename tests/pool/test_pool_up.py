@@ -70,13 +70,16 @@ def requests_open(up: Served) -> int:
 
 def test_ps_load_and_unload(two: Served) -> None:
     assert "a is READY" in two.cli("load", "a")
+    two.chat(model="a", max_tokens=16)
     rows = json.loads(two.cli("ps", "--json"))["models"]
+    assert rows["a"]["tokens_per_s"] > 0
     assert rows["a"]["memory_bytes"]["host"] > 100 << 20
     assert (rows["a"]["state"], rows["a"]["open_requests"], rows["b"]["state"]) == ("READY", 0, "SLEEPING")
     assert rows["b"]["idle_s"] is None
     table = two.cli("ps").splitlines()
-    assert table[0].split() == ["MODEL", "STATE", "MEMORY", "OPEN", "IDLE", "SLEEPS", "IN"]
+    assert table[0].split() == ["MODEL", "STATE", "MEMORY", "OPEN", "TOK/S", "IDLE", "SLEEPS", "IN"]
     assert all(len(line) <= 80 for line in table)
+    assert float(table[1].split()[5]) == pytest.approx(rows["a"]["tokens_per_s"], abs=0.06)
     two.cli("unload", "first")
     eventually(lambda: two.model("a")["state"] == "SLEEPING", "a sleeps")
     with pytest.raises(UsageError, match="no model is called nosuch"):
