@@ -26,6 +26,17 @@ if TYPE_CHECKING:
 
 MODES = ("none", "mmap", "dio", "none+prefetch", "mmap+prefetch")
 
+Clients = Annotated[
+    str | None, typer.Option("--clients", metavar="1,2", help="numbers of parallel clients (default: 1, 2, … slots)")
+]
+Seconds = Annotated[
+    float, typer.Option("--seconds", metavar="S", min=0, help="shortest time for each number of clients")
+]
+PromptTokens = Annotated[int, typer.Option("--prompt-tokens", metavar="N", min=1, help="length of each prompt, about")]
+ModelId = Annotated[
+    str | None, typer.Option("--model", "-m", metavar="ID", help="model to measure (default: the first)")
+]
+
 
 def register(root: typer.Typer) -> None:
     bench = typer.Typer(help="Measure how this machine loads and serves a model.", no_args_is_help=True)
@@ -38,8 +49,8 @@ def register(root: typer.Typer) -> None:
 
 def load(
     modes: Annotated[str, typer.Option("--modes", metavar="A,B", help="load modes to measure")] = ",".join(MODES),
-    cold: Annotated[bool, typer.Option("--cold", help="only with the file out of the page cache")] = False,
-    repeat: Annotated[int, typer.Option("--repeat", metavar="N", min=1, help="starts a mode and cache state")] = 3,
+    cold: Annotated[bool, typer.Option("--cold", help="measure only with the file out of the page cache")] = False,
+    repeat: Annotated[int, typer.Option("--repeat", metavar="N", min=1, help="starts per mode and cache state")] = 3,
     apply: Annotated[bool, typer.Option("--apply", help="keep the winner: load_mode = auto uses it")] = False,
     profile: Profile = None,
     model: Models = None,
@@ -76,8 +87,8 @@ def load(
 
 def draft(
     ways: Annotated[str, typer.Option("--ways", metavar="A,B", help="ways of drafting to measure")] = "off,ngram,mtp",
-    tokens: Annotated[int, typer.Option("--tokens", metavar="N", min=8, help="of each answer")] = 128,
-    repeat: Annotated[int, typer.Option("--repeat", metavar="N", min=1, help="starts a way")] = 3,
+    tokens: Annotated[int, typer.Option("--tokens", metavar="N", min=8, help="tokens of each answer")] = 128,
+    repeat: Annotated[int, typer.Option("--repeat", metavar="N", min=1, help="starts per way")] = 3,
     apply: Annotated[bool, typer.Option("--apply", help="keep the winner: speculation = auto uses it")] = False,
     profile: Profile = None,
     model: Models = None,
@@ -171,11 +182,11 @@ def _planner(folders: Folders, key: str, *, set: list[str] | None, **flags: obje
 
 def serve(
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="write one page with plots")] = None,
-    clients: Annotated[str | None, typer.Option("--clients", metavar="1,2", help="default: 1, 2, … slots")] = None,
-    seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=0, help="at least so long a level")] = 10.0,
-    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", metavar="N", min=1, help="about")] = 200,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", metavar="N", min=1, help="of each answer")] = 64,
-    model: Annotated[str | None, typer.Option("--model", "-m", metavar="ID", help="default: the first")] = None,
+    clients: Clients = None,
+    seconds: Seconds = 10.0,
+    prompt_tokens: PromptTokens = 200,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", metavar="N", min=1, help="tokens of each answer")] = 64,
+    model: ModelId = None,
     as_json: Json = False,
     state_dir: StateDir = None,
 ) -> None:

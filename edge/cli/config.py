@@ -16,7 +16,7 @@ from edge.errors import UsageError
 
 
 def register(root: typer.Typer) -> None:
-    group = typer.Typer(help="Configuration: edgellm.toml, environment and flags.", no_args_is_help=True)
+    group = typer.Typer(help="Write, check and show the configuration.", no_args_is_help=True)
     group.command(epilog="Example: edgellm config init -p orin")(init)
     group.command(epilog="Example: edgellm config check /etc/edgellm/edgellm.toml")(check)
     group.command(epilog="Example: edgellm config show --set n_ctx=4096")(show)

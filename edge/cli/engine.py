@@ -22,7 +22,7 @@ Id = Annotated[
 
 
 def register(root: typer.Typer) -> None:
-    noun = typer.Typer(no_args_is_help=True, help="Engines: list, select, roll back, copy between boards.")
+    noun = typer.Typer(no_args_is_help=True, help="List, select, roll back and copy engines.")
     noun.command("list", epilog="Example: edgellm engine list")(list_engines)
     noun.command(epilog="Example: edgellm engine show /opt/llama.cpp/llama-server")(show)
     noun.command(epilog="Example: edgellm engine use ID")(use)
@@ -86,8 +86,8 @@ def remove(
 
 
 def export(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="a name that ends in .gz is compressed")],
-    engine: Annotated[str | None, typer.Option("--engine", metavar="ID", help="instead of the current one")] = None,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="archive to write; compressed if its name ends in .gz")],
+    engine: Annotated[str | None, typer.Option("--engine", metavar="ID", help="default: the current one")] = None,
     as_json: Json = False,
     state_dir: StateDir = None,
 ) -> None:

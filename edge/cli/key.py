@@ -28,9 +28,7 @@ def register(root: typer.Typer) -> None:
 
 def add(
     name: Annotated[str, typer.Argument(help="name of the client, as in the access log")],
-    admin: Annotated[
-        bool, typer.Option("--admin", help="also for slots, props and adapters, and error evidence")
-    ] = False,
+    admin: Annotated[bool, typer.Option("--admin", help="allow slots, props, adapters and error evidence too")] = False,
     from_stdin: Annotated[bool, typer.Option("--stdin", help="take the key from standard input")] = False,
     file: File = None,
     state_dir: StateDir = None,

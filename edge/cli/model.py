@@ -170,7 +170,7 @@ def _template_faults(
 def pull(
     ref: Source,
     state_dir: StateDir = None,
-    quant: Annotated[str | None, typer.Option("--quant", metavar="QUANT", help="instead of the best that fits")] = None,
+    quant: Annotated[str | None, typer.Option("--quant", metavar="QUANT", help="default: the best that fits")] = None,
     projector: Annotated[bool, typer.Option("--projector", help="with the repository's vision projector")] = False,
     check_only: Annotated[bool, typer.Option("--check", help="only check source, token and disk")] = False,
     as_json: Json = False,
@@ -209,7 +209,9 @@ def pull(
 def import_(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="a .gguf file, any shard of a set, or a folder")],
     state_dir: StateDir = None,
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="instead of the name of the file")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="name in the store; else the file's")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Check a model file of this machine and copy it into the store."""

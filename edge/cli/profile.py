@@ -15,7 +15,7 @@ from edge.units import format_bytes
 
 
 def register(root: typer.Typer) -> None:
-    group = typer.Typer(help="Profiles: settings and limits for a kind of board.", no_args_is_help=True)
+    group = typer.Typer(help="List, show and check profiles: settings for a kind of board.", no_args_is_help=True)
     group.command("list", epilog="Example: edgellm profile list")(list_profiles)
     group.command(epilog="Example: edgellm profile show orin")(show)
     group.command(epilog="Example: edgellm profile check my-board.toml")(check)

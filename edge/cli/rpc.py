@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def register(root: typer.Typer) -> None:
     noun = typer.Typer(
-        no_args_is_help=True, help="A model larger than one board: layers on other boards (docs/rpc.md)."
+        no_args_is_help=True, help="Lend memory to another board's model, or ask what a board lends (docs/rpc.md)."
     )
     noun.command(epilog="Example: edgellm rpc serve --listen 10.0.0.2:50052 --interface eth1")(serve)
     noun.command(epilog="Example: edgellm rpc ask 10.0.0.2:50052 --interface eth1")(ask)
@@ -46,7 +46,7 @@ def serve(
     engine: Engine = None,
     state_dir: StateDir = None,
 ) -> None:
-    """Run llama.cpp's rpc-server and keep it running; the first board names it in [[device]].
+    """Run llama.cpp's rpc-server and keep it running; another board names its address in a device table.
 
     RPC has no authentication and no encryption: an address that is neither loopback nor on a private interface that is
     named is refused.

@@ -137,7 +137,7 @@ def reload(state_dir: StateDir = None, as_json: Json = False) -> None:
 def logs(
     state_dir: StateDir = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="print new lines until Ctrl-C")] = False,
-    engine: Annotated[bool, typer.Option("--engine", help="lines of the engine")] = False,
+    engine: Annotated[bool, typer.Option("--engine", help="print the engine's lines instead of edgellm's")] = False,
     model: Annotated[
         str | None,
         typer.Option("--model", "-m", metavar="ID", help="lines of one model's engine", autocompletion=served_models),

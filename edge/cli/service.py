@@ -38,7 +38,7 @@ RpcOnly = Annotated[bool, typer.Option("--rpc-only", help="only lend memory (--r
 
 
 def register(root: typer.Typer) -> None:
-    noun = typer.Typer(no_args_is_help=True, help="Autostart: serve from power-on, with systemd.")
+    noun = typer.Typer(no_args_is_help=True, help="Install, compare and remove systemd units that serve from power-on.")
     noun.command(epilog="Example: sudo edgellm service install -p orin -m chat=Qwen3.5-4B:Q5_K_M")(install)
     noun.command(epilog="Example: edgellm service diff")(diff)
     noun.command(epilog="Example: sudo edgellm service uninstall --dry-run")(uninstall)
