@@ -175,16 +175,20 @@ def beyond(folder: Path, name: str) -> tuple[str, ...]:
     return script(folder, f"FOLDER={folder}\n{BEYOND[name]}")
 
 
+def written(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
 def everything_of(rig: Rig, folder: Path) -> list[int]:
-    helper = folder / "helper"
-    return [*rig.pids, *([int(helper.read_text())] if helper.exists() else [])]
+    helper = written(folder / "helper")
+    return [*rig.pids, *([int(helper)] if helper else [])]
 
 
 @pytest.mark.parametrize("name", list(BEYOND))
 async def test_what_left_the_session_without_a_control_group_is_gone_after_a_stop(short_dir: Path, name: str) -> None:
     async with rigged(short_dir, argv=beyond(short_dir, name)) as rig:
         await rig.ready()
-        await rig.until(lambda: "helper" not in name or (short_dir / "helper").exists())
+        await rig.until(lambda: "helper" not in name or written(short_dir / "helper"))
         rig.supervisor.stop()
         await rig.settle(State.STOPPED)
         assert all(gone(pid) for pid in everything_of(rig, short_dir))
@@ -194,7 +198,7 @@ async def test_what_left_the_session_without_a_control_group_is_gone_after_a_sto
 async def test_what_left_the_session_without_a_control_group_ends_with_its_script(short_dir: Path, name: str) -> None:
     async with rigged(short_dir, argv=beyond(short_dir, name)) as rig:
         await rig.ready()
-        await rig.until(lambda: "helper" not in name or (short_dir / "helper").exists())
+        await rig.until(lambda: "helper" not in name or written(short_dir / "helper"))
         first = everything_of(rig, short_dir)
         assert rig.supervisor.watch is not None
         rig.supervisor.watch.child.guard()  # as at each look at the engine, and at its readiness
@@ -207,7 +211,8 @@ async def test_what_left_the_session_without_a_control_group_ends_with_its_scrip
 @pytest.mark.parametrize("body", [DAEMON, BEYOND["session of a session"]], ids=["session", "session of a session"])
 def test_what_left_the_session_without_a_control_group_dies_with_its_supervisor(short_dir: Path, body: str) -> None:
     command = [sys.executable, "-c", PARENT.format(env=dict(ENV)), str(short_dir / "m.sock")]
-    parent = subprocess.Popen([*command, *script(short_dir, body)], stdout=subprocess.PIPE, text=True)
+    command += script(short_dir, body, log_era="silent")
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     int(parent.stdout.readline())
     (engine,) = llama_switches.starts(short_dir / "fake")
