@@ -1,7 +1,7 @@
-"""Extract from a source tree of llama.cpp what each architecture caches, for the tables of the planner.
+"""Extract from a source tree of llama.cpp what each architecture caches, and the largest image of each projector.
 
-`python -m tests.plan.architectures SOURCE` writes architectures.json beside this file; SOURCE is a tree of the pinned
-commit, as `edgellm build` unpacks it.
+`python -m tests.plan.architectures SOURCE` writes architectures.json and projectors.json beside this file; SOURCE is a
+tree of the pinned commit, as `edgellm build` unpacks it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 KNOWN = Path(__file__).with_name("architectures.json")
+PROJECTORS = KNOWN.with_name("projectors.json")
 
 
 def extract(source: Path) -> dict[str, dict[str, Any]]:
@@ -43,5 +44,21 @@ def rules(body: str) -> dict[str, Any]:
     return found
 
 
+def projectors(source: Path) -> dict[str, int | None]:
+    """Return the most tokens of an image by projector; None where its header or its image size decides."""
+    folder = source / "tools/mtmd"
+    names = dict(re.findall(r'\{ PROJECTOR_TYPE_(\w+),\s*"([^"]+)"', (folder / "clip-impl.h").read_text()))
+    text = (folder / "clip.cpp").read_text()
+    text = text[text.index("// model-specific params") : text.index("unknown vision projector type")]
+    found: dict[str, int | None] = {}
+    for cases, body in re.findall(r"((?:case PROJECTOR_TYPE_\w+:\s*)+)\{(.*?)\} break;", text, re.DOTALL):
+        limits = [int(most) for most in re.findall(r"set_limit_image_tokens\(\d+, (\d+)\)", body)]
+        for case in re.findall(r"PROJECTOR_TYPE_(\w+)", cases):
+            if case in names:
+                found[names[case]] = max(limits) if limits else None
+    return dict(sorted(found.items()))
+
+
 if __name__ == "__main__":
+    PROJECTORS.write_text(json.dumps(projectors(Path(sys.argv[1])), indent=1) + "\n")
     KNOWN.write_text(json.dumps(extract(Path(sys.argv[1])), indent=1) + "\n")

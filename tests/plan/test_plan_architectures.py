@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from edge.models import projector
 from edge.models.meta import ModelMeta
 from edge.plan.kv_cache import ENCODERS, layers, state_values, window
 from tests.plan import shapes
-from tests.plan.architectures import KNOWN
+from tests.plan.architectures import KNOWN, PROJECTORS
 
 ARCHITECTURES: dict[str, dict[str, Any]] = json.loads(KNOWN.read_text())
 LAYERS = 24
@@ -90,3 +91,34 @@ def test_every_other_rule_of_the_source_is_known() -> None:
     assert keys <= {"window", "attends_every", "recurrent", "indexer"}
     assert len(ARCHITECTURES) > 140
     assert set(BY_THE_GENERAL_RULE) <= set(ARCHITECTURES)
+
+
+# Projectors whose largest image is in their header (image_max_pixels, preproc_image_size), fixed by the engine, or not
+# an image at all; tools/mtmd/clip.cpp.
+BY_HEADER = {"deepseek4v", "dots3note_v", "dots_ocr", "exaone4_5", "glm5v", "lightonocr", "mimovl", "paddleocr", "phi4"}
+FIXED = ["deepseekocr", "deepseekocr2"]
+SOUND = {
+    "dots3note_a",
+    "gemma4a",
+    "gemma4ua",
+    "glma",
+    "granite_speech",
+    "lfm2a",
+    "meralion",
+    "mimo_audio",
+    "musicflamingo",
+}
+SOUND |= {"parakeet", "pockettts_gen", "pockettts_spkenc", "qwen2a", "qwen3a", "qwen3tts_gen", "qwen3tts_spkenc"}
+SOUND |= {"ultravox", "voxtral"}
+
+
+def test_every_projector_of_the_source_is_known() -> None:
+    """One of a newer pin fails here until the size of its largest image is known."""
+    limits = json.loads(PROJECTORS.read_text())
+    assert len(limits) > 50
+    for name, most in limits.items():
+        if most is not None:
+            assert projector._TOKENS[name][0] == most, name
+        else:
+            known = name in projector._TOKENS or name in projector._ONE_SIZE
+            assert known or name in (*BY_HEADER, *FIXED, *SOUND), name
