@@ -312,6 +312,8 @@ def _same(engines: Path, document: dict[str, Any]) -> str | None:
 
 
 def _unpack(file: Path, folder: Path) -> dict[str, Any]:
+    if file.exists() and not file.is_file():  # a FIFO is waited for without end, a device may have no end
+        raise BadDataError(f"{file.name} is not a file", "name an archive of `edgellm engine export`")
     try:
         with tarfile.open(file) as tar:
             first = tar.next()

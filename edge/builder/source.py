@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import tarfile
 from collections.abc import Mapping
@@ -17,9 +18,11 @@ from edge.builder.download import Say, clone, download, head
 from edge.builder.recipe import dropped
 from edge.builder.toolchain import numbers
 from edge.errors import BadDataError, BuildError, UsageError
-from edge.linux.files import CHUNK_BYTES, read_json, sha256_file, write_json
+from edge.linux.files import CHUNK_BYTES, read_bounded, read_json, sha256_file, write_json
 
 # Read the pins of llama.cpp in build/llama.cpp.toml. Pure.
+
+_POINTER_BYTES = 64 << 10  # a path of the kernel has at most 4096 bytes (PATH_MAX)
 
 
 class Pin(Struct, frozen=True):
@@ -236,6 +239,11 @@ def _path_source(path: Path, pin: Pin, src_dir: Path) -> SourceArchive:
     if not (tree / "CMakeLists.txt").is_file() or not (tree / "tools/server").is_dir():
         raise BadDataError(f"{path} is no llama.cpp tree", "give the folder that holds CMakeLists.txt and tools/server")
     pointer = tree / ".git"
-    if pointer.is_file() and not (tree / pointer.read_text().removeprefix("gitdir: ").strip()).is_dir():
-        raise BadDataError(f"{pointer} points to a folder that does not exist", f"delete it: rm {pointer}")
+    # Read as git does: bytes of any encoding, and a NUL ends the name.
+    if pointer.is_file():
+        named = os.fsdecode(read_bounded(pointer, _POINTER_BYTES).partition(b"\0")[0]).removeprefix("gitdir: ").strip()
+        if not (tree / named).is_dir():
+            raise BadDataError(
+                f"{pointer} points to a folder that does not exist", f"delete it: rm {shlex.quote(str(pointer))}"
+            )
     return SourceArchive("path", tree, str(tree), None, head(tree) or "unknown", 0, pinned=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -199,7 +200,7 @@ def show_exported(engine_id: str, file: Path, size_bytes: int, as_json: bool) ->
         print_json({"schema": 1, "engine": engine_id, "file": str(file), "bytes": size_bytes})
     else:
         print(f"{file} holds {engine_id} ({format_bytes(size_bytes)})")
-        print(f"on the other board: edgellm engine import {file.name}")
+        print(f"on the other board: edgellm engine import {shlex.quote(file.name)}")
 
 
 def show_imported(engine_id: str, new: bool, as_json: bool) -> None:

@@ -147,8 +147,14 @@ def wanted_of(
     name, _, label = ref.partition(":")
     row = catalogue.find(name)
     if row is None:
+        import shlex
+
         hint = "list it: edgellm model list --catalogue; or give a source: hf://owner/repo:QUANT"
-        hint = f"if it is a repository of the hub: edgellm model pull hf://{ref}" if "/" in name else hint
+        hint = (
+            f"if it is a repository of the hub: edgellm model pull {shlex.quote(f'hf://{ref}')}"
+            if "/" in name
+            else hint
+        )
         raise UsageError(f"{name!r} is neither a source nor in the catalogue", hint)
     chosen = catalogue.choose(row, quant or label or None, room_bytes, preference)
     return WantedFile(source.parse(chosen.source), row, chosen)

@@ -198,9 +198,10 @@ def standard(folders: Folders, dirs: Iterable[str], env: Mapping[str, str]) -> S
 def missing(ref: str, entries: Sequence[StoreEntry]) -> ModelMissingError:
     """Return the error for a missing model, with what exists, nearest name first, and the next step."""
     import difflib
+    import shlex
 
     ids = list(dict.fromkeys(entry.id for entry in entries if entry.verdict is None))
-    pull = f"edgellm model pull {ref}"
+    pull = shlex.join(["edgellm", "model", "pull", ref])
     if not ids:
         return ModelMissingError(f"no model {ref!r}: there is none here yet", pull)
     # 0.5 instead of 0.6: ids are long, and a wrong size or quant changes a third of one.

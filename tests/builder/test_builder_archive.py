@@ -225,6 +225,13 @@ def test_an_archive_cannot_name_its_engine_as_it_likes(tmp_path: Path, name: str
     assert read_selection(tmp_path / "there") == SelectedEngine()
 
 
+def test_what_is_no_regular_file_is_no_archive_and_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "e.tar.gz")
+    for path in (tmp_path / "e.tar.gz", Path("/dev/zero"), tmp_path):
+        with pytest.raises(BadDataError, match="is not a file"):
+            import_engine(tmp_path / "there", path, root=tmp_path / "root")
+
+
 def test_an_archive_of_zeros_is_refused_before_it_is_written(tmp_path: Path) -> None:
     zeros = bytes(1 << 22)
     document = {

@@ -125,6 +125,9 @@ def test_a_symlinked_folder_is_resolved_and_a_dangling_git_file_is_named(tmp_pat
     (tmp_path / "a/modules").rmdir()
     with pytest.raises(BadDataError, match="does not exist"):
         locate(parse_source(f"path:{tree}"), pin, tmp_path)
+    (tree / ".git").write_bytes(b"gitdir: \xff\0\n")
+    with pytest.raises(BadDataError, match="does not exist"):
+        locate(parse_source(f"path:{tree}"), pin, tmp_path)
 
 
 @pytest.fixture

@@ -59,6 +59,9 @@ def test_a_missing_folder_is_an_empty_store_and_is_not_made(tmp_path: Path) -> N
     with pytest.raises(ModelMissingError, match="none here yet") as caught:
         store.resolve("Alpha")
     assert caught.value.hint == "edgellm model pull Alpha"
+    with pytest.raises(ModelMissingError) as caught:
+        store.resolve("a; rm -r b")
+    assert caught.value.hint == "edgellm model pull 'a; rm -r b'"
     assert list(tmp_path.iterdir()) == []
 
 
