@@ -31,6 +31,7 @@ _SAME_OPTIONS = frozenset({"seed", "temperature", "top_k", "top_p", "min_p", "ty
 }
 _DURATION = re.compile(r"([0-9.]+)(ns|us|µs|ms|s|m|h)")
 _UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_YEAR_S = 365 * 86400.0
 _IMAGES = ((b"\x89PNG", "png"), (b"GIF8", "gif"), (b"RIFF", "webp"))
 
 
@@ -161,12 +162,14 @@ def _data_url(image: str) -> str:
 
 
 def _seconds(keep_alive: object) -> float | None:
-    """Return seconds of `keep_alive`: a number, or Go's notation such as `5m`."""
+    """Return seconds of `keep_alive`: a number, or Go's notation such as `5m`; -1, never, for more than a year."""
     if keep_alive is None or isinstance(keep_alive, bool):
         return None
-    if isinstance(keep_alive, (int, float)):
-        return float(keep_alive)
-    text = str(keep_alive).strip()
+    seconds = _duration(str(keep_alive).strip())
+    return seconds if seconds < _YEAR_S else -1.0  # `inf`, `nan` and 400 digits too
+
+
+def _duration(text: str) -> float:
     try:
         return float(text)
     except ValueError:

@@ -23,6 +23,7 @@ from edge.gateway.ollama import NDJSON, OllamaAnswer, error_text
 from edge.gateway.openai import HttpFault, RejectedError, engine_error, is_json, sse_document, sse_error
 from edge.gateway.retry import RetryPolicy, UpstreamDied, died_fault
 from edge.gateway.waiting_room import ByteReservation
+from edge.linux.files import parse_json
 from edge.supervisor.upstream import Endpoint, RequestProgress, Upstream
 
 # Answers with a known length up to this size are sent in one packet with their headers.
@@ -266,7 +267,7 @@ def _translated(exchange: Exchange, translation: OllamaAnswer, status: int, data
     """Return a whole answer, or the engine's error, in the client's shape. Raises RejectedError."""
     try:
         if status >= 400:
-            body = json.dumps({"error": error_text(json.loads(data)["error"])}).encode()
+            body = json.dumps({"error": error_text(parse_json(data)["error"])}).encode()
         else:
             body = translation.whole(data)
     except (ValueError, KeyError, TypeError) as error:

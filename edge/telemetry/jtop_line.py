@@ -100,7 +100,7 @@ def interval_of(line: bytes) -> float | None:
     """Return the interval that a sample line reports, in seconds."""
     try:
         interval_s = float(json.loads(line)["interval_s"])
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
     return interval_s if 0 < interval_s <= _LONGEST_INTERVAL_S else None
 

@@ -87,7 +87,8 @@ def test_generate(asked: dict[str, Any], target: str, has: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "seconds"),
-    [(0, 0.0), ("0", 0.0), (-1, -1.0), ("-1m", -60.0), ("5m", 300.0), ("1h30m", 5400.0), ("250ms", 0.25), (None, None)],
+    [(0, 0.0), ("0", 0.0), (-1, -1.0), ("-1m", -60.0), ("5m", 300.0), ("1h30m", 5400.0), ("250ms", 0.25), (None, None)]
+    + [(value, -1.0) for value in (10**400, "inf", "nan", "1e400", "9" * 400 + "h", 1e308)],
 )
 def test_keep_alive(value: object, seconds: float | None) -> None:
     assert translated("/api/chat", {"model": "c", "keep_alive": value})[0].keep_alive_s == seconds
@@ -210,8 +211,15 @@ async def test_an_engines_error_is_ollamas_error(rig: Rigs) -> None:
     async def script(line: Line, request: Received) -> None:
         await line.json({"error": {"message": "context too small", "code": 400}}, "400 Bad Request")
 
+    async def brackets(line: Line, request: Received) -> None:
+        body = b"[" * 100_000
+        await line.write(b"HTTP/1.1 500 No\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
     here = await rig(script)
     assert await post(here, "/api/chat", {"model": "chat", "messages": HELLO}) == (400, {"error": "context too small"})
+    here.engine.script = brackets
+    status, document = await post(here, "/api/chat", {"model": "chat", "messages": HELLO, "stream": False})
+    assert status == 500 and "with what is no answer" in document["error"], "no mistake of ours"
     await here.model.fail("bad_model", "pull it again")
     status, document = await post(here, "/api/generate", {"model": "chat", "prompt": "hi"})
     assert status == 503 and "pull it again" in document["error"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edge.telemetry import jtop_reader
 from edge.telemetry.document import sample_document
-from edge.telemetry.jtop_line import JtopFault, error_line, jtop_fault, parse
+from edge.telemetry.jtop_line import JtopFault, error_line, interval_of, jtop_fault, parse
 from edge.telemetry.sample import Sample, Zone, merge
 
 SOURCE = Path(jtop_reader.__file__).read_text()
@@ -338,3 +338,9 @@ shapes = st.recursive(
 @given(st.dictionaries(st.sampled_from(KEYS), shapes))
 def test_no_line_raises(row: dict[str, Any]) -> None:
     parse(line(**row), 1.0)
+
+
+@pytest.mark.parametrize("text", ["1" + "0" * 400, "1e400", "NaN", "-1", "null", '"1"x', "[" * 2000])
+def test_an_interval_of_another_kind_is_none(text: str) -> None:
+    """400 digits ended the task that reads jtop's lines."""
+    assert interval_of(b'{"interval_s": ' + text.encode() + b"}") is None
