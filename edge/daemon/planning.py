@@ -34,7 +34,7 @@ from edge.errors import BugError, DeviceMissingError, EdgeError, EngineMissingEr
 from edge.linux.procfs import read_usage
 from edge.linux.sd_notify import Notifier
 from edge.linux.sockets import Listeners
-from edge.linux.tree import Tree
+from edge.linux.tree import Tree, slow_reads_noticed
 from edge.paths import Folders
 from edge.plan.calibration_file import calibration_path
 from edge.plan.choose import NotDownloadedError
@@ -99,7 +99,7 @@ def launch(request: Request, early: Early | None, children: Children, clock: Clo
     nvidia.on_wait = partial(_waits_for_driver, notifier, Console(as_json=bool(request.options["json"])))
     notes: tuple[str, ...] = ()
     confirmed = False
-    with trace_inputs(request.folders) as inputs:
+    with trace_inputs(request.folders) as inputs, slow_reads_noticed(nvidia.on_wait):
         config, failure = _configure(request, inherited=inherited)
         if early is None:
             lock, listeners = claim(

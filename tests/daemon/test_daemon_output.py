@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from tests.fakes import llama_switches
 from tests.serving import PATIENCE_S, alive, edgellm, environment, eventually, free_port
 
 Process = subprocess.Popen[bytes]
+HANGING_OPEN = Path(__file__).parents[1] / "fakes" / "hanging_open.c"
 
 
 @contextmanager
@@ -72,6 +74,22 @@ def assert_serves_through_a_crash(folder: Path, process: Process, status: Callab
     eventually(lambda: status() in ("ok", "degraded"), lambda: f"not ready again: {process.poll()}")
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE_S) == 0
+
+
+def test_a_file_of_the_kernel_that_does_not_return_is_named(short_dir: Path, smollm2: Path) -> None:
+    """A driver may hang behind any file of /sys: `up` must not look dead meanwhile, and goes on when it returns."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler: opens cannot be held up")
+    library, hang, output = short_dir / "hang.so", short_dir / "hang", short_dir / "output"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, HANGING_OPEN, "-ldl"], check=True)
+    hang.touch()
+    env = {"LD_PRELOAD": str(library), "HANG_PATH": "/proc/cpuinfo", "HANG_FILE": str(hang)}
+    with output.open("wb") as file, up(short_dir, smollm2, file, stderr=file, env=env) as (process, status):
+        said = "a read of /proc/cpuinfo has not returned"
+        eventually(lambda: said in output.read_text(), lambda: f"not named: {process.poll()} {output.read_text()}")
+        hang.unlink()
+        eventually(lambda: status() in ("ok", "degraded"), lambda: f"not ready: {process.poll()}")
 
 
 def test_a_full_disk_ends_nothing(short_dir: Path, smollm2: Path) -> None:
