@@ -71,7 +71,7 @@ def energy_document(meter: EnergyMeter) -> dict[str, Any]:
         "joules": joules(meter.total_joules),
         "idle_joules": joules(meter.idle_joules),
         "idle_w": meter.idle_w,
-        "gap_s": round(meter.gap_s, 1) if meter.measured_s or meter.gap_s else None,
+        "gap_s": round(meter.gap_s, 1) if meter.measured_s else round(meter.gap_s, 1) or None,
         "models": {
             model: {
                 "joules": joules(use.joules),
