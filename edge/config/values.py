@@ -282,6 +282,7 @@ class GatewayConfig(Struct, frozen=True):
     hosts: Annotated[tuple[str, ...], key("extra names the Host header may carry")] = ()
     max_body_bytes: Annotated[int, key("largest request body", ge=1024, kind="size")] = 64 * MIB
     unknown_model: Annotated[Literal["only", "strict"], key("only: any name gets the only model; strict: 404")] = "only"
+    default_model: Annotated[str, key("id or alias for requests that name no model; empty: 404 with several")] = ""
     queue: Annotated[int, key("requests that wait for a slot of a model before others get 429", ge=0)] = 64
     heartbeat_s: Annotated[float, key("seconds between comments in a stream that waits; 0: none", ge=0)] = 10.0
     tls_cert: Annotated[str, key("certificate chain, PEM; with it the API speaks TLS")] = ""

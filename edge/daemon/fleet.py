@@ -74,6 +74,7 @@ def gateway_config(config: Config, folders: Folders) -> GatewayOptions:
         hold_bytes=section.hold.bytes,
         hold_seconds=section.hold.seconds,
         unknown_model=section.unknown_model,
+        default_model=section.default_model,
         strict=config.strict,
         insecure=config.insecure,
         queue_requests=section.queue,

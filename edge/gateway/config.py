@@ -46,6 +46,7 @@ class GatewayOptions(Struct, frozen=True):
     hold_bytes: int = _SECTION.hold.bytes
     hold_seconds: float = _SECTION.hold.seconds
     unknown_model: str = _SECTION.unknown_model
+    default_model: str = _SECTION.default_model  # empty: several models answer only to their names
     queue_requests: int = _SECTION.queue
     heartbeat_s: float = _SECTION.heartbeat_s
     strict: bool = False

@@ -338,11 +338,13 @@ async def _choose(
 
 
 def by_name_or_path(context: Context, name: str | None, path: str) -> Upstream:
-    """Return the named model, or the only one that serves the path. Raises RejectedError."""
+    """Return the named model, the only one that serves the path, or the default. Raises RejectedError."""
     named, only = None if name is None else context.by_name(name), context.only(path)
     # A client of one engine often has to name a model: "whisper-1" is what SDKs write for audio.
     if named is None and only is not None and (name is None or context.config.unknown_model != "strict"):
         return only
+    if name is None:
+        name = context.config.default_model or None
     return _that_serves(named or _named(context, name), path)
 
 

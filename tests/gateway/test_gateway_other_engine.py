@@ -81,3 +81,34 @@ async def test_a_request_reaches_the_model_that_it_names_or_that_its_path_means(
         assert [each for each, model in models.items() if model.fingerprints or model.looks] == [wanted]
     else:
         assert (answer.status, json.loads(answer.body)["error"]["kind"]) == (404, wanted)
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "default", "wanted"),
+    [
+        (CHAT, None, "embed", "embed"),
+        (CHAT, None, "second", "embed"),
+        (SPEECH, None, "embed", "voice"),
+        (CHAT, "chat", "embed", "chat"),
+        (CHAT, "gpt-4o", "embed", "model_not_found"),
+        (CHAT, None, "voice", "no_route"),
+        (CHAT, None, "nosuch", "model_not_found"),
+    ],
+)
+async def test_a_request_without_a_name_gets_the_default_unless_its_path_means_an_engine(
+    rig: Rigs, short_dir: object, path: str, name: str | None, default: str, wanted: str
+) -> None:
+    engine = FakeEngine(short_dir / "e.sock")  # type: ignore[operator]
+    await engine.start()
+    models = engines(str(engine.path))
+    models["embed"].aliases = ("second",)
+    here = await rig(config=GatewayOptions(default_model=default, unknown_model="strict"), models=models)
+    client = await here.connect()
+    await client.request("POST", path, json.dumps({} if name is None else {"model": name}).encode())
+    answer = await client.answer()
+    await engine.stop()
+    if wanted in models:
+        assert answer.status == 200
+        assert [each for each, model in models.items() if model.fingerprints or model.looks] == [wanted]
+    else:
+        assert (answer.status, json.loads(answer.body)["error"]["kind"]) == (404, wanted)
