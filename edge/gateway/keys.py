@@ -8,6 +8,8 @@ import hmac
 import logging
 import os
 import secrets
+import shlex
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,6 +123,8 @@ def _document(path: Path) -> dict[str, Any]:
     try:
         if path.exists() and not path.is_file():  # a FIFO would hold up the event loop until it is written
             raise ConfigError(f"{path} is no regular file", "move it away; edgellm key add writes the file")
+        if path.exists() and path.stat().st_mode & stat.S_IWOTH:  # any user could add a key
+            raise ConfigError(f"every user may write to {path}", f"chmod 600 {shlex.quote(str(path))}")
         return load_toml(path)
     except FileNotFoundError:
         return {}
@@ -221,7 +225,8 @@ class KeyRing:
             document = _document(self._path)
             self._keys = parse(document)
             self._broken = False
-            revoked = not self._keys and "schema" in document  # as `edgellm key revoke` writes it
+            # As `edgellm key revoke` writes it, `key = []`: a copy that was cut behind `schema = 1` has no list.
+            revoked = not self._keys and "key" in document
             if self._had_keys and not self._keys and not revoked:
                 log.error("keys: no key in %s any longer; requests are rejected until there is one", self._path)
             self._had_keys = bool(self._keys) or (self._had_keys and not revoked)

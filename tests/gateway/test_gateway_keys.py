@@ -111,6 +111,20 @@ def test_a_broken_key_file_is_an_error_that_says_so(tmp_path: Path, text: str) -
         keys.read(path)
 
 
+def test_a_file_that_every_user_may_write_has_no_valid_key(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    keys.write(path, [made()])
+    ring = KeyRing(path)
+    path.chmod(0o666)
+    ring.refresh()
+    assert ring.needed and ring.find(SECRET) is None
+    with pytest.raises(ConfigError, match="every user may write"):
+        keys.read(path)
+    path.chmod(0o600)
+    ring.refresh()
+    assert ring.find(SECRET) is not None
+
+
 @pytest.mark.parametrize("kind", ["fifo", "folder"])
 def test_what_is_no_file_in_its_place_rejects_requests_and_is_not_waited_for(tmp_path: Path, kind: str) -> None:
     """The file is read on the event loop: a FIFO would hold up every request until it is written."""
@@ -144,7 +158,7 @@ def test_a_running_gateway_sees_a_revoked_key_at_once_and_locks_when_the_file_br
     assert not ring.needed
 
 
-@pytest.mark.parametrize("how", ["emptied", "removed", "a folder", "a fifo", "a device"])
+@pytest.mark.parametrize("how", ["emptied", "cut", "removed", "a folder", "a fifo", "a device"])
 def test_a_ring_that_had_keys_stays_closed_and_says_it(
     tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -154,6 +168,8 @@ def test_a_ring_that_had_keys_stays_closed_and_says_it(
     path.unlink()
     if how == "emptied":
         path.touch()
+    elif how == "cut":
+        path.write_text("# Written by `edgellm key`.\nschema = 1\n")
     elif how == "a folder":
         path.mkdir()
     elif how == "a fifo":
