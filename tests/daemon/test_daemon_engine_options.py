@@ -15,7 +15,7 @@ from edge.cli import main
 from tests.fakes.gguf_writer import Gguf
 from tests.plan.random_gguf import Shape, write
 from tests.plan.test_plan_engine_options import drawn_options
-from tests.serving import Up, edgellm
+from tests.serving import PATIENCE_S, Up, edgellm
 
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% if quiet %}<quiet>{% endif %}<bot>"
 
@@ -66,14 +66,14 @@ speculation = "ngram"
     )
     with Up(tmp_path, "-p", "cpu") as up:
         up.wait_for("ok")
-        props = httpx.get(f"{up.url}/props").json()
+        props = httpx.get(f"{up.url}/props", timeout=PATIENCE_S).json()
         params = props["default_generation_settings"]["params"]
         assert params["temperature"] == 0.125 and params["top_k"] == 3 and params["repeat_last_n"] == 32
         assert props["chat_template"] == TEMPLATE
-        adapters = httpx.get(f"{up.url}/lora-adapters").json()
+        adapters = httpx.get(f"{up.url}/lora-adapters", timeout=PATIENCE_S).json()
         assert [(Path(one["path"]).name, one["scale"]) for one in adapters] == [("small-lora.gguf", 0.25)]
         message = {"role": "user", "content": "one two three four " * 20}
-        applied = httpx.post(f"{up.url}/apply-template", json={"messages": [message]}).json()
+        applied = httpx.post(f"{up.url}/apply-template", json={"messages": [message]}, timeout=PATIENCE_S).json()
         assert applied["prompt"].startswith("<user>one two") and applied["prompt"].endswith("<quiet><bot>")
         body: dict[str, Any] = {"messages": [message], "max_tokens": 64, "temperature": 0}
         answer = httpx.post(f"{up.url}/v1/chat/completions", json=body, timeout=120).json()

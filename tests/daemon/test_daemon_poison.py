@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.daemon.served import Served, served
-from tests.serving import eventually
+from tests.serving import PATIENCE_S, eventually
 
 POISON = "fatal grammar"
 FAST = "[restart]\nbackoff_s = [0]\n"
@@ -26,7 +26,7 @@ def send(up: Served, answers: list[httpx.Response], text: str = POISON, **more: 
 
 
 def waiting(up: Served) -> bool:
-    lines = httpx.get(f"{up.url}/metrics").text.splitlines()
+    lines = httpx.get(f"{up.url}/metrics", timeout=PATIENCE_S).text.splitlines()
     return any(line.startswith("edgellm_requests_waiting") and line.endswith(" 1.0") for line in lines)
 
 

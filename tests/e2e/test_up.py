@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from edge.plan import start_records
-from tests.serving import Up, alive, children, edgellm, eventually, free_port
+from tests.serving import PATIENCE_S, Up, alive, children, edgellm, eventually, free_port
 
 pytestmark = pytest.mark.e2e
 
@@ -63,7 +63,7 @@ def test_all_six_gates_are_open_with_evidence(up: Up) -> None:
 
 def test_probes_answer(up: Up) -> None:
     for path in ("/livez", "/readyz", "/readyz/demo", "/health"):
-        assert httpx.get(up.url + path).status_code == 200, path
+        assert httpx.get(up.url + path, timeout=PATIENCE_S).status_code == 200, path
 
 
 def test_the_start_record_tells_where_the_time_went(up: Up) -> None:

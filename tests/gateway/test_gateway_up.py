@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fakes.upstream.real import get
-from tests.serving import Up, edgellm, eventually, stopped
+from tests.serving import PATIENCE_S, Up, edgellm, eventually, stopped
 
 pytestmark = pytest.mark.e2e
 
@@ -32,7 +32,7 @@ def up(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 @pytest.mark.parametrize("path", ["/tools", "/cors-proxy?url=http://127.0.0.1:1/", "/%74ools", "/upstream/demo/tools"])
 def test_a_stray_variable_of_the_caller_opens_no_tools(up: Up, path: str) -> None:
     for method in ("GET", "POST"):
-        assert httpx.request(method, up.url + path).status_code == 403
+        assert httpx.request(method, up.url + path, timeout=PATIENCE_S).status_code == 403
 
 
 def test_not_even_the_engine_behind_it_has_them(up: Up) -> None:
@@ -43,7 +43,7 @@ def test_not_even_the_engine_behind_it_has_them(up: Up) -> None:
 
 def test_metrics_tell_the_state_and_the_gates(up: Up) -> None:
     assert up.chat().status_code == 200
-    text = httpx.get(f"{up.url}/metrics").text
+    text = httpx.get(f"{up.url}/metrics", timeout=PATIENCE_S).text
     samples = {
         (sample.name, *sorted(sample.labels.values())): sample.value
         for family in text_string_to_metric_families(text)
@@ -68,8 +68,8 @@ def test_a_key_that_is_made_while_it_runs_is_asked_for_at_once(up: Up) -> None:
     try:
         assert up.chat().status_code == 401
         headers = {"Authorization": f"Bearer {key}"}
-        assert httpx.get(f"{up.url}/v1/models", headers=headers).status_code == 200
-        assert httpx.get(f"{up.url}/healthz").status_code == 200
+        assert httpx.get(f"{up.url}/v1/models", headers=headers, timeout=PATIENCE_S).status_code == 200
+        assert httpx.get(f"{up.url}/healthz", timeout=PATIENCE_S).status_code == 200
         asked = ["chat", "Hi", "--max-tokens", "2", "--state-dir", str(up.state)]
         assert edgellm(*asked).returncode == 69
         assert edgellm(*asked, env={"EDGELLM_API_KEY": key}).returncode == 0
@@ -80,16 +80,16 @@ def test_a_key_that_is_made_while_it_runs_is_asked_for_at_once(up: Up) -> None:
 
 
 def test_ollamas_keep_alive_lets_the_model_sleep_and_the_next_request_wakes_it(up: Up) -> None:
-    shown = httpx.post(f"{up.url}/api/show", json={"model": "demo"}).json()
+    shown = httpx.post(f"{up.url}/api/show", json={"model": "demo"}, timeout=PATIENCE_S).json()
     assert shown["capabilities"] == ["completion"] and shown["model_info"]["general.parameter_count"] > 1e8
     asked = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "stream": False, "keep_alive": 0}
     answer = httpx.post(f"{up.url}/api/chat", json=asked, timeout=60)
     assert answer.status_code == 200 and answer.json()["message"]["content"]
     ready = f"{up.url}/readyz/demo"
-    eventually(lambda: httpx.get(ready).json()["state"] == "SLEEPING", "it does not sleep")
-    assert httpx.get(f"{up.url}/api/ps").json()["models"] == []
+    eventually(lambda: httpx.get(ready, timeout=PATIENCE_S).json()["state"] == "SLEEPING", "it does not sleep")
+    assert httpx.get(f"{up.url}/api/ps", timeout=PATIENCE_S).json()["models"] == []
     assert httpx.post(f"{up.url}/api/generate", json={"model": "demo", "keep_alive": -1}, timeout=60).status_code == 200
-    assert httpx.get(ready).json()["state"] == "READY"
+    assert httpx.get(ready, timeout=PATIENCE_S).json()["state"] == "READY"
 
 
 def test_the_access_log_is_in_the_run_folder(up: Up) -> None:
@@ -110,12 +110,15 @@ def test_requests_that_an_engine_dies_with_are_answered_by_the_next_one(up: Up) 
         with stopped(pid):  # or a fast machine has answered before it is killed
             asked = [clients.submit(up.chat, f"Count to {n}.", max_tokens=40, ignore_eos=True) for n in range(3)]
             gateway = f"{up.url}/telemetry"
-            eventually(lambda: httpx.get(gateway).json()["gateway"]["demo"]["in_flight"], "no request is in flight")
+            eventually(
+                lambda: httpx.get(gateway, timeout=PATIENCE_S).json()["gateway"]["demo"]["in_flight"],
+                "no request is in flight",
+            )
             os.kill(pid, signal.SIGKILL)
         answers = [each.result() for each in asked]
     assert [answer.status_code for answer in answers] == [200] * 3, [answer.text for answer in answers]
     assert all(answer.json()["usage"]["completion_tokens"] == 40 for answer in answers)
     assert up.child_pid() != pid
-    metrics = httpx.get(f"{up.url}/metrics").text
+    metrics = httpx.get(f"{up.url}/metrics", timeout=PATIENCE_S).text
     (retries,) = re.findall(r'edgellm_requests_retries_total\{model="demo"\} (\S+)', metrics)
     assert float(retries) >= 1

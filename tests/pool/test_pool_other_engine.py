@@ -17,7 +17,7 @@ import pytest
 from tests.daemon.served import Served, config_text, served
 from tests.fakes import speech_server
 from tests.fakes.fake_jetson.tree import fake_board
-from tests.serving import ROOT, alive, eventually
+from tests.serving import PATIENCE_S, ROOT, alive, eventually
 
 # PyPI wheels: eSpeak NG with its data, PocketSphinx with its English model. Neither needs another package.
 PACKAGES = ("espeakng-loader==0.2.4", "pocketsphinx==5.1.1")
@@ -94,9 +94,9 @@ def test_a_request_goes_to_the_named_model_or_by_its_path(assistant: Served) -> 
 
 
 def test_lists_name_it_and_chat_clients_are_not_offered_it(assistant: Served) -> None:
-    listed = httpx.get(f"{assistant.url}/v1/models").json()["data"]
+    listed = httpx.get(f"{assistant.url}/v1/models", timeout=PATIENCE_S).json()["data"]
     assert {each["id"] for each in listed} == {"chat", "voice", "ears"}
-    tags = httpx.get(f"{assistant.url}/api/tags").json()["models"]
+    tags = httpx.get(f"{assistant.url}/api/tags", timeout=PATIENCE_S).json()["models"]
     assert [each["name"] for each in tags] == ["chat"]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from edge.errors import EdgeError, UsageError
 from tests.daemon.served import Served, served
-from tests.serving import eventually, stopped
+from tests.serving import PATIENCE_S, eventually, stopped
 
 # One plan of the demo model without a prompt cache takes 178 MiB: one fits, two do not.
 LIMIT = '[memory]\nlimit = "300MiB"'
@@ -64,7 +64,7 @@ def test_a_mixture_of_requests_is_answered_with_few_changes(two: Served) -> None
 
 
 def requests_open(up: Served) -> int:
-    activity = httpx.get(f"{up.url}/telemetry").json()["gateway"].values()
+    activity = httpx.get(f"{up.url}/telemetry", timeout=PATIENCE_S).json()["gateway"].values()
     return sum(model[place] for model in activity for place in ("in_flight", "queued", "waiting"))
 
 
@@ -113,7 +113,9 @@ def test_the_small_model_comes_back_when_the_large_one_sleeps(smollm2: Path, tmp
 
 def test_the_list_states_what_is_in_memory_how_large_it_is_and_how_long_it_loads(two: Served) -> None:
     two.client.load("a")
-    listed = {each["id"]: each["edgellm"] for each in httpx.get(f"{two.url}/v1/models").json()["data"]}
+    listed = {
+        each["id"]: each["edgellm"] for each in httpx.get(f"{two.url}/v1/models", timeout=PATIENCE_S).json()["data"]
+    }
     assert (listed["a"]["state"], listed["first"]["state"], listed["b"]["state"]) == ("READY", "READY", "SLEEPING")
     assert listed["a"]["size_bytes"] == listed["b"]["size_bytes"] > 50 << 20
     assert 0 < listed["a"]["last_load_s"] < 60
