@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -85,6 +86,54 @@ def test_ps_load_and_unload(two: Served) -> None:
     with pytest.raises(UsageError, match="no model is called nosuch"):
         two.client.load("nosuch")
     assert ask(two, "a").status_code == 200
+
+
+def test_a_request_of_higher_priority_overtakes_the_queue(smollm2: Path, tmp_path: Path) -> None:
+    models = [entry(name, smollm2, f"priority = {rank}") for name, rank in (("a", 0), ("b", 0), ("c", 2))]
+    with served(tmp_path, *models, top=LIMIT, ready=False) as up, ThreadPoolExecutor(3) as pool:
+        eventually(lambda: up.healthz(), "it answers")
+        up.client.load("a")
+        with stopped(up.model("a")["pid"]):
+            asked = []
+            for number, name in enumerate("abc", start=1):
+                asked.append(pool.submit(ask, up, name))
+                eventually(lambda number=number: requests_open(up) == number, lambda: str(up.status()))
+        assert [each.result().status_code for each in asked] == [200] * 3
+
+        def ready() -> list[str]:
+            return [event["model"] for event in up.events() if event.get("state") == "READY"]
+
+        eventually(lambda: {"b", "c"} <= set(ready()), lambda: up.output)  # an answer may come before READY
+        assert ready()[-2:] == ["c", "b"]
+
+
+def test_a_client_that_leaves_the_queue_starts_nothing(smollm2: Path, tmp_path: Path) -> None:
+    with served(tmp_path, entry("a", smollm2), entry("b", smollm2), top=LIMIT, ready=False) as up:
+        up.ready("a")
+        with ThreadPoolExecutor(1) as pool:
+            with stopped(up.model("a")["pid"]):
+                busy = pool.submit(ask, up, "a")
+                eventually(lambda: requests_open(up) == 1, "a is busy")
+                body = b'{"model": "b", "messages": [{"role": "user", "content": "Hi"}]}'
+                head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+                with socket.create_connection(("127.0.0.1", up.port)) as client:
+                    client.sendall(head.encode() + body)
+                    eventually(lambda: requests_open(up) == 2, "b waits")
+                eventually(lambda: requests_open(up) == 1, "the client has left")
+            assert busy.result().status_code == 200
+        assert ask(up, "a").status_code == 200
+        assert (up.model("b")["state"], len(up.pids)) == ("SLEEPING", 1)
+
+
+def test_every_waiter_is_answered_though_the_engine_dies_twice(smollm2: Path, tmp_path: Path) -> None:
+    models = [entry(name, smollm2, "preload = false") for name in "ab"]
+    top = f"{LIMIT}\n[restart]\nbackoff_s = [0, 0.05]"
+    dying = {"first_starts": 2, "first": {"death": {"at": "loading", "code": 1}}}
+    with served(tmp_path, *models, top=top, **dying) as up, ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: ask(up, "b"), range(4)))
+        assert [each.status_code for each in answers] == [200] * 4
+        assert len(up.pids) == 3, "they join one start"
+        assert ask(up, "a").status_code == 200
 
 
 def test_a_pinned_model_stays_and_the_other_is_refused(smollm2: Path, tmp_path: Path) -> None:
