@@ -1,7 +1,8 @@
 """A pool of models without processes: the schedule decides, a script says what happens.
 
 Tokens of a script: `a` a request for a, `a.` one of a's requests ends, `a!` a is READY, `a~` the engine of a has ended,
-`ax` a crashes and is restarted, `af` a fails and stays down, `a-` a waiting request is cancelled, `+5` seconds pass.
+`az` the ttl of a has passed, `ax` a crashes and is restarted, `af` a fails and stays down, `a-` a waiting request is
+cancelled, `+5` seconds pass.
 """
 
 from __future__ import annotations
@@ -61,6 +62,9 @@ class Simulation:
         elif event == "~":
             assert model.state == "leaving", token
             model.state, self.freed_s = "asleep", self.now
+        elif event == "z":
+            if model.state == "ready" and not model.open:  # the supervisor drains: an open request keeps it
+                model.state = "leaving"
         elif event == "x":
             model.state, model.open = "loading", 0
         elif event == "f":

@@ -71,6 +71,7 @@ def _possible(pool: Simulation) -> list[str]:
         events += [name, name]
         events += [f"{name}-"] if model.waiting else []
         events += [f"{name}x"] if model.state in ("loading", "ready") else []
+        events += [f"{name}z"] if model.state == "ready" else []
         events += [f"{name}f"] if model.state == "loading" else []
     return events + _progress(pool)
 
