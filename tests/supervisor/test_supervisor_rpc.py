@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -135,12 +136,10 @@ def test_a_server_that_is_waited_for_is_tried_without_end() -> None:
 # --- the other side ---------------------------------------------------------------------------------------------------
 
 
-def test_the_command_line_of_the_server(tmp_path: object) -> None:
-    from pathlib import Path
-
+def test_the_command_line_of_the_server() -> None:
     request = RpcRequest(Path("/e/ggml-rpc-server"), rpc_address("10.0.0.2:50052", "eth1"), {})
     assert command(request) == ("/e/ggml-rpc-server", "--host", "10.0.0.2", "--port", "50052")
-    full = replace(request, devices=("CUDA0", "CUDA1"), threads=4, cache=True)
+    full = replace(request, devices=("CUDA0", "CUDA1"), threads=4, cache_bytes=1 << 30)
     assert command(full)[5:] == ("--device", "CUDA0,CUDA1", "--threads", "4", "--cache")
     assert str(RpcAddress("127.0.0.1", 1)) == "127.0.0.1:1"
 
