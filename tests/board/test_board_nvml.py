@@ -51,8 +51,10 @@ def test_two_gpus_by_uuid_with_free_memory(library: str, monkeypatch: pytest.Mon
 def test_a_library_without_some_entry_points_costs_what_they_return(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = tmp_path / "libnvidia-ml.so.1"
-    subprocess.run(["cc", "-DOLD", "-shared", "-fPIC", "-w", "-o", str(old), str(SOURCE)], check=True)
+    compiler, old = shutil.which("cc") or shutil.which("gcc"), tmp_path / "libnvidia-ml.so.1"
+    if compiler is None:
+        pytest.skip("no C compiler: the stand-in for NVML cannot be built")
+    subprocess.run([compiler, "-DOLD", "-shared", "-fPIC", "-w", "-o", str(old), str(SOURCE)], check=True)
     reading = _read(str(old), monkeypatch, f"NVIDIA H200,GPU-cc,00000000:01:00.0,{(1 << 64) - 1},{GIB},9,0,0")
     assert reading is not None
     (found,) = reading.gpus

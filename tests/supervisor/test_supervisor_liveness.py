@@ -31,14 +31,14 @@ async def test_dots_without_a_line_end_are_life(short_dir: Path) -> None:
     "text", [r"\r50%", r"\0", r"\377", r"\033[2K"], ids=["progress bar", "nul", "no utf-8", "escape"]
 )
 async def test_any_byte_without_a_line_end_is_life(short_dir: Path, text: str) -> None:
-    body = f"for i in 1 2 3 4 5 6 7 8; do printf '{text}' >&2; sleep 0.25; done\nexec \"$@\"\n"
+    body = f"for i in $(seq 20); do printf '{text}' >&2; sleep 0.1; done\nexec \"$@\"\n"
     async with rigged(short_dir, argv=script(short_dir, body), terms=HASTY) as rig:
         await rig.ready()
         assert len(rig.pids) == 1 and not rig.kinds
 
 
 async def test_a_child_that_reads_slowly_and_says_nothing_is_alive(short_dir: Path) -> None:
-    reads = "import time\nfile = open('/dev/zero', 'rb', 0)\nfor _ in range(8): file.read(1 << 20); time.sleep(0.25)"
+    reads = "import time\nfile = open('/dev/zero', 'rb', 0)\nfor _ in range(20): file.read(1 << 20); time.sleep(0.1)"
     body = f'"{sys.executable}" -S -c "{reads}"\nexec "$@"\n'
     async with rigged(short_dir, argv=script(short_dir, body), terms=HASTY) as rig:
         await rig.ready()
