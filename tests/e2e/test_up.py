@@ -131,7 +131,7 @@ def test_ctrl_c_ends_it_cleanly(smollm2: Path, tmp_path: Path) -> None:
         running.wait_for("ok")
         engine = running.child_pid()
         running.process.send_signal(signal.SIGINT)
-        assert running.process.wait(30) == 0
+        assert running.process.wait(PATIENCE_S) == 0
         assert not alive(engine)
         assert [path.name for path in (tmp_path / "run" / "main").glob("*.sock")] == []
 
@@ -145,7 +145,9 @@ def test_ctrl_c_in_the_middle_of_a_start_leaves_nothing(smollm2: Path, tmp_path:
                 eventually(running.healthz, "the gateway answers")
             engines = children(running.process.pid) if running.process.poll() is None else []
             running.process.send_signal(signal.SIGINT)
-            assert running.process.wait(30) in (0, 130, -signal.SIGINT)
+            code = running.process.wait(PATIENCE_S)
+            # Python exits with 1 where the signal meets its own initialization, before a line of edgellm ran.
+            assert code in (0, 130, -signal.SIGINT) or (not moment and "Fatal Python error" in running.output)
             eventually(lambda engines=engines: not any(alive(pid) for pid in engines), "no orphan")
             assert list((tmp_path / "run").rglob("*.sock")) == []
 
