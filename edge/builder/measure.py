@@ -76,6 +76,7 @@ def available_memory_bytes(tree: Tree) -> int:
 
 def usable_cores(tree: Tree) -> int:
     """Return the cores that this process may use, by affinity and by the control group's quota."""
+    # os.cpu_count() knows neither: a container with two of 64 cores would start 64 compilers.
     quota = cpu_quota(tree)
     cores = len(os.sched_getaffinity(0))
     return max(1, min(cores, round(quota))) if quota else cores
@@ -86,6 +87,7 @@ def newest_mtime_s(tree: Path) -> float:
     newest = 0.0
     for folder, _, names in os.walk(tree):
         for name in names:
+            # What cmake and the compilers read: a newer README must not look like a clock in the past.
             if name.endswith((".cpp", ".c", ".cu", ".cuh", ".h", ".txt", ".cmake")):
                 newest = max(newest, Path(folder, name).stat().st_mtime)
     return newest

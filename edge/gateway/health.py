@@ -123,4 +123,5 @@ def _failure(failure: Failure | None, admin: bool) -> dict[str, str] | None:
     if failure is None:
         return None
     public = {"kind": failure.kind, "hint": failure.hint}
+    # Evidence holds log lines and paths, and a log line may quote a prompt.
     return {**public, "evidence": failure.evidence} if admin else public

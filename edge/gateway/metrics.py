@@ -70,6 +70,7 @@ class GatewayCollector:
         self._waiting = waiting
         self._access_log = access_log
 
+    # prometheus_client calls it at registration, before there is anything to collect.
     def describe(self) -> list[Any]:
         """Return nothing, so that registration does not collect."""
         return []

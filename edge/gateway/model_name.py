@@ -32,9 +32,11 @@ def only_one(upstreams: Iterable[Upstream], path: str) -> Upstream | None:
 
 
 _FORM_NAME = re.compile(rb'[;\s]name="?model"?(?=[;\s]|$)', re.IGNORECASE)
+# An upload of audio has some five parts; a crafted form with a million must not take the time of one.
 _FORM_PARTS = 100
 _PART_HEAD_BYTES = 4 * KIB
 _FORM_NAME_BYTES = 1024
+# JSON's whitespace (RFC 8259, section 2).
 _BLANKS = b" \t\r\n"
 _NAME_BYTES = 64 * KIB
 _PIECE_BYTES = 64 * KIB

@@ -39,6 +39,7 @@ class Page(Struct, frozen=True):
             "Content-Security-Policy": self.policy,
             "X-Content-Type-Options": "nosniff",
             "Referrer-Policy": "no-referrer",
+            # Asked again each time, with the ETag: an update of edgellm shows at once.
             "Cache-Control": "no-cache",
             "ETag": self.etag,
         }

@@ -117,6 +117,7 @@ class _Cache:
             key = fingerprint(found.shards)
         except OSError:
             return _judge(found)
+        # A set that lacks shards has the fingerprint of the present ones: its verdict changes when one arrives.
         if found.missing:
             key += "-" + str(len(found.missing))
         hit = self._old.get(key)

@@ -93,6 +93,7 @@ class Chooser:
         self, model: ModelConfig, preset: Preset
     ) -> tuple[Candidate, tuple[Candidate, ...], DownloadCandidate | None]:
         name, _, quant = model.ref.partition(":")
+        # A path or a source, not a name of the catalogue.
         if "/" in model.ref or model.ref.lower().endswith(".gguf"):
             return candidate_of(self._store.resolve(model.ref)), (), None
         ranks: dict[str, Rank] = {}

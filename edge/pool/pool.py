@@ -20,6 +20,7 @@ from edge.supervisor.state import ENDING
 from edge.supervisor.status import Failure, State
 from edge.supervisor.supervisor import Supervisor
 
+# BACKOFF holds no memory and will: a model that restarts keeps its place.
 _PRESENT = frozenset({State.STARTING, State.LOADING, State.WARMING, State.READY, State.BACKOFF, *ENDING})
 _LOADING = frozenset({State.STARTING, State.LOADING, State.WARMING, State.BACKOFF})
 _log = logging.getLogger(__name__)

@@ -90,6 +90,7 @@ def decide(
     if not arrivals:
         return PoolDecision()
     policy = policy or PoolPolicy()
+    # The id last: equal arrivals have to be decided in one order, or two runs of a history would differ.
     first = min(arrivals, key=lambda each: (-each.priority, -each.waited_s, each.id))
     if _covers(free, first.needs):
         return PoolDecision(start=first.id, because="it fits", fits=True)
@@ -121,6 +122,7 @@ def cheapest(idle: Sequence[Resident], lack: Bytes) -> tuple[str, ...] | None:
         return None
     if len(idle) > _EXACT_VICTIMS:
         return _greedy(idle, lack)
+    # Small sets first, but the cost decides: one slow model may cost more than two quick ones.
     sets = (each for size in range(1, len(idle) + 1) for each in combinations(idle, size))
     enough = (each for each in sets if _enough(each, lack))
     return tuple(victim.id for victim in min(enough, key=_cost))

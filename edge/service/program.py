@@ -187,6 +187,7 @@ def base_python() -> Path:
 
 def make(source: PrefixSource, prefix: Path = PREFIX) -> None:
     """Build a venv beside `prefix` and exchange the two by renames; running processes keep their open files."""
+    # Beside the prefix: a rename works within one file system only.
     fresh, former = prefix.with_name(f".{prefix.name}.new"), prefix.with_name(f".{prefix.name}.old")
     for leftover in (fresh, former):
         shutil.rmtree(leftover, ignore_errors=True)

@@ -83,5 +83,6 @@ class MemoryWait:
         finally:
             for end in ends:
                 end.cancel()
+            # Awaited, so that each pidfd is closed and its reader removed before the loop goes on.
             await asyncio.gather(*ends, return_exceptions=True)
         self._on_freed()

@@ -142,6 +142,7 @@ def _tokens(path: Path) -> bytes | None:
         with path.open("rb") as file:
             magic, _, count = _HEADER.unpack(file.read(_HEADER.size))
             size = os.fstat(file.fileno()).st_size
+            # The state itself follows the tokens: a file that ends with them was cut off.
             if magic != _MAGIC or _HEADER.size + 4 * count >= size:
                 return None
             return file.read(4 * count)

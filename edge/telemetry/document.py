@@ -32,6 +32,7 @@ def sample_document(sample: Sample | None, now: float) -> dict[str, Any]:
         "temperatures": [to_builtins(zone, enc_hook=str) for zone in sample.zones],
         "temp_c": sample.temp_c,
         "gpus": [to_builtins(gpu, enc_hook=str) for gpu in sample.gpus],
+        # By NVML or jtop; empty where neither lists processes, as on an Orin without jtop.
         "gpu_processes": [to_builtins(process, enc_hook=str) for process in sample.gpu_processes],
         "memory": memory,
         "cpu_load_ratio": sample.cpu_load_ratio,
