@@ -65,10 +65,11 @@ def test_a_large_poison_request_costs_two_engines(short_dir: Path, smollm2: Path
         large = POISON + "x" * 600_000
         seen = []
         for _ in range(4):
-            up.ready()
+            pid = up.ready()["pid"]
             seen.append(kind(up.chat(large)))
-        # The second one is held, read to its end and sent again if it comes while the next engine starts.
-        assert seen[0][0] == 502 and seen[2:] == [(422, "kills_engine")] * 2, seen
+            if seen[-1][0] == 502:
+                eventually(lambda pid=pid: up.model()["pid"] != pid, "its exit is seen")  # type: ignore[misc]
+        assert [status for status, _ in seen] == [502, 502, 422, 422], seen
         up.ready()
         assert len(up.pids) == 3
         assert up.chat("y" * 600_000).status_code == 200, "another one is served"
