@@ -47,6 +47,9 @@ class SleepBench(EngineBench):
         if not can_sleep(plan.engine):
             row.note = f"{plan.engine.id} does not sleep by itself, or does not report it"
             return row
+        if launch.settings.role != "chat":
+            row.note = f"a model with the role {launch.settings.role} gives no first token"
+            return row
         asleep = sleeping(launch)
         for number in range(repeat):
             for path in (launch.model or model.model).shards:
@@ -93,8 +96,12 @@ def wait_asleep(child: Child) -> int:
     while time.monotonic() < end_s:
         for pipe in (child.stdout, child.stderr):  # a full pipe would stop the engine
             pipe.read(1 << 16)
-        _, props = request(child.socket_path, "GET", "/props", timeout_s=5)  # does not wake it
-        if json.loads(props).get("is_sleeping"):
+        try:
+            _, text = request(child.socket_path, "GET", "/props", timeout_s=5)  # does not wake it
+            props = json.loads(text)
+        except (OSError, HTTPException, ValueError) as error:
+            raise UnavailableError(f"the engine does not answer: {error}", "see `edgellm doctor`") from error
+        if isinstance(props, dict) and props.get("is_sleeping"):
             usage = read_family_usage(child.pid)
             return (usage.rss_bytes if usage else 0) + gpu_bytes(child)
         time.sleep(_LOOK_S)

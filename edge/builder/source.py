@@ -239,11 +239,18 @@ def _path_source(path: Path, pin: Pin, src_dir: Path) -> SourceArchive:
     if not (tree / "CMakeLists.txt").is_file() or not (tree / "tools/server").is_dir():
         raise BadDataError(f"{path} is no llama.cpp tree", "give the folder that holds CMakeLists.txt and tools/server")
     pointer = tree / ".git"
-    # Read as git does: bytes of any encoding, and a NUL ends the name.
-    if pointer.is_file():
-        named = os.fsdecode(read_bounded(pointer, _POINTER_BYTES).partition(b"\0")[0]).removeprefix("gitdir: ").strip()
-        if not (tree / named).is_dir():
-            raise BadDataError(
-                f"{pointer} points to a folder that does not exist", f"delete it: rm {shlex.quote(str(pointer))}"
-            )
+    if pointer.is_file() and not _points_to_folder(pointer):
+        raise BadDataError(
+            f"{pointer} points to a folder that does not exist", f"delete it: rm {shlex.quote(str(pointer))}"
+        )
     return SourceArchive("path", tree, str(tree), None, head(tree) or "unknown", 0, pinned=False)
+
+
+def _points_to_folder(pointer: Path) -> bool:
+    """Return whether the `.git` of a worktree names a folder. Read as git does: any bytes, and a NUL ends the name."""
+    try:
+        text = read_bounded(pointer, _POINTER_BYTES)
+        named = os.fsdecode(text.partition(b"\0")[0]).removeprefix("gitdir: ").strip()
+        return (pointer.parent / named).is_dir()
+    except (OSError, ValueError):  # far longer than any path
+        return False

@@ -220,7 +220,7 @@ class ChatServer(Struct, frozen=True):
             response = client.get(f"{self._base}{path}", timeout=5.0)
             entries = response.json()["data"] if response.status_code == 200 else []
             return {str(entry["id"]): str(entry.get("type")) for entry in entries}
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError, AttributeError):
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError, LookupError, TypeError, AttributeError):
             return {}  # the question itself shows what is wrong
 
     def ask(self, messages: list[dict[str, Any]], model: str, max_tokens: int, screen: ChatScreen) -> Answer:
@@ -311,7 +311,7 @@ def _take(line: str, answer: Answer, screen: ChatScreen) -> None:
     answer.timings = _table(event.get("timings")) or answer.timings
     for choice in _rows(event.get("choices")):  # the usage event has none
         answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
-        delta = _table(choice.get("delta"))
+        delta = _table(choice.get("delta", choice.get("message")))
         if thought := delta.get("reasoning_content"):
             answer.reasoning += str(thought)
             screen.thought(str(thought))
@@ -350,6 +350,6 @@ def _error(document: Mapping[str, Any]) -> Mapping[str, Any]:
 def _json(text: str) -> dict[str, Any]:
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}

@@ -131,7 +131,8 @@ def show_catalogue(document: dict[str, Any], as_json: bool) -> None:
             rows.append((mark, entry["id"], "", "", "", f"broken: {entry['broken']}"))
             continue
         arch = ", ".join(f"sm_{a}" for a in entry["cuda_arch"]) or "CPU"
-        proof = f"{entry['smoke_tokens_s']} tok/s{' on the GPU' if entry['gpu'] else ''}, {entry['proved_at']}"
+        speed = "not proved" if entry["smoke_tokens_s"] is None else f"{entry['smoke_tokens_s']} tok/s"
+        proof = ", ".join(filter(None, (f"{speed}{' on the GPU' if entry['gpu'] else ''}", entry["proved_at"])))
         proof += f", without {' and '.join(entry['without'])}" if entry["without"] else ""
         rows.append((mark, entry["id"], entry["version"] or "", arch, format_bytes(entry["bytes"]), proof))
     if document["embedded"]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge.cli.options import Engine, StateDir, folders_of
-from edge.errors import TemporaryError
+from edge.errors import TemporaryError, UsageError
 from edge.units import parse_size, printable
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ def serve(
     threads: Annotated[int, typer.Option("--threads", min=0, metavar="N", help="CPU threads; 0: half of them")] = 0,
     cache: Annotated[bool, typer.Option("--cache", help="keep tensors on disk, so that a next load is faster")] = False,
     cache_limit: Annotated[
-        str, typer.Option("--cache-limit", metavar="SIZE", help="most that --cache keeps; 2 GiB of the disk stay free")
-    ] = "16GiB",
+        str, typer.Option("--cache-limit", metavar="SIZE", help="most that it keeps (16GiB); 2 GiB of disk stay free")
+    ] = "",
     engine: Engine = None,
     state_dir: StateDir = None,
 ) -> None:
@@ -55,7 +55,9 @@ def serve(
     from edge.linux.rpc import own_addresses
 
     address = rpc_address(listen, interface)
-    cache_bytes = parse_size(cache_limit) if cache else None
+    if cache_limit and not cache:
+        raise UsageError("--cache-limit bounds a cache that is not kept", "add --cache")
+    cache_bytes = parse_size(cache_limit or "16GiB") if cache else None
     if not address.loopback and address.host not in own_addresses(interface):
         raise TemporaryError(f"{interface} has no address {address.host}", "see `ip -4 addr`; at boot it may be late")
     request = _request(state_dir, engine, tuple(device or ()))

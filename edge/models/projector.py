@@ -48,6 +48,8 @@ _BATCHED = frozenset({"internvl", "deepseekocr", "deepseekocr2"})  # tiles are c
 _BATCH_TOKENS = 1024  # common_params::mtmd_batch_max_tokens
 # An image of 8192 pixels a side in patches of 8: a header that claims more is not believed.
 _MOST_PATCHES, _MOST_WIDTH = 1 << 20, 1 << 16
+# Of the warm-up's image, 4 MB before its compression. Published encoders take at most 1540 pixels a side.
+_MOST_SIDE_PX = 2048
 _FIXED_BYTES = 4 * MIB  # the image itself and its im2col
 
 
@@ -81,8 +83,8 @@ class Projector(Struct, frozen=True):
         return self.audio_bytes + self.images * one + _FIXED_BYTES
 
     def side_px(self, max_tokens: int | None = None) -> int:
-        """Return the side of a square image with as many patches as the limit allows."""
-        return max(1, isqrt(self.patches_of(max_tokens))) * self.patch_px
+        """Return the side of a square image with as many patches as the limit allows, at most 2048 pixels."""
+        return min(_MOST_SIDE_PX, max(1, isqrt(self.patches_of(max_tokens))) * self.patch_px)
 
 
 def read_projector(path: Path, model: ModelMeta) -> Projector:

@@ -102,7 +102,8 @@ class GgufReader:
         return raw
 
     def _start(self) -> tuple[RawHeader, int, int]:
-        self._fill(32)
+        if self._size:  # reading /proc/kmsg, whose size is 0, takes messages from its readers
+            self._fill(32)
         # 512 bytes: enough to tell web pages with a byte order mark or a comment before their first tag.
         wrong = not_gguf(self._buffer[:512], self._size)
         if wrong:

@@ -144,7 +144,10 @@ def _end_of_links(path: Path) -> Path | None:
     for _ in range(_LINKS_MAX):
         target = path.readlink()
         path = path.parent / target
-        if not path.is_symlink():
+        try:
+            if not path.is_symlink():
+                return target
+        except OSError:  # in a folder that may not be entered; before Python 3.14
             return target
     return None
 

@@ -35,7 +35,7 @@ def with_companions(candidate: Candidate, preset: Preset, store: Store) -> tuple
     file = _with_projector(candidate.file, preset.mmproj)
     if preset.lora:
         file = replace(file, adapter_bytes=sum(_adapter_bytes(Path(adapter(each)[0]), file) for each in preset.lora))
-    if preset.speculation == "mtp" and not integer(file.meta, "nextn_predict_layers"):
+    if preset.speculation == "mtp" and not _mtp_layers(file.meta):
         hint = "ngram needs no layers; draft names a second model"
         raise ConfigError(f"speculation: {file.name} has no MTP layers that could draft", hint)
     if preset.draft:
@@ -154,10 +154,16 @@ def _drafter(store: Store, ref: str, model: ModelFile) -> ModelFile:
     return found
 
 
+def _mtp_layers(meta: ModelMeta) -> int:
+    """Return how many of the layers draft; 0 for a header that claims all of them or more."""
+    count = integer(meta, "nextn_predict_layers")
+    return count if count < meta.n_layer else 0
+
+
 def with_mtp_layers(candidate: Candidate, preset: Preset) -> Candidate:
     """Return the candidate with the bytes of its MTP layers where they draft: the engine loads them only then."""
     file = candidate.file
-    count = integer(file.meta, "nextn_predict_layers")
+    count = _mtp_layers(file.meta)
     if preset.speculation != "mtp" or not count:
         return candidate
     first = file.meta.n_layer - count

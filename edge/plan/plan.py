@@ -17,7 +17,7 @@ class Images(Struct, frozen=True):
     """Limits of one image. The warm-up sends a square one, which takes about as long as a prompt of `like_tokens`."""
 
     compute_bytes: int  # of the projector, for the largest image; the first one allocates them
-    max_tokens: int | None  # None: the engine's own limit
+    max_tokens: int | None  # null: the engine's own limit
     warmup_px: int
     like_tokens: int
 

@@ -74,7 +74,7 @@ def test_a_question_waits_for_the_one_that_hangs_and_not_for_long(
     first = threading.Thread(target=nvml.process_bytes, args=(1, (library,)))
     first.start()
     try:
-        while not nvml._asking.locked():
+        while first.is_alive() and not nvml._asking.locked():
             threading.Event().wait(0.001)
         assert nvml.process_bytes(1, (library,)) is None
         assert first.is_alive()

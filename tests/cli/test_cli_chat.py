@@ -109,6 +109,7 @@ STOP = '{"choices":[{"finish_reason":"stop","delta":{}}]}'
         (['{"choices":[null]}'], "the answer broke off"),
         (['{"choices":[{"delta":"text"}]}'], "the answer broke off"),
         (['{"choices":{"0":1}}'], "the answer broke off"),
+        (["[" * 100_000], "the answer broke off"),
         (["<html>502</html>"], "the answer broke off"),
         (["[DONE]"], "the answer broke off"),
         ([], "the answer broke off"),
@@ -143,6 +144,14 @@ async def test_a_document_in_place_of_a_stream_is_no_success(
 
     assert await chat(await rig(script), "Hello") == 1
     assert said in capsys.readouterr().err
+
+
+async def test_a_whole_answer_in_place_of_a_stream_is_shown(rig: Rigs, capsys: pytest.CaptureFixture[str]) -> None:
+    async def script(line: Line, request: Received) -> None:
+        await line.json({"choices": [{"message": {"content": "Paris."}, "finish_reason": "stop"}]}, "200 OK")
+
+    assert await chat(await rig(script), "Hello") == 0
+    assert capsys.readouterr().out == "Paris.\n"
 
 
 async def test_figures_of_another_shape_spoil_no_answer(rig: Rigs, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,6 +29,11 @@ def test_asking_a_server_that_is_not_there() -> None:
     assert done.returncode == 75 and "no rpc-server at" in done.stderr
 
 
+def test_a_limit_without_a_cache_is_refused() -> None:
+    done = edgellm("rpc", "serve", "--cache-limit", "1GiB")
+    assert done.returncode == 64 and "add --cache" in done.stderr, done.stderr
+
+
 def test_a_limit_that_is_no_size_is_refused() -> None:
     done = edgellm("rpc", "serve", "--cache", "--cache-limit", "plenty")
     assert done.returncode == 64 and "not a size: 'plenty'" in done.stderr, done.stderr

@@ -98,6 +98,7 @@ async def test_answers(short_dir: Path) -> None:
 ASK = """
 import os, socket, sys
 os.setgroups([int(sys.argv[2])]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
+socket.setdefaulttimeout(60)
 for line in ("GET /status", "POST /stop", "POST /restart", "POST /reload"):
     with socket.socket(socket.AF_UNIX) as s:
         try:
@@ -139,7 +140,7 @@ async def test_the_group_looks_and_only_the_owner_and_root_change(
 
 MANY = """
 import os, socket, sys
-os.setgroups([]); os.setresgid(4242, 4242, 4242); os.setresuid(65534, 65534, 65534)
+os.setgroups([]); os.setresgid(4242, 4242, 4242); os.setresuid(65534, 65534, 65534); socket.setdefaulttimeout(60)
 kept = [socket.socket(socket.AF_UNIX) for _ in range(40)]
 for each in kept:
     each.connect(sys.argv[1])

@@ -170,6 +170,15 @@ def test_mtp_layers_are_counted_where_they_draft(
         assert planned["model"]["drafter_bytes"] == counted, way
 
 
+def test_a_header_whose_layers_are_all_for_mtp_drafts_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Gguf("llama").model(n_layer=2).set("llama.nextn_predict_layers", 2).save(tmp_path / "a.gguf")
+    words = ["--set", "speculation=mtp", "--state-dir", str(tmp_path)]
+    assert main(["plan", "-p", "cpu", "-m", str(model), *words]) == 78
+    assert "has no MTP layers that could draft" in capsys.readouterr().err
+
+
 def test_a_drafter_is_counted_and_has_to_have_the_models_vocabulary(
     tmp_path: Path, smollm2: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

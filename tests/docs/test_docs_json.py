@@ -75,7 +75,7 @@ ZERO = (
     "ok|warn|bad|unknown|id|progress|value|values|n_expert|cpu_expert_layers|ctx_checkpoints|n_gpu_layers|n_threads|nice",
     "rope_scale|cache_ram|driver|context|backend|weights|kv_cache|warm|samples|swap_bytes|swap_used_bytes|swap_total_bytes",
     "cpu_load_ratio|load_ratio|resident_ratio|read_bytes|claim_bytes|page_cache_bytes|prompt_cache_bytes|cache_ram_bytes",
-    "adapter_bytes|drafter_bytes|mmproj_bytes|gpu_buffers_bytes|cache_n|cached_tokens|rate",
+    "adapter_bytes|drafter_bytes|mmproj_bytes|gpu_buffers_bytes|cache_n|cached_tokens|rate|index",
 )
 ZEROS = frozenset("|".join(ZERO).split("|"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -335,9 +336,11 @@ def test_headers_that_cannot_be_kept_are_read(tmp_path: Path) -> None:
 
 
 def test_the_oldest_kept_headers_are_removed(tmp_path: Path) -> None:
-    folder, paths = tmp_path / "kept", []
+    folder = tmp_path / "kept"
+    kept: list[Path] = []
     for number in range(_KEPT_FILES + 3):
-        paths.append(Gguf("llama").model(n_layer=1).save(tmp_path / f"{number}.gguf"))
-        read_kept(paths[-1], folder)
-    assert len(list(folder.iterdir())) == _KEPT_FILES
-    assert read_kept(paths[-1], folder) == read_header(paths[-1])
+        read_kept(Gguf("llama").model(n_layer=1).save(tmp_path / f"{number}.gguf"), folder)
+        (new,) = set(folder.iterdir()) - set(kept)
+        os.utime(new, (number, number))
+        kept.append(new)
+    assert set(folder.iterdir()) == set(kept[-_KEPT_FILES:])

@@ -226,6 +226,19 @@ def test_the_missing_end_of_a_chain_of_links_is_named(tmp_path: Path) -> None:
         open_model(tmp_path / "circle.gguf")
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may enter every folder")
+def test_a_link_into_a_closed_folder_costs_no_other_model(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    (tmp_path / "a.gguf").symlink_to(closed / "m.gguf")
+    with pytest.raises((VerdictError, OSError)):
+        open_model(tmp_path / "a.gguf")
+    Gguf("llama").model().save(tmp_path / "b.gguf")
+    names = {entry.name: entry.verdict for entry in Store(tmp_path).list()}
+    closed.chmod(0o700)
+    assert set(names) == {"a", "b"}
+
+
 def test_a_set_whose_shards_end_in_capitals_cannot_be_followed(tmp_path: Path) -> None:
     """llama_split_prefix compares with .gguf exactly; a lone .GGUF is served."""
     save_set(tmp_path, "big", 2)

@@ -66,6 +66,8 @@ def test_the_compute_of_an_encoder_follows_its_header() -> None:
     assert 220 * MIB <= projector_of(header("gemma3")).compute_bytes() <= 240 * MIB, "unknown is the measured one"
     lying = {**dict.fromkeys(CLIP, 2**31), "patch_size": 1}
     assert projector_of(header("mlp", **lying)).compute_bytes(flash_attention=False) < 1 << 60
+    for wide in ({"patch_size": 10**7}, {**CLIP, "image_size": 14336}):
+        assert projector_of(header("mlp", **wide)).side_px() == 2048, "the warm-up's image has this side"
 
 
 def test_an_encoder_that_takes_any_size_is_planned_with_its_largest_image() -> None:

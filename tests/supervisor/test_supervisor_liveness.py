@@ -31,7 +31,9 @@ async def test_dots_without_a_line_end_are_life(short_dir: Path) -> None:
     "text", [r"\r50%", r"\0", r"\377", r"\033[2K"], ids=["progress bar", "nul", "no utf-8", "escape"]
 )
 async def test_any_byte_without_a_line_end_is_life(short_dir: Path, text: str) -> None:
-    body = f"for i in $(seq 20); do printf '{text}' >&2; sleep 0.1; done\nexec \"$@\"\n"
+    # One process: the children of a shell's loop would be life by their own usage.
+    writes = f"import os, time\nfor _ in range(20): os.write(2, b'{text}'); time.sleep(0.1)"
+    body = f'\'{sys.executable}\' -S -c "{writes}"\nexec "$@"\n'
     async with rigged(short_dir, argv=script(short_dir, body), terms=HASTY) as rig:
         await rig.ready()
         assert len(rig.pids) == 1 and not rig.kinds

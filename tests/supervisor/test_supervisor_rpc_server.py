@@ -162,7 +162,7 @@ def tensors(folder: Path, **used_s: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for letter, at_s in used_s.items():
         path = folder / (letter * 16)
-        path.write_bytes(bytes(MIB))
+        path.write_bytes(os.urandom(MIB))
         os.utime(path, (at_s, at_s))
 
 
@@ -170,9 +170,9 @@ def test_the_cache_keeps_what_was_used_last(tmp_path: Path) -> None:
     tensors(tmp_path, a=1000, b=4000, c=3000, d=2000)
     os.utime(tmp_path / ("a" * 16), (5000, 1000))  # read since it was written
     (tmp_path / "notes.txt").write_bytes(bytes(9 * MIB))
-    assert trim_cache(tmp_path, 2 * MIB) == 2
+    assert trim_cache(tmp_path, 5 * MIB // 2) == 2
     assert {path.name[0] for path in tmp_path.iterdir()} == {"a", "b", "n"}
-    assert trim_cache(tmp_path, 2 * MIB) == 0
+    assert trim_cache(tmp_path, 5 * MIB // 2) == 0
     assert trim_cache(tmp_path / "absent", 0) == 0
 
 
@@ -190,7 +190,7 @@ async def test_the_cache_is_trimmed_before_each_start_and_while_it_serves(tmp_pa
     folder = tmp_path / "cache" / "rpc"
     tensors(folder, a=1000, b=2000)
     env = {"PATH": os.environ["PATH"], "LLAMA_CACHE": str(tmp_path / "cache")}
-    lender = Lender(tmp_path, look_s=0.05, env=env, cache_bytes=MIB)
+    lender = Lender(tmp_path, look_s=0.05, env=env, cache_bytes=3 * MIB // 2)
     async with lender.running():
         await until(lambda: lender.ready, lender.said)
         assert [path.name[0] for path in folder.iterdir()] == ["b"]
