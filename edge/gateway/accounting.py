@@ -99,12 +99,13 @@ _HEAD_BYTES = 64
 _TEXT = re.compile(rb'"(?:content|reasoning_content|text|thinking|delta|arguments)"\s*:\s*"[^"]')
 # What the stream of a whole answer holds, by route. Quotes and line ends of generated text are escaped in JSON.
 _DONE = re.compile(rb"(?:^|\n)data: ?\[DONE\]")
-_STOP = re.compile(rb'"stop"\s*:\s*true')
+# llama-server's own last event holds the whole prompt between `stop` and `stop_type` (to_json_non_oaicompat).
+_STOP = re.compile(rb'"stop"\s*:\s*true|"stop_type"\s*:\s*"(?:eos|limit|word)"')
 _ENDS = {
     "/v1/chat/completions": _DONE,
     "/chat/completions": _DONE,
     "/v1/completions": _DONE,
-    "/completions": _DONE,
+    "/completions": re.compile(_DONE.pattern + b"|" + _STOP.pattern),  # llama-server's own format, without [DONE]
     "/completion": _STOP,
     "/infill": _STOP,
     "/v1/messages": re.compile(rb'(?:^|\n)event: ?message_stop\b|"type"\s*:\s*"message_stop"'),
@@ -144,6 +145,11 @@ def parse_tokens(tail: bytes) -> TokenUsage:
         per_s=found.get("predicted_per_second"),
         prompt_ms=found.get("prompt_ms"),
     )
+
+
+def count(value: float) -> int:
+    """Return whole units of an engine's figure; 0 for what is no measurement."""
+    return int(value) if 0 <= value < 1e18 else 0
 
 
 def _or(value: int | None, other: int | None) -> int | None:
@@ -201,15 +207,16 @@ class UsageCounter:
         self.size_bytes += len(data)
         self.chunks += 1
         self._tokens = None
-        if b"error" in data or b"response." in data:
-            self._look(self._tail + data)
+        # Of the tail only the line that this chunk goes on: the lines before it were looked at.
+        at = self._tail.rfind(b"\n") + 1
+        if b"error" in data or b"response." in data or self._tail.find(b"error", at) >= 0:
+            self._look(self._tail[at:] + data, cut=at == 0 and self.size_bytes > len(self._tail) + len(data))
         # Only the tail: an answer of megabytes costs no more memory than one of 4 KiB.
         self._tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self._tail + data)[-TAIL_BYTES:]
 
-    def _look(self, text: bytes) -> None:
-        """Note an error event, or the last event of /v1/responses, in these last bytes."""
+    def _look(self, text: bytes, *, cut: bool) -> None:
+        """Note an error event, or the last event of /v1/responses. `cut`: the first line has lost its beginning."""
         lines = text.split(b"\n")
-        cut = self.size_bytes > len(text)  # the first line has lost its beginning
         self._error = self._error or any(map(_error_line, lines[cut:]))
         self._completed = self._completed or _COMPLETED.search(text) is not None
 
@@ -233,7 +240,7 @@ class UsageCounter:
             if self.size_bytes > TAIL_BYTES:
                 return _ERROR_HEAD.match(self._head) is not None
             return b'"error"' in self._tail and _error_document(self._tail)
-        self._look(self._tail)  # an event whose parts came in several chunks
+        self._look(self._tail, cut=self.size_bytes > len(self._tail))  # an event whose parts came in several chunks
         if self._error:
             return True
         end = _ENDS.get(route)

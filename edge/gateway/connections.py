@@ -208,6 +208,7 @@ class Connection(asyncio.Protocol):
             return
         if encrypted is None or not self._connections._encrypted(plain, encrypted):
             plain.abort()
+            self._connections._leave(plain)  # connection_lost is not called for an abort in the handshake
             return
         self._transport = encrypted
         self.since_s = asyncio.get_running_loop().time()

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from edge.gateway.accounting import count
 from edge.gateway.openai import HttpFault, RejectedError
 
 NDJSON = "application/x-ndjson"
@@ -358,15 +359,14 @@ class OllamaAnswer:
 
     def _final(self) -> dict[str, Any]:
         timings = self._timings
-        tokens = timings.prompt_n + timings.cache_n
         return {
             "done": True,
             "done_reason": "length" if self._finish == "length" else "stop",
             **self._durations(),
-            "prompt_eval_count": int(self._prompt_tokens or tokens),
-            "prompt_eval_duration": int(timings.prompt_ms * 1e6),
-            "eval_count": int(timings.predicted_n),
-            "eval_duration": int(timings.predicted_ms * 1e6),
+            "prompt_eval_count": self._prompt_tokens or count(timings.prompt_n + timings.cache_n),
+            "prompt_eval_duration": count(timings.prompt_ms * 1e6),
+            "eval_count": count(timings.predicted_n),
+            "eval_duration": count(timings.predicted_ms * 1e6),
         }
 
     def _durations(self) -> dict[str, int]:
@@ -389,8 +389,8 @@ def _text(chunk: _Chunk) -> _Message:
 def _tool(function: _Function) -> dict[str, Any]:
     try:
         arguments = json.loads(function.arguments or "{}")
-    except ValueError:
-        arguments = {}  # cut off by num_predict
+    except (ValueError, RecursionError):
+        arguments = {}  # cut off by num_predict, or brackets without end
     return {"function": {"name": function.name or "", "arguments": arguments if isinstance(arguments, dict) else {}}}
 
 

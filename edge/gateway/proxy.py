@@ -358,14 +358,16 @@ async def _into(
     loop: asyncio.AbstractEventLoop,
 ) -> web.StreamResponse:
     """Write the answer into a stream that is open already, an error of the engine's as an event."""
-    exchange.record.streamed = True
     if answer.status == 200 and answer.content_type == _EVENTS:
+        exchange.record.streamed = True
         await _copy(response, exchange, answer, progress, loop)
         return response
     try:
-        document = json.loads(await answer.read())
-    except (aiohttp.ClientError, OSError, ValueError):
+        data = await answer.read()
+        document = json.loads(data)
+    except (aiohttp.ClientError, OSError, ValueError, RecursionError):
         raise RejectedError(died_fault(exchange.upstream, f"status {answer.status}")) from None
+    exchange.usage.chunk(data, loop.time())
     if answer.status >= 400:
         exchange.record.failed()
     await response.write(sse_document(exchange.target, document))

@@ -39,7 +39,7 @@ from edge.units import KIB
 
 # Buffered between a client and an engine that reads slowly; aiohttp pauses the socket above twice this.
 READ_BYTES = 64 * KIB
-BACKLOG = 64  # clients that the kernel lets wait for accept(); a socket unit's Backlog= holds until serve()
+BACKLOG = 64  # clients that the kernel lets wait for accept(), where the socket asks for no more by itself
 # Connections accepted in one turn of the event loop. asyncio goes on until there is none, which it learns from a failed
 # accept (16 µs here) before it reads the one it has. One also lets a client that has given up behind a socket unit be
 # seen to have ended before the next is accepted.

@@ -202,9 +202,11 @@ class Child:
         if self.group is not None:
             return
         living = {pid: self._strays[pid] for pid in self._living_strays()}
-        for pid in procfs.family_pids(self.pid)[1:]:
+        family = procfs.family_pids(self.pid)
+        for pid in family[1:]:
             stat = procfs.read_stat(pid)
-            if stat is not None and stat.session != self.pid:
+            # Its parent is looked at again: the id may have gone to another process meanwhile.
+            if stat is not None and stat.session != self.pid and stat.parent_pid in family:
                 living[pid] = stat.started_ticks
         self._strays = living
 

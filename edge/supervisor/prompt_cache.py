@@ -122,7 +122,7 @@ class PromptCache(NoPrompts):
         The prompt of a client that came before the idle warm-up has ended is saved, and once a long one of the warm-up
         beside it.
         """
-        rows = await self._rows()
+        rows = await self._rows() or []
         if not self._came:
             tasks = {row["id"]: row["id_task"] for row in rows if not row.get("is_processing")}
             self._known |= {slot: task for slot, task in tasks.items() if slot in slots}
@@ -157,7 +157,10 @@ class PromptCache(NoPrompts):
             moved_s = self._traffic.moved_s
             if moved_s <= self._saved_s:
                 return
-            for row in await self._rows():
+            rows = await self._rows()
+            if rows is None:
+                return
+            for row in rows:
                 slot, task, tokens = row["id"], row["id_task"], row.get("n_prompt_tokens")
                 if row.get("is_processing") or self._known.get(slot) == task or not isinstance(tokens, int):
                     continue
@@ -188,15 +191,17 @@ class PromptCache(NoPrompts):
         if await warming.while_idle(request, PREFILL_S, self._traffic) is None:
             self._may_pin = self._traffic.moved_s > began_s  # a client came; otherwise the engine refused
             return
-        rows = {row["id"]: row for row in await self._rows()}
+        rows = {row["id"]: row for row in await self._rows() or ()}
         tokens = rows.get(0, {}).get("n_prompt_tokens")
         if isinstance(tokens, int) and tokens >= LEAST_TOKENS and self._pinned_key is not None:
             self._pinned = await self._save(0, self._pinned_key, tokens)
         self._may_pin = False
         self._known[0] = rows.get(0, {}).get("id_task")
 
-    async def _rows(self) -> list[dict[str, Any]]:
-        """Return the slots that had a task; none from an engine that reports no tasks."""
+    async def _rows(self) -> list[dict[str, Any]] | None:
+        """Return the slots that had a task, none from an engine that reports no tasks; None without an answer."""
         rows = await self._client.get("/slots", SLOTS_TIMEOUT_S)
-        known = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+        if not isinstance(rows, list):
+            return None
+        known = [row for row in rows if isinstance(row, dict)]
         return [row for row in known if isinstance(row.get("id"), int) and row.get("id_task") is not None]

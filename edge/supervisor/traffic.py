@@ -32,13 +32,14 @@ class Traffic:
         self.moved_s = 0.0
         self.opened = asyncio.Event()  # set while a request is open
         self.unanswered: str | None = None  # the warm-up request that ended without an answer, or is sent
+        self.unanswered_s: float | None = None  # when that ended; None while it is sent
         self.fatal_warmups: set[str] = set()  # after which an engine died: they are not sent again
         self.keep_alive_s: float | None = None  # idle time that the last client asked for; negative is never
         self._on_idle = on_idle
         self._on_answer = on_answer
         self._clock = clock
         self._running: list[Fingerprint] = []
-        self._broken: list[tuple[float, Fingerprint]] = []  # ended without an answer lately
+        self._broken: list[tuple[float, str | None]] = []  # ended without an answer lately
         self._deaths: dict[str, tuple[int, float]] = {}  # how many, and when the last one was
         self._refused_until_s: dict[str, float] = {}
 
@@ -66,7 +67,7 @@ class Traffic:
         except BaseException:
             now = self._clock()
             self._broken = [each for each in self._broken if now - each[0] < BLAMED_S]
-            self._broken.append((now, fingerprint))
+            self._broken.append((now, fingerprint()))  # not the function: it holds the request's body
             raise
         finally:
             self._running.remove(fingerprint)
@@ -82,12 +83,13 @@ class Traffic:
         A request of the warm-up is blamed at its first: without, an engine would die at each start.
         """
         now = self._clock()
-        if self.unanswered is not None:
+        if self.unanswered is not None and (self.unanswered_s is None or now - self.unanswered_s < BLAMED_S):
             self.fatal_warmups.add(self.unanswered)
-            self.unanswered = None
-        blamed = [*self._running, *(fingerprint for at_s, fingerprint in self._broken if now - at_s < BLAMED_S)]
+        self.unanswered = None
+        blamed = {fingerprint() for fingerprint in self._running}
+        blamed |= {text for at_s, text in self._broken if now - at_s < BLAMED_S}
         self._broken.clear()
-        for text in {text for fingerprint in blamed if (text := fingerprint()) is not None}:
+        for text in (text for text in blamed if text is not None):
             before, at_s = self._deaths.pop(text, (0, now))
             deaths = before + 1 if now - at_s < DEATHS_S else 1
             self._deaths[text] = deaths, now

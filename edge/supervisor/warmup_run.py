@@ -194,7 +194,7 @@ class Warming:
         together = asyncio.ensure_future(asyncio.gather(*asked, return_exceptions=True))
         client = asyncio.ensure_future(traffic.opened.wait())
         waited: set[asyncio.Future[Any]] = {together, client}
-        self.busy, traffic.unanswered = True, request.name
+        self.busy, traffic.unanswered, traffic.unanswered_s = True, request.name, None
         try:
             await asyncio.wait(waited, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if not together.done():
@@ -208,7 +208,7 @@ class Warming:
             for each in (*asked, client):  # closes the connections, which cancels the work
                 each.cancel()
             await asyncio.gather(*waited, return_exceptions=True)
-            self.busy = False
+            self.busy, traffic.unanswered_s = False, time.monotonic()
 
     async def _ask(self, request: warmup.WarmupRequest) -> tuple[int, Any]:
         try:

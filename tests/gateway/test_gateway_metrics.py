@@ -105,6 +105,8 @@ DONE = b"data: [DONE]\n\n"
 TOKEN = b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n'
 ERROR = b'data: {"error":{"code":500,"message":"Failed to parse"}}\n\n'
 LONG = b'data: {"choices":[{"delta":{"content":"' + b"y" * 500 + b'"}}]}\n\n'
+# llama-server's own last event repeats the prompt.
+NATIVE = b'data: {"content":"","stop":true,"prompt":"' + b"word " * 900 + b'","stop_type":"limit","timings":{}}\n\n'
 CLAUDE = b'event: content_block_delta\ndata: {"delta":{"type":"text_delta","text":"x"}}\n\n'
 QUOTED = json.dumps({"choices": [{"delta": {"content": '\n\ndata: {"error": 1}\n\nevent: error'}}]})
 
@@ -146,6 +148,10 @@ QUOTED = json.dumps({"choices": [{"delta": {"content": '\n\ndata: {"error": 1}\n
         ("/v1/chat/completions", [], "error"),
         ("/completion", [b'data: {"content":"x","stop":false}\n\n'], "error"),
         ("/infill", [b'data: {"content":"x","stop":false}\n\n'], "error"),
+        ("/completion", [NATIVE], "ok"),
+        ("/infill", [NATIVE], "ok"),
+        ("/completions", [NATIVE], "ok"),
+        ("/v1/chat/completions", [b'data: {"error":{"message":', b'"x"}}\n\n', *[LONG] * 12, DONE], "error"),
     ],
 )
 async def test_a_stream_that_fails_is_counted_as_one(

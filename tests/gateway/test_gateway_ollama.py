@@ -174,6 +174,16 @@ def test_a_stream_that_breaks_ends_with_an_error_line(events: list[Any]) -> None
     assert not any(each.get("done") for each in found)
 
 
+def test_arguments_without_end_and_figures_out_of_range_spoil_no_answer() -> None:
+    call, _ = translated("/api/chat", {"model": "c", "messages": HELLO})
+    tool = {"index": 0, "function": {"name": "add", "arguments": "[" * 100_000}}
+    absurd = {**TIMINGS, "predicted_ms": 1e303, "prompt_ms": -1.0}
+    events = [delta(tool_calls=[tool]), {"choices": [{"delta": {}, "finish_reason": "tool_calls"}], "timings": absurd}]
+    first, last = lines(call, [*events, "[DONE]"])
+    assert first["message"]["tool_calls"] == [{"function": {"name": "add", "arguments": {}}}]
+    assert (last["eval_duration"], last["prompt_eval_duration"]) == (0, 0)
+
+
 def test_infill_ends_without_done() -> None:
     call, _ = translated("/api/generate", {"model": "c", "prompt": "a", "suffix": "b"})
     events = [{"content": "x", "stop": False}, {"content": "", "stop": True, "stop_type": "eos", "timings": TIMINGS}]

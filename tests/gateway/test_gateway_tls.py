@@ -83,6 +83,21 @@ async def test_handshakes_that_do_not_end_are_counted_and_bounded(
     await until(lambda: len(here.context.connections) == 3)  # what is no TLS ended with its handshake
 
 
+async def test_a_handshake_that_the_gateway_ends_is_counted_no_longer(
+    rig: Rigs, authority: tuple[trustme.CA, GatewayOptions]
+) -> None:
+    """Where only the places for probes are left, a connection has less time than a handshake may take."""
+    limits = ClientLimits(connections=16, probe_s=0.2, grace_s=600.0)
+    here = await rig(config=replace(authority[1], limits=limits))
+    silent = [await here.connect() for _ in range(17)]
+    await until(lambda: silent[-1].reader.at_eof())
+    await until(lambda: len(here.context.connections) == 16)
+    for client in silent:
+        client.writer.close()
+    await until(lambda: len(here.context.connections) == 0)
+    assert here.context.connections._timer is None
+
+
 @pytest.mark.e2e
 def test_the_commands_know_that_it_is_https(
     smollm2: Path, short_dir: Path, authority: tuple[trustme.CA, GatewayOptions]

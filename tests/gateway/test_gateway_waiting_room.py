@@ -214,6 +214,22 @@ async def test_a_heartbeat_stream_says_that_its_model_is_degraded(rig: Rigs, kno
     assert await client.chunks() == [*comment[known], b"data: 1\n\n"]
 
 
+async def test_a_whole_answer_in_a_heartbeat_stream_is_a_success(rig: Rigs, caplog: pytest.LogCaptureFixture) -> None:
+    async def whole(line, request):  # type: ignore[no-untyped-def]
+        await line.json({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}})
+
+    caplog.set_level(logging.INFO, "edge.access")
+    here = await rig(whole, loading=True)
+    client = await here.connect()
+    await client.request("POST", "/v1/chat/completions", b"{}", "Edgellm-Heartbeat: 1")
+    await client.head()
+    await here.model.ready(str(here.engine.path))
+    assert b'"completion_tokens"' in b"".join(await client.chunks())
+    await until(lambda: caplog.messages)
+    assert " 200 ok " in caplog.messages[0]
+    assert here.context.stats.model("chat").completion_tokens == 2
+
+
 async def test_a_heartbeat_ends_with_an_error_event_where_there_is_no_answer(rig: Rigs) -> None:
     here = await rig(loading=True)
     client = await here.connect()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import aiohttp
 import pytest
@@ -90,6 +93,34 @@ async def test_a_fingerprint_is_computed_only_when_it_is_needed() -> None:
     traffic = Traffic()
     with traffic.request(never):
         assert not traffic.kills(never)
+
+
+class Body:
+    text = "poison"
+
+
+async def test_a_request_that_broke_leaves_its_body_behind() -> None:
+    """Its fingerprint is kept, not the function: with a large image in it, ten seconds of them filled a board."""
+    traffic = Traffic()
+    body = Body()
+    seen = ref(body)
+    with pytest.raises(ConnectionError), traffic.request(partial(getattr, body, "text")):
+        raise ConnectionError
+    del body
+    gc.collect()
+    assert seen() is None
+    traffic.engine_died()
+    assert traffic._deaths.keys() == {"poison"}
+
+
+async def test_a_warm_up_request_that_ended_long_ago_is_not_blamed() -> None:
+    clock = Clock()
+    traffic = Traffic(clock=clock)
+    for after_s, blamed in ((BLAMED_S, set()), (0.0, {"speed"})):
+        traffic.unanswered, traffic.unanswered_s = "speed", clock.now
+        clock.now += after_s
+        traffic.engine_died()
+        assert traffic.fatal_warmups == blamed
 
 
 async def test_memory_for_fingerprints_is_bounded() -> None:
