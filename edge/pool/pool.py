@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from datetime import date, datetime, timedelta
+from datetime import datetime, timedelta
 
 from msgspec import Struct, field
 
@@ -281,22 +281,20 @@ class Pool:
 
     async def _warm(self) -> None:
         """Admit each model with a `warm_at` early enough to be warm by then."""
-        begun: dict[str, date] = {}
+        begun: set[tuple[str, datetime]] = set()
         admitting: set[asyncio.Task[None]] = set()
         while True:
-            now = datetime.now()
-            for name, handle in list(self._handles.items()):
-                begin = warm_from(now, self._model(name))
-                if begin is not None and begin <= now and begun.get(name) != begin.date():
-                    begun[name] = begin.date()
-                    task = asyncio.create_task(_quietly(self.admit(handle)))
-                    admitting.add(task)
-                    task.add_done_callback(admitting.discard)
+            now, since_s = datetime.now(), time.monotonic()
+            names, pause_s = warm_now(now, {name: self._model(name) for name in self._handles}, begun)
+            for name in names:
+                task = asyncio.create_task(_quietly(self.admit(self._handles[name])))
+                admitting.add(task)
+                task.add_done_callback(admitting.discard)
             try:
                 await self._read_ahead(now)
             except Exception:
                 _log.exception("no model is read ahead")
-            await asyncio.sleep(_WARM_LOOK_S)
+            await asyncio.sleep(max(0.0, pause_s - (time.monotonic() - since_s)))
 
     # --- the next model in the page cache ----------------------------------------------------------------------------
 
@@ -341,10 +339,34 @@ def warm_from(now: datetime, model: PoolModel) -> datetime | None:
         return None
     hour, minute = (int(part) for part in model.warm_at.split(":"))
     due = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
-    lead = timedelta(seconds=(model.load_s or 60.0) * _WARM_LEAD + _WARM_LEAD_S)
     if now >= due:
         due += timedelta(days=1)
-    return due - lead
+    return due - _lead(model)
+
+
+def warm_now(
+    now: datetime, models: Mapping[str, PoolModel], begun: set[tuple[str, datetime]]
+) -> tuple[list[str], float]:
+    """Return the models whose start for `warm_at` begins now, and the seconds until the next look.
+
+    `begun` holds each start that began, by the time it is for, and is added to: a clock that is set back repeats none.
+    """
+    names, pause_s = [], _WARM_LOOK_S
+    for name, model in models.items():
+        begin = warm_from(now, model)
+        if begin is None:
+            continue
+        start = (name, begin + _lead(model))
+        if begin > now:
+            pause_s = min(pause_s, (begin - now).total_seconds())
+        elif start not in begun:
+            begun.add(start)
+            names.append(name)
+    return names, pause_s
+
+
+def _lead(model: PoolModel) -> timedelta:
+    return timedelta(seconds=(model.load_s or 60.0) * _WARM_LEAD + _WARM_LEAD_S)
 
 
 async def _quietly(work: Awaitable[Failure | None]) -> None:
