@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 
@@ -261,9 +261,10 @@ class Pool:
         """Return what is free for another model now, and what would be without residents, by domain."""
         limit = self._limit_bytes()
         free, whole = {}, {}
+        loaded = [self._supervisor(each.id) for each in residents if not each.loading]
         for domain, available in snapshot.available_bytes.items():
             held = sum(each.needs.get(domain, 0) for each in residents)
-            room = available - self._reserve(domain)
+            room = available - self._reserve(domain) - _mapped_bytes(loaded, domain)
             free[domain], whole[domain] = room, room + held
             if limit is not None and domain in ("unified", "host"):
                 free[domain], whole[domain] = min(room, limit - held), min(room + held, limit)
@@ -311,8 +312,7 @@ class Pool:
         snapshot = await asyncio.to_thread(self._measured)
         main = next((name for name in ("unified", "host") if name in snapshot.available_bytes), None)
         if main is not None and not self._waiters:
-            # MemAvailable counts mapped weights as free: they are page cache that must stay.
-            mapped = sum(_mapped_bytes(each, main) for each in supervisors if each.machine.state is State.READY)
+            mapped = _mapped_bytes([each for each in supervisors if each.machine.state is State.READY], main)
             least = self._reserve(main)
             self._ahead.look(
                 [self._sleeper(each, now) for each in asleep], snapshot.available_bytes[main] - mapped - least, least
@@ -374,10 +374,22 @@ async def _quietly(work: Awaitable[Failure | None]) -> None:
         await work
 
 
-def _mapped_bytes(supervisor: Supervisor, domain: str) -> int:
-    plan = supervisor.plan
-    mapped = plan.settings.load_mode == "mmap" and domain in plan.budget
-    return plan.budget[domain].weights_bytes if mapped else 0
+def _mapped_bytes(loaded: Iterable[Supervisor | None], domain: str) -> int:
+    """Return the bytes of mapped weights, which MemAvailable counts as free: they are page cache that must stay.
+
+    On unified memory layers on the GPU are copied into CUDA's own memory, which MemAvailable lacks already.
+    """
+    total = 0
+    for supervisor in loaded:
+        if supervisor is None or domain not in supervisor.plan.budget:
+            continue
+        plan = supervisor.plan
+        if plan.settings.load_mode != "mmap":
+            continue
+        if domain == "host" or (domain == "unified" and plan.settings.n_gpu_layers == 0):
+            file = plan.model or supervisor.model.model  # its projector is read into memory of its own
+            total += min(plan.budget[domain].weights_bytes, file.bytes)
+    return total
 
 
 def _resolve(waiter: _Waiter, failure: Failure | None) -> None:

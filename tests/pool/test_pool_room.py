@@ -1,0 +1,97 @@
+"""Memory of mapped weights: the kernel counts it as available, another model must not get it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from edge.board.memory import MemorySnapshot
+from edge.plan.plan import DomainBudget, ModelPlan, Settings
+from edge.pool.pool import Pool, PoolModel
+from edge.supervisor.model_handle import ModelHandle
+from edge.supervisor.state import Sleep, StartRequested
+from edge.supervisor.status import State
+from edge.supervisor.supervisor import Supervisor
+from edge.units import GIB, MIB
+from tests.supervisor.rig import FILE, PATTERNS, gpu_settings, model_plan, settings
+
+WEIGHTS = FILE.bytes
+CACHE = 100 * MIB
+NEED = WEIGHTS + CACHE
+MAPPED, READ = settings(load_mode="mmap"), settings(load_mode="none")
+
+
+def planned(name: str, chosen: Settings, domain: str) -> ModelPlan:
+    plan = model_plan(("x",), 1, chosen)
+    budget = {domain: DomainBudget(8 * GIB, GIB, weights_bytes=WEIGHTS, kv_bytes=CACHE)}
+    plans = tuple(replace(each, budget=budget) for each in plan.ladder.plans)
+    return replace(plan, id=name, ladder=replace(plan.ladder, plans=plans))
+
+
+class Posted(Supervisor):
+    """A supervisor without a task: it keeps what it is asked to do."""
+
+    def __init__(self, name: str, chosen: Settings, domain: str, state: State, folder: Path) -> None:
+        super().__init__(planned(name, chosen, domain), folder / f"{name}.sock", PATTERNS, asleep=True)
+        self.machine = replace(self.machine, state=state)
+        self.posted: list[object] = []
+
+    def post(self, event: object) -> None:
+        self.posted.append(event)
+
+
+async def asked(
+    folder: Path, chosen: Settings, available: int, *, domain: str = "host", state: State = State.READY
+) -> tuple[Posted, Posted]:
+    """Return a resident and a newcomer after the decision for the newcomer's first request."""
+    resident = Posted("resident", chosen, domain, state, folder)
+    newcomer = Posted("newcomer", chosen, domain, State.SLEEPING, folder)
+    handles = {each.model_id: ModelHandle(each.model_id, supervisor=each) for each in (resident, newcomer)}
+    pool = Pool(handles, lambda: MemorySnapshot({domain: 8 * GIB}, {domain: available}), lambda _: PoolModel())
+    waiting = asyncio.create_task(pool.admit(handles["newcomer"]))
+    await asyncio.sleep(0)
+    await pool._decide()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    return resident, newcomer
+
+
+@pytest.mark.parametrize(
+    ("chosen", "domain", "mapped"),
+    [
+        (MAPPED, "host", True),
+        (READ, "host", False),
+        (MAPPED, "unified", True),
+        (gpu_settings(load_mode="mmap"), "unified", False),  # copied into CUDA's memory: missing from MemAvailable
+        (gpu_settings(load_mode="mmap"), "host", True),
+    ],
+)
+async def test_mapped_weights_of_a_resident_are_not_free(
+    short_dir: Path, chosen: Settings, domain: str, mapped: bool
+) -> None:
+    enough = GIB + NEED  # the reserve and the newcomer
+    resident, newcomer = await asked(short_dir, chosen, enough, domain=domain)
+    if mapped:
+        assert [type(each) for each in resident.posted] == [Sleep]
+        assert newcomer.posted == []
+        resident, newcomer = await asked(short_dir, chosen, enough + WEIGHTS, domain=domain)
+    assert [type(each) for each in newcomer.posted] == [StartRequested]
+    assert resident.posted == []
+
+
+@pytest.mark.parametrize("state", [State.DRAINING, State.STOPPING])
+async def test_an_engine_that_ends_keeps_its_mapped_weights_until_then(short_dir: Path, state: State) -> None:
+    _, newcomer = await asked(short_dir, MAPPED, GIB + NEED, state=state)
+    assert newcomer.posted == []
+    _, newcomer = await asked(short_dir, MAPPED, GIB + NEED + WEIGHTS, state=state)
+    assert [type(each) for each in newcomer.posted] == [StartRequested]
+
+
+async def test_a_loading_model_is_counted_once(short_dir: Path) -> None:
+    _, newcomer = await asked(short_dir, MAPPED, GIB + 2 * NEED, state=State.LOADING)
+    assert [type(each) for each in newcomer.posted] == [StartRequested]
+    _, newcomer = await asked(short_dir, MAPPED, GIB + 2 * NEED - 1, state=State.LOADING)
+    assert newcomer.posted == []
