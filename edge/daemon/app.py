@@ -192,7 +192,7 @@ class App:
             fault = awaited.failure_of(error)
             self.console.failed("gateway", fault, gives_up=True)
             app = make(replace(config, keys_file=None), fault=fault)
-        self._context = self.governing.attach(app)
+        self._context = self.governing.attach(app, self.residents.priority)
         self._context.history = PageHistory(self.launch.folders.starts, self.logs)
         return app
 

@@ -39,6 +39,10 @@ class Residents:
         """Let the pool decide when this model may take memory."""
         handle.admission = self.pool
 
+    def priority(self, model_id: str) -> int:
+        """Return the configured priority of a model; 0 before there is a plan."""
+        return self._configured(model_id).priority
+
     async def load(self, model_id: str) -> ModelStatus:
         """Start a model as its first request would, and wait. Raises UsageError, EdgeError if it cannot serve."""
         status = await self._handle(model_id).ensure_ready()

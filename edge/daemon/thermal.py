@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -80,10 +80,19 @@ class ThermalControl:
             text = "other processes keep another number of cores busy: n_threads follows at the next start"
             logging.getLogger("edge.telemetry").info(text)
 
-    def attach(self, app: web.Application) -> Context:
-        """Connect telemetry to the gateway: documents, metrics, energy and admission. Return the gateway's context."""
+    def attach(self, app: web.Application, priority: Callable[[str], int] = lambda model: 0) -> Context:
+        """Connect telemetry to the gateway: documents, metrics, energy and admission. Return the gateway's context.
+
+        `priority` of a model: while the limit is shared the highest goes first, the default model among equals.
+        """
         context = app[CONTEXT]
         context.telemetry, context.energy = self.telemetry, self.telemetry.energy
+
+        def rank(model: str) -> tuple[int, bool]:
+            default = context.by_name(context.config.default_model)
+            return -priority(model), default is None or default.model_id != model
+
+        context.admission.rank = rank
         metrics.register(context.metrics, self.telemetry)
         self.telemetry.slots = lambda: sum(handle.slots for handle in self._handles.values())
         self.telemetry.on_limit(lambda limit: context.admission.govern(limit.fraction, limit.hold_new, limit.cause))

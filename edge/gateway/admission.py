@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from msgspec import Struct, field
 
@@ -22,7 +22,10 @@ Wait = Callable[["asyncio.Future[None]", Callable[[], HttpFault]], Awaitable[Non
 
 
 class _ModelQueue(Struct):
-    """One model's queue. `fraction` of its slots may be busy; with `held` no request goes ahead."""
+    """One model's queue. `fraction` of its slots may be busy; with `held` no request goes ahead.
+
+    `spare` returns whether another request may run beside those of all models; `freed` is called when one has ended.
+    """
 
     upstream: Upstream | None = None  # asked for its slots each time: a restarted engine may have fewer
     fixed: int | None = None  # the limit of requests that take no slot
@@ -32,6 +35,8 @@ class _ModelQueue(Struct):
     cause: str = ""  # of a limit: heat or power
     waiters: deque[asyncio.Future[None]] = field(default_factory=deque)
     typical_s: float = _FIRST_GUESS_S
+    spare: Callable[[], bool] = lambda: True
+    freed: Callable[[], None] | None = None
 
     @property
     def limit(self) -> int:
@@ -42,7 +47,12 @@ class _ModelQueue(Struct):
 
     @property
     def full(self) -> bool:
-        return self.held or self.active >= self.limit
+        return self.held or self.active >= self.limit or not self.spare()
+
+    @property
+    def limited(self) -> bool:
+        """Whether heat or power keeps a request back, not the number of its own model's requests."""
+        return self.held or (self.active < self.limit and not self.spare())
 
     def advance(self) -> None:
         while self.waiters and not self.full:
@@ -53,14 +63,20 @@ class _ModelQueue(Struct):
 
     def release(self) -> None:
         self.active -= 1
-        self.advance()
+        self.advance() if self.freed is None else self.freed()
 
 
 class Admission:
-    """First in, first out queues, one for each model. Used from one event loop only."""
+    """First in, first out queues, one for each model. Used from one event loop only.
 
-    def __init__(self, queue_requests: int) -> None:
+    `rank` orders models while the governor's limit is shared among them: the least goes first.
+    """
+
+    def __init__(self, queue_requests: int, upstreams: Mapping[str, Upstream] | None = None) -> None:
+        """`upstreams`: all models, whose slots the governor's limit is a fraction of; None: those that were asked."""
+        self.rank: Callable[[str], tuple[int, bool]] = lambda model: (0, False)
         self._queue_requests = queue_requests
+        self._upstreams = upstreams
         self._queues: dict[str, _ModelQueue] = {}
         self._light: dict[str, _ModelQueue] = {}
         self._fraction = 1.0
@@ -79,11 +95,28 @@ class Admission:
         return bool(queue.waiters) or queue.full
 
     def govern(self, fraction: float, hold_new: bool = False, cause: str = "heat") -> None:
-        """Apply the governor's limit: `fraction` of each model's slots, at least one; with `hold_new` all wait."""
+        """Apply the governor's limit: `fraction` of all slots and of each model's; with `hold_new` all wait.
+
+        At least one request runs. Requests that run already are left alone.
+        """
         self._fraction, self._held, self._cause = fraction, hold_new, cause
         for queue in self._queues.values():
             queue.fraction, queue.held, queue.cause = fraction, hold_new, cause
-            queue.advance()
+        self._advance()
+
+    def _spare(self) -> bool:
+        """Return whether the governor's limit admits another request, of whichever model."""
+        if self._fraction >= 1:
+            return True
+        asked = (queue.upstream for queue in self._queues.values())
+        models: Iterable[Upstream | None] = asked if self._upstreams is None else self._upstreams.values()
+        slots = sum(each.slots for each in models if each is not None)
+        return sum(queue.active for queue in self._queues.values()) < max(1, int(slots * self._fraction))
+
+    def _advance(self) -> None:
+        """Let waiting requests go ahead, those of the models that rank first before others."""
+        for model in sorted(filter(self.queued, self._queues), key=self.rank):
+            self._queues[model].advance()
 
     def enter_now(self, upstream: Upstream, *, slot: bool = True) -> SlotLease | None:
         """Return a lease, None where the request would have to wait. `slot`: the request runs inference."""
@@ -103,7 +136,7 @@ class Admission:
             return lease
         queue = self._current(upstream, slot)
         # At the thermal limit requests wait in place of a 429: the limit passes, a full queue is the client's matter.
-        if not patient and not queue.held and len(queue.waiters) >= self._queue_requests:
+        if not patient and not queue.limited and len(queue.waiters) >= self._queue_requests:
             raise RejectedError(_busy_fault(upstream, queue))
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queue.waiters.append(waiter)
@@ -122,6 +155,7 @@ class Admission:
         queue = self._queues.get(model)
         if queue is None:
             queue = self._queues[model] = _ModelQueue(fraction=self._fraction, held=self._held, cause=self._cause)
+            queue.spare, queue.freed = self._spare, self._advance
         return queue
 
     def _current(self, upstream: Upstream, slot: bool = True) -> _ModelQueue:
@@ -130,7 +164,7 @@ class Admission:
         else:
             queue = self._light.setdefault(upstream.model_id, _ModelQueue(fixed=LIGHT_REQUESTS))
         queue.upstream = upstream
-        queue.advance()
+        queue.advance() if queue.freed is None else queue.freed()
         return queue
 
 
@@ -148,9 +182,9 @@ class SlotLease:
 
 
 def _busy_fault(upstream: Upstream, queue: _ModelQueue) -> HttpFault:
-    if queue.held and queue.cause == "power":
+    if queue.limited and queue.cause == "power":
         return HttpFault(503, "power_limit", "the board pauses to hold its power limit", "try again later", _COOLING_S)
-    if queue.held:
+    if queue.limited:
         return HttpFault(503, "too_hot", "the board is too hot for new requests", "try again later", _COOLING_S)
     message = f"model {upstream.model_id!r} works on {queue.active} requests and {len(queue.waiters)} are queued"
     wait_s = queue.typical_s * (len(queue.waiters) + 1) / queue.limit

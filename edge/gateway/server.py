@@ -114,7 +114,7 @@ def make_app(
         origins=OriginPolicy.of(config.hosts, config.cors_origins),
         keys=KeyRing(config.keys_file),
         waiting=WaitingQueue(config.hold_requests, config.hold_bytes),
-        admission=Admission(config.queue_requests),
+        admission=Admission(config.queue_requests, upstreams),
         connections=Connections(config.limits),
         page=Page.load(),
         access_log=AccessLog(config.access_log, as_json=config.log_json),

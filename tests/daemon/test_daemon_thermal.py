@@ -14,6 +14,8 @@ import pytest
 from edge.daemon import thermal
 from edge.daemon.console import Console
 from edge.daemon.thermal import ThermalControl
+from edge.gateway.config import GatewayOptions
+from edge.gateway.server import make_app
 from edge.paths import folders
 from edge.plan import other_load
 from edge.supervisor.model_handle import ModelHandle
@@ -68,3 +70,18 @@ def test_a_load_that_may_be_our_own_does_not_count(
         for listener in sampler._listeners:
             listener(Sample(0.0, "host", cpu_load_ratio=0.5))
     assert other_load.read_busy_cores(other_load.load_path(places)) == (2 if counts else 0)
+
+
+@pytest.mark.parametrize(
+    ("default", "order"),
+    [("", ["high", "a", "b", "low"]), ("b", ["high", "b", "a", "low"]), ("x", ["high", "b", "a", "low"])],
+)
+def test_a_shared_limit_serves_the_highest_priority_first_and_the_default_among_equals(
+    default: str, order: list[str], tmp_path: Path
+) -> None:
+    priorities = {"low": -1, "a": 0, "b": 0, "high": 1}
+    handles = {name: ModelHandle(name, ("x",) if name == "b" else ()) for name in priorities}
+    app = make_app(handles, GatewayOptions(default_model=default))
+    control = ThermalControl(Telemetry(Sampler([], None), Governor()), Console(), handles, folders({}, tmp_path))
+    context = control.attach(app, priorities.__getitem__)
+    assert sorted(priorities, key=context.admission.rank) == order

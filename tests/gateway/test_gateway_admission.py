@@ -84,6 +84,71 @@ async def test_the_governor_reduces_and_lifts() -> None:
     assert turn is not None, "one request always goes through"
 
 
+def two_models(slots: int = 1) -> tuple[Admission, FakeModel, FakeModel]:
+    chat, embed = FakeModel("chat"), FakeModel("embed")
+    chat.slots = embed.slots = slots
+    return Admission(0, {"chat": chat, "embed": embed}), chat, embed
+
+
+async def test_the_governor_s_limit_is_shared_and_the_first_rank_goes_first() -> None:
+    admission, chat, embed = two_models()
+    admission.rank = lambda model: (-(model == "embed"), True)
+    admission.govern(0.5)
+    first = await admission.enter(chat, _wait, patient=False)
+    assert admission.enter_now(embed) is None, "one of two slots may be busy, and one is"
+    assert admission.crowded(embed)
+    # No place in the queue, but it waits as at HOT: the limit passes.
+    later = asyncio.ensure_future(admission.enter(embed, _wait, patient=False))
+    again = asyncio.ensure_future(admission.enter(chat, _wait, patient=True))
+    await asyncio.sleep(0)
+    assert not later.done() and not again.done()
+    first.leave()
+    await asyncio.sleep(0)
+    assert later.done() and not again.done(), "the higher priority goes first, not the one that asked first"
+    (await later).leave()
+    (await asyncio.wait_for(again, 5)).leave()
+
+
+async def test_requests_that_run_are_not_cut_and_a_lifted_limit_lets_all_in() -> None:
+    admission, chat, embed = two_models(slots=2)
+    running = [await admission.enter(each, _wait, patient=False) for each in (chat, chat, embed, embed)]
+    admission.govern(0.25)
+    assert (admission.active("chat"), admission.active("embed")) == (2, 2)
+    waiting = [asyncio.ensure_future(admission.enter(each, _wait, patient=True)) for each in (chat, embed)]
+    for lease in running[:3]:
+        await asyncio.sleep(0)
+        lease.leave()
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in waiting), "one of four slots may be busy, and one is"
+    admission.govern(1.0)
+    for task in waiting:
+        (await asyncio.wait_for(task, 5)).leave()
+    running[3].leave()
+
+
+async def test_light_requests_and_a_board_without_a_limit_share_nothing() -> None:
+    admission, chat, embed = two_models()
+    admission.govern(0.5)
+    first = await admission.enter(chat, _wait, patient=False)
+    light = admission.enter_now(embed, slot=False)
+    assert light is not None
+    admission.govern(1.0)
+    second = admission.enter_now(embed)
+    assert second is not None
+    for lease in (first, light, second):
+        lease.leave()
+
+
+async def test_a_model_whose_own_slots_are_busy_is_busy_not_hot() -> None:
+    admission, chat, _ = two_models()
+    admission.govern(0.5)
+    first = await admission.enter(chat, _wait, patient=False)
+    with pytest.raises(RejectedError) as error:
+        await admission.enter(chat, _wait, patient=False)
+    assert error.value.fault.kind == "busy"
+    first.leave()
+
+
 async def test_a_hot_board_lets_new_requests_wait_and_then_tells_them_why(rig: Rigs) -> None:
     here = await rig(config=GatewayOptions(queue_requests=0))
     here.context.admission.govern(0.5, hold_new=True)
@@ -207,6 +272,48 @@ STEPS = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["chat", "embed", "leave", "govern"]), st.integers(0, 8)), max_size=40))
+def test_no_history_of_two_models_strands_a_waiter_or_exceeds_the_shared_limit(steps: list[tuple[str, int]]) -> None:
+    asyncio.run(_shared_history(steps))
+
+
+async def _shared_history(steps: list[tuple[str, int]]) -> None:
+    admission, *both = two_models(slots=2)
+    models = {each.model_id: each for each in both}
+    asked: list[asyncio.Task[SlotLease]] = []
+    allowed = 4
+
+    def active() -> int:
+        return sum(admission.active(name) for name in models)
+
+    def inside() -> list[asyncio.Task[SlotLease]]:
+        return [task for task in asked if task.done()]
+
+    def leave(task: asyncio.Task[SlotLease]) -> None:
+        asked.remove(task)
+        task.result().leave()
+
+    for what, value in steps:
+        before = active()
+        if what in models:
+            asked.append(asyncio.ensure_future(admission.enter(models[what], _wait, patient=True)))
+        elif what == "leave" and inside():
+            leave(inside()[value % len(inside())])
+        elif what == "govern":
+            admission.govern(value / 8)
+            allowed = max(1, value // 2)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert active() <= max(allowed, before)
+        assert active() >= min(1, len(asked))
+    while asked:
+        assert inside(), "a request waits though none is served"
+        leave(inside()[0])
+        for _ in range(3):
+            await asyncio.sleep(0)
+    assert active() == 0
+
+
 @given(STEPS)
 def test_no_history_strands_a_waiter_or_lets_too_many_in(steps: list[tuple[str, Any]]) -> None:
     asyncio.run(_history(steps))
