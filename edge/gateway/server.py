@@ -113,7 +113,7 @@ def make_app(
         monotonic=monotonic,
         origins=OriginPolicy.of(config.hosts, config.cors_origins),
         keys=KeyRing(config.keys_file),
-        waiting=WaitingQueue(config.hold_requests, config.hold_bytes),
+        waiting=WaitingQueue(config.hold_requests, config.hold_bytes, upstreams),
         admission=Admission(config.queue_requests, upstreams),
         connections=Connections(config.limits),
         page=Page.load(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sized
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -19,12 +19,17 @@ T = TypeVar("T")
 
 
 class WaitingQueue:
-    """Counts the requests that wait and the bytes of their bodies. Used from one event loop only."""
+    """Counts the requests that wait and the bytes of their bodies. Used from one event loop only.
 
-    def __init__(self, requests: int, total_bytes: int) -> None:
+    `models`: those that share the places. One of several gets three quarters at most: the first request for another
+    model finds a place while one that loads slowly has a burst.
+    """
+
+    def __init__(self, requests: int, total_bytes: int, models: Sized = ()) -> None:
         self._requests = requests
         self._bytes = total_bytes
-        self.tickets = 0
+        self._models = models
+        self._places: dict[str, int] = {}  # tickets by model
         self.held_bytes = 0
         self.for_model: dict[str, int] = {}  # requests that wait for their model to be ready, by model
         self._closed: asyncio.Future[None] | None = None
@@ -44,12 +49,27 @@ class WaitingQueue:
         """Return a place in the queue, to be entered with `with`. `until_s`: on the loop's clock."""
         return Ticket(self, upstream, body, reserved, until_s)
 
-    def take(self, upstream: Upstream) -> None:
-        """Count one more request. Raises RejectedError if the queue is full."""
-        if self.tickets >= self._requests:
-            message = f"no place to wait for model {upstream.model_id!r}: {self._requests} requests wait already"
+    @property
+    def tickets(self) -> int:
+        return sum(self._places.values())
+
+    def take(self, upstream: Upstream) -> str:
+        """Count one more request; return the id to give back. Raises RejectedError if no place is left."""
+        model = upstream.model_id
+        held = self._places.get(model, 0)
+        share = max(1, self._requests * 3 // 4) if len(self._models) > 1 else self._requests
+        if self.tickets >= self._requests or held >= share:
+            count = held if held >= share else self.tickets
+            message = f"no place to wait for model {model!r}: {count} requests wait already"
             raise RejectedError(HttpFault(503, "waiting_room_full", message, "try again later", retry_in_s(upstream)))
-        self.tickets += 1
+        self._places[model] = held + 1
+        return model
+
+    def give_back(self, model: str) -> None:
+        """Count one request less."""
+        self._places[model] -= 1
+        if not self._places[model]:
+            del self._places[model]
 
     def reserve(self) -> ByteReservation:
         """Return an empty reservation, to be entered with `with`."""
@@ -102,20 +122,21 @@ class Ticket:
         self._reserved = reserved
         self._deadline_s = until_s
         self._reading: asyncio.Future[None] | None = None
+        self._model = ""  # that the place is counted for: a placeholder gets its name later
 
     def __enter__(self) -> Ticket:
-        self._queue.take(self._upstream)
+        self._model = self._queue.take(self._upstream)
         try:
             self._reserved.cover(self._body)
         except RejectedError:
-            self._queue.tickets -= 1
+            self._queue.give_back(self._model)
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._reading is not None:
             self._reading.cancel()
-        self._queue.tickets -= 1
+        self._queue.give_back(self._model)
 
     async def endpoint(self, *, first: bool = False) -> Endpoint:
         """Wait until the model is READY. Raises RejectedError; FAILED ends the wait at once.

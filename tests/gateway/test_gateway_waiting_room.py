@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 from edge.gateway.config import GatewayOptions
 from edge.supervisor.status import Degraded, State
+from tests.fakes.upstream.model import FakeModel
 from tests.gateway.conftest import Rigs
-from tests.gateway.raw import until
+from tests.gateway.raw import Client, until
 
 ASK = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
 
@@ -63,6 +64,37 @@ async def test_a_request_that_is_one_too_many_is_told_when_to_come_back(rig: Rig
     third = await here.connect()
     await third.request("GET", "/props")
     await until(lambda: here.model.waiting == 2)
+
+
+async def test_the_burst_of_one_model_leaves_places_for_another(rig: Rigs) -> None:
+    models = {name: FakeModel(name) for name in ("cold", "other")}
+    here = await rig(config=GatewayOptions(hold_requests=8), models=models)
+
+    async def ask(model: str) -> Client:
+        client = await here.connect()
+        await client.request("GET", f"/upstream/{model}/props")
+        return client
+
+    async def refused(model: str) -> str:
+        answer = await (await ask(model)).answer()
+        assert (answer.status, json.loads(answer.body)["error"]["kind"]) == (503, "waiting_room_full")
+        return str(json.loads(answer.body)["error"]["message"])
+
+    burst = []
+    for number in range(6):  # three quarters
+        burst.append(await ask("cold"))
+        await until(lambda number=number: models["cold"].waiting == number + 1)
+    assert "'cold': 6 requests" in await refused("cold")
+    await ask("other")
+    await until(lambda: models["other"].waiting == 1)
+    await ask("other")
+    await until(lambda: models["other"].waiting == 2)
+    assert "'other': 8 requests" in await refused("other")
+    burst[0].leave()
+    await until(lambda: models["cold"].waiting == 5)
+    await until(lambda: here.context.waiting.tickets == 7)
+    await ask("cold")
+    await until(lambda: models["cold"].waiting == 6)
 
 
 async def test_bodies_that_wait_are_bounded_together(rig: Rigs) -> None:
