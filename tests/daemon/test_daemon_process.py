@@ -219,6 +219,28 @@ def test_fc40_a_crash_is_in_the_history_and_the_stream_says_so(short_dir: Path, 
         assert up.chat().status_code == 200
 
 
+def test_the_kill_of_one_model_leaves_an_open_stream_of_another_alone(
+    short_dir: Path, chat: str, smollm2: Path
+) -> None:
+    with served(short_dir, chat, f'id = "other"\nref = "{smollm2}"') as up:
+        pid, killed = up.ready()["pid"], up.ready("other")["pid"]
+        go_on = short_dir / "go-on"
+        body = {"model": "chat", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "stream": True}
+        body["hold_until"] = str(go_on)
+        with httpx.stream("POST", f"{up.url}/v1/chat/completions", json=body, timeout=60) as answer:
+            parts = answer.iter_text()
+            text = next(parts)
+            os.kill(killed, signal.SIGKILL)
+            eventually(lambda: up.model("other")["pid"] not in (killed, None), "another engine")
+            up.ready("other")
+            assert "[DONE]" not in text, "the stream is open"
+            go_on.touch()
+            text += "".join(parts)
+        assert (text.count('"delta"'), "[DONE]" in text) == (8, True)
+        assert (up.model()["pid"], up.model()["state"]) == (pid, "READY")
+        assert up.chat(model="other").status_code == 200
+
+
 def stream(up: Served) -> tuple[str, bool]:
     """Return the text received, and whether the stream was cut."""
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "stream": True}

@@ -91,6 +91,18 @@ def test_models_come_and_go(up: Served, chat: str, smollm2: Path) -> None:
     assert up.chat(model="other").status_code == 200
 
 
+def test_a_change_of_one_model_leaves_the_engine_of_the_other_alone(up: Served, chat: str, smollm2: Path) -> None:
+    other = f'id = "other"\nref = "{smollm2}"'
+    up.configure(chat, other)
+    up.reload()
+    pids = {name: up.ready(name)["pid"] for name in ("chat", "other")}
+    up.configure(smaller(chat), other)
+    assert up.reload()["models"] == {"chat": "beside", "other": "kept"}
+    assert up.ready()["pid"] != pids["chat"]
+    assert up.ready("other")["pid"] == pids["other"]
+    assert up.chat(model="other").status_code == 200
+
+
 @pytest.mark.parametrize(
     ("body", "error"),
     [

@@ -170,7 +170,7 @@ class Handler(BaseHTTPRequestHandler):
         tokens = int(body.get("n_predict") or body.get("max_tokens") or 4)
         timings = {"predicted_per_second": engine.switches.tokens_s, "prompt_per_second": 1000.0}
         if body.get("stream"):
-            return self.stream(number, tokens)
+            return self.stream(number, tokens, body.get("hold_until", ""))
         if self.path == "/completion":
             return self.answer(200, {"content": "x" * tokens, "tokens_predicted": tokens, "timings": timings})
         if self.path == "/v1/embeddings":
@@ -179,7 +179,8 @@ class Handler(BaseHTTPRequestHandler):
         usage = {"completion_tokens": tokens, "prompt_tokens": 1}
         return self.answer(200, {"choices": [choice], "usage": usage, "timings": timings})
 
-    def stream(self, number: int, tokens: int) -> None:
+    def stream(self, number: int, tokens: int, hold_until: str) -> None:
+        """Answer in chunks. After the first it waits for the file that a test's request names in `hold_until`."""
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
@@ -189,6 +190,8 @@ class Handler(BaseHTTPRequestHandler):
             self.chunk(
                 b"data: " + json.dumps({"choices": [{"index": 0, "delta": {"content": "x"}}]}).encode() + b"\n\n"
             )
+            while hold_until and not Path(hold_until).exists():
+                time.sleep(0.02)
             if death is not None and death.at == "request" and number >= death.request and chunk == death.chunk:
                 time.sleep(0.05)  # what was written is on its way
                 self.engine.die_if("request")

@@ -18,6 +18,7 @@ from edge.gateway import keys
 from edge.gateway.config import GatewayOptions
 from edge.linux.procfs import Ring
 from edge.supervisor.status import Degraded, Failure, ModelStatus, State
+from tests.fakes.upstream.model import FakeModel
 from tests.gateway.conftest import Rigs
 
 SECRET = "sk-edge-0123456789abcdefghij"
@@ -380,6 +381,25 @@ async def test_a_degraded_answer_says_so_and_strict_gives_none(rig: Rigs) -> Non
     assert (await strict.once(ask("GET", "/props"))).status == 503
     assert (await strict.once(ask("GET", "/readyz"))).status == 503
     assert (await strict.once(ask("GET", "/health"))).status == 503
+
+
+async def test_each_of_two_models_has_a_readiness_of_its_own(rig: Rigs) -> None:
+    models = {name: FakeModel(name) for name in ("chat", "embed")}
+    models["embed"].aliases = ("second",)
+    models["chat"].state = ModelStatus("chat", State.READY)
+    here = await rig(models=models)
+    for name, status, state in (("chat", 200, "READY"), ("embed", 503, "LOADING"), ("second", 503, "LOADING")):
+        answer = await here.once(ask("GET", f"/readyz/{name}"))
+        document = json.loads(answer.body)
+        assert (answer.status, document["ready"], document["state"]) == (status, status == 200, state)
+    both = await here.once(ask("GET", "/readyz"))
+    assert both.status == 503
+    assert {name: row["ready"] for name, row in json.loads(both.body)["models"].items()} == {
+        "chat": True,
+        "embed": False,
+    }
+    unknown = await here.once(ask("GET", "/readyz/nosuch"))
+    assert (unknown.status, json.loads(unknown.body)["error"]["kind"]) == (404, "model_not_found")
 
 
 async def test_a_fault_of_the_configuration_is_an_answer_and_not_an_exit(rig: Rigs) -> None:

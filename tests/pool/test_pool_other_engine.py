@@ -149,6 +149,19 @@ def test_unload_ends_it_and_a_request_brings_it_back(assistant: Served) -> None:
     assert say(assistant).content[:4] == b"RIFF"
 
 
+def test_it_sleeps_after_its_idle_time_and_a_request_brings_it_back(
+    smollm2: Path, speech: Path, tmp_path: Path
+) -> None:
+    models = CHAT.format(model=smollm2), other("voice", speech, "ttl_s = 1\npreload = false")
+    with served(tmp_path, *models, ready=False) as up:
+        chat = up.ready("chat")["pid"]
+        for _ in range(2):
+            assert say(up).content[:4] == b"RIFF"
+            eventually(lambda: up.model("voice")["state"] == "SLEEPING", lambda: str(up.status()))
+            assert up.model("voice")["pid"] is None
+        assert (up.model("chat")["pid"], up.model("chat")["state"]) == (chat, "READY")
+
+
 @pytest.mark.parametrize(("part", "limit", "then"), [("ears", "200MiB", "SLEEPING"), ("voice", "240MiB", "READY")])
 def test_the_measured_memory_decides_who_sleeps(
     part: str, limit: str, then: str, smollm2: Path, speech: Path, tmp_path: Path

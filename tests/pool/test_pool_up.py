@@ -25,7 +25,7 @@ def entry(model_id: str, file: Path, more: str = "") -> str:
 
 @pytest.fixture(scope="module")
 def two(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    models = entry("a", smollm2, 'aliases = ["first"]'), entry("b", smollm2)
+    models = entry("a", smollm2, 'aliases = ["first"]\nttl_s = 3600'), entry("b", smollm2)
     with served(tmp_path_factory.mktemp("pool"), *models, top=LIMIT, ready=False) as up:
         up.ready("a")
         yield up
@@ -76,10 +76,12 @@ def test_ps_load_and_unload(two: Served) -> None:
     assert rows["a"]["tokens_per_s"] > 0
     assert rows["a"]["memory_bytes"]["host"] > 100 << 20
     assert (rows["a"]["state"], rows["a"]["open_requests"], rows["b"]["state"]) == ("READY", 0, "SLEEPING")
-    assert rows["b"]["idle_s"] is None
+    assert rows["b"]["idle_s"] is rows["b"]["ttl_left_s"] is None
+    assert rows["a"]["ttl_left_s"] == pytest.approx(3600 - rows["a"]["idle_s"], abs=0.2)
     table = two.cli("ps").splitlines()
     assert table[0].split() == ["MODEL", "STATE", "MEMORY", "OPEN", "TOK/S", "IDLE", "SLEEPS", "IN"]
     assert all(len(line) <= 80 for line in table)
+    assert table[1].split()[-1] in ("s", "min", "h"), "and until it sleeps"
     assert float(table[1].split()[5]) == pytest.approx(rows["a"]["tokens_per_s"], abs=0.06)
     two.cli("unload", "first")
     eventually(lambda: two.model("a")["state"] == "SLEEPING", "a sleeps")

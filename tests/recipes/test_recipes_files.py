@@ -266,7 +266,10 @@ def test_the_pod_is_the_image_with_a_configuration_that_loads(tmp_path: Path) ->
     assert f"--uid {user} " in image and f"USER {user}\n" in image
     assert 'ENTRYPOINT ["edgellm"]' in image and "EDGELLM_STATE_DIR=/edgellm" in image
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-    assert set(mounts) == {volume["name"] for volume in pod["volumes"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert set(mounts) == set(volumes)
+    assert volumes["models"]["hostPath"]["type"] == "Directory", "on the node's own disk, and never made by a typo"
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 1}
     own = folders({"EDGELLM_STATE_DIR": "/edgellm"})
     assert (mounts["config"], mounts["models"]) == (str(own.config), str(own.models))
     keys_file = Path(str(layer.values["gateway.keys_file"]))
@@ -281,7 +284,10 @@ def test_probes_ask_public_routes_at_the_port_that_is_served(tmp_path: Path) -> 
     assert f"0.0.0.0:{port['containerPort']}" in found["ConfigMap"]["data"]["edgellm.toml"]
     probes = {kind: container[kind]["httpGet"] for kind in ("livenessProbe", "readinessProbe")}
     assert {probe["port"] for probe in probes.values()} == {port["name"]}
-    assert {probe["path"] for probe in probes.values()} <= PUBLIC
+    paths = {kind: probe["path"] for kind, probe in probes.items()}
+    # A model may load for minutes: the pod is alive meanwhile, and gets no requests.
+    assert paths == {"livenessProbe": "/livez", "readinessProbe": "/readyz"}
+    assert set(paths.values()) <= PUBLIC
     assert found["Service"]["spec"]["ports"][0]["targetPort"] == port["name"]
     labels = pod["metadata"]["labels"]
     assert found["Service"]["spec"]["selector"] == labels == found["DaemonSet"]["spec"]["selector"]["matchLabels"]
