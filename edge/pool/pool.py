@@ -300,7 +300,7 @@ class Pool:
     # --- the next model in the page cache ----------------------------------------------------------------------------
 
     async def _read_ahead(self, now: datetime) -> None:
-        """Read the next model ahead while no request is open or waits, nothing loads and the board is cool."""
+        """Read the next model ahead while no request waits, none loads or ends and the board is cool. Answers go on."""
         supervisors = [each.supervisor for each in self._handles.values() if each.supervisor is not None]
         busy = (
             self._waiters or self._starting or any(each.machine.state in (*_LOADING, *ENDING) for each in supervisors)

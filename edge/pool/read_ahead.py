@@ -1,4 +1,4 @@
-"""Read the model that is likely to start next into the page cache, while nothing else needs the board.
+"""Read the model that is likely to start next into the page cache, while nothing else needs disk or memory.
 
 Its swap then reads memory in place of a disk. What the kernel drops meanwhile is read again at the next look.
 """
