@@ -22,7 +22,7 @@ from edge.linux.files import read_json, write_shared
 from edge.resources import data_dir, load_toml
 
 # Increase it when the answers get another form: old cache files are then ignored.
-_CACHE_SCHEMA = 3
+_CACHE_SCHEMA = 4
 # The kernel's overflow uid, which is `nobody` on Debian and Ubuntu.
 _NOBODY = 65534
 # systemd/edgellm.sysusers and the installer create it.

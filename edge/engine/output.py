@@ -12,7 +12,8 @@ from edge.engine.engine import Device, Flag
 _NAME = re.compile(r"-{1,2}[A-Za-z][\w-]*")
 _BULLET = re.compile(r"\s+- ([A-Za-z0-9_+]+)(?: \(default\))?: ")
 _ALLOWED = re.compile(r"\s+allowed values: (.+)")
-_CHOICES = re.compile(r"[\[{<]([\w+]+(?:[|,][\w+]+)+)[\]}>]")
+_CHOICES = re.compile(r"[\[{<]([\w+-]+(?:[|,][\w+-]+)+)[\]}>]")
+_BARE_CHOICES = re.compile(r"[a-z][\w-]*(?:,[a-z][\w-]*)+")  # --spec-type none,draft-simple,ngram-mod
 # An option that is still listed and only throws: it counts as absent.
 _REMOVED = "the argument has been removed"
 _MIB = 1024**2
@@ -113,6 +114,8 @@ def _values(hint: str, description: list[str]) -> tuple[str, ...]:
     choices = _CHOICES.search(hint)
     if choices:
         return tuple(re.split(r"[|,]", choices[1]))
+    if _BARE_CHOICES.fullmatch(hint):
+        return tuple(hint.split(","))
     if not hint:
         return ()
     for line in description:

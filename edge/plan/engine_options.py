@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from edge.config.values import Preset
 from edge.engine.engine import Engine
@@ -61,15 +62,29 @@ def engine_options(preset: Preset, engine: Engine, origins: Mapping[str, str]) -
         return EngineOptions(params=params, reasons=tuple(reasons))
     # Behind the plan's options: of two values llama.cpp takes the later one.
     args: list[str] = []
-    unknown: list[str] = []
+    absent: dict[str, str] = {}  # by key: what this engine lacks
     for name, value in values.items():
         for names, words in _options(name, value, preset, engine):
             found = next((each for each in names if engine.has(each) or engine.assumed), None)
             if found is None:
-                unknown.append(f"{name} has no effect: this engine has no {names[0]}")
+                absent[name] = names[0]
             else:
                 args += [found, *words]
-    return EngineOptions(tuple(args), unknown=tuple(unknown), reasons=tuple(reasons))
+    wanted = _SPECULATION.get(preset.speculation)
+    if wanted and (lacking := _lacking(wanted, engine)):
+        absent["speculation"] = lacking
+    unknown = tuple(f"{name} has no effect: this engine has no {option}" for name, option in absent.items())
+    because = {name: f"no effect: this engine has no {option}" for name, option in absent.items()}
+    reasons = [replace(each, because=because.get(each.subject, each.because)) for each in reasons]
+    return EngineOptions(tuple(args), unknown=unknown, reasons=tuple(reasons))
+
+
+def _lacking(kind: str, engine: Engine) -> str | None:
+    """Return the option that this engine lacks for a kind of drafts; None where it has it, or its help is unknown."""
+    flag = engine.flags.get("--spec-type")
+    if flag is None:
+        return None if engine.assumed else "--spec-type"
+    return f"--spec-type {kind}" if flag.values and kind not in flag.values else None
 
 
 _KEYS = (
@@ -110,7 +125,9 @@ def _options(name: str, value: Any, preset: Preset, engine: Engine) -> list[tupl
     if name in ("draft", "speculation"):
         if name == "speculation" and preset.draft:
             return []  # told with the drafter
-        types = [(("--spec-type",), (",".join(_types(preset)),))] if engine.has("--spec-type") else []
+        # Before it had names for drafters, an engine drafted with any that it was given.
+        kinds = [kind for kind in _types(preset) if not _lacking(kind, engine)]
+        types = [(("--spec-type",), (",".join(kinds),))] if kinds else []
         path = [(("--spec-draft-model", "--model-draft", "-md"), (value,))] if name == "draft" else []
         return [*path, *types]
     if name == "reasoning" and not engine.has("--reasoning") and value == "off":

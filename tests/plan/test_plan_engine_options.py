@@ -106,6 +106,38 @@ def test_thinking_can_be_switched_off_in_older_engines() -> None:
     assert options(older, reasoning="on").unknown == ("reasoning has no effect: this engine has no --reasoning",)
 
 
+# Before --spec-type, when -md alone drafted, and as it was before it had names for drafters.
+OLD_HELP = "-md,   --model-draft FNAME              draft model for speculative decoding (default: unused)\n"
+NGRAM_HELP = OLD_HELP + (
+    "--spec-type [none|ngram-cache|ngram-simple|ngram-map-k|ngram-map-k4v|ngram-mod]\n"
+    "                                        type of speculative decoding to use when no draft model is provided\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "way", "lacking"),
+    [
+        (OLD_HELP, "ngram", "--spec-type"),
+        (OLD_HELP, "mtp", "--spec-type"),
+        (NGRAM_HELP, "ngram", None),
+        (NGRAM_HELP, "mtp", "--spec-type draft-mtp"),
+        (HELP, "mtp", None),
+    ],
+)
+def test_an_engine_that_cannot_draft_so_is_named(text: str, way: str, lacking: str | None) -> None:
+    engine = replace(REAL, flags=parse_help(text))
+    for draft, path in (("", ()), ("/m/small.gguf", ("/m/small.gguf",))):
+        found = options(engine, speculation=way, draft=draft)
+        (reason,) = (each for each in found.reasons if each.subject == "speculation")
+        assert ("--spec-type" in found.args) == (lacking is None)
+        assert found.args[1:2] == path or not draft
+        if lacking is None:
+            assert found.unknown == () and reason.because == "as requested"
+        else:
+            assert found.unknown == (f"speculation has no effect: this engine has no {lacking}",)
+            assert reason.because == f"no effect: this engine has no {lacking}"
+
+
 @pytest.mark.parametrize("engine", [REAL, EMBEDDED], ids=["llama-server", "embedded"])
 @pytest.mark.parametrize(
     ("args", "said"),
