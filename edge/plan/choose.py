@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 
 from edge.config.models import id_of
 from edge.config.values import Config, ModelConfig, Preset
-from edge.errors import ModelMissingError
+from edge.errors import ConfigError, ModelMissingError
 from edge.models.quant import QuantPreference, matching, order
 from edge.models.store import Store, StoreEntry
 from edge.plan.candidates import DownloadCandidate, Rank, absent, loader, of_name, offers, ranking
@@ -54,11 +55,8 @@ class Chooser:
             own: dict[str, Any] = dict(model.set)
             wanted = replace(preset, **own)
             found, smaller, missing = self._named(model, wanted)
-            found, wanted = with_companions(found, wanted, self._store)
-            if wanted.draft:
-                model = replace(model, set={**model.set, "draft": wanted.draft})
-            chosen.models[model.id] = (found, model)
-            chosen.smaller[model.id] = tuple(with_companions(each, wanted, self._store)[0] for each in smaller)
+            chosen.models[model.id] = (with_companions(found, wanted, self._store), model)
+            chosen.smaller[model.id] = tuple(with_companions(each, wanted, self._store) for each in smaller)
             if missing is not None:
                 chosen.absent[model.id] = missing
         return replace(chosen, notes=tuple(self._skipped))
@@ -72,9 +70,8 @@ class Chooser:
     def _selected(self, preset: Preset) -> Chosen:
         found = select(offers(self.entries, ranking(), self._rows), preset, self._inputs, self._load)
         model_id = id_of(found.offer.name)
-        candidate, preset = with_companions(found.candidate, preset, self._store)
-        own: dict[str, Any] = {"draft": preset.draft} if preset.draft else {}
-        config = ModelConfig(model_id, candidate.file.path, origin="selected", set=own)
+        candidate = with_companions(found.candidate, preset, self._store)
+        config = ModelConfig(model_id, candidate.file.path, origin="selected")
         notes = [f"no model was named: {found.offer.id} is {found.because}"]
         if found.tokens_s is not None:
             reads = f", the cores {found.prompt_tokens_s:.0f} tokens/s of a prompt" if found.prompt_tokens_s else ""
@@ -84,10 +81,16 @@ class Chooser:
             notes.append(f"{found.better.id} would fit and is better: edgellm model pull {found.better.id} ({size})")
         return Chosen(
             {model_id: (candidate, config)},
-            {model_id: found.smaller},
+            {model_id: tuple(self._with_companions(found.smaller, preset))},
             {} if found.offer.path else {model_id: found.offer},
             (*notes, *self._skipped),
         )
+
+    def _with_companions(self, smaller: Iterable[Candidate], preset: Preset) -> Iterator[Candidate]:
+        """Yield the candidates that the companions fit: another model may have another vocabulary."""
+        for each in smaller:
+            with suppress(ConfigError):
+                yield with_companions(each, preset, self._store)
 
     def _named(
         self, model: ModelConfig, preset: Preset

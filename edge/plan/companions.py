@@ -26,8 +26,8 @@ from edge.plan.plan import WARMUP_IMAGE_TOKENS, Images, Settings
 _VOCAB_DIFFERENCE = 128
 
 
-def with_companions(candidate: Candidate, preset: Preset, store: Store) -> tuple[Candidate, Preset]:
-    """Return the candidate with the bytes of its companions, and the preset with the drafter's path.
+def with_companions(candidate: Candidate, preset: Preset, store: Store) -> Candidate:
+    """Return the candidate with the bytes of its companions, and the drafter's path.
 
     The bytes are counted in the first GPU, or in the host. Raises ConfigError, ModelMissingError, BadModelError.
     """
@@ -40,9 +40,8 @@ def with_companions(candidate: Candidate, preset: Preset, store: Store) -> tuple
         raise ConfigError(f"speculation: {file.name} has no MTP layers that could draft", hint)
     if preset.draft:
         drafter = _drafter(store, preset.draft, file)
-        file = replace(file, drafter_bytes=_drafter_bytes(drafter, preset))
-        preset = replace(preset, draft=drafter.path)
-    return (candidate if file is candidate.file else replace(candidate, file=file)), preset
+        file = replace(file, drafter=drafter.path, drafter_bytes=_drafter_bytes(drafter, preset))
+    return candidate if file is candidate.file else replace(candidate, file=file)
 
 
 def _check_texts(preset: Preset) -> None:

@@ -170,6 +170,7 @@ class _Job(Struct, frozen=True):
         own = tuple(gpu for gpu in rung.gpus if not is_remote(gpu))
         # A Jetson's GPU has no UUID for CUDA_VISIBLE_DEVICES, and there is only one.
         gpus = None if inputs.board.unified_memory else own
+        preset = replace(preset, draft=file.drafter or preset.draft)
         options = engine_options(preset, inputs.engine, origins)
         saved = saved_prompts(preset, inputs.engine, rung, self.extras.prompts, options)
         if saved is not None:

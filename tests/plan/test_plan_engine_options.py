@@ -294,6 +294,33 @@ def test_a_drafter_may_have_a_few_tokens_more(
     assert (", drafter " in out) if fits else ("has another vocabulary" in err)
 
 
+@pytest.mark.parametrize("selected", [False, True], ids=["named", "selected"])
+def test_the_plan_shows_where_each_option_was_set(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], selected: bool
+) -> None:
+    """A drafter too, whose name the plan resolves to a path."""
+    models, file = tmp_path / "data" / "models", tmp_path / "config" / "edgellm.toml"
+    path = Gguf("llama").model().save(models / "Small-Q5_K_M.gguf")
+    file.parent.mkdir()
+
+    def origins(text: str, *words: str) -> dict[str, tuple[str, str]]:
+        file.write_text(f"schema = 1\n{text}\n", encoding="utf-8")
+        assert main(["plan", "-p", "cpu", "--json", "--state-dir", str(tmp_path), *words]) == 0
+        (model,) = json.loads(capsys.readouterr().out)["models"].values()
+        assert model["model"]["drafter_bytes"] > 0
+        return {each["subject"]: (each["origin"], each["value"]) for each in model["ladder"][0]["reasons"]}
+
+    named = () if selected else ("-m", str(path))
+    flags = origins("", *named, "--set", "draft=Small", "--set", "top_k=3")
+    assert flags["draft"] == ("--set", str(path)) and flags["top_k"] == ("--set", "3")
+    shared = origins('[set]\ndraft = "Small"\nargs = ["--keep", "4"]', *named)
+    assert shared["draft"] == (str(file), str(path)) and shared["args"] == (str(file), "--keep 4")
+    own = origins('[[model]]\nid = "small"\nref = "Small"\ndraft = "Small"\nset = { top_k = 3 }', "--set", "top_p=0.5")
+    table = f"{file}: model 1"
+    assert own["draft"] == (table, str(path)) and own["top_k"] == (table, "3")
+    assert own["top_p"] == ("--set", "0.5")
+
+
 # Needs a file, the network, a device or a privilege, or reads them by its value.
 _NEEDS = re.compile(
     "file|path|dir|url|repo|host|port|device|rpc|hf|cache|lookup|mask|range|numa|prio|vector|grammar|schema|mmproj|media"
