@@ -37,6 +37,7 @@ class ModelFile(Struct, frozen=True):
     projector: Projector | None = None  # read from the header of `mmproj`
     adapter_bytes: int = 0  # of the LoRA adapters' files
     drafter: str | None = None  # path of the model that drafts
+    draft_type: str = "draft-simple"  # how it drafts: a value of --spec-type
     drafter_bytes: int = 0  # of the drafter, or of MTP layers that draft: weights and KV cache
     notes: tuple[str, ...] = ()  # for the user: unknown architecture, a name with another quantization
 

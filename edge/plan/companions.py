@@ -40,7 +40,12 @@ def with_companions(candidate: Candidate, preset: Preset, store: Store) -> Candi
         raise ConfigError(f"speculation: {file.name} has no MTP layers that could draft", hint)
     if preset.draft:
         drafter = _drafter(store, preset.draft, file)
-        file = replace(file, drafter=drafter.path, drafter_bytes=_drafter_bytes(drafter, preset))
+        file = replace(
+            file,
+            drafter=drafter.path,
+            draft_type=_draft_type(drafter, file),
+            drafter_bytes=_drafter_bytes(drafter, preset),
+        )
     return candidate if file is candidate.file else replace(candidate, file=file)
 
 
@@ -137,12 +142,14 @@ def _misfit(adapter_meta: ModelMeta, model: ModelMeta) -> str | None:
 def _drafter(store: Store, ref: str, model: ModelFile) -> ModelFile:
     """Return the file of a drafter whose tokens are those of the model."""
     try:
-        found = store.resolve(ref)
+        found = store.resolve(ref, drafter=True)
     except BadModelError as error:
         raise ConfigError(f"draft: {error}", error.hint) from None
     except ModelMissingError as error:
         raise ModelMissingError(f"draft: {error}", error.hint) from None
     theirs, ours = found.meta, model.meta
+    if theirs.kind == "drafter" and not theirs.n_vocab:
+        return found  # it computes with the vocabulary of its model
     sizes = (theirs.n_vocab or 0, ours.n_vocab or 0)
     if theirs.tokenizer != ours.tokenizer or abs(sizes[0] - sizes[1]) > _VOCAB_DIFFERENCE:
         raise ConfigError(
@@ -151,6 +158,37 @@ def _drafter(store: Store, ref: str, model: ModelFile) -> ModelFile:
             "a drafter of the same family has the same",
         )
     return found
+
+
+# By architecture of a drafter that is made for one model: the value of --spec-type, and the key with the width of the
+# hidden states that it reads (common/speculative.cpp, src/models/eagle3.cpp, dflash.cpp, gemma4-assistant.cpp).
+_DRAFTERS = {
+    "eagle3": ("draft-eagle3", "target_hidden_size"),
+    "dflash": ("draft-dflash", "embedding_length"),
+    "gemma4-assistant": ("draft-mtp", "embedding_length_out"),
+}
+
+
+def _draft_type(drafter: ModelFile, model: ModelFile) -> str:
+    """Return the value of --spec-type for a drafter. Raises ConfigError if it is made for another model."""
+    meta = drafter.meta
+    if meta.kind != "drafter":
+        return "draft-simple"
+    if meta.arch not in _DRAFTERS:
+        raise ConfigError(
+            f"draft: {drafter.name} is a drafter of architecture {meta.arch}, which llama.cpp lacks",
+            f"it has {', '.join(_DRAFTERS)}, and drafts with any smaller model of the same vocabulary",
+        )
+    kind, key = _DRAFTERS[meta.arch]
+    width, ours = integer(meta, key), model.meta.n_embd
+    if width and width != ours:
+        raise ConfigError(
+            f"draft: {drafter.name} is made for a model with {width} values a token, and {model.name} has {ours}",
+            "a drafter of this kind is made for one model",
+        )
+    # DSpark is DFlash with a Markov head (common_speculative_types_from_gguf).
+    dspark = kind == "draft-dflash" and any(tensor.name == "markov_w1.weight" for tensor in meta.tensors)
+    return "draft-dspark" if dspark else kind
 
 
 def _mtp_layers(meta: ModelMeta) -> int:
@@ -176,7 +214,9 @@ def with_mtp_layers(candidate: Candidate, preset: Preset) -> Candidate:
 def _drafter_bytes(drafter: ModelFile, preset: Preset) -> int:
     """Return weights and KV cache of the drafter, which has the model's context and slots, in f16."""
     candidate = candidate_of(drafter)
-    return candidate.weights.file_bytes + sum(cache_by_layer(candidate.memory, _drafting(drafter, preset)))
+    # All layers of a drafter that is made for a model may count as MTP layers, which `weights` leaves out.
+    weights = max(candidate.weights.file_bytes, drafter.meta.tensor_bytes if drafter.meta.kind == "drafter" else 0)
+    return weights + sum(cache_by_layer(candidate.memory, _drafting(drafter, preset)))
 
 
 def _drafting(file: ModelFile, preset: Preset) -> Settings:

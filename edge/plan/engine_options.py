@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from edge.config.values import Preset
 from edge.engine.engine import Engine
+from edge.errors import ConfigError
 from edge.plan.engine_args import EMBEDDED, check_args, numbers
 from edge.plan.plan import Reason
 
@@ -30,6 +31,7 @@ _SAMPLING = {
     "frequency_penalty": ("--frequency-penalty", "penalty_freq", ""),
 }
 _REASONING = {"off": 0, "on": 1}  # common_params::enable_reasoning
+_SIMPLE = "draft-simple"  # with any model of the same vocabulary
 _SPECULATION = {"ngram": "ngram-mod", "mtp": "draft-mtp"}
 
 
@@ -42,11 +44,15 @@ class EngineOptions(Struct, frozen=True):
     reasons: tuple[Reason, ...] = ()
 
 
-def engine_options(preset: Preset, engine: Engine, origins: Mapping[str, str]) -> EngineOptions:
+def engine_options(
+    preset: Preset, engine: Engine, origins: Mapping[str, str], draft_type: str = _SIMPLE
+) -> EngineOptions:
     """Render the keys that differ from their default, and check `args`. Raises ConfigError.
 
-    `origins`: by key, the layer that set it.
+    `origins`: by key, the layer that set it. `draft_type`: the value of --spec-type for the drafter.
     """
+    if preset.draft and draft_type != _SIMPLE and (lacking := _lacking(draft_type, engine)):
+        raise ConfigError(f"draft: {preset.draft} needs {lacking}, which this engine lacks", "edgellm build")
     default = Preset()
     values = {name: getattr(preset, name) for name in _KEYS if getattr(preset, name) != getattr(default, name)}
     reasons = [
@@ -56,7 +62,7 @@ def engine_options(preset: Preset, engine: Engine, origins: Mapping[str, str]) -
     if engine.kind == "embedded":
         params: dict[str, Any] = {}
         for name, value in values.items():
-            params |= _embedded(name, value, preset)
+            params |= _embedded(name, value, preset, draft_type)
         bits = [_SAMPLING[name][2] for name in values if name in _SAMPLING and _SAMPLING[name][2]]
         params |= {"sampling.user_sampling_config": bits} if bits else {}
         return EngineOptions(params=params, reasons=tuple(reasons))
@@ -64,7 +70,7 @@ def engine_options(preset: Preset, engine: Engine, origins: Mapping[str, str]) -
     args: list[str] = []
     absent: dict[str, str] = {}  # by key: what this engine lacks
     for name, value in values.items():
-        for names, words in _options(name, value, preset, engine):
+        for names, words in _options(name, value, preset, engine, draft_type):
             found = next((each for each in names if engine.has(each) or engine.assumed), None)
             if found is None:
                 absent[name] = names[0]
@@ -81,6 +87,8 @@ def engine_options(preset: Preset, engine: Engine, origins: Mapping[str, str]) -
 
 def _lacking(kind: str, engine: Engine) -> str | None:
     """Return the option that this engine lacks for a kind of drafts; None where it has it, or its help is unknown."""
+    if engine.kind == "embedded":
+        return None
     flag = engine.flags.get("--spec-type")
     if flag is None:
         return None if engine.assumed else "--spec-type"
@@ -114,7 +122,9 @@ _BECAUSE = {
 }
 
 
-def _options(name: str, value: Any, preset: Preset, engine: Engine) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+def _options(
+    name: str, value: Any, preset: Preset, engine: Engine, draft_type: str
+) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Return the options of one key for llama-server: possible names, and the words behind."""
     if name == "args":
         return [((option,), words) for option, words in check_args(value, engine)]
@@ -126,7 +136,7 @@ def _options(name: str, value: Any, preset: Preset, engine: Engine) -> list[tupl
         if name == "speculation" and preset.draft:
             return []  # told with the drafter
         # Before it had names for drafters, an engine drafted with any that it was given.
-        kinds = [kind for kind in _types(preset) if not _lacking(kind, engine)]
+        kinds = [kind for kind in _types(preset, draft_type) if not _lacking(kind, engine)]
         types = [(("--spec-type",), (",".join(kinds),))] if kinds else []
         path = [(("--spec-draft-model", "--model-draft", "-md"), (value,))] if name == "draft" else []
         return [*path, *types]
@@ -153,7 +163,7 @@ def adapter(entry: str) -> tuple[str, float]:
         return entry, 1.0
 
 
-def _embedded(name: str, value: Any, preset: Preset) -> dict[str, Any]:
+def _embedded(name: str, value: Any, preset: Preset, draft_type: str) -> dict[str, Any]:
     """Return the fields of CommonParams for one key."""
     if name in _SAMPLING:
         return {f"sampling.{_SAMPLING[name][1]}": value}
@@ -173,11 +183,11 @@ def _embedded(name: str, value: Any, preset: Preset) -> dict[str, Any]:
         "rope_scaling": ("rope_scaling_type", value),
         "rope_scale": ("rope_freq_scale", 1 / preset.rope_scale if preset.rope_scale else 0.0),
         "draft": ("speculative.draft.mparams.path", value),
-        "speculation": ("speculative.types", _types(preset)),
+        "speculation": ("speculative.types", _types(preset, draft_type)),
     }
     field, rendered = fields[name]
     beside: dict[str, dict[str, Any]] = {
-        "draft": {"speculative.types": _types(preset)},
+        "draft": {"speculative.types": _types(preset, draft_type)},
         "reasoning": {"default_template_kwargs": _template_kwargs(preset)},
     }
     return {field: rendered, **beside.get(name, {})}
@@ -192,10 +202,10 @@ def _template_kwargs(preset: Preset) -> dict[str, str]:
     return kwargs
 
 
-def _types(preset: Preset) -> list[str]:
+def _types(preset: Preset, draft_type: str) -> list[str]:
     """Return the names of --spec-type for a drafter and for drafts without one."""
     plain = [_SPECULATION[preset.speculation]] if preset.speculation != "off" else []
-    return (["draft-simple"] if preset.draft else []) + plain
+    return list(dict.fromkeys([draft_type, *plain] if preset.draft else plain))
 
 
 def _shown(value: Any) -> str:

@@ -171,7 +171,7 @@ class _Job(Struct, frozen=True):
         # A Jetson's GPU has no UUID for CUDA_VISIBLE_DEVICES, and there is only one.
         gpus = None if inputs.board.unified_memory else own
         preset = replace(preset, draft=file.drafter or preset.draft)
-        options = engine_options(preset, inputs.engine, origins)
+        options = engine_options(preset, inputs.engine, origins, file.draft_type)
         saved = saved_prompts(preset, inputs.engine, rung, self.extras.prompts, options)
         if saved is not None:
             # CommonParams joins folder and name as they are, where llama-server's option adds the slash.

@@ -294,6 +294,67 @@ def test_a_drafter_may_have_a_few_tokens_more(
     assert (", drafter " in out) if fits else ("has another vocabulary" in err)
 
 
+def _made_for(arch: str, key: str, width: int) -> Gguf:
+    """A drafter that reads hidden states of that width. Its header has a vocabulary only where it has tokens."""
+    return Gguf(arch).model(n_layer=1, n_embd=width if key == "embedding_length" else 512).set(f"{arch}.{key}", width)
+
+
+EAGLE = ("eagle3", "target_hidden_size")
+DFLASH = ("dflash", "embedding_length")
+ASSISTANT = ("gemma4-assistant", "embedding_length_out")
+
+
+@pytest.mark.parametrize(
+    ("drafter", "kind"),
+    [
+        (_made_for(*EAGLE, 256), "draft-eagle3"),
+        (_made_for(*EAGLE, 256).drop("tokenizer.ggml.tokens").drop("tokenizer.ggml.model"), "draft-eagle3"),
+        (_made_for(*DFLASH, 256), "draft-dflash"),
+        (_made_for(*DFLASH, 256).tensor("markov_w1.weight", 256, 1), "draft-dspark"),
+        (_made_for(*ASSISTANT, 256).set("gemma4-assistant.nextn_predict_layers", 1), "draft-mtp"),
+    ],
+    ids=["eagle3", "eagle3-without-tokens", "dflash", "dspark", "assistant"],
+)
+def test_a_drafter_made_for_the_model_drafts_in_its_own_way(
+    vision: Path, capsys: pytest.CaptureFixture[str], drafter: Gguf, kind: str
+) -> None:
+    path = drafter.save(vision.with_name("Head-Q5_K_M.gguf"))
+    for ref in (str(path), "Head", "Head:Q5_K_M"):
+        code, out, err = planned(vision, capsys, f"draft={ref}", "n_ctx=512")
+        assert code == 0 and ", drafter " in out, err
+        assert f'"speculative.draft.mparams.path":"{path}"' in out and f'"speculative.types":["{kind}"]' in out
+    state = ["--state-dir", str(vision.parents[2]), "--json", "--set", f"draft={path}", "--set", "n_ctx=512"]
+    assert main(["plan", "-p", "cpu", "-m", str(vision), *state]) == 0
+    (model,) = json.loads(capsys.readouterr().out)["models"].values()
+    assert model["model"]["drafter_bytes"] >= sum(tensor.size for tensor in drafter.tensors)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "said"),
+    [
+        (_made_for(*EAGLE, 512), "is made for a model with 512 values a token, and Eye has 256"),
+        (_made_for(*DFLASH, 512), "is made for a model with 512 values a token, and Eye has 256"),
+        (_made_for(*ASSISTANT, 512), "is made for a model with 512 values a token, and Eye has 256"),
+        (_made_for("new-assistant", "embedding_length_out", 256), "architecture new-assistant, which llama.cpp lacks"),
+        (_made_for(*EAGLE, 256).set("eagle3.vocab_size", 4096), "has another vocabulary"),
+    ],
+)
+def test_a_drafter_made_for_another_model_is_refused(
+    vision: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], drafter: Gguf, said: str
+) -> None:
+    code, out, err = planned(vision, capsys, f"draft={drafter.save(tmp_path / 'Head-Q5_K_M.gguf')}")
+    assert code == 78 and out == "" and said in err
+
+
+def test_an_engine_has_to_know_how_a_drafter_drafts() -> None:
+    preset = replace(Preset(), draft="/m/head.gguf", speculation="ngram")
+    found = engine_options(preset, REAL, {}, "draft-eagle3")
+    assert found.args[-2:] == ("--spec-type", "draft-eagle3,ngram-mod")
+    for text, lacking in ((OLD_HELP, "--spec-type"), (NGRAM_HELP, "--spec-type draft-eagle3")):
+        with pytest.raises(ConfigError, match=f"needs {lacking}, which this engine lacks"):
+            engine_options(preset, replace(REAL, flags=parse_help(text)), {}, "draft-eagle3")
+
+
 @pytest.mark.parametrize("selected", [False, True], ids=["named", "selected"])
 def test_the_plan_shows_where_each_option_was_set(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], selected: bool
