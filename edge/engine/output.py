@@ -9,7 +9,7 @@ from msgspec import Struct
 from edge.engine.engine import Device, Flag
 
 # Forms of common/arg.cpp: names, bullet lists of values, "allowed values:", and choices in brackets.
-_NAME = re.compile(r"-{1,2}[A-Za-z][\w-]*")
+_NAME = re.compile(r"-{1,2}[A-Za-z](?:[\w-]|\.\w)*")  # --fim-qwen-1.5b-default
 _BULLET = re.compile(r"\s+- ([A-Za-z0-9_+]+)(?: \(default\))?: ")
 _ALLOWED = re.compile(r"\s+allowed values: (.+)")
 _CHOICES = re.compile(r"[\[{<]([\w+-]+(?:[|,][\w+-]+)+)[\]}>]")

@@ -13,9 +13,15 @@ from edge.engine.engine import Engine, Flag
 from edge.errors import ConfigError
 
 _GATEWAY = "nothing: the gateway depends on it"
+_MODEL = "ref in [[model]], or -m"
+# Ends the names of llama.cpp's presets, --gpt-oss-20b-default: each sets a model, its context, its batch and a port at
+# once (common/arg.cpp).
+_PRESET = "-default"
 # Options that the plan or the gateway decides, by any of their names, and what sets them instead.
 OWNED = {
-    "--model": "ref in [[model]], or -m",
+    "--model": _MODEL,
+    "--fim-qwen-7b-spec": _MODEL,
+    "--fim-qwen-14b-spec": _MODEL,
     "--alias": "id and aliases in [[model]]",
     "--host": "listen",
     "--port": "listen",
@@ -44,6 +50,7 @@ OWNED = {
     "--tensor-split": "tensor_split",
     "--device": "gpus",
     "--main-gpu": "gpus",
+    "--override-tensor": "offload",
     "--rpc": "[[device]]",
     "--fit": "n_ctx_min",
     "--fit-target": "reserve",
@@ -68,6 +75,7 @@ OWNED = {
     "--rope-scaling": "rope_scaling",
     "--rope-scale": "rope_scale",
     "--spec-type": "speculation",
+    "--spec-default": "speculation",
     "--spec-draft-model": "draft",
     "--spec-draft-hf": "draft",
     "--sleep-idle-seconds": "ttl_s in [[model]]",
@@ -134,6 +142,7 @@ _OTHER_NAMES = {
         "--split-mode": "-sm",
         "--tensor-split": "-ts",
         "--main-gpu": "-mg",
+        "--override-tensor": "-ot",
         "--fit": "-fit",
         "--fit-target": "-fitt",
         "--fit-ctx": "-fitc",
@@ -226,8 +235,8 @@ def check_args(words: Sequence[str], engine: Engine) -> list[tuple[str, tuple[st
     while rest:
         word = rest.pop(0)
         option = _positive(_spelling(_positive(word), engine))
-        if option in owned:
-            raise ConfigError(f"args: {word} is decided by edgellm", f"instead: {owned[option]}")
+        if option in owned or option.endswith(_PRESET):
+            raise ConfigError(f"args: {word} is decided by edgellm", f"instead: {owned.get(option, _MODEL)}")
         if option in refused:
             raise ConfigError(f"args: {word} is refused: {refused[option]}")
         if option in ignored:

@@ -180,11 +180,25 @@ def test_what_this_build_would_ignore_is_refused(words: tuple[str, ...], said: s
 
 
 @pytest.mark.parametrize(
-    "word", ["-c", "-ngl", "--gpu-layers", "--no-mmproj", "--no-webui", "-np", "-no-kvu", "--no-jinja"]
+    "word", ["-c", "-ngl", "--gpu-layers", "-ot", "--no-mmproj", "--no-webui", "-np", "-no-kvu", "--no-jinja"]
 )
 def test_every_name_of_an_owned_option_is_owned(word: str) -> None:
     with pytest.raises(ConfigError, match="is decided by edgellm"):
         check_args((word, "1"), REAL)
+
+
+@pytest.mark.parametrize("kind", ["llama-server", "embedded", "not built yet"])
+def test_presets_of_llama_cpp_are_refused(kind: str) -> None:
+    """They set a model, its context and a port, which the plan decides, or fetch weights."""
+    assumed = assumed_engine(shapes.jetson(8), "orin", "/e/llama-server")
+    engine = {"llama-server": REAL, "embedded": EMBEDDED}.get(kind, assumed)
+    named = set(re.findall(r"^(--[a-z0-9.-]+-default)\b", HELP, re.MULTILINE))
+    fetching = set(re.findall(r"^(--[a-z0-9.-]+)(?=(?:(?!^--).)*?weights from the\s+internet)", HELP, re.M | re.S))
+    assert len(named) >= 10 and {"--fim-qwen-7b-spec", "--fim-qwen-1.5b-default"} <= fetching <= REAL.flags.keys()
+    for name in named | fetching:
+        with pytest.raises(ConfigError, match=f"^args: {name} is decided by edgellm") as caught:
+            check_args((name,), engine)
+        assert caught.value.hint in ("instead: ref in [[model]], or -m", "instead: speculation"), name
 
 
 @pytest.mark.parametrize("kind", ["embedded", "not built yet"])
