@@ -116,7 +116,7 @@ OPTION_NAMES = (
     *("--lora-scaled", "--spec-type", "--spec-draft-model"),
 )
 _BECAUSE = {
-    "args": "as requested; memory that they take is known after the first start",
+    "args": "as requested; layers kept on the CPU are counted, other memory is known after the first start",
     "draft": "as requested; weights and cache are counted",
     "lora": "as requested; the files are counted",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import combinations, takewhile
+from itertools import combinations, pairwise, takewhile
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -213,6 +213,7 @@ class Weights(Struct, frozen=True):
     largest_bytes: int = 0  # the largest tensor of a layer
     matrices: Mapping[str, int] = {}  # by type: bytes that a CPU may repack
     tail: tuple[tuple[str, int], ...] = ()  # the last matrices of the file, from its end: type and bytes
+    hosted_bytes: int = 0  # of input_bytes: of layers, which `args` keep on the host
 
     @property
     def file_bytes(self) -> int:
@@ -301,6 +302,43 @@ class Candidate(Struct, frozen=True):
 
 def candidate_of(file: ModelFile) -> Candidate:
     return Candidate(file, weights(file.meta), memory_of(file.meta))
+
+
+# Options of `args` that keep tensors of the first N layers on the host, or of all: pattern of the tensors' names
+# (common/common.h, LLM_FFN_EXPS_REGEX and LLM_FFN_DENSE_REGEX).
+_DENSE = re.compile(r"\.ffn_(up|down|gate)\.")
+_ON_HOST = {"--cpu-moe": EXPERTS, "--n-cpu-moe": EXPERTS, "--n-cpu-ffn": _DENSE}
+_ON_HOST |= {"-cmoe": EXPERTS, "-ncmoe": EXPERTS, "-ncffn": _DENSE}
+
+
+def with_hosted(candidate: Candidate, preset: Preset) -> Candidate:
+    """Return the candidate with the weights that `args` keep on the host counted there, like its input tables."""
+    words, weights = (*preset.args, ""), candidate.weights
+    by_layer, experts = list(weights.by_layer), list(weights.experts)
+    kept: set[str] = set()
+    for word, value in pairwise(words):
+        if word not in _ON_HOST:
+            continue
+        layers = len(by_layer) if word in ("--cpu-moe", "-cmoe") else int(value) if value.isdecimal() else 0
+        for tensor in candidate.file.meta.tensors:
+            index = layer_of(tensor)
+            if index is None or index >= min(layers, len(by_layer)) or tensor.name in kept:
+                continue
+            if by_layer[index] >= tensor.bytes and _ON_HOST[word].search(tensor.name):
+                kept.add(tensor.name)
+                by_layer[index] -= tensor.bytes
+                experts[index] -= tensor.bytes if EXPERTS.search(tensor.name) else 0
+    hosted = sum(weights.by_layer) - sum(by_layer)
+    if not hosted:
+        return candidate
+    moved = replace(
+        weights,
+        input_bytes=weights.input_bytes + hosted,
+        by_layer=tuple(by_layer),
+        experts=tuple(experts),
+        hosted_bytes=hosted,
+    )
+    return replace(candidate, weights=moved)
 
 
 # Decide what a model can serve: a file that pools its output, or only encodes, cannot chat. Pure.

@@ -269,7 +269,8 @@ def layer_split(candidate: Candidate, settings: Settings, inputs: PlanInputs) ->
     ]
     compute = device_compute_bytes(meta, candidate.memory, settings, all_logits=inputs.all_logits)
     fixed = int(compute * calibration.compute)
-    local = _context_bytes(inputs) + (weights.largest_bytes if first or settings.cpu_expert_layers else 0)
+    copies = first or settings.cpu_expert_layers or weights.hosted_bytes
+    local = _context_bytes(inputs) + (weights.largest_bytes if copies else 0)
     rooms = [inputs.room_bytes(gpu) - fixed - (0 if is_remote(gpu) else local) for gpu in inputs.gpus]
     rooms[0] -= candidate.file.beside_bytes + _image_bytes(settings)
     if inputs.host in inputs.gpus:  # unified memory beside rpc-servers: it also holds what stays on the host
@@ -323,7 +324,7 @@ def _offloaded(domains: MemoryBudget, candidate: Candidate, settings: Settings, 
     context = _context_bytes(inputs)
     first, on_host = max(0, meta.n_layer + 1 - settings.n_gpu_layers), settings.cpu_expert_layers
     # For a large batch the GPU computes host weights too, from a copy in its compute buffer (--op-offload).
-    copied = weights.largest_bytes if first or on_host else 0
+    copied = weights.largest_bytes if first or on_host or weights.hosted_bytes else 0
     for index, (name, share) in enumerate(shares(settings, inputs, meta.n_layer)):
         remote = is_remote(name)  # its process has its context, and never computes host weights
         _add(
@@ -339,7 +340,7 @@ def _offloaded(domains: MemoryBudget, candidate: Candidate, settings: Settings, 
         )
     experts = sum(weights.experts[meta.n_layer - on_host :]) if on_host else 0
     host_compute = host_compute_bytes(meta, candidate.memory, settings)
-    if first or on_host:
+    if first or on_host or weights.hosted_bytes:
         host_compute = max(host_compute, compute)
     _add(
         domains,

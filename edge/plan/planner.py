@@ -20,7 +20,7 @@ from edge.plan.calibration import Calibration, last_start
 from edge.plan.companions import with_mtp_layers
 from edge.plan.draft_choice import DraftChoice, measured_drafts
 from edge.plan.engine_options import OPTION_NAMES, EngineOptions, engine_options
-from edge.plan.inputs import Candidate, PlanInputs, is_remote, restricted, role_of, situation, usable_gpus
+from edge.plan.inputs import Candidate, PlanInputs, is_remote, restricted, role_of, situation, usable_gpus, with_hosted
 from edge.plan.kv_cache import PLAIN_KV
 from edge.plan.ladder import Rung, walk_ladder
 from edge.plan.load_choice import LoadChoice
@@ -127,7 +127,7 @@ class _Job(Struct, frozen=True):
         preset = without_crashes(replace(self.preset, **own), left.engine)
         preset, unmeasured = measured_drafts(preset, wanted.file, self.extras.draft_choices)
         smaller = self.extras.alternatives.get(model_id, ())
-        candidates = tuple(with_mtp_layers(each, preset) for each in (wanted, *smaller))
+        candidates = tuple(with_hosted(with_mtp_layers(each, preset), preset) for each in (wanted, *smaller))
         file = candidates[0].file
         turns: tuple[str, ...] = ()
         inputs = restricted(preset, left)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from edge.config.values import ModelConfig, Preset, Profile
+from edge.engine.engine import Flag
 from edge.errors import DoesNotFitError
 from edge.plan.argv import EnvFacts
 from edge.plan.inputs import Candidate, candidate_of
@@ -183,6 +184,52 @@ def test_experts_of_the_last_layers_leave_before_whole_layers() -> None:
     moved = sum(it.weights.experts[first:])
     assert rung.budget["host"].weights_bytes == it.weights.input_bytes + moved
     assert any(reason.subject == "cpu_experts" for reason in rung.reasons)
+
+
+def with_args(it: Candidate, vram_gib: float, *args: str) -> LaunchPlan:
+    """The plan for an engine that has the options of `args`, and the reason that it gives for them."""
+    board, engine = shapes.gpu_board(vram_gib, memory_gib=64), shapes.engine(cuda=True)
+    flags = {name: Flag(name, 0 if name in ("--cpu-moe", "-cmoe") else 1) for name in args if name.startswith("-")}
+    engine = replace(engine, flags=engine.flags | flags)
+    asked = Profile("test", "", Preset(n_ctx=8192, partial_offload=True, args=args))
+    models = {"m": (it, ModelConfig("m", "m"))}
+    return chosen(make_plan(board, shapes.memory(board), asked, engine, models, EnvFacts("/h", "/c")))
+
+
+@pytest.mark.parametrize(
+    ("args", "layers"),
+    [(("--n-cpu-moe", "12"), 12), (("-ncmoe", "12", "-ncmoe", "4"), 12), (("--cpu-moe",), 48), (("-ncmoe", "99"), 48)],
+)
+def test_experts_that_args_keep_on_the_host_are_counted_there(args: tuple[str, ...], layers: int) -> None:
+    it = experts()
+    rung, plain = with_args(it, 80, *args), with_args(it, 80)
+    moved = sum(it.weights.experts[:layers])
+    assert rung.settings.n_gpu_layers == 49 and not rung.settings.cpu_expert_layers
+    assert rung.budget["host"].weights_bytes == plain.budget["host"].weights_bytes + moved
+    assert rung.budget["GPU-0"].weights_bytes == plain.budget["GPU-0"].weights_bytes - moved
+    copied = rung.budget["GPU-0"].compute_bytes - plain.budget["GPU-0"].compute_bytes
+    assert copied == it.weights.largest_bytes, "the GPU computes them for a large batch, from a copy"
+
+
+def test_experts_on_the_host_by_args_make_a_small_card_fit() -> None:
+    """The plan keeps experts of the last layers there, so that both together are what the card lacks."""
+    it = experts()
+    size = sum(it.weights.by_layer) / GIB * 0.75
+    whole, part, own = (with_args(it, size, *args) for args in (("--cpu-moe",), ("--n-cpu-moe", "4"), ()))
+    assert [each.settings.n_gpu_layers for each in (whole, part, own)] == [49, 49, 49]
+    assert whole.settings.cpu_expert_layers == 0
+    assert part.settings.cpu_expert_layers + 4 == own.settings.cpu_expert_layers
+
+
+def test_dense_layers_that_args_keep_on_the_host_are_counted_there() -> None:
+    tensors = tuple(replace(each, name=each.name.replace(".all.", ".ffn_up.")) for each in LLAMA_70B.tensors)
+    it = candidate_of(shapes.model("70B", replace(LLAMA_70B, tensors=tensors)))
+    rung, plain = with_args(it, 80, "--n-cpu-ffn", "8"), with_args(it, 80)
+    moved = sum(it.weights.by_layer[:8])
+    assert moved > GIB
+    assert rung.budget["host"].weights_bytes == plain.budget["host"].weights_bytes + moved
+    (reason,) = (each for each in rung.reasons if each.subject == "args")
+    assert "layers kept on the CPU are counted" in reason.because
 
 
 def test_an_engine_without_override_tensor_moves_whole_layers() -> None:
