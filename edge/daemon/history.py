@@ -25,6 +25,7 @@ from edge.linux.tree import Tree
 from edge.models.open import ModelFile
 from edge.paths import Folders
 from edge.plan import start_records
+from edge.plan.argv import redacted_args
 from edge.plan.calibration import measure
 from edge.plan.calibration_file import calibration_path, record
 from edge.service import unit
@@ -108,6 +109,7 @@ class Recorder:
             model=supervisor.model_id,
             engine=self._engine,
             rung=supervisor.machine.rung,
+            args=redacted_args(watch.attempt.plan.args),
             resident_ratio=self.resident.pop(supervisor.model_id, None),
             instants=instants,
             spans=spans(instants, launch.spans, watch.attempt.marks, weights_bytes),

@@ -75,6 +75,7 @@ def start_record(
     weights_bytes: int,
     spawn_cpu_s: float | None,
     outcome: str,
+    args: Sequence[str] = (),
     file: str = "",
     board: str = "",
     remembered: bool = False,
@@ -84,8 +85,9 @@ def start_record(
 ) -> dict[str, Any]:
     """Return one record of starts.jsonl. Times are rounded to 0.1 ms, the precision of the log's timestamps.
 
-    `gates`: when each gate opened, monotonic. `since_boot`: the start is that of the process, no restart of its engine;
-    then `boot` has its begin in seconds since the kernel's start, where CLOCK_MONOTONIC begins.
+    `args`: the operator's own options of the engine. `gates`: when each gate opened, monotonic. `since_boot`: the
+    start is that of the process, no restart of its engine; then `boot` has its begin in seconds since the kernel's
+    start, where CLOCK_MONOTONIC begins.
     """
     zero = instants.process_s
     return {
@@ -97,6 +99,7 @@ def start_record(
         "engine": engine,
         "board": board,
         "rung": rung,
+        "args": list(args),
         "cache_state": {"resident_ratio": resident_ratio},
         "clock": "monotonic + boot offset",
         "boot": {"process_s": round(zero, 4) if since_boot else None, "service_s": None},

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -282,3 +283,18 @@ def redacted(env: Mapping[str, str]) -> dict[str, str]:
         name: "[hidden]" if any(word in name.upper() for word in _SECRET) else value
         for name, value in sorted(env.items())
     }
+
+
+_SECRET_NAME = re.compile(r"-(key|token|secret|password|auth)(?=-|$)")  # not of --image-max-tokens
+
+
+def redacted_args(args: Sequence[str]) -> list[str]:
+    """Return a copy to keep, without values of options whose names look like a secret, and without URLs with a user."""
+    hidden, found = False, list[str]()
+    for word in args:
+        if word.startswith("--"):
+            hidden = _SECRET_NAME.search(word) is not None
+            found.append(word)
+        else:
+            found.append("[hidden]" if hidden or re.search(r"://[^/]*@", word) else word)
+    return found

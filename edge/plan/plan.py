@@ -114,6 +114,7 @@ class LaunchPlan(Struct, frozen=True):
     model: ModelFile | None = None  # of this rung where it differs from the requested one
     warnings: tuple[str, ...] = ()  # options that this engine does not know
     saved_prompts: SavedPrompts | None = None
+    args: tuple[str, ...] = ()  # the operator's own options of the engine, as written
     own_sleep_s: int = 0  # idle seconds after which the engine sleeps by itself; 0: it does not
 
     @property

@@ -194,6 +194,7 @@ class _Job(Struct, frozen=True):
             model=None if file is wanted else file,
             warnings=line.dropped,
             saved_prompts=saved,
+            args=preset.args,
             own_sleep_s=sleep_s,
         )
 

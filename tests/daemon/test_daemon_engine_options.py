@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from edge.cli import main
+from edge.plan import start_records
 from tests.fakes.gguf_writer import Gguf
 from tests.plan.random_gguf import Shape, write
 from tests.plan.test_plan_engine_options import drawn_options
-from tests.serving import PATIENCE_S, Up, edgellm
+from tests.serving import PATIENCE_S, Up, edgellm, eventually
 
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% if quiet %}<quiet>{% endif %}<bot>"
 
@@ -76,6 +77,9 @@ speculation = "ngram"
         applied = httpx.post(f"{up.url}/apply-template", json={"messages": [message]}, timeout=PATIENCE_S).json()
         assert applied["prompt"].startswith("<user>one two") and applied["prompt"].endswith("<quiet><bot>")
         body: dict[str, Any] = {"messages": [message], "max_tokens": 64, "temperature": 0}
+        starts = up.state / "state" / "main" / "starts.jsonl"
+        (start,) = eventually(lambda: start_records.read(starts), "the start is recorded")
+        assert start["args"] == ["--repeat-last-n", "32"]
         answer = httpx.post(f"{up.url}/v1/chat/completions", json=body, timeout=120).json()
         assert "draft_n" in answer["timings"] or answer["usage"]["completion_tokens"] < 24, answer
 

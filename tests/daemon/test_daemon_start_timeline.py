@@ -28,6 +28,7 @@ def record(
         weights_bytes=1_000_000_000,
         spawn_cpu_s=0.12345,
         outcome=outcome,
+        args=("--keep", "4"),
         file="/m.gguf",
         samples=[[0.5, 7.25, 100, None], [0.6, 8.0, None, 41.5]],
         gates={"driver": 10.2, "kv_cache": 11.5},
@@ -38,6 +39,7 @@ def record(
 def test_a_record_has_the_published_shape() -> None:
     document = record()
     assert json.loads(json.dumps(document)) == document
+    assert document["args"] == ["--keep", "4"]
     assert document["schema"] == 1 and document["clock"] == "monotonic + boot offset"
     assert (document["spawn_s"], document["engine_ready_s"], document["ready_s"]) == (0.2, 1.9, 2.0)
     assert document["cache_state"] == {"resident_ratio": 0.5} and document["spawn_cpu_s"] == 0.1235

@@ -48,6 +48,7 @@ class StartRecord(Struct):
     engine: str
     board: str
     rung: int
+    args: list[str]  # the operator's own options of the engine; a value that may be a secret is [hidden]
     cache_state: CacheState
     clock: str
     boot: StartAtBoot

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from edge.engine import embedded
 from edge.engine.engine import Engine
-from edge.plan.argv import SOCKET, EnvFacts, argv, common_params, environment, redacted, render
+from edge.plan.argv import SOCKET, EnvFacts, argv, common_params, environment, redacted, redacted_args, render
 from edge.plan.plan import Settings
 from edge.plan.planner import assumed_engine
 from tests.plan import shapes
@@ -196,3 +196,17 @@ def test_libraries_and_the_progress_protocol_follow_the_engine() -> None:
 def test_printing_hides_what_may_be_a_secret() -> None:
     shown = redacted({"HOME": "/home/e", "HF_TOKEN": "hf_abc", "LLAMA_API_KEY": "k"})
     assert shown == {"HF_TOKEN": "[hidden]", "HOME": "/home/e", "LLAMA_API_KEY": "[hidden]"}
+
+
+@pytest.mark.parametrize(
+    ("args", "kept"),
+    [
+        (("--keep", "4", "--image-max-tokens", "256"), ["--keep", "4", "--image-max-tokens", "256"]),
+        (("--new-api-key", "k", "--keep", "4"), ["--new-api-key", "[hidden]", "--keep", "4"]),
+        (("--auth-token", "-k", "--swa-full"), ["--auth-token", "[hidden]", "--swa-full"]),
+        (("--proxy", "http://me:word@host/"), ["--proxy", "[hidden]"]),
+        (("--proxy", "http://host/a@b"), ["--proxy", "http://host/a@b"]),
+    ],
+)
+def test_args_are_kept_without_secrets(args: tuple[str, ...], kept: list[str]) -> None:
+    assert redacted_args(args) == kept
