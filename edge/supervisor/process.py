@@ -248,7 +248,10 @@ class Child:
 def spawn(
     argv: Sequence[str], env: Mapping[str, str], socket_path: Path, limits: ProcessLimits | None = None, cwd: str = "/"
 ) -> Child:
-    """Start an engine with `{socket}` in argv replaced. Raises UnavailableError if the binary cannot be executed."""
+    """Start an engine. The word `{socket}` of argv becomes its socket.
+
+    Raises UnavailableError if the binary cannot be executed.
+    """
     limits = limits or ProcessLimits()
     socket_path.unlink(missing_ok=True)  # a former child's: the instance lock excludes other owners
     spawned_at_s = time.monotonic()
@@ -256,7 +259,8 @@ def spawn(
     entry = _open_entry(group)
     try:
         process = subprocess.Popen(
-            [part.replace("{socket}", str(socket_path)) for part in with_slot_folder(argv)],
+            # Whole words only: a path of a model may hold the placeholder's text too.
+            [str(socket_path) if word == "{socket}" else word for word in with_slot_folder(argv)],
             env=dict(env),
             stdin=subprocess.PIPE,  # held open: EOF is the child's sign that this process is gone
             stdout=subprocess.PIPE,

@@ -64,7 +64,7 @@ def measure(
     plan: dict[str, Any], variables: dict[str, str], cores: set[int], load: int, options: Any, path: Path
 ) -> float:
     path.unlink(missing_ok=True)
-    argv = [part.replace("{socket}", str(path)) for part in plan["argv"]]
+    argv = [str(path) if part == "{socket}" else part for part in plan["argv"]]
     quiet = subprocess.DEVNULL
     engine = subprocess.Popen(
         argv,

@@ -62,7 +62,7 @@ def chosen(arguments: list[str], state: Path) -> dict[str, Any]:
 
 def by_hand(plan: dict[str, Any], path: Path) -> float:
     path.unlink(missing_ok=True)
-    argv = [part.replace("{socket}", str(path)) for part in plan["argv"]]
+    argv = [str(path) if part == "{socket}" else part for part in plan["argv"]]
     began = time.monotonic()
     child = subprocess.Popen(
         argv, env=plan["env"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

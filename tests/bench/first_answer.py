@@ -135,7 +135,7 @@ def bare(plan: dict[str, Any], path: Path) -> float:
 
 def bare_answer(plan: dict[str, Any], path: Path) -> Answer:
     path.unlink(missing_ok=True)
-    argv = [part.replace("{socket}", str(path)) for part in plan["argv"]]
+    argv = [str(path) if part == "{socket}" else part for part in plan["argv"]]
 
     def connect() -> socket.socket:
         connection = socket.socket(socket.AF_UNIX)

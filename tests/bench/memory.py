@@ -119,7 +119,7 @@ def start(
     env = environment(engine, EnvFacts(str(folder), str(folder)))
     sums = {"weights": 0, "kv": 0, "compute": 0}
     names = {"model": "weights", "KV": "kv", "RS": "kv", "compute": "compute", "output": "compute"}
-    command = [part.replace("{socket}", str(socket)) for part in line]
+    command = [str(socket) if part == "{socket}" else part for part in line]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env
     ) as child:

@@ -73,7 +73,7 @@ def unload(up: Up) -> bool:
 def engines_own(plan: dict[str, Any], path: Path) -> tuple[float, int]:
     """Let the engine itself sleep after a second; return the seconds of its wake and its memory before that."""
     path.unlink(missing_ok=True)
-    argv = [part.replace("{socket}", str(path)) for part in plan["argv"]]
+    argv = [str(path) if part == "{socket}" else part for part in plan["argv"]]
     if "--params" in argv:
         place = argv.index("--params") + 1
         argv[place] = json.dumps(json.loads(argv[place]) | {"sleep_idle_seconds": 1})

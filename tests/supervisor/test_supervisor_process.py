@@ -59,6 +59,14 @@ def test_it_inherits_nothing_but_what_it_is_given(short_dir: Path, children: lis
     assert (seen["cwd"], seen["sid"]) == ("/", True)
 
 
+def test_only_the_word_of_the_placeholder_becomes_the_socket(short_dir: Path, children: list[Child]) -> None:
+    """A folder may have the placeholder as its name, and the embedded engine's fields are one word of JSON."""
+    fields = json.dumps({"model.path": "/m/{socket}/x.gguf", "mmproj.path": "{socket}"})
+    words = ("--model", "/m/{socket}/x.gguf", "--params", fields, "--host")
+    children.append(spawn((*PYTHON, TELL, *words, "{socket}"), {}, short_dir / "m.sock"))
+    assert reported(children[0])["argv"] == [*words, str(short_dir / "m.sock")]
+
+
 def test_the_kernel_takes_it_before_us(short_dir: Path, children: list[Child]) -> None:
     children.append(spawn((*PYTHON, WAIT), {}, short_dir / "m.sock"))
     ours = int(Path("/proc/self/oom_score_adj").read_text())

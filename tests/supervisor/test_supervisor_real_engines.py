@@ -61,6 +61,18 @@ async def test_it_serves_degraded_where_the_profile_allows_the_cpu(short_dir: Pa
         assert (first.subject, first.got) == ("device", "CPU")
 
 
+@pytest.mark.e2e
+async def test_a_model_in_a_folder_with_the_name_of_the_placeholder_starts(short_dir: Path, smollm2: Path) -> None:
+    folder = short_dir / "{socket}"
+    folder.mkdir()
+    (folder / "x.gguf").symlink_to(smollm2)
+    engine, there = find_embedded(sys.executable), Store(folder).resolve(str(folder / "x.gguf"))
+    assert engine is not None and there.path == str(folder / "x.gguf")
+    own = ModelPlan("chat", (), there, Ladder((plan(engine, there, CPU),), 0))
+    async with rigged(short_dir, model=own) as rig:
+        await rig.ready()
+
+
 @pytest.mark.full
 @pytest.mark.skipif(not CROSS.exists(), reason="tests/cross/aarch64.sh cuda has not been run here")
 async def test_a_cuda_engine_of_a_jetson_without_a_driver_is_noticed(short_dir: Path, file: ModelFile) -> None:
