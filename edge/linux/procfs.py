@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -298,18 +299,26 @@ def _resident_pages(descriptor: int, offset: int, length: int) -> tuple[int, int
 # The last lines of a stream, kept for `edgellm logs` and for a crash record.
 
 RING_LINES = 2000
+RING_BYTES = 2 << 20  # of memory; a log line of llama.cpp takes 150, one of an engine is cut at 64 KiB
 
 
 class Ring:
     """The last lines of a stream, numbered, so that a reader can ask for those it has not seen."""
 
-    def __init__(self, most: int = RING_LINES) -> None:
+    def __init__(self, most: int = RING_LINES, most_bytes: int = RING_BYTES) -> None:
         self.count = 0  # lines ever added
-        self._lines: deque[str] = deque(maxlen=most)
+        self._most = most
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._lines: deque[str] = deque()
 
     def add(self, line: str) -> None:
+        """Keep a line; the oldest ones leave, but never this one."""
         self.count += 1
         self._lines.append(line)
+        self._bytes += sys.getsizeof(line)  # a character takes one, two or four bytes, as the widest of its line
+        while len(self._lines) > 1 and (len(self._lines) > self._most or self._bytes > self._most_bytes):
+            self._bytes -= sys.getsizeof(self._lines.popleft())
 
     def since(self, number: int = 0) -> list[str]:
         """Return the lines after the first `number` that are still kept; all for a number of an earlier process."""

@@ -3,12 +3,17 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from edge.linux.procfs import (
+    RING_BYTES,
     WINDOW_BYTES,
     WINDOWS,
+    Ring,
     listening_sockets,
     lock_holders,
     pids,
@@ -101,3 +106,28 @@ def test_what_cannot_be_told_is_none(tmp_path: Path) -> None:
     assert resident_ratio(tmp_path / "empty") is None
     assert resident_ratio(tmp_path / "none") is None
     assert resident_ratio(tmp_path) is None
+
+
+@pytest.mark.parametrize("character", ["a", "\u00e9", "\u4e2d", "\U0001f600"])
+def test_a_ring_of_long_lines_is_bounded_in_bytes(character: str) -> None:
+    """2000 lines of 64 KiB are 125 MiB, and up to four times as many where characters take more than a byte."""
+    ring = Ring()
+    long = [character * (64 << 10) for _ in range(200)]
+    for line in long:
+        ring.add(line)
+    kept = ring.since()
+    assert RING_BYTES // 2 < sum(map(sys.getsizeof, kept)) <= RING_BYTES
+    assert kept == long[-len(kept) :] and ring.count == 200
+    assert ring.since(198) == long[-2:] and ring.since(200) == [] and ring.since(3) == kept
+    ring.add("short")
+    assert ring.since(200) == ["short"] and ring.since(201) == []
+
+
+def test_a_ring_keeps_its_last_line_however_long_and_a_number_of_lines() -> None:
+    ring = Ring(most=3, most_bytes=1000)
+    for line in ("1", "2", "x" * 5000):
+        ring.add(line)
+    assert ring.since() == ["x" * 5000]
+    for line in "abcde":
+        ring.add(line)
+    assert (ring.since(), ring.count, ring.since(7)) == (["c", "d", "e"], 8, ["e"])
