@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -23,15 +24,19 @@ class Holder(NamedTuple):
 class Lock:
     """A flock held until the process ends. The file stays: removing it would race with the next holder."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, folder: Path) -> None:
         self._descriptor = descriptor
+        self._folder = folder
 
     def publish(self, urls: list[str]) -> None:
-        """Write the pid and the addresses, for a second `up` and for the CLI."""
+        """Write the pid and the addresses, for a second `up` and for the CLI. Raises UnavailableError (a full disk)."""
         text = json.dumps({"schema": 1, "pid": os.getpid(), "urls": urls}).encode()
-        # In place: a rename would leave readers and the next holder with locks on different files.
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, text, 0)
+        try:
+            # In place: a rename would leave readers and the next holder with locks on different files.
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, text, 0)
+        except OSError as error:
+            raise _unusable(self._folder, error) from error
 
     def release(self) -> None:
         os.close(self._descriptor)
@@ -46,8 +51,7 @@ def acquire(folders: Folders) -> Lock:
         # O_NOFOLLOW: a link in a folder that others write to would have root truncate the file behind it.
         descriptor = os.open(folders.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
     except OSError as error:
-        hint = "give a folder you own with --state-dir DIR"
-        raise UnavailableError(f"cannot use the run folder {folders.instance_run}: {error.strerror}", hint) from error
+        raise _unusable(folders.instance_run, error) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -56,9 +60,22 @@ def acquire(folders: Folders) -> Lock:
         where = f" (pid {holder.pid}) at {', '.join(holder.urls)}" if holder else ""
         hint = "`edgellm status` shows it, `edgellm stop` ends it; --state-dir DIR runs another beside it"
         raise AlreadyRunningError(f"edgellm is already running{where}", hint) from error
-    lock = Lock(descriptor)
-    lock.publish([])
+    lock = Lock(descriptor, folders.instance_run)
+    try:
+        lock.publish([])
+    except UnavailableError:
+        lock.release()
+        raise
     return lock
+
+
+def _unusable(folder: Path, error: OSError) -> UnavailableError:
+    hint = "give a folder you own with --state-dir DIR"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        import shlex  # late: nothing is quoted on the way to the first child
+
+        hint = f"`df -h {shlex.quote(str(folder))}` shows its disk; free some space, or use --state-dir DIR"
+    return UnavailableError(f"cannot use the run folder {folder}: {error.strerror}", hint)
 
 
 def _refuse_folder_of_the_service(folders: Folders) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -46,6 +47,22 @@ def test_a_run_folder_that_cannot_be_made(tmp_path: Path) -> None:
     blocked.write_text("")
     with pytest.raises(UnavailableError, match="run folder"):
         acquire(folders({}, tmp_path)._replace(run=blocked / "run"))
+
+
+def test_a_full_run_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An inode was left for the lock file, and no block for its content."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    places = folders({}, tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full)
+        with pytest.raises(UnavailableError, match=rf"{places.instance_run}: No space left") as caught:
+            acquire(places)
+    assert caught.value.hint is not None and f"df -h {places.instance_run}" in caught.value.hint
+    assert not held(places.lock)
+    acquire(places).release()
 
 
 def test_a_lock_file_of_garbage_is_no_holder(tmp_path: Path) -> None:
