@@ -126,9 +126,9 @@ def _answer(path: Path, prompt: str, tokens: int) -> dict[str, Any]:
     try:
         status, answer = request(path, "POST", "/v1/chat/completions", text, timeout_s=_ANSWER_LIMIT_S)
         document = json.loads(answer)
-    except (OSError, ValueError, HTTPException) as error:
+    except (OSError, ValueError, RecursionError, HTTPException) as error:
         raise UnavailableError(f"the engine ended the connection ({type(error).__name__})") from error
-    if status != 200 or not isinstance(document.get("timings"), dict):
+    if status != 200 or not isinstance(document, dict) or not isinstance(document.get("timings"), dict):
         raise UnavailableError(f"the engine answered {status} to a chat completion")
     timings: dict[str, Any] = document["timings"]
     return timings

@@ -215,7 +215,7 @@ def llama_bench(command: Sequence[str]) -> dict[str, Any]:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             return {"note": f"llama-bench ended with {done.returncode}: {last[:200]}"}
         speeds = {"prompt_tokens_s" if row["n_prompt"] else "tokens_s": round(row["avg_ts"], 2) for row in rows}
-    except (OSError, ValueError, KeyError, TypeError, subprocess.TimeoutExpired) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, subprocess.TimeoutExpired) as error:
         return {"note": f"llama-bench: {type(error).__name__}: {error}"[:200]}
     return speeds
 

@@ -99,7 +99,7 @@ def wait_asleep(child: Child) -> int:
         try:
             _, text = request(child.socket_path, "GET", "/props", timeout_s=5)  # does not wake it
             props = json.loads(text)
-        except (OSError, HTTPException, ValueError) as error:
+        except (OSError, HTTPException, ValueError, RecursionError) as error:
             raise UnavailableError(f"the engine does not answer: {error}", "see `edgellm doctor`") from error
         if isinstance(props, dict) and props.get("is_sleeping"):
             usage = read_family_usage(child.pid)

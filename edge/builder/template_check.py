@@ -80,5 +80,5 @@ def _reason(log: str) -> str:
 def _message(body: bytes) -> str:
     try:
         return str(json.loads(body)["error"]["message"]).strip().splitlines()[-1]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return "it cannot be rendered"

@@ -76,7 +76,7 @@ class Field(Struct, frozen=True):
             return self._convert(text, strict=False)
         try:
             parts = json.loads(text) if text.lstrip().startswith(("[", "{")) else None
-        except ValueError:  # [::1]:8080 begins with a bracket too
+        except (ValueError, RecursionError):  # [::1]:8080 begins with a bracket too
             parts = None
         if self.is_table:
             return self._convert(text if parts is None else parts, strict=True)

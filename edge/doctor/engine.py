@@ -197,7 +197,7 @@ def _version(tree: Tree, path: str) -> str | None:
     try:
         version = json.loads(tree.text(f"{path}/version.json") or "{}")["cuda"]["version"]
         return ".".join(str(version).split(".")[:2])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         match = _NVCC_PATH.search(path)
         return match[1] if match else None
 

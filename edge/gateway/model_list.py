@@ -25,6 +25,7 @@ from edge.gateway.openai import HttpFault, ListedModel, RejectedError
 from edge.gateway.proxy import engine_url
 from edge.gateway.routes import LM_STUDIO, ONE_LM_STUDIO, ONE_MODEL, Route, plain_path
 from edge.gateway.waiting_room import failed_fault
+from edge.linux.files import parse_json
 from edge.supervisor.status import State
 from edge.supervisor.upstream import Upstream
 
@@ -90,11 +91,11 @@ def _entries(fetched: web.Response | None, context: Context, upstream: Upstream)
         [ListedModel(upstream.model_id, upstream.aliases, upstream.model_info)], context.started
     )
     if fetched is not None and isinstance(fetched.body, bytes):
-        with contextlib.suppress(ValueError):
-            document = json.loads(fetched.body)
+        with contextlib.suppress(ValueError, AttributeError):
+            document = parse_json(fetched.body)
             models, data = document.get("models", []), document.get("data")
             if isinstance(models, list) and isinstance(data, list) and data:
-                listed = document
+                listed = document if all(isinstance(row, dict) for row in (*models, *data)) else listed
     models, data = listed.get("models", []), listed["data"]
     # The engine is started with the id alone, so its list has one entry.
     if len(data) != 1 or not upstream.aliases:  # llama-server in router mode lists several models of its own
@@ -248,7 +249,7 @@ async def _capabilities(context: Context, upstream: Upstream) -> list[str]:
         return found
     # Older llama.cpp has no chat_template_caps: the text of the template is looked through then.
     with contextlib.suppress(ValueError, AttributeError):
-        props = json.loads(fetched.body)
+        props = parse_json(fetched.body)
         template = str(props.get("chat_template") or "")
         can = {
             "tools": (props.get("chat_template_caps") or {}).get("supports_tools", "tools" in template),

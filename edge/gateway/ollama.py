@@ -312,7 +312,7 @@ class OllamaAnswer:
     def _event(self, data: bytes) -> bytes:
         try:
             chunk = _decoder.decode(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return self.failed(f"the engine's answer cannot be read: {error}")
         if chunk.error is not None:
             return self.failed(error_text(chunk.error))

@@ -270,7 +270,7 @@ def _translated(exchange: Exchange, translation: OllamaAnswer, status: int, data
             body = json.dumps({"error": error_text(parse_json(data)["error"])}).encode()
         else:
             body = translation.whole(data)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         exchange.record.failed()
         raise RejectedError(engine_error(exchange.upstream.model_id, status, "with what is no answer")) from error
     headers = {"Content-Type": "application/json; charset=utf-8", "Server": "edgellm", **exchange.extra}

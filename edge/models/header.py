@@ -60,7 +60,7 @@ def read_kept(path: Path, folder: Path | None) -> ModelMeta:
         state = os.fstat(file.fileno())
     identity = [_KEPT_FORMAT, state.st_size, state.st_mtime_ns, state.st_ino]
     kept = folder / f"{sha256(os.fsencode(path)).hexdigest()[:32]}.json"
-    with suppress(OSError, ValueError, msgspec.MsgspecError):
+    with suppress(OSError, ValueError, RecursionError, msgspec.MsgspecError):
         found = msgspec.json.decode(read_bounded(kept, mine=True), type=_Kept)
         if found.identity == identity:
             return found.meta

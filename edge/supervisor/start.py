@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from edge.engine import gpu_code
+from edge.linux.files import parse_json
 from edge.plan.plan import LaunchPlan
 from edge.supervisor.degraded import EngineFacts, is_full
 from edge.supervisor.diagnose import find_cause
@@ -144,8 +144,8 @@ class Attempt:
         if not raw.startswith(PROTOCOL):
             return self.stderr(raw, now_s)
         try:
-            message: Any = json.loads(raw.removeprefix(PROTOCOL))
-            state, payload = message["state"], message.get("payload") or {}
+            message: Any = parse_json(raw.removeprefix(PROTOCOL))
+            state, payload = message["state"], message.get("payload")
         except (ValueError, KeyError, TypeError):
             return self.stderr(raw, now_s)
         self.lines += 1
@@ -153,10 +153,10 @@ class Attempt:
         if state == "ready":
             return [LogEvent("ready")]
         if state == "loading":
-            value = payload.get("value")
+            value = payload.get("value") if isinstance(payload, dict) else None
             if isinstance(value, (int, float)):
                 self._has_protocol = True
-                self.progress = max(self.progress or 0.0, min(1.0, float(value)))
+                self.progress = float(max(self.progress or 0.0, min(1.0, value)))
             return [LogEvent("loading")]
         return ()
 

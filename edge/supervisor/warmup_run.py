@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from edge.linux.files import parse_json
 from edge.plan.plan import Settings
 from edge.supervisor import warmup
 from edge.supervisor.policy import ExpectedSpeed, SupervisorOptions
@@ -80,7 +81,7 @@ class EngineClient:
         try:
             timeout = aiohttp.ClientTimeout(total=timeout_s)
             async with self._session.get(f"http://engine{path}", timeout=timeout) as response:
-                return await response.json() if response.status == 200 else None
+                return await response.json(loads=parse_json) if response.status == 200 else None
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError, ValueError):
             return None
 
@@ -89,7 +90,7 @@ class EngineClient:
         timeout = aiohttp.ClientTimeout(total=None)
         async with self._session.post(f"http://engine{path}", json=body, timeout=timeout) as response:
             try:
-                return response.status, await response.json(content_type=None)
+                return response.status, await response.json(content_type=None, loads=parse_json)
             except ValueError:
                 return response.status, None
 

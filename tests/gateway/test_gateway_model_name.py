@@ -231,6 +231,18 @@ async def test_a_ready_engine_describes_itself_and_a_loading_one_is_described_fr
     assert [entry["name"] for entry in both["models"]] == ["chat", "other"]
 
 
+@pytest.mark.parametrize("data", ["[]", "[7]", "7", "[{}", "[" * 60_000, '[{"n": 1e400}]'])
+async def test_an_engine_whose_list_is_none_is_described_from_its_plan(rig: Rigs, data: str) -> None:
+    async def script(line: Line, request: Received) -> None:
+        text = b'{"data": ' + data.encode() + b"}"
+        await line.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(text) + text)
+
+    here = await rig(script)
+    here.model.aliases = ("gpt-4",)
+    answer = await here.once(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert [entry["id"] for entry in json.loads(answer.body)["data"]] == ["chat", "gpt-4"]
+
+
 async def test_a_list_does_not_wait_for_an_engine_that_says_nothing(rig: Rigs) -> None:
     async def script(line: Line, request: Received) -> None:
         await line.until_gone()

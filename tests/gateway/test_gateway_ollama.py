@@ -236,6 +236,26 @@ async def test_an_engines_error_is_ollamas_error(rig: Rigs) -> None:
     assert status == 503 and "pull it again" in document["error"]
 
 
+async def test_brackets_without_end_are_no_answer(rig: Rigs) -> None:
+    deep = b'{"x":' + b"[" * 60_000
+
+    async def stream(line: Line, request: Received) -> None:
+        await line.stream()
+        await line.chunk(b"data: " + deep + b"\n\n")
+        await line.end()
+
+    async def whole(line: Line, request: Received) -> None:
+        await line.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(deep) + deep)
+
+    here = await rig(stream)
+    client = await here.connect()
+    await client.request("POST", "/api/chat", json.dumps({"model": "chat", "messages": HELLO}).encode())
+    assert b"cannot be read" in (await client.answer()).body
+    here.engine.script = whole
+    status, document = await post(here, "/api/chat", {"model": "chat", "messages": HELLO, "stream": False})
+    assert status == 502 and "what is no answer" in document["error"], "no mistake of ours"
+
+
 async def test_an_engine_that_dies_in_mid_answer_ends_with_an_error_line(rig: Rigs) -> None:
     async def script(line: Line, request: Received) -> None:
         await line.stream()

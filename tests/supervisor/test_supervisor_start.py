@@ -100,7 +100,7 @@ def test_a_note_about_the_gpu_means_nothing_where_none_is_wanted() -> None:
 
 def test_the_progress_protocol_never_goes_back() -> None:
     seen = attempt()
-    for value in (0.1, 0.5, 0.3, 7.0, "x", None):
+    for value in (0.1, 0.5, 0.3, 7.0, "x", None, -(10**400), 10**400):
         seen.stdout(PROTOCOL + json.dumps({"state": "loading", "payload": {"value": value}}), 101.0)
     assert seen.progress == 1.0
     assert [s.what for s in seen.stdout(PROTOCOL + '{"state": "ready"}', 102.0)] == ["ready"]
@@ -118,11 +118,33 @@ def test_bytes_read_are_the_progress_of_engines_that_tell_none() -> None:
     assert reported.progress == 0.5
 
 
-@pytest.mark.parametrize("text", [PROTOCOL + "{broken", PROTOCOL + "[]", PROTOCOL + '{"payload": 1}', "hello"])
+@pytest.mark.parametrize("payload", ["[1]", '"x"', "7", "null", "{}"])
+def test_a_payload_of_another_shape_is_no_progress(payload: str) -> None:
+    seen = attempt()
+    line = PROTOCOL + '{"state": "loading", "payload": ' + payload + "}"
+    assert [sighting.what for sighting in seen.stdout(line, 101.0)] == ["loading"] and seen.progress is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PROTOCOL + "{broken",
+        PROTOCOL + "[]",
+        PROTOCOL + '{"payload": 1}',
+        PROTOCOL + '{"state": "loading", "payload": {"value": 1e400}}',
+        "hello",
+    ],
+)
 def test_what_is_no_protocol_is_a_log_line(text: str) -> None:
     seen = attempt()
     assert not list(seen.stdout(text, 101.0))
     assert list(seen.tail) == [text]
+
+
+def test_brackets_without_end_are_a_log_line() -> None:
+    seen = attempt()
+    assert not list(seen.stdout(PROTOCOL + "[" * 60_000, 101.0))
+    assert len(seen.tail) == 1 and seen.tail[0].startswith(PROTOCOL + "[[[")
 
 
 def test_lines_that_our_own_polls_cause_are_no_sign_of_life() -> None:
