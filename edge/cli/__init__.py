@@ -6,13 +6,16 @@ import os
 import sys
 from contextlib import suppress
 
+_DEBUG = "EDGELLM_DEBUG"  # 1: the traceback of a bug is printed too
+_SHOWN_CHARACTERS = 300  # of the text of an exception that may quote a whole document
+_BUG = 70  # EX_SOFTWARE of sysexits.h
 _INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 _BROKEN_PIPE = 141  # 128 + SIGPIPE
 _IO_ERROR = 74  # EX_IOERR of sysexits.h
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command and return its exit code. The only place that catches EdgeError and OSError."""
+    """Run one command and return its exit code. The only place that catches every error."""
     arguments = sys.argv[1:] if argv is None else argv
     from edge.errors import EdgeError
 
@@ -29,6 +32,9 @@ def main(argv: list[str] | None = None) -> int:
         code = _IO_ERROR
     except KeyboardInterrupt:
         code = _INTERRUPTED
+    except Exception as error:
+        report(*_located(error))
+        code = _BUG
     return _flush(code)
 
 
@@ -85,6 +91,23 @@ def _explained(error: OSError) -> tuple[Exception, str | None]:
             near = next((step for step in (path, *path.parents) if step.exists()), path)
             hint = f"{near} belongs to {near.owner()}: run it as that user, or with sudo"
     return OSError(f"{error.filename}: {reason}"), hint
+
+
+def _located(error: Exception) -> tuple[Exception, str]:
+    """Return an error that no command expects as one sentence with its place in the source, and the next step."""
+    import traceback
+    from pathlib import Path
+
+    hint = f"please report it, with the traceback that {_DEBUG}=1 in the environment prints"
+    if os.environ.get(_DEBUG) == "1":
+        with suppress(OSError):
+            traceback.print_exception(error)
+        hint = "please report it, with the traceback above"
+    package = Path(__file__).parents[1]
+    frames = [(Path(frame.f_code.co_filename), line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    file, line = [each for each in frames if each[0].is_relative_to(package)][-1]  # `main` is one
+    text = f"{type(error).__name__}: {error}"[:_SHOWN_CHARACTERS]
+    return RuntimeError(f"this is a bug in edgellm: {text} ({file.relative_to(package.parent)}:{line})"), hint
 
 
 def report(error: Exception, hint: str | None = None) -> None:

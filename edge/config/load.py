@@ -30,7 +30,7 @@ from edge.resources import load_toml
 SCHEMA = 1
 KEYS = {**SETTINGS, **CONFIG_KEYS}
 # Read elsewhere, so no keys of the configuration.
-RESERVED_ENV = frozenset({"EDGELLM_STATE_DIR", "EDGELLM_API_KEY"})
+RESERVED_ENV = frozenset({"EDGELLM_STATE_DIR", "EDGELLM_API_KEY", "EDGELLM_DEBUG"})
 _PREFIX = "EDGELLM_"
 # Variables that Kubernetes injects for each Service, and Docker's links, in every container beside one called edgellm:
 # https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import pty
 import re
@@ -137,6 +138,31 @@ def test_the_shell_gets_the_values(state: Path) -> None:
 def test_nothing_to_wait_for_is_said(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["wait"]) == 69
     assert "no edgellm is running" in capsys.readouterr().err
+
+
+def _deep(_: object) -> object:
+    return json.loads("[" * 200_000)
+
+
+def _odd(_: object) -> object:
+    raise ValueError("two\nlines\x1b[2J" + "x" * 5000)
+
+
+@pytest.mark.parametrize(("bug", "text"), [(_deep, "RecursionError: "), (_odd, r"ValueError: two\nlines\x1b[2Jxxx")])
+def test_a_bug_is_one_sentence_with_its_place(
+    bug: object, text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("EDGELLM_DEBUG", raising=False)
+    monkeypatch.setattr("edge.cli.app.run", bug)
+    assert main(["status"]) == 70
+    first, second, rest = capsys.readouterr().err.split("\n", 2)
+    assert first.startswith(f"error: this is a bug in edgellm: {text}") and len(first) < 500
+    assert re.search(r" \(edge/cli/__init__\.py:\d+\)$", first)
+    assert "report it" in second and "EDGELLM_DEBUG=1" in second and not rest
+    monkeypatch.setenv("EDGELLM_DEBUG", "1")
+    assert main(["status"]) == 70
+    shown = capsys.readouterr().err
+    assert shown.startswith("Traceback (most recent call last)") and "traceback above" in shown
 
 
 def test_a_path_that_cannot_be_written_is_named_with_its_owner(

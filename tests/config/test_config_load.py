@@ -197,7 +197,7 @@ def test_a_fault_elsewhere_names_where(places: Folders) -> None:
 
 
 def test_variables_of_other_parts_are_left_alone(places: Folders) -> None:
-    load(places, {}, {"EDGELLM_STATE_DIR": "/x", "EDGELLM_API_KEY": "secret", "OTHER": "1"})
+    load(places, {}, {"EDGELLM_STATE_DIR": "/x", "EDGELLM_API_KEY": "secret", "EDGELLM_DEBUG": "1", "OTHER": "1"})
 
 
 def test_an_unreadable_file_is_a_fault_not_a_silence(places: Folders) -> None:

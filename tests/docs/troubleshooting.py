@@ -21,7 +21,8 @@ releases. Start with `edgellm doctor`. This page is generated from the code.
 """
 COMMANDS = """## Commands
 
-An error of a command ends it with the exit code of its kind (sysexits.h).
+An error of a command ends it with the exit code of its kind (sysexits.h). `EDGELLM_DEBUG=1` in the environment prints
+the traceback of a `bug` too.
 
 | kind | exit code | meaning |
 |---|---|---|
