@@ -24,6 +24,7 @@ from edge.gateway.connections import Connections
 from edge.gateway.health import healthz
 from edge.linux.files import parse_json
 from edge.linux.procfs import Ring
+from edge.linux.sockets import AT_ONCE, BACKLOG
 from edge.paths import Folders
 from edge.plan import start_records
 from edge.plan.prepare import Prepared
@@ -125,7 +126,9 @@ class Control:
         assert server is not None, "setup() makes it"
         listener.setblocking(False)
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(connections.protocol(server), sock=listener)
+        # asyncio tries so many accepts in one turn of its loop, and logs each that meets EMFILE.
+        self._server = await loop.create_unix_server(connections.protocol(server), sock=listener, backlog=AT_ONCE)
+        listener.listen(BACKLOG)
 
     async def close(self) -> None:
         if self._server is not None:

@@ -33,6 +33,7 @@ from edge.gateway.openai import HttpFault
 from edge.gateway.origin import OriginPolicy, is_loopback
 from edge.gateway.page import Page
 from edge.gateway.waiting_room import WaitingQueue
+from edge.linux.sockets import AT_ONCE
 from edge.supervisor.status import Failure
 from edge.supervisor.upstream import Upstream
 from edge.units import KIB
@@ -40,10 +41,6 @@ from edge.units import KIB
 # Buffered between a client and an engine that reads slowly; aiohttp pauses the socket above twice this.
 READ_BYTES = 64 * KIB
 BACKLOG = 64  # clients that the kernel lets wait for accept(), where the socket asks for no more by itself
-# Connections accepted in one turn of the event loop. asyncio goes on until there is none, which it learns from a failed
-# accept (16 µs here) before it reads the one it has. One also lets a client that has given up behind a socket unit be
-# seen to have ended before the next is accepted.
-AT_ONCE = 1
 _SPARE_AFTER_S = 0.005  # by then the first request of the connection that took the last one has left for the engine
 
 log = logging.getLogger("edge.gateway")

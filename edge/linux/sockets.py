@@ -15,6 +15,10 @@ from edge.errors import AddressInUseError, ConfigError, UnavailableError
 FIRST_INHERITED = 3  # SD_LISTEN_FDS_START of sd-daemon.h
 DEFAULT_PORT = 8080
 BACKLOG = 1024  # connections that wait in the kernel until the gateway accepts; capped by net.core.somaxconn
+# Connections accepted in one turn of the event loop. asyncio goes on until there is none, which it learns from a failed
+# accept (16 µs here) before it reads the one it has; without a free descriptor each further try fails and logs again.
+# One also lets a client that has given up behind a socket unit be seen to have ended before the next is accepted.
+AT_ONCE = 1
 
 
 class Listener(socket.socket):

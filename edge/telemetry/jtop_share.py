@@ -19,6 +19,7 @@ import socket
 import sys
 from pathlib import Path
 
+from edge.linux.sockets import AT_ONCE, BACKLOG
 from edge.telemetry.jtop import JtopSource
 from edge.telemetry.jtop_line import IDLE_INTERVAL_S, WATCHED_INTERVAL_S
 
@@ -35,7 +36,9 @@ class JtopShare:
 
     async def serve(self, listener: socket.socket) -> None:
         """Serve until cancelled."""
-        server = await asyncio.start_unix_server(self._client, sock=listener)
+        # asyncio tries so many accepts in one turn of its loop, and logs each that meets EMFILE.
+        server = await asyncio.start_unix_server(self._client, sock=listener, backlog=AT_ONCE)
+        listener.listen(BACKLOG)
         try:
             await self.source.run()
         finally:

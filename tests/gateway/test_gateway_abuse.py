@@ -15,8 +15,8 @@ import pytest
 from edge.gateway import dispatch
 from edge.gateway.config import ClientLimits, GatewayOptions
 from edge.gateway.connections import Connection, Connections
-from edge.gateway.server import AT_ONCE
 from edge.linux import sockets
+from edge.linux.sockets import AT_ONCE
 from edge.units import MIB
 from tests.fakes.upstream.engine import Line, Received
 from tests.fakes.upstream.model import FakeModel
