@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import sys
 import sysconfig
@@ -270,7 +271,8 @@ def _wanted(wheels: Path) -> list[str]:
 def _command(fresh: Path, prefix: Path) -> None:
     """Write bin/edgellm for the final path of the venv."""
     script = fresh / "bin/edgellm"
-    script.write_text(f'#!/bin/sh\nexec "{prefix}/bin/python" -I -m edge "$@"\n', encoding="utf-8")
+    python = shlex.quote(str(prefix / "bin/python"))
+    script.write_text(f'#!/bin/sh\nexec {python} -I -m edge "$@"\n', encoding="utf-8")
     script.chmod(0o755)
 
 

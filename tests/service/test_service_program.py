@@ -45,6 +45,19 @@ def test_the_copy_runs_alone(tmp_path: Path) -> None:
     assert "--offline" in done.stdout, done.stderr[-2000:]
 
 
+def test_the_command_starts_the_python_of_a_prefix_with_any_name(tmp_path: Path) -> None:
+    prefix = tmp_path / "a $HOME \"b\" 'c' `touch here` $(touch here) \\ d"
+    (prefix / "bin").mkdir(parents=True)
+    python = prefix / "bin/python"
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$0" "$@"\n', encoding="utf-8")
+    python.chmod(0o755)
+    program._command(prefix, prefix)
+    run = [prefix / "bin/edgellm", "status", "$x"]
+    done = subprocess.run(run, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.splitlines() == [str(python), "-I", "-m", "edge", "status", "$x"]
+    assert [path.name for path in tmp_path.iterdir()] == [prefix.name]
+
+
 @pytest.mark.parametrize("path", ["/home/ann/venv/bin/python", "/root/venv/bin/python", "/tmp/v/bin/python"])
 def test_a_service_does_not_run_what_it_cannot_see(path: str) -> None:
     why = program.unsafe(Path(path), Path("/usr/lib/python3/edge"))
