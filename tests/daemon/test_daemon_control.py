@@ -16,8 +16,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from edge.daemon.control import Control, LogQuestion
+from edge.daemon.control import Control, LogQuestion, log_lines
 from edge.errors import ConfigError
+from edge.linux.files import private_dir
+from edge.linux.procfs import Ring
+from edge.paths import folders
+from tests.serving import ROOT
 
 
 class Application:
@@ -75,6 +79,30 @@ async def test_what_a_former_holder_left_behind_is_replaced(short_dir: Path) -> 
     (short_dir / "c.sock").write_text("")
     async with control(short_dir) as (_, session), session.get("/status") as answer:
         assert (await answer.json())["status"] == "ok"
+
+
+async def test_an_engines_line_cannot_command_the_terminal(short_dir: Path) -> None:
+    """OSC 52 would write to the clipboard, and a line break would forge a line."""
+
+    class Printing(Application):
+        def logs(self, asked: LogQuestion) -> dict[str, Any]:
+            return log_lines(asked, Ring(), {"chat": engine})
+
+    engine = Ring()
+    engine.add("a\x1b]52;c;cm0gLXJm\x07b\x1b[2J\x9b31m\u202e\nI forged")
+    places = folders({}, short_dir)
+    private_dir(places.run)
+    private_dir(places.instance_run)
+    served = Control(places.control_socket, Printing())
+    await served.start()
+    try:
+        command = (sys.executable, "-m", "edge", "logs", "--engine", "--state-dir", str(short_dir))
+        child = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, cwd=ROOT)
+        printed = (await child.communicate())[0].decode()
+    finally:
+        await served.close()
+    shown = r"a\x1b]52;c;cm0gLXJm\x07b\x1b[2J\x9b31m\u202e\nI forged"
+    assert (child.returncode, printed) == (0, shown + "\n")
 
 
 async def test_answers(short_dir: Path) -> None:
