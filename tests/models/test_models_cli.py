@@ -259,6 +259,31 @@ def test_pull_from_a_mirror_with_a_token_as_a_process(hub: Hub, state: Path, tmp
     assert len(Store(state / "data" / "models").list()) == 1
 
 
+def test_pull_and_check_say_what_a_hash_was_compared_with(
+    edge: Edge, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "*")
+    Gguf("llama").model().save(tmp_path / "h" / "acme" / "G-GGUF" / "Gamma-Q5_K_M.gguf")
+    Gguf("llama").model(n_layer=3).save(tmp_path / "h" / "acme" / "G-GGUF" / "Delta-Q5_K_M.gguf")
+    Gguf("llama").model().save(state / "data" / "models" / "Copied-Q5_K_M.gguf")
+    with Hub(tmp_path / "h") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        assert edge("pull", "hf://acme/G-GGUF/Gamma-Q5_K_M.gguf")[0] == 0
+        hub.linked = False
+        assert edge("pull", f"{hub.url}/files/acme/G-GGUF/Delta-Q5_K_M.gguf")[0] == 0
+    said = {name: " ".join((edge("show", name)[1] + edge("check", "--deep", name)[1]).split()) for name in NAMED}
+    for name, words in NAMED.items():
+        assert all(text in said[name] for text in words), said[name]
+    assert not any("verified" in said[name] for name in ("Delta", "Copied"))
+
+
+NAMED = {
+    "Gamma": ("verified: SHA-256", "the hash is that of its source"),
+    "Delta": ("recorded on arrival, nothing to compare with", "its source gives none to compare with"),
+    "Copied": ("not recorded: the file was copied by hand", "no hash is known to compare with"),
+}
+
+
 def test_pull_through_a_proxy(hub: Hub, state: Path) -> None:
     """The proxy of the environment is asked; this one only refuses."""
     env = {**os.environ, "http_proxy": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": ""}
