@@ -28,6 +28,22 @@ def test_a_file_is_replaced_whole_with_its_mode(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("name", ["{}.new", ".{}.new", "{}.tmp", ".{}.tmp", "{}~"])
+def test_a_link_planted_beside_a_file_is_not_written_through(tmp_path: Path, name: str) -> None:
+    """Another user's link under a name that can be guessed would have root write to its target."""
+    victim, path = tmp_path / "victim", tmp_path / "cache" / "headers.json"
+    victim.write_text("secret")
+    path.parent.mkdir()
+    planted = path.with_name(name.format(path.name))
+    planted.symlink_to(victim)
+    write_atomic(path, "ours")
+    assert (path.read_text(), victim.read_text(), planted.readlink()) == ("ours", "secret", victim)
+    path.unlink()
+    path.symlink_to(victim)
+    write_atomic(path, "ours")
+    assert not path.is_symlink() and victim.read_text() == "secret"
+
+
 def test_a_failed_write_leaves_the_former_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "a"
     write_atomic(path, "one")
