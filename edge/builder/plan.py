@@ -88,6 +88,24 @@ def _survey(request: BuildRequest, recipe: Recipe) -> Toolchain:
     return survey(request.environment, request.root, cuda=recipe.cuda, tools_dir=request.tools_dir)
 
 
+def lacks_tools(request: BuildRequest) -> bool:
+    """Return whether cmake or ninja is missing, or cmake is older than this build needs. Runs their `--version`.
+
+    Raises UsageError for an unknown recipe.
+    """
+    table = build_table()
+    recipe = find_recipe(request, table)
+    tools = _survey(request, recipe)
+    newest = max((kit.version for kit in tools.toolkits), default=None)
+    least = _cmake_min(recipe, pin_for(table, newest if recipe.cuda else None))
+    return tools.ninja is None or tools.cmake is None or tools.cmake.version < least
+
+
+def _cmake_min(recipe: Recipe, pin: Pin) -> tuple[int, ...]:
+    # 3.14 is llama.cpp's own cmake_minimum_required; ggml-cuda wants more.
+    return pin.cmake_min if recipe.cuda else (3, 14)
+
+
 def _not_checked(tools: Toolchain, wanted: BuildNeeds) -> Preflight:
     sentence = "planned for another board: its tools, memory, disk and clock are assumed, not checked"
     kit = tools.toolkits[0] if tools.toolkits else None
@@ -102,7 +120,7 @@ def _wanted(request: BuildRequest, recipe: Recipe, pin: Pin, arch: tuple[int, ..
         board_cuda=numbers(cuda) if cuda and re.fullmatch(r"\d+\.\d+", cuda) else None,
         cuda_min=pin.cuda_min,
         cuda_proven=pin.cuda_proven,
-        cmake_min=pin.cmake_min if recipe.cuda else (3, 14),
+        cmake_min=_cmake_min(recipe, pin),
         gcc_min=pin.gcc_min,
         jobs=request.jobs,
     )

@@ -52,7 +52,7 @@ Jobs = Annotated[
 ]
 Arch = Annotated[str | None, typer.Option(metavar="N", help="GPU architecture when no GPU is in sight: 87, 90")]
 Bindings = Annotated[bool, typer.Option("--bindings", help="build the llama-cpp-python wheel with the same recipe")]
-FetchTools = Annotated[bool, typer.Option("--fetch-tools", help="take a missing cmake or ninja from PyPI")]
+FetchTools = Annotated[bool, typer.Option("--fetch-tools", help="take a missing or too old cmake or ninja from PyPI")]
 NoNative = Annotated[bool, typer.Option("--no-native", help="compile for any CPU of this kind, not only this one")]
 Rpc = Annotated[bool, typer.Option("--rpc", help="with llama.cpp's RPC backend, for layers on other boards")]
 Force = Annotated[bool, typer.Option("--force", help="build an unproven recipe, or again what is built")]
@@ -100,13 +100,14 @@ def _build(request: BuildRequest, bindings: bool, as_json: bool) -> None:
     from edge.builder.bindings import build_bindings
     from edge.builder.build import build as build_engine
     from edge.builder.download import fetch_tools
-    from edge.builder.plan import build_table, make_plan, refuse_foreign
+    from edge.builder.plan import build_table, lacks_tools, make_plan, refuse_foreign
 
     with _ended_by_sigterm(), Screen() as screen:
         # Before the plan, whose preflight would report the missing tools.
         if request.fetch_tools:
             refuse_foreign(request.build_root.parent)
-            fetch_tools(request.tools_dir, build_table()["tools"]["wheels"], screen.report.say)
+            if lacks_tools(request):
+                fetch_tools(request.tools_dir, build_table()["tools"]["wheels"], screen.report.say)
         plan = make_plan(request)
         show_intent(plan, screen.report.say)
         if bindings:

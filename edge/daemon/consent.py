@@ -23,6 +23,8 @@ from edge.plan.choose import fetch_first
 from edge.plan.prepare import Prepared
 from edge.units import format_bytes
 
+_TOOLS = "Missing build tools (cmake, ninja) are taken from PyPI."
+
 
 def fetch(absent: dict[str, DownloadCandidate], state_dir: Path | None, *, yes: bool) -> None:
     """Pull the models that the plan chose. Raises ModelMissingError without consent, EdgeError if a pull fails."""
@@ -42,14 +44,15 @@ def build(
     A build takes up to an hour, so what can fail in seconds comes first: `rehearse` plans as if the engine were there
     (memory, devices, files), and models that are not downloaded are checked at their source.
     """
-    if not (yes or _agrees(f"{missing}. Build it now? {missing.hint}")):
+    if not (yes or _agrees(f"{missing}. Build it now? {_TOOLS} {missing.hint}")):
         raise missing
     # The download is checked before the build: an hour of compiling for a repository without access is lost.
     for model in rehearse().plan.models.values():
         if model.model.fingerprint == NOT_DOWNLOADED:
             _run(["model", "pull", "--check", f"{model.model.name}:{model.model.quant}"], state_dir)
-    print(f"{missing}: building it. {missing.hint}", flush=True)
-    _run(["build", "-p", recipe], state_dir)
+    print(f"{missing}: building it. {_TOOLS} {missing.hint}", flush=True)
+    # Consent to the build covers its tools: JetPack 5 has cmake 3.16, and CUDA needs 3.18.
+    _run(["build", "-p", recipe, "--fetch-tools"], state_dir)
 
 
 def for_the_network(config: Config, folders: Folders, options: dict[str, Any]) -> Config:

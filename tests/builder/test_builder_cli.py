@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from edge.builder import download
+from edge.builder.plan import lacks_tools
 from edge.cli import main
+from edge.cli.build import _build
 from edge.engine.installed import SelectedEngine, read_selection, write_selection
 from edge.paths import Folders
 from tests.builder.installing import put
+from tests.builder.test_builder_build import Bench
+from tests.fakes.toolchain import programs
 from tests.fakes.toolchain.server import write_server
 
 
@@ -123,3 +130,62 @@ def test_what_an_engine_runs_without_is_listed(places: Folders, capsys: pytest.C
     assert json.loads(capsys.readouterr().out)["engines"][0]["without"] == ["repacked weights"]
     assert main(["engine", "show", "amx-cpu-1", *state]) == 0
     assert lost in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.fixture
+def bench(tmp_path: Path, places: Folders) -> Bench:
+    return Bench(tmp_path, places)
+
+
+def index(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Replace pip by a program that installs a cmake and a ninja, and notes each call in the file returned."""
+    wheels, called = bench.bin.parent / "wheels", bench.bin.parent / "pip-called"
+    for name in ("cmake", "ninja"):
+        (wheels / name / "data/bin").mkdir(parents=True)
+    programs.cmake(wheels / "cmake/data/bin", "3.31.6")
+    shutil.copy2(bench.bin / "ninja", wheels / "ninja/data/bin")
+    target = 'while [ "$1" != --target ]; do shift; done'
+    pip = programs.program(bench.bin.parent / "pip", f"echo called >> '{called}'\n{target}\ncp -r '{wheels}'/. \"$2\"")
+    monkeypatch.setattr(download, "pip_command", lambda: [str(pip)])
+    return called
+
+
+@pytest.mark.parametrize("lack", ["cmake", "ninja", "old cmake"])
+def test_fetch_tools_takes_from_pypi_what_is_missing_or_too_old(
+    bench: Bench, places: Folders, monkeypatch: pytest.MonkeyPatch, lack: str
+) -> None:
+    """JetPack 5 has cmake 3.16 and no ninja; a build that `edgellm up` starts must not end there."""
+    called = index(bench, monkeypatch)
+    if lack == "old cmake":
+        programs.cmake(bench.bin, "3.10.2")
+    else:
+        (bench.bin / lack).unlink()
+    # Without the system's folders: a cmake of this machine would be found there.
+    for name in ("mkdir", "sh"):
+        (bench.bin / name).symlink_to(shutil.which(name) or f"/bin/{name}")
+    environment = {**bench.request.environment, "PATH": str(bench.bin)}
+    request = replace(bench.request, environment=environment, fetch_tools=True)
+    _build(request, False, False)
+    assert called.read_text() == "called\n"
+    assert read_selection(places.engines).current == "unknown-cpu-1"
+    assert not (bench.bin / "configured").exists(), "the fetched cmake configures, not the system's"
+    _build(request, False, False)
+    assert called.read_text() == "called\n", "fetched once"
+
+
+def test_fetch_tools_takes_nothing_where_the_tools_of_the_system_suffice(
+    bench: Bench, places: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = index(bench, monkeypatch)
+    _build(replace(bench.request, fetch_tools=True), False, False)
+    assert read_selection(places.engines).current == "unknown-cpu-1"
+    assert not called.exists() and not bench.request.tools_dir.exists()
+    assert (bench.bin / "configured").is_file()
+
+
+def test_cuda_needs_a_newer_cmake_than_the_cpu(bench: Bench) -> None:
+    programs.cmake(bench.bin, "3.16.3")
+    programs.nvcc(bench.bin.parent / "cuda/bin", "11.4")
+    environment = {**bench.request.environment, "CUDA_HOME": str(bench.bin.parent / "cuda")}
+    assert not lacks_tools(replace(bench.request, environment=environment))
+    assert lacks_tools(replace(bench.request, environment=environment, recipe="cuda"))

@@ -38,7 +38,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 def test_the_model_is_checked_before_the_engine_is_built(ran: list[list[str]]) -> None:
     consent.build(MISSING, "cuda", None, lambda: prepared(NOT_DOWNLOADED), yes=True)
-    assert ran == [["model", "pull", "--check", "Qwen3.5-4B:Q5_K_M"], ["build", "-p", "cuda"]]
+    assert ran == [["model", "pull", "--check", "Qwen3.5-4B:Q5_K_M"], ["build", "-p", "cuda", "--fetch-tools"]]
 
 
 def test_a_model_that_cannot_be_fetched_stops_before_the_build(ran: list[list[str]]) -> None:
@@ -58,4 +58,4 @@ def test_a_model_that_does_not_fit_stops_before_the_build(ran: list[list[str]]) 
 
 def test_a_model_that_is_here_is_not_asked_for(ran: list[list[str]]) -> None:
     consent.build(MISSING, "cpu", None, lambda: prepared("abc"), yes=True)
-    assert ran == [["build", "-p", "cpu"]]
+    assert ran == [["build", "-p", "cpu", "--fetch-tools"]]
