@@ -86,3 +86,17 @@ def test_the_chinese_page_is_chinese(name: str) -> None:
     for paragraph in re.split(r"\n\s*\n", prose):
         if len(paragraph) > 80 and not paragraph.lstrip().startswith("|"):
             assert len(re.findall(r"[\u4e00-\u9fff]", paragraph)) > 15, paragraph
+
+
+@pytest.mark.parametrize("page", [page for pair in PAIRS.items() for page in pair if "jetson" in page])
+def test_a_board_that_was_set_up_from_the_page_has_what_make_install_and_the_build_need(page: str) -> None:
+    """The packages that the hints of the preflight name, and what the page itself runs."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    installed = set(re.findall(r"\S+", "".join(re.findall(r"apt-get install -y ([^\n]+)", text))))
+    sources = [*(ROOT / "edge/builder").glob("*.py"), ROOT / "Makefile"]
+    named = re.findall(r"sudo apt(?:-get)? install ([\w +.-]*\w)", "".join(path.read_text() for path in sources))
+    wanted = {package for line in named for package in line.split()}
+    assert {"cmake", "ninja-build", "build-essential", "python3-venv"} <= wanted, "the pattern above reads the hints"
+    assert {"cmake", "ninja-build", "build-essential", "python3-venv", "git", "curl"} <= installed
+    # JetPack 5 has Python 3.8: the page names the command that gets uv, and the option that names the Python.
+    assert "https://astral.sh/uv/install.sh" in text and re.search(r"make install PYTHON=\S", text)
