@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -68,7 +69,10 @@ def _watch(client: Any) -> None:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Any]:
-    """Yield a function that waits for a key without echo; the terminal is restored afterwards."""
+    """Yield a function that waits for a key without echo; the terminal is restored afterwards.
+
+    The function raises OSError when the terminal went away.
+    """
     import select
     import termios
     import tty
@@ -79,9 +83,15 @@ def _keys() -> Iterator[Any]:
 
     def pressed(within_s: float) -> str | None:
         ready, _, _ = select.select([stdin], [], [], within_s)
-        return os.read(stdin, 1).decode(errors="replace") if ready else None
+        key = os.read(stdin, 1) if ready else None
+        if key == b"":
+            # A hung-up terminal reads as ended at once, each time, and rich draws on no terminal: a busy loop.
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return key.decode(errors="replace") if key else None
 
     try:
         yield pressed
     finally:
-        termios.tcsetattr(stdin, termios.TCSADRAIN, before)
+        # EIO once the terminal is gone (its window closed, ssh ended); termios.error is no OSError.
+        with contextlib.suppress(termios.error):
+            termios.tcsetattr(stdin, termios.TCSADRAIN, before)

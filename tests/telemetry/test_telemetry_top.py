@@ -147,6 +147,37 @@ async def test_on_a_terminal_it_draws_over_itself_and_leaves_it_as_it_was(short_
     assert max(len(line.rstrip("\r")) for line in lines) <= 80
 
 
+def in_another_session(*command: str) -> tuple[subprocess.Popen[bytes], int]:
+    """The command on a terminal that is not its controlling one, and the only other end of that terminal."""
+    ours, its = pty.openpty()
+    ioctl(its, TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    env = {**os.environ, "TERM": "xterm-256color"}
+    process = subprocess.Popen(command, stdin=its, stdout=its, stderr=subprocess.PIPE, env=env, start_new_session=True)
+    os.close(its)
+    return process, ours
+
+
+async def test_a_terminal_that_went_away_ends_it_with_a_sentence(short_dir: Path, board: FakeBoard) -> None:
+    """Without a SIGHUP, as under nohup or another session: the next frame cannot be written."""
+    telemetry = await document(board)
+    places = folders({}, short_dir)
+    lock = acquire(places)
+    control = Control(places.control_socket, Mock(status=lambda: status("chat"), telemetry=lambda: telemetry))
+    await control.start()
+    process, ours = in_another_session(sys.executable, "-m", "edge", "top", "--state-dir", str(short_dir))
+    try:
+        await asyncio.to_thread(read, ours, 1)
+        os.close(ours)
+        _, said = await asyncio.to_thread(process.communicate, timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+        await control.close()
+        lock.release()
+    assert process.returncode == 74, said
+    assert b"Traceback" not in said and b"the output could not be written: Input/output error" in said
+
+
 def _drain(ours: int, process: subprocess.Popen[bytes]) -> str:
     text = b""
     while process.poll() is None:
