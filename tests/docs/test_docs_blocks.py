@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -27,12 +28,25 @@ REASONS = {
     "internet": "fetches from a host that CI does not reach",
     "gpu": "needs a GPU",
     "program": "needs a program that CI has not, such as promtool or ROS",
-    "long": "takes minutes; CI runs it as a step or a test of its own",
+    "long": "takes minutes; CI runs it as a step (make) or in tests of its own (the real build)",
+    "bench": "takes minutes and was measured by hand: its options are parsed here, so that a renamed one is found",
 }
 # Commands that must not hide in an indented block, which has no mark.
 COMMAND = re.compile(
     r"(?:\$ |sudo |edgellm |make |python3? |pip |curl |git |podman |docker |sh |tests/\S+\.sh|[A-Z_]+=\S+ \w)"
 )
+# Parses the arguments that follow a module and ends there, before anything is measured.
+PARSE_ONLY = """
+import argparse, runpy, sys
+parse = argparse.ArgumentParser.parse_args
+def parsed(self, args=None, namespace=None):
+    parse(self, args, namespace)
+    raise SystemExit(0)
+argparse.ArgumentParser.parse_args = parsed
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+raise SystemExit("it parses no arguments")
+"""
 MODULE = re.compile(r"python3? -m (tests\.[\w.]+)")
 
 
@@ -134,3 +148,31 @@ def test_each_module_and_script_of_a_block_that_is_not_run_exists() -> None:
             assert find_spec(module) is not None, f"{block.page}: {module}"
         for path in re.findall(r"(?<![\w/])(tests/[\w/]+\.(?:py|sh))", block.text):
             assert (ROOT / path).is_file(), f"{block.page}: {path}"
+
+
+def measured() -> list[str]:
+    """The commands of the blocks marked `long` and `bench`, without their comments."""
+    lines = [line for block in blocks() if block.mark in ("long", "bench") for line in block.script.splitlines()]
+    commands = [part for line in lines for part in line.partition(" #")[0].split("; ") if part.strip()]
+    # `[--cold]` may be left out, and N stands for a number.
+    words = [shlex.split(command.replace("[", "").replace("]", "")) for command in commands]
+    return list(dict.fromkeys(shlex.join("4" if word == "N" else word for word in line) for line in words))
+
+
+@pytest.mark.parametrize("command", measured())
+def test_a_command_that_is_not_run_here_has_the_options_that_the_page_gives_it(command: str) -> None:
+    words = shlex.split(command)
+    if words[0] == "make":
+        assert re.search(rf"^{re.escape(words[1])}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        return
+    if words[0] == "cmake":
+        return  # a target of llama.cpp's
+    if words[0] == "edgellm":
+        # --help is obeyed once all options are parsed: an unknown one ends with 64 before.
+        arguments = [sys.executable, "-m", "edge", *words[1:], "--help"]
+    else:
+        assert words[0] == "python"
+        module = words[2:] if words[1] == "-m" else [words[1].removesuffix(".py").replace("/", "."), *words[2:]]
+        arguments = [sys.executable, "-c", PARSE_ONLY, *module]
+    done = subprocess.run(arguments, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-1500:]
