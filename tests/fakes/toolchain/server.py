@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,7 @@ for argument in arguments:
         sys.stderr.write("error: invalid argument: " + argument + "\\n")
         sys.exit(1)
 if B["crashes_without"] and B["crashes_without"] not in " ".join(arguments):
-    os.kill(os.getpid(), signal.SIGSEGV)
+    os.kill(os.getpid(), B["crash"])
 if B["dies"]:
     sys.stderr.write(B["dies"] + "\\n")
     sys.exit(1)
@@ -145,7 +146,8 @@ def write_server(path: Path, **behaviour: Any) -> Path:
         "needs_library": False,
         "dies": "",
         "signal": None,  # ["--help", 4]: what this argument is answered with
-        "crashes_without": "",  # SIGSEGV at the start unless these arguments are given
+        "crashes_without": "",  # it crashes at the start unless these arguments are given
+        "crash": signal.SIGSEGV,
         "log": "load_tensors: offloaded 3/3 layers to GPU",
         "completion_code": 200,
         "tokens": 16,
