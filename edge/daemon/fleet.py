@@ -375,7 +375,7 @@ class Fleet:
         return first.with_name(f"{first.stem[:28]}~{self._socket_number}.sock")
 
     def _other_plan(self, prepared: Prepared, model_id: str, *, remote: bool) -> LaunchPlan:
-        """Return the model's plan without the GPU, or without `remote` boards. Raises EdgeError."""
+        """Return the model's plan without the GPU, or without `remote` boards. Blocking. Raises EdgeError."""
         reduced = without_servers(prepared.config) if remote else without_gpu(prepared.config)
         instead = prepare(reduced, self._folders)
         ladder = instead.plan.models[model_id].ladder

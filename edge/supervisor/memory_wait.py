@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from edge.linux import procfs
 from edge.supervisor.process_io import gone
+from edge.supervisor.status import Failure
 from edge.units import MIB, format_bytes
 
 # The end of a smaller process makes no room for a model, and each look costs all tries of a start.
@@ -72,6 +75,12 @@ class MemoryWait:
         """Name the largest holders; empty if none is known."""
         named = [f"{holder.name} (pid {holder.pid}) {format_bytes(holder.bytes)}" for holder in self.holders[:NAMED]]
         return f"memory is held by {', '.join(named)}" if named else ""
+
+    def explain(self, failure: Failure | None) -> Failure | None:
+        """Return the failure with the largest holders in its evidence, while memory is waited for."""
+        if failure is None or not self.sentence:
+            return failure
+        return replace(failure, evidence=f"{self.sentence}\n{failure.evidence}")
 
     async def _wait(self) -> None:
         self.holders = await asyncio.to_thread(find_holders, list(self._gpu()))

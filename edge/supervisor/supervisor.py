@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,10 +143,11 @@ class Supervisor:
 
     @property
     def plan(self) -> LaunchPlan:
-        """The plan of the child, or of the next one."""
+        """The plan of the child, or of the next one; the planned one until that for the CPU is made."""
         if self.watch and self.machine.alive:
             return self.watch.attempt.plan
-        return self._plans.at(self.machine.rung, [each.id for each in self.machine.remedies])
+        rung = self.machine.rung if self._plans.known(self.machine.rung) else self.machine.home
+        return self._plans.at(rung, [each.id for each in self.machine.remedies])
 
     @property
     def restarts(self) -> int:
@@ -204,15 +206,10 @@ class Supervisor:
             degraded=watch.degraded if watch else (),
             gates=watch.attempt.gates.as_status(alive=m.alive) if watch else {},
             progress=watch.attempt.progress if watch and m.alive else None,
-            failure=self._with_holders(m.failure),
+            failure=self._memory.explain(m.failure),
             restarts=self.restarts,
             pid=watch.child.pid if watch and m.alive else None,
         )
-
-    def _with_holders(self, failure: Failure | None) -> Failure | None:
-        if failure is not None and self.machine.short_of_memory and self._memory.sentence:
-            return replace(failure, evidence=f"{self._memory.sentence}\n{failure.evidence}")
-        return failure
 
     def endpoint(self, *, first: bool = False) -> Endpoint | None:
         m, port = self.machine, self._found_at.port if self._found_at is not None else None
@@ -263,10 +260,7 @@ class Supervisor:
     # --- the task ----------------------------------------------------------------------------------------------------
 
     def adopt(self, child: Child, started_at_s: float) -> None:
-        """Take over the child that the launcher spawned before the event loop existed. Call before `run()`.
-
-        `started_at_s`: the start of the launcher's process, monotonic.
-        """
+        """Take over the launcher's child before `run()`. `started_at_s`: the start of the launcher, monotonic."""
         self.launched, self.started_at_s = True, started_at_s
         machine, effects = step(self.machine, StartRequested(), time.monotonic(), self._policy)
         assert effects == (Spawn(machine.rung),), "the launcher spawns no model that needs remedies"
@@ -335,6 +329,7 @@ class Supervisor:
                 self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
+        self._plans.abandon()
         if self.watch is not None:
             self.watch.signalled = True
             self.watch.child.send(number)
@@ -342,6 +337,13 @@ class Supervisor:
     def _spawn(self, effect: Spawn) -> None:
         self.spawns += 1
         self.started_at_s = time.monotonic()
+        if self._plans.known(effect.rung):
+            self._launch(effect)
+        else:
+            self._leave_watch()
+            self._plans.plan_on_cpu(effect.rung, partial(self._launch, effect))
+
+    def _launch(self, effect: Spawn) -> None:
         try:
             plan = self._plans.at(effect.rung, effect.remedies)
             self._found_at = place(self.model.other)
@@ -350,12 +352,18 @@ class Supervisor:
         except EdgeError as error:
             self.post(Exited(EngineFault.PERMANENT, failed_spawn(error)))
 
-    def _attend(self, child: Child, plan: LaunchPlan) -> None:
-        self.generation = generation = next(_generations)
+    def _leave_watch(self) -> None:
+        """Drop what the child before still posts."""
+        self.generation = next(_generations)
         if self.watch is not None:
             task = asyncio.create_task(self.watch.close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
+            self.watch = None
+
+    def _attend(self, child: Child, plan: LaunchPlan) -> None:
+        self._leave_watch()
+        generation = self.generation
         other, policy, meta = self._found_at, self._policy, (plan.model or self.model.model).meta
         self.watch = begin_watch(
             other,
@@ -382,6 +390,7 @@ class Supervisor:
         self.watch.start()
 
     async def _close_watch(self) -> None:
+        self._plans.abandon()
         if self.watch is not None:
             if self.machine.alive:
                 await self.watch.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from edge.errors import BugError, EdgeError, TimedOutError
+from edge.linux.timeouts import DeadlineExceeded, in_thread
 from edge.plan.plan import LaunchPlan, ModelPlan, Reason
 from edge.supervisor.memory_wait import GpuHolders
 from edge.supervisor.remedies import Remedies
@@ -19,14 +22,18 @@ if TYPE_CHECKING:
     from edge.supervisor.supervisor import Supervisor
 
 
+# Planning asks NVML (5 s each call), rpc-servers and an engine for its flags: most of a minute if all of them are slow.
+CPU_PLAN_S = 60.0
+
+
 class SupervisorCallbacks(Struct, frozen=True):
-    """Callbacks of a supervisor. They run on the event loop and must not block."""
+    """Callbacks of a supervisor. All but `cpu` and `driver` run on the event loop and must not block."""
 
     on_change: Callable[[Supervisor, SupervisorState, SupervisorState], None] = lambda *_: None  # before, after
     on_line: Callable[[str], None] = lambda _: None  # each log line of the engine
     on_speed: Callable[[Supervisor, float], None] = lambda *_: None  # tokens/s, measured while idle
     remedies: Remedies | None = None  # changes of the plan that may cure a failed start
-    cpu: Callable[[], LaunchPlan] | None = None  # plan for the CPU when the GPU stays absent; None: refuse
+    cpu: Callable[[], LaunchPlan] | None = None  # plan for the CPU when the GPU stays absent, in a thread; None: refuse
     gpu_holders: GpuHolders = lambda: ()  # processes with memory of a GPU
     gpu_load: Callable[[], float | None] = lambda: None  # 0…1, of the busiest GPU; None unknown
     driver: Callable[[], str | None] = lambda: None  # evidence that the GPU's device nodes open, or None
@@ -49,25 +56,60 @@ class PlanVariants:
         self._model = model
         self._remedies = remedies
         self._cpu = cpu
-        self._cpu_plan: LaunchPlan | None = None
+        self._cpu_plan: LaunchPlan | EdgeError | None = None  # an error: why there is none
+        self._planning: asyncio.Task[None] | None = None
+        self._planned: Callable[[], None] = lambda: None
+
+    def known(self, rung: int) -> bool:
+        """Return whether the plan of a rung is made."""
+        return rung < self.count or isinstance(self._cpu_plan, LaunchPlan)
 
     def at(self, rung: int, remedies: Sequence[str] = ()) -> LaunchPlan:
-        """Return the plan of a rung. Raises EdgeError when the plan for the CPU cannot be made."""
-        plan = self._model.ladder.plans[rung] if rung < self.count else self._on_cpu(rung)
+        """Return the plan of a rung. Raises EdgeError when the plan for the CPU could not be made."""
+        plan = self._model.ladder.plans[rung] if rung < self.count else self._cpu_plan
+        if isinstance(plan, EdgeError):
+            raise plan
+        assert plan is not None, "plan_on_cpu comes first"
         return self._remedies.apply(plan, remedies) if self._remedies is not None else plan
+
+    def plan_on_cpu(self, rung: int, planned: Callable[[], None]) -> None:
+        """Make the plan for the CPU in a thread and call `planned`; then `at` returns it, or raises why it failed.
+
+        Once the GPU is gone, calls into its driver are the likeliest to hang: they must not hold the event loop.
+        """
+        self._planned = planned
+        self._planning = asyncio.create_task(self._plan(rung))
+
+    def abandon(self) -> None:
+        """End the planning, if there is one: `planned` is called at once, and `at` raises TimedOutError."""
+        if self._planning is not None:
+            self._planning.cancel()
+            self._end_planning(TimedOutError("the plan for the CPU was given up"))
 
     def degradations(self, rung: int, applied: Sequence[tuple[str, str]]) -> tuple[Degraded, ...]:
         """Return what the remedies in force change on a rung. `applied`: id and kind of the failure."""
         return self._remedies.degradations(self.at(rung), applied) if self._remedies is not None and applied else ()
 
-    def _on_cpu(self, rung: int) -> LaunchPlan:
-        if self._cpu_plan is None:
-            assert self._cpu is not None
-            cpu, because = self._cpu(), Reason("rung", "CPU", "the GPU is not there")
+    async def _plan(self, rung: int) -> None:
+        assert self._cpu is not None
+        try:
+            plan = await in_thread(self._cpu, CPU_PLAN_S)
+        except DeadlineExceeded:
+            hint = "see `edgellm doctor` for the driver that does not answer"
+            self._end_planning(TimedOutError(f"the plan for the CPU took more than {CPU_PLAN_S:.0f} s", hint))
+        except EdgeError as error:
+            self._end_planning(error)
+        except Exception as error:
+            self._end_planning(BugError(f"the plan for the CPU could not be made: {error!r}", "please report this"))
+        else:
+            because = Reason("rung", "CPU", "the GPU is not there")
             if self._model.ladder.plans[self._model.ladder.chosen].settings.rpc:
                 because = Reason("rung", "this board alone", "the rpc-server is not there")
-            self._cpu_plan = replace(cpu, rung=rung, reasons=(*cpu.reasons, because))
-        return self._cpu_plan
+            self._end_planning(replace(plan, rung=rung, reasons=(*plan.reasons, because)))
+
+    def _end_planning(self, outcome: LaunchPlan | EdgeError) -> None:
+        self._cpu_plan, self._planning = outcome, None
+        self._planned()
 
 
 def _cpu_rung(model: ModelPlan, can_plan: bool) -> int | None:

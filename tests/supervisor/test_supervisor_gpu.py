@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from edge.plan.plan import Ladder
-from edge.supervisor import watch
+from edge.errors import DoesNotFitError
+from edge.plan.plan import Ladder, LaunchPlan
+from edge.supervisor import variants, watch
 from edge.supervisor.events import DeviceBack
 from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.status import State
 from edge.supervisor.variants import SupervisorCallbacks
 from tests.fakes.llama_switches import Death, argv
-from tests.supervisor.rig import FAST, gpu_settings, launch_plan, model_plan, rigged, settings
+from tests.supervisor.rig import FAST, PATIENCE_S, gpu_settings, launch_plan, model_plan, rigged, settings
 
 ORIN = {"CUDA0": "Orin"}
 NOT_YET = {
@@ -145,6 +146,69 @@ async def test_fc74_fallback_cpu_serves_degraded_and_comes_back(short_dir: Path)
         rig.supervisor.post(DeviceBack())
         await rig.until(lambda: rig.supervisor.machine.rung == 0 and rig.states[-1] == "READY")
         assert rig.supervisor.status().degraded == ()
+
+
+async def test_a_plan_for_the_cpu_that_blocks_stops_no_loop(short_dir: Path) -> None:
+    """The driver is likeliest to hang once the GPU is gone: a blocked loop would never release the planning."""
+    command = argv(short_dir / "fake", **{**NOT_YET, "first_starts": 0})
+    asked, released = threading.Event(), threading.Event()
+
+    def slow() -> LaunchPlan:
+        asked.set()
+        assert released.wait(PATIENCE_S), "the event loop stood still"
+        return launch_plan(command, 0, settings(n_ctx=1024))
+
+    callbacks = SupervisorCallbacks(cpu=slow)
+    async with rigged(short_dir, argv=command, chosen=gpu_settings(), callbacks=callbacks) as rig:
+        await rig.until(asked.is_set)
+        status = rig.supervisor.status()
+        assert (status.state, status.pid) == (State.STARTING, None) and rig.supervisor.plan.rung == 0
+        released.set()
+        await rig.ready()
+        assert rig.supervisor.on_cpu_instead and rig.supervisor.model_info["n_ctx"] == 1024
+
+
+async def test_a_stop_waits_for_no_plan_that_hangs(short_dir: Path) -> None:
+    asked, released = threading.Event(), threading.Event()
+
+    def hangs() -> LaunchPlan:
+        asked.set()
+        released.wait(60)
+        raise DoesNotFitError("too late")
+
+    callbacks = SupervisorCallbacks(cpu=hangs)
+    try:
+        async with rigged(short_dir, chosen=gpu_settings(), callbacks=callbacks, **NOT_YET) as rig:
+            await rig.until(asked.is_set)
+            rig.supervisor.stop()
+            assert await rig.settle(State.STOPPED, State.FAILED) is State.STOPPED
+    finally:
+        released.set()
+
+
+async def test_a_plan_that_hangs_or_breaks_ends_in_a_failure_by_name(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(variants, "CPU_PLAN_S", 0.05)
+    released, tries = threading.Event(), []
+
+    def plan() -> LaunchPlan:
+        tries.append(1)
+        if len(tries) == 1:
+            released.wait(60)
+        raise ZeroDivisionError
+
+    callbacks = SupervisorCallbacks(cpu=plan)
+    try:
+        async with rigged(short_dir, chosen=gpu_settings(), callbacks=callbacks, **NOT_YET) as rig:
+            assert await rig.settle(State.FAILED, State.READY) is State.FAILED
+            failure = rig.supervisor.status().failure
+            assert failure is not None and failure.kind == "timed_out" and "plan for the CPU" in failure.evidence
+            rig.supervisor.start()
+            await rig.until(lambda: rig.kinds[-1] == "bug")
+            assert await rig.settle(State.FAILED, State.READY) is State.FAILED
+    finally:
+        released.set()
 
 
 async def test_a_cpu_rung_reached_for_want_of_memory_is_no_missing_gpu(short_dir: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
 from pathlib import Path
@@ -97,11 +98,14 @@ def test_another_protocol_is_permanent() -> None:
 LOST = Failure("remote_missing", "x", "y")
 
 
-def test_the_plan_without_the_server_lies_above_the_ladder() -> None:
+async def test_the_plan_without_the_server_lies_above_the_ladder() -> None:
     model = model_plan(("x",), 2, SETTINGS)
     smaller = launch_plan(("y",), 0, replace(SETTINGS, rpc=(), devices=("CUDA0",)))
     variants = PlanVariants(model, None, lambda: smaller)
     assert variants.cpu_rung == 2
+    planned = asyncio.Event()
+    variants.plan_on_cpu(2, planned.set)
+    await planned.wait()
     alone = variants.at(2)
     assert alone.settings.rpc == () and any(reason.value == "this board alone" for reason in alone.reasons)
     assert PlanVariants(model, None, None).cpu_rung is None, "absent = wait"
