@@ -1,4 +1,8 @@
-"""Wait for memory after starts failed for want of it: name the processes that hold it, and watch for their end."""
+"""Wait for memory after starts failed for want of it: name the processes that hold it, watch for their end, and look.
+
+The kernel reports that memory becomes short (PSI triggers, memory.events), not that it is free again: where a process
+gives memory back and lives on, only a look at MemAvailable finds it.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from edge.board.memory import mem_available_bytes, parse
 from edge.linux import procfs
 from edge.supervisor.process_io import gone
 from edge.supervisor.status import Failure
@@ -18,6 +23,8 @@ from edge.units import MIB, format_bytes
 # The end of a smaller process makes no room for a model, and each look costs all tries of a start.
 HOLDER_BYTES = 128 * MIB
 MOST_HOLDERS = 8
+# One short file of /proc twice a minute costs nothing; a model that failed is not expected back within seconds.
+LOOK_S = 30.0
 NAMED = 3
 
 
@@ -48,16 +55,37 @@ def find_holders(gpu: Iterable[MemoryHolder] = (), proc: Path = procfs.PROC) -> 
 
 
 class MemoryWait:
-    """Calls `on_freed` once a process that held memory has ended. `holders` is known soon after `begin`.
+    """Calls `on_freed` once a process that held memory has ended, or more memory is available than when the wait began.
 
-    `gpu` lists processes with memory of a discrete GPU, as its driver reports them.
+    `holders` is known soon after `begin`. `gpu` lists processes with memory of a discrete GPU, as its driver reports
+    them. A start costs all its tries: each one that a look led to doubles the growth that the next look requires,
+    until a model has served or a holder has ended.
     """
 
-    def __init__(self, on_freed: Callable[[], None], gpu: GpuHolders = lambda: ()) -> None:
+    def __init__(
+        self,
+        on_freed: Callable[[], None],
+        gpu: GpuHolders = lambda: (),
+        *,
+        look_s: float | None = None,
+        available: Callable[[], int] | None = None,
+    ) -> None:
         self.holders: tuple[MemoryHolder, ...] = ()
         self._on_freed = on_freed
         self._gpu = gpu
+        self._look_s = LOOK_S if look_s is None else look_s
+        self._available = available or available_bytes
+        self._growth_bytes = HOLDER_BYTES
         self._task: asyncio.Task[None] | None = None
+
+    def follow(self, *, short: bool, served: bool) -> None:
+        """Wait while a model has failed for want of memory (`short`). `served`: it runs, so that looks helped."""
+        if served:
+            self._growth_bytes = HOLDER_BYTES
+        if short and self._task is None:
+            self.begin()
+        elif not short and self._task is not None:
+            self.end()
 
     def begin(self) -> None:
         """Start waiting; `end` it when memory is no longer waited for."""
@@ -84,14 +112,32 @@ class MemoryWait:
 
     async def _wait(self) -> None:
         self.holders = await asyncio.to_thread(find_holders, list(self._gpu()))
-        if not self.holders:
-            return
+        look = asyncio.ensure_future(self._grown())
         ends = [asyncio.ensure_future(gone(holder.pid)) for holder in self.holders]
         try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([look, *ends], return_when=asyncio.FIRST_COMPLETED)
+            self._growth_bytes = self._growth_bytes * 2 if look.done() else HOLDER_BYTES
         finally:
-            for end in ends:
-                end.cancel()
+            for each in (look, *ends):
+                each.cancel()
             # Awaited, so that each pidfd is closed and its reader removed before the loop goes on.
-            await asyncio.gather(*ends, return_exceptions=True)
+            await asyncio.gather(look, *ends, return_exceptions=True)
         self._on_freed()
+
+    async def _grown(self) -> None:
+        """Return once `_growth_bytes` more are available than now."""
+        before = self._room()
+        while self._room() - before < self._growth_bytes:
+            await asyncio.sleep(self._look_s)
+
+    def _room(self) -> int:
+        """Return a figure that grows with the memory that processes give back, of the machine and of its GPUs."""
+        return self._available() - sum(holder.bytes for holder in self._gpu())
+
+
+def available_bytes(proc: Path = procfs.PROC) -> int:
+    """Return MemAvailable; 0 if it cannot be read."""
+    try:
+        return mem_available_bytes(parse((proc / "meminfo").read_text()))[0]
+    except OSError:
+        return 0

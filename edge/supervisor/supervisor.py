@@ -311,8 +311,7 @@ class Supervisor:
         if machine != before:
             if before.admitted and died(before, machine) and not shot(machine.failure):
                 self._traffic.engine_died()
-            if machine.short_of_memory is not before.short_of_memory:
-                (self._memory.begin if machine.short_of_memory else self._memory.end)()
+            self._memory.follow(short=machine.short_of_memory, served=machine.state is State.READY)
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
             self.callbacks.on_change(self, before, machine)

@@ -32,8 +32,8 @@ ENGINE = """## Engines
 The kinds of a model that does not serve. "Again": whether edgellm starts the engine again by itself, with growing
 pauses; "smaller" means with the next smaller plan. No: the same start would fail the same way. Starts that fail in one
 way end after eight tries (three for a load that hangs), once the remedies below are spent. A model that failed for want
-of memory starts again when a process that holds memory ends, or another model stops or sleeps; `edgellm status` names
-the holders.
+of memory starts again when a process that holds memory ends, another model stops or sleeps, or a look every 30 s finds
+128 MiB more than at the failure (twice as much after each such start in vain); `edgellm status` names the holders.
 
 | kind | again | next step |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""A model that failed for want of memory names who holds it and starts again when a holder ends, without polling."""
+"""A model that failed for want of memory names who holds it and starts again when memory is back."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
+from edge.supervisor import memory_wait
 from edge.supervisor.memory_wait import HOLDER_BYTES, MemoryHolder, MemoryWait, find_holders
 from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.status import State
@@ -77,6 +79,89 @@ async def test_a_wait_that_ends_early_leaves_nothing_behind() -> None:
         wait.end()
         await until(lambda: asyncio.all_tasks() == before)
         assert wait.sentence == ""
+
+
+class Looks:
+    """A wait on a machine whose memory the test sets, without holders."""
+
+    def __init__(self) -> None:
+        self.bytes, self.gpu_bytes, self.calls, self.freed = 0, 0, 0, asyncio.Event()
+        self.wait = MemoryWait(self.freed.set, self.gpu, look_s=0.001, available=self.available)
+
+    def available(self) -> int:
+        self.calls += 1
+        return self.bytes
+
+    def gpu(self) -> list[MemoryHolder]:
+        return [MemoryHolder(os.getpid(), "python", self.gpu_bytes)]
+
+    async def begin(self) -> None:
+        """Wait for more memory than there is now."""
+        self.freed.clear()
+        self.wait.follow(short=False, served=False)
+        self.wait.follow(short=True, served=False)
+        await self.looked()
+
+    async def looked(self) -> None:
+        """Let it look twice."""
+        before = self.calls
+        await until(lambda: self.calls >= before + 3 or self.freed.is_set())
+
+
+@pytest.fixture
+async def looks(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Looks]:
+    monkeypatch.setattr(memory_wait, "find_holders", lambda _: ())  # one of this machine may end meanwhile
+    found = Looks()
+    yield found
+    found.wait.end()
+
+
+async def test_memory_that_a_living_process_gives_back_is_found_by_a_look(looks: Looks) -> None:
+    """A holder that frees its memory and lives on, or none that could be found."""
+    await looks.begin()
+    looks.bytes += HOLDER_BYTES - 1
+    await looks.looked()
+    assert not looks.freed.is_set(), "less than a start is worth"
+    looks.bytes += 1
+    await looks.freed.wait()
+
+
+async def test_each_start_in_vain_requires_twice_as_much_until_a_model_served(looks: Looks) -> None:
+    await looks.begin()
+    looks.bytes += HOLDER_BYTES
+    await looks.freed.wait()
+    await looks.begin()
+    looks.bytes += HOLDER_BYTES
+    await looks.looked()
+    assert not looks.freed.is_set()
+    looks.bytes += HOLDER_BYTES
+    await looks.freed.wait()
+    looks.wait.follow(short=False, served=True)
+    await looks.begin()
+    looks.bytes += HOLDER_BYTES
+    await looks.freed.wait()
+
+
+async def test_memory_of_a_gpu_that_is_given_back_counts_in_a_look(looks: Looks) -> None:
+    looks.gpu_bytes = 2 * HOLDER_BYTES
+    await looks.begin()
+    looks.gpu_bytes = HOLDER_BYTES
+    await looks.freed.wait()
+
+
+async def test_a_model_starts_when_a_look_finds_memory(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Looks()
+    monkeypatch.setattr(memory_wait, "available_bytes", machine.available)
+    monkeypatch.setattr(memory_wait, "find_holders", lambda _: ())
+    monkeypatch.setattr(memory_wait, "LOOK_S", 0.01)
+    terms = SupervisorOptions(policy=replace(FAST, allocation_pauses_s=(0.01,)))
+    death = Death("loading", ["cudaMalloc failed: out of memory"], code=1)
+    async with rigged(short_dir, terms=terms, death=death) as rig:
+        assert await rig.settle(State.FAILED, State.READY) is State.FAILED
+        await machine.looked()
+        rig.change(death=None)
+        machine.bytes = GIB
+        await rig.until(lambda: rig.states[-1] == "READY")
 
 
 async def test_holders_are_the_largest_and_never_this_process() -> None:
