@@ -24,6 +24,7 @@ from edge.builder.source import SourceChoice
 from edge.engine.installed import SelectedEngine, ids, load, manifest, read_selection, write_selection
 from edge.errors import BuildError, DoesNotFitError, EdgeError, UnavailableError, full_disk_named
 from edge.linux.procfs import session_pids
+from edge.linux.tree import Tree
 from edge.paths import Folders
 from tests.builder.installing import put
 from tests.fakes.toolchain import programs
@@ -141,6 +142,26 @@ def test_fc14_a_killed_compiler_is_retried_with_half_the_jobs_and_no_clean(bench
     assert [call[call.index("-j") + 1] for call in bench.made] == ["4", "2", "1"]
     assert len({call[call.index("-C") + 1] for call in bench.made}) == 1
     assert not any("clean" in call for call in bench.made)
+
+
+def test_fc14_the_kernels_count_of_kills_decides_whatever_a_compiler_printed(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The counter of our own control group: a compiler that died of memory may print nothing that is known."""
+    root, after = tmp_path / "root", tmp_path / "after"
+    events = root / "sys/fs/cgroup/build/memory.events"
+    for path, text in ((root / "proc/self/cgroup", "0::/build\n"), (events, "oom_kill 3\n"), (after, "oom_kill 4\n")):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr("edge.builder.build._MACHINE", Tree(root))
+    unknown = {"code": 1, "output": "x.cpp:1: error: oh", "files": {str(events): str(after)}}
+    bench.outcomes(unknown, {})
+    assert bench.build().new
+    assert [call[call.index("-j") + 1] for call in bench.made] == ["4", "2"]
+    bench.outcomes(unknown, {})
+    with pytest.raises(BuildError):
+        bench.build()
+    assert len(bench.made) == 1, "the counter stands where it was"
 
 
 def test_with_one_job_a_killed_compiler_is_the_end(bench: Bench) -> None:

@@ -203,7 +203,9 @@ async def test_an_answer_that_reports_an_error_is_counted_as_one(
     caplog.set_level(logging.INFO, "edge.access")
     here = await rig(script)
     assert (await here.once(POST)).status == int(status[:3])
+    found = await scrape(here)
     assert f" {status[:3]} {outcome} " in caplog.messages[0]
+    assert found[key("edgellm_requests_errors_total", model="chat")] == (outcome == "error")
 
 
 @pytest.mark.parametrize("number", ["1e400", "9" * 400, "-1e400", "-3", "1e13"])

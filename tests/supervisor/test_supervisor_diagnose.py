@@ -55,6 +55,8 @@ def test_what_only_explains_is_no_cause_of_death(id: str) -> None:
         (Death(status(signal=signal.SIGSEGV), oom_killed=True), EngineFault.CRASH, "signal_segv"),
         (Death(status(signal=signal.SIGILL)), EngineFault.PERMANENT, "wrong_cpu"),
         (Death(status(signal=63)), EngineFault.CRASH, "signal_63"),
+        (Death(status(64)), EngineFault.PERMANENT, "bad_flag"),
+        (Death(status(64), served=True), EngineFault.CRASH, "exited"),
         (Death(status(127)), EngineFault.PERMANENT, "install_fault"),
         (Death(status(126)), EngineFault.PERMANENT, "install_fault"),
         (Death(status(126), served=True), EngineFault.CRASH, "exited"),

@@ -17,7 +17,7 @@ from edge.config.values import TelemetryConfig, ThermalConfig
 from edge.telemetry import metrics, nvml
 from edge.telemetry.document import notes
 from edge.telemetry.energy import EnergyMeter
-from edge.telemetry.governor import AdmissionLimit, ChangeReporter, Decision
+from edge.telemetry.governor import OVERCURRENT_QUIET_S, AdmissionLimit, ChangeReporter, Decision
 from edge.telemetry.sample import GpuState, PowerState, Sample
 from edge.telemetry.telemetry import Telemetry, limits_of
 from tests.fakes.fake_jetson.tree import FakeBoard
@@ -246,6 +246,29 @@ def test_fc64_the_release_file_names_jetpack_not_jtop(board: FakeBoard) -> None:
         assert found.l4t == version
         assert found.jetpack
     assert not {"jetpack", "l4t", "board"} & set(Sample.__struct_fields__)
+
+
+async def test_an_alarm_of_the_supply_is_in_document_metric_and_log(
+    board: FakeBoard, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "edge.telemetry")
+    alarm, trouble = board.sys / "class/hwmon/hwmon3/curr2_crit_alarm", "power supply: VDD_CPU_CV curr2_crit_alarm"
+    alarm.write_text("1\n")
+    clock, registry = Clock(), Registry()
+    telemetry = telemetry_of(board, clock=clock)
+    metrics.register(registry, telemetry)
+    for state in (1, 1, 0):
+        alarm.write_text(f"{state}\n")
+        clock.now += OVERCURRENT_QUIET_S + 1
+        await telemetry.sampler._full()
+        document, values = telemetry.document(history=False), registry.values()
+        assert document["supply"] == [trouble] * state
+        assert (trouble in document["notes"]) == bool(state)
+        assert values.get(("edgellm_supply_alarm", (("alarm", trouble),))) == (1.0 if state else None)
+    told = [record.message for record in caplog.records if "supply" in record.message]
+    assert told == [trouble, "power supply: no trouble any more"]
+    for reader in telemetry.sampler.readers:
+        reader.close()
 
 
 async def test_fc44_throttling_is_told_with_the_tokens_per_second(
