@@ -228,6 +228,22 @@ async def test_kill_9_while_serving_keeps_the_rung(short_dir: Path) -> None:
         assert rig.supervisor.status().rung == 0 and rig.kinds == ["killed"]
 
 
+async def test_a_rung_lost_without_evidence_comes_back_after_its_time(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two kills from an unknown process suggest want of memory: a smaller rung, and later the planned one again."""
+    monkeypatch.setattr(watch, "IDLE_LOOK_S", 0.05)
+    terms = SupervisorOptions(policy=replace(FAST, rung_back_s=0.0))
+    killed = {"death": Death("loading", signal=signal.SIGKILL).__dict__}
+    async with rigged(short_dir, rungs=2, terms=terms, first_starts=2, first=killed) as rig:
+        await rig.ready()
+        await rig.until(lambda: [rig.supervisor.machine.rung, *rig.states[-1:]] == [0, "READY"])
+        spawned = [machine.rung for machine in rig.machines if machine.state is State.STARTING]
+        assert spawned == [0, 0, 1, 0] and len(rig.pids) == 4
+        assert [machine.rung for machine in rig.machines if machine.state is State.DRAINING] == [1], "it served"
+        assert rig.supervisor.status().degraded == ()
+
+
 async def test_fc16_an_nvmap_refusal_is_its_own_kind_and_takes_the_next_rung(short_dir: Path) -> None:
     lines = [
         "NvMapMemAllocInternalTagged: 1074810371 error 12",
