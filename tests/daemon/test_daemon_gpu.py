@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any, cast
 
+import httpx
 import pytest
 from msgspec.structs import replace
 
@@ -23,7 +24,8 @@ from edge.supervisor.status import State
 from edge.supervisor.variants import SupervisorCallbacks
 from tests.board.test_board_nvml import library as library
 from tests.daemon.served import install
-from tests.fakes.llama_switches import argv
+from tests.fakes.llama_switches import argv, write_fake
+from tests.serving import Up, eventually
 from tests.supervisor.rig import gpu_settings, launch_plan, rigged, settings
 from tests.trees.trees import copy, write
 
@@ -204,3 +206,40 @@ def test_a_driver_that_hangs_is_waited_for_like_a_late_one(
     nvml._call.join(30)
     monkeypatch.setattr(nvml.read, "__defaults__", ((library,), 30.0, print))
     assert prepare(config, places).plan.models
+
+
+# Only the look whether a driver is worth asking is replaced: there is none on a machine that runs the tests.
+AS_DRIVER = """import sys
+from edge.board import nvidia
+from edge.daemon import launch
+nvidia._DRIVER_NODES = ("/proc/self",)
+sys.exit(launch.up(sys.argv[1:]))
+"""
+
+
+def test_up_answers_its_probes_and_names_the_driver_while_nvml_hangs(
+    library: str, short_dir: Path, smollm2: Path
+) -> None:
+    hang = short_dir / "hang"
+    hang.touch()
+    engine = write_fake(short_dir)
+    env = {"LD_LIBRARY_PATH": str(Path(library).parent), "FAKE_NVML_HANG": str(hang)}
+    options = ("-p", "auto", "-m", f"demo={smollm2}", "--engine", str(engine))
+    with Up(short_dir / "s", *options, env=env, program=("-c", AS_DRIVER)) as up:
+
+        def livez() -> bool:
+            try:
+                return httpx.get(f"{up.url}/livez", timeout=10).status_code == 200
+            except httpx.HTTPError:
+                return False
+
+        def named() -> bool:
+            return any(nvml.HANGS in event.get("text", "") for event in up.events())
+
+        try:
+            eventually(livez, lambda: f"no /livez: {up.output}")
+            assert up.healthz()["models"]["demo"]["failure"]["kind"] == "device_missing"
+            eventually(named, lambda: f"not named: {up.output}")
+            assert livez(), "it goes on answering"
+        finally:
+            hang.unlink()
