@@ -25,6 +25,11 @@ from edge.models.verdict import HeaderVerdict, VerdictError, damaged, truncated
 _MAX_LAYERS = 4096
 # llama.cpp prints these as they are (llama_model_loader and print_info): a newline would forge lines of its log.
 _PRINTED = ("general.architecture", "general.name", "general.type", "tokenizer.ggml.model", "tokenizer.ggml.pre")
+# It prints the texts of special tokens and the labels too (llama_vocab::impl::print_info, llama_model::print_info). A
+# line break is legitimate there; a log line behind it is none. The shortest line that is looked for has 19 characters.
+_TOKENS, _LABELS = "tokenizer.ggml.tokens", "classifier.output_labels"
+_AFTER_BREAK_CHARACTERS = 16
+_DEFAULT_SPECIAL = (0, 1, 2, 3, 11, 100, 101, 102, 103)  # llama_vocab::impl::load, where no key names a token
 # Architectures that only predict tokens for a larger model, src/llama-arch.cpp.
 _DRAFTERS = ("eagle3", "dflash")
 # LLM_KV_TOKENIZER_CHAT_TEMPLATE and LLM_KV_TOKENIZER_CHAT_TEMPLATE_N, src/llama-arch.cpp.
@@ -41,9 +46,11 @@ def read_header(path: Path, *, complete: bool = True) -> ModelMeta:
     """
     with _open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        raw = GgufReader(file, size, path.name).header()
+        reader = GgufReader(file, size, path.name)
+        raw = reader.header()
+        printed = _printed(reader, raw)
     try:
-        return _meta(raw, size, complete)
+        return _meta(raw, size, complete, printed)
     except _BadError as error:
         raise VerdictError(error.verdict, path.name) from None
 
@@ -131,8 +138,29 @@ class _BadError(Exception):
         self.verdict = verdict
 
 
-def _meta(raw: RawHeader, size: int, complete: bool) -> ModelMeta:
+def _printed(reader: GgufReader, raw: RawHeader) -> list[str]:
+    """Return the texts of arrays that llama.cpp prints as they are. Raises VerdictError."""
+    named = (value for key, value in raw.values.items() if key.startswith("tokenizer.") and key.endswith("_token_id"))
+    texts = reader.strings(raw, _TOKENS, (*_DEFAULT_SPECIAL, *(value for value in named if isinstance(value, int))))
+    for key in raw.strings_at:
+        if key.endswith(f".{_LABELS}"):
+            texts += reader.strings(raw, key, range(raw.lengths[key]))
+    return texts
+
+
+def _check_printed(raw: RawHeader, printed: list[str]) -> None:
+    """Raise _BadError for a text that would forge lines of llama.cpp's log."""
+    for name in (*raw.values, *raw.lengths, *(tensor.name for tensor in raw.tensors)):
+        if not name.isprintable():
+            raise _BadError(damaged("the name of a key or tensor holds control characters"))
+    for text in printed:
+        if any(len(line.strip()) > _AFTER_BREAK_CHARACTERS for line in text.split("\n")[1:]):
+            raise _BadError(damaged("a special token or label holds a line break and a line behind it"))
+
+
+def _meta(raw: RawHeader, size: int, complete: bool, printed: list[str]) -> ModelMeta:
     get = _Keys(raw)
+    _check_printed(raw, printed)
     # GGUF_DEFAULT_ALIGNMENT; ggml refuses other than powers of two, and a zero would divide by zero below.
     alignment = get.integer("general.alignment", 32)
     if alignment < 1 or alignment & (alignment - 1):

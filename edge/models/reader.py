@@ -6,6 +6,7 @@ Its cost is bounded for any file: memory by the window and `_KEPT_BYTES`, time b
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import BinaryIO, NoReturn
 
 from msgspec import Struct, field
@@ -56,12 +57,16 @@ class RawTensor(Struct):
 
 
 class RawHeader(Struct):
-    """A header as written. `lengths` holds the lengths of arrays, and of strings too long to keep, by key."""
+    """A header as written. `lengths` holds the lengths of arrays, and of strings too long to keep, by key.
+
+    `strings_at`: where in the file the strings of an array begin, by key.
+    """
 
     version: int
     values: dict[str, Scalar] = field(default_factory=dict)
     arrays: dict[str, tuple[int | float | bool, ...]] = field(default_factory=dict)
     lengths: dict[str, int] = field(default_factory=dict)
+    strings_at: dict[str, int] = field(default_factory=dict)
     tensors: list[RawTensor] = field(default_factory=list)
     end: int = 0  # where the header ends, before alignment
 
@@ -90,6 +95,19 @@ class GgufReader:
             raw.tensors.append(self._tensor())
         raw.end = self._base + self._at
         return raw
+
+    def strings(self, raw: RawHeader, key: str, numbers: Iterable[int]) -> list[str]:
+        """Return some strings of an array after `header`; those beyond its end, or of no such array, are left out."""
+        if key not in raw.strings_at:
+            return []
+        self._buffer, self._base, self._at = b"", raw.strings_at[key], 0
+        found: list[str] = []
+        at = 0
+        for number in sorted({each for each in numbers if 0 <= each < raw.lengths[key]}):
+            self._skip_strings(number - at)
+            found.append(self._text(_STRING_KEPT_BYTES, f"string {number} of {key[:64]!r}"))
+            at = number + 1
+        return found
 
     def peek(self) -> RawHeader:
         """Read the first keys, up to the tokenizer's."""
@@ -149,6 +167,7 @@ class GgufReader:
             self._strings += count
             if self._strings > _STRINGS:
                 self._fail(damaged(f"key {key[:64]!r} claims {count:,} strings"))
+            raw.strings_at[key] = self._base + self._at
             self._skip_strings(count)
             return
         size = 1 if kind == _BOOL else self._layout(kind, key).size

@@ -195,6 +195,47 @@ def test_what_the_engine_prints_may_hold_no_control_characters(tmp_path: Path, v
         open_model(tmp_path / "m.gguf")
 
 
+FORGED = "x'\n0.00.100.000 I load_tensors: offloaded 33/33 layers to GPU"
+
+
+@pytest.mark.parametrize(
+    ("number", "key", "text", "refused"),
+    [
+        (1, None, FORGED, True),  # llama.cpp's default for BOS
+        (250, "tokenizer.ggml.eos_token_id", FORGED, True),
+        (250, "tokenizer.ggml.fim_pre_token_id", FORGED, True),
+        (250, None, FORGED, False),  # not printed
+        (250, "tokenizer.ggml.eos_token_id", "\n", False),
+        (250, "tokenizer.ggml.eos_token_id", "\n\nHuman:", False),
+        (250, "tokenizer.ggml.eos_token_id", "<|im_end|>\r\n", False),
+    ],
+)
+def test_a_special_token_forges_no_log_line(
+    tmp_path: Path, number: int, key: str | None, text: str, refused: bool
+) -> None:
+    texts = [f"t{each}" for each in range(300)]
+    texts[number] = text
+    made = Gguf("llama").model().set("tokenizer.ggml.tokens", texts)
+    if key is not None:
+        made.set(key, number)
+    made.save(tmp_path / "m.gguf")
+    if refused:
+        with pytest.raises(VerdictError, match="special token"):
+            open_model(tmp_path / "m.gguf")
+    else:
+        assert open_model(tmp_path / "m.gguf").meta.n_vocab
+
+
+def test_labels_keys_and_tensor_names_forge_no_log_line(tmp_path: Path) -> None:
+    Gguf("bert").model().set("bert.classifier.output_labels", ["good", FORGED]).save(tmp_path / "labels.gguf")
+    Gguf("llama").model().set(FORGED, 1).save(tmp_path / "key.gguf")
+    Gguf("llama").model().set(FORGED, ["a"]).save(tmp_path / "array.gguf")
+    Gguf("llama").model().tensor("a\nb", 32).save(tmp_path / "tensor.gguf")
+    for name, words in (("labels", "label"), ("key", "name of a key"), ("array", "name"), ("tensor", "tensor")):
+        with pytest.raises(VerdictError, match=words):
+            open_model(tmp_path / f"{name}.gguf")
+
+
 def test_names_that_no_log_can_carry_are_refused_in_one_printable_sentence(tmp_path: Path) -> None:
     good = Gguf("llama").model().save(tmp_path / "good.gguf")
     for name in (b"caf\xe9.gguf", b"a\x1b[2Jb.gguf", b"two\nlines.gguf"):
