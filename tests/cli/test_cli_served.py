@@ -32,7 +32,12 @@ def test_a_served_model_is_removed_by_force_only(tmp_path: Path, smollm2: Path) 
         )
         assert (models / "Demo-Q4_1.gguf").exists()
         assert edgellm("model", "remove", "Other", *state).returncode == 0
-        assert edgellm("restart", "chta", *state).returncode == 69
+        unknown = edgellm("restart", "chta", *state)
+        assert unknown.returncode == 69
+        assert "no model 'chta' is served; did you mean chat?" in unknown.stderr
+        unknown = edgellm("restart", "nosuch", *state)
+        assert unknown.returncode == 69
+        assert "no model 'nosuch' is served" in unknown.stderr and "the models are chat" in unknown.stderr
         assert "did you mean chat?" in edgellm("logs", "-m", "chta", *state).stderr
         assert edgellm("model", "remove", "Demo", "--force", *state).returncode == 0
     assert not (models / "Demo-Q4_1.gguf").exists()

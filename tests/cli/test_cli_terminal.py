@@ -23,7 +23,7 @@ from rich.text import Text
 
 from edge.cli import main
 from edge.cli.complete import known_boards, known_models, known_profiles, known_settings
-from edge.cli.output import SafeConsole
+from edge.cli.output import SafeConsole, draw
 from edge.units import printable
 from tests.fakes.gguf_writer import Gguf
 from tests.serving import ROOT
@@ -84,6 +84,37 @@ def test_eighty_columns_are_enough(on_terminal: Callable[..., str], command: tup
     shown = on_terminal(*command)
     assert whole in shown
     assert max(len(line.rstrip("\r\n")) for line in shown.splitlines()) <= 80, shown
+
+
+@pytest.mark.parametrize(
+    ("command", "kept"),
+    [
+        (("model", "list"), ["model", "size", "context"]),
+        (("model", "list", "--catalogue"), ["chat", "quant and GiB"]),
+    ],
+)
+def test_columns_go_by_priority_where_the_terminal_is_narrow(
+    on_terminal: Callable[..., str], command: tuple[str, ...], kept: list[str]
+) -> None:
+    head = re.split(r"\s{2,}", on_terminal(*command).splitlines()[0].strip())
+    assert head == kept
+
+
+def test_the_least_important_column_goes_first() -> None:
+    def head(width: int) -> list[str]:
+        out = io.StringIO()
+        row = ("a-name-of-20-letters", "4.4 GiB", "0.5.0", "cpu")
+        draw(SafeConsole(file=out, width=width), ("engine", "size", "version", "for"), [row], drop=("version", "size"))
+        assert "a-name-of-20-letters" in out.getvalue().replace("\n", "")
+        return out.getvalue().splitlines()[0].split()
+
+    # The widths at which a column has just no room any more.
+    wide = len("a-name-of-20-letters  4.4 GiB  version  for")
+    assert [head(width) for width in (wide, wide - 1, wide - 1 - len("version ") - 1)] == [
+        ["engine", "size", "version", "for"],
+        ["engine", "size", "for"],
+        ["engine", "for"],
+    ]
 
 
 def test_a_pipe_gets_whole_lines(state: Path, capsys: pytest.CaptureFixture[str]) -> None:

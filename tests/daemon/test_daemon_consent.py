@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +13,10 @@ from typing import Any
 import pytest
 
 from edge.daemon import consent
-from edge.errors import DoesNotFitError, EdgeError, EngineMissingError
+from edge.errors import AddressInUseError, BugError, DoesNotFitError, EdgeError, EngineMissingError
 from edge.plan.candidates import NOT_DOWNLOADED
 from edge.plan.prepare import Prepared
+from tests.serving import PATIENCE_S, Up, environment, free_port
 
 MISSING = EngineMissingError("no engine is built yet", "run `edgellm build -p cuda`", recipe="cuda")
 
@@ -59,3 +63,70 @@ def test_a_model_that_does_not_fit_stops_before_the_build(ran: list[list[str]]) 
 def test_a_model_that_is_here_is_not_asked_for(ran: list[list[str]]) -> None:
     consent.build(MISSING, "cpu", None, lambda: prepared("abc"), yes=True)
     assert ran == [["build", "-p", "cpu", "--fetch-tools"]]
+
+
+# `edgellm up` where the engine is missing, whatever this machine has; a build ends the process once it begins.
+WITHOUT_ENGINE = """
+import sys
+from types import SimpleNamespace
+from edge.cli import main
+from edge.daemon import consent, planning
+from edge.errors import EngineMissingError
+
+def prepare(*_, allow_missing=False):
+    if not allow_missing:
+        raise EngineMissingError("no engine is built yet", "run `edgellm build -p cuda`", recipe="cuda")
+    return SimpleNamespace(plan=SimpleNamespace(models={}))
+
+def run(arguments, _):
+    print("ran", *arguments, flush=True)
+    sys.exit(99)
+
+planning.prepare, consent._run = prepare, run
+sys.exit(main(["up", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_taken_port_ends_up_before_the_build(short_dir: Path, taken: bool) -> None:
+    """FC-34: an hour of compiling, and then the address belongs to another program."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1] if taken else free_port()
+        command = [sys.executable, "-c", WITHOUT_ENGINE, "--state-dir", str(short_dir), "--yes"]
+        done = subprocess.run(
+            [*command, "--listen", f"127.0.0.1:{port}"],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+    if taken:
+        assert done.returncode == AddressInUseError.exit_code, done.stderr
+        assert f"127.0.0.1:{port} is taken by" in done.stderr and "--listen" in done.stderr
+        assert "ran" not in done.stdout
+    else:
+        assert "ran build -p cuda --fetch-tools" in done.stdout, done.stderr
+        assert "are taken from PyPI" in done.stdout
+
+
+# `edgellm up` whose supervisor has a bug.
+BROKEN = """
+import sys
+from edge.cli import main
+from edge.supervisor.supervisor import Supervisor
+
+async def run(self):
+    raise RuntimeError("a bug of ours")
+
+Supervisor.run = run
+sys.exit(main(["up", *sys.argv[1:]]))
+"""
+
+
+def test_a_bug_in_a_supervisor_ends_up_with_70(short_dir: Path, smollm2: Path) -> None:
+    """The service manager starts it anew; a process that stayed would answer 503 until someone looks."""
+    with Up(short_dir, "-p", "cpu", "-m", str(smollm2), "--set", "n_ctx=512", program=("-c", BROKEN)) as up:
+        assert up.process.wait(PATIENCE_S) == BugError.exit_code == 70, up.output
+        assert "RuntimeError: a bug of ours" in up.output

@@ -9,9 +9,14 @@ import gguf
 import numpy as np
 import pytest
 from gguf.quants import dequantize
+from msgspec.structs import replace
 
-from edge.models.check import FORMATS, SCALES, check_deep
+from edge.cli import main
+from edge.models import check
+from edge.models.check import FORMATS, SCALES, check_deep, compare_headers
+from edge.models.header import read_header
 from edge.models.install import import_model
+from edge.models.meta import ModelMeta
 from edge.models.open import open_model
 from edge.models.quant import TENSOR_TYPES
 from tests.fakes.gguf_writer import Gguf, save_set
@@ -105,3 +110,30 @@ def test_the_real_smollm2_is_healthy(smollm2: Path) -> None:
     report = check_deep(open_model(smollm2))
     assert report.healthy and report.tensors == 272
     assert report.files[0].recorded == report.files[0].sha256
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"type": "Q4_0"}, {"shape": (64, 9)}, {"offset": 32}, {"name": "renamed.weight"}],
+    ids=lambda one: str(one),
+)
+def test_a_header_that_the_package_gguf_reads_otherwise_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], changed: dict[str, object]
+) -> None:
+    """One value of our reader is changed: the other reader must see it."""
+
+    def other(path: Path) -> ModelMeta:
+        meta = read_header(path)
+        return replace(meta, tensors=(replace(meta.tensors[0], **changed), *meta.tensors[1:]))
+
+    path = Gguf("llama").model().save(tmp_path / "m-Q5_K_M.gguf")
+    meta = read_header(path)
+    assert compare_headers(path, meta) == []
+    (*differences,) = compare_headers(path, other(path)) or ()
+    assert len(differences) == (2 if "name" in changed else 1)
+    assert any(f"{meta.tensors[0].name}: " in line for line in differences)
+    monkeypatch.setattr(check, "compare_headers", lambda path, _: compare_headers(path, other(path)))
+    report = check_deep(open_model(path))
+    assert not report.healthy and report.differences == tuple(differences)
+    assert main(["model", "check", "--deep", str(path)]) == 65
+    assert " in gguf" in capsys.readouterr().out

@@ -19,6 +19,7 @@ from edge.plan.calibration_file import calibration_path, record
 from edge.plan.plan import LaunchPlan, Measured, Settings
 from edge.plan.prepare import HostView, prepare
 from edge.units import GIB
+from tests.fakes.gguf_writer import Gguf
 from tests.trees import trees
 
 DOMAIN = {
@@ -86,6 +87,18 @@ def test_memory_by_hand_and_boards_by_name(capsys: pytest.CaptureFixture[str], s
     assert main(["plan", *board, "--root", "/"]) == 64
     assert main(["plan", "--board", "orin-nanu-8", *state]) == 64
     assert main(["plan", *board, "--memory", "lots"]) == 64
+
+
+@pytest.mark.parametrize("named", ["Demo", "Demo:Q8_0", "Demo:Q5_K_M"])
+def test_does_not_fit_speaks_of_the_nearest_candidate(
+    capsys: pytest.CaptureFixture[str], state: list[str], tmp_path: Path, named: str
+) -> None:
+    """Not of the biggest quantization, nor of the one that was named: its smaller ones are steps of the ladder."""
+    for quant, file_type, kind in (("Q8_0", 7, "Q8_0"), ("Q5_K_M", 17, "Q5_K"), ("Q4_K_M", 15, "Q4_K")):
+        model = Gguf("llama").model(file_type=file_type, type=kind).tensor("extra.weight", 4096, 1_000_000, type=kind)
+        model.save_sparse(folders({}, tmp_path).models / f"Demo-{quant}.gguf")
+    assert main(["plan", "--board", "orin-nano-8", "--memory", "1.2GiB", "-m", named, *state]) == 75
+    assert capsys.readouterr().err.startswith("error: Demo (Demo Q4_K_M) does not fit: ")
 
 
 def test_a_profile_and_a_model_by_flag(capsys: pytest.CaptureFixture[str], state: list[str]) -> None:
