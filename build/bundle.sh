@@ -33,7 +33,10 @@ cp "$checkout/build/offline-install.sh" "$out/install.sh"
 [ -z "${WHEELS_ONLY:-}" ] || exit 0
 edgellm=$(dirname "$python")/edgellm
 # Engines fit only their own machine; the embedded one comes with its wheel.
-if [ "$machine" = "$(uname -m)" ] && "$edgellm" engine list --json | "$python" -c '
+if [ "$machine" != "$(uname -m)" ]; then
+    echo "bundle: no engine is in it, because this machine is $(uname -m) and the boards are $machine: they serve from the" \
+        "CPU, or run \`edgellm engine export engine.tar.gz\` on a board that has built one and put the file into $out" >&2
+elif "$edgellm" engine list --json | "$python" -c '
 import json, sys
 listed = json.load(sys.stdin)
 sys.exit(listed["current"] not in [engine["id"] for engine in listed["engines"]])'; then
