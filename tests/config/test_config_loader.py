@@ -12,6 +12,7 @@ from edge.board.named import board_by_id, board_ids
 from edge.cli import main
 from edge.config.profile import check_file, choose, load_profile, profile_names, resolve_tier
 from edge.config.schema import schema
+from edge.config.values import SETTINGS
 from edge.errors import ConfigError
 from edge.paths import Folders, folders
 from edge.resources import data_dir, load_toml
@@ -47,6 +48,20 @@ def test_auto_has_a_profile_for_every_known_board(places: Folders, board_id: str
     profile = resolve_tier(load_profile(name, places), board)
     assert profile.tier is not None
     assert (profile.preset.backend == "cuda") == (board.compute_capability is not None and board.refused is None)
+
+
+def test_keys_that_name_files_of_one_model_are_refused_in_a_profile(places: Folders) -> None:
+    """A profile is for many models: the hint names the place in edgellm.toml."""
+    keys = [key for key, field in SETTINGS.items() if field.one_model]
+    assert {"args", "draft", "lora", "mmproj", "chat_template_file"} <= set(keys)
+    for key in keys:
+        value = '["/m/a.gguf"]' if key in ("args", "lora") else '"/m/a.gguf"'
+        for text in (f"{key} = {value}\n", f'[[tier]]\nname = "8GB"\n{key} = {value}\n'):
+            user(places, "mine", text)
+            with pytest.raises(ConfigError, match=f"mine.toml: .*{key} is not a key of this section") as caught:
+                load_profile("mine", places)
+            assert caught.value.exit_code == 78
+            assert f"or for one model: set = {{ {key} = … }}" in str(caught.value.hint)
 
 
 def test_a_tier_is_chosen_by_memory_and_may_be_named(places: Folders) -> None:
