@@ -186,6 +186,12 @@ def _draft_type(drafter: ModelFile, model: ModelFile) -> str:
             f"draft: {drafter.name} is made for a model with {width} values a token, and {model.name} has {ours}",
             "a drafter of this kind is made for one model",
         )
+    deepest = integer(meta, "target_layers")
+    if deepest > model.meta.n_layer:  # llama.cpp aborts
+        raise ConfigError(
+            f"draft: {drafter.name} reads layer {deepest} of its model, and {model.name} has {model.meta.n_layer}",
+            "a drafter of this kind is made for one model",
+        )
     # DSpark is DFlash with a Markov head (common_speculative_types_from_gguf).
     dspark = kind == "draft-dflash" and any(tensor.name == "markov_w1.weight" for tensor in meta.tensors)
     return "draft-dspark" if dspark else kind

@@ -14,7 +14,7 @@ import pytest
 from edge.cli import main
 from edge.plan import start_records
 from tests.fakes.gguf_writer import Gguf
-from tests.plan.random_gguf import Shape, write
+from tests.plan.random_gguf import Shape, write, write_eagle3
 from tests.plan.test_plan_engine_options import drawn_options
 from tests.serving import PATIENCE_S, Up, edgellm, eventually
 
@@ -147,6 +147,17 @@ def test_a_drafter_drafts(tmp_path: Path, smollm2: Path) -> None:
     assert "draft_n" not in plain["timings"]
     assert drafted["timings"]["draft_n"] > 0 and drafted["timings"]["draft_n_accepted"] > 0
     assert drafted["choices"][0]["message"]["content"] == plain["choices"][0]["message"]["content"]
+
+
+@pytest.mark.e2e
+def test_a_drafter_made_for_the_model_drafts(tmp_path: Path, smollm2: Path) -> None:
+    """An EAGLE-3 drafter of random weights: it reads states of the model, and what it drafts is mostly wrong."""
+    path = write_eagle3(tmp_path / "Head-F16.gguf", smollm2, target_embd=576, target_layers=(1, 15, 28))
+    body = {"messages": [{"role": "user", "content": "Count to ten."}], "max_tokens": 8, "temperature": 0}
+    with Up(tmp_path, "-p", "cpu", "-m", f"chat={smollm2}", "--set", "n_ctx=512", "--set", f"draft={path}") as up:
+        up.wait_for("ok")
+        answer = httpx.post(f"{up.url}/v1/chat/completions", json=body, timeout=120).json()
+        assert answer["timings"]["draft_n"] > 0, answer
 
 
 WITH_MTP = Shape(arch="glm4moe", layers=3, mtp=1, embd=128, heads=2, kv_heads=2, ff=128, experts=(4, 2), tied=True)

@@ -349,6 +349,7 @@ def test_a_drafter_made_for_the_model_drafts_in_its_own_way(
         (_made_for(*EAGLE, 512), "is made for a model with 512 values a token, and Eye has 256"),
         (_made_for(*DFLASH, 512), "is made for a model with 512 values a token, and Eye has 256"),
         (_made_for(*ASSISTANT, 512), "is made for a model with 512 values a token, and Eye has 256"),
+        (_made_for(*EAGLE, 256).set("eagle3.target_layers", [0, 1, 3]), "reads layer 3 of its model, and Eye has 2"),
         (_made_for("new-assistant", "embedding_length_out", 256), "architecture new-assistant, which llama.cpp lacks"),
         (_made_for(*EAGLE, 256).set("eagle3.vocab_size", 4096), "has another vocabulary"),
     ],
