@@ -125,6 +125,7 @@ sys.exit(main(["up", *sys.argv[1:]]))
 """
 
 
+@pytest.mark.e2e
 def test_a_bug_in_a_supervisor_ends_up_with_70(short_dir: Path, smollm2: Path) -> None:
     """The service manager starts it anew; a process that stayed would answer 503 until someone looks."""
     with Up(short_dir, "-p", "cpu", "-m", str(smollm2), "--set", "n_ctx=512", program=("-c", BROKEN)) as up:

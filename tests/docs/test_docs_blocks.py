@@ -159,6 +159,7 @@ def measured() -> list[str]:
     return list(dict.fromkeys(shlex.join("4" if word == "N" else word for word in line) for line in words))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", measured())
 def test_a_command_that_is_not_run_here_has_the_options_that_the_page_gives_it(command: str) -> None:
     words = shlex.split(command)
