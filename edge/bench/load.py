@@ -50,7 +50,7 @@ class EngineBench:
         self, plan_for: Callable[[str], Plan], model_id: str, socket_path: Path, on_step: Callable[[str], None]
     ) -> None:
         self._plan_for = plan_for
-        self._model_id = model_id
+        self.model_id = model_id
         self._socket_path = socket_path
         self._on_step = on_step
         self.plans: dict[str, tuple[Plan, ModelPlan, LaunchPlan]] = {}
@@ -58,7 +58,7 @@ class EngineBench:
     def _plan(self, way: str, value: str) -> LaunchPlan:
         """Plan the model with `value`, kept as `plans[way]`. Raises EdgeError where it cannot be planned."""
         plan = self._plan_for(value)
-        model = plan.models[self._model_id]
+        model = plan.models[self.model_id]
         launch = model.ladder.plans[model.ladder.chosen]
         self.plans[way] = (plan, model, launch)
         return launch

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from edge.bench.draft import DraftRow
-    from edge.bench.load import LoadRow
+    from edge.bench.load import EngineBench, LoadRow
     from edge.bench.serve import LoadLevel
     from edge.bench.sleep import SleepRow
     from edge.paths import Folders
     from edge.plan.plan import Plan
     from edge.plan.sleep_choice import SleepChoice
 
+B = TypeVar("B", bound="EngineBench")
 MODES = ("none", "mmap", "dio", "none+prefetch", "mmap+prefetch")
 
 Clients = Annotated[
@@ -61,16 +62,15 @@ def load(
 ) -> None:
     """Start the engine on the model in each load mode, with the file in the page cache and without."""
     from edge.bench.load import LoadBench, choice_of, winner
-    from edge.plan.load_choice import choices_path, write_choice
+    from edge.plan.choices import write_choice
+    from edge.plan.load_choice import choices_path
 
     folders = _of_a_stopped_one(state_dir)
     plan_for = _planner(folders, "load_mode", profile=profile, model=model, set=set, engine=engine)
     wanted = [mode.strip() for mode in modes.split(",") if mode.strip()]
     if not wanted or not {*wanted} <= {"auto", *MODES}:
         raise UsageError(f"--modes {modes}: unknown load mode", f"choose of auto, {', '.join(MODES)}")
-    model_id = next(iter(plan_for("auto").models))
-    step = (lambda _: None) if as_json else lambda text: typer.echo(text, err=True)
-    bench = LoadBench(plan_for, model_id, folders.instance_run / "bench.sock", step)
+    bench = _bench(LoadBench, plan_for, "auto", folders, quiet=as_json)
     rows = bench.measure(wanted, repeat=repeat, cold=True, warm=not cold)
     best = winner(rows)
     choice = choice_of(best, *bench.plans[best.mode]) if best else None
@@ -79,7 +79,7 @@ def load(
     if as_json:
         from msgspec import to_builtins
 
-        shown = {"schema": 1, "model": model_id, "rows": to_builtins(rows), "winner": to_builtins(choice)}
+        shown = {"schema": 1, "model": bench.model_id, "rows": to_builtins(rows), "winner": to_builtins(choice)}
         print_json(shown | {"applied": apply and choice is not None})
         return
     print_lines(_load_lines(rows, best.mode if best else None, applied=apply))
@@ -99,26 +99,25 @@ def draft(
 ) -> None:
     """Measure tokens/s without drafts and with each drafting that engine and model offer, on two kinds of text."""
     from edge.bench.draft import WAYS, DraftBench, choice_of, winner
-    from edge.plan.draft_choice import drafts_path, write_draft
+    from edge.plan.choices import write_choice
+    from edge.plan.draft_choice import drafts_path
 
     folders = _of_a_stopped_one(state_dir)
     plan_for = _planner(folders, "speculation", profile=profile, model=model, set=set, engine=engine)
     wanted = [way.strip() for way in ways.split(",") if way.strip()]
     if not {*wanted} <= {*WAYS} or "off" not in wanted:
         raise UsageError(f"--ways {ways}: unknown, or without `off`", f"choose of {', '.join(WAYS)}")
-    model_id = next(iter(plan_for("off").models))
-    step = (lambda _: None) if as_json else lambda text: typer.echo(text, err=True)
-    bench = DraftBench(plan_for, model_id, folders.instance_run / "bench.sock", step)
+    bench = _bench(DraftBench, plan_for, "off", folders, quiet=as_json)
     rows = bench.measure(wanted, repeat=repeat, tokens=tokens)
     best = winner(rows)
     without = next(row for row in rows if row.way == "off")
     choice = choice_of(best, without, *bench.plans[best.way]) if best else None
     if apply and choice is not None:
-        write_draft(drafts_path(folders), choice)
+        write_choice(drafts_path(folders), choice)
     if as_json:
         from msgspec import to_builtins
 
-        shown = {"schema": 1, "model": model_id, "rows": to_builtins(rows), "winner": to_builtins(choice)}
+        shown = {"schema": 1, "model": bench.model_id, "rows": to_builtins(rows), "winner": to_builtins(choice)}
         print_json(shown | {"applied": apply and choice is not None})
         return
     print_lines(_draft_lines(rows, best, applied=apply))
@@ -136,24 +135,30 @@ def sleep(
 ) -> None:
     """Time the first token of a model whose engine was ended while idle, and of one whose engine slept by itself."""
     from edge.bench.sleep import SleepBench, choice_of
-    from edge.plan.sleep_choice import sleeps_path, write_sleep
+    from edge.plan.choices import write_choice
+    from edge.plan.sleep_choice import sleeps_path
 
     folders = _of_a_stopped_one(state_dir)
     plan_for = _planner(folders, "saved_prompts", profile=profile, model=model, set=set, engine=engine)
-    model_id = next(iter(plan_for("off").models))
-    step = (lambda _: None) if as_json else lambda text: typer.echo(text, err=True)
-    bench = SleepBench(plan_for, model_id, folders.instance_run / "bench.sock", step)
+    bench = _bench(SleepBench, plan_for, "off", folders, quiet=as_json)
     row = bench.measure(repeat=repeat)
     choice = choice_of(row, *bench.plans["stop"])
     if apply and choice is not None:
-        write_sleep(sleeps_path(folders), choice)
+        write_choice(sleeps_path(folders), choice)
     if as_json:
         from msgspec import to_builtins
 
-        shown = {"schema": 1, "model": model_id, "row": to_builtins(row), "winner": to_builtins(choice)}
+        shown = {"schema": 1, "model": bench.model_id, "row": to_builtins(row), "winner": to_builtins(choice)}
         print_json(shown | {"applied": apply and choice is not None})
         return
     print_lines(_sleep_lines(row, choice, applied=apply))
+
+
+def _bench(kind: type[B], plan_for: Callable[[str], Plan], first: str, folders: Folders, *, quiet: bool) -> B:
+    """Make a bench of the first model, as planned with `first`. Each step is a line on stderr unless `quiet`."""
+    model_id = next(iter(plan_for(first).models))
+    step = (lambda _: None) if quiet else lambda text: typer.echo(text, err=True)
+    return kind(plan_for, model_id, folders.instance_run / "bench.sock", step)
 
 
 def _of_a_stopped_one(state_dir: Path | None) -> Folders:

@@ -63,7 +63,14 @@ class _ModelQueue(Struct):
 
     def release(self) -> None:
         self.active -= 1
-        self.advance() if self.freed is None else self.freed()
+        self.move()
+
+    def move(self) -> None:
+        """Let waiting requests go ahead: those of all models while the governor's limit is shared among them."""
+        if self.freed is None or self.fraction >= 1:
+            self.advance()
+        else:
+            self.freed()
 
 
 class Admission:
@@ -164,7 +171,7 @@ class Admission:
         else:
             queue = self._light.setdefault(upstream.model_id, _ModelQueue(fixed=LIGHT_REQUESTS))
         queue.upstream = upstream
-        queue.advance() if queue.freed is None else queue.freed()
+        queue.move()
         return queue
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from msgspec import Struct, convert, to_builtins
+from msgspec import Struct
 from msgspec.structs import replace
 
 from edge.config.values import Preset
-from edge.linux.files import read_json, write_json
 from edge.models.open import ModelFile
 from edge.paths import Folders
 
-SCHEMA = 1
 NOT_MEASURED = "speculation = auto drafts nothing: this model is not measured yet (edgellm bench draft --apply)"
 
 
@@ -41,18 +39,6 @@ def model_key(file: ModelFile) -> str:
     return f"{file.name} {file.quant} {file.bytes}"
 
 
-def read_drafts(path: Path, board: str, engine: str) -> tuple[DraftChoice, ...]:
-    """Return the choices for this board and engine; none from a missing, damaged or newer file."""
-    return tuple(row for row in _read(path) if (row.board, row.engine) == (board, engine))
-
-
-def write_draft(path: Path, choice: DraftChoice) -> None:
-    """Add or replace one choice. Raises OSError."""
-    rows = [*(row for row in _read(path) if row.key != choice.key), choice]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"schema": SCHEMA, "choices": to_builtins(rows)})
-
-
 def measured_drafts(preset: Preset, file: ModelFile, choices: Iterable[DraftChoice]) -> tuple[Preset, tuple[str, ...]]:
     """Return the preset with `auto` replaced by what was measured for this model, and a note where nothing was."""
     if preset.speculation != "auto":
@@ -62,11 +48,3 @@ def measured_drafts(preset: Preset, file: ModelFile, choices: Iterable[DraftChoi
     if found is not None and found.speculation in ("ngram", "mtp"):
         return replace(preset, speculation=found.speculation), ()
     return replace(preset, speculation="off"), () if found else (NOT_MEASURED,)
-
-
-def _read(path: Path) -> list[DraftChoice]:
-    try:
-        document = read_json(path)
-        return convert(document["choices"], list[DraftChoice]) if document["schema"] == SCHEMA else []
-    except (OSError, ValueError, KeyError, TypeError):  # msgspec's ValidationError is a ValueError
-        return []

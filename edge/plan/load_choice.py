@@ -6,13 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from msgspec import Struct, convert, to_builtins
+from msgspec import Struct
 
-from edge.linux.files import read_json, write_json
 from edge.paths import Folders
+from edge.plan.choices import read_all
 from edge.units import GIB
 
-SCHEMA = 1
 # Upper ends of the size classes: a winner for 1 GB says little about 30 GB, where memory is short.
 _CLASSES_GIB = (1, 4, 16, 64)
 
@@ -50,33 +49,9 @@ def offload_of(n_gpu_layers: int, n_layer: int) -> str:
     return "full" if n_gpu_layers > n_layer else "partial" if n_gpu_layers else "none"
 
 
-def read_choices(path: Path, board: str, engine: str) -> tuple[LoadChoice, ...]:
-    """Return the choices for this board and engine; none from a missing, damaged or newer file."""
-    return tuple(row for row in _rows(path) if (row.board, row.engine) == (board, engine))
-
-
-def _rows(path: Path) -> list[LoadChoice]:
-    try:
-        document = read_json(path)
-        return convert(document["choices"], list[LoadChoice]) if document["schema"] == SCHEMA else []
-    except (OSError, ValueError, KeyError, TypeError):  # msgspec's ValidationError is a ValueError
-        return []
-
-
 def prefetch_helps(*paths: Path) -> bool:
     """Return whether a measurement in one of these files found that reading ahead of an engine helps."""
-    return any(row.prefetch for path in paths for row in _rows(path))
-
-
-def write_choice(path: Path, choice: LoadChoice) -> None:
-    """Add or replace one choice. Raises OSError."""
-    try:
-        kept = convert(read_json(path)["choices"], list[LoadChoice])
-    except (OSError, ValueError, KeyError, TypeError):
-        kept = []
-    rows = [*(row for row in kept if row.key != choice.key), choice]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"schema": SCHEMA, "choices": to_builtins(rows)})
+    return any(row.prefetch for path in paths for row in read_all(path, LoadChoice))
 
 
 def choice_for(choices: Iterable[LoadChoice], file: str, file_bytes: int, offload: str) -> LoadChoice | None:

@@ -26,14 +26,15 @@ from edge.paths import Folders
 from edge.plan import start_records
 from edge.plan.argv import EnvFacts, other_environment
 from edge.plan.calibration_file import calibration_path, load, read_claims
+from edge.plan.choices import read_choices
 from edge.plan.choose import Chooser, fetch_first
-from edge.plan.draft_choice import drafts_path, read_drafts
-from edge.plan.load_choice import choices_path, read_choices
+from edge.plan.draft_choice import DraftChoice, drafts_path
+from edge.plan.load_choice import LoadChoice, choices_path
 from edge.plan.other_load import load_path, read_busy_cores
 from edge.plan.plan import ModelPlan, Plan
 from edge.plan.planner import Extras, PromptFolder, assumed_engine, make_plan, plan_inputs
 from edge.plan.remotes import Absent, Remotes, find_remotes
-from edge.plan.sleep_choice import read_sleeps, sleeps_path
+from edge.plan.sleep_choice import SleepChoice, sleeps_path
 from edge.units import MIB, format_bytes
 
 # Each saved prompt is a write of some 100 MB: eMMC, SD cards and USB sticks wear, network disks are slow, what lies in
@@ -156,16 +157,16 @@ def _plan(
     here: bool,
 ) -> Plan:
     calibrations = load(calibration_path(folders), engine.id)
-    choices = read_choices(choices_path(folders), board.id, engine.id)
+    choices = read_choices(choices_path(folders), LoadChoice, board.id, engine.id)
     preset, inputs = plan_inputs(board, memory, profile, engine, calibrations)
     busy = read_busy_cores(load_path(folders))
     inputs = replace(inputs, load_choices=choices, busy_cores=busy)
     chosen = Chooser(standard(folders, config.store.dirs, os.environ), inputs).choose(config, preset)
     facts = EnvFacts(str(folders.cache), str(folders.cache), wsl=board.container == "wsl2")
-    drafts = read_drafts(drafts_path(folders), board.id, engine.id)
+    drafts = read_choices(drafts_path(folders), DraftChoice, board.id, engine.id)
     prompts = _prompt_folder(folders) if here else None
     others = tuple(model for model in config.models if model.command)
-    sleeps = read_sleeps(sleeps_path(folders), board.id, engine.id)
+    sleeps = read_choices(sleeps_path(folders), SleepChoice, board.id, engine.id)
     claims = read_claims(folders)
     extras = Extras(chosen.smaller, calibrations, choices, busy, drafts, remotes, prompts, others, claims, sleeps)
     plan = make_plan(board, memory, profile, engine, chosen.models, facts, extras)

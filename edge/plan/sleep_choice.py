@@ -11,16 +11,14 @@ from math import ceil
 from pathlib import Path
 from typing import Literal
 
-from msgspec import Struct, convert, to_builtins
+from msgspec import Struct
 
 from edge.config.values import ModelConfig
 from edge.engine.engine import Engine
-from edge.linux.files import read_json, write_json
 from edge.paths import Folders
 from edge.plan.load_choice import size_class
 from edge.plan.plan import Settings
 
-SCHEMA = 1
 GAIN = 1.1  # the engine's own sleep has to be sooner by a tenth: it keeps memory, and prompts are lost in it
 MOST_LEFT = 0.1  # of the file's size may stay in memory: 62 MB of a 1 GB model were measured, a CUDA context beside it
 OPTION = "--sleep-idle-seconds"
@@ -51,18 +49,6 @@ def winner(stop_s: float, engine_s: float, left_bytes: int, file_bytes: int) -> 
     return "engine" if engine_s * GAIN <= stop_s and left_bytes <= MOST_LEFT * file_bytes else "stop"
 
 
-def read_sleeps(path: Path, board: str, engine: str) -> tuple[SleepChoice, ...]:
-    """Return the choices for this board and engine; none from a missing, damaged or newer file."""
-    return tuple(row for row in _read(path) if (row.board, row.engine) == (board, engine))
-
-
-def write_sleep(path: Path, choice: SleepChoice) -> None:
-    """Add or replace one choice. Raises OSError."""
-    rows = [*(row for row in _read(path) if row.key != choice.key), choice]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"schema": SCHEMA, "choices": to_builtins(rows)})
-
-
 def can_sleep(engine: Engine) -> bool:
     """Return whether an engine sleeps by itself and reports it, on its progress protocol."""
     return engine.kind == "embedded" or (engine.has(OPTION) and engine.progress_protocol)
@@ -79,11 +65,3 @@ def own_sleep_s(
     if found is None or found.mode != "engine" or config.ttl_s <= 0 or settings.rpc or not can_sleep(engine):
         return 0
     return ceil(config.ttl_s)
-
-
-def _read(path: Path) -> list[SleepChoice]:
-    try:
-        document = read_json(path)
-        return convert(document["choices"], list[SleepChoice]) if document["schema"] == SCHEMA else []
-    except (OSError, ValueError, KeyError, TypeError):  # msgspec's ValidationError is a ValueError
-        return []

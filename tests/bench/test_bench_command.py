@@ -16,7 +16,8 @@ from edge.board.probe import probe
 from edge.engine.installed import SelectedEngine, write_selection
 from edge.linux.procfs import resident_ratio
 from edge.models.open import open_model
-from edge.plan.load_choice import LoadChoice, choice_for, chosen_mode, read_choices, size_class, write_choice
+from edge.plan.choices import read_choices, write_choice
+from edge.plan.load_choice import LoadChoice, choice_for, chosen_mode, size_class
 from edge.plan.plan import Ladder, LaunchPlan, ModelPlan, Plan
 from edge.units import GIB
 from tests.daemon.served import Served, config_text, install, served
@@ -46,7 +47,7 @@ def test_dio_is_never_used_with_a_partial_offload() -> None:
 
 def test_a_winner_with_prefetch_is_kept_as_such(tmp_path: Path) -> None:
     write_choice(tmp_path / "c.json", replace(choice("mmap"), prefetch=True))
-    (found,) = read_choices(tmp_path / "c.json", "b", "e")
+    (found,) = read_choices(tmp_path / "c.json", LoadChoice, "b", "e")
     assert found.prefetch and choice_for([found], "/m.gguf", 1, "none") == found
 
 
@@ -54,11 +55,11 @@ def test_choices_are_kept_by_board_and_engine_and_damage_is_none(tmp_path: Path)
     path = tmp_path / "load_modes.json"
     for each in (choice("mmap"), choice("none"), choice("mmap", board="other")):
         write_choice(path, each)
-    assert read_choices(path, "b", "e") == (choice("none"),)
+    assert read_choices(path, LoadChoice, "b", "e") == (choice("none"),)
     path.write_text('{"schema": 1, "choices": [{"board": 3}]}')
-    assert read_choices(path, "b", "e") == ()
+    assert read_choices(path, LoadChoice, "b", "e") == ()
     write_choice(path, choice("dio"))
-    assert [each.mode for each in read_choices(path, "b", "e")] == ["dio"]
+    assert [each.mode for each in read_choices(path, LoadChoice, "b", "e")] == ["dio"]
 
 
 def test_the_winner_counts_cold_and_warm_starts() -> None:
@@ -89,7 +90,7 @@ def test_a_way_that_loses_here_is_not_kept(
     assert best is not None
     plan, model, launch = planned(smollm2, n_gpu_layers=99)
     write_choice(tmp_path / "c.json", choice_of(best, plan, model, launch))
-    kept = read_choices(tmp_path / "c.json", plan.board.id, plan.engine.id)
+    kept = read_choices(tmp_path / "c.json", LoadChoice, plan.board.id, plan.engine.id)
     found = choice_for(kept, model.model.path, model.model.bytes, "full")
     assert found is not None and (found.mode, found.prefetch) == (mode, ahead)
 

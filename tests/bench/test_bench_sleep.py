@@ -12,9 +12,10 @@ from edge.board.probe import probe
 from edge.config.values import ModelConfig
 from edge.engine.engine import Flag
 from edge.paths import folders
+from edge.plan.choices import read_choices, write_choice
 from edge.plan.load_choice import size_class
 from edge.plan.planner import Extras, PromptFolder
-from edge.plan.sleep_choice import SleepChoice, read_sleeps, sleeps_path, winner, write_sleep
+from edge.plan.sleep_choice import SleepChoice, sleeps_path, winner
 from edge.units import GIB, MIB
 from tests.daemon.served import Served, config_text
 from tests.plan import shapes
@@ -31,15 +32,15 @@ def choice(mode: str = "engine", **changes: object) -> SleepChoice:
 def test_a_choice_is_kept_by_board_engine_and_size_class(tmp_path: Path) -> None:
     path = tmp_path / "data/sleep_modes.json"
     for each in (choice("stop"), choice("engine"), choice("stop", size_class=2), choice("stop", board="other")):
-        write_sleep(path, each)
-    assert read_sleeps(path, "b", "e") == (choice("engine"), choice("stop", size_class=2))
-    assert read_sleeps(path, "b", "another") == ()
+        write_choice(path, each)
+    assert read_choices(path, SleepChoice, "b", "e") == (choice("engine"), choice("stop", size_class=2))
+    assert read_choices(path, SleepChoice, "b", "another") == ()
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"schema": 2, "choices": []}', '{"schema": 1, "choices": [{"mode": 1}]}'])
 def test_a_damaged_file_is_no_choice(tmp_path: Path, text: str) -> None:
     (tmp_path / "s.json").write_text(text)
-    assert read_sleeps(tmp_path / "s.json", "b", "e") == ()
+    assert read_choices(tmp_path / "s.json", SleepChoice, "b", "e") == ()
 
 
 def test_the_engines_own_sleep_has_to_be_sooner_and_to_leave_little() -> None:
@@ -95,7 +96,7 @@ def test_the_bench_measures_both_ways_and_keeps_the_winner(short_dir: Path, smol
     row, best = result["row"], result["winner"]
     assert len(row["stop_s"]) == len(row["engine_s"]) == 1 and row["left_bytes"] > MIB and result["applied"]
     assert best["mode"] == winner(best["stop_s"], best["engine_s"], best["left_bytes"], smollm2.stat().st_size)
-    (kept,) = read_sleeps(sleeps_path(folders({}, state)), probe().id, best["engine"])
+    (kept,) = read_choices(sleeps_path(folders({}, state)), SleepChoice, probe().id, best["engine"])
     assert kept.mode == best["mode"]
 
 
@@ -108,7 +109,7 @@ def test_an_idle_model_sleeps_as_the_measurement_favours(mode: str, short_dir: P
     (state / "config" / "edgellm.toml").write_text(config_text(body))
     shown = json.loads(edgellm("plan", "--json", "--state-dir", str(state)).stdout)
     kept = choice(mode, board=probe().id, engine=shown["engine"]["id"], size_class=0)
-    write_sleep(state / "data" / "sleep_modes.json", kept)
+    write_choice(state / "data" / "sleep_modes.json", kept)
     with Served(state) as up:
         up.wait_for("ok")
         pids = []

@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from edge.config.values import Preset
-from edge.plan.draft_choice import NOT_MEASURED, DraftChoice, measured_drafts, model_key, read_drafts, write_draft
+from edge.plan.choices import read_choices, write_choice
+from edge.plan.draft_choice import NOT_MEASURED, DraftChoice, measured_drafts, model_key
 from tests.plan import shapes
 
 FILE = shapes.model("Small")
@@ -22,15 +23,15 @@ def choice(way: str = "ngram", **changes: str) -> DraftChoice:
 def test_a_choice_is_kept_by_board_engine_and_model_and_the_last_one_counts(tmp_path: Path) -> None:
     path = tmp_path / "data/drafting.json"
     for each in (choice("mtp"), choice("ngram"), choice("off", engine="e2"), choice("mtp", model="Other Q4_0 1")):
-        write_draft(path, each)
-    assert read_drafts(path, "orin", "e1") == (choice("ngram"), choice("mtp", model="Other Q4_0 1"))
-    assert read_drafts(path, "orin", "e3") == read_drafts(path, "thor", "e1") == ()
+        write_choice(path, each)
+    assert read_choices(path, DraftChoice, "orin", "e1") == (choice("ngram"), choice("mtp", model="Other Q4_0 1"))
+    assert read_choices(path, DraftChoice, "orin", "e3") == read_choices(path, DraftChoice, "thor", "e1") == ()
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 2, "choices": []}', '{"schema": 1, "choices": [{}]}'])
 def test_a_damaged_file_is_no_choice(tmp_path: Path, text: str) -> None:
     (tmp_path / "d.json").write_text(text)
-    assert read_drafts(tmp_path / "d.json", "orin", "e1") == ()
+    assert read_choices(tmp_path / "d.json", DraftChoice, "orin", "e1") == ()
 
 
 def test_auto_is_what_was_measured_for_this_model() -> None:

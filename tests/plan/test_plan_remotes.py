@@ -14,6 +14,7 @@ from edge.config.devices import DeviceConfig
 from edge.config.values import ModelConfig, Preset, Profile
 from edge.engine.engine import Engine, Flag
 from edge.errors import ConfigError, DoesNotFitError, EngineMissingError, RemoteMissingError
+from edge.linux import rpc
 from edge.linux.rpc import DeviceMemory
 from edge.paths import folders
 from edge.plan.argv import EnvFacts
@@ -161,6 +162,12 @@ ON_A_CPU = (DeviceMemory(8 * GIB, 8 * GIB),)
 
 def tunnel(**values: Any) -> DeviceConfig:
     return DeviceConfig(**{"rpc": "127.0.0.1:50052", **values})
+
+
+@pytest.fixture(autouse=True)
+def no_engine_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections of this machine: another process may use the port of these tests."""
+    monkeypatch.setattr(rpc, "connected", lambda *_: False)
 
 
 def find(tmp_path: Path, device: DeviceConfig, ask: Any, *, here: bool = True, wait: bool = True) -> Remotes:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from edge.plan.load_choice import LoadChoice, prefetch_helps, write_choice
+from edge.plan.choices import write_choice
+from edge.plan.load_choice import LoadChoice, prefetch_helps
 from edge.resources import data_dir
 from edge.service.units import UNITS, UnitFile, UnitSettings, files
 
