@@ -267,7 +267,7 @@ def _placed(candidate: Candidate, chosen: Settings, inputs: PlanInputs, preset: 
     if rung.fits or not inputs.used_servers or inputs.local_gpus:
         return rung
     counts = range(candidate.file.meta.n_layer, 0, -1)
-    return _first_that_fits(counts, lambda count: _with_layers(preset, rung, count, inputs)) or rung
+    return _first_that_fits(counts, lambda count: _with_layers(preset, rung, count, inputs), inputs) or rung
 
 
 def _fitting(rungs: Iterable[Rung]) -> Rung:
@@ -299,8 +299,8 @@ def _partial(last: Rung, preset: Preset, inputs: PlanInputs) -> Iterator[Rung]:
     """
     parts = [replace(inputs, gpus=gpus) for gpus in gpu_sets(preset, inputs)]
     needed = device_required(last.budget, inputs)
-    experts = [rung for part in parts if (rung := _with_experts_on_host(preset, last, part)) is not None]
-    layers = [rung for part in parts if (rung := _with_most_layers(preset, last, part)) is not None]
+    experts = [rung for part in parts if (rung := _with_experts_on_host(preset, last, part, needed))]
+    layers = [rung for part in parts if (rung := _with_most_layers(preset, last, part, needed))]
     found = []
     if experts:
         found.append(min(experts, key=lambda rung: rung.settings.cpu_expert_layers))
@@ -317,7 +317,7 @@ def _partial(last: Rung, preset: Preset, inputs: PlanInputs) -> Iterator[Rung]:
         yield _with_layers(preset, last, 0, inputs)
 
 
-def _with_experts_on_host(preset: Preset, last: Rung, inputs: PlanInputs) -> Rung | None:
+def _with_experts_on_host(preset: Preset, last: Rung, inputs: PlanInputs, below_bytes: int) -> Rung | None:
     """Keep the experts of the fewest last layers on the host; None where that does not make all layers fit."""
     if not any(last.candidate.weights.experts) or not inputs.overrides_tensors:
         return None
@@ -327,27 +327,39 @@ def _with_experts_on_host(preset: Preset, last: Rung, inputs: PlanInputs) -> Run
         chosen = replace(full, cpu_expert_layers=count)
         return _rung(last.candidate, on_gpus(preset, chosen, last.candidate, inputs), inputs)
 
-    return _first_that_fits(range(1, last.candidate.file.meta.n_layer + 1), with_experts)
+    return _first_that_fits(range(1, last.candidate.file.meta.n_layer + 1), with_experts, inputs, below_bytes)
 
 
-def _with_most_layers(preset: Preset, last: Rung, inputs: PlanInputs) -> Rung | None:
+def _with_most_layers(preset: Preset, last: Rung, inputs: PlanInputs, below_bytes: int) -> Rung | None:
     most = last.candidate.file.meta.n_layer
-    return _first_that_fits(range(most, 0, -1), lambda count: _with_layers(preset, last, count, inputs))
+    return _first_that_fits(
+        range(most, 0, -1), lambda count: _with_layers(preset, last, count, inputs), inputs, below_bytes
+    )
 
 
-def _first_that_fits(counts: Sequence[int], make: Callable[[int], Rung]) -> Rung | None:
-    """Return the rung of the first count that fits; the GPU memory that they need falls along `counts`."""
+def _first_that_fits(
+    counts: Sequence[int], make: Callable[[int], Rung], inputs: PlanInputs, below_bytes: int | None = None
+) -> Rung | None:
+    """Return the rung of the first count that fits; the GPU memory that they need falls along `counts`.
+
+    `below_bytes`: and needs less GPU memory than this. What stays on the host is computed from a copy on each GPU, so
+    that one layer less may need more than all of them.
+    """
+
+    def fits(rung: Rung) -> bool:
+        enough = all(domain.fits for name, domain in rung.budget.items() if name in rung.gpus)
+        return enough and (below_bytes is None or device_required(rung.budget, inputs) < below_bytes)
+
     low, high = 0, len(counts) - 1
     # Bisection: a plan of 60 layers costs 6 estimates of memory, not 60.
     while low < high:
         middle = (low + high) // 2
-        rung = make(counts[middle])
-        if all(domain.fits for name, domain in rung.budget.items() if name in rung.gpus):
+        if fits(make(counts[middle])):
             high = middle
         else:
             low = middle + 1
     rung = make(counts[low])
-    return rung if rung.fits else None
+    return rung if rung.fits and fits(rung) else None
 
 
 def _with_layers(preset: Preset, rung: Rung, n_gpu_layers: int, inputs: PlanInputs) -> Rung:
