@@ -56,8 +56,11 @@ def hub(layout: Layout, folder: Path) -> Iterator[None]:
 def suite(layout: Layout, server: Path, out: Path, only: Path, environment: dict[str, str]) -> float:
     """One run; seconds. `server` is what the tests start."""
     out.mkdir(parents=True, exist_ok=True)
+    for former in ("junit.xml", "trace.jsonl"):  # a run that does not begin must not be judged by the one before
+        (out / former).unlink(missing_ok=True)
     cache = out / "llama-cache"
-    plain = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
+    # Options of our own pytest are unknown to the suite's.
+    plain = {key: value for key, value in os.environ.items() if "proxy" not in key.lower() and key != "PYTEST_ADDOPTS"}
     settings = {
         "LLAMA_SERVER_BIN_PATH": str(server),
         "LLAMA_CACHE": str(cache),

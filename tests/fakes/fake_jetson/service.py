@@ -12,6 +12,7 @@ import fcntl
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -29,8 +30,8 @@ def why_not() -> str | None:
     """A reason why the service cannot run on this machine."""
     if os.geteuid() != 0:
         return "needs root for a mount namespace"
-    if SOCKET.exists():
-        return f"{SOCKET} exists: a real jtop service runs here"
+    if listened_to():
+        return f"{SOCKET} answers: a real jtop service runs here"
     if not shutil.which("unshare") or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
         return "no mount namespaces here"
     return None
@@ -40,7 +41,22 @@ def why_not() -> str | None:
 def only_one() -> Iterator[None]:
     with _LOCK.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        if not listened_to():  # a run that was killed leaves its socket file behind
+            with contextlib.suppress(OSError):
+                SOCKET.unlink(missing_ok=True)
         yield
+
+
+def listened_to() -> bool:
+    """Whether a process accepts connections at the service's socket; True as well where that can't be tried."""
+    with socket.socket(socket.AF_UNIX) as client:
+        try:
+            client.connect(str(SOCKET))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except OSError:
+            return True
+    return True
 
 
 class JtopService:
@@ -54,7 +70,9 @@ class JtopService:
     def start(self) -> JtopService:
         if SOCKET.exists():
             raise RuntimeError(f"{SOCKET} exists: another jtop service is running")
-        command = ["unshare", "--mount", "--propagation", "private", "--", "/bin/sh", str(HERE / "enter.sh")]
+        # It ends with the test run, also with one that is killed.
+        command = ["setpriv", "--pdeathsig", "TERM", "unshare", "--mount", "--propagation", "private", "--"]
+        command += ["/bin/sh", str(HERE / "enter.sh")]
         program = self.board.root / "launch/jtop"  # so that its command line reads as on a board: PYTHON …/jtop --force
         put(program, (HERE / "jtop_service.py").read_bytes())
         command += [str(self.board.root), str(self.python), str(program), "--force"]
