@@ -1,4 +1,4 @@
-"""Published forms of the keys: JSON Schema of a profile, docs/configuration.md, a commented edgellm.toml."""
+"""Published forms of the keys: JSON Schemas of a profile and of edgellm.toml, docs/configuration.md, an example."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ with its origin.
 
 The environment has a variable for each key: `EDGELLM_GATEWAY__HOLD__SECONDS=5` is `gateway.hold.seconds`,
 `EDGELLM_N_CTX=8192` is `n_ctx`; a list is `a,b` or `["a", "b"]`. Sizes are bytes, or text such as `"512MiB"`.
+
+For editors and other tools there is a JSON Schema of the file: `profiles/edgellm.schema.json`.
 """
 
 
@@ -57,24 +59,42 @@ set = { n_ctx = 16384, reasoning = "off", temperature = 0.6 }
 
 def schema() -> dict[str, Any]:
     """Return the JSON Schema 2020-12 of one profile file, for editors and other tools."""
-    tables: dict[str, dict[str, Any]] = {}
-    for key, field in SECTIONS.items():
-        table, name = key.split(".")
-        tables.setdefault(table, _table({}))["properties"][name] = _field(field)
+    properties = {
+        "summary": {"type": "string", "description": "one line"},
+        "extends": {"type": "string", "description": "another profile, which may not extend a third"},
+        **_table({**PROFILE_SETTINGS, **SECTIONS})["properties"],
+        "tier": {"type": "array", "items": _table({**TIER_KEYS, **PROFILE_SETTINGS})},
+        "use": {"type": "array", "items": {**_table(CHOICE_KEYS), "required": ["profile"]}},
+    }
+    return _document("edgellm profile", properties)
+
+
+def config_schema() -> dict[str, Any]:
+    """Return the JSON Schema 2020-12 of edgellm.toml, with the keys of one model's table."""
+    model = _table({**MODEL_KEYS, **{key: field for key, field in SETTINGS.items() if field.one_model}})
+    model["properties"]["set"] = _table(SETTINGS) | {"description": "settings of this model"}
+    # Either a file for llama.cpp, or another engine: `edge.config.models` refuses a mixture with a sentence.
+    mixed = [{"required": [key]} for key in OTHER_ENGINE_KEYS]
+    model["oneOf"] = [
+        {"required": ["ref"], "not": {"anyOf": mixed}},
+        {"required": ["id", "command", "memory"], "not": {"required": ["ref"]}},
+    ]
+    properties = {
+        **_table(CONFIG_KEYS)["properties"],
+        "set": _table(SETTINGS) | {"description": "settings of every model"},
+        "model": {"type": "array", "items": model},
+        "device": {"type": "array", "items": _table(DEVICE_KEYS) | {"required": ["rpc"]}},
+    }
+    return _document("edgellm.toml", properties)
+
+
+def _document(title: str, properties: dict[str, Any]) -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "edgellm profile",
+        "title": title,
         "type": "object",
         "additionalProperties": False,
-        "properties": {
-            "schema": {"const": SCHEMA},
-            "summary": {"type": "string", "description": "one line"},
-            "extends": {"type": "string", "description": "another profile, which may not extend a third"},
-            **{key: _field(field) for key, field in PROFILE_SETTINGS.items()},
-            **tables,
-            "tier": {"type": "array", "items": _table({**TIER_KEYS, **PROFILE_SETTINGS})},
-            "use": {"type": "array", "items": {**_table(CHOICE_KEYS), "required": ["profile"]}},
-        },
+        "properties": {"schema": {"const": SCHEMA}, **properties},
     }
 
 
@@ -131,8 +151,15 @@ def _commented(name: str, field: Field, value: object) -> list[str]:
 
 
 def _table(fields: Mapping[str, Field]) -> dict[str, Any]:
-    properties = {key: _field(field) for key, field in fields.items()}
-    return {"type": "object", "additionalProperties": False, "properties": properties}
+    """Return the JSON Schema of a table; a dotted key is one of a table in it."""
+    table: dict[str, Any] = {"type": "object", "additionalProperties": False, "properties": {}}
+    for key, field in fields.items():
+        *parents, name = key.split(".")
+        inner = table
+        for parent in parents:
+            inner = inner["properties"].setdefault(parent, _table({}))
+        inner["properties"][name] = _field(field)
+    return table
 
 
 def _field(field: Field) -> dict[str, Any]:

@@ -136,12 +136,6 @@ def test_an_unknown_name_says_which_there_are(places: Folders) -> None:
         load_profile("./orin.toml", places)
 
 
-def test_the_published_schema_is_the_one_that_reads(places: Folders) -> None:
-    """Written by `python -m tests.config.publish`."""
-    published = json.loads((data_dir("profiles") / "profile.schema.json").read_text())
-    assert published == schema()
-
-
 @pytest.mark.parametrize("path", sorted(data_dir("profiles").glob("*.toml")), ids=lambda path: path.stem)
 def test_shipped_profiles_follow_the_schema(path: Path) -> None:
     if path.stem not in NOT_PROFILES:

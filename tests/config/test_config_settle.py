@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from edge.cli import main
 from edge.config import load, resolve_profile
-from edge.config.schema import reference
+from edge.config.load import file_layer
+from edge.config.schema import config_schema, reference
 from edge.config.show import rows
 from edge.config.values import CONFIG_KEYS, MODEL_KEYS, SETTINGS, Preset
+from edge.errors import ConfigError
 from edge.paths import folders
-from tests.config.publish import DOCS
+from edge.resources import data_dir, load_toml
+from tests.config.publish import DOCS, SCHEMAS
 from tests.plan import shapes
 
 
@@ -52,6 +56,58 @@ def test_the_published_page_is_made_of_the_keys() -> None:
     assert DOCS.read_text(encoding="utf-8") == reference()
 
 
+def test_the_published_schemas_are_those_of_the_keys() -> None:
+    """Written by `python -m tests.config.publish`."""
+    for name, made in SCHEMAS.items():
+        assert json.loads((data_dir("profiles") / name).read_text(encoding="utf-8")) == made(), name
+    table = config_schema()["properties"]["model"]["items"]["properties"]
+    own = {key for key, field in SETTINGS.items() if field.one_model}
+    assert set(table) == {*MODEL_KEYS, *own, "set"} and {"args", "draft", "lora", "mmproj"} <= own
+    assert set(table["set"]["properties"]) == set(SETTINGS)
+
+
+EXAMPLES = [
+    (page.name, index, block.split("```")[0])
+    for page in sorted(DOCS.parent.glob("*.md"))
+    for index, block in enumerate(page.read_text(encoding="utf-8").split("```toml\n")[1:])
+]
+
+
+@pytest.mark.parametrize(("page", "index", "text"), EXAMPLES, ids=[f"{name}-{n}" for name, n, _ in EXAMPLES])
+def test_the_examples_of_the_pages_follow_the_schema(page: str, index: int, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "edgellm.toml"
+    path.write_text(text, encoding="utf-8")
+    assert file_layer(path) is not None
+    jsonschema.validate(load_toml(path), config_schema())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n_ctx = 4096",
+        "[gateway.hold]\nrequest = 1",
+        "[set]\nn_ctxt = 1",
+        "[[model]]\nid = 'a'",
+        "[[model]]\nref = 'a'\nn_ctx = 4096",
+        "[[model]]\nref = 'a'\nset = { reasoning = 'maybe' }",
+        "[[model]]\nref = 'a'\nargs = '--n-cpu-moe 12'",
+        "[[model]]\nref = 'a'\nroutes = ['/v1']",
+        "[[model]]\nid = 'a'\nref = 'a'\ncommand = ['x', '{port}']\nmemory = 1",
+        "[[model]]\nid = 'a'\ncommand = ['x', '{port}']",
+        "[[device]]\ninterface = 'eth1'",
+        "[model]\nref = 'a'",
+        "schema = 2",
+    ],
+)
+def test_the_schema_of_edgellm_toml_refuses_what_the_loader_refuses(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "edgellm.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError):
+        file_layer(path)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(load_toml(path), config_schema())
+
+
 def test_every_key_says_what_it_is_for_and_its_default_is_allowed() -> None:
     for key, field in {**CONFIG_KEYS, **MODEL_KEYS, **SETTINGS}.items():
         assert field.help, key
@@ -85,6 +141,7 @@ def test_config_init_writes_every_key_and_config_check_reads_it(
     path.write_text(bare, encoding="utf-8")
     places = folders({}, tmp_path)
     config = load(places, {}, {})
+    jsonschema.validate(load_toml(path), config_schema())
     assert set(CONFIG_KEYS) | set(SETTINGS) <= set(config.origins) | {"memory.reserve"}
     assert config.models[0].ref == "NAME:Q5_K_M"
 
