@@ -219,6 +219,11 @@ class Rung(Struct, frozen=True):
         """Of the fullest domain; negative where it does not fit."""
         return min(domain.headroom_bytes for domain in self.budget.values())
 
+    @property
+    def device_headroom_bytes(self) -> int:
+        """Of the fullest GPU, and of the host where no GPU is used."""
+        return min(domain.headroom_bytes for name, domain in self.budget.items() if name in self.gpus or not self.gpus)
+
 
 def walk_ladder(preset: Preset, candidates: Sequence[Candidate], role: str, inputs: PlanInputs) -> list[Rung]:
     """Return rungs that each need less of the deciding memory.
@@ -229,13 +234,25 @@ def walk_ladder(preset: Preset, candidates: Sequence[Candidate], role: str, inpu
     """
     rungs: list[Rung] = []
     for rung in _rungs(preset, candidates, role, inputs):
-        if not rungs or device_required(rung.budget, inputs) < device_required(rungs[-1].budget, inputs):
+        if not rungs or _needs_less(rung, rungs[-1], inputs):
             rungs.append(rung)
         if len(rungs) == _MOST_RUNGS:
             break
     if inputs.discrete and preset.partial_offload and rungs[-1].settings.n_gpu_layers:
         rungs += _partial(rungs[-1], preset, inputs)
     return rungs
+
+
+def _needs_less(rung: Rung, before: Rung, inputs: PlanInputs) -> bool:
+    """Return whether a rung is a step down: it fits where the one before does not, or needs less of its GPUs.
+
+    Bytes on other GPUs do not compare: a second card pays a CUDA context, and both together have more room.
+    """
+    if rung.fits != before.fits:
+        return rung.fits
+    if rung.gpus == before.gpus:
+        return device_required(rung.budget, inputs) < device_required(before.budget, inputs)
+    return rung.device_headroom_bytes > before.device_headroom_bytes
 
 
 def rungs_at(preset: Preset, candidate: Candidate, role: str, inputs: PlanInputs, context: int) -> Iterator[Rung]:
@@ -298,9 +315,8 @@ def _partial(last: Rung, preset: Preset, inputs: PlanInputs) -> Iterator[Rung]:
     are read for a token. Then whole layers, half of them, and none where the profile allows the CPU.
     """
     parts = [replace(inputs, gpus=gpus) for gpus in gpu_sets(preset, inputs)]
-    needed = device_required(last.budget, inputs)
-    experts = [rung for part in parts if (rung := _with_experts_on_host(preset, last, part, needed))]
-    layers = [rung for part in parts if (rung := _with_most_layers(preset, last, part, needed))]
+    experts = [rung for part in parts if (rung := _with_experts_on_host(preset, last, part))]
+    layers = [rung for part in parts if (rung := _with_most_layers(preset, last, part))]
     found = []
     if experts:
         found.append(min(experts, key=lambda rung: rung.settings.cpu_expert_layers))
@@ -309,15 +325,16 @@ def _partial(last: Rung, preset: Preset, inputs: PlanInputs) -> Iterator[Rung]:
         # A spare rung: after an out-of-memory start the supervisor steps down, and a layer less is too little.
         half = most.settings.n_gpu_layers // 2
         found += [most, *([_with_layers(preset, most, half, replace(inputs, gpus=most.gpus))] if half else [])]
+    before = last
     for rung in found:
-        if device_required(rung.budget, inputs) < needed:
-            needed = device_required(rung.budget, inputs)
+        if _needs_less(rung, before, inputs):
+            before = rung
             yield rung
     if preset.fallback == "cpu":
         yield _with_layers(preset, last, 0, inputs)
 
 
-def _with_experts_on_host(preset: Preset, last: Rung, inputs: PlanInputs, below_bytes: int) -> Rung | None:
+def _with_experts_on_host(preset: Preset, last: Rung, inputs: PlanInputs) -> Rung | None:
     """Keep the experts of the fewest last layers on the host; None where that does not make all layers fit."""
     if not any(last.candidate.weights.experts) or not inputs.overrides_tensors:
         return None
@@ -327,28 +344,26 @@ def _with_experts_on_host(preset: Preset, last: Rung, inputs: PlanInputs, below_
         chosen = replace(full, cpu_expert_layers=count)
         return _rung(last.candidate, on_gpus(preset, chosen, last.candidate, inputs), inputs)
 
-    return _first_that_fits(range(1, last.candidate.file.meta.n_layer + 1), with_experts, inputs, below_bytes)
+    return _first_that_fits(range(1, last.candidate.file.meta.n_layer + 1), with_experts, inputs, last)
 
 
-def _with_most_layers(preset: Preset, last: Rung, inputs: PlanInputs, below_bytes: int) -> Rung | None:
-    most = last.candidate.file.meta.n_layer
-    return _first_that_fits(
-        range(most, 0, -1), lambda count: _with_layers(preset, last, count, inputs), inputs, below_bytes
-    )
+def _with_most_layers(preset: Preset, last: Rung, inputs: PlanInputs) -> Rung | None:
+    counts = range(last.candidate.file.meta.n_layer, 0, -1)
+    return _first_that_fits(counts, lambda count: _with_layers(preset, last, count, inputs), inputs, last)
 
 
 def _first_that_fits(
-    counts: Sequence[int], make: Callable[[int], Rung], inputs: PlanInputs, below_bytes: int | None = None
+    counts: Sequence[int], make: Callable[[int], Rung], inputs: PlanInputs, before: Rung | None = None
 ) -> Rung | None:
     """Return the rung of the first count that fits; the GPU memory that they need falls along `counts`.
 
-    `below_bytes`: and needs less GPU memory than this. What stays on the host is computed from a copy on each GPU, so
-    that one layer less may need more than all of them.
+    `before`: and needs less than this one. What stays on the host is computed from a copy on each GPU, so that one
+    layer less may need more than all of them.
     """
 
     def fits(rung: Rung) -> bool:
         enough = all(domain.fits for name, domain in rung.budget.items() if name in rung.gpus)
-        return enough and (below_bytes is None or device_required(rung.budget, inputs) < below_bytes)
+        return enough and (before is None or not before.fits or _needs_less(rung, before, inputs))
 
     low, high = 0, len(counts) - 1
     # Bisection: a plan of 60 layers costs 6 estimates of memory, not 60.

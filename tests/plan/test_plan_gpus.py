@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -258,10 +258,27 @@ MODELS = [
 ]
 
 
+def test_a_small_card_pays_for_its_context_where_the_kv_cache_is_quantized() -> None:
+    """The large card alone lacks 0.2 GiB. Both need more bytes than it lacks with f16, and have more room."""
+    plan = planned(MODELS[0], 2.0, 44.5, n_ctx=4096)
+    assert quality(plan) == (81, 0, 4096, 2, 1)
+    assert set(chosen(plan).budget) == {"host", "GPU-0", "GPU-1"}
+    alone = planned(MODELS[0], 44.5, n_ctx=4096)
+    assert quality(alone) == (79, 0, 4096, 2, 1)
+
+
+def test_the_prompt_cache_is_given_up_where_only_the_host_is_full() -> None:
+    """It takes no byte of a GPU: a host of 2 GB beside a card of 24 GB was refused for it."""
+    it = candidate_of(shapes.model("8B", shapes.meta()))
+    small, enough = (planned(it, 24, host_gib=size, n_ctx=4096, cache_ram=GIB, fallback="refuse") for size in (2, 4))
+    assert (quality(small)[0], chosen(small).settings.cache_ram_bytes) == (33, 0)
+    assert (quality(enough)[0], chosen(enough).settings.cache_ram_bytes) == (33, GIB)
+
+
 def test_experts_stay_on_the_host_before_the_output_does() -> None:
-    """Copies of what the host keeps take more, on three GPUs, than the experts of one layer free: two layers do."""
+    """Copies of what the host keeps take more, on three GPUs, than the experts of one layer free; each has room."""
     plan = planned(experts(), 8.0, 8.0, 8.0, host_gib=200, n_ctx=4096, partial_offload=True, fallback="refuse")
-    assert quality(plan)[:2] == (49, -2)
+    assert quality(plan)[:2] == (49, -1)
 
 
 @settings(max_examples=60, deadline=None)
@@ -272,6 +289,7 @@ def test_experts_stay_on_the_host_before_the_output_does() -> None:
     st.integers(1, 4),
     st.booleans(),
 )
+@example(MODELS[0], [2.0, 44.5], 4096, 1, True)
 def test_more_gpus_never_make_a_plan_worse(
     it: Candidate, vram_gib: list[float], n_ctx: int, slots: int, partial: bool
 ) -> None:
