@@ -37,7 +37,7 @@ async def acquire_slot(
 ) -> AsyncIterator[Endpoint]:
     """Yield an endpoint that can be used now. `slot`: the request runs inference. Raises RejectedError."""
     upstream = exchange.upstream
-    endpoint = upstream.endpoint()
+    endpoint = None if upstream.held else upstream.endpoint()
     lease: SlotLease | None = None if endpoint is None else admission.enter_now(upstream, slot=slot)
     try:
         if endpoint is None or lease is None:
@@ -277,7 +277,7 @@ def _heartbeat(context: Context, exchange: Exchange, found: Route) -> Heartbeat 
     if not at_once and (asked == "0" or not found.slot or every_s <= 0):
         return None
     # A request that goes ahead at once needs no task and no timer.
-    if upstream.endpoint() is not None and not (found.slot and context.admission.crowded(upstream)):
+    if not (upstream.held or upstream.endpoint() is None or (found.slot and context.admission.crowded(upstream))):
         return None
 
     def headers() -> Mapping[str, str]:

@@ -101,6 +101,10 @@ class Pool:
             self._waiters.remove(waiter)
             self._kicked.set()
 
+    def holds(self, model_id: str) -> bool:
+        """Return whether new requests of a READY model wait: another model has waited for its memory long enough."""
+        return model_id in self._held
+
     def became(self, supervisor: Supervisor, state: State) -> None:
         """Note a change of state; the schedule is decided again."""
         name = supervisor.model_id
@@ -131,8 +135,9 @@ class Pool:
                 except Exception:
                     # A request must not wait for a decision that a bug of ours prevents: supervisors decide alone then.
                     _log.exception("the pool could not decide: models start without regard to each other")
-                    self._admit_all()
-                    pause_s = None
+                    self._held, pause_s = frozenset(), None
+                    for waiter in self._waiters:
+                        _resolve(waiter, None)
                 with suppress(DeadlineExceeded):
                     await (self._kicked.wait() if pause_s is None else within(self._kicked.wait(), pause_s))
         finally:
@@ -141,8 +146,7 @@ class Pool:
 
     def needs_bytes(self, model_id: str) -> dict[str, int]:
         """Return what the present plan of a model requires, by memory domain; empty without a plan."""
-        handle = self._handles.get(model_id)
-        return handle.supervisor.needs_bytes if handle is not None and handle.supervisor is not None else {}
+        return supervisor.needs_bytes if (supervisor := self._supervisor(model_id)) is not None else {}
 
     def idle_s(self, supervisor: Supervisor) -> float:
         """Return the seconds since the last byte of an answer, or since READY."""
@@ -158,8 +162,7 @@ class Pool:
         waiting = self._arrivals()
         arrivals = waiting or self._returning()
         if not arrivals:
-            self._held = frozenset()
-            return None
+            return 0.0 if self._hold(frozenset()) else None
         residents = self._residents()
         fresh_s = self._measured_s + self._policy.idle_s - time.monotonic()
         if fresh_s > 0 and any(each.leaving for each in residents):
@@ -174,9 +177,14 @@ class Pool:
         )
         if waiting or decision == PoolDecision(because=decision.because):
             self._back.clear()  # a request goes first, and what has no room now does not wait for it
-        self._held = decision.hold
+        released = self._hold(decision.hold)
         self._carry_out(decision)
-        return 0.0 if decision.start or decision.refuse else decision.again_s
+        return 0.0 if decision.start or decision.refuse or released else decision.again_s
+
+    def _hold(self, names: frozenset[str]) -> bool:
+        """Hold the new requests of these models; return whether others are released, whose waiters may pass now."""
+        released, self._held = self._held - names, names
+        return bool(released)
 
     def _measured(self) -> MemorySnapshot:
         """Measure; what cannot be read is unknown, and unknown memory is not held against a model."""
@@ -184,10 +192,6 @@ class Pool:
             return self._measure()
         except OSError:
             return MemorySnapshot({}, {})
-
-    def _admit_all(self) -> None:
-        for waiter in self._waiters:
-            _resolve(waiter, None)
 
     def _carry_out(self, decision: PoolDecision) -> None:
         for victim in decision.sleep:
@@ -232,8 +236,7 @@ class Pool:
         return [Arrival(name, self.needs_bytes(name), 0.0, self._model(name).priority) for name in asleep]
 
     def _state(self, name: str) -> State | None:
-        supervisor = self._supervisor(name)
-        return supervisor.machine.state if supervisor is not None else None
+        return supervisor.machine.state if (supervisor := self._supervisor(name)) is not None else None
 
     def _residents(self) -> list[Resident]:
         found = []
@@ -275,8 +278,7 @@ class Pool:
         return max((plan.budget[domain].reserve_bytes for plan in plans if domain in plan.budget), default=0)
 
     def _supervisor(self, name: str) -> Supervisor | None:
-        handle = self._handles.get(name)
-        return handle.supervisor if handle is not None else None
+        return handle.supervisor if (handle := self._handles.get(name)) is not None else None
 
     # --- warm_at -----------------------------------------------------------------------------------------------------
 

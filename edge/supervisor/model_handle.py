@@ -30,6 +30,10 @@ class MemoryAdmission(Protocol):
         """Wait until the model may serve; return why it cannot."""
         ...
 
+    def holds(self, model_id: str, /) -> bool:
+        """Return whether new requests of a READY model wait, in `admit`."""
+        ...
+
 
 class ModelHandle:
     """An Upstream over the current supervisor of one model.
@@ -149,6 +153,10 @@ class ModelHandle:
     @property
     def model_info(self) -> dict[str, Any]:
         return self.supervisor.model_info if self.supervisor else {}
+
+    @property
+    def held(self) -> bool:
+        return self.admission is not None and self.admission.holds(self.model_id)
 
     def status(self) -> ModelStatus:
         if self.supervisor is None:

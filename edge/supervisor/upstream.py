@@ -53,6 +53,11 @@ class Upstream(Protocol):
         """What llama-server's /v1/models shows of the model under `meta` (n_ctx_train, n_params, size, ...)."""
         ...
 
+    @property
+    def held(self) -> bool:
+        """Whether new requests wait though the model is READY: another model waits for its memory."""
+        ...
+
     def status(self) -> ModelStatus: ...
 
     def endpoint(self, *, first: bool = False) -> Endpoint | None:

@@ -1,4 +1,4 @@
-"""Memory of mapped weights: the kernel counts it as available, another model must not get it."""
+"""The pool over supervisors without tasks: memory of mapped weights, and turns of models that are never idle."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from msgspec.structs import replace
 from edge.board.memory import MemorySnapshot
 from edge.plan.plan import DomainBudget, ModelPlan, Settings
 from edge.pool.pool import Pool, PoolModel
+from edge.pool.schedule import PoolPolicy
 from edge.supervisor.model_handle import ModelHandle
 from edge.supervisor.state import Sleep, StartRequested
 from edge.supervisor.status import State
 from edge.supervisor.supervisor import Supervisor
 from edge.units import GIB, MIB
+from tests.fakes.waiting import until
 from tests.supervisor.rig import FILE, PATTERNS, gpu_settings, model_plan, settings
 
 WEIGHTS = FILE.bytes
@@ -95,3 +97,33 @@ async def test_a_loading_model_is_counted_once(short_dir: Path) -> None:
     assert [type(each) for each in newcomer.posted] == [StartRequested]
     _, newcomer = await asked(short_dir, MAPPED, GIB + 2 * NEED - 1, state=State.LOADING)
     assert newcomer.posted == []
+
+
+async def test_new_requests_of_a_busy_model_wait_once_another_has_waited_for_its_turn(short_dir: Path) -> None:
+    """A model whose requests overlap is never idle: without a hold the other one would wait without end."""
+    busy, other = (
+        Posted(name, READ, "host", state, short_dir)
+        for name, state in (("busy", State.READY), ("other", State.SLEEPING))
+    )
+    handles = {each.model_id: ModelHandle(each.model_id, supervisor=each) for each in (busy, other)}
+    memory = MemorySnapshot({"host": 8 * GIB}, {"host": GIB})
+    pool = Pool(handles, lambda: memory, lambda _: PoolModel(), policy=PoolPolicy(turn_s=0.0, idle_s=0.01))
+    for handle in handles.values():
+        handle.admission = pool
+    deciding = asyncio.create_task(pool.run())
+    with busy.request():
+        assert not handles["busy"].held
+        turn = asyncio.create_task(pool.admit(handles["other"]))
+        await until(lambda: handles["busy"].held)
+        late = asyncio.create_task(pool.admit(handles["busy"]))
+        await asyncio.sleep(0)
+        assert not late.done() and busy.posted == []
+        turn.cancel()  # its client left: nothing waits for the memory any more
+        assert await late is None and not handles["busy"].held
+        turn = asyncio.create_task(pool.admit(handles["other"]))
+        await until(lambda: handles["busy"].held)
+    await until(lambda: busy.posted)
+    assert isinstance(busy.posted[0], Sleep)
+    deciding.cancel()
+    turn.cancel()
+    await asyncio.gather(deciding, turn, return_exceptions=True)

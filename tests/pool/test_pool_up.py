@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import httpx
 import pytest
@@ -88,6 +89,30 @@ def test_ps_load_and_unload(two: Served) -> None:
     with pytest.raises(UsageError, match="no model is called nosuch"):
         two.client.load("nosuch")
     assert ask(two, "a").status_code == 200
+
+
+@pytest.mark.slow
+def test_a_model_that_is_never_idle_gives_way_after_its_turn(smollm2: Path, tmp_path: Path) -> None:
+    """Requests for a overlap without a pause. After ten seconds new ones wait until b has answered."""
+    with served(tmp_path, entry("a", smollm2), entry("b", smollm2), top=LIMIT, ready=False, slow_s=1.0) as up:
+        up.ready("a")
+        answered = Event()
+
+        def keep_busy(number: int) -> list[int]:
+            answered.wait(number / 3)  # they end one after the other
+            codes = [ask(up, "a").status_code]
+            while not answered.is_set():
+                codes.append(ask(up, "a").status_code)
+            return codes
+
+        with ThreadPoolExecutor(3) as pool:
+            busy = [pool.submit(keep_busy, number) for number in range(3)]
+            try:
+                eventually(lambda: requests_open(up) >= 2, "a is busy")
+                assert ask(up, "b").status_code == 200
+            finally:
+                answered.set()
+            assert {code for each in busy for code in each.result()} == {200}
 
 
 def test_a_request_of_higher_priority_overtakes_the_queue(smollm2: Path, tmp_path: Path) -> None:

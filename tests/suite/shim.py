@@ -36,6 +36,7 @@ class Server:
     """edge.supervisor.upstream.Upstream over one llama-server."""
 
     aliases: tuple[str, ...] = ()
+    held = False
 
     def __init__(self, path: Path) -> None:
         self.model_id = "model"

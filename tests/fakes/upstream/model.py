@@ -34,6 +34,7 @@ class FakeModel:
         self.model_id = model_id
         self.aliases = aliases
         self.slots = 4
+        self.held = False
         self.routes: tuple[str, ...] | None = None
         self.last_load_s: float | None = None
         self.model_info: dict[str, Any] = {"n_ctx_train": 8192, "n_params": 134515008, "size": 97280000}
