@@ -14,7 +14,8 @@ import pytest
 from edge.cli import main
 from edge.plan import start_records
 from tests.fakes.gguf_writer import Gguf
-from tests.plan.random_gguf import Shape, write, write_eagle3
+from tests.plan.random_drafters import write_assistant, write_dflash, write_eagle3, write_gemma4
+from tests.plan.random_gguf import Shape, write
 from tests.plan.test_plan_engine_options import drawn_options
 from tests.serving import PATIENCE_S, Up, edgellm, eventually
 
@@ -149,15 +150,28 @@ def test_a_drafter_drafts(tmp_path: Path, smollm2: Path) -> None:
     assert drafted["choices"][0]["message"]["content"] == plain["choices"][0]["message"]["content"]
 
 
+def made_drafter(kind: str, folder: Path, smollm2: Path) -> tuple[Path, Path]:
+    """Return a model, and a drafter of random weights that is made for it."""
+    path, embd, layers = folder / "Head-F16.gguf", 576, (1, 15, 28)  # SmolLM2's width, and three of its 30 layers
+    if kind == "draft-mtp":
+        return write_gemma4(folder / "Gemma-F16.gguf", smollm2), write_assistant(path, smollm2, target_embd=128)
+    if kind == "draft-eagle3":
+        return smollm2, write_eagle3(path, smollm2, target_embd=embd, target_layers=layers)
+    rank = 8 if kind == "draft-dspark" else 0
+    return smollm2, write_dflash(path, smollm2, target_embd=embd, target_layers=layers, markov_rank=rank)
+
+
 @pytest.mark.e2e
-def test_a_drafter_made_for_the_model_drafts(tmp_path: Path, smollm2: Path) -> None:
-    """An EAGLE-3 drafter of random weights: it reads states of the model, and what it drafts is mostly wrong."""
-    path = write_eagle3(tmp_path / "Head-F16.gguf", smollm2, target_embd=576, target_layers=(1, 15, 28))
+@pytest.mark.parametrize("kind", ["draft-eagle3", "draft-dflash", "draft-dspark", "draft-mtp"])
+def test_a_drafter_made_for_the_model_drafts(tmp_path: Path, smollm2: Path, kind: str) -> None:
+    """It reads states of the model, or its KV cache; what it drafts is mostly wrong, and the answer the model's own."""
+    model, path = made_drafter(kind, tmp_path, smollm2)
     body = {"messages": [{"role": "user", "content": "Count to ten."}], "max_tokens": 8, "temperature": 0}
-    with Up(tmp_path, "-p", "cpu", "-m", f"chat={smollm2}", "--set", "n_ctx=512", "--set", f"draft={path}") as up:
+    with Up(tmp_path, "-p", "cpu", "-m", f"chat={model}", "--set", "n_ctx=512", "--set", f"draft={path}") as up:
         up.wait_for("ok")
         answer = httpx.post(f"{up.url}/v1/chat/completions", json=body, timeout=120).json()
         assert answer["timings"]["draft_n"] > 0, answer
+        assert answer["usage"]["completion_tokens"] == 8, answer
 
 
 WITH_MTP = Shape(arch="glm4moe", layers=3, mtp=1, embd=128, heads=2, kv_heads=2, ff=128, experts=(4, 2), tied=True)

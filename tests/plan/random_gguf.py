@@ -75,7 +75,7 @@ def write(path: Path, shape: Shape, vocab: Path) -> Path:
     if shape.arch == "glm4moe":
         writer.add_expert_shared_count(1)
         writer.add_nextn_predict_layers(shape.mtp)
-    n_vocab = _copy_tokenizer(writer, vocab)
+    n_vocab = copy_tokenizer(writer, vocab)
     random = np.random.default_rng(1)
     for name, dims in _tensors(shape, n_vocab):
         values = (random.standard_normal(dims, np.float32) * 0.02).astype(np.float32)
@@ -94,43 +94,8 @@ def write(path: Path, shape: Shape, vocab: Path) -> Path:
     return path
 
 
-def write_eagle3(path: Path, vocab: Path, *, target_embd: int, target_layers: tuple[int, int, int]) -> Path:
-    """Write an EAGLE-3 drafter, of one layer, for a model of that width (src/models/eagle3.cpp)."""
-    embd, heads, head_size = 128, 2, 64
-    writer = gguf.GGUFWriter(path, "eagle3")
-    writer.add_name(path.stem)
-    writer.add_context_length(8192)
-    writer.add_embedding_length(embd)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(embd)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(heads)
-    writer.add_rope_dimension_count(head_size)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_array("eagle3.target_layers", list(target_layers))
-    writer.add_uint32("eagle3.target_hidden_size", target_embd)
-    n_vocab = _copy_tokenizer(writer, vocab)
-    square, wide = (embd, embd), (embd, 2 * embd)
-    tensors: dict[str, tuple[int, ...]] = {
-        "fc": (embd, 3 * target_embd),
-        "token_embd": (n_vocab, embd),
-        "output": (n_vocab, embd),
-        **dict.fromkeys(("output_norm", "blk.0.attn_norm", "blk.0.attn_norm_2", "blk.0.ffn_norm"), (embd,)),
-        **dict.fromkeys(("blk.0.attn_q", "blk.0.attn_k", "blk.0.attn_v"), wide),
-        **dict.fromkeys(("blk.0.attn_output", "blk.0.ffn_gate", "blk.0.ffn_up", "blk.0.ffn_down"), square),
-    }
-    random = np.random.default_rng(1)
-    for name, dims in tensors.items():
-        values = (random.standard_normal(dims, np.float32) * 0.02).astype(np.float16)
-        writer.add_tensor(f"{name}.weight", values if len(dims) > 1 else np.ones(dims, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def _copy_tokenizer(writer: gguf.GGUFWriter, vocab: Path) -> int:
+def copy_tokenizer(writer: gguf.GGUFWriter, vocab: Path) -> int:
+    """Copy the tokenizer of a real file; return the number of its tokens."""
     fields = _tokenizer(vocab)
     for key, value, kind, inner in fields:
         writer.add_key_value(key, value, kind, inner)

@@ -361,13 +361,14 @@ def test_a_drafter_made_for_another_model_is_refused(
     assert code == 78 and out == "" and said in err
 
 
-def test_an_engine_has_to_know_how_a_drafter_drafts() -> None:
+@pytest.mark.parametrize("kind", ["draft-eagle3", "draft-dflash", "draft-dspark", "draft-mtp"])
+def test_an_engine_has_to_know_how_a_drafter_drafts(kind: str) -> None:
     preset = replace(Preset(), draft="/m/head.gguf", speculation="ngram")
-    found = engine_options(preset, REAL, {}, "draft-eagle3")
-    assert found.args[-2:] == ("--spec-type", "draft-eagle3,ngram-mod")
-    for text, lacking in ((OLD_HELP, "--spec-type"), (NGRAM_HELP, "--spec-type draft-eagle3")):
+    found = engine_options(preset, REAL, {}, kind)
+    assert found.args[-2:] == ("--spec-type", f"{kind},ngram-mod")
+    for text, lacking in ((OLD_HELP, "--spec-type"), (NGRAM_HELP, f"--spec-type {kind}")):
         with pytest.raises(ConfigError, match=f"needs {lacking}, which this engine lacks"):
-            engine_options(preset, replace(REAL, flags=parse_help(text)), {}, "draft-eagle3")
+            engine_options(preset, replace(REAL, flags=parse_help(text)), {}, kind)
 
 
 @pytest.mark.parametrize("selected", [False, True], ids=["named", "selected"])
