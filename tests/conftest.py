@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from edge.cli import main
 from edge.engine.choose import choose
 from edge.models.pull import pull
 from edge.paths import Folders, folders
+from tests import leftovers
 from tests.serving import DEMO
 
 # A shell that starts a job in the background ignores SIGINT in it, nohup(1) ignores SIGHUP, and every child would
@@ -34,6 +36,13 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 # Configuration of the caller's own edgellm must not reach the tests: each states what it needs.
 for variable in [name for name in os.environ if name.startswith("EDGELLM_")]:
     del os.environ[variable]
+
+
+def pytest_configure() -> None:
+    """What a killed run left would take this one's ports and processors."""
+    if ended := leftovers.sweep():
+        print(f"ended {len(ended)} processes of test runs that were killed", file=sys.stderr)
+    leftovers.mark()
 
 
 @pytest.fixture(autouse=True)
