@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import socket
 import struct
 import subprocess
 import sys
@@ -10,11 +12,13 @@ import tarfile
 import venv
 import zlib
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from edge.builder.download import download
 from edge.builder.source import pins
 from edge.resources import data_dir, load_toml
+from tests.kept import kept, python_of
 
 HERE = Path(__file__).resolve().parent
 HUB_PORT = 9978
@@ -43,55 +47,80 @@ PRESET = (
 
 @dataclass(frozen=True)
 class Layout:
-    """`tests` is where the suite's pytest runs; `python` its interpreter; `hub` what the fake hub serves."""
+    """`tests` is where the suite's pytest runs; `python` its interpreter; `hub` what the fake hub serves.
+
+    `key` changes with the models, so that no copy of former ones is taken for theirs.
+    """
 
     tests: Path
     python: Path
     hub: Path
     smollm2_hub: Path
+    hub_port: int
+    key: str
 
 
 def prepare(cache: Path, smollm2: Path) -> Layout:
     """Once; then it is there. Takes the sdist that build/llama.cpp.toml pins by its hash."""
     folder = cache / "llama-suite"
-    folder.mkdir(parents=True, exist_ok=True)
     pin = pins(load_toml(data_dir("build") / "llama.cpp.toml"))[0]
-    tree = folder / pin.id
-    if not tree.is_dir():
-        _unpack(download(pin.pypi, cache / "src", lambda _: None), pin.pypi["inside"], tree)
-    python = folder / f"venv-{sys.version_info[0]}.{sys.version_info[1]}" / "bin" / "python"
+    hub_port = unused_port(HUB_PORT)
+    tree = kept(
+        folder / pin.id,
+        lambda tree: _unpack(download(pin.pypi, cache / "src", lambda _: None), pin.pypi["inside"], tree, hub_port),
+        key=f"{WANTED} {hub_port}",
+    )
     tests = tree / "tools" / "server" / "tests"
-    if not python.exists():
-        venv.create(python.parents[1], with_pip=True)
-        requirements = ["-r", tests / "requirements.txt", *TOOLS]
-        subprocess.run([python, "-m", "pip", "install", "-q", *requirements], check=True)
-    models = folder / "models"
-    if not (models / "mmproj-tiny.gguf").exists():
+    python = _environment(folder, tests / "requirements.txt")
+    key = sha256((HERE / "models.py").read_bytes() + repr((TINY[0], sorted(TINY[1]), OTHERS, PRESET)).encode())
+    name = key.hexdigest()[:8]
+
+    def make_models(models: Path) -> None:
         vocabulary = tree / "models" / "ggml-vocab-bert-bge.gguf"
         subprocess.run([python, HERE / "models.py", smollm2, vocabulary, models], check=True, capture_output=True)
-    hub, other = folder / "hub", folder / "hub-smollm2"
-    if not hub.exists():
-        _hub(hub, models, models / "tiny.gguf", tree)
-        _hub(other, models, smollm2, tree)
-    (tests / "tmp").mkdir(exist_ok=True)
-    return Layout(tests, python, hub, other)
+
+    models = kept(folder / f"models-{name}", make_models)
+    of = f"{smollm2.resolve()} {tree}"
+    hub = kept(folder / f"hub-{name}", lambda hub: _hub(hub, models, models / "tiny.gguf", tree), key=of)
+    other = kept(folder / f"hub-smollm2-{name}", lambda hub: _hub(hub, models, smollm2, tree), key=of)
+    shutil.rmtree(tests / "tmp", ignore_errors=True)  # slots that a former run saved
+    (tests / "tmp").mkdir()
+    return Layout(tests, python, hub, other, hub_port, name)
 
 
-def _unpack(archive: Path, inside: str, tree: Path) -> None:
-    partial = tree.with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)
+def unused_port(first: int) -> int:
+    """Return the first port from this one on that no process has. Not an ephemeral one: servers come and go there."""
+    for port in range(first, first + 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError(f"no port from {first} to {first + 99} is unused")
+
+
+def _environment(folder: Path, requirements: Path) -> Path:
+    home = folder / f"venv-{sys.version_info[0]}.{sys.version_info[1]}"
+
+    def make(_: Path) -> None:
+        venv.create(home, with_pip=True)
+        subprocess.run([python_of(home), "-m", "pip", "install", "-q", "-r", requirements, *TOOLS], check=True)
+
+    kept(home, make, key=requirements.read_text() + " ".join(TOOLS))
+    return python_of(home)
+
+
+def _unpack(archive: Path, inside: str, tree: Path, hub_port: int) -> None:
     with tarfile.open(archive) as sdist:
         for member in sdist:
             name = member.name.removeprefix(inside + "/")
             if member.isfile() and name.startswith(WANTED):
-                target = partial / name
+                target = tree / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 source = sdist.extractfile(member)
                 assert source is not None
                 target.write_bytes(source.read())
-    for file in (partial / "tools" / "server" / "tests" / "unit").glob("*.py"):
-        file.write_text(file.read_text().replace("https://huggingface.co/", f"http://127.0.0.1:{HUB_PORT}/"))
-    partial.rename(tree)
+    for file in (tree / "tools" / "server" / "tests" / "unit").glob("*.py"):
+        file.write_text(file.read_text().replace("https://huggingface.co/", f"http://127.0.0.1:{hub_port}/"))
 
 
 def _hub(hub: Path, models: Path, chat: Path, tree: Path) -> None:

@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -22,8 +23,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from edge.resources import load_toml
+from tests.serving import eventually
 from tests.suite import compare
-from tests.suite.prepare import HERE, HUB_PORT, Layout, prepare
+from tests.suite.prepare import HERE, Layout, prepare, unused_port
 
 SERVER_PORT = 8480
 CANCEL = "unit/test_completion.py::test_cancel_request"
@@ -45,8 +47,16 @@ class Result:
 
 @contextlib.contextmanager
 def hub(layout: Layout, folder: Path) -> Iterator[None]:
-    child = subprocess.Popen([sys.executable, HERE / "hub.py", folder, str(HUB_PORT)])
+    child = subprocess.Popen([sys.executable, HERE / "hub.py", folder, str(layout.hub_port)])
+
+    def answers() -> bool:
+        assert child.poll() is None, f"the hub ended: is port {layout.hub_port} taken?"
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", layout.hub_port), timeout=5):
+            return True
+        return False
+
     try:
+        eventually(answers, "the hub does not answer")
         yield
     finally:
         child.terminate()
@@ -58,15 +68,15 @@ def suite(layout: Layout, server: Path, out: Path, only: Path, environment: dict
     out.mkdir(parents=True, exist_ok=True)
     for former in ("junit.xml", "trace.jsonl"):  # a run that does not begin must not be judged by the one before
         (out / former).unlink(missing_ok=True)
-    cache = out / "llama-cache"
+    cache = out / layout.key / "llama-cache"  # compare.py masks the last name
     # Options of our own pytest are unknown to the suite's.
     plain = {key: value for key, value in os.environ.items() if "proxy" not in key.lower() and key != "PYTEST_ADDOPTS"}
     settings = {
         "LLAMA_SERVER_BIN_PATH": str(server),
         "LLAMA_CACHE": str(cache),
-        "MODEL_ENDPOINT": f"http://127.0.0.1:{HUB_PORT}/",
-        "HF_ENDPOINT": f"http://127.0.0.1:{HUB_PORT}",
-        "PORT": str(SERVER_PORT),
+        "MODEL_ENDPOINT": f"http://127.0.0.1:{layout.hub_port}/",
+        "HF_ENDPOINT": f"http://127.0.0.1:{layout.hub_port}",
+        "PORT": str(unused_port(SERVER_PORT)),
         "LLAMA_ARG_THREADS": "1",
         "OMP_WAIT_POLICY": "passive",
         "PYTHONPATH": str(HERE),
