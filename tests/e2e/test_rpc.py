@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from edge.engine.choose import choose
 from edge.engine.installed import manifest, read_selection
 from edge.linux.rpc import ask_memory
 from edge.paths import Folders, folders
+from tests.leftovers import began_ticks, runs
 from tests.serving import ROOT, Up, alive, children, edgellm, environment, eventually
 
 pytestmark = [
@@ -55,11 +58,27 @@ def ip(*words: str, check: bool = True) -> None:
     assert not check or done.returncode == 0, (words, done.stderr)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_former_boards() -> None:
+    """A namespace of a run that was killed would keep its network, and ours has the same addresses."""
+    done = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
+    for name in re.findall(r"^edgellm-\S+", done.stdout, re.MULTILINE):
+        pid, ticks = ([*re.findall(r"\d+", name), "", ""])[:2]
+        if runs(f"{pid}:{ticks}"):
+            continue
+        inside = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
+        for member in inside.stdout.split():
+            with suppress(ProcessLookupError):
+                os.kill(int(member), signal.SIGKILL)
+        ip("-n", name, "link", "del", f"eb{pid}-{name[-1]}"[:15], check=False)  # and with it the end that is here
+        ip("netns", "del", name)
+
+
 class Board:
     """Another board: a network namespace with its own `edgellm rpc serve`, and the interface here that leads to it."""
 
     def __init__(self, built: Folders, folder: Path, number: int) -> None:
-        self.name = f"edgellm-{os.getpid()}-{number}"
+        self.name = f"edgellm-{os.getpid()}-{began_ticks(os.getpid())}-{number}"
         self.here, self.there = f"ea{os.getpid()}-{number}"[:15], f"eb{os.getpid()}-{number}"[:15]
         net = f"10.213.{100 + number}"
         self.address = f"{net}.2"
