@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 from tests.conftest import CACHE
+from tests.kept import kept
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = "systemd,systemd-sysv,dbus,python3,python3-venv,iproute2,procps,passwd,libgomp1"
@@ -58,16 +56,6 @@ def why_not() -> str | None:
     return None
 
 
-@contextlib.contextmanager
-def alone(name: str) -> Iterator[Path]:
-    """One builder at a time in the cache."""
-    folder = CACHE / "boot"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield folder
-
-
 def mirror() -> str:
     """The mirror that this machine itself uses."""
     for path in (Path("/etc/apt/sources.list.d/debian.sources"), Path("/etc/apt/sources.list")):
@@ -81,17 +69,15 @@ def mirror() -> str:
 def rootfs(suite: Suite) -> Path:
     """The base system of a suite; built once (about a minute)."""
     key = sha256(f"{PACKAGES} {LEFT_OUT}".encode()).hexdigest()[:8]
-    with alone(suite.name) as folder:
-        base = folder / f"{suite.name}-{key}"
-        if (base / ".complete").exists():
-            return base
-        shutil.rmtree(base, ignore_errors=True)
+    base = CACHE / "boot" / f"{suite.name}-{key}"
+
+    def make(_: Path) -> None:
         options = [f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT]
         source = f"deb {mirror()} {suite.name} main"
         command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", *options]
         subprocess.run([*command, suite.name, str(base), source], check=True)
-        (base / ".complete").touch()
-        return base
+
+    return kept(base, make)
 
 
 def wheel() -> Path:
@@ -104,20 +90,19 @@ def wheel() -> Path:
 
 def wheels(python: str, ours: Path, *, machine: str = "x86_64") -> Path:
     """A folder with edgellm[embedded] and all its dependencies for another Python; dependencies are cached."""
-    with alone(f"wheels-{python}-{machine}") as folder:
-        requirements = (ROOT / "pyproject.toml").read_text().partition("[project.scripts]")[0]
-        kept = folder / f"wheels-{python}-{machine}-{sha256(requirements.encode()).hexdigest()[:8]}"
-        if not kept.is_dir():
-            part = kept.with_name(f".{kept.name}.part")
-            shutil.rmtree(part, ignore_errors=True)
-            where = [f"--platform={platform}_{machine}" for platform in PLATFORMS]
-            only = ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}"]
-            pip = [sys.executable, "-m", "pip", "download", "-q", *only, *where, "--platform=any", "-d", str(part)]
-            subprocess.run([*pip, f"{ours}[embedded]"], check=True)
-            for copy in part.glob("edgellm-*.whl"):
-                copy.unlink()
-            part.rename(kept)
+    requirements = (ROOT / "pyproject.toml").read_text().partition("[project.scripts]")[0]
+    wanted = CACHE / "boot" / f"wheels-{python}-{machine}-{sha256(requirements.encode()).hexdigest()[:8]}"
+
+    def make(_: Path) -> None:
+        where = [f"--platform={platform}_{machine}" for platform in PLATFORMS]
+        only = ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}"]
+        pip = [sys.executable, "-m", "pip", "download", "-q", *only, *where, "--platform=any", "-d", str(wanted)]
+        subprocess.run([*pip, f"{ours}[embedded]"], check=True)
+        for copy in wanted.glob("edgellm-*.whl"):
+            copy.unlink()
+
+    kept(wanted, make)
     folder = Path(tempfile.mkdtemp(prefix="edgellm-wheels-"))
-    for each in [*kept.glob("*.whl"), ours]:
+    for each in [*wanted.glob("*.whl"), ours]:
         shutil.copy2(each, folder)
     return folder

@@ -14,6 +14,7 @@ from edge.models.pull import pull
 from tests.boot import image
 from tests.boot.board import Disk
 from tests.conftest import CACHE
+from tests.kept import kept
 from tests.serving import DEMO
 
 SUITE = image.SUITES["bookworm"]
@@ -85,11 +86,9 @@ def rootfs(machine: Machine) -> Path:
     status = (base / "var/lib/dpkg/status").read_text()
     packages = re.findall(r"^Package: (\S+)$", status, re.MULTILINE)
     packages += [f"linux-image-cloud-{machine.debian}", "busybox-static"]
-    with image.alone(f"vm-{machine.name}") as folder:
-        root = folder / f"vm-{machine.name}-{sha256(' '.join(packages).encode()).hexdigest()[:8]}"
-        if (root / ".complete").exists():
-            return root
-        shutil.rmtree(root, ignore_errors=True)
+    root = CACHE / "boot" / f"vm-{machine.name}-{sha256(' '.join(packages).encode()).hexdigest()[:8]}"
+
+    def make(_: Path) -> None:
         merged = 'for d in bin sbin lib lib64; do mkdir -p "$1/usr/$d"; ln -s usr/$d "$1/$d"; done'
         command = ["mmdebstrap", "--quiet", "--variant=extract", f"--arch={machine.debian}", f"--setup-hook={merged}"]
         command += [f"--include={','.join(packages)}", SUITE.name, str(root)]
@@ -99,8 +98,8 @@ def rootfs(machine: Machine) -> Path:
             subprocess.run(["cp", "-a", str(base / part), str(root)], check=True)
         (root / "etc/ld.so.cache").unlink()  # of the wrong architecture; the default folders do
         subprocess.run(["depmod", "-b", str(root), _kernel(root)], check=True)
-        (root / ".complete").touch()
-        return root
+
+    return kept(root, make)
 
 
 def _kernel(root: Path) -> str:

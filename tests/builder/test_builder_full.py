@@ -33,6 +33,7 @@ from edge.engine.choose import choose
 from edge.engine.installed import SelectedEngine, manifest, read_selection
 from edge.errors import EngineMissingError
 from edge.paths import Folders, folders
+from tests.kept import kept
 
 pytestmark = pytest.mark.full
 
@@ -182,8 +183,8 @@ def cuda_root(test_cache: Path) -> Path:
     if nvcc is None:
         pytest.skip("no nvcc")
     root = test_cache / "cuda"
-    if not (root / "ready").exists():
-        shutil.rmtree(root, ignore_errors=True)
+
+    def make(_: Path) -> None:
         shutil.copytree(nvcc.resolve().parent.parent, root, symlinks=True)
         wheels = test_cache / "wheels"
         subprocess.run(
@@ -199,8 +200,8 @@ def cuda_root(test_cache: Path) -> Path:
                         shutil.copyfileobj(source, out)
         for name in ("cublas", "cublasLt"):
             (root / f"lib/lib{name}.so").symlink_to(f"lib{name}.so.13")
-        (root / "ready").touch()
-    return root
+
+    return kept(root, make, stamp="ready")
 
 
 CU_FILES = ("scale.cu", "template-instances/mmq-instance-q5_k.cu", "template-instances/fattn-vec-instance-q8_0-q8_0.cu")

