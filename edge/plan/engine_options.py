@@ -31,6 +31,9 @@ _SAMPLING = {
     "frequency_penalty": ("--frequency-penalty", "penalty_freq", ""),
 }
 _REASONING = {"off": 0, "on": 1}  # common_params::enable_reasoning
+# With a budget of 0 llama.cpp takes the newline that a template writes behind its start tag for the forced end, and the
+# model thinks without a limit (ggml-org/llama.cpp pull request 28356). With 1 that newline is all of the thinking.
+_LEAST_BUDGET = 1
 _SIMPLE = "draft-simple"  # with any model of the same vocabulary
 _SPECULATION = {"ngram": "ngram-mod", "mtp": "draft-mtp"}
 
@@ -142,6 +145,8 @@ def _options(
         return [*path, *types]
     if name == "reasoning" and not engine.has("--reasoning") and value == "off":
         return [(("--reasoning-budget",), ("0",))]  # before 2026 the only switch
+    if name == "reasoning_budget" and value == 0 and (engine.has("--reasoning") or engine.assumed):
+        value = _LEAST_BUDGET
     words = {
         "chat_template_kwargs": lambda: json.dumps(value, separators=(",", ":"), sort_keys=True),
         "rope_scale": lambda: f"{value:g}",
@@ -177,7 +182,7 @@ def _embedded(name: str, value: Any, preset: Preset, draft_type: str) -> dict[st
         "chat_template_file": ("chat_template_file", value),  # the engine's process reads it
         "chat_template_kwargs": ("default_template_kwargs", _template_kwargs(preset)),
         "reasoning": ("enable_reasoning", _REASONING.get(str(value), -1)),
-        "reasoning_budget": ("sampling.reasoning_budget_tokens", value),
+        "reasoning_budget": ("sampling.reasoning_budget_tokens", value or _LEAST_BUDGET),
         "pooling": ("pooling_type", value),
         "lora": ("lora_adapters", [list(adapter(entry)) for entry in preset.lora]),
         "rope_scaling": ("rope_scaling_type", value),

@@ -334,6 +334,45 @@ def test_thinking_is_switched_on_and_off(tmp_path: Path, smollm2: Path) -> None:
         assert "</think>" not in prompt("kwargs", chat_template_kwargs={"enable_thinking": True})
 
 
+# As Qwen3.5's template: the thought is opened in the prompt.
+OPENED = THINKING.replace("<|im_start|>assistant\n", "{% if add_generation_prompt %}<|im_start|>assistant\n")
+OPENED = OPENED.removesuffix("{% endif %}") + "{% else %}<think>\n{% endif %}{% endif %}"
+
+
+@pytest.mark.e2e
+def test_thinking_ends_with_its_budget(tmp_path: Path, smollm2: Path) -> None:
+    """The same tokens are thought without a limit; a budget writes the end tag behind its last token."""
+    template = tmp_path / "thinking.jinja"
+    template.write_text(OPENED, encoding="utf-8")
+    model = write(tmp_path / "Tiny-F16.gguf", Shape(layers=2, embd=128, heads=2, kv_heads=2, ff=128), smollm2)
+    config = tmp_path / "config" / "edgellm.toml"
+    config.parent.mkdir()
+    tables = (
+        f'[[model]]\nid = "{name}"\nref = "{model}"\nset = {{ reasoning_budget = {budget} }}\n'
+        for name, budget in (("none", 0), ("few", 6), ("free", -1))
+    )
+    shared = f'schema = 1\n[set]\nn_ctx = 512\nchat_template_file = "{template}"\n'
+    config.write_text(shared + "".join(tables), encoding="utf-8")
+    with Up(tmp_path, "-p", "cpu") as up:
+        up.wait_for("ok")
+
+        def answer(name: str) -> tuple[str, str]:
+            """Return what was thought and what was said."""
+            body = {"model": name, "messages": [{"role": "user", "content": "hi"}], "temperature": 0}
+            body |= {"max_tokens": 24, "ignore_eos": True}
+            message = httpx.post(f"{up.url}/v1/chat/completions", json=body, timeout=120).json()["choices"][0][
+                "message"
+            ]
+            return message.get("reasoning_content") or "", message["content"]
+
+        thought, said = answer("free")
+        assert thought and not said
+        few, said = answer("few")
+        assert few and thought.startswith(few) and len(few) < len(thought) and said
+        none, said = answer("none")
+        assert not none and said
+
+
 @pytest.mark.e2e
 def test_pooling_sampling_and_rope_are_at_work(tmp_path: Path, smollm2: Path) -> None:
     tiny = Shape(layers=2, embd=128, heads=2, kv_heads=2, ff=128, ctx=1024)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from edge.cli import main
 from edge.config.values import CONFIG_KEYS, MODEL_KEYS, SETTINGS, Preset
 from edge.engine import embedded
-from edge.engine.engine import Engine
+from edge.engine.engine import Engine, Flag
 from edge.engine.output import parse_help
 from edge.errors import ConfigError
 from edge.plan.argv import render
@@ -64,6 +64,14 @@ def apply(fields: Mapping[str, Any]) -> Any:
     params = xllamacpp.CommonParams()
     embedded.apply(xllamacpp, params, json.loads(json.dumps(fields)))
     return params
+
+
+def test_no_thinking_is_a_budget_of_one_token() -> None:
+    """llama.cpp counts the newline behind <think>, and with 0 takes it for the end that it should write."""
+    assert options(REAL, reasoning_budget=0).args == ("--reasoning-budget", "1")
+    assert options(EMBEDDED, reasoning_budget=0).params == {"sampling.reasoning_budget_tokens": 1}
+    old = parse_help(OLD_HELP) | {"--reasoning-budget": Flag("--reasoning-budget", 1)}
+    assert options(replace(REAL, flags=old), reasoning_budget=0).args == ("--reasoning-budget", "0"), "the only switch"
 
 
 @pytest.mark.parametrize("key", KEYS)
