@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import pytest
 
 from edge.cli import main
 from edge.plan import start_records
+from edge.supervisor.warmup import grey_png
 from tests.fakes.gguf_writer import Gguf
+from tests.fakes.projectors import write_projector
 from tests.plan.random_drafters import write_assistant, write_dflash, write_eagle3, write_gemma4
 from tests.plan.random_gguf import Shape, write
 from tests.plan.test_plan_engine_options import drawn_options
@@ -371,6 +374,55 @@ def test_thinking_ends_with_its_budget(tmp_path: Path, smollm2: Path) -> None:
         assert few and thought.startswith(few) and len(few) < len(thought) and said
         none, said = answer("none")
         assert not none and said
+
+
+@pytest.mark.e2e
+def test_a_projector_of_one_model_makes_it_see(
+    tmp_path: Path, smollm2: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """LLaVA's encoder with two layers of zeros. It lies in another folder, so that only the key finds it."""
+    tiny = Shape(layers=2, embd=128, heads=2, kv_heads=2, ff=128)
+    model = write(tmp_path / "Tiny-F16.gguf", tiny, smollm2)
+    (tmp_path / "eyes").mkdir()
+    projector = write_projector(tmp_path / "eyes" / "mmproj-F16.gguf", "clip", tiny.embd)
+    config = tmp_path / "config" / "edgellm.toml"
+    config.parent.mkdir()
+    config.write_text(
+        f"""schema = 1
+[set]
+n_ctx = 2048
+[[model]]
+id = "seeing"
+ref = "{model}"
+mmproj = "{projector}"
+[[model]]
+id = "blind"
+ref = "{model}"
+""",
+        encoding="utf-8",
+    )
+    assert main(["plan", "-p", "cpu", "--json", "--state-dir", str(tmp_path)]) == 0
+    plans = json.loads(capsys.readouterr().out)["models"]
+    size = sum(int(each.n_bytes) for each in gguf.GGUFReader(projector).tensors)
+    assert {name: plan["model"]["mmproj_bytes"] for name, plan in plans.items()} == {"seeing": size, "blind": 0}
+    weights = {name: plan["ladder"][0]["memory"]["host"]["weights_bytes"] for name, plan in plans.items()}
+    assert weights["seeing"] == weights["blind"] + size
+    image = base64.b64encode(grey_png(64)).decode()
+    part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}}
+    message = {"role": "user", "content": [part, {"type": "text", "text": "What is this?"}]}
+    with Up(tmp_path, "-p", "cpu") as up:
+        up.wait_for("ok")
+
+        def asked(name: str, path: str, **more: Any) -> httpx.Response:
+            return httpx.post(f"{up.url}{path}", json={"model": name, "max_tokens": 4, **more}, timeout=120)
+
+        answer = asked("seeing", "/v1/chat/completions", messages=[message])
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["usage"]["prompt_tokens"] > (336 // 14) ** 2, "a token for each patch"
+        message = {"role": "user", "content": "What is this?", "images": [image]}
+        assert asked("seeing", "/api/chat", messages=[message], stream=False).status_code == 200
+        refused = asked("blind", "/v1/chat/completions", messages=[{"role": "user", "content": [part]}])
+        assert 400 <= refused.status_code <= 501 and "image input is not supported" in refused.text, refused.text
 
 
 @pytest.mark.e2e
