@@ -145,8 +145,10 @@ def _options(
         return [*path, *types]
     if name == "reasoning" and not engine.has("--reasoning") and value == "off":
         return [(("--reasoning-budget",), ("0",))]  # before 2026 the only switch
-    if name == "reasoning_budget" and value == 0 and (engine.has("--reasoning") or engine.assumed):
-        value = _LEAST_BUDGET
+    if name == "reasoning_budget" and (engine.has("--reasoning") or engine.assumed):
+        value = value or _LEAST_BUDGET
+    elif name == "reasoning_budget" and value > 0:
+        return [(("--reasoning-budget N",), ())]  # before --reasoning it took -1 and 0, and refused to start with more
     words = {
         "chat_template_kwargs": lambda: json.dumps(value, separators=(",", ":"), sort_keys=True),
         "rope_scale": lambda: f"{value:g}",

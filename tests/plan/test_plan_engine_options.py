@@ -72,6 +72,9 @@ def test_no_thinking_is_a_budget_of_one_token() -> None:
     assert options(EMBEDDED, reasoning_budget=0).params == {"sampling.reasoning_budget_tokens": 1}
     old = parse_help(OLD_HELP) | {"--reasoning-budget": Flag("--reasoning-budget", 1)}
     assert options(replace(REAL, flags=old), reasoning_budget=0).args == ("--reasoning-budget", "0"), "the only switch"
+    limited = options(replace(REAL, flags=old), reasoning_budget=256)
+    assert limited.args == (), "it would not start"
+    assert limited.unknown == ("reasoning_budget has no effect: this engine has no --reasoning-budget N",)
 
 
 @pytest.mark.parametrize("key", KEYS)
