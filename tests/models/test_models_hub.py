@@ -49,6 +49,20 @@ def test_case_05_a_drafter_is_never_taken_for_the_model(hub: Hub, models: Path) 
         fetch(hub, models, "hf://unsloth/gemma-4-E4B-it-qat-GGUF:F16")
 
 
+def test_a_drafter_is_fetched_where_its_file_is_named_and_drafts_by_that_name(hub: Hub, models: Path) -> None:
+    """The key `draft` takes what the operator pulled: the source, or its name."""
+    repo = hub.root / "unsloth/gemma-4-E4B-it-qat-GGUF"
+    _model(repo / "gemma-4-E4B-it-qat-UD-Q4_K_XL.gguf", "gemma4")
+    _model(repo / "MTP/gemma-4-E4B-it-qat-Q8_0-MTP.gguf", "gemma4-assistant", "Q8_0", 7, 1)
+    ref = "hf://unsloth/gemma-4-E4B-it-qat-GGUF/MTP/gemma-4-E4B-it-qat-Q8_0-MTP.gguf"
+    assert fetch(hub, models, ref) == "gemma-4-E4B-it-qat-Q8_0-MTP.gguf"
+    for name in (ref, Store(models).list()[0].name):
+        found = Store(models).resolve(name, drafter=True)
+        assert found.meta.kind == "drafter" and Path(found.path).name == "gemma-4-E4B-it-qat-Q8_0-MTP.gguf"
+        with pytest.raises(VerdictError, match="drafter for speculative decoding"):
+            Store(models).resolve(name)
+
+
 def test_case_05_a_drafter_of_the_models_own_architecture_is_told_by_its_layers(hub: Hub, models: Path) -> None:
     repo = hub.root / "huihui-ai/Ornith-1.0-9B-abliterated-MTP-GGUF"
     _model(repo / "ornith-9b-mtp-kl-Q4_K_M.gguf")
