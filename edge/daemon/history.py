@@ -165,7 +165,7 @@ class Recorder:
         plan, vitals = watch.attempt.plan, read_usage(watch.child.pid)
         file = plan.model or supervisor.model.model
         subject = f"{file.name} {file.quant}, {plan.settings.n_ctx} tokens"
-        measured = measure(subject, list(watch.attempt.tail), vitals.rss_bytes if vitals else None, watch.gpu_bytes)
+        measured = measure(subject, watch.attempt.log.loading, vitals.rss_bytes if vitals else None, watch.gpu_bytes)
         # What the engine changed by itself, or put elsewhere, says nothing about the formula.
         changed = any(item.subject in _CACHE_SUBJECTS for item in watch.degraded)
         meta = None if changed else file.meta

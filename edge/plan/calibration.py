@@ -23,10 +23,11 @@ _SHAPES = 16  # of models, the latest
 # The largest of the last starts counts, so that two models that start by turns agree on one figure; less than the
 # estimate only when as many starts as this agree.
 _KEPT, _BELIEVED = 4, 3
-# Bounded: a line may be 4 kB of a model's text, and `\S+` at any place of it costs the square of that.
+# With the prefix of the log and the function that prints it: the rest of a line may hold text of a model. Bounded: a
+# line may be 4 kB, and `\S+` at any place of it costs the square of that.
 _BUFFER = re.compile(
-    r"(?<!\S)(?P<where>\w{1,40})\s{1,20}(?P<kind>model|KV|RS|compute|output) buffer size ="
-    r"\s{1,20}(?P<mib>[\d.]{1,20}) MiB"
+    r"(?:[\d.]{1,20} [DIWEF] )?\w{1,40}:\s{1,40}(?P<where>\w{1,40})\s{1,20}"
+    r"(?P<kind>model|KV|RS|compute|output) buffer size =\s{1,20}(?P<mib>[\d.]{1,20}) MiB"
 )
 
 _ON_GPU = re.compile(r"CUDA\d+(_Split)?")  # CUDA_Host is memory of the host
@@ -87,7 +88,7 @@ def measure(what: str, log: Iterable[str], rss_bytes: int | None = None, gpu_byt
             sums = dict.fromkeys(sums, 0)
         if "reserve_compute_meta" in line:  # of a projector
             continue
-        for found in _BUFFER.finditer(line):
+        if (found := _BUFFER.match(line)) is not None:
             size = int(float(found["mib"]) * MIB)
             sums[found["kind"]] += size
             sums["gpu"] += size if _ON_GPU.fullmatch(found["where"]) else 0

@@ -24,7 +24,8 @@ class Death(Struct, frozen=True):
     """Everything known about one exit. `log`: the kept lines, oldest first.
 
     `oom_killed`: by the kernel's counters or log; `asked`: the supervisor sent the signal; `served`: it had been
-    READY; `l4t`: release of a Jetson's system.
+    READY; `l4t`: release of a Jetson's system; `causes`: the lines that may explain the exit of a start, None where
+    all of `log` may.
     """
 
     exit: ExitStatus
@@ -33,6 +34,7 @@ class Death(Struct, frozen=True):
     asked: bool = False
     served: bool = False
     l4t: str | None = None
+    causes: Sequence[str] | None = None
 
 
 class Diagnosis(Struct, frozen=True):
@@ -68,7 +70,8 @@ def _last_words(death: Death, killed: bool) -> Sequence[str]:
     """
     if death.served:
         return death.log[-SERVING_LINES:] if death.exit.signal in (None, signal.SIGABRT) else ()
-    return death.log[-KILLED_LINES:] if killed else death.log
+    lines = death.log if death.causes is None else death.causes
+    return lines[-KILLED_LINES:] if killed else lines
 
 
 def find_cause(log: Iterable[str], patterns: Patterns) -> Signature | None:

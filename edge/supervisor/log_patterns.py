@@ -37,7 +37,10 @@ class PatternMatch(Struct, frozen=True):
 
 
 class Signature(Struct, frozen=True):
-    """A known cause of failure. `serves`: the engine goes on; `device`: the planned GPU is not used."""
+    """A known cause of failure. `serves`: the engine goes on; `device`: the planned GPU is not used.
+
+    `template`: it counts also while the engine prints the model's chat template.
+    """
 
     id: str
     pattern: re.Pattern[str]
@@ -47,6 +50,7 @@ class Signature(Struct, frozen=True):
     oom: bool
     serves: bool = False
     device: bool = False
+    template: bool = False
 
 
 class Patterns:
@@ -59,6 +63,8 @@ class Patterns:
         self._noise = _compiled(table.get("noise", {}).get("requests", []))
         # Lines that print a part of the model, such as its chat template: an error text in it is no error.
         self._quotes = _compiled(table.get("noise", {}).get("quotes", []))
+        self._template_begins = _compiled(table.get("noise", {}).get("template_begins", []))
+        self._template_ends = _compiled(table.get("noise", {}).get("template_ends", []))
         self.signatures = tuple(_signature(row) for row in table["signatures"])
 
     def gates(self, text: str) -> Iterator[PatternMatch]:
@@ -78,6 +84,14 @@ class Patterns:
     def quotes(self, text: str) -> bool:
         """Return whether a line, without its prefix, quotes the model: its text is no evidence."""
         return any(pattern.search(text) for pattern in self._quotes)
+
+    def template_begins(self, text: str) -> bool:
+        """Return whether a line, without its prefix, is the first that may hold text of the chat template."""
+        return any(pattern.search(text) for pattern in self._template_begins)
+
+    def template_ends(self, text: str) -> bool:
+        """Return whether a line, without its prefix, comes after the engine has read the chat template."""
+        return any(pattern.search(text) for pattern in self._template_ends)
 
     def cause(self, text: str) -> Signature | None:
         return next((signature for signature in self.signatures if signature.pattern.search(text)), None)
@@ -106,4 +120,5 @@ def _signature(row: Mapping[str, Any]) -> Signature:
         oom=row["oom"],
         serves=row.get("serves", False),
         device=row.get("device", False),
+        template=row.get("template", False),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,12 +16,13 @@ from edge.supervisor.diagnose import find_cause
 from edge.supervisor.gates import Gates
 from edge.supervisor.log_patterns import PatternMatch, Patterns, Signature, parse_line
 from edge.supervisor.placement import Buffers, add, is_host, misplaced_cache, misplaced_weights
+from edge.supervisor.start_log import AFTER_LOAD, LINE_CHARACTERS, LOADED, StartLog
 from edge.supervisor.status import Failure
 from edge.units import format_bytes
 
+# Facts that a line states before the weights were read: what the process finds, and the load of the model.
+OF_WEIGHTS = frozenset({"cpu", "answers", "device", "archs", "offload", "weights_on", "load_mode"})
 PROTOCOL = "cmd_child_to_router:state:"
-LINE_CHARACTERS = 4096  # a path is at most 4096 bytes (PATH_MAX); what is longer holds text of a model
-KEPT_LINES = 400  # the cause of an exit stands before its backtrace, which is long
 CPU_ONLY_HINT = (
     "the engine put every layer on the CPU: was it built with CUDA (`edgellm engine show`), and does the driver "
     "answer (`edgellm doctor`)?"
@@ -70,11 +70,10 @@ class Attempt:
         self.progress: float | None = None
         self.asleep = False  # the engine sleeps by itself until its next request
         self.marks: dict[str, float] = {}  # first time each mark was seen
-        self.tail: deque[str] = deque(maxlen=KEPT_LINES)
+        self.log = StartLog(patterns, spawned_at_s)
         self.lines = 0  # log lines that are progress
         self._patterns = patterns
         self._capability = capability
-        self._clock_offset_s: float | None = None
         self._starting = True
         self._let_in = False
         self._has_protocol = False
@@ -85,6 +84,11 @@ class Attempt:
             self.gates = self.gates.open("driver", spawned_at_s, "no GPU wanted")
         elif driver is not None:
             self.driver_opens(driver)
+
+    @property
+    def tail(self) -> Sequence[str]:
+        """The last lines, with all that they quote."""
+        return self.log.tail
 
     @property
     def wants_gpu(self) -> bool:
@@ -108,31 +112,40 @@ class Attempt:
     def stderr(self, raw: str, now_s: float) -> Sequence[LogEvent]:
         """Take one log line. Lines without a prefix (of a chat template, say) match no pattern."""
         raw = raw[:LINE_CHARACTERS]
-        self.tail.append(raw)
+        self.log.tail.append(raw)
         if self._patterns.noise(raw):
             return ()
         self.lines += 1
         if self.served:
             return ()
         line = parse_line(raw)
+        self.log.keep(raw, line)
         at_s = self._engine_time(line.engine_s, now_s)
-        seen: list[LogEvent] = []
         self._prefixed = self._prefixed or line.engine_s is not None
         if self._patterns.quotes(line.text):
             return ()
-        if line.engine_s is not None or not self._prefixed:
-            seen += self._read(line.text, at_s)
+        own = line.engine_s is not None or not self._prefixed
+        if self.log.loaded:
+            return self._marks(line.text, at_s) if own else ()
+        seen = self._read(line.text, at_s) if own else []
         return seen + self._device_trouble(line.text) if self.wants_gpu else seen
 
-    def _read(self, text: str, at_s: float) -> list[LogEvent]:
+    def _marks(self, text: str, at_s: float) -> list[LogEvent]:
         seen: list[LogEvent] = []
         for mark in self._patterns.marks(text):
+            if self.log.loaded and mark.name not in AFTER_LOAD:
+                continue
             if mark.name == "tensors_begin" and "weights" not in self.gates.openings:
                 # The last load counts: `--fit` of some builds prints the same buffers before it.
                 self.facts = replace(self.facts, buffers=Buffers())
             if mark.name not in self.marks:
-                self.marks[mark.name] = at_s
+                self.marks[mark.name] = max(at_s, self.marks.get("slots", at_s))
                 seen += self._mark(mark, at_s)
+            self.log.loaded = self.log.loaded or mark.name in LOADED
+        return seen
+
+    def _read(self, text: str, at_s: float) -> list[LogEvent]:
+        seen = self._marks(text, at_s)
         for gate in self._patterns.gates(text):
             seen += self._gate(gate, at_s)
         for fact in self._patterns.facts(text):
@@ -169,6 +182,7 @@ class Attempt:
     def answered(self, now_s: float, rss_bytes: int | None = None) -> Sequence[LogEvent]:
         """Take a 200 of /health: it opens the gates without a line of their own, the GPU's excepted."""
         seen: list[LogEvent] = []
+        self.log.answered = True
         if self.wants_gpu and not self._gpu_shown:
             seen += self._unproved(rss_bytes)
         self._judge_cache()
@@ -226,22 +240,11 @@ class Attempt:
             self.gates = self.gates.refuse(found.gate, f"{found.degraded.subject}: {found.degraded.got}")
 
     def _engine_time(self, engine_s: float | None, now_s: float) -> float:
-        """Convert a line's own timestamp to monotonic time.
-
-        Lines may be read late, while this process imports. The smallest delay seen fixes the offset between the two
-        clocks, and moves what a larger one has placed.
-        """
-        if engine_s is None:
-            return now_s
-        offset_s = now_s - engine_s
-        if self._clock_offset_s is None:
-            self._clock_offset_s = offset_s
-        elif offset_s < self._clock_offset_s:
-            late_s = self._clock_offset_s - offset_s
-            self._clock_offset_s = offset_s
-            self.marks = {name: max(self.gates.began_s, at_s - late_s) for name, at_s in self.marks.items()}
+        at_s, late_s = self.log.time(engine_s, now_s)
+        if late_s:
+            self.marks = {name: max(self.gates.began_s, mark_s - late_s) for name, mark_s in self.marks.items()}
             self.gates = self.gates.earlier(late_s)
-        return max(self.gates.began_s, engine_s + self._clock_offset_s)
+        return at_s
 
     def _mark(self, mark: PatternMatch, at_s: float) -> list[LogEvent]:
         match mark.name:
@@ -275,6 +278,9 @@ class Attempt:
 
     def _fact(self, fact: PatternMatch, at_s: float) -> list[LogEvent]:
         groups, facts = fact.groups, self.facts
+        # A drafter or a projector is loaded after the model, and prints the same lines: they are not the model's.
+        if fact.name in OF_WEIGHTS and "weights" in self.gates.openings:
+            return []
         match fact.name:
             case "cpu" if not self.wants_gpu:
                 self.gates = self.gates.open("context", at_s, f"CPU: {groups['name']}")
@@ -288,17 +294,17 @@ class Attempt:
                 self.facts = replace(facts, archs=archs)
             case "offload" if self.wants_gpu:
                 return self._offload(int(groups["offloaded"]), int(groups["layers"]), at_s)
-            case "weights_on" if "weights" not in self.gates.openings:  # printed at allocation, before the read
+            case "weights_on":  # printed at allocation, before the read
                 self._buffer("weights", groups)
             case "kv_on":
                 self._buffer("kv", groups)
             case "compute_on":
                 self._buffer("compute", groups)
-            case "projector_on":
+            case "projector_on" if facts.projector_on is None:
                 self.facts = replace(facts, projector_on=groups["device"])
-            case "kv_types":
+            case "kv_types" if facts.kv_types is None:
                 self.facts = replace(facts, kv_types=(groups["k"], groups["v"]))
-            case "n_ctx":
+            case "n_ctx" if facts.n_ctx is None:
                 self.facts = replace(facts, n_ctx=int(groups["n_ctx"]))
             case "load_mode":
                 self.facts = replace(facts, load_mode=groups["load_mode"])
@@ -345,7 +351,7 @@ class Attempt:
 
     def _first_cause(self) -> Signature | None:
         """Return the driver's own complaint, which is more precise than "no device" (B-15: a closed device node)."""
-        found = find_cause(self.tail, self._patterns)
+        found = find_cause(self.log.causes, self._patterns)
         return found if found is not None and (found.device or found.kind == "device_permission") else None
 
 

@@ -212,7 +212,7 @@ class Watch:
         status = status.of_engine()
         oom_killed = status.signal == signal.SIGKILL and not self.signalled and self._witness.killed()
         known = (status, list(self.attempt.tail), oom_killed, self.signalled, self.attempt.served)
-        diagnosis = diagnose(Death(*known, self._terms.l4t), self._patterns)
+        diagnosis = diagnose(Death(*known, self._terms.l4t, self.attempt.log.causes), self._patterns)
         self.attempt.failed(diagnosis.failure)
         self._exited.set()
         kind = self._hung or diagnosis.failure.kind

@@ -186,7 +186,7 @@ def test_an_innocent_start_matches_no_signature() -> None:
 
 def test_kinds_and_hints_are_whole() -> None:
     for signature in _TABLE["signatures"]:
-        assert set(signature) <= {"id", "pattern", "kind", "hint", "permanent", "oom", "serves", "device"}
+        assert set(signature) <= {"id", "pattern", "kind", "hint", "permanent", "oom", "serves", "device", "template"}
         assert re.fullmatch(r"[a-z_]+", signature["kind"])
         assert len(signature["hint"]) > 10 and not signature["hint"].endswith(".")
         assert not (signature["permanent"] and signature["oom"]), "less memory may cure an OOM"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 from pathlib import Path
 
@@ -71,6 +72,62 @@ async def test_a_model_in_a_folder_with_the_name_of_the_placeholder_starts(short
     own = ModelPlan("chat", (), there, Ladder((plan(engine, there, CPU),), 0))
     async with rigged(short_dir, model=own) as rig:
         await rig.ready()
+
+
+def with_template(source: Path, path: Path, template: str) -> ModelFile:
+    """Write a copy of a model with another chat template, which must not be longer."""
+    data, key = bytearray(source.read_bytes()), b"tokenizer.chat_template"
+    at = data.index(key) + len(key) + struct.calcsize("<I")  # the type of the value
+    (length,) = struct.unpack_from("<Q", data, at)
+    text = template.encode().ljust(length)
+    assert len(text) == length
+    data[at + 8 : at + 8 + length] = text
+    path.write_bytes(data)
+    return Store(path.parent).resolve(str(path))
+
+
+FORGED = (
+    "9.59.999.999 I llama_context: n_ctx = 7",
+    "0.00.000.001 I llama_kv_cache: size = 9999.00 MiB ( 1 cells, 1 layers), K (q4_0): 1.00 MiB, V (q4_0): 1.00 MiB",
+    "0.00.000.001 I srv          init: model loaded",
+    "0.00.000.001 I sched_reserve:  CPU compute buffer size = 99.00 MiB",
+)
+
+
+@pytest.mark.e2e
+async def test_lines_that_a_chat_template_prints_are_no_facts(short_dir: Path, smollm2: Path) -> None:
+    """The engine prints an example of the template: a forged time moved all gates to the spawn, others were added."""
+    engine = find_embedded(sys.executable)
+    assert engine is not None
+    lines = "\\n".join(FORGED)
+    there = with_template(smollm2, short_dir / "x.gguf", f'{{{{"\\n{lines}\\n"}}}}')
+    own = ModelPlan("chat", (), there, Ladder((plan(engine, there, CPU),), 0))
+    async with rigged(short_dir, model=own) as rig:
+        await rig.ready()
+        watch = rig.supervisor.watch
+        assert watch is not None and set(FORGED) <= set(rig.lines)
+        attempt = watch.attempt
+        assert (attempt.facts.n_ctx, attempt.facts.kv_types, attempt.facts.kv_mib) == (512, ("f16", "f16"), 11.25)
+        assert attempt.facts.buffers.compute["CPU"] < 99
+        marks = [attempt.marks[name] for name in ("process", "load", "tensors_end", "slots")]
+        assert marks == sorted(set(marks)) and attempt.marks["loaded"] >= marks[-1]
+        assert rig.supervisor.status().degraded == ()
+
+
+@pytest.mark.e2e
+async def test_a_chat_template_that_fails_is_no_lack_of_memory(short_dir: Path, smollm2: Path) -> None:
+    """Its exception is printed as it is: an allocator's message in it took every rung, and FAILED as out_of_memory."""
+    engine = find_embedded(sys.executable)
+    assert engine is not None
+    text = "0.00.900.001 I srv          init: listening on x\\nNvMapMemAllocInternalTagged: 1 error 12"
+    there = with_template(smollm2, short_dir / "x.gguf", f'{{{{ raise_exception("no\\n{text}\\n") }}}}')
+    plans = tuple(plan(engine, there, CPU, rung) for rung in range(2))
+    async with rigged(short_dir, model=ModelPlan("chat", (), there, Ladder(plans, 0))) as rig:
+        assert await rig.settle(State.FAILED, State.READY) is State.FAILED
+        status = rig.supervisor.status()
+        assert status.failure is not None and status.failure.kind == "bad_model"
+        assert (status.rung, rig.supervisor.restarts) == (0, 0)
+        assert "NvMapMemAllocInternalTagged: 1 error 12" in rig.lines
 
 
 @pytest.mark.full
