@@ -1,6 +1,17 @@
 from __future__ import annotations
 
+from typer.main import get_command
+
+from edge.cli.app import MODULES, build, nouns
 from edge.cli.running import status_lines
+
+
+def test_each_command_is_in_the_only_module_that_is_imported_for_it() -> None:
+    every = get_command(build()).commands  # type: ignore[attr-defined]
+    assert set(every) > set(MODULES)
+    for name in every:
+        assert len(list(nouns(name))) == 1, name
+        assert name in get_command(build(name)).commands, name  # type: ignore[attr-defined]
 
 
 def test_status_names_the_closed_gate_and_the_failure() -> None:
