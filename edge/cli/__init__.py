@@ -85,6 +85,8 @@ def _explained(error: OSError) -> tuple[Exception, str | None]:
     if error.filename is None:
         return OSError(f"the output could not be written: {reason}"), None
     hint = "check the path and the space on its disk"
+    if error.errno == errno.EROFS:
+        hint = "its file system is read-only: mount it writable, or name another folder with --state-dir"
     if error.errno in (errno.EACCES, errno.EPERM):
         path = Path(error.filename)
         with suppress(OSError, KeyError):  # a folder that may not be entered; a user that passwd(5) does not list

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import hmac
@@ -155,9 +156,10 @@ def write(path: Path, entries: Iterable[Key]) -> None:
         if before is not None and (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
             os.chown(path, before.st_uid, before.st_gid)  # root edits the file of the service's user
     except OSError as error:
-        raise ConfigError(
-            f"cannot write {path}: {error.strerror}", "run it as the file's owner, or with sudo"
-        ) from error
+        hint = "run it as the file's owner, or with sudo"
+        if error.errno == errno.EROFS:
+            hint = "its file system is read-only: mount it writable"
+        raise ConfigError(f"cannot write {path}: {error.strerror}", hint) from error
 
 
 @contextmanager
