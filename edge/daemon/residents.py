@@ -10,7 +10,8 @@ from edge.board.memory import MemorySnapshot, snapshot
 from edge.daemon.fleet import Fleet
 from edge.errors import EdgeError, UsageError
 from edge.plan.prepare import Prepared, config_of
-from edge.pool.pool import Pool, PoolModel
+from edge.pool.pool import Pool
+from edge.pool.warm_at import PoolModel
 from edge.supervisor.model_handle import ModelHandle
 from edge.supervisor.status import ModelStatus, State
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from edge.board.memory import MemorySnapshot
-from edge.pool.pool import Pool, PoolModel, warm_from
+from edge.pool.pool import Pool
+from edge.pool.warm_at import PoolModel, warm_from
 from edge.supervisor.model_handle import ModelHandle
 from edge.supervisor.supervisor import Supervisor
 from tests.supervisor.rig import PATTERNS, model_plan

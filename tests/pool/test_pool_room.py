@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from edge.board.memory import MemorySnapshot
 from edge.plan.plan import DomainBudget, ModelPlan, Settings
-from edge.pool.pool import Pool, PoolModel
+from edge.pool.pool import Pool
 from edge.pool.schedule import PoolPolicy
+from edge.pool.warm_at import PoolModel
 from edge.supervisor.model_handle import ModelHandle
 from edge.supervisor.state import Sleep, StartRequested
 from edge.supervisor.status import State

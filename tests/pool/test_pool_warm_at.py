@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from edge.pool.pool import PoolModel, warm_from, warm_now
+from edge.pool.warm_at import PoolModel, warm_from, warm_now
 
 MIDNIGHT = datetime(2026, 3, 2)
 DUE = MIDNIGHT.replace(hour=8)
