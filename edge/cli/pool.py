@@ -55,7 +55,8 @@ def ps_lines(models: Mapping[str, Mapping[str, Any]]) -> list[str]:
         f"{'MODEL':<{width}}  {'STATE':<9}  {'MEMORY':>9}  {'OPEN':>4}  {'TOK/S':>6}  {'IDLE':>9}  {'SLEEPS IN':>9}"
     ]
     for name, model in models.items():
-        resident = model["state"] in _RESIDENT
+        # An engine that sleeps by itself keeps some memory.
+        resident = model["state"] in _RESIDENT or (model["state"] == "SLEEPING" and model.get("pid") is not None)
         memory = sum((model.get("memory_bytes") or {}).values())
         held = format_bytes(memory) if resident and memory else "-"
         opened, speed = model.get("open_requests"), model.get("tokens_per_s")

@@ -72,7 +72,7 @@ class Residents:
         idle_s = self.pool.idle_s(supervisor) if ready else None
         ttl_s = supervisor.terms.ttl_s or supervisor.plan.own_sleep_s
         return {
-            "memory_bytes": self.pool.needs_bytes(model_id),
+            "memory_bytes": self.pool.held_bytes(model_id),
             "open_requests": supervisor.open_requests,
             "tokens_per_s": tokens_per_s,
             "idle_s": None if idle_s is None else round(idle_s, 1),

@@ -28,7 +28,7 @@ from edge.plan.other_engine import fingerprint, plan_other
 from edge.plan.plan import Ladder, LaunchPlan, ModelPlan, Plan, SavedPrompts
 from edge.plan.reasons import does_not_fit, reasons
 from edge.plan.remotes import Remotes, with_remotes
-from edge.plan.sleep_choice import OPTION, SleepChoice, own_sleep_s
+from edge.plan.sleep_choice import OPTION, SleepChoice, own_sleep_s, sleep_reasons
 from edge.units import GIB
 
 
@@ -83,7 +83,7 @@ def make_plan(
     left = whole
     others = {config.id: config for config in extras.others}
     configs = {model_id: config for model_id, (_, config) in models.items()} | others
-    job = _Job(profile, preset, facts, extras, alone=len(configs) == 1)
+    job = _Job(profile, preset, facts, extras)
     # sorted() is stable: equal priorities keep the order of the configuration.
     for model_id in sorted(configs, key=lambda name: -configs[name].priority):
         if model_id in others:
@@ -111,7 +111,6 @@ class _Job(Struct, frozen=True):
     preset: Preset
     facts: EnvFacts
     extras: Extras
-    alone: bool  # it is the plan of one model
 
     def plan(
         self,
@@ -177,9 +176,9 @@ class _Job(Struct, frozen=True):
             # CommonParams joins folder and name as they are, where llama-server's option adds the slash.
             params = {**options.params, "slot_save_path": f"{saved.folder}/"}
             options = replace(options, args=(*options.args, "--slot-save-path", saved.folder), params=params)
-        # An engine that ends saves its prompts, which are restored when it is woken, and makes room for other models.
+        # An engine that ends saves its prompts, which are restored when it is woken.
         sleep_s = own_sleep_s(self.extras.sleep_choices, inputs.engine, config, file.bytes, rung.settings)
-        sleep_s = sleep_s if saved is None and self.alone else 0
+        sleep_s = sleep_s if saved is None else 0
         if sleep_s:
             params = {**options.params, "sleep_idle_seconds": sleep_s}
             options = replace(options, args=(*options.args, OPTION, str(sleep_s)), params=params)
@@ -190,7 +189,11 @@ class _Job(Struct, frozen=True):
             budget=rung.budget,
             argv=line.args,
             env=environment(inputs.engine, self.facts, gpus=gpus, managed_memory=preset.managed_memory),
-            reasons=(*reasons(rung, preset, config.role, wanted, inputs, origins), *options.reasons),
+            reasons=(
+                *reasons(rung, preset, config.role, wanted, inputs, origins),
+                *options.reasons,
+                *sleep_reasons(sleep_s),
+            ),
             model=None if file is wanted else file,
             warnings=line.dropped,
             saved_prompts=saved,

@@ -17,7 +17,7 @@ from edge.config.values import ModelConfig
 from edge.engine.engine import Engine
 from edge.paths import Folders
 from edge.plan.load_choice import size_class
-from edge.plan.plan import Settings
+from edge.plan.plan import Reason, Settings
 
 GAIN = 1.1  # the engine's own sleep has to be sooner by a tenth: it keeps memory, and prompts are lost in it
 MOST_LEFT = 0.1  # of the file's size may stay in memory: 62 MB of a 1 GB model were measured, a CUDA context beside it
@@ -59,9 +59,18 @@ def own_sleep_s(
 ) -> int:
     """Return after how many idle seconds the engine is to sleep by itself; 0: it is ended, or never sleeps.
 
-    An engine whose layers are on other boards ends: their rpc-servers then serve others.
+    An engine whose layers are on other boards ends: their rpc-servers then serve others. So does that of a model with
+    `return_to`, since its end brings the other one back.
     """
     found = next((choice for choice in choices if choice.size_class == size_class(file_bytes)), None)
     if found is None or found.mode != "engine" or config.ttl_s <= 0 or settings.rpc or not can_sleep(engine):
         return 0
+    if config.return_to:
+        return 0
     return ceil(config.ttl_s)
+
+
+def sleep_reasons(sleep_s: int) -> tuple[Reason, ...]:
+    """Explain an engine that sleeps by itself; empty for 0."""
+    because = "the engine sleeps by itself: it wakes sooner than a new one starts, as `edgellm bench sleep` measured"
+    return (Reason("ttl_s", f"{sleep_s} s", because, "planner"),) if sleep_s else ()

@@ -12,6 +12,7 @@ from datetime import datetime
 from msgspec import Struct, field
 
 from edge.board.memory import MemorySnapshot
+from edge.linux.procfs import read_family_usage
 from edge.linux.timeouts import DeadlineExceeded, within
 from edge.pool.read_ahead import ReadAhead, Sleeper
 from edge.pool.schedule import Arrival, Claims, PoolDecision, PoolPolicy, Resident, decide
@@ -62,6 +63,7 @@ class Pool:
         self._waiters: list[_Waiter] = []
         self._claims = Claims()
         self._starting: set[str] = set()  # admitted, and not seen STARTING yet
+        self._waking: dict[str, float] = {}  # admitted while its engine slept by itself, monotonic
         self._held: frozenset[str] = frozenset()
         self._ready_s: dict[str, float] = {}  # when each was READY last, monotonic
         self._slept_s: dict[str, float] = {}  # when each went to sleep last, monotonic
@@ -86,8 +88,12 @@ class Pool:
             self._kicked.set()
 
     def holds(self, model_id: str) -> bool:
-        """Return whether new requests of a READY model wait: another model has waited for its memory long enough."""
-        return model_id in self._held
+        """Return whether new requests of a READY model wait.
+
+        Another model has waited for its memory long enough, or its engine sleeps and needs memory to wake.
+        """
+        supervisor = self._supervisor(model_id)
+        return model_id in self._held or (supervisor is not None and self._dozes(supervisor))
 
     def became(self, supervisor: Supervisor, state: State) -> None:
         """Note a change of state; the schedule is decided again."""
@@ -131,6 +137,11 @@ class Pool:
     def needs_bytes(self, model_id: str) -> dict[str, int]:
         """Return what the present plan of a model requires, by memory domain; empty without a plan."""
         return supervisor.needs_bytes if (supervisor := self._supervisor(model_id)) is not None else {}
+
+    def held_bytes(self, model_id: str) -> dict[str, int]:
+        """Return what a model holds as long as it has an engine, by memory domain."""
+        supervisor = self._supervisor(model_id)
+        return _kept_bytes(supervisor) if supervisor is not None and supervisor.asleep else self.needs_bytes(model_id)
 
     def idle_s(self, supervisor: Supervisor) -> float:
         """Return the seconds since the last byte of an answer, or since READY."""
@@ -188,8 +199,11 @@ class Pool:
         if decision.fits:
             self._freed_s = float("-inf")  # what ended gave its memory back: the next arrival need not wait for it
         if decision.start and (supervisor := self._supervisor(name)) is not None:
-            self._starting.add(name)
-            supervisor.start()
+            if supervisor.asleep:
+                self._waking[name] = time.monotonic()  # its request wakes it
+            else:
+                self._starting.add(name)
+                supervisor.start()
         for waiter in self._waiters:
             if waiter.handle.model_id == name:
                 _resolve(waiter, failure)
@@ -200,15 +214,24 @@ class Pool:
         if supervisor is None or handle.model_id in self._starting:
             return True
         machine = supervisor.machine
-        if machine.state is State.SLEEPING or machine.state in ENDING:
+        if machine.state is State.SLEEPING or machine.state in ENDING or self._dozes(supervisor):
             return False
         return machine.state not in _PRESENT or handle.model_id not in self._held
+
+    def _dozes(self, supervisor: Supervisor) -> bool:
+        """Return whether an engine sleeps by itself and no request was let through to wake it."""
+        since_s = self._waking.get(supervisor.model_id)
+        # A request that was let through and left before it reached the engine woke nothing.
+        let_in = since_s is not None and time.monotonic() - since_s < self._policy.turn_s
+        return supervisor.asleep and not supervisor.open_requests and not let_in
 
     def _arrivals(self) -> list[Arrival]:
         now, first = time.monotonic(), dict[str, _Waiter]()
         for waiter in self._waiters:
             supervisor = waiter.handle.supervisor
-            if not waiter.outcome.done() and supervisor is not None and supervisor.machine.state is State.SLEEPING:
+            if waiter.outcome.done() or supervisor is None:
+                continue
+            if supervisor.machine.state is State.SLEEPING or self._dozes(supervisor):
                 first.setdefault(waiter.handle.model_id, waiter)
         return [
             Arrival(name, self.needs_bytes(name), now - waiter.since_s, self._model(name).priority)
@@ -231,11 +254,11 @@ class Pool:
         return found
 
     def _resident(self, name: str, supervisor: Supervisor) -> Resident:
-        state, known = supervisor.machine.state, self._model(name)
+        state, known, dozes = supervisor.machine.state, self._model(name), self._dozes(supervisor)
         return Resident(
             name,
-            supervisor.needs_bytes,
-            loading=state in _LOADING or state is State.SLEEPING,
+            _kept_bytes(supervisor) if dozes else supervisor.needs_bytes,
+            loading=state in _LOADING or state is State.SLEEPING or (supervisor.asleep and not dozes),
             leaving=state in ENDING,
             open=supervisor.open_requests,
             idle_s=self.idle_s(supervisor),
@@ -321,6 +344,13 @@ async def _quietly(work: Awaitable[Failure | None]) -> None:
         await work
 
 
+def _kept_bytes(supervisor: Supervisor) -> dict[str, int]:
+    """Return what an engine that sleeps by itself keeps of host memory; that of a discrete GPU is not known here."""
+    usage = read_family_usage(supervisor.watch.child.pid) if supervisor.watch is not None else None
+    domain = next((name for name in ("unified", "host") if name in supervisor.plan.budget), None)
+    return {domain: usage.rss_bytes} if usage is not None and domain is not None else {}
+
+
 def _mapped_bytes(loaded: Iterable[Supervisor | None], domain: str) -> int:
     """Return the bytes of mapped weights, which MemAvailable counts as free: they are page cache that must stay.
 
@@ -328,7 +358,7 @@ def _mapped_bytes(loaded: Iterable[Supervisor | None], domain: str) -> int:
     """
     total = 0
     for supervisor in loaded:
-        if supervisor is None or domain not in supervisor.plan.budget:
+        if supervisor is None or supervisor.asleep or domain not in supervisor.plan.budget:
             continue
         plan = supervisor.plan
         if plan.settings.load_mode != "mmap":

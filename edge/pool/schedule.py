@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 Bytes = Mapping[str, int]  # by memory domain: `unified`, `host` or a GPU's UUID
 
@@ -14,6 +15,8 @@ _EXACT_VICTIMS = 12  # 2^12 subsets are tried in about a millisecond; beyond tha
 
 class Resident(Struct, frozen=True):
     """A model that holds memory, or is about to. `needs`: what its plan requires, without the reserve.
+
+    Of one whose engine sleeps by itself `needs` is what it keeps; it is an Arrival too where requests wait for it.
 
     `loading` until its first READY; `leaving` while its engine ends; `open`: requests that it works on or that wait in
     its queue. `idle_s`: since its last request ended, or since it was READY. `load_s`: its last load, None if unknown.
@@ -31,7 +34,7 @@ class Resident(Struct, frozen=True):
 
 
 class Arrival(Struct, frozen=True):
-    """A model that requests wait for and that holds no memory. `waited_s`: the oldest of these requests."""
+    """A model that requests wait for and whose weights are not loaded. `waited_s`: the oldest of these requests."""
 
     id: str
     needs: Bytes
@@ -92,6 +95,9 @@ def decide(
     policy = policy or PoolPolicy()
     # The id last: equal arrivals have to be decided in one order, or two runs of a history would differ.
     first = min(arrivals, key=lambda each: (-each.priority, -each.waited_s, each.id))
+    own = [each for each in residents if each.id == first.id]
+    first = replace(first, needs=_minus(first.needs, own))
+    residents = [each for each in residents if each.id != first.id]
     if _covers(free, first.needs):
         return PoolDecision(start=first.id, because="it fits", fits=True)
     if any(each.leaving for each in residents) or since_freed_s < policy.back_s:

@@ -162,7 +162,8 @@ class Attempt:
         except (ValueError, KeyError, TypeError):
             return self.stderr(raw, now_s)
         self.lines += 1
-        self.asleep = state == "sleeping"
+        if state in ("sleeping", "ready"):  # the lines of a wake between them are those of a load
+            self.asleep = state == "sleeping"
         if state == "ready":
             return [LogEvent("ready")]
         if state == "loading":

@@ -72,8 +72,7 @@ class Supervisor:
         self.model = model
         self.terms = terms or SupervisorOptions()
         self.callbacks = callbacks or SupervisorCallbacks()
-        self.generation = 0
-        self.spawns = 0
+        self.generation = self.spawns = 0
         self.iterations = 0  # of run()'s loop, for the watchdog
         self.watch: Watch | None = None
         self.started_at_s: float | None = None  # of the last start, monotonic
@@ -154,6 +153,11 @@ class Supervisor:
         return max(0, self.spawns - 1)
 
     @property
+    def asleep(self) -> bool:
+        """Whether a READY engine sleeps by itself (`--sleep-idle-seconds`): its next request makes it load again."""
+        return self.machine.state is State.READY and self.watch is not None and self.watch.attempt.asleep
+
+    @property
     def on_cpu_instead(self) -> bool:
         """Whether it runs on the CPU because the GPU is absent, not because of memory."""
         return self._missing is not None and self.machine.rung == self._policy.cpu_rung != self.machine.home
@@ -201,7 +205,7 @@ class Supervisor:
         m, watch = self.machine, self.watch
         return ModelStatus(
             id=self.model.id,
-            state=State.SLEEPING if m.state is State.READY and watch and watch.attempt.asleep else m.state,
+            state=State.SLEEPING if self.asleep else m.state,
             rung=m.rung,
             degraded=watch.degraded if watch else (),
             gates=watch.attempt.gates.as_status(alive=m.alive) if watch else {},
@@ -292,7 +296,6 @@ class Supervisor:
             return await self._events.get()
         with suppress(DeadlineExceeded):
             return await within(self._events.get(), deadline - time.monotonic())
-        # The deadline passed without an event.
         return None, Tick()
 
     def _note(self, event: Event) -> None:
@@ -322,10 +325,8 @@ class Supervisor:
                 self._spawn(effect)
             case WarmUp() if self.watch is not None:
                 self.watch.warm_up()
-            case Terminate():
-                self._signal(signal.SIGTERM)
-            case Kill():
-                self._signal(signal.SIGKILL)
+            case Terminate() | Kill():
+                self._signal(signal.SIGTERM if isinstance(effect, Terminate) else signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
         self._plans.abandon()

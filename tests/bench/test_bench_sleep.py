@@ -57,6 +57,7 @@ def line(
     prompts: bool = False,
     told: bool = True,
     beside: bool = False,
+    return_to: str = "",
 ) -> list[str]:
     """Return the engine's command line. `larger`: size classes between the model and the measured one."""
     names = ("--slot-save-path", *(["--sleep-idle-seconds"] if told else []))
@@ -64,7 +65,7 @@ def line(
     engine = replace(engine, flags={**engine.flags, **{name: Flag(name, 1) for name in names}})
     choices = () if mode is None else (choice(mode, size_class=size_class(FILE.bytes) + larger),)
     extras = Extras(sleep_choices=choices, prompts=PromptFolder("/cache", durable=True) if prompts else None)
-    models = one(FILE, ttl_s=ttl_s)
+    models = one(FILE, ttl_s=ttl_s, return_to=return_to)
     if beside:
         models["other"] = (models["chat"][0], ModelConfig("other", "Small"))
     model = plan(shapes.cpu_board(64), engine=engine, models=models, extras=extras).models["chat"]
@@ -76,15 +77,16 @@ def line(
 def test_a_plan_uses_what_was_measured_for_the_size_class() -> None:
     argv = line("engine")
     assert argv[argv.index("--sleep-idle-seconds") + 1] == "91"
+    assert line("engine", beside=True) != line("stop", beside=True), "beside another model too"
     for other in (line("stop"), line(None), line("engine", larger=1)):
         assert "--sleep-idle-seconds" not in other
 
 
 def test_an_engine_ends_where_it_must() -> None:
-    """A model that never sleeps, prompts that would be lost, an engine that cannot sleep, other models."""
+    """A model that never sleeps, prompts that would be lost, an engine that cannot sleep, another that returns."""
     for other in (line("engine", ttl_s=0), line("engine", prompts=True), line("engine", told=False)):
         assert "--sleep-idle-seconds" not in other
-    assert "--sleep-idle-seconds" not in line("engine", beside=True)
+    assert "--sleep-idle-seconds" not in line("engine", beside=True, return_to="other")
 
 
 def test_the_bench_measures_both_ways_and_keeps_the_winner(short_dir: Path, smollm2: Path) -> None:

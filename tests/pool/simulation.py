@@ -1,8 +1,8 @@
 """A pool of models without processes: the schedule decides, a script says what happens.
 
 Tokens of a script: `a` a request for a, `a.` one of a's requests ends, `a!` a is READY, `a~` the engine of a has ended,
-`az` the ttl of a has passed, `ax` a crashes and is restarted, `af` a fails and stays down, `a-` a waiting request is
-cancelled, `+5` seconds pass.
+`az` the ttl of a has passed, `as` the engine of a sleeps by itself and keeps `keeps` bytes, `ax` a crashes and is
+restarted, `af` a fails and stays down, `a-` a waiting request is cancelled, `+5` seconds pass.
 """
 
 from __future__ import annotations
@@ -19,10 +19,19 @@ class Model:
     priority: int = 0
     pin: bool = False
     load_s: float | None = None
-    state: str = "asleep"  # asleep | loading | ready | leaving | failed
+    keeps: int = 1
+    state: str = "asleep"  # asleep | loading | ready | dozing | leaving | failed
+    dozed: bool = False  # its engine slept by itself when it was ended
     open: int = 0
     waiting: list[float] = field(default_factory=list)
     quiet_s: float = 0.0
+
+    @property
+    def holds(self) -> int:
+        """Bytes of memory that it has, or is about to have."""
+        if self.state == "dozing" or (self.state == "leaving" and self.dozed):
+            return min(self.keeps, self.needs)
+        return self.needs if self.state in ("loading", "ready", "leaving") else 0
 
 
 class Simulation:
@@ -64,7 +73,10 @@ class Simulation:
             model.state, self.freed_s = "asleep", self.now
         elif event == "z":
             if model.state == "ready" and not model.open:  # the supervisor drains: an open request keeps it
-                model.state = "leaving"
+                model.state, model.dozed = "leaving", False
+        elif event == "s":
+            if model.state == "ready" and not model.open:
+                model.state = "dozing"
         elif event == "x":
             model.state, model.open = "loading", 0
         elif event == "f":
@@ -96,7 +108,8 @@ class Simulation:
             decision = self.decide()
             for victim in decision.sleep:
                 self.log.append(f"sleep {victim}")
-                self.models[victim].state = "leaving"
+                model = self.models[victim]
+                model.state, model.dozed = "leaving", model.state == "dozing"
             if decision.hold != self.held and decision.hold:
                 self.log.append(f"hold {''.join(sorted(decision.hold))}")
             self.held = decision.hold
@@ -117,24 +130,24 @@ class Simulation:
         raise AssertionError(f"no end of decisions: {self.log}")
 
     def start(self, name: str) -> None:
-        self.log.append(f"start {name}")
+        self.log.append(f"{'wake' if self.models[name].state == 'dozing' else 'start'} {name}")
         self.models[name].state = "loading"
 
     def free(self) -> dict[str, int]:
         """What is measured: a loading model has touched nothing yet, a leaving one holds all."""
-        held = sum(m.needs for m in self.models.values() if m.state in ("ready", "leaving"))
+        held = sum(m.holds for m in self.models.values() if m.state != "loading")
         return {"host": self.budget - held}
 
     def decide(self) -> PoolDecision:
         arrivals = [
             Arrival(name, {"host": m.needs}, self.now - m.waiting[0], m.priority)
             for name, m in self.models.items()
-            if m.state == "asleep" and m.waiting
+            if m.state in ("asleep", "dozing") and m.waiting
         ]
         residents = [
             Resident(
                 name,
-                {"host": m.needs},
+                {"host": m.holds},
                 loading=m.state == "loading",
                 leaving=m.state == "leaving",
                 open=m.open,
@@ -144,7 +157,7 @@ class Simulation:
                 pin=m.pin,
             )
             for name, m in self.models.items()
-            if m.state in ("loading", "ready", "leaving")
+            if m.state in ("loading", "ready", "dozing", "leaving")
         ]
         free = self.claims.left(residents, self.free())
         return decide(residents, arrivals, free, {"host": self.budget}, since_freed_s=self.now - self.freed_s)

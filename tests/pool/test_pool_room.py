@@ -46,6 +46,12 @@ class Posted(Supervisor):
         self.posted.append(event)
 
 
+class Dozing(Posted):
+    """One whose engine sleeps by itself until a request wakes it."""
+
+    asleep = True
+
+
 async def asked(
     folder: Path, chosen: Settings, available: int, *, domain: str = "host", state: State = State.READY
 ) -> tuple[Posted, Posted]:
@@ -128,3 +134,37 @@ async def test_new_requests_of_a_busy_model_wait_once_another_has_waited_for_its
     deciding.cancel()
     turn.cancel()
     await asyncio.gather(deciding, turn, return_exceptions=True)
+
+
+async def test_an_engine_that_sleeps_by_itself_is_asked_for_room_before_a_request_wakes_it(short_dir: Path) -> None:
+    dozing = Dozing("dozing", MAPPED, "host", State.READY, short_dir)
+    handle = ModelHandle("dozing", supervisor=dozing)
+    memory = MemorySnapshot({"host": 8 * GIB}, {"host": GIB + NEED})
+    pool = handle.admission = Pool({"dozing": handle}, lambda: memory, lambda _: PoolModel())
+    assert handle.held, "its requests ask the pool first"
+    asking = asyncio.create_task(pool.admit(handle))
+    await asyncio.sleep(0)
+    await pool._decide()
+    assert await asking is None
+    assert dozing.posted == [] and not handle.held, "the request wakes it"
+    pool._waking["dozing"] -= 60.0  # its client left before the request was sent
+    assert handle.held
+    with dozing.request():
+        assert not handle.held
+    (resident,) = pool._residents()
+    assert (resident.loading, resident.needs) == (False, {})
+    with dozing.request():
+        (resident,) = pool._residents()
+    assert (resident.loading, resident.needs) == (True, {"host": NEED})
+
+
+async def test_mapped_weights_of_an_engine_that_sleeps_by_itself_are_free(short_dir: Path) -> None:
+    dozing = Dozing("dozing", MAPPED, "host", State.READY, short_dir)
+    newcomer = Posted("newcomer", MAPPED, "host", State.SLEEPING, short_dir)
+    handles = {each.model_id: ModelHandle(each.model_id, supervisor=each) for each in (dozing, newcomer)}
+    pool = Pool(handles, lambda: MemorySnapshot({"host": 8 * GIB}, {"host": GIB + NEED}), lambda _: PoolModel())
+    asking = asyncio.create_task(pool.admit(handles["newcomer"]))
+    await asyncio.sleep(0)
+    await pool._decide()
+    assert await asking is None
+    assert ([type(each) for each in newcomer.posted], dozing.posted) == ([StartRequested], [])

@@ -36,6 +36,7 @@ MODELS = st.dictionaries(
         priority=st.integers(0, 2),
         pin=st.sampled_from([False, False, False, True]),
         load_s=st.none() | st.floats(0.1, 90),
+        keeps=st.integers(0, 2),
     ),
     min_size=1,
 )
@@ -71,7 +72,7 @@ def _possible(pool: Simulation) -> list[str]:
         events += [name, name]
         events += [f"{name}-"] if model.waiting else []
         events += [f"{name}x"] if model.state in ("loading", "ready") else []
-        events += [f"{name}z"] if model.state == "ready" else []
+        events += [f"{name}z", f"{name}s"] if model.state == "ready" else []
         events += [f"{name}f"] if model.state == "loading" else []
     return events + _progress(pool)
 
@@ -98,8 +99,8 @@ def _checked(pool: Simulation, event: str) -> None:
         verb, _, subject = line.partition(" ")
         if verb == "sleep":
             assert pool.models[subject].open == 0 and not pool.models[subject].pin, line
-    resident = [m for m in pool.models.values() if m.state in ("loading", "ready", "leaving")]
-    assert sum(m.needs for m in resident) <= pool.budget or len([m for m in resident if m.needs]) == 1, pool.log
+    held = [m.holds for m in pool.models.values() if m.holds]
+    assert sum(held) <= pool.budget or len(held) == 1, pool.log
 
 
 def _idle(name: str, needs: int, load_s: float | None = None, domain: str = "host") -> Resident:
