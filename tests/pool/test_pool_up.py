@@ -57,7 +57,9 @@ def test_a_mixture_of_requests_is_answered_with_few_changes(two: Served) -> None
     before = len(two.pids)
     with ThreadPoolExecutor(8) as pool:
         with stopped(two.model("a")["pid"]):  # none is answered before all are there
-            asked = [pool.submit(ask, two, name) for name in ["a", "b"] * 4]
+            asked = [pool.submit(ask, two, "a")]
+            eventually(lambda: requests_open(two) == 1, "a is busy")  # idle it would be evicted for b at once
+            asked += [pool.submit(ask, two, name) for name in ["b", "a"] * 3 + ["b"]]
             eventually(lambda: requests_open(two) == 8, "eight requests")
         answers = [each.result().status_code for each in asked]
     assert answers == [200] * 8
