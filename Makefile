@@ -18,7 +18,7 @@ help:
 $(VENV)/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "edgellm needs Python 3.10 or newer: make PYTHON=python3.12 (JetPack 5: sudo uv python install 3.12 --install-dir /opt/python)"; exit 69; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "python3-venv is missing: sudo apt-get install python3-venv"; exit 69; }
-	@$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV) && test -x $@ || $(PYTHON) -m venv --clear $(VENV)  # one that was cut off gets no pip
 
 $(VENV)/.up: $(VENV)/bin/pip pyproject.toml
 	@echo "installing edgellm and the embedded engine into $(VENV) ..."

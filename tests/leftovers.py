@@ -1,9 +1,15 @@
-"""Processes of test runs that were killed: found by a mark in their environment, and ended by the next run."""
+"""Processes of test runs that were killed: found by a mark in their environment, and ended by the next run.
+
+python -m tests.leftovers [PATTERN]     also removes the folder of each file that holds the mark of such a run
+"""
 
 from __future__ import annotations
 
+import glob
 import os
+import shutil
 import signal
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +37,14 @@ def sweep() -> list[int]:
         ended += [pid for pid in left if pid not in ended]
         time.sleep(0.02)
     return ended
+
+
+def remove_folders(pattern: str) -> None:
+    """Remove the folders whose file of this pattern holds the mark of a test run that is no more."""
+    for name in glob.glob(pattern):  # noqa: PTH207 (an absolute pattern)
+        with suppress(OSError, UnicodeDecodeError):
+            if (left := Path(name).read_text().strip()) and not runs(left):
+                shutil.rmtree(Path(name).parent, ignore_errors=True)
 
 
 def began_ticks(pid: int) -> int | None:
@@ -78,3 +92,9 @@ def _ancestry(pid: int) -> set[int]:
             found.add(pid)
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return found
+
+
+if __name__ == "__main__":
+    sweep()
+    for each in sys.argv[1:]:
+        remove_folders(each)

@@ -23,5 +23,9 @@ if [ "$(id -u)" != 0 ]; then
     exit 69
 fi
 export DEBIAN_FRONTEND=noninteractive
-apt-get update -qq
-apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+dpkg --configure -a >/dev/null || true # of an installation that was cut off: apt-get refuses to go on from there
+for _ in $(seq 12); do
+    apt-get update -qq && break # another apt-get has its lock
+    sleep 5
+done
+apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends "${missing[@]}" >/dev/null

@@ -18,7 +18,8 @@ candidates() {
 
 unit_tests() { # VERSION PYTHON
     local venv=.venv-$1
-    [ -x "$venv/bin/pip" ] || "$2" -m venv "$venv"
+    # One that was cut off, or whose Python is gone, is made anew: venv gives no pip to a folder that has half of it.
+    "$venv/bin/python" -m pip --version >/dev/null 2>&1 && [ -x "$venv/bin/pip" ] || "$2" -m venv --clear "$venv"
     if [ ! -e "$venv/.dev" ] || [ pyproject.toml -nt "$venv/.dev" ]; then
         "$venv/bin/pip" install -q --disable-pip-version-check -e '.[embedded,hub,tools,nvml,dev]'
         touch "$venv/.dev"

@@ -17,11 +17,16 @@ cleanup() {
 }
 trap cleanup EXIT
 
+# Clones and processes of a run that was killed go; ours name this one. See tests/leftovers.py.
+mark=$$:$(cut -d' ' -f22 /proc/$$/stat)
+(cd "$checkout" && python3 -m tests.leftovers '/tmp/edgellm-stranger.*/run')
+
 # A clone and a home for user $1, in $work; `as COMMAND…` runs there as that user.
 arrive() {
     user=$1
     work=$(mktemp -d /tmp/edgellm-stranger.XXXXXX)
     works+=("$work")
+    echo "$mark" >"$work/run"
     mkdir "$work/home"
     git clone -q "$checkout" "$work/edgellm"
     [ "$(id -un)" = "$user" ] || chown -R "$user:" "$work"
@@ -32,13 +37,14 @@ as() {
     if [ "$(id -un)" != "$user" ]; then
         enter=(setpriv "--reuid=$user" "--regid=$(id -g "$user")" --clear-groups)
     elif [ "$user" = root ]; then
-        # root keeps its models in /var/lib/edgellm: here they are in memory, and gone afterwards
-        mkdir -p /var/lib/edgellm /var/cache/edgellm-root
+        # root keeps its models in /var/lib/edgellm: here they are in memory, and gone afterwards. An edgellm of this
+        # machine has the lock in /run/edgellm.
+        mkdir -p /var/lib/edgellm /var/cache/edgellm-root && mkdir -p -m 700 /run/edgellm
         enter=(unshare --mount --propagation private sh -c 'mount -t tmpfs none /var/lib/edgellm &&
-            mount -t tmpfs none /var/cache/edgellm-root && exec "$@"' sh)
+            mount -t tmpfs none /var/cache/edgellm-root && mount -t tmpfs -o mode=700 none /run/edgellm && exec "$@"' sh)
     fi
     (cd "$work/edgellm" && exec "${enter[@]}" env -i "HOME=$work/home" PATH=/usr/bin:/bin \
-        "EDGELLM_LISTEN=$address" "PYTEST_ADDOPTS=${PYTEST_ADDOPTS:-}" "$@")
+        "EDGELLM_LISTEN=$address" "EDGE_TEST_RUN=$mark" "PYTEST_ADDOPTS=${PYTEST_ADDOPTS:-}" "$@")
 }
 
 # `make up`, one chat, Ctrl-C.

@@ -121,6 +121,16 @@ def test_processes_of_a_killed_run_are_ended_by_the_next() -> None:
     assert not alive(child) and not alive(grandchild)
 
 
+def test_folders_of_killed_runs_go(tmp_path: Path) -> None:
+    marks = {"ours": os.environ[leftovers.MARK], "killed": f"{os.getpid()}:1", "another": "", "third": None}
+    for name, text in marks.items():
+        (tmp_path / name / "clone").mkdir(parents=True)
+        if text is not None:
+            (tmp_path / name / "run").write_text(f"{text}\n")
+    leftovers.remove_folders(f"{tmp_path}/*/run")
+    assert {path.name for path in tmp_path.iterdir()} == {"ours", "another", "third"}
+
+
 def children_of(pid: int) -> list[str]:
     """Return those past their exec: until then a child has its parent's environment."""
     found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
