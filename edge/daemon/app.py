@@ -16,24 +16,25 @@ from msgspec.structs import replace
 
 from edge.config import load
 from edge.daemon import late_start as awaited
+from edge.daemon.console import has_terminal
 from edge.daemon.control import Control, LogQuestion, PageHistory, log_lines, overview
 from edge.daemon.device_recovery import recover_devices
 from edge.daemon.fleet import Fleet, about, gateway_config
-from edge.daemon.history import Recorder, SpeedBaseline, lost_on_reboot
+from edge.daemon.history import PastRecords, Recorder, SpeedBaseline, lost_on_reboot
 from edge.daemon.journal import console_for
-from edge.daemon.planning import Launched, LaunchTimes, remember
+from edge.daemon.planning import Launched, LaunchTimes, fallback_of, keep_launch
 from edge.daemon.reload import Reload, after_restart
-from edge.daemon.remembered_launch import forget, keep
+from edge.daemon.remembered_launch import forget
 from edge.daemon.residents import Residents
 from edge.daemon.thermal import ThermalControl, telemetry_of
 from edge.daemon.watchdog import MORE_S, Watchdog
-from edge.engine.choose import fallback_now
+from edge.engine.choose import EngineFallback
 from edge.errors import BugError, EdgeError
 from edge.gateway.keys import has_keys
 from edge.gateway.server import make_app, serve
+from edge.linux.ordered_writer import OrderedWriter
 from edge.linux.tree import Tree
 from edge.paths import system_folders
-from edge.plan import start_records
 from edge.plan.prepare import HostView, Prepared, prepare
 from edge.service import unit
 from edge.supervisor.model_handle import UNNAMED, ModelHandle
@@ -43,6 +44,7 @@ from edge.supervisor.supervisor import Supervisor
 from edge.telemetry.telemetry import Telemetry
 
 PROGRESS_LOOK_S = 0.2
+STATE_DISK_S = 1.0  # the longest wait for writes to the state folder: a flash card syncs within a fraction of it
 HUNG_UP = 129  # 128 + SIGHUP, as a shell reports it
 
 
@@ -61,16 +63,14 @@ class App:
         self.prepared: Prepared | None = None
         self.console = console_for(os.environ, as_json=bool(launch.request.options["json"]))
         self.urls = launch.listeners.urls(tls=bool(launch.config.gateway.tls_cert))  # no reload changes them
-        speeds = SpeedBaseline(launch.folders)
-        self.fleet = Fleet(launch.folders, self._changed, speeds, lambda: self.governing.telemetry.latest)
+        self.writer = OrderedWriter("state folder")
+        self.past = PastRecords(launch.folders)
+        speeds, put = SpeedBaseline(launch.folders, self.writer.put), self.writer.put
+        self.fleet = Fleet(launch.folders, self._changed, speeds, lambda: self.governing.telemetry.latest, put)
         self.watchdog = Watchdog(launch.notifier, self.statuses)
         self.late_start: awaited.LateStart | None = None
-        self.governing = ThermalControl(
-            telemetry or telemetry_of(launch.plan, launch.config, launch.folders.models),
-            self.console,
-            self.fleet.handles,
-            launch.folders,
-        )
+        sensors = telemetry or telemetry_of(launch.plan, launch.config, launch.folders.models)
+        self.governing = ThermalControl(sensors, self.console, self.fleet.handles, launch.folders, put)
         self.reloading = Reload(self.fleet)
         self._memorable = isinstance(launch.plan, Prepared)  # until an engine fails or a reload changes something
         self.residents = Residents(self.fleet, lambda: self.prepared, self._expected_s)
@@ -107,8 +107,9 @@ class App:
         self.prepared, self.config = prepared, prepared.config
         self.recorder = Recorder(
             self.launch.folders,
-            prepared.plan.engine.id,
-            prepared.board.module,
+            self.writer,
+            self.past,
+            (prepared.plan.engine.id, prepared.board.module),
             self.governing.samples,
             self.console.warn,
         )
@@ -166,6 +167,8 @@ class App:
         await control.close()
         await _end(reporting)
         await self.fleet.close()
+        if not self.writer.close(STATE_DISK_S):
+            self.console.warn(f"{launch.folders.instance_state} does not answer: its last records are not kept")
         launch.lock.release()
         if self.fleet.broke.is_set():
             return BugError.exit_code
@@ -193,7 +196,7 @@ class App:
             self.console.failed("gateway", fault, gives_up=True)
             app = make(replace(config, keys_file=None), fault=fault)
         self._context = self.governing.attach(app, self.residents.priority)
-        self._context.history = PageHistory(self.launch.folders.starts, self.logs)
+        self._context.history = PageHistory(self.past, self.logs)
         return app
 
     def _report_problems(self) -> None:
@@ -220,6 +223,7 @@ class App:
                 self.console.failed(model_id, failure, gives_up=True)
 
         def planned(waited_s: float) -> Prepared:
+            self.writer.drain(STATE_DISK_S)
             return prepare(self.config, launch.folders, HostView(waited_s=waited_s))
 
         prepared = await late_start.until(planned, gave_up)
@@ -296,23 +300,24 @@ class App:
             return
         if any(each.machine.state is not State.READY or not each.as_planned for each in launched):
             return
-        record = remember(self.launch, self.prepared)
-        if record is not None:
-            self._memorable = False  # once is enough
-            self._in_background(asyncio.to_thread(keep, self.launch.folders, record))
+        self._memorable = False  # once is enough
+        self.writer.put(partial(keep_launch, self.launch, self.prepared))
 
     def _forget_launch(self) -> None:
         self._memorable = False
-        forget(self.launch.folders)
+        self.writer.put(partial(forget, self.launch.folders))
 
     def _roll_back_if_needed(self) -> None:
         prepared = self.prepared
         if prepared is None or prepared.config.engine or prepared.fallback is not None:
             return
-        fallback = fallback_now(self.launch.folders.engines, start_records.read(self.launch.folders.starts))
-        if fallback is not None:
-            self.console.warn(f"{fallback.because}: {fallback.engine} serves instead")
-            self._in_background(self.reload())
+
+        def judged(fallback: EngineFallback | None) -> None:
+            if fallback is not None and self.prepared is prepared and not self._stop.is_set():  # no reload came first
+                self.console.warn(f"{fallback.because}: {fallback.engine} serves instead")
+                self._in_background(self.reload())
+
+        self.writer.put(partial(fallback_of, self.launch.folders), judged)
 
     # --- operations of the control socket ----------------------------------------------------------------------------
 
@@ -322,7 +327,7 @@ class App:
         document = overview(self.launch.folders, self.prepared, self.statuses(), telemetry, self.urls, began_s, own)
         for model_id, row in document["models"].items():
             row |= self.residents.row(model_id, self._context.stats.model(model_id).last_per_s)
-        return document | {"keys": self._context.key_use()}
+        return document | {"crashes": self.past.crashes, "keys": self._context.key_use()}
 
     def telemetry(self) -> dict[str, Any]:
         return self.governing.telemetry.document(history=False)
@@ -349,6 +354,7 @@ class App:
         launch = self.launch
 
         def planned(view: HostView) -> Prepared:
+            self.writer.drain(STATE_DISK_S)  # the plan reads what the last start wrote
             return prepare(load(launch.folders, launch.flags, os.environ), launch.folders, view)
 
         outcome = await self.reloading.apply(planned, self._added, self._adopt)
@@ -381,15 +387,6 @@ class App:
         task = asyncio.create_task(reported())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def has_terminal() -> bool:
-    """Return whether the process has a controlling terminal; after a hangup it has none (tty_ioctl(4))."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
-    except OSError:
-        return False
-    return True
 
 
 async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:

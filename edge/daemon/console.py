@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 from collections.abc import Mapping
@@ -17,6 +18,15 @@ from edge.linux.sockets import network_addresses
 from edge.plan.plan import ModelPlan, Plan
 from edge.supervisor.status import Failure, Gate, ModelStatus
 from edge.units import format_bytes, format_seconds, printable
+
+
+def has_terminal() -> bool:
+    """Return whether the process has a controlling terminal; after a hangup it has none (tty_ioctl(4))."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 class Console:

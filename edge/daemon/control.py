@@ -17,6 +17,7 @@ from aiohttp import web
 from msgspec import Struct, field
 
 from edge import __version__
+from edge.daemon.history import PastRecords
 from edge.daemon.residents import Residents
 from edge.errors import EdgeError
 from edge.gateway.config import ClientLimits
@@ -26,7 +27,6 @@ from edge.linux.files import parse_json
 from edge.linux.procfs import Ring
 from edge.linux.sockets import AT_ONCE, BACKLOG
 from edge.paths import Folders
-from edge.plan import start_records
 from edge.plan.prepare import Prepared
 from edge.service.unit import Unit
 from edge.supervisor.status import ModelStatus
@@ -46,11 +46,11 @@ class LogQuestion(Struct, frozen=True):
 class PageHistory(Struct, frozen=True):
     """Past starts and log lines for the status page; implements the gateway's PastSource."""
 
-    file: Path  # starts.jsonl
+    past: PastRecords
     ask: Callable[[LogQuestion], dict[str, Any]]
 
     def starts(self) -> list[dict[str, Any]]:
-        return start_records.read(self.file)
+        return self.past.starts
 
     def log(self, engine: bool, model: str | None, since: Mapping[str, int]) -> dict[str, Any]:
         return self.ask(LogQuestion(engine, model, dict(since)))
@@ -243,8 +243,6 @@ def _uid(transport: asyncio.BaseTransport) -> int | None:
 
 # The documents of the control socket: the whole status, and log lines.
 
-SHOWN_CRASHES = 5
-
 
 def overview(
     folders: Folders,
@@ -275,14 +273,8 @@ def overview(
         "profile": prepared.profile.name if prepared else None,
         "engine": prepared.plan.engine.id if prepared else None,
         "service": unit.document() if unit else None,
-        "crashes": [_shown(crash) for crash in start_records.read(folders.crashes)[-SHOWN_CRASHES:]],
         "folders": {"state": str(folders.instance_state), "run": str(folders.instance_run)},
     }
-
-
-def _shown(crash: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a crash without its evidence and argv, which crashes.jsonl holds too."""
-    return {name: crash.get(name) for name in ("at", "model", "state", "rung", "kind", "hint")}
 
 
 def log_lines(asked: LogQuestion, own: Ring, engines: Mapping[str, Ring]) -> dict[str, Any]:

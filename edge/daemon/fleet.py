@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct, to_builtins
@@ -20,6 +22,7 @@ from edge.daemon.planning import process_limits
 from edge.gateway.config import GatewayOptions
 from edge.linux.best_effort import LogFile
 from edge.linux.files import read_bounded
+from edge.linux.ordered_writer import Put, at_once
 from edge.linux.procfs import Ring, drop_pages
 from edge.paths import Folders
 from edge.plan.calibration_file import keep_claim
@@ -206,7 +209,8 @@ class SupervisorTask(Struct, frozen=True):
 class Fleet:
     """The models of one process. `handles` by model id, placeholders included; the first is the default model.
 
-    `broke` is set when a supervisor's task ends by itself, which is a bug: the process must end.
+    `broke` is set when a supervisor's task ends by itself, which is a bug: the process must end. `put` runs what writes
+    to the state folder.
     """
 
     def __init__(
@@ -215,6 +219,7 @@ class Fleet:
         on_change: Changed,
         last_good: SpeedBaseline,
         telemetry: Callable[[], Sample | None] = lambda: None,
+        put: Put = at_once,
     ) -> None:
         self.handles: dict[str, ModelHandle] = {}
         self.logs: dict[str, ChildLog] = {}
@@ -223,7 +228,8 @@ class Fleet:
         self._on_change = on_change
         self._last_good = last_good
         self._telemetry = telemetry
-        self._kept = KeptRemedies(folders)
+        self._put = put
+        self._kept = KeptRemedies(folders, put)
         self._table = load_toml(data_dir("build") / "llama-server.toml")
         self._patterns = Patterns(self._table)
         self._tasks: dict[int, SupervisorTask] = {}
@@ -269,10 +275,10 @@ class Fleet:
                 self._kept.keep(model.id, good, [each for each in after.kept if each.kind != KILLED])
                 plan = supervisor.plan
                 if gives_pages_back(plan, preset_of(prepared, model.id)):
-                    asyncio.get_running_loop().run_in_executor(None, give_pages_back, plan, model)
+                    # Not in the executor, whose threads the exit waits for: the disk of the model may hang.
+                    threading.Thread(target=give_pages_back, args=(plan, model), daemon=True).start()
             if supervisor.measured and after.state is not before.state:
-                with suppress(OSError):
-                    keep_claim(self._folders, model.model.fingerprint, supervisor.measured)
+                self._put(partial(keep_claim, self._folders, model.model.fingerprint, dict(supervisor.measured)))
             self._note_change(supervisor, before, after)
 
         llama = model.other is None

@@ -7,7 +7,8 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -20,14 +21,18 @@ from edge.daemon.planning import LaunchTimes
 from edge.daemon.remembered_launch import identity
 from edge.daemon.start_timeline import Instants, spans, start_record, with_limit, with_service_start
 from edge.linux.files import read_json, visible, write_atomic
+from edge.linux.ordered_writer import OrderedWriter, Put, at_once
 from edge.linux.procfs import read_boot_id, read_usage, resident_ratio
+from edge.linux.timeouts import DeadlineExceeded, in_thread
 from edge.linux.tree import Tree
+from edge.models.meta import ModelMeta
 from edge.models.open import ModelFile
 from edge.paths import Folders
 from edge.plan import start_records
 from edge.plan.argv import redacted_args
 from edge.plan.calibration import measure
 from edge.plan.calibration_file import calibration_path, record
+from edge.plan.plan import LaunchPlan, Measured
 from edge.service import unit
 from edge.supervisor.state import SupervisorState
 from edge.supervisor.status import Failure, State
@@ -35,8 +40,44 @@ from edge.supervisor.supervisor import Supervisor
 
 Samples = Callable[[str, float], Sequence[Sequence[float | int | None]]]  # (model id, zero_s) → telemetry samples
 READ_BYTES = 256 << 20  # 64 MiB for each number of streams: enough for several GB/s, a second and a half from eMMC
+READ_LIMIT_S = 120.0  # of that measurement: 2 MB/s, slower than any disk that holds models
+SHOWN_CRASHES = 5
 
 _CACHE_SUBJECTS = ("kv_cache", "kv_type", "n_ctx", "n_parallel", "n_gpu_layers", "device")
+
+
+class PastRecords:
+    """The past starts and the last crashes of one instance, in memory: a request must not wait for their disk."""
+
+    def __init__(self, folders: Folders) -> None:
+        """Read the files of the state folder. Blocking."""
+        self._starts = start_records.read(folders.starts)
+        crashes = map(_shown, start_records.read(folders.crashes))
+        self._crashes = deque(crashes, maxlen=SHOWN_CRASHES)
+
+    @property
+    def starts(self) -> list[dict[str, Any]]:
+        """Return the records of starts.jsonl, oldest first."""
+        return list(self._starts)
+
+    @property
+    def crashes(self) -> list[dict[str, Any]]:
+        """Return the last crashes, oldest first, without evidence and argv."""
+        return list(self._crashes)
+
+    def started(self, record: dict[str, Any]) -> None:
+        self._starts = [*self._starts, record][-start_records.KEPT_LINES :]
+
+    def crashed(self, record: Mapping[str, Any]) -> None:
+        self._crashes.append(_shown(record))
+
+    def change(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        """Replace each start by `change(record)`."""
+        self._starts = [change(record) for record in self._starts]
+
+
+def _shown(crash: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: crash.get(name) for name in ("at", "model", "state", "rung", "kind", "hint")}
 
 
 class Recorder:
@@ -45,13 +86,17 @@ class Recorder:
     def __init__(
         self,
         folders: Folders,
-        engine: str,
-        board: str,
+        writer: OrderedWriter,
+        past: PastRecords,
+        of: tuple[str, str],
         samples: Samples = lambda model, zero_s: (),
         on_lost: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """`of`: the ids of engine and board."""
         self._folders = folders
-        self._engine, self._board = engine, board
+        self._writer = writer
+        self._past = past
+        self._engine, self._board = of
         self._samples = samples
         self._on_lost = on_lost
         self._lost = False
@@ -60,7 +105,6 @@ class Recorder:
         # A later start of the same plan says nothing new, and its plan was not made with what the first one taught.
         self._calibrated: WeakSet[Supervisor] = WeakSet()
         self._first_id: str | None = None  # of the start that this process began with, until its service is noted
-        self._past = start_records.read(folders.starts)
 
     def look_at_cache(self, model_id: str, path: Path) -> None:
         """Note how much of the model is in the page cache before its engine reads it."""
@@ -68,7 +112,7 @@ class Recorder:
 
     def last_ready_s(self, model_id: str) -> float | None:
         """Return the seconds that the last start of this model took."""
-        for row in reversed(self._past):
+        for row in reversed(self._past.starts):
             if row.get("model") == model_id and isinstance(row.get("ready_s"), (int, float)):
                 return float(row["ready_s"])
         return None
@@ -123,6 +167,7 @@ class Recorder:
             gates={name: opening.at_s for name, opening in watch.attempt.gates.openings.items()},
             since_boot=start_id == self._first_id,
         )
+        self._past.started(row)
         self._append(self._folders.starts, row)
 
     async def complete(self, model: ModelFile) -> None:
@@ -135,25 +180,20 @@ class Recorder:
         if start_id is not None and (service := unit.own()) is not None:
             service_s = await asyncio.to_thread(unit.begun_s, service)
             if service_s is not None:
-                note = partial(with_service_start, start_id=start_id, service_s=service_s)
-                start_records.update(self._folders.starts, note)
-        file = model.path
-        rate = await asyncio.to_thread(self._read_rate, file) if model.shards else None
+                self._change(partial(with_service_start, start_id=start_id, service_s=service_s))
+        rate = await self._read_rate(model.path) if model.shards else None
         if rate is not None:
-            note = partial(with_limit, file=file, others=start_records.read(self._folders.starts), **rate)
-            start_records.update(self._folders.starts, note)
+            self._change(partial(with_limit, file=model.path, others=self._past.starts, **rate))
 
-    def _read_rate(self, file: str) -> dict[str, Any] | None:
+    async def _read_rate(self, file: str) -> dict[str, Any] | None:
         """Return `bytes_s` and `streams` of the best direct reads; None where they cannot be made."""
         path = self._folders.instance_state / "read_rates.json"
-        kept = _read_object(path)
-        known = kept.get(file, {})
-        if known.get("identity") != identity(file):
-            known = {"identity": identity(file)}
-            with suppress(OSError):
-                rate = measure_read_rate(Path(file), budget_bytes=READ_BYTES)
-                known |= {"bytes_s": round(rate.bytes_s), "streams": rate.streams} if rate else {}
-                write_atomic(path, json.dumps(kept | {file: known}) + "\n")
+        try:
+            known, measured = await in_thread(partial(_known_rate, path, file), READ_LIMIT_S)
+        except DeadlineExceeded:
+            return None
+        if measured:
+            self._writer.put(partial(_keep_rate, path, file, known))
         return {"bytes_s": known["bytes_s"], "streams": known["streams"]} if "bytes_s" in known else None
 
     def _calibrate(self, supervisor: Supervisor) -> None:
@@ -170,8 +210,8 @@ class Recorder:
         changed = any(item.subject in _CACHE_SUBJECTS for item in watch.degraded)
         meta = None if changed else file.meta
         if measured.weights_bytes:  # older builds do not log their buffers
-            with suppress(OSError):
-                record(calibration_path(self._folders), self._engine, file.meta.arch, plan, measured, meta)
+            path, arch = calibration_path(self._folders), file.meta.arch
+            self._writer.put(partial(_keep_calibration, path, self._engine, arch, plan, measured, meta))
 
     def _crash(self, supervisor: Supervisor, before: SupervisorState, failure: Failure) -> None:
         row = {
@@ -186,13 +226,45 @@ class Recorder:
             "evidence": failure.evidence,
             "argv": list(supervisor.plan.argv),
         }
+        self._past.crashed(row)
         self._append(self._folders.crashes, row)
 
     def _append(self, path: Path, record: dict[str, Any]) -> None:
-        """Append, or report once that the disk is full or read-only; a start goes on without its record."""
-        if not start_records.append(path, record) and not self._lost:
+        self._writer.put(partial(start_records.append, path, record), partial(self._appended, path))
+
+    def _change(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        self._past.change(change)
+        self._writer.put(partial(start_records.update, self._folders.starts, change))
+
+    def _appended(self, path: Path, written: bool) -> None:
+        """Report once that the disk is full or read-only; a start goes on without its record."""
+        if not written and not self._lost:
             self._lost = True
             self._on_lost(f"{path} cannot be written (is the disk full or read-only?): starts and crashes are not kept")
+
+
+def _known_rate(path: Path, file: str) -> tuple[dict[str, Any], bool]:
+    """Return the read rate of a file as kept in `path`, or as measured now, and whether it was measured."""
+    known, found = _read_object(path).get(file, {}), identity(file)
+    if known.get("identity") == found:
+        return known, False
+    try:
+        rate = measure_read_rate(Path(file), budget_bytes=READ_BYTES)
+    except OSError:
+        return {}, False
+    return {"identity": found} | ({"bytes_s": round(rate.bytes_s), "streams": rate.streams} if rate else {}), True
+
+
+def _keep_rate(path: Path, file: str, known: dict[str, Any]) -> None:
+    with suppress(OSError):
+        write_atomic(path, json.dumps(_read_object(path) | {file: known}) + "\n")
+
+
+def _keep_calibration(
+    path: Path, engine: str, arch: str, plan: LaunchPlan, measured: Measured, meta: ModelMeta | None
+) -> None:
+    with suppress(OSError):
+        record(path, engine, arch, plan, measured, meta)
 
 
 # The speed baseline of each model, last_good.json in the state folder: tokens per second when it ran as planned.
@@ -201,9 +273,10 @@ SCHEMA = 1
 
 
 class SpeedBaseline:
-    """Tokens per second by model id, each valid for one file, engine and rung."""
+    """Tokens per second by model id, each valid for one file, engine and rung. `put` runs the writes."""
 
-    def __init__(self, folders: Folders) -> None:
+    def __init__(self, folders: Folders, put: Put = at_once) -> None:
+        self._put = put
         self._path = folders.instance_state / "last_good.json"
         self._models = self._read()
 
@@ -221,15 +294,18 @@ class SpeedBaseline:
         if tokens_s <= (self.tokens_s(model_id, key) or 0.0):
             return
         self._models[model_id] = {"key": key, "tokens_s": round(tokens_s, 2), "at": round(time.time())}
-        document = {"schema": SCHEMA, "models": self._models}
-        with suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_atomic(self._path, json.dumps(document) + "\n")
+        self._put(partial(_write, self._path, json.dumps({"schema": SCHEMA, "models": self._models}) + "\n"))
 
     def _read(self) -> dict[str, dict[str, Any]]:
         document = _read_object(self._path)
         models = document.get("models") if document.get("schema") == SCHEMA else None
         return {name: value for name, value in (models or {}).items() if isinstance(value, dict)}
+
+
+def _write(path: Path, text: str) -> None:
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomic(path, text)
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from edge.linux.files import read_json, write_atomic
+from edge.linux.ordered_writer import Put, at_once
 from edge.paths import Folders
 
 SCHEMA = 1
@@ -19,9 +21,13 @@ MOST_REMEDIES = 16  # a damaged or foreign file must not make a start of any len
 
 
 class KeptRemedies:
-    """Ids of remedies, each with the kind of the failure it cured, by model id; valid for one file, engine and rung."""
+    """Ids of remedies, each with the kind of the failure it cured, by model id; valid for one file, engine and rung.
 
-    def __init__(self, folders: Folders) -> None:
+    `put` runs the writes.
+    """
+
+    def __init__(self, folders: Folders, put: Put = at_once) -> None:
+        self._put = put
         self._path = remedies_path(folders)
         self._models = self._read()
 
@@ -38,10 +44,7 @@ class KeptRemedies:
         self._models.pop(model_id, None)
         if remedies:
             self._models[model_id] = {"key": key, "remedies": [list(pair) for pair in remedies]}
-        # A full or read-only disk costs two crashes at the next start, and nothing now.
-        with suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_atomic(self._path, json.dumps({"schema": SCHEMA, "models": self._models}) + "\n")
+        self._put(partial(_write, self._path, json.dumps({"schema": SCHEMA, "models": self._models}) + "\n"))
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -56,6 +59,13 @@ class KeptRemedies:
             and isinstance(kept.get("remedies"), list)
             and all(isinstance(pair, list) for pair in kept["remedies"])
         }
+
+
+def _write(path: Path, text: str) -> None:
+    # A full or read-only disk costs two crashes at the next start, and nothing now.
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomic(path, text)
 
 
 def remedies_path(folders: Folders) -> Path:

@@ -26,16 +26,19 @@ from edge.daemon.remembered_launch import (
     RememberedModel,
     board_identity,
     identity,
+    keep,
     relevant,
     trace_inputs,
 )
 from edge.daemon.start_timeline import Span
+from edge.engine.choose import EngineFallback, fallback_now
 from edge.errors import BugError, DeviceMissingError, EdgeError, EngineMissingError, UnavailableError
 from edge.linux.procfs import read_usage
 from edge.linux.sd_notify import Notifier
 from edge.linux.sockets import Listeners
 from edge.linux.tree import Tree, slow_reads_noticed
 from edge.paths import Folders
+from edge.plan import start_records
 from edge.plan.calibration_file import calibration_path
 from edge.plan.choices import read_choices
 from edge.plan.choose import NotDownloadedError
@@ -169,6 +172,18 @@ def remember(launched: Launched, prepared: Prepared) -> RememberedLaunch | None:
         models=models,
         at=round(time.time(), 1),
     )
+
+
+def keep_launch(launched: Launched, prepared: Prepared) -> None:
+    """Write the record of a launch that became READY as planned, unless another start should plan anew. Blocking."""
+    record = remember(launched, prepared)
+    if record is not None:
+        keep(launched.folders, record)
+
+
+def fallback_of(folders: Folders) -> EngineFallback | None:
+    """Return why the former engine serves in place of the selected one, by the records on the disk. Blocking."""
+    return fallback_now(folders.engines, start_records.read(folders.starts))
 
 
 def _configure(request: Request, *, inherited: bool) -> tuple[Config, EdgeError | None]:

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from aiohttp import web
@@ -18,8 +19,9 @@ from edge.daemon.journal import Reporter
 from edge.errors import EdgeError
 from edge.gateway.context import Context
 from edge.gateway.handler import CONTEXT
+from edge.linux.ordered_writer import Put, at_once
 from edge.paths import Folders
-from edge.plan.other_load import LoadWatch, load_path
+from edge.plan.other_load import LoadWatch, keep_busy_cores, load_path
 from edge.plan.prepare import Prepared
 from edge.supervisor.model_handle import ModelHandle
 from edge.supervisor.state import ENDING, STARTING_STATES, AfterExit, SupervisorState
@@ -44,9 +46,14 @@ class ThermalControl:
     """The telemetry of one application and its consumers. Changes of limits appear on the console."""
 
     def __init__(
-        self, telemetry: Telemetry, console: Console, handles: Mapping[str, ModelHandle], folders: Folders
+        self,
+        telemetry: Telemetry,
+        console: Console,
+        handles: Mapping[str, ModelHandle],
+        folders: Folders,
+        put: Put = at_once,
     ) -> None:
-        """`handles`: the models, by id; the mapping may change."""
+        """`handles`: the models, by id; the mapping may change. `put` runs writes to the state folder."""
         self.telemetry = telemetry
         self._handles = handles
         news = logging.getLogger("edge.telemetry")
@@ -55,7 +62,9 @@ class ThermalControl:
         news.propagate = isinstance(console, Reporter)
         news.handlers = [] if news.propagate else [_ConsoleHandler(console)]
         telemetry.on_limit(self._limit)
-        self._load = LoadWatch(load_path(folders), os.cpu_count() or 1)
+        self._put = put
+        self._load_path = load_path(folders)
+        self._load = LoadWatch(self._load_path, os.cpu_count() or 1)
         telemetry.sampler.on_sample(self._note_load)
         self._open: dict[str, ExitStack] = {}  # traces of models that are starting
         self._points: dict[str, list[TracePoint]] = {}
@@ -76,7 +85,12 @@ class ThermalControl:
         """Count a sample for `n_threads` of the next start, unless an engine of ours may have caused the load."""
         if sample is None or any(_works(handle.supervisor) for handle in self._handles.values() if handle.supervisor):
             return
-        if self._load.add(sample.cpu_load_ratio):
+        cores = self._load.add(sample.cpu_load_ratio)
+        if cores is not None:
+            self._put(partial(keep_busy_cores, self._load_path, cores), self._load_kept)
+
+    def _load_kept(self, written: bool) -> None:
+        if written:
             text = "other processes keep another number of cores busy: n_threads follows at the next start"
             logging.getLogger("edge.telemetry").info(text)
 

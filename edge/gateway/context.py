@@ -41,7 +41,7 @@ class PastSource(Protocol):
     """The source of past starts and log lines."""
 
     def starts(self) -> Sequence[Mapping[str, Any]]:
-        """Return the last starts, oldest first. Reads a file: call it in a thread."""
+        """Return the last starts, oldest first."""
         ...
 
     def log(self, engine: bool, model: str | None, since: Mapping[str, int]) -> Mapping[str, Any]:

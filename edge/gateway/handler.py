@@ -161,8 +161,6 @@ async def _respond(
             response = await model_list.answer(context, found)
         elif found.name == "/api":
             response = await model_list.ollama(context, request, found, _base_url(request))
-        elif found.name == "/starts":
-            response = await own_routes.starts(context, request.method)
         else:
             response = own_routes.answer(context, request.method, found, record.admin)
         response.headers.extend(extra)

@@ -47,15 +47,6 @@ def _get_only(name: str) -> web.Response:
     return json_response(fault.document(), 405, {"Allow": "GET, HEAD"})
 
 
-async def starts(context: Context, method: str) -> web.Response:
-    """Return the stages of the last starts, for the status page; without the paths and samples of their records."""
-    if method not in _READS:
-        return _get_only("/starts")
-    found = await asyncio.to_thread(context.history.starts) if context.history is not None else ()
-    shown = [{name: record.get(name) for name in _OF_A_START} for record in found[-_STARTS:]]
-    return json_response({"schema": 1, "starts": shown})
-
-
 def log_lines(context: Context, method: str, route: Route) -> web.Response:
     """Return log lines that the reader has not seen: edgellm's own, or with `engine=1` the engines'."""
     if method not in _READS:
@@ -167,6 +158,13 @@ def _activity(context: Context) -> dict[str, Any]:
     }
 
 
+def _starts(context: Context, route: Route, admin: bool) -> web.Response:
+    """Return the stages of the last starts, for the status page; without the paths and samples of their records."""
+    found = context.history.starts() if context.history is not None else ()
+    shown = [{name: record.get(name) for name in _OF_A_START} for record in found[-_STARTS:]]
+    return json_response({"schema": 1, "starts": shown})
+
+
 def _metrics(context: Context, route: Route, admin: bool) -> web.Response:
     return web.Response(body=context.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE, **SERVER})
 
@@ -230,4 +228,5 @@ _ANSWERS: dict[str, Answer] = {
     "/telemetry": _telemetry,
     "/metrics": _metrics,
     "/": _page,
+    "/starts": _starts,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,10 @@ def read_claims(folders: Folders) -> dict[str, dict[str, int]]:
 
 
 def keep_claim(folders: Folders, fingerprint: str, measured: Mapping[str, int]) -> None:
-    """Write the memory of one engine. Raises OSError when the file cannot be written."""
+    """Write the memory of one engine, if the disk allows."""
     from edge.linux.files import write_shared
 
     engines = {**read_claims(folders), fingerprint: dict(measured)}
-    write_shared(folders.state / "claims.json", json.dumps({"schema": 1, "engines": engines}, sort_keys=True) + "\n")
+    text = json.dumps({"schema": 1, "engines": engines}, sort_keys=True) + "\n"
+    with suppress(OSError):
+        write_shared(folders.state / "claims.json", text)

@@ -33,6 +33,16 @@ def read_busy_cores(path: Path) -> int:
     return 0
 
 
+def keep_busy_cores(path: Path, cores: int) -> bool:
+    """Write the cores that others keep busy; return whether the disk allowed it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"schema": SCHEMA, "busy_cores": cores})
+    except OSError:
+        return False
+    return True
+
+
 def free_cores(cores: int, busy: int) -> int:
     """Return for how many cores the engine gets a thread.
 
@@ -46,26 +56,20 @@ class LoadWatch:
     """A record of the CPU load while no request is open. `cpus`: those that a load ratio of 1 means."""
 
     def __init__(self, path: Path, cpus: int) -> None:
-        self._path = path
         self._cpus = cpus
         self._busy = read_busy_cores(path)
         self._seen: deque[float] = deque(maxlen=WINDOW)
 
-    def add(self, load_ratio: float | None) -> bool:
-        """Take one sample of all CPUs; return whether the next start will plan with another number of busy cores."""
+    def add(self, load_ratio: float | None) -> int | None:
+        """Take one sample of all CPUs; return the number of busy cores if it changed, for `keep_busy_cores`."""
         if load_ratio is None:
-            return False
+            return None
         self._seen.append(load_ratio * self._cpus)
         if len(self._seen) < WINDOW:
-            return False
+            return None
         cores = sorted(self._seen)[WINDOW // 2]  # the median; importing statistics costs 5 ms before every spawn
         self._seen.clear()
         if abs(cores - self._busy) < HYSTERESIS:
-            return False
+            return None
         self._busy = round(cores)
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self._path, {"schema": SCHEMA, "busy_cores": self._busy})
-        except OSError:
-            return False
-        return True
+        return self._busy

@@ -16,6 +16,7 @@ from edge.board.probe import probe
 from edge.engine.installed import SelectedEngine, write_selection
 from edge.linux.procfs import resident_ratio
 from edge.models.open import open_model
+from edge.plan import start_records
 from edge.plan.choices import read_choices, write_choice
 from edge.plan.load_choice import LoadChoice, choice_for, chosen_mode, size_class
 from edge.plan.plan import Ladder, LaunchPlan, ModelPlan, Plan
@@ -203,7 +204,8 @@ def test_a_start_reads_ahead_where_that_won(short_dir: Path, smollm2: Path) -> N
         eventually(lambda: (resident_ratio(model) or 0.0) > 0.95, lambda: f"{resident_ratio(model)}: {up.output}")
         cached.touch()
         up.wait_for("ok")
-        row = json.loads((state / "state/main/starts.jsonl").read_text().splitlines()[-1])
+        starts = state / "state/main/starts.jsonl"
+        (row,) = eventually(lambda: start_records.read(starts), "the start is recorded")
         assert row["cache_state"]["resident_ratio"] < 0.5, "before the start"
         eventually(lambda: not reads_ahead(up.process.pid), "the reader ends by itself")
 

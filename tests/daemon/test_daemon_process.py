@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from edge.daemon.lock import held
+from edge.plan import start_records
 from tests.daemon.served import Served, served
 from tests.fakes.llama_switches import Death, change
 from tests.serving import alive, children, edgellm, eventually, free_port
@@ -212,7 +213,7 @@ def test_fc40_a_crash_is_in_the_history_and_the_stream_says_so(short_dir: Path, 
                 text, cut = stream(up)
         assert cut and "error" in text and "[DONE]" not in text, "no client takes this for the end of the text"
         up.ready()
-        crashes = [json.loads(line) for line in up.client.folders.crashes.read_text().splitlines()]
+        crashes = eventually(lambda: start_records.read(up.client.folders.crashes), "the crash is recorded")
         assert {"kind": "gpu_fault", "state": "READY", "rung": 0}.items() <= crashes[-1].items()
         assert "SIGABRT" in crashes[-1]["evidence"]
         assert "chat in READY on rung 0: gpu_fault" in up.cli("status"), "the history can be seen"

@@ -38,6 +38,7 @@ from edge.engine.installed import SelectedEngine, write_selection
 from edge.models.header import read_kept
 from edge.models.open import fingerprint
 from edge.paths import folders
+from edge.plan import start_records
 from tests.daemon.served import Served, config_text, install
 from tests.fakes.gguf_writer import Gguf
 from tests.fakes.llama_switches import Death, change
@@ -349,8 +350,11 @@ def started(state: Path, port: int) -> Iterator[Served]:
         yield up
 
 
-def last_start(up: Served) -> dict[str, Any]:
-    row: dict[str, Any] = json.loads((up.state / "state/main/starts.jsonl").read_text().splitlines()[-1])
+def last_start(up: Served, number: int) -> dict[str, Any]:
+    """Wait for the record of that start, the last so far; it is written after READY."""
+    path = up.state / "state/main/starts.jsonl"
+    eventually(lambda: len(start_records.read(path)) >= number, lambda: f"not recorded: {up.output}")
+    (*_, row) = start_records.read(path)
     return row
 
 
@@ -376,10 +380,10 @@ def remembered(up: Served) -> Path:
 def test_the_second_start_spawns_before_it_plans(state: Path, port: int) -> None:
     with started(state, port) as up:
         remembered(up)
-        assert last_start(up)["remembered"] is False
+        assert last_start(up, 1)["remembered"] is False
     with started(state, port) as up:
         up.wait_for("ok")
-        row = last_start(up)
+        row = last_start(up, 2)
         assert row["remembered"] is True
         order = [span["name"] for span in row["spans"] if span["source"] == "launcher"]
         assert order == ["python", "compare", "spawn", "plan"]
@@ -395,7 +399,7 @@ def test_a_record_that_the_plan_contradicts_is_replaced_before_it_serves(state: 
     path.write_text(json.dumps(document))
     with started(state, port) as up:
         up.wait_for("ok")
-        assert last_start(up)["remembered"] is False
+        assert last_start(up, 2)["remembered"] is False
         assert "the remembered launch was replaced: chat gets another command line" in up.output
         command = Path(f"/proc/{up.model()['pid']}/cmdline").read_bytes().split(b"\0")
         assert command[command.index(b"--ctx-size") + 1] != b"512"
@@ -408,7 +412,7 @@ def test_remedies_that_came_later_replace_it(state: Path, port: int, smollm2: Pa
     with started(state, port) as up:
         path = remembered(up)
         plan = json.loads(path.read_text())
-    row = last_start(up)
+    row = last_start(up, 1)
     (read,) = [each for each in plan["files"] if each.endswith("remedies.json")]
     kept = KeptRemedies(folders({}, up.state))
     kept.keep("chat", key(fingerprint([smollm2]), row["engine"], row["rung"]), [("no-flash-attention", "signal_segv")])
@@ -428,7 +432,7 @@ def test_a_changed_configuration_is_planned_anew(state: Path, port: int, chat: s
     up.configure(f"{chat}\nset = {{ n_ctx = 1024 }}")
     with started(state, port) as up:
         up.wait_for("ok")
-        assert last_start(up)["remembered"] is False
+        assert last_start(up, 2)["remembered"] is False
         assert b"1024" in Path(f"/proc/{up.model()['pid']}/cmdline").read_bytes().split(b"\0")
 
 
@@ -439,7 +443,7 @@ def test_a_reload_that_changes_something_forgets_it(state: Path, port: int, chat
         assert path.exists()
         up.configure(f"{chat}\nset = {{ n_ctx = 1024 }}")
         up.cli("reload")
-        assert not path.exists()
+        eventually(lambda: not path.exists(), lambda: f"still there: {up.output}")
 
 
 def test_a_failed_start_forgets_it(state: Path, port: int) -> None:
@@ -461,7 +465,7 @@ def test_a_kill_while_the_remembered_engine_loads_leaves_the_record(state: Path,
         assert path.read_bytes() == before
     with started(state, port) as up:
         up.wait_for("ok")
-        assert last_start(up)["remembered"] is True
+        assert last_start(up, 2)["remembered"] is True
 
 
 def test_plan_shows_which_start_spawns_at_once(state: Path, port: int, chat: str) -> None:

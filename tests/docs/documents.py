@@ -54,8 +54,9 @@ def collect(folder: Path, board: FakeBoard, model: Path) -> Documents:
         crash(up)
         for name, document in _answers(up.state, model):
             add(name, document)
-        add("starts.jsonl", *_lines(up.state, "starts.jsonl"))
-        add("crashes.jsonl", *_lines(up.state, "crashes.jsonl"))
+    # What the state folder lacks at READY is written before the process ends.
+    add("starts.jsonl", *_lines(up.state, "starts.jsonl"))
+    add("crashes.jsonl", *_lines(up.state, "crashes.jsonl"))
     add("up", *up.events())
     return found
 

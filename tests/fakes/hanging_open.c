@@ -1,5 +1,5 @@
-/* Holds up opens of $HANG_PATH while $HANG_FILE exists, as a driver behind a file of /proc or /sys may. LD_PRELOAD;
-   gcc -shared -fPIC */
+/* Holds up opens and removals below $HANG_PATH while $HANG_FILE exists, as a driver behind a file of /proc or /sys may,
+   or the disk of a folder. LD_PRELOAD; gcc -shared -fPIC */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -10,7 +10,7 @@
 
 static void hold(const char *path) {
   const char *hung = getenv("HANG_PATH"), *file = getenv("HANG_FILE");
-  while (hung && file && !strcmp(path, hung) && access(file, F_OK) == 0) usleep(1000);
+  while (hung && file && !strncmp(path, hung, strlen(hung)) && access(file, F_OK) == 0) usleep(1000);
 }
 #define OPEN(name)                                                        \
   int name(const char *path, int flags, ...) {                            \
@@ -24,3 +24,8 @@ static void hold(const char *path) {
   }
 OPEN(open)
 OPEN(open64)
+int unlink(const char *path) {
+  int (*real)(const char *) = dlsym(RTLD_NEXT, "unlink");
+  hold(path);
+  return real(path);
+}

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -117,7 +118,12 @@ def test_ps_and_plan_show_its_memory_as_measured(assistant: Served) -> None:
     claim = 150 << 20
     held = json.loads(assistant.cli("ps", "--json"))["models"]["ears"]["memory_bytes"]["host"]
     assert 20 << 20 < held != claim
-    plan = json.loads(assistant.cli("plan", "--json"))["models"]["ears"]
+
+    def planned() -> dict[str, Any] | None:
+        found: dict[str, Any] = json.loads(assistant.cli("plan", "--json"))["models"]["ears"]
+        return found if found["ladder"][0]["memory"]["host"]["claim_bytes"] != claim else None
+
+    plan = eventually(planned, "the next plan has the memory as measured")
     assert plan["model"] is None
     assert plan["other_engine"]["claim_bytes"] == {"host": claim}
     memory = plan["ladder"][0]["memory"]["host"]
