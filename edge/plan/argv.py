@@ -11,9 +11,8 @@ from msgspec import Struct
 
 from edge.engine.engine import Engine, Flag
 from edge.models.open import ModelFile
-from edge.plan.engine_options import EngineOptions
 from edge.plan.inputs import EXPERT_PATTERN
-from edge.plan.plan import Settings
+from edge.plan.plan import EngineOptions, Settings
 from edge.units import MIB
 
 # Render settings as fields of xllamacpp's CommonParams, for the embedded engine: JSON, enum values by name. Pure.

@@ -10,14 +10,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from edge.config.values import Preset
 from edge.engine.engine import Engine
 from edge.errors import ConfigError
 from edge.plan.engine_args import EMBEDDED, check_args, numbers
-from edge.plan.plan import Reason
+from edge.plan.plan import EngineOptions, Reason
 
 # Sampling keys: option of llama-server, field of CommonParamsSampling, bit of its user_sampling_config (which keeps the
 # value over the one in the file's metadata; common/common.h).
@@ -36,15 +35,6 @@ _REASONING = {"off": 0, "on": 1}  # common_params::enable_reasoning
 _LEAST_BUDGET = 1
 _SIMPLE = "draft-simple"  # with any model of the same vocabulary
 _SPECULATION = {"ngram": "ngram-mod", "mtp": "draft-mtp"}
-
-
-class EngineOptions(Struct, frozen=True):
-    """Options behind those of the plan. `params` are fields of CommonParams; `unknown` are keys this engine lacks."""
-
-    args: tuple[str, ...] = ()
-    params: Mapping[str, Any] = {}
-    unknown: tuple[str, ...] = ()
-    reasons: tuple[Reason, ...] = ()
 
 
 def engine_options(

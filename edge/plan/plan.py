@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from msgspec import Struct, field
 
@@ -102,6 +103,15 @@ class Reason(Struct, frozen=True):
     origin: str = "planner"
 
 
+class EngineOptions(Struct, frozen=True):
+    """Options behind those of the plan. `params` are fields of CommonParams; `unknown` are keys this engine lacks."""
+
+    args: tuple[str, ...] = ()
+    params: Mapping[str, Any] = {}
+    unknown: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+
+
 class LaunchPlan(Struct, frozen=True):
     """One rung. `argv` holds the placeholder `{socket}`; `env` is the child's whole environment."""
 
@@ -116,6 +126,7 @@ class LaunchPlan(Struct, frozen=True):
     saved_prompts: SavedPrompts | None = None
     args: tuple[str, ...] = ()  # the operator's own options of the engine, as written
     own_sleep_s: int = 0  # idle seconds after which the engine sleeps by itself; 0: it does not
+    options: EngineOptions = EngineOptions()  # in `argv` behind those that `settings` give
 
     @property
     def fits(self) -> bool:

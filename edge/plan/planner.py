@@ -19,13 +19,13 @@ from edge.plan.argv import EnvFacts, environment, render
 from edge.plan.calibration import Calibration, last_start
 from edge.plan.companions import with_mtp_layers
 from edge.plan.draft_choice import DraftChoice, measured_drafts
-from edge.plan.engine_options import OPTION_NAMES, EngineOptions, engine_options
+from edge.plan.engine_options import OPTION_NAMES, engine_options
 from edge.plan.inputs import Candidate, PlanInputs, is_remote, restricted, role_of, situation, usable_gpus, with_hosted
 from edge.plan.kv_cache import PLAIN_KV
 from edge.plan.ladder import Rung, walk_ladder
 from edge.plan.load_choice import LoadChoice
 from edge.plan.other_engine import fingerprint, plan_other
-from edge.plan.plan import Ladder, LaunchPlan, ModelPlan, Plan, SavedPrompts
+from edge.plan.plan import EngineOptions, Ladder, LaunchPlan, ModelPlan, Plan, SavedPrompts
 from edge.plan.reasons import does_not_fit, reasons
 from edge.plan.remotes import Remotes, with_remotes
 from edge.plan.sleep_choice import OPTION, SleepChoice, own_sleep_s, sleep_reasons
@@ -199,6 +199,7 @@ class _Job(Struct, frozen=True):
             saved_prompts=saved,
             args=preset.args,
             own_sleep_s=sleep_s,
+            options=replace(options, reasons=()),
         )
 
 

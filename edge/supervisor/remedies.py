@@ -12,7 +12,7 @@ from edge.engine.engine import Engine
 from edge.models.open import ModelFile
 from edge.plan.argv import render
 from edge.plan.kv_cache import PLAIN_KV, row_bytes
-from edge.plan.plan import LaunchPlan, Reason, Settings
+from edge.plan.plan import LaunchPlan, Reason, SavedPrompts, Settings
 from edge.supervisor.status import Degraded
 
 _CELLS = 256  # llama.cpp pads a context to this many cells
@@ -62,7 +62,7 @@ class Remedies:
             args += [arg for arg in remedy.args if self._takes(remedy)]
             environment |= remedy.environment
         settings = consistent(settings, plan.settings)
-        line = render(settings, self._engine, plan.model or self._file, self._alias)
+        line = render(settings, self._engine, plan.model or self._file, self._alias, plan.options)
         reasons = [Reason(one.subject, one.got, "the engine failed to start otherwise", "supervisor") for one in chosen]
         return replace(
             plan,
@@ -71,6 +71,7 @@ class Remedies:
             env=environment,
             reasons=(*plan.reasons, *reasons),
             warnings=line.dropped,
+            saved_prompts=_prompts_of(plan.saved_prompts, plan.settings, settings),
         )
 
     def degradations(self, planned: LaunchPlan, applied: Sequence[tuple[str, str]]) -> tuple[Degraded, ...]:
@@ -100,6 +101,14 @@ class Remedies:
 
     def _takes(self, remedy: Remedy) -> bool:
         return self._engine.kind != "embedded" and self._engine.has(remedy.args[0])
+
+
+def _prompts_of(saved: SavedPrompts | None, planned: Settings, settings: Settings) -> SavedPrompts | None:
+    """Return where prompts are saved, under another key where the KV cache has another layout: see planner.py."""
+    layouts = [(one.n_ctx, one.kv_type_k, one.kv_type_v, one.flash_attention) for one in (planned, settings)]
+    if saved is None or layouts[0] == layouts[1]:
+        return saved
+    return replace(saved, key="|".join((saved.key, *map(str, layouts[1]))))
 
 
 def consistent(settings: Settings, planned: Settings) -> Settings:

@@ -21,8 +21,9 @@ from edge.engine.output import parse_help
 from edge.errors import ConfigError
 from edge.plan.argv import render
 from edge.plan.engine_args import OWNED, check_args
-from edge.plan.engine_options import EngineOptions, engine_options
+from edge.plan.engine_options import engine_options
 from edge.plan.ladder import requested_slot_context
+from edge.plan.plan import EngineOptions
 from edge.plan.planner import assumed_engine
 from tests.fakes.gguf_writer import Gguf
 from tests.plan import shapes

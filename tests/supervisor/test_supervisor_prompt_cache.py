@@ -15,8 +15,7 @@ from edge.engine.embedded_engine import find_embedded
 from edge.models.open import ModelFile
 from edge.models.store import Store
 from edge.plan.argv import render
-from edge.plan.engine_options import EngineOptions
-from edge.plan.plan import Ladder, ModelPlan, SavedPrompts
+from edge.plan.plan import EngineOptions, Ladder, ModelPlan, SavedPrompts
 from edge.supervisor import prompt_cache
 from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.prompt_cache import saved_prompts

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from edge.engine.engine import Engine, Flag
+from edge.plan.plan import EngineOptions, SavedPrompts
 from edge.supervisor.diagnose import Death as Exit
 from edge.supervisor.diagnose import diagnose
 from edge.supervisor.events import EngineReady, Exited, Spawn, StartRequested, Tick, Warmed
@@ -119,6 +120,31 @@ def test_flash_attention_off_makes_a_quantized_v_cache_f16_in_no_more_memory() -
     assert "--flash-attn off" in " ".join(cured.argv)
     subjects = [item.subject for item in REMEDIES.degradations(PLAN, [("no-flash-attention", "signal_abrt")])]
     assert subjects == ["flash_attention", "n_ctx"]
+
+
+SAVED = SavedPrompts("/p", "of this plan", GIB)
+
+
+def test_options_of_the_operator_survive_every_remedy() -> None:
+    """An adapter, a template and `args` are no part of the settings: the engine ran without them, and served."""
+    options = EngineOptions(("--lora", "/l/a.gguf", "--keep", "4"), {"lora_adapters": [["/l/a.gguf", 1.0]]})
+    plan = replace(PLAN, options=options, saved_prompts=SAVED)
+    for row in TABLE["remedies"]:
+        cured = REMEDIES.apply(plan, [row["id"]])
+        assert " --lora /l/a.gguf --keep 4" in " ".join(cured.argv), row["id"]
+        assert cured.settings != plan.settings or cured.env != plan.env or "--no-repack" in cured.argv
+        embedded = Remedies(TABLE, replace(CUDA, kind="embedded", cuda=False), FILE, "chat").apply(plan, [row["id"]])
+        assert '"lora_adapters":[["/l/a.gguf",1.0]]' in " ".join(embedded.argv), row["id"]
+
+
+def test_prompts_of_another_cache_layout_have_another_key() -> None:
+    keys = {}
+    for id in ("no-flash-attention", "f16-v-cache", "no-prompt-cache", "no-cuda-graphs"):
+        saved = REMEDIES.apply(replace(PLAN, saved_prompts=SAVED), [id]).saved_prompts
+        assert saved is not None and saved.folder == SAVED.folder
+        keys[id] = saved.key
+    assert keys["no-prompt-cache"] == keys["no-cuda-graphs"] == SAVED.key
+    assert len({SAVED.key, keys["no-flash-attention"], keys["f16-v-cache"]}) == 3
 
 
 def test_settings_that_conflict_are_made_consistent_in_any_combination() -> None:
