@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from bisect import bisect_right
 from collections import Counter
@@ -18,7 +19,7 @@ import msgspec
 from edge.linux.files import private_dir, read_bounded, write_atomic
 from edge.models.meta import ModelMeta, Split, Tensor
 from edge.models.quant import REMOVED_TYPES, TENSOR_TYPES, UNKNOWN, confirms, file_type_label
-from edge.models.reader import GgufReader, RawHeader, RawTensor, Scalar
+from edge.models.reader import DESCRIPTION, GgufReader, RawHeader, RawTensor, Scalar
 from edge.models.verdict import HeaderVerdict, VerdictError, damaged, truncated
 
 # The largest published model has 126 layers (Llama 3.1 405B).
@@ -27,6 +28,7 @@ _MAX_LAYERS = 4096
 _PRINTED = ("general.architecture", "general.name", "general.type", "tokenizer.ggml.model", "tokenizer.ggml.pre")
 # It prints the texts of special tokens and the labels too (llama_vocab::impl::print_info, llama_model::print_info). A
 # line break is legitimate there; a log line behind it is none. The shortest line that is looked for has 19 characters.
+_LOG_LINE = re.compile(r"^\d+\.\d\d\.\d{3}\.\d{3} [A-Z] ", re.MULTILINE)  # the prefix of --log-prefix
 _TOKENS, _LABELS = "tokenizer.ggml.tokens", "classifier.output_labels"
 _AFTER_BREAK_CHARACTERS = 16
 _DEFAULT_SPECIAL = (0, 1, 2, 3, 11, 100, 101, 102, 103)  # llama_vocab::impl::load, where no key names a token
@@ -35,7 +37,7 @@ _DRAFTERS = ("eagle3", "dflash")
 # LLM_KV_TOKENIZER_CHAT_TEMPLATE and LLM_KV_TOKENIZER_CHAT_TEMPLATE_N, src/llama-arch.cpp.
 CHAT_TEMPLATE = "tokenizer.chat_template"
 _MAX_VALUE = 1 << 40  # of a dimension, head count or context; larger is damage
-_KEPT_FORMAT = 1  # of the files of `read_kept`: increase it when ModelMeta or its values change
+_KEPT_FORMAT = 2  # of the files of `read_kept`: increase it when ModelMeta or its values change
 _KEPT_FILES = 64  # of 20 to 300 kB, by the number of tensors
 
 
@@ -158,6 +160,24 @@ def _check_printed(raw: RawHeader, printed: list[str]) -> None:
             raise _BadError(damaged("a special token or label holds a line break and a line behind it"))
 
 
+def _check_names(raw: RawHeader) -> None:
+    """Raise _BadError for a name that would forge lines of llama.cpp's log. What is too long was not kept."""
+    for key in _PRINTED:
+        value = raw.values.get(key)
+        if key in raw.lengths or (isinstance(value, str) and not value.isprintable()):
+            raise _BadError(damaged(f"key {key!r} holds control characters, or more than any name"))
+
+
+def _check_projector(raw: RawHeader) -> None:
+    """Raise _BadError for texts of a projector that would forge lines of llama.cpp's log (tools/mtmd/clip.cpp)."""
+    kinds = [key for key in (*raw.values, *raw.lengths) if key.startswith("clip.") and key.endswith("projector_type")]
+    if not all(str(raw.values.get(key, "\n")).isprintable() for key in kinds):
+        raise _BadError(damaged("a type of projector holds control characters"))
+    # That of a model is printed with its line breaks escaped.
+    if DESCRIPTION in raw.lengths or _LOG_LINE.search(str(raw.values.get(DESCRIPTION, ""))):
+        raise _BadError(damaged(f"key {DESCRIPTION!r} holds a line of a log, or is too long"))
+
+
 def _meta(raw: RawHeader, size: int, complete: bool, printed: list[str]) -> ModelMeta:
     get = _Keys(raw)
     _check_printed(raw, printed)
@@ -169,10 +189,11 @@ def _meta(raw: RawHeader, size: int, complete: bool, printed: list[str]) -> Mode
     tensors = tuple(_tensors(raw, alignment, size - data_offset))
     if complete:
         _check_complete(tensors, data_offset, size)
-    for key in _PRINTED:
-        if not (get.text(key) or "").isprintable():
-            raise _BadError(damaged(f"key {key!r} holds control characters"))
+    _check_names(raw)
     arch = get.text("general.architecture") or UNKNOWN
+    kind = _kind(raw, arch, bool(tensors))
+    if kind == "mmproj":
+        _check_projector(raw)
     n_layer = _layers(get, arch, tensors)
     heads = get.per_layer(f"{arch}.attention.head_count", n_layer, 0)
     n_head, n_embd = max(heads, default=0), get.integer(f"{arch}.embedding_length", 0)
@@ -203,7 +224,7 @@ def _meta(raw: RawHeader, size: int, complete: bool, printed: list[str]) -> Mode
         tokenizer=get.text("tokenizer.ggml.model"),
         file_type=None if file_type < 0 else file_type,
         split=_split(get),
-        kind=_kind(raw, arch, bool(tensors)),
+        kind=kind,
         extra=raw.values,
         arrays=raw.arrays,
     )

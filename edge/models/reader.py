@@ -18,6 +18,7 @@ Scalar = int | float | str | bool
 _WINDOW_BYTES = 256 * 1024
 _KEPT_BYTES = 8 * 1024 * 1024  # of keys and values that are kept
 _STRING_KEPT_BYTES = 4096  # longer values (chat templates) are skipped, their length is kept
+DESCRIPTION, _DESCRIPTION_KEPT_BYTES = "general.description", 64 * 1024  # a page of its publisher
 _TEXT_BYTES = 2 * 1024 * 1024  # of a key in `whole`; the longest published chat templates have 100 KB
 _ARRAY_KEPT = 4096  # longer arrays are skipped, their length is kept
 _KEY_BYTES = 65535  # the format's own limit
@@ -147,7 +148,8 @@ class GgufReader:
         if kind == _STRING:
             length = self._u64()
             wanted = self._whole is not None and key.startswith(self._whole) and length <= _TEXT_BYTES
-            if length <= _STRING_KEPT_BYTES or wanted:
+            most = _DESCRIPTION_KEPT_BYTES if key == DESCRIPTION else _STRING_KEPT_BYTES
+            if length <= most or wanted:
                 raw.values[key] = self._take(length).decode("utf-8", "replace")
                 self._keep(length)
             else:

@@ -343,7 +343,9 @@ class Attempt:
 
     def _device_trouble(self, text: str) -> list[LogEvent]:
         signature = self._patterns.cause(text)
-        if signature is None or not signature.device:
+        # A device is missing before the model is read; what is printed later may be text of a projector.
+        late = "weights" in self.gates.openings
+        if signature is None or not signature.device or (signature.serves and late):
             return []
         self.facts = replace(self.facts, cpu_because=signature.kind)
         self.gates = self.gates.refuse("context", signature.kind)

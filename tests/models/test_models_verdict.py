@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from edge.errors import EdgeError
+from edge.models.header import read_header
 from edge.models.open import open_model
 from edge.models.store import Store
 from edge.models.survey import survey
@@ -234,6 +235,31 @@ def test_labels_keys_and_tensor_names_forge_no_log_line(tmp_path: Path) -> None:
     for name, words in (("labels", "label"), ("key", "name of a key"), ("array", "name"), ("tensor", "tensor")):
         with pytest.raises(VerdictError, match=words):
             open_model(tmp_path / f"{name}.gguf")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "refused"),
+    [
+        ("general.description", FORGED, True),
+        ("general.description", "Reads images.\n\nOf any size.\n", False),
+        ("general.description", "A long page.\n" * 1000, False),
+        ("general.description", "x" * (1 << 20), True),
+        ("general.name", "x" * 5000 + FORGED, True),
+        ("clip.vision.projector_type", "mlp\ncudaMalloc failed: out of memory", True),
+        ("clip.vision.projector_type", "gemma3", False),
+    ],
+)
+def test_a_projector_forges_no_log_line(tmp_path: Path, key: str, value: str, refused: bool) -> None:
+    """clip.cpp prints both as they are; the description of a model is printed with its line breaks escaped."""
+    projector = Gguf("clip").set("general.type", "mmproj").set("clip.has_vision_encoder", True)
+    projector.tensor("v.blk.0.ln1.weight", 32).set(key, value).save(tmp_path / "mmproj.gguf")
+    Gguf("llama").model().set("general.description", FORGED).save(tmp_path / "m.gguf")
+    assert open_model(tmp_path / "m.gguf").meta.kind == "model"
+    if refused:
+        with pytest.raises(VerdictError, match=r"projector|description|name"):
+            read_header(tmp_path / "mmproj.gguf")
+    else:
+        assert read_header(tmp_path / "mmproj.gguf").kind == "mmproj"
 
 
 def test_names_that_no_log_can_carry_are_refused_in_one_printable_sentence(tmp_path: Path) -> None:

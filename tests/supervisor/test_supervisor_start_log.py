@@ -173,3 +173,12 @@ def test_a_drafter_and_a_projector_add_memory_and_change_no_fact_of_the_model() 
     assert facts.kv_mib == 3210 and facts.buffers.kv == {"CUDA0": 3210} and facts.projector_on == "CUDA0"
     assert facts.buffers.weights == {"CUDA0": 8427.75, "CUDA_Host": 107.42}
     assert differences(PLAN, facts, None) == ()
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_the_description_of_a_projector_is_no_missing_device(cause: str) -> None:
+    """clip.cpp prints it as it is, line breaks included."""
+    attempt = Attempt(PLAN, PATTERNS, 100.0, META.tensor_bytes)
+    text = ["0.06.950.000 I clip_model_loader: description:  Reads images", cause, f"0.06.950.000 E {cause}"]
+    events = [event for line in [*BEFORE[:-1], *text, LOADED] for event in attempt.stderr(line, 108.0)]
+    assert [event for event in events if event.missing is not None] == []
