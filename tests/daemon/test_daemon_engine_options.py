@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,19 @@ from tests.serving import PATIENCE_S, Up, edgellm, eventually
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% if quiet %}<quiet>{% endif %}<bot>"
 
 
-def adapter_of(model: Path, path: Path) -> Path:
-    """A LoRA of rank 1 for the first query projection, with random values."""
+@functools.cache
+def first_query(model: Path) -> tuple[str, int, int]:
+    """The architecture of a model and the size of its first query projection; reading a vocabulary takes a second."""
     reader = gguf.GGUFReader(model)
     arch = bytes(reader.fields["general.architecture"].parts[-1]).decode()
     tensor = next(one for one in reader.tensors if one.name == "blk.0.attn_q.weight")
     n_in, n_out = (int(size) for size in tensor.shape)
+    return arch, n_in, n_out
+
+
+def adapter_of(model: Path, path: Path) -> Path:
+    """A LoRA of rank 1 for the first query projection, with random values."""
+    arch, n_in, n_out = first_query(model)
     writer = gguf.GGUFWriter(path, arch)
     writer.add_type("adapter")
     writer.add_string("adapter.type", "lora")

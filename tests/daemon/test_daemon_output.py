@@ -54,7 +54,7 @@ def up(
 
     def status() -> str | None:
         try:
-            return str(httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=10).json()["status"])
+            return str(httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=10, verify=False).json()["status"])
         except (httpx.HTTPError, ValueError):
             return None
 

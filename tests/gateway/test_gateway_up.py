@@ -86,7 +86,9 @@ def test_ollamas_keep_alive_lets_the_model_sleep_and_the_next_request_wakes_it(u
     answer = httpx.post(f"{up.url}/api/chat", json=asked, timeout=60)
     assert answer.status_code == 200 and answer.json()["message"]["content"]
     ready = f"{up.url}/readyz/demo"
-    eventually(lambda: httpx.get(ready, timeout=PATIENCE_S).json()["state"] == "SLEEPING", "it does not sleep")
+    eventually(
+        lambda: httpx.get(ready, timeout=PATIENCE_S, verify=False).json()["state"] == "SLEEPING", "it does not sleep"
+    )
     assert httpx.get(f"{up.url}/api/ps", timeout=PATIENCE_S).json()["models"] == []
     assert httpx.post(f"{up.url}/api/generate", json={"model": "demo", "keep_alive": -1}, timeout=60).status_code == 200
     assert httpx.get(ready, timeout=PATIENCE_S).json()["state"] == "READY"
@@ -111,7 +113,7 @@ def test_requests_that_an_engine_dies_with_are_answered_by_the_next_one(up: Up) 
             asked = [clients.submit(up.chat, f"Count to {n}.", max_tokens=40, ignore_eos=True) for n in range(3)]
             gateway = f"{up.url}/telemetry"
             eventually(
-                lambda: httpx.get(gateway, timeout=PATIENCE_S).json()["gateway"]["demo"]["in_flight"],
+                lambda: httpx.get(gateway, timeout=PATIENCE_S, verify=False).json()["gateway"]["demo"]["in_flight"],
                 "no request is in flight",
             )
             os.kill(pid, signal.SIGKILL)
