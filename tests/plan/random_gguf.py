@@ -122,6 +122,8 @@ def _tensors(shape: Shape, n_vocab: int) -> list[tuple[str, tuple[int, ...]]]:
     tensors.append(("token_embd_norm.weight" if shape.arch == "lfm2" else "output_norm.weight", (shape.embd,)))
     if not shape.tied:
         tensors.append(("output.weight", (n_vocab, shape.embd)))
+    if shape.pooling == gguf.PoolingType.RANK:
+        tensors.append(("cls.output.weight", (1, shape.embd)))
     return tensors
 
 
