@@ -3,7 +3,8 @@
     python tests/bench/first_answer.py MODEL.gguf [--pairs 20] [--cold] [--profile cpu] [--engine ID|PATH] [--threads N]
 
 Each turn counts from exec to the answer of a chat completion of one token. The bare engine gets the plan's own command
-line and environment, and is asked every 2 ms. `--cold` drops the model's pages from the page cache before each turn.
+line and environment, and is asked every 2 ms; a llama-server also takes a turn with its own defaults. `--cold` drops
+the model's pages from the page cache before each start. `--seconds` ends the turns early.
 
 Made for machines that do other work too: the order of the ways changes from turn to turn, CPU time up to the answer
 stands beside wall time (of the launcher, of the engine), and the pairs are also given for that half of the turns in
@@ -13,6 +14,7 @@ intervals (order statistics), and the launcher's CPU time until the spawn.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import http.client
 import json
@@ -31,13 +33,16 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from edge.linux.procfs import drop_pages, family_pids  # a script: the checkout has to be found first
+from edge.daemon.remembered_launch import next_start  # a script: the checkout has to be found first
+from edge.linux.procfs import drop_pages, family_pids
+from edge.paths import folders
 from tests.bench.engine_ready import chosen
 from tests.bench.rows import engine_parser, up_arguments
 from tests.serving import environment, free_port
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "temperature": 0})
-BARE, PLANNED, REMEMBERED = "bare", "up, planned", "up, remembered"
+BARE, DEFAULTS, PLANNED, REMEMBERED = "bare", "bare, defaults", "up, planned", "up, remembered"
+OURS = (PLANNED, REMEMBERED)
 
 
 class Answer(NamedTuple):
@@ -59,28 +64,56 @@ def main() -> None:
     parser = engine_parser(__doc__)
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no turn after so many seconds")
+    parser.add_argument("--records", type=Path, metavar="FILE", help="keep all turns, with the records of their starts")
     options = parser.parse_args()
     # One command line for both ways of `up`: a remembered launch belongs to one.
     state, common = Path(tempfile.mkdtemp(prefix="e-")), up_arguments(options)
     turns: list[dict[str, Answer]] = []
-    port = free_port()
+    port, end_s = free_port(), time.monotonic() + options.seconds
     try:
         plan = chosen(common, state)
+        known = defaults(plan["argv"][0], options)
+        ways = [BARE, *([DEFAULTS] if known else []), PLANNED, REMEMBERED]
         for number in range(options.pairs + 1):
-            ways, turn = [BARE, PLANNED, REMEMBERED], {}
-            for way in ways[number % 3 :] + ways[: number % 3]:
+            turn: dict[str, Answer] = {}
+            for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
                 if options.cold:
                     drop_pages(options.model)
-                turn[way] = bare_answer(plan, state / "bare.sock") if way == BARE else up(way, common, state, port)
-                remembered = turn[way].record.get("remembered", False)
-                assert not number or remembered is (way == REMEMBERED), (way, turn[way].record)
-            if number:  # the first turn warms caches and leaves the record to remember
+                if way in OURS:
+                    turn[way] = up(way, common, state, port)
+                else:
+                    turn[way] = bare_answer(plan if way == BARE else plan | known, state / "bare.sock")
+            if not number:  # it warms caches and leaves the record to remember
+                continue
+            walls = ", ".join(f"{way} {answer.took_s:.3f} s" for way, answer in turn.items())
+            print(f"{number:3} {walls}", file=sys.stderr, flush=True)
+            assert not turn[PLANNED].record["remembered"]
+            if turn[REMEMBERED].record["remembered"]:
                 turns.append(turn)
-                walls = ", ".join(f"{way} {answer.took_s:.3f} s" for way, answer in turn.items())
-                print(f"{number:3} {walls}", file=sys.stderr, flush=True)
+            else:  # for example: the model's folder has new files, or a virtual machine got memory
+                print(f"{number:3} is left out: {next_start(folders(os.environ, state))}", file=sys.stderr, flush=True)
+            if time.monotonic() > end_s:
+                break
     finally:
         shutil.rmtree(state, ignore_errors=True)
+        if options.records is not None:
+            options.records.write_text("".join(json.dumps(as_row(turn)) + "\n" for turn in turns))
+    assert turns, "no start was a remembered one"
     report(turns)
+
+
+def as_row(turn: Mapping[str, Answer]) -> dict[str, Any]:
+    return {way: answer._asdict() | {"record": dict(answer.record)} for way, answer in turn.items()}
+
+
+def defaults(program: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the command of llama-server with nothing but the model; {} where the engine is no llama-server."""
+    if Path(program).name != "llama-server":
+        return {}
+    threads = ["-t", str(options.threads)] if options.threads else []
+    argv = [program, "-m", str(options.model), "--host", "{socket}", *threads]
+    return {"argv": argv, "env": dict(os.environ)}
 
 
 def up(way: str, common: list[str], state: Path, port: int) -> Answer:
@@ -91,13 +124,13 @@ def up(way: str, common: list[str], state: Path, port: int) -> Answer:
 
 def report(turns: Sequence[dict[str, Answer]]) -> None:
     print("| | first answer | CPU of the launcher | CPU of the engine | CPU to the spawn |\n|---|---|---|---|---|")
-    for way in (BARE, PLANNED, REMEMBERED):
+    for way in (way for way in (BARE, DEFAULTS, *OURS) if way in turns[0]):
         answers = [turn[way] for turn in turns]
         wall = [answer.took_s for answer in answers]
         columns = [f"{statistics.median(wall):.3f} s {interval(wall)}"]
-        columns += [milliseconds(answer.launcher_s for answer in answers) if way != BARE else ""]
+        columns += [milliseconds(answer.launcher_s for answer in answers) if way in OURS else ""]
         columns += [milliseconds(answer.engine_s for answer in answers)]
-        columns += [milliseconds(answer.record["spawn_cpu_s"] for answer in answers) if way != BARE else ""]
+        columns += [milliseconds(answer.record["spawn_cpu_s"] for answer in answers) if way in OURS else ""]
         print(f"| {way} | {' | '.join(columns)} |")
     others = sorted(turns, key=lambda turn: sum(answer.others for answer in turn.values()))
     half = others[: max(1, len(others) // 2)]
@@ -106,7 +139,7 @@ def report(turns: Sequence[dict[str, Answer]]) -> None:
         "|---|---|---|",
         sep="\n",
     )
-    for way in (PLANNED, REMEMBERED):
+    for way in (way for way in (DEFAULTS, *OURS) if way in turns[0]):
         print(f"| {way} | {difference(turns, way)} | {difference(half, way)} |")
     loads = [[answer.others for turn in some for answer in turn.values()] for some in (turns, half)]
     cells = " | ".join(f"{statistics.median(load):.1f} of {os.cpu_count()}" for load in loads)

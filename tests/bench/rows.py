@@ -24,6 +24,7 @@ def engine_parser(about: str | None, threads: int | None = None, *, reports: boo
     made.add_argument("--profile", default="cpu")
     made.add_argument("--threads", type=int, default=threads)
     made.add_argument("--engine", metavar="ID|PATH")
+    made.add_argument("--load-mode", metavar="MODE", default="auto")
     return made
 
 
@@ -31,6 +32,7 @@ def up_arguments(options: argparse.Namespace) -> list[str]:
     """Return the arguments of `edgellm up` for the options of `engine_parser`."""
     arguments = ["-p", options.profile, "-m", f"demo={options.model}"]
     arguments += ["--engine", options.engine] if options.engine else []
+    arguments += ["--set", f"load_mode={options.load_mode}"] if options.load_mode != "auto" else []
     return arguments + (["--set", f"n_threads={options.threads}"] if options.threads else [])
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from tests.serving import Up, edgellm, free_port
 
 HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
-SMALL = ("--set", "n_ctx=2048", "--set", "n_ctx_min=512")
+# All cores: one thread takes a minute for the first tokens of a model made for a GPU.
+SMALL = ("--set", "n_ctx=2048", "--set", "n_ctx_min=512", "--set", f"n_threads={os.cpu_count()}")
 
 
 def refused(engine: str, model: str, state: Path) -> str:

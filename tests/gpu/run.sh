@@ -1,10 +1,11 @@
 #!/bin/sh
 # On a machine with an NVIDIA GPU: builds the recipe `cuda`, proves it, and serves a model with every layer offloaded.
 #   tests/gpu/run.sh [FOLDER of pack.sh] [RESULTS]         default: .gpu, ./gpu-results
-# Nothing is fetched. Needs: python3 >= 3.10, nvcc, cmake, ninja, gcc. Other checks: tests/gpu/checks/*.sh, in the order
-# of their names, each with PYTHON, STATE, ENGINE (llama-server), BENCH (llama-bench), MODEL, MODEL_ID, URL, RESULTS and
-# a server that is READY at URL. A check that fails fails the run; the others still run. To rehearse without a GPU:
-# GPU_RECIPE=cpu GPU_PROFILE=cpu GPU_MODEL_GB=0.2.
+# Nothing is fetched. Needs: python3 >= 3.10 with numpy, nvcc, cmake, ninja, gcc. Other checks: tests/gpu/checks/*.sh, in
+# the order of their names, each with PYTHON, STATE, ENGINE (llama-server), BENCH (llama-bench), MODEL, MODEL_ID, URL,
+# RESULTS and a server that is READY at URL. A check that fails fails the run; the others still run. To rehearse without
+# a GPU: GPU_RECIPE=cpu GPU_PROFILE=cpu GPU_MODEL_GB=0.2. GPU_CHECKS="35-load 50-limit" runs only these; GPU_WORK=FOLDER
+# keeps build and models between runs.
 set -eu
 cd "$(dirname "$0")/../.."
 packed=${1:-.gpu}
@@ -59,9 +60,11 @@ BENCH=${ENGINE%llama-server}llama-bench
 edgellm engine list --state-dir "$STATE"
 
 say "model"
-MODEL=$work/gpu-model.gguf
+gb=${GPU_MODEL_GB:-2}
+MODEL=$work/models-$gb/gpu.gguf  # alone in its folder: a remembered launch holds while nothing is added to that
 MODEL_ID=gpu
-[ -f "$MODEL" ] || "$PYTHON" tests/gpu/model.py "$MODEL" "${GPU_MODEL_GB:-2}"
+mkdir -p "${MODEL%/*}"
+[ -f "$MODEL" ] || "$PYTHON" tests/bench/random_model.py "$MODEL" --type Q5_K_M --gb "$gb"
 export ENGINE BENCH MODEL MODEL_ID
 
 say "serve"
@@ -79,8 +82,9 @@ trap stop EXIT
 status=0
 if "$PYTHON" tests/gpu/judge.py "$URL" "$MODEL_ID" "$RESULTS"; then
     for check in tests/gpu/checks/*.sh; do
-        [ -f "$check" ] || continue
-        say "check $(basename "$check" .sh)"
+        name=$(basename "$check" .sh)
+        case " ${GPU_CHECKS:-$name} " in *" $name "*) ;; *) continue ;; esac
+        say "check $name"
         sh "$check" || { echo "FAILED: $check"; status=1; }
     done
 else

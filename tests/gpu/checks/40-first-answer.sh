@@ -1,12 +1,14 @@
 #!/bin/sh
-# The first answer after process start: the bare engine with the plan's own flags, `up` that plans, `up` that remembers.
-# Interleaved turns, with a warm page cache and with the model's pages dropped. GPU_PAIRS=0 skips it.
+# The first answer after process start: the bare engine with the plan's own flags and with its defaults, `up` that
+# plans, `up` that remembers. Interleaved turns: GPU_PAIRS with a warm page cache, GPU_COLD_PAIRS with the model's pages
+# dropped.
 set -eu
-pairs=${GPU_PAIRS:-5}
-[ "$pairs" -gt 0 ] || exit 0
-profile=${GPU_PROFILE:-cuda}
+mode=$(cat "$RESULTS/load-mode" 2>/dev/null || echo auto)
 measure() {
-    "$PYTHON" tests/bench/first_answer.py "$MODEL" --profile "$profile" --engine "$ENGINE" --pairs "$pairs" "$@"
+    [ "$2" -gt 0 ] || return 0
+    "$PYTHON" tests/bench/first_answer.py "$MODEL" --profile "${GPU_PROFILE:-cuda}" --engine "$ENGINE" \
+        --load-mode "$mode" --records "$RESULTS/$1.jsonl" --pairs "$2" --seconds "$3" $4 >"$RESULTS/$1.txt"
+    cat "$RESULTS/$1.txt"
 }
-measure | tee "$RESULTS/first-answer-warm.txt" | tail -8
-measure --cold | tee "$RESULTS/first-answer-cold.txt" | tail -8
+measure first-answer-warm "${GPU_PAIRS:-5}" "${GPU_WARM_S:-600}" ""
+measure first-answer-cold "${GPU_COLD_PAIRS:-5}" "${GPU_COLD_S:-600}" --cold
