@@ -92,11 +92,11 @@ def test_a_file_of_another_context_is_not_given_to_the_engine(served_once: Path,
 
 def test_saved_prompts_survive_a_kill_of_everything(served_once: Path, smollm2: Path, tmp_path: Path) -> None:
     (kept,) = copied(served_once, tmp_path)
-    killed = up(tmp_path, smollm2)
-    killed.wait_for("ok")
-    engine = killed.child_pid()
-    killed.process.kill()
-    killed.process.wait()
+    with up(tmp_path, smollm2) as killed:
+        killed.wait_for("ok")
+        engine = killed.child_pid()
+        killed.process.kill()
+        killed.process.wait()
     eventually(lambda: not alive(engine), "the engine ends with its supervisor")
     assert kept in files(tmp_path)
     with up(tmp_path, smollm2) as second:
