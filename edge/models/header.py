@@ -25,6 +25,9 @@ from edge.models.verdict import HeaderVerdict, VerdictError, damaged, truncated
 # The largest published model has 126 layers (Llama 3.1 405B).
 _MAX_LAYERS = 4096
 # llama.cpp prints these as they are (llama_model_loader and print_info): a newline would forge lines of its log.
+# In an error it quotes the others: a sentence in them could be read as the cause of an exit.
+_IDENTIFIERS = ("general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.pre")
+_IDENTIFIER = re.compile(r"[\w.+-]{0,64}")
 _PRINTED = ("general.architecture", "general.name", "general.type", "tokenizer.ggml.model", "tokenizer.ggml.pre")
 # It prints the texts of special tokens and the labels too (llama_vocab::impl::print_info, llama_model::print_info). A
 # line break is legitimate there; a log line behind it is none. The shortest line that is looked for has 19 characters.
@@ -166,6 +169,8 @@ def _check_names(raw: RawHeader) -> None:
         value = raw.values.get(key)
         if key in raw.lengths or (isinstance(value, str) and not value.isprintable()):
             raise _BadError(damaged(f"key {key!r} holds control characters, or more than any name"))
+        if key in _IDENTIFIERS and not _IDENTIFIER.fullmatch(str(value or "")):
+            raise _BadError(damaged(f"key {key!r} is {str(value)[:64]!r}, which is no identifier"))
 
 
 def _check_projector(raw: RawHeader) -> None:
