@@ -66,6 +66,20 @@ async def test_a_request_that_is_one_too_many_is_told_when_to_come_back(rig: Rig
     await until(lambda: here.model.waiting == 2)
 
 
+async def test_a_new_request_waits_while_another_model_has_its_turn_though_the_engine_is_ready(rig: Rigs) -> None:
+    here = await rig()
+    here.model.held = True
+    client = await here.connect()
+    await client.request("POST", "/v1/chat/completions", b"{}")
+    await until(lambda: here.model.waiting == 1)
+    assert here.engine.requests == []
+    await here.model.release()
+    assert (await client.answer()).status == 200
+    assert here.model.asked == 1
+    assert (await here.once(ASK + b"Content-Length: 2\r\n\r\n{}")).status == 200
+    assert here.model.asked == 1, "without a hold a READY engine is not asked for"
+
+
 async def test_the_burst_of_one_model_leaves_places_for_another(rig: Rigs) -> None:
     models = {name: FakeModel(name) for name in ("cold", "other")}
     here = await rig(config=GatewayOptions(hold_requests=8), models=models)

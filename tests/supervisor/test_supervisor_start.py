@@ -219,3 +219,13 @@ def test_nothing_of_a_dead_engine_is_ready() -> None:
     assert [name for name, gate in dead.items() if gate.ready] == ["driver"]
     assert {name: gate.evidence for name, gate in dead.items()} == {name: f"saw {name}" for name in GATES}
     assert [gate.blocked_by for gate in dead.values()] == [None, None, *["context"] * 4]
+
+
+def test_an_engine_sleeps_by_itself_until_it_is_ready_again() -> None:
+    """A wake loads the model: until that has ended its memory is not there yet."""
+    seen = attempt()
+    states = []
+    for state in ("loading", "ready", "sleeping", "loading", "ready", "sleeping"):
+        seen.stdout(PROTOCOL + json.dumps({"state": state, "payload": {}}), 101.0)
+        states.append(seen.asleep)
+    assert states == [False, False, True, True, False, True]

@@ -74,6 +74,11 @@ class FakeModel:
             self._place(socket_path)
             self._change.notify_all()
 
+    async def release(self) -> None:
+        async with self._change:
+            self.held = False
+            self._change.notify_all()
+
     async def lost(self, state: State = State.BACKOFF) -> None:
         async with self._change:
             self.place = self.first = None
@@ -99,7 +104,9 @@ class FakeModel:
         settled = (State.READY, State.FAILED, State.STOPPED)
         try:
             async with self._change:
-                await self._change.wait_for(lambda: self.state.state in settled or (first and self.first))
+                await self._change.wait_for(
+                    lambda: not self.held and (self.state.state in settled or (first and self.first))
+                )
             return self.state
         finally:
             self.waiting -= 1
