@@ -105,18 +105,22 @@ def under_edgellm(arguments: list[str], state: Path, dropped: Path | None) -> di
     (state / "state/main/launch.json").unlink(missing_ok=True)
     if dropped is not None:
         drop_pages(dropped)
-    starts = state / "state/main/starts.jsonl"
-    known = len(starts.read_text().splitlines()) if starts.exists() else 0
+    known = len(starts(state))
 
     def last() -> dict[str, Any] | None:
-        lines = starts.read_text().splitlines()
-        found: dict[str, Any] = json.loads(lines[-1])
-        return found if len(lines) > known and (dropped is None or found["limit"]["rate"]) else None
+        rows = starts(state)
+        return rows[-1] if len(rows) > known and (dropped is None or rows[-1]["limit"]["rate"]) else None
 
     with Up(state, *arguments) as up:
         up.wait_for("ok", "degraded")
         record: dict[str, Any] = eventually(last, "the start is not recorded")
     return record
+
+
+def starts(state: Path) -> list[dict[str, Any]]:
+    """Return the records of all starts; they are written a moment after READY."""
+    path = state / "state/main/starts.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from edge.daemon.remembered_launch import next_start  # a script: the checkout has to be found first
 from edge.linux.procfs import drop_pages, family_pids
 from edge.paths import folders
-from tests.bench.engine_ready import chosen
+from tests.bench.engine_ready import chosen, starts
 from tests.bench.rows import engine_parser, up_arguments
 from tests.serving import environment, free_port
 
@@ -197,8 +197,7 @@ def up_answer(arguments: list[str], state: Path, port: int) -> Answer:
     command = [sys.executable, "-m", "edge", "up", *arguments, "--state-dir", str(state)]
     command += ["--listen", f"127.0.0.1:{port}"]
     env = environment({"EDGELLM_GATEWAY__HOLD__SECONDS": "300"})
-    starts = state / "state/main/starts.jsonl"
-    known = len(starts.read_text().splitlines()) if starts.exists() else 0
+    known = len(starts(state))
     busy_s = busy()
     began = time.monotonic()
     with (state / "log").open("wb") as log:
@@ -207,13 +206,13 @@ def up_answer(arguments: list[str], state: Path, port: int) -> Answer:
         took_s = first_answer(lambda: socket.create_connection(("127.0.0.1", port)), child) - began
         launcher_s, engine_s = cpu_s([child.pid]), cpu_s(family_pids(child.pid)[1:])
         others_s = max(0.0, busy() - busy_s - launcher_s - engine_s)
-        while not (state / "state/main/launch.json").exists() or len(starts.read_text().splitlines()) == known:
+        while not (state / "state/main/launch.json").exists() or len(starts(state)) == known:
             assert child.poll() is None
             time.sleep(0.02)
     finally:
         child.terminate()
         child.wait()
-    return Answer(took_s, launcher_s, engine_s, others_s, json.loads(starts.read_text().splitlines()[-1]))
+    return Answer(took_s, launcher_s, engine_s, others_s, starts(state)[-1])
 
 
 def cpu_s(pids: Iterable[int]) -> float:
