@@ -230,3 +230,19 @@ def test_gate_evidence_is_named() -> None:
     device = re.search(_TABLE["facts"]["device"][0], "  - CUDA0   : NVIDIA GH200 (Grace) (97871 MiB, 96000 MiB free)")
     assert device is not None
     assert device["name"] == "NVIDIA GH200 (Grace)"
+
+
+def test_facts_are_read_with_and_without_the_function_that_prints_them() -> None:
+    """Builds of 2026 put a component and the function before a line, those of May the function, older ones nothing."""
+    for fact, line in (
+        ("device", "- CUDA0   : Orin (30500 MiB, 29100 MiB free)"),
+        ("device", "- RPC0    : 127.0.0.1:50052 (24105 MiB, 24105 MiB free)"),
+        ("cpu", "- CPU     : AMD EPYC (24105 MiB, 24105 MiB free)"),
+        ("archs", "system_info: n_threads = 8 (n_threads_batch = 8) / 8 | CUDA : ARCHS = 870 | NO_VMM = 1"),
+        ("answers", "Device 0: Orin, compute capability 8.7, VMM: yes"),
+    ):
+        wanted = _TABLE["facts"][fact]
+        patterns = [wanted] if isinstance(wanted, str) else wanted
+        begins = ["", "common_params_print_info: ", "cmn  common_param: "]
+        for begin in begins if fact == "archs" else [*begins, "  ", "cmn  common_param:   "]:
+            assert any(re.search(pattern, begin + line) for pattern in patterns), (fact, begin)
