@@ -75,8 +75,15 @@ def installed_on_ubuntu(folder: Path, suite: str, packages: Sequence[str]) -> di
     options = {"Dir::Etc::SourceList": source, "Dir::Etc::SourceParts": "/dev/null", "Dir::State::status": "/dev/null"}
     options |= {"APT::Architecture": "amd64", "APT::Architectures": "amd64", "APT::Get::List-Cleanup": "0"}
     apt = [*_apt(folder / suite), *(word for key, value in options.items() for word in ("-o", f"{key}={value}"))]
+    update = [*apt, "--error-on=any", "update", "-qq"]
     try:
-        _run([*apt, "--error-on=any", "update", "-qq"], folder)
+        try:
+            _run(update, folder)
+        except subprocess.CalledProcessError:
+            # apt-get does not replace a list that a power cut has emptied while its Release file is the newest.
+            shutil.rmtree(folder / suite)
+            _apt(folder / suite)
+            _run(update, folder)
     except subprocess.CalledProcessError as error:
         _without(f"no lists of Ubuntu {suite}: {(error.stderr or b'').decode(errors='replace')[-300:]}")
     shown = _run([*apt, "install", "--simulate", "--no-install-recommends", *packages], folder)

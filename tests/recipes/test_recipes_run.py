@@ -8,7 +8,6 @@ import io
 import json
 import os
 import re
-import shutil
 import socket
 import ssl
 import subprocess
@@ -35,6 +34,7 @@ from tests.fakes.upstream.model import FakeModel
 from tests.fakes.upstream.real import real_engine
 from tests.gateway.conftest import Rigs, rig, sockets
 from tests.gateway.raw import until
+from tests.kept import kept
 from tests.recipes.debian import installed_on_ubuntu, program
 from tests.recipes.test_recipes_files import RECIPES, ROOT, event, exported, expressions, load
 from tests.serving import PATIENCE_S, Up, eventually, free_port
@@ -403,15 +403,12 @@ def test_compose_files_pass_the_schema_of_the_compose_specification(
     test_cache: Path, tmp_path: Path, name: str
 ) -> None:
     """The schema is a file in docker-compose 1.29.2 from PyPI, the last release in Python."""
-    wheels = test_cache / "compose"
-    if not list(wheels.glob("docker_compose-1.29.2-*.whl")):
-        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "docker-compose==1.29.2", "-d", tmp_path]
+
+    def make(wheels: Path) -> None:
+        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "docker-compose==1.29.2", "-d", str(wheels)]
         subprocess.run(pip, check=True)
-        wheels.mkdir(exist_ok=True)
-        (wheel,) = tmp_path.glob("*.whl")
-        shutil.copy(wheel, wheels / f"{wheel.name}.part")
-        (wheels / f"{wheel.name}.part").rename(wheels / wheel.name)
-    (wheel,) = wheels.glob("*.whl")
+
+    (wheel,) = kept(test_cache / "compose", make).glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         schema = json.loads(archive.read("compose/config/compose_spec.json"))
     validator = jsonschema.Draft201909Validator(schema)

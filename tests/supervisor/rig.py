@@ -29,12 +29,15 @@ from edge.supervisor.status import State
 from edge.supervisor.supervisor import Supervisor
 from edge.supervisor.variants import SupervisorCallbacks
 from edge.units import MIB
+from tests import leftovers
 from tests.fakes import llama_switches
 
 TABLE = load_toml(data_dir("build") / "llama-server.toml")
 PATTERNS = Patterns(TABLE)
 PATIENCE_S = 30.0
 ENV = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "LLAMA_SERVER_ROUTER_PORT": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+# An engine of a run that was killed is found by its mark.
+ENV |= {name: value for name, value in os.environ.items() if name == leftovers.MARK}
 # Waits that a test can afford; the order of things is the same as with the real ones.
 FAST = Policy(
     backoff_s=(0, 0.05, 0.1),
