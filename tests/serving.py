@@ -10,8 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import cached_property
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +95,6 @@ class Up:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if "client" in self.__dict__:
-            self.client.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -134,14 +131,10 @@ class Up:
         )
         return document
 
-    @cached_property
-    def client(self) -> Client:
-        """Return a client of the control socket, which costs no process per request."""
-        return Client(folders({}, self.state))
-
     def status(self) -> dict[str, Any]:
         """Return the control socket's document."""
-        return self.client.status()
+        with closing(Client(folders({}, self.state))) as client:
+            return client.status()
 
     def child_pid(self) -> int:
         (model,) = self.status()["models"].values()

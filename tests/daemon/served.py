@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from edge.cli.client import Client
 from edge.engine.output import parse_help
+from edge.paths import folders
 from tests.fakes import llama_switches
 from tests.serving import Up, edgellm, eventually
 
@@ -27,6 +30,18 @@ class Served(Up):
     def configure(self, *models: str, top: str = "") -> None:
         """`models`: the body of each [[model]]."""
         self.config.write_text(config_text(*models, top=top))
+
+    @cached_property
+    def client(self) -> Client:
+        """Return a client of the control socket, which costs no process per request."""
+        return Client(folders({}, self.state))
+
+    def __exit__(self, *error: object) -> None:
+        self.client.close()
+        super().__exit__(*error)
+
+    def status(self) -> dict[str, Any]:
+        return self.client.status()
 
     def reload(self) -> dict[str, Any]:
         """Reload. Raises EdgeError if the configuration cannot be planned."""
@@ -82,10 +97,9 @@ def served(
     top: str = "",
     ready: bool = True,
     program: Sequence[str] = ("-m", "edge", "up"),
-    env: dict[str, str] | None = None,
     **switches: Any,
 ) -> Iterator[Served]:
-    """`program`: another way to start it; `env`: more of its environment."""
+    """`program`: another way to start it."""
     state, fake = folder / "s", folder / "fake"
     config = state / "config" / "edgellm.toml"
     config.parent.mkdir(parents=True)
@@ -93,7 +107,7 @@ def served(
     fake.mkdir()
     # As large as any plan here asks for: a smaller one would be a difference from the plan.
     binary = llama_switches.write_fake(fake, **{"kv_mib": 400.0, **switches})
-    with Served(state, "--engine", str(binary), program=program, env=env) as running:
+    with Served(state, "--engine", str(binary), program=program) as running:
         running.fake, running.config = fake, config
         if ready:
             running.wait_for("ok", "degraded")
