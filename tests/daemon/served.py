@@ -97,9 +97,10 @@ def served(
     top: str = "",
     ready: bool = True,
     program: Sequence[str] = ("-m", "edge", "up"),
+    env: dict[str, str] | None = None,
     **switches: Any,
 ) -> Iterator[Served]:
-    """`program`: another way to start it."""
+    """`program`: another way to start it; `env`: more of its environment."""
     state, fake = folder / "s", folder / "fake"
     config = state / "config" / "edgellm.toml"
     config.parent.mkdir(parents=True)
@@ -107,7 +108,7 @@ def served(
     fake.mkdir()
     # As large as any plan here asks for: a smaller one would be a difference from the plan.
     binary = llama_switches.write_fake(fake, **{"kv_mib": 400.0, **switches})
-    with Served(state, "--engine", str(binary), program=program) as running:
+    with Served(state, "--engine", str(binary), program=program, env=env) as running:
         running.fake, running.config = fake, config
         if ready:
             running.wait_for("ok", "degraded")
