@@ -18,7 +18,7 @@ from edge.engine.choose import choose
 from edge.models.pull import pull
 from edge.paths import Folders, folders
 from tests import leftovers
-from tests.kept import locked
+from tests.kept import building, locked
 from tests.serving import DEMO
 
 # A shell that starts a job in the background ignores SIGINT in it, nohup(1) ignores SIGHUP, and every child would
@@ -85,10 +85,10 @@ def ccache(test_cache: Path) -> Iterator[None]:
 def built(test_cache: Path, ccache: None, tmp_path_factory: pytest.TempPathFactory) -> Folders:
     """An instance where `edgellm build -p cpu` has run (`make test-full`): sources, build folders, ccache are kept."""
     state = tmp_path_factory.mktemp("built") / "state"
-    (test_cache / "cache").mkdir(exist_ok=True)
     state.mkdir()
     (state / "cache").symlink_to(test_cache / "cache")
-    assert main(["build", "-p", "cpu", "--state-dir", str(state)]) == 0
+    with building(test_cache / "cache"):
+        assert main(["build", "-p", "cpu", "--state-dir", str(state)]) == 0
     return folders({}, state)
 
 

@@ -35,6 +35,27 @@ def kept(folder: Path, make: Callable[[Path], object], *, stamp: str = ".complet
     return folder
 
 
+@contextmanager
+def building(cache: Path) -> Iterator[None]:
+    """Build in a cache that edgellm fills. Where power was cut in the middle, what was compiled until then is removed.
+
+    ninja takes an object for made that the file system has emptied; ccache checks what it has.
+    """
+    marker = cache / ".building"
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    cache.mkdir(parents=True, exist_ok=True)
+    if marker.exists() and marker.read_text() != boot:
+        for name in ("build", "tools"):
+            remove(cache / name)
+    with marker.open("w") as file:
+        file.write(boot)
+        file.flush()
+        os.fsync(file.fileno())
+    yield
+    os.sync()
+    marker.unlink(missing_ok=True)
+
+
 def seal(stamp: Path, key: str = "") -> None:
     """Write the stamp after all that it stands for: ext4 may write a later small file before earlier large ones."""
     os.sync()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import leftovers
-from tests.kept import kept, locked
+from tests.kept import building, kept, locked
 from tests.serving import ROOT, alive, eventually
 
 HALF = """
@@ -107,6 +107,26 @@ def test_the_lock_of_a_killed_run_is_free(tmp_path: Path) -> None:
         killed.kill()
     with locked(tmp_path / "folder"):
         pass
+
+
+def test_a_build_that_power_cut_off_begins_anew(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    for marker, kept_objects in (
+        (None, True),
+        (Path("/proc/sys/kernel/random/boot_id").read_text(), True),
+        ("", False),
+    ):
+        (cache / "build/a").mkdir(parents=True, exist_ok=True)
+        (cache / "src").mkdir(exist_ok=True)
+        if marker is not None:
+            (cache / ".building").write_text(marker)
+        with pytest.raises(KeyboardInterrupt), building(cache):
+            assert (cache / "build/a").exists() is kept_objects
+            raise KeyboardInterrupt
+        assert (cache / ".building").exists(), "not complete"
+    with building(cache):
+        pass
+    assert {path.name for path in cache.iterdir()} == {"src"}
 
 
 def test_processes_of_a_killed_run_are_ended_by_the_next() -> None:

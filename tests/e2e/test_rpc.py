@@ -27,6 +27,7 @@ from edge.engine.choose import choose
 from edge.engine.installed import manifest, read_selection
 from edge.linux.rpc import ask_memory
 from edge.paths import Folders, folders
+from tests.kept import building
 from tests.leftovers import began_ticks, runs
 from tests.serving import ROOT, Up, alive, children, edgellm, environment, eventually
 
@@ -46,10 +47,10 @@ N_CTX = 8192
 def built_rpc(test_cache: Path, ccache: None, tmp_path_factory: pytest.TempPathFactory) -> Folders:
     """An instance where `edgellm build -p cpu --rpc` has run."""
     state = tmp_path_factory.mktemp("rpc") / "state"
-    (test_cache / "cache").mkdir(exist_ok=True)
     state.mkdir()
     (state / "cache").symlink_to(test_cache / "cache")
-    assert main(["build", "-p", "cpu", "--rpc", "--state-dir", str(state)]) == 0
+    with building(test_cache / "cache"):
+        assert main(["build", "-p", "cpu", "--rpc", "--state-dir", str(state)]) == 0
     return folders({}, state)
 
 
