@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import aiohttp
-
+from edge.gateway.engine_connection import EngineConnection
 from edge.supervisor.upstream import Endpoint
-from edge.supervisor.warmup_run import connector
-from edge.units import KIB
 
 # cpp-httplib in llama-server closes a connection after 5 s of idleness or 100 requests (CPPHTTPLIB_KEEPALIVE_*). A pool
 # that keeps it as long sends a request into the closing connection now and then.
@@ -18,87 +16,86 @@ KEEP_S = 3.0
 # Connections kept beyond one for each slot: llama-server has slots + 4 HTTP threads, and an idle connection occupies
 # one. The other two are for the supervisor's probes.
 SPARE = 2
-READ_BYTES = 64 * KIB  # buffered for a client that reads slowly
-HEADER_BYTES = 64 * KIB
-_AUTO = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
 
 class _Pool:
+    """The connections to one engine process. `users` counts those in use."""
+
     def __init__(self, endpoint: Endpoint) -> None:
-        self.generation = endpoint.generation
-        self.socket_path = endpoint.socket_path
-        self.port = endpoint.port
+        self.endpoint = endpoint
         self.users = 0
-        self.session = _session(connector(self.socket_path, self.port, limit=0, keepalive_timeout=KEEP_S))
-        self._fresh: aiohttp.ClientSession | None = None
+        self._idle: list[EngineConnection] = []  # the one that was used last at the end
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
 
-    @property
-    def fresh(self) -> aiohttp.ClientSession:
-        """Return a session that opens a connection for each request."""
-        if self._fresh is None:
-            self._fresh = _session(connector(self.socket_path, self.port, limit=0, force_close=True))
-        return self._fresh
+    def take(self, *, fresh: bool, keep: bool) -> EngineConnection:
+        while self._idle and not fresh:
+            connection = self._idle.pop()
+            if connection.reusable:
+                break
+            connection.close()  # the engine has closed it
+        else:
+            connection = EngineConnection(self.endpoint)
+        connection.keep = keep
+        return connection
 
-    async def close(self) -> None:
-        await self.session.close()
-        if self._fresh is not None:
-            await self._fresh.close()
+    def put_back(self, connection: EngineConnection) -> None:
+        if self._closed or not connection.reusable:
+            connection.close()
+            return
+        loop = asyncio.get_running_loop()
+        connection.idle_since_s = loop.time()
+        self._idle.append(connection)
+        if self._timer is None:
+            self._timer = loop.call_later(KEEP_S, self._expire)
 
+    def _expire(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._idle and loop.time() - self._idle[0].idle_since_s >= KEEP_S:
+            self._idle.pop(0).close()
+        self._timer = loop.call_at(self._idle[0].idle_since_s + KEEP_S, self._expire) if self._idle else None
 
-def _session(to_engine: aiohttp.BaseConnector) -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(
-        connector=to_engine,
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=_AUTO,
-        auto_decompress=False,
-        read_bufsize=READ_BYTES,
-        max_line_size=HEADER_BYTES,
-        max_field_size=HEADER_BYTES,
-    )
+    def close(self) -> None:
+        """Close what is idle now, and each other connection once it is put back."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for each in self._idle:
+            each.close()
+        self._idle.clear()
 
 
 class Pools:
-    """Pools by model. The pool of a replaced engine is closed when its last stream has ended."""
+    """Pools by model. The connections to a replaced engine end with their streams."""
 
     def __init__(self) -> None:
         self._pools: dict[str, _Pool] = {}
-        self._old: list[_Pool] = []
 
     @contextmanager
-    def session(
+    def connection(
         self, model: str, endpoint: Endpoint, slots: int, *, fresh: bool = False
-    ) -> Iterator[tuple[aiohttp.ClientSession, bool]]:
-        """Yield a session, and whether its connection may be kept: a burst of new connections would wait seconds for
-        an HTTP thread of the engine behind idle ones. `fresh`: open a new connection and close it after use."""
+    ) -> Iterator[EngineConnection]:
+        """Yield a connection for one request, which ends the work at the engine if the answer was not read to its end.
+
+        Beyond `slots` + SPARE it is not kept: a burst of new connections would wait seconds for an HTTP thread of the
+        engine behind idle ones. `fresh`: open a new connection and close it after use.
+        """
         pool = self._pools.get(model)
         # A restarted engine has the same path: its generation tells it from the one that died.
-        if pool is None or pool.generation != endpoint.generation or pool.socket_path != endpoint.socket_path:
+        now = (endpoint.generation, endpoint.socket_path)
+        if pool is None or now != (pool.endpoint.generation, pool.endpoint.socket_path):
             if pool is not None:
-                self._old.append(pool)
+                pool.close()
             pool = self._pools[model] = _Pool(endpoint)
         pool.users += 1
+        connection = pool.take(fresh=fresh, keep=not fresh and pool.users <= slots + SPARE)
         try:
-            if fresh:
-                yield pool.fresh, False
-            else:
-                yield pool.session, pool.users <= slots + SPARE
+            yield connection
         finally:
             pool.users -= 1
+            pool.put_back(connection)
 
-    async def sweep(self) -> None:
-        """Close the pools of replaced engines that are not in use."""
-        for pool in [old for old in self._old if old.users == 0]:
-            self._old.remove(pool)
-            await pool.close()
-
-    @property
-    def stale(self) -> bool:
-        return bool(self._old)
-
-    async def close(self) -> None:
-        pools = [*self._pools.values(), *self._old]
+    def close(self) -> None:
+        for pool in self._pools.values():
+            pool.close()
         self._pools.clear()
-        self._old.clear()
-        for pool in pools:
-            await pool.close()

@@ -21,13 +21,13 @@ from multidict import CIMultiDict
 from edge.gateway import headers, openai, own_routes
 from edge.gateway.body import Body
 from edge.gateway.context import Context
+from edge.gateway.engine_connection import EngineAnswer
 from edge.gateway.openai import HttpFault, ListedModel, RejectedError
-from edge.gateway.proxy import engine_url
 from edge.gateway.routes import LM_STUDIO, ONE_LM_STUDIO, ONE_MODEL, Route, plain_path
 from edge.gateway.waiting_room import failed_fault
 from edge.linux.files import parse_json
 from edge.supervisor.status import State
-from edge.supervisor.upstream import Upstream
+from edge.supervisor.upstream import Endpoint, Upstream
 
 # The list is never held: an engine that takes longer is described from its plan.
 _TIMEOUT_S = 1.0
@@ -269,12 +269,16 @@ async def _fetch(context: Context, upstream: Upstream, target: str) -> web.Respo
     endpoint = upstream.endpoint()
     if endpoint is None or upstream.routes is not None:
         return None
-    timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
     try:
-        with context.pools.session(upstream.model_id, endpoint, upstream.slots) as (session, _):
-            async with session.get(engine_url(target), timeout=timeout) as answer:
-                body = await answer.read()
-                passed = CIMultiDict(headers.to_client(answer.headers.items()))
-                return web.Response(body=body, headers=passed) if answer.status == 200 else None
+        answer = await asyncio.wait_for(_get(context, upstream, endpoint, target), _TIMEOUT_S)
     except (aiohttp.ClientError, OSError, asyncio.TimeoutError):
         return None
+    passed = CIMultiDict(headers.to_client(answer.headers.items()))
+    return web.Response(body=await answer.read(), headers=passed) if answer.status == 200 else None
+
+
+async def _get(context: Context, upstream: Upstream, endpoint: Endpoint, target: str) -> EngineAnswer:
+    with context.pools.connection(upstream.model_id, endpoint, upstream.slots) as connection:
+        answer = await connection.request("GET", target, [], None)
+        await answer.read()
+        return answer

@@ -6,19 +6,18 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any
 
 import aiohttp
 from aiohttp import web
 from msgspec import Struct, field
 from multidict import CIMultiDict
-from yarl import URL
 
 from edge.gateway import headers
 from edge.gateway.accounting import RequestRecord, UsageCounter
 from edge.gateway.body import Body
 from edge.gateway.connection_pool import Pools
+from edge.gateway.engine_connection import EngineAnswer, EngineConnection
 from edge.gateway.ollama import NDJSON, OllamaAnswer, error_text
 from edge.gateway.openai import HttpFault, RejectedError, engine_error, is_json, sse_document, sse_error
 from edge.gateway.retry import RetryPolicy, UpstreamDied, died_fault
@@ -152,36 +151,32 @@ async def _attempt(
     fresh: bool,
 ) -> web.StreamResponse:
     upstream = exchange.upstream
-    with pools.session(upstream.model_id, endpoint, upstream.slots, fresh=fresh) as (session, keep):
-        answer = await _send(session, exchange, keep)
-        try:
-            progress.moved()
-            if endpoint.first and answer.status >= 400:
-                raise _Refused
-            if await _unusable(exchange, answer):
-                exchange.record.failed()
-                raise RejectedError(engine_error(upstream.model_id, answer.status, answer.reason))
-            if exchange.opened is not None:
-                return await _into(exchange.opened, exchange, answer, progress, loop)
-            if exchange.translation is not None and not (exchange.translation.call.stream and answer.status == 200):
-                return await _whole(exchange, answer, loop)
-            if _is_whole(exchange.request, answer):
-                return await _whole(exchange, answer, loop)
-            return await _stream(exchange, answer, progress, loop)
-        finally:
-            answer.close()  # returns a finished connection to the pool; ends an unfinished one, and with it the work
-            if pools.stale:
-                await pools.sweep()
+    # Left with an answer that was not read to its end, the connection is closed, and with it the work ends.
+    with pools.connection(upstream.model_id, endpoint, upstream.slots, fresh=fresh) as connection:
+        answer = await _send(connection, exchange)
+        progress.moved()
+        if endpoint.first and answer.status >= 400:
+            raise _Refused
+        if await _unusable(exchange, answer):
+            exchange.record.failed()
+            raise RejectedError(engine_error(upstream.model_id, answer.status, answer.reason))
+        if exchange.opened is not None:
+            return await _into(exchange.opened, exchange, answer, progress, loop)
+        if exchange.translation is not None and not (exchange.translation.call.stream and answer.status == 200):
+            return await _whole(exchange, answer, loop)
+        if _is_whole(exchange.request, answer):
+            return await _whole(exchange, answer, loop)
+        return await _stream(exchange, answer, progress, loop)
 
 
-def _is_whole(request: web.Request, answer: aiohttp.ClientResponse) -> bool:
+def _is_whole(request: web.Request, answer: EngineAnswer) -> bool:
     # Answers to HEAD have a length and no body; aiohttp must not wait for one.
     length = answer.content_length
     bodiless = request.method == "HEAD" or answer.status in _BODILESS
     return length is not None and length <= WHOLE_BYTES and not bodiless
 
 
-async def _unusable(exchange: Exchange, answer: aiohttp.ClientResponse) -> bool:
+async def _unusable(exchange: Exchange, answer: EngineAnswer) -> bool:
     """Return whether no API client can read an answer: an error that is no JSON, or a web page for a POST.
 
     cpp-httplib itself answers 4xx with an empty body where llama-server's handlers were not reached; other engines and
@@ -202,38 +197,22 @@ async def _unusable(exchange: Exchange, answer: aiohttp.ClientResponse) -> bool:
         return False  # the next read raises it again
 
 
-@lru_cache(maxsize=256)
-def engine_url(target: str) -> URL:
-    return URL("http://engine" + target, encoded=True)
-
-
-async def _send(session: aiohttp.ClientSession, exchange: Exchange, keep: bool) -> aiohttp.ClientResponse:
+async def _send(connection: EngineConnection, exchange: Exchange) -> EngineAnswer:
     request = exchange.request
     passed = headers.to_upstream(request.headers.items(), exchange.body.decoded)
-    if not keep:
-        passed.append(("Connection", "close"))
     if exchange.translation is not None:
         passed = [pair for pair in passed if pair[0].lower() not in ("content-type", "accept", "accept-encoding")]
         passed.append(("Content-Type", "application/json"))
         exchange.translation.sent()
     try:
-        return await session.request(
-            request.method,
-            engine_url(exchange.target),
-            headers=CIMultiDict(passed),
-            data=exchange.body.payload(),
-            # A redirect is the client's to follow.
-            allow_redirects=False,
-        )
-    except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+        return await connection.request(request.method, exchange.target, passed, exchange.body.payload())
+    except (aiohttp.ClientError, OSError) as error:
         if exchange.body.fault is not None:
             raise RejectedError(exchange.body.fault) from error
         raise UpstreamDied(error) from error
 
 
-async def _whole(
-    exchange: Exchange, answer: aiohttp.ClientResponse, loop: asyncio.AbstractEventLoop
-) -> web.StreamResponse:
+async def _whole(exchange: Exchange, answer: EngineAnswer, loop: asyncio.AbstractEventLoop) -> web.StreamResponse:
     try:
         data = await answer.read()
     except (aiohttp.ClientError, OSError) as error:
@@ -278,7 +257,7 @@ def _translated(exchange: Exchange, translation: OllamaAnswer, status: int, data
 
 
 async def _stream(
-    exchange: Exchange, answer: aiohttp.ClientResponse, progress: RequestProgress, loop: asyncio.AbstractEventLoop
+    exchange: Exchange, answer: EngineAnswer, progress: RequestProgress, loop: asyncio.AbstractEventLoop
 ) -> web.StreamResponse:
     first = await _arrived(answer)
     made = _OnePacketResponse if first else web.StreamResponse
@@ -302,7 +281,7 @@ class _OnePacketResponse(web.StreamResponse):
     _send_headers_immediately = False
 
 
-async def _arrived(answer: aiohttp.ClientResponse) -> bytes:
+async def _arrived(answer: EngineAnswer) -> bytes:
     """Return the bytes of the body that came with the head: llama-server sends its head with the first token."""
     try:
         first = answer.content.read_nowait()
@@ -317,7 +296,7 @@ async def _arrived(answer: aiohttp.ClientResponse) -> bytes:
 async def _copy(
     response: web.StreamResponse,
     exchange: Exchange,
-    answer: aiohttp.ClientResponse,
+    answer: EngineAnswer,
     progress: RequestProgress,
     loop: asyncio.AbstractEventLoop,
 ) -> None:
@@ -353,7 +332,7 @@ async def _copy(
 async def _into(
     response: web.StreamResponse,
     exchange: Exchange,
-    answer: aiohttp.ClientResponse,
+    answer: EngineAnswer,
     progress: RequestProgress,
     loop: asyncio.AbstractEventLoop,
 ) -> web.StreamResponse:
@@ -390,7 +369,7 @@ async def _cut(response: web.StreamResponse, exchange: Exchange) -> None:
         transport.close()  # flushes, but never writes the terminating chunk
 
 
-def _headers(exchange: Exchange, answer: aiohttp.ClientResponse) -> CIMultiDict[str]:
+def _headers(exchange: Exchange, answer: EngineAnswer) -> CIMultiDict[str]:
     passed = CIMultiDict(headers.to_client(answer.headers.items()))
     passed.extend(exchange.extra)
     if exchange.translation is not None:

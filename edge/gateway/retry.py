@@ -6,6 +6,7 @@ import asyncio
 
 import aiohttp
 
+from edge.gateway.engine_connection import ConnectFailed
 from edge.gateway.openai import HttpFault, RejectedError
 from edge.gateway.waiting_room import failed_fault, not_ready_fault, retry_in_s
 from edge.supervisor.upstream import Endpoint, Upstream
@@ -24,8 +25,8 @@ class UpstreamDied(Exception):
 
     def __init__(self, error: Exception) -> None:
         super().__init__(type(error).__name__)
-        self.unsent = isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
-        lost = isinstance(error, (aiohttp.ClientConnectionError, OSError, asyncio.TimeoutError))
+        self.unsent = isinstance(error, ConnectFailed)
+        lost = isinstance(error, (aiohttp.ClientConnectionError, OSError))
         # aiohttp puts a head that was received in part in place of the message.
         partial = isinstance(error, aiohttp.ServerDisconnectedError) and not isinstance(error.message, str)
         # Any other error was raised while parsing, so bytes had come.

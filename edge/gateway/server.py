@@ -137,7 +137,7 @@ async def _stop_waiting(app: web.Application) -> None:
 
 
 async def _close(app: web.Application) -> None:
-    await app[CONTEXT].pools.close()
+    app[CONTEXT].pools.close()
     app[CONTEXT].access_log.close()
 
 

@@ -48,11 +48,11 @@ class EnginePort(AbstractResolver):
         """Do nothing: a port holds no resource."""
 
 
-def connector(socket_path: str, port: int | None, **options: Any) -> aiohttp.BaseConnector:
+def connector(socket_path: str, port: int | None) -> aiohttp.BaseConnector:
     """Return a connector to an engine: its unix socket, or its loopback port where it has one."""
     if port is None:
-        return aiohttp.UnixConnector(path=socket_path, **options)
-    return aiohttp.TCPConnector(resolver=EnginePort(port), use_dns_cache=False, **options)
+        return aiohttp.UnixConnector(path=socket_path)
+    return aiohttp.TCPConnector(resolver=EnginePort(port), use_dns_cache=False)
 
 
 class EngineClient:

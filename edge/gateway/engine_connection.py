@@ -1,0 +1,155 @@
+"""Speak HTTP/1.1 with an engine over one connection: aiohttp's client protocol and parser, without its session.
+
+A session does much for any server (redirects, cookies, proxies, traces), which takes 0.2 ms of each first chunk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import aiohttp
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.http import HttpProcessingError, RawResponseMessage, StreamWriter
+from aiohttp.streams import StreamReader
+
+from edge.gateway.headers import CHUNKED, Pairs, request_head
+from edge.supervisor.upstream import Endpoint
+from edge.units import KIB
+
+READ_BYTES = 64 * KIB  # buffered for a client that reads slowly
+HEADER_BYTES = 64 * KIB
+_CONNECT_S = 10.0
+
+Payload = bytes | AsyncIterator[bytes] | None
+
+
+class ConnectFailed(aiohttp.ClientConnectionError):
+    """No process accepted the connection."""
+
+
+class BadAnswer(aiohttp.ClientError):
+    """The head of an answer is no HTTP, or larger than HEADER_BYTES."""
+
+
+class EngineAnswer:
+    """The head of an engine's answer, and its body as it arrives.
+
+    Reads raise aiohttp.ClientError if the body is malformed or its connection ends too early.
+    """
+
+    def __init__(self, message: RawResponseMessage, content: StreamReader) -> None:
+        self.status = message.code
+        self.reason = message.reason
+        self.headers = message.headers
+        self.content = content
+        self.content_type = message.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        length = message.headers.get("Content-Length")
+        self.content_length = None if length is None else int(length)
+        self._body: bytes | None = None
+
+    async def read(self) -> bytes:
+        """Return the whole body, as often as it is called."""
+        if self._body is None:
+            self._body = await self.content.read()
+        return self._body
+
+
+class EngineConnection:
+    """One connection, opened by its first request. `keep`: the engine need not close it after the answer."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.keep = False
+        self.idle_since_s = 0.0  # on the loop's clock, written by the pool
+        self._endpoint = endpoint
+        self._loop = asyncio.get_running_loop()
+        self._protocol = ResponseHandler(self._loop)
+        self._opened = False
+        self._content: StreamReader | None = None  # the body of the last answer
+        self._upload: asyncio.Task[None] | None = None
+
+    async def request(self, method: str, target: str, pairs: Pairs, body: Payload) -> EngineAnswer:
+        """Send a request and return its answer once the head is complete.
+
+        Raises ConnectFailed, BadAnswer, or another aiohttp.ClientError or OSError.
+        """
+        size = 0 if body is None else len(body) if isinstance(body, bytes) else None
+        head = request_head(method, target, pairs, size, keep=self.keep)
+        self._content = None
+        if not self._opened:
+            self._opened = True
+            await self._open()
+        self._protocol.set_response_params(
+            skip_payload=method == "HEAD",
+            read_until_eof=True,
+            auto_decompress=False,
+            read_bufsize=READ_BYTES,
+            max_line_size=HEADER_BYTES,
+            max_field_size=HEADER_BYTES,
+        )
+        transport = self._protocol.transport
+        if transport is not None:  # where it is lost already, read() raises the reason
+            if isinstance(body, bytes) and len(body) <= READ_BYTES:
+                transport.write(head + body)  # one packet
+            else:
+                transport.write(head)
+                if isinstance(body, bytes):
+                    transport.write(body)
+                elif body is not None:
+                    self._upload = asyncio.ensure_future(self._send(body, chunked=CHUNKED.encode() in head))
+        try:
+            message, content = await self._protocol.read()
+            while message.code < 200 and message.code != 101:  # 100 Continue, 103 Early Hints: the answer follows
+                message, content = await self._protocol.read()
+        except HttpProcessingError as error:
+            raise BadAnswer(error.message) from error
+        self._content = content
+        return EngineAnswer(message, content)
+
+    @property
+    def reusable(self) -> bool:
+        """Whether the last answer was read to its end, and both sides keep the connection."""
+        ended = self._content is not None and self._content.at_eof() and (self._upload is None or self._upload.done())
+        return self.keep and ended and self._protocol.is_connected() and not self._protocol.should_close
+
+    def close(self) -> None:
+        """Close it at once. An engine that still works on an answer sees that nothing waits for it."""
+        if self._upload is not None:
+            self._upload.cancel()
+        self._protocol.abort()
+
+    async def _open(self) -> None:
+        opening = asyncio.ensure_future(self._connect())
+        try:
+            # Not wait_for(): before Python 3.12 it loses a cancellation that comes together with the connection.
+            await asyncio.wait({opening}, timeout=_CONNECT_S)
+        finally:
+            opened = opening.done()
+            opening.cancel()
+        error = opening.result() if opened else asyncio.TimeoutError()
+        if error is not None:
+            raise ConnectFailed(str(error)) from error
+
+    async def _connect(self) -> Exception | None:
+        """Return the error of connect(), None once it is open."""
+        path, port = self._endpoint.socket_path, self._endpoint.port
+        try:
+            if port is None:
+                await self._loop.create_unix_connection(lambda: self._protocol, path)
+            else:
+                await self._loop.create_connection(lambda: self._protocol, "127.0.0.1", port)
+        except OSError as error:
+            return error
+        return None
+
+    async def _send(self, pieces: AsyncIterator[bytes], *, chunked: bool) -> None:
+        """Write a body piece by piece, while the head of the answer is awaited: it may be a refusal of the rest."""
+        writer = StreamWriter(self._protocol, self._loop)
+        if chunked:
+            writer.enable_chunking()
+        try:
+            async for piece in pieces:
+                await writer.write(piece)
+            await writer.write_eof()
+        except Exception as error:  # of the client, whose body ended too early, or of this connection
+            self._protocol.set_exception(aiohttp.ClientConnectionError("the body was not sent to its end"), error)
