@@ -58,7 +58,7 @@ check: setup
 	$(BIN)/lint-imports --no-cache
 
 test: check
-	$(BIN)/python -m pytest -m "not full"
+	tests/halves.sh "$(BIN)/python"
 	tests/wheel.sh "$(BIN)/python"
 
 # STRANGER=--quick leaves out the second `make test`, by the other user

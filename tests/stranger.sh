@@ -82,7 +82,7 @@ tests() {
         echo "stranger: make test as $user failed" >&2
         return 1
     fi
-    echo "stranger: make test passes for $user: $(grep -E ' passed' "$work/test.log" | tail -n 1)"
+    echo "stranger: make test passes for $user: $(grep -E '[0-9] passed' "$work/test.log" | paste -sd ';')"
 }
 
 arrive "$(id -un)"
