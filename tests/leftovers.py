@@ -56,9 +56,22 @@ def began_ticks(pid: int) -> int | None:
 
 
 def runs(mark: str) -> bool:
-    """Whether the test run of this mark goes on."""
+    """Whether the test run of this mark goes on. One that this user may not see (hidepid) does."""
     pid, _, ticks = mark.partition(":")
-    return pid.isdigit() and str(began_ticks(int(pid))) == ticks
+    if not pid.isdigit():
+        return False
+    began = began_ticks(int(pid))
+    return str(began) == ticks if began is not None else _hidden(int(pid))
+
+
+def _hidden(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return not Path(f"/proc/{pid}").exists()
 
 
 def _left() -> list[int]:
@@ -66,6 +79,7 @@ def _left() -> list[int]:
     parents: dict[int, int] = {}
     found: set[int] = set()
     ours = _ancestry(os.getpid())
+    namespace = Path("/proc/self/ns/pid").readlink()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -76,7 +90,8 @@ def _left() -> list[int]:
             pid, parents[pid] = int(entry.name), int(fields[1])
             values = (entry / "environ").read_bytes().split(b"\0")
             marks = [value[len(MARK) + 1 :].decode() for value in values if value.startswith(f"{MARK}=".encode())]
-            if marks and not runs(marks[0]):
+            # A container's run names its pid as the container sees it.
+            if marks and not runs(marks[0]) and (entry / "ns/pid").readlink() == namespace:
                 found.add(pid)
     found -= ours
     while more := {pid for pid, parent in parents.items() if parent in found} - found - ours:

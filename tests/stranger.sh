@@ -19,7 +19,7 @@ trap cleanup EXIT
 
 # Clones and processes of a run that was killed go; ours name this one. See tests/leftovers.py.
 mark=$$:$(cut -d' ' -f22 /proc/$$/stat)
-(cd "$checkout" && python3 -m tests.leftovers '/tmp/edgellm-stranger.*/run')
+python3 -I "$checkout/tests/leftovers.py" '/tmp/edgellm-stranger.*/run'
 
 # A clone and a home for user $1, in $work; `as COMMAND…` runs there as that user.
 arrive() {

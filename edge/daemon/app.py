@@ -44,7 +44,7 @@ from edge.supervisor.supervisor import Supervisor
 from edge.telemetry.telemetry import Telemetry
 
 PROGRESS_LOOK_S = 0.2
-STATE_DISK_S = 1.0  # the longest wait for writes to the state folder: a flash card syncs within a fraction of it
+STATE_DISK_S = 1.0  # the longest wait for one write to the state folder: a flash card syncs within a fraction of it
 HUNG_UP = 129  # 128 + SIGHUP, as a shell reports it
 
 
@@ -167,7 +167,7 @@ class App:
         await control.close()
         await _end(reporting)
         await self.fleet.close()
-        if not self.writer.close(STATE_DISK_S):
+        if not self.writer.close(STATE_DISK_S) or self.writer.dropped:
             self.console.warn(f"{launch.folders.instance_state} does not answer: its last records are not kept")
         launch.lock.release()
         if self.fleet.broke.is_set():
@@ -313,7 +313,8 @@ class App:
             return
 
         def judged(fallback: EngineFallback | None) -> None:
-            if fallback is not None and self.prepared is prepared and not self._stop.is_set():  # no reload came first
+            ends = self._stop.is_set() or self.fleet.broke.is_set()
+            if fallback is not None and self.prepared is prepared and not ends:  # no reload came first
                 self.console.warn(f"{fallback.because}: {fallback.engine} serves instead")
                 self._in_background(self.reload())
 

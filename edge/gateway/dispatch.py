@@ -21,7 +21,7 @@ from edge.gateway.model_name import asks_for_stream, named_model, serves
 from edge.gateway.ollama import NDJSON, OllamaAnswer, OllamaCall, read_call
 from edge.gateway.openai import HttpFault, RejectedError, sse_error
 from edge.gateway.proxy import Exchange, forward
-from edge.gateway.routes import ADMIN, OLLAMA, Route, plain_path
+from edge.gateway.routes import ADMIN, OLLAMA, Route, plain_path, wakes
 from edge.gateway.waiting_room import ByteReservation, WaitingQueue, failed_fault
 from edge.supervisor.status import ModelStatus, State
 from edge.supervisor.upstream import Endpoint, Upstream
@@ -37,7 +37,7 @@ async def acquire_slot(
 ) -> AsyncIterator[Endpoint]:
     """Yield an endpoint that can be used now. `slot`: the request runs inference. Raises RejectedError."""
     upstream = exchange.upstream
-    endpoint = None if upstream.held else upstream.endpoint()
+    endpoint = None if upstream.held and wakes(exchange.request.method, exchange.target) else upstream.endpoint()
     lease: SlotLease | None = None if endpoint is None else admission.enter_now(upstream, slot=slot)
     try:
         if endpoint is None or lease is None:
@@ -258,7 +258,7 @@ async def _send_call(context: Context, exchange: Exchange, found: Route, call: O
         exchange.upstream.keep_alive(call.keep_alive_s)
     # Ollama's clients load a model before the user has typed, and unload it when they close.
     if call.only_loads:
-        if call.keep_alive_s != 0:
+        if call.keep_alive_s != 0 and not exchange.upstream.held:  # held: its engine is there, no other has to end
             async with acquire_slot(context.waiting, context.admission, exchange, slot=False):
                 pass
         headers = {"Server": "edgellm", **exchange.extra}

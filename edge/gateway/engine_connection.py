@@ -13,7 +13,7 @@ from aiohttp.client_proto import ResponseHandler
 from aiohttp.http import HttpProcessingError, RawResponseMessage, StreamWriter
 from aiohttp.streams import StreamReader
 
-from edge.gateway.headers import CHUNKED, Pairs, request_head
+from edge.gateway.headers import Pairs, request_head
 from edge.supervisor.upstream import Endpoint
 from edge.units import KIB
 
@@ -96,10 +96,11 @@ class EngineConnection:
                 if isinstance(body, bytes):
                     transport.write(body)
                 elif body is not None:
-                    self._upload = asyncio.ensure_future(self._send(body, chunked=CHUNKED.encode() in head))
+                    chunked = not any(name.lower() == "content-length" for name, _ in pairs)  # as request_head
+                    self._upload = asyncio.ensure_future(self._send(body, chunked=chunked))
         try:
             message, content = await self._protocol.read()
-            while message.code < 200 and message.code != 101:  # 100 Continue, 103 Early Hints: the answer follows
+            while 100 <= message.code < 200 and message.code != 101:  # Continue, Early Hints: the answer follows
                 message, content = await self._protocol.read()
         except HttpProcessingError as error:
             raise BadAnswer(error.message) from error
@@ -110,7 +111,10 @@ class EngineConnection:
     def reusable(self) -> bool:
         """Whether the last answer was read to its end, and both sides keep the connection."""
         ended = self._content is not None and self._content.at_eof() and (self._upload is None or self._upload.done())
-        return self.keep and ended and self._protocol.is_connected() and not self._protocol.should_close
+        transport = self._protocol.transport
+        # An engine that answers early may not have read the request to its end.
+        sent = transport is not None and not transport.get_write_buffer_size()
+        return self.keep and ended and sent and self._protocol.is_connected() and not self._protocol.should_close
 
     def close(self) -> None:
         """Close it at once. An engine that still works on an answer sees that nothing waits for it."""

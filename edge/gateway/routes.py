@@ -91,6 +91,8 @@ NAMED = frozenset(
 _LIGHT = frozenset({"/tokenize", "/detokenize", "/apply-template", "/props", "/lora-adapters"})
 _LIGHT_ENDS = ("/count_tokens", "/input_tokens", "/control", "/lookup")
 _READS = frozenset({"GET", "HEAD"})
+# llama-server's README, "Sleeping on Idle"; tools/server/tests/unit/test_sleep.py.
+_WAKE_NOTHING = frozenset({"/health", "/props", "/models", "/v1/models"})
 _CHANGES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _UPSTREAM = "/upstream/"
 _CONTROL = "/admin/models/"
@@ -160,6 +162,11 @@ def _engine_route(method: str, path: str, target: str, model: str | None) -> Rou
         return Route(Kind.ADMIN, "/slots" if bare.startswith("/slots") else bare, target, model)
     slot = method == "POST" and path not in _LIGHT and not path.endswith(_LIGHT_ENDS)
     return Route(Kind.HELD, name, target, model, slot)
+
+
+def wakes(method: str, target: str) -> bool:
+    """Return whether a request wakes an engine that sleeps by itself. `target`: as the engine gets it."""
+    return method not in _READS or plain_path(target) not in _WAKE_NOTHING
 
 
 def plain_path(target: str) -> str | None:

@@ -71,13 +71,19 @@ class OrderedWriter:
             self._changed.notify_all()
 
     def drain(self, limit_s: float) -> bool:
-        """Wait for the jobs that were put so far, at most `limit_s`; return whether none of them is left. Blocking."""
+        """Wait for the jobs that were put so far; return whether none of them is left. Blocking.
+
+        Gives up once none has ended for `limit_s`: a slow flash card answers, one write after the other.
+        """
         with self._changed:
             last = self._number
-            return self._changed.wait_for(lambda: self._first() > last, limit_s)
+            while (first := self._first()) <= last:
+                if not self._changed.wait_for(lambda first=first: self._first() != first, limit_s):  # type: ignore[misc]
+                    return False
+            return True
 
     def close(self, limit_s: float) -> bool:
-        """Drain and end the thread; jobs that still wait after `limit_s` are dropped. Return whether all were run."""
+        """Drain and end the thread; jobs that still wait after `drain` are dropped. Return whether all were run."""
         done = self.drain(limit_s)
         with self._changed:
             self._closed = True

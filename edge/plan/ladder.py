@@ -246,11 +246,11 @@ def walk_ladder(preset: Preset, candidates: Sequence[Candidate], role: str, inpu
 def _needs_less(rung: Rung, before: Rung, inputs: PlanInputs) -> bool:
     """Return whether a rung is a step down: it fits where the one before does not, or needs less of its GPUs.
 
-    Bytes on other GPUs do not compare: a second card pays a CUDA context, and both together have more room.
+    A card more pays a CUDA context, and both together have more room: then room is compared, not bytes.
     """
     if rung.fits != before.fits:
         return rung.fits
-    if rung.gpus == before.gpus:
+    if rung.gpus == before.gpus or (rung.gpus and set(rung.gpus) < set(before.gpus)):
         return device_required(rung.budget, inputs) < device_required(before.budget, inputs)
     return rung.device_headroom_bytes > before.device_headroom_bytes
 

@@ -177,6 +177,8 @@ def crowded(up: Served, chat: str) -> str:
     """
     meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     reserve_mib = int(meminfo["MemAvailable"].split()[0]) // 1024 - 500
+    if reserve_mib <= 0:
+        pytest.skip("less than 500 MiB are free beside the engine")
     up.configure(
         f'{chat}\nset = {{ n_ctx = 2048, cache_ram = "850MiB" }}', top=f'[memory]\nreserve = "{reserve_mib}MiB"'
     )

@@ -141,7 +141,7 @@ class Board:
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A short path: a unix socket's name has 107 bytes."""
-    made = Path(tempfile.mkdtemp(prefix="r-", dir="/tmp"))
+    made = Path(tempfile.mkdtemp(prefix="edgellm-rpc-", dir="/tmp"))
     yield made
     shutil.rmtree(made, ignore_errors=True)
 

@@ -171,7 +171,7 @@ async def test_bytes_that_come_while_it_is_idle_end_a_connection(pools: Pools, e
 
 async def test_an_answer_that_is_here_but_not_read_ends_its_connection(pools: Pools, engine: FakeEngine) -> None:
     """aiohttp pauses the transport above its buffer's limit: a connection that is kept so would never answer again."""
-    engine.script = _says(b"HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n" + b"x" * 200_000)
+    engine.script = _says(b"HTTP/1.1 200 OK\r\nContent-Length: 2000000\r\n\r\n" + b"x" * 2_000_000)
     with pools.connection("chat", Endpoint(str(engine.path), 1), 1) as connection:
         answer = await connection.request("GET", "/x", [], None)
         await answer.content.readany()
@@ -221,6 +221,26 @@ async def test_an_upload_that_breaks_ends_the_request(pools: Pools, engine: Fake
 async def test_an_upload_of_unknown_length_is_sent_in_chunks(pools: Pools, engine: FakeEngine) -> None:
     assert (await _ask(pools, engine, "POST", _pieces(b"a" * 100_000, b"b")))[0] == 200
     assert engine.requests[0].body == b"a" * 100_000 + b"b"
+
+
+@pytest.mark.parametrize("name", ["X-Transfer-Encoding", "X-Note: Transfer-Encoding"])
+async def test_a_header_that_looks_like_a_framing_frames_nothing(pools: Pools, engine: FakeEngine, name: str) -> None:
+    """The rest of a body that was sent in chunks, behind a length, would be the engine's next request."""
+    body = b"a" * 70_000 + b"POST /slots/0?action=erase HTTP/1.1\r\nHost: e\r\n\r\n"
+    with pools.connection("chat", Endpoint(str(engine.path), 1), 1) as connection:
+        pairs = [("Content-Length", str(len(body))), (name, "chunked")]
+        answer = await connection.request("POST", "/x", pairs, _pieces(body))
+        assert answer.status == 200 and await answer.read()
+    assert (await _ask(pools, engine))[0] == 200
+    assert [request.body for request in engine.requests] == [body, b""]
+
+
+async def test_a_connection_whose_request_was_not_read_to_its_end_is_closed(pools: Pools, engine: FakeEngine) -> None:
+    engine.read_body = False
+    engine.script = _says(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 2\r\n\r\n{}")
+    # More than the kernel's buffer of a unix socket, 208 KiB by default.
+    assert await _ask(pools, engine, "POST", b"a" * 4_000_000) == (400, b"{}")
+    await until(lambda: engine.open == 0)
 
 
 async def test_an_engine_on_a_port(pools: Pools) -> None:

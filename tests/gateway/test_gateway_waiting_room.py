@@ -70,14 +70,26 @@ async def test_a_new_request_waits_while_another_model_has_its_turn_though_the_e
     here = await rig()
     here.model.held = True
     client = await here.connect()
+    assert (await here.once(b"GET /props HTTP/1.1\r\nHost: localhost\r\n\r\n")).status == 200, "it wakes no engine"
+    before = len(here.engine.requests)
     await client.request("POST", "/v1/chat/completions", b"{}")
     await until(lambda: here.model.waiting == 1)
-    assert here.engine.requests == []
+    assert len(here.engine.requests) == before
     await here.model.release()
     assert (await client.answer()).status == 200
     assert here.model.asked == 1
     assert (await here.once(ASK + b"Content-Length: 2\r\n\r\n{}")).status == 200
     assert here.model.asked == 1, "without a hold a READY engine is not asked for"
+
+
+async def test_a_preload_of_an_engine_that_is_there_asks_for_nothing(rig: Rigs) -> None:
+    """An engine that sleeps by itself is held: it would end another one, and stay asleep until its first request."""
+    here = await rig()
+    here.model.held = True
+    body = b'{"model": "chat"}'
+    ask = b"POST /api/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
+    assert (await here.once(ask + body)).status == 200
+    assert here.model.asked == 0 and here.engine.requests == []
 
 
 async def test_the_burst_of_one_model_leaves_places_for_another(rig: Rigs) -> None:

@@ -92,6 +92,15 @@ def test_a_hung_job_holds_up_neither_put_nor_drain_nor_close(hung: HungJob) -> N
     assert seen == []
 
 
+def test_a_slow_disk_that_goes_on_answering_is_waited_for() -> None:
+    writer, seen = OrderedWriter("w"), []
+    pause = threading.Event()  # never set: each job takes a part of the limit, all of them several times the limit
+    for number in range(12):
+        writer.put(lambda number=number: (pause.wait(0.25), seen.append(number)))
+    assert writer.close(1.5)
+    assert seen == list(range(12))
+
+
 def test_the_oldest_jobs_are_dropped_and_the_rest_stays_in_order(hung: HungJob) -> None:
     writer, seen = OrderedWriter("w", most_jobs=3), []
     writer.put(hung)

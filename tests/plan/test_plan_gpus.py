@@ -267,6 +267,14 @@ def test_a_small_card_pays_for_its_context_where_the_kv_cache_is_quantized() -> 
     assert quality(alone) == (79, 0, 4096, 2, 1)
 
 
+def test_a_smaller_cache_is_a_step_down_though_it_fits_one_card_of_two() -> None:
+    """One card is fuller than both were: compared by room, a start out of memory had no smaller plan to go to."""
+    it = candidate_of(shapes.model("Codestral-22B", CODESTRAL_22B))
+    plans = planned(it, 24, 24, n_ctx=32768, partial_offload=False, fallback="refuse").models["m"].ladder.plans
+    assert [(each.settings.kv_type_k, len(each.settings.devices)) for each in plans[:2]] == [("f16", 2), ("q8_0", 1)]
+    assert len({each.settings.n_ctx for each in plans}) > 1
+
+
 def test_the_prompt_cache_is_given_up_where_only_the_host_is_full() -> None:
     """It takes no byte of a GPU: a host of 2 GB beside a card of 24 GB was refused for it."""
     it = candidate_of(shapes.model("8B", shapes.meta()))

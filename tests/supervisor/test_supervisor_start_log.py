@@ -85,6 +85,15 @@ def test_a_template_states_no_fact_opens_no_gate_and_moves_no_time(text: list[tu
     assert wanted, "the engine reports that it is loaded"
 
 
+def test_the_template_is_known_in_each_spelling_of_the_engines() -> None:
+    """Builds of 2025 and 2026 name another function, or none, before it."""
+    example = "chat template, example_format: '<|im_start|>system"
+    assert all(PATTERNS.template_begins(f"{where}: {example}") for where in ("srv  init", "srv  init: init", "init"))
+    ends = ("srv  llama_server: listening on http://x", "srv  main: server is listening on http://x")
+    assert all(PATTERNS.template_ends(text) for text in (*ends, "main: server is listening on http://x"))
+    assert not PATTERNS.template_begins(f"You see init: {example}")
+
+
 @pytest.mark.parametrize("line", FACTS)
 def test_a_template_changes_no_calibration(line: str) -> None:
     """The memory of the next plan is corrected by the buffers that the last start logged."""
