@@ -80,9 +80,10 @@ class Client:
     def stop(self, *, now: bool = False) -> None:
         self._ask("POST", "/stop", {"now": "1"} if now else {})
 
-    def restart(self, model: str | None = None) -> list[str]:
-        restarted: list[str] = self._ask("POST", "/restart", {"model": model} if model else {})["restarting"]
-        return restarted
+    def restart(self, model: str | None = None) -> tuple[list[str], list[str]]:
+        """Return the ids of the models that are restarted, and of those that stay asleep."""
+        answer = self._ask("POST", "/restart", {"model": model} if model else {})
+        return answer["restarting"], answer.get("asleep", [])  # a daemon of the release before has no `asleep`
 
     def reload(self) -> dict[str, Any]:
         """Wait until the new plan serves or has failed. Raises EdgeError when it cannot be planned."""

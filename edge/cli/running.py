@@ -110,11 +110,14 @@ def stop(
 
 
 def restart(state_dir: StateDir = None, model: ModelArgument = None) -> None:
-    """Restart the engine of one model, or of all, after open requests have finished."""
+    """Restart the engine of one model, or of all that do not sleep, after open requests have finished."""
     client = _client(state_dir)
     _must_serve(client, model)
-    for name in client.restart(model):
+    restarting, asleep = client.restart(model)
+    for name in restarting:
         typer.echo(f"restarting {name}")
+    for name in asleep:
+        typer.echo(f"{name} stays asleep: `edgellm load {name}` starts it")
 
 
 def reload(state_dir: StateDir = None, as_json: Json = False) -> None:

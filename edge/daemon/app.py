@@ -25,7 +25,7 @@ from edge.daemon.journal import console_for
 from edge.daemon.planning import Launched, LaunchTimes, fallback_of, keep_launch
 from edge.daemon.reload import Reload, after_restart
 from edge.daemon.remembered_launch import forget
-from edge.daemon.residents import Residents
+from edge.daemon.residents import Residents, Restarted
 from edge.daemon.thermal import ThermalControl, telemetry_of
 from edge.daemon.watchdog import MORE_S, Watchdog
 from edge.engine.choose import EngineFallback
@@ -344,11 +344,8 @@ class App:
         elif self._stops == 1:
             self.console.say("stopping: open requests may finish (again to stop at once)")
 
-    def restart(self, model_id: str | None) -> list[str]:
-        chosen = [each for each in self.fleet.supervisors() if model_id in (None, each.model_id)]
-        for supervisor in chosen:
-            supervisor.restart()
-        return [supervisor.model_id for supervisor in chosen]
+    def restart(self, model_id: str | None) -> Restarted:
+        return self.residents.restart(model_id)
 
     async def reload(self) -> dict[str, Any]:
         """Plan the present configuration and apply it. Raises EdgeError, with nothing changed, if it has no plan."""

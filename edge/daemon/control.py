@@ -18,7 +18,7 @@ from msgspec import Struct, field
 
 from edge import __version__
 from edge.daemon.history import PastRecords
-from edge.daemon.residents import Residents
+from edge.daemon.residents import Residents, Restarted
 from edge.errors import EdgeError
 from edge.gateway.config import ClientLimits
 from edge.gateway.connections import Connections
@@ -73,8 +73,8 @@ class Operations(Protocol):
 
     def stop(self, now: bool, /) -> None: ...
 
-    def restart(self, model_id: str | None, /) -> list[str]:
-        """Return the ids of the models that are restarted."""
+    def restart(self, model_id: str | None, /) -> Restarted:
+        """Restart one model, or all that do not sleep."""
         ...
 
     @property
@@ -154,7 +154,8 @@ class Control:
 
     async def _restart(self, request: web.Request) -> web.Response:
         restarted = self._operations.restart(request.query.get("model"))
-        return web.json_response({"schema": 1, "restarting": restarted}, status=202 if restarted else 404)
+        found = restarted.restarting or restarted.asleep
+        return web.json_response({"schema": 1, **restarted._asdict()}, status=202 if found else 404)
 
     async def _reload(self, _: web.Request) -> web.Response:
         try:

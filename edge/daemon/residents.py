@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from edge.board.memory import MemorySnapshot, snapshot
 from edge.daemon.fleet import Fleet
@@ -14,6 +14,13 @@ from edge.pool.pool import Pool
 from edge.pool.warm_at import PoolModel
 from edge.supervisor.model_handle import ModelHandle
 from edge.supervisor.status import ModelStatus, State
+
+
+class Restarted(NamedTuple):
+    """The ids of the models that a request to restart concerns."""
+
+    restarting: list[str]
+    asleep: list[str]  # left as they are
 
 
 class Residents:
@@ -60,6 +67,18 @@ class Residents:
         supervisor = self._handle(model_id).supervisor
         if supervisor is not None:
             supervisor.sleep()
+
+    def restart(self, model_id: str | None) -> Restarted:
+        """Restart the engine of one model, or of all that do not sleep: together they may be larger than the memory.
+
+        A sleeping model that is named starts as with its first request, once there is room.
+        """
+        handles = [each for each in self._fleet.handles.values() if each.supervisor is not None]
+        asleep = [each for each in handles if model_id is None and each.sleeps]
+        chosen = [each for each in handles if each not in asleep and model_id in (None, each.model_id)]
+        for handle in chosen:
+            handle.restart()
+        return Restarted([each.model_id for each in chosen], [each.model_id for each in asleep])
 
     def row(self, model_id: str, tokens_per_s: float | None) -> dict[str, Any]:
         """Return the fields of `edgellm ps` for one model; unknown values are None. `tokens_per_s`: its last answer."""

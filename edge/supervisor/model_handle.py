@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 from msgspec.structs import replace
 
+from edge.supervisor.state import ENDING, AfterExit
 from edge.supervisor.status import Failure, ModelStatus, State
 from edge.supervisor.supervisor import Supervisor
 from edge.supervisor.traffic import Fingerprint
@@ -20,6 +22,7 @@ HOT_RETRY_S = 30.0  # a heat sink's time constant is tens of seconds: an earlier
 TOO_HOT_HINT = "it is started again when the board is cool; a fan or a lower power mode keeps it cool"
 # States with a child, or with one about to be spawned.
 _RUNNING = frozenset({State.STARTING, State.LOADING, State.WARMING, State.READY, State.BACKOFF})
+_log = logging.getLogger(__name__)
 _REMOVED = Failure("removed", "the model is no longer configured", "GET /v1/models lists the configured models")
 
 
@@ -62,6 +65,7 @@ class ModelHandle:
         self._running: set[Supervisor] = set()
         self._stopped_for_heat = False
         self._replacing = False
+        self._waking: set[asyncio.Future[ModelStatus]] = set()
         self._changed = asyncio.Event()
 
     # --- the daemon's side -------------------------------------------------------------------------------------------
@@ -194,9 +198,33 @@ class ModelHandle:
         if self.supervisor:
             self.supervisor.sleep()
 
+    @property
+    def sleeps(self) -> bool:
+        """Whether the model sleeps, or will once its engine has ended."""
+        if self.supervisor is None:
+            return False
+        machine = self.supervisor.machine
+        leaves = machine.state in ENDING and machine.then is AfterExit.SLEEP
+        return leaves or self.supervisor.status().state is State.SLEEPING
+
     def restart(self) -> None:
-        if self.supervisor:
+        """Start the engine anew after its open requests. A sleeping model starts as with its first request."""
+        if self.supervisor is None:
+            return
+        if not self.sleeps:
             self.supervisor.restart()
+            return
+        if self.supervisor.asleep:
+            self.supervisor.sleep()  # its engine goes; the next one is planned anew
+        waking = asyncio.ensure_future(self.ensure_ready())  # its memory may be another model's by now
+        self._waking.add(waking)  # the event loop keeps no reference to a task
+        waking.add_done_callback(self._woken)
+
+    def _woken(self, waking: asyncio.Future[ModelStatus]) -> None:
+        self._waking.discard(waking)
+        failure = None if waking.cancelled() else waking.result().failure
+        if failure is not None:
+            _log.warning("%s was not restarted: %s: %s", self.model_id, failure.kind, failure.evidence)
 
     def keep_alive(self, seconds: float) -> None:
         if self.supervisor:

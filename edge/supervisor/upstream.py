@@ -77,7 +77,7 @@ class Upstream(Protocol):
         ...
 
     def restart(self) -> None:
-        """Start the model's engine anew once its requests are answered."""
+        """Start the model's engine anew once its requests are answered. A sleeping one starts as with a request."""
         ...
 
     def keep_alive(self, seconds: float) -> None:

@@ -17,6 +17,7 @@ import aiohttp
 import pytest
 
 from edge.daemon.control import Control, LogQuestion, log_lines
+from edge.daemon.residents import Restarted
 from edge.errors import ConfigError
 from edge.linux.files import private_dir
 from edge.linux.procfs import Ring
@@ -43,8 +44,8 @@ class Application:
     def stop(self, now: bool) -> None:
         self.calls.append(("stop", now))
 
-    def restart(self, model_id: str | None) -> list[str]:
-        return [model_id] if model_id == "chat" else []
+    def restart(self, model_id: str | None) -> Restarted:
+        return Restarted(["chat"] if model_id == "chat" else [], ["night"] if model_id is None else [])
 
     async def reload(self) -> dict[str, Any]:
         raise ConfigError("profil: unknown key", "did you mean profile?")
@@ -115,6 +116,8 @@ async def test_answers(short_dir: Path) -> None:
             assert answer.status == 404
         async with session.post("/restart", params={"model": "chat"}) as answer:
             assert answer.status == 202
+        async with session.post("/restart") as answer:
+            assert (answer.status, (await answer.json())["asleep"]) == (202, ["night"])
         async with session.post("/stop", params={"now": "1"}) as answer:
             assert answer.status == 202
         async with session.post("/reload") as answer:

@@ -39,7 +39,12 @@ OWN: tuple[tuple[str, str, str, str], ...] = (
     ),
     ("POST", "/admin/models/{id}/load", "json", "202: the model starts; `/readyz/{id}` shows what comes of it"),
     ("POST", "/admin/models/{id}/unload", "json", "202: the model sleeps after its open requests"),
-    ("POST", "/admin/models/{id}/restart", "json", "202: its engine is replaced after its open requests"),
+    (
+        "POST",
+        "/admin/models/{id}/restart",
+        "json",
+        "202: its engine is replaced after its open requests; a sleeping model starts as with `load`",
+    ),
 )
 OLLAMA: tuple[tuple[str, str, str, str], ...] = (
     ("GET", "/api/version", "json", "the version of Ollama whose API this is"),
@@ -98,7 +103,7 @@ CONTROL: tuple[tuple[str, str, str], ...] = (
     ("GET", "/telemetry", "`/telemetry` without its history"),
     ("GET", "/logs", "log lines after `since`; with `engine` 1 the engines', with `model` those of one"),
     ("POST", "/stop", "202; with `now` 1 open requests are not waited for"),
-    ("POST", "/restart", "202, or 404 for an unknown `model`"),
+    ("POST", "/restart", "202, or 404 for an unknown `model`; without `model` all but those under `asleep`"),
     ("POST", "/reload", "reads the configuration again and waits for its models; 422 if it has no plan"),
     ("POST", "/load", "waits until `model` serves; 422 with the failure"),
     ("POST", "/unload", "202: `model` sleeps"),

@@ -14,7 +14,7 @@ from edge.pool.pool import Pool
 from edge.pool.schedule import PoolPolicy
 from edge.pool.warm_at import PoolModel
 from edge.supervisor.model_handle import ModelHandle
-from edge.supervisor.state import Sleep, StartRequested
+from edge.supervisor.state import Restart, Sleep, StartRequested
 from edge.supervisor.status import State
 from edge.supervisor.supervisor import Supervisor
 from edge.units import GIB, MIB
@@ -168,3 +168,34 @@ async def test_mapped_weights_of_an_engine_that_sleeps_by_itself_are_free(short_
     await pool._decide()
     assert await asking is None
     assert ([type(each) for each in newcomer.posted], dozing.posted) == ([StartRequested], [])
+
+
+async def test_a_restart_of_a_sleeping_model_asks_for_room(short_dir: Path) -> None:
+    """`edgellm restart ID` and the admin route: beside the resident model there is no memory for it."""
+    resident = Posted("resident", READ, "host", State.READY, short_dir)
+    sleeper = Posted("sleeper", READ, "host", State.SLEEPING, short_dir)
+    handles = {each.model_id: ModelHandle(each.model_id, supervisor=each) for each in (resident, sleeper)}
+    available = {"host": GIB}
+    pool = Pool(handles, lambda: MemorySnapshot({"host": 8 * GIB}, available), lambda _: PoolModel())
+    for handle in handles.values():
+        handle.admission = pool
+    handles["sleeper"].restart()
+    await asyncio.sleep(0)
+    await pool._decide()
+    assert ([type(each) for each in resident.posted], sleeper.posted) == ([Sleep], [])
+    available["host"] += NEED
+    await pool._decide()
+    assert [type(each) for each in sleeper.posted] == [StartRequested]
+    handles["resident"].restart()
+    assert [type(each) for each in resident.posted] == [Sleep, Restart]
+
+
+async def test_a_restart_ends_an_engine_that_sleeps_by_itself_first(short_dir: Path) -> None:
+    dozing = Dozing("dozing", READ, "host", State.READY, short_dir)
+    handle = ModelHandle("dozing", supervisor=dozing)
+    pool = handle.admission = Pool({"dozing": handle}, lambda: MemorySnapshot({}, {}), lambda _: PoolModel())
+    assert handle.sleeps
+    handle.restart()
+    await asyncio.sleep(0)
+    assert [type(each) for each in dozing.posted] == [Sleep]
+    assert len(pool._waiters) == 1, "the next engine waits for room"

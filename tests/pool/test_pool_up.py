@@ -93,6 +93,23 @@ def test_ps_load_and_unload(two: Served) -> None:
     assert ask(two, "a").status_code == 200
 
 
+def test_a_restart_of_all_wakes_nothing(two: Served) -> None:
+    two.client.load("a")
+    pid, starts = two.model("a")["pid"], len(two.pids)
+    said = two.cli("restart").splitlines()
+    assert said == ["restarting a", "b stays asleep: `edgellm load b` starts it"]
+    eventually(lambda: two.model("a")["pid"] not in (None, pid), "a has another engine")
+    two.ready("a")
+    assert (two.model("b")["state"], len(two.pids) - starts) == ("SLEEPING", 1)
+
+
+def test_a_restart_of_one_that_sleeps_puts_the_other_to_sleep_first(two: Served) -> None:
+    two.client.load("a")
+    assert two.cli("restart", "b") == "restarting b\n"
+    two.ready("b")
+    assert two.model("a")["state"] == "SLEEPING"
+
+
 @pytest.mark.slow
 def test_a_model_that_is_never_idle_gives_way_after_its_turn(smollm2: Path, tmp_path: Path) -> None:
     """Requests for a overlap without a pause. After ten seconds new ones wait until b has answered."""
