@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from msgspec.structs import replace
 
 from edge.board.memory import MemorySnapshot
 from edge.plan.plan import DomainBudget, ModelPlan, Settings
+from edge.pool import pool as pool_module
 from edge.pool.pool import Pool
 from edge.pool.schedule import PoolPolicy
 from edge.pool.warm_at import PoolModel
@@ -18,7 +20,7 @@ from edge.supervisor.state import Restart, Sleep, StartRequested
 from edge.supervisor.status import State
 from edge.supervisor.supervisor import Supervisor
 from edge.units import GIB, MIB
-from tests.fakes.waiting import until
+from tests.fakes.waiting import running, until
 from tests.supervisor.rig import FILE, PATTERNS, gpu_settings, model_plan, settings
 
 WEIGHTS = FILE.bytes
@@ -199,3 +201,32 @@ async def test_a_restart_ends_an_engine_that_sleeps_by_itself_first(short_dir: P
     await asyncio.sleep(0)
     assert [type(each) for each in dozing.posted] == [Sleep]
     assert len(pool._waiters) == 1, "the next engine waits for room"
+
+
+class Morning(datetime):
+    """A wall clock that stands at one minute to eight."""
+
+    @classmethod
+    def now(cls, tz: object = None) -> Morning:
+        return cls(2026, 3, 2, 7, 59)
+
+
+@pytest.mark.parametrize(("warm_at", "begins"), [("08:00", True), ("08:10", False)])
+async def test_the_start_for_a_time_of_day_asks_for_room(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch, warm_at: str, begins: bool
+) -> None:
+    monkeypatch.setattr(pool_module, "datetime", Morning)
+    resident = Posted("resident", READ, "host", State.READY, short_dir)
+    night = Posted("night", READ, "host", State.SLEEPING, short_dir)
+    handles = {each.model_id: ModelHandle(each.model_id, supervisor=each) for each in (resident, night)}
+    looks: list[MemorySnapshot] = []
+
+    def measure() -> MemorySnapshot:
+        looks.append(MemorySnapshot({"host": 8 * GIB}, {"host": GIB}))
+        return looks[-1]
+
+    pool = Pool(handles, measure, lambda name: PoolModel(warm_at=warm_at if name == "night" else "", load_s=60.0))
+    async with running(pool.run()):
+        await until(lambda: resident.posted if begins else looks)  # what reads ahead measures where nothing begins
+        assert {type(each) for each in resident.posted} == ({Sleep} if begins else set())
+        assert ([each.handle.model_id for each in pool._waiters], night.posted) == (["night"] if begins else [], [])
