@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 
@@ -13,12 +15,14 @@ from edge.board.memory import MemorySnapshot
 from edge.plan.plan import DomainBudget, ModelPlan, Settings
 from edge.pool import pool as pool_module
 from edge.pool.pool import Pool
+from edge.pool.read_ahead import ReadAhead, Sleeper
 from edge.pool.schedule import PoolPolicy
 from edge.pool.warm_at import PoolModel
 from edge.supervisor.model_handle import ModelHandle
 from edge.supervisor.state import Restart, Sleep, StartRequested
 from edge.supervisor.status import State
 from edge.supervisor.supervisor import Supervisor
+from edge.telemetry.governor import AdmissionLimit
 from edge.units import GIB, MIB
 from tests.fakes.waiting import running, until
 from tests.supervisor.rig import FILE, PATTERNS, gpu_settings, model_plan, settings
@@ -230,3 +234,47 @@ async def test_the_start_for_a_time_of_day_asks_for_room(
         await until(lambda: resident.posted if begins else looks)  # what reads ahead measures where nothing begins
         assert {type(each) for each in resident.posted} == ({Sleep} if begins else set())
         assert ([each.handle.model_id for each in pool._waiters], night.posted) == (["night"] if begins else [], [])
+
+
+class Looked(ReadAhead):
+    """It keeps what it is given and reads nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[tuple[list[str], int, int]] = []
+
+    def look(self, asleep: Iterable[Sleeper], spare_bytes: int, least_bytes: int) -> None:
+        self.given.append(([each.id for each in asleep], spare_bytes, least_bytes))
+
+
+@pytest.mark.parametrize(
+    ("what", "state"),
+    [
+        ("calm", State.READY),
+        ("a request is open", State.READY),
+        ("limited", State.READY),
+        ("a request waits", State.READY),
+        *(("loads", state) for state in (State.STARTING, State.LOADING, State.WARMING, State.BACKOFF)),
+        *(("ends", state) for state in (State.DRAINING, State.STOPPING)),
+    ],
+)
+async def test_the_next_model_is_read_ahead_only_while_nothing_else_needs_disk_or_memory(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch, what: str, state: State
+) -> None:
+    resident = Posted("resident", MAPPED, "host", state, short_dir)
+    sleeper = Posted("sleeper", MAPPED, "host", State.SLEEPING, short_dir)
+    handles = {each.model_id: ModelHandle(each.model_id, supervisor=each) for each in (resident, sleeper)}
+    memory = MemorySnapshot({"host": 8 * GIB}, {"host": 4 * GIB})
+    pool, looked = Pool(handles, lambda: memory, lambda _: PoolModel()), Looked()
+    monkeypatch.setattr(pool, "_ahead", looked)
+    if what == "limited":
+        handles["resident"].limit_admission(AdmissionLimit(fraction=0.5), "80 °C")
+    waiting = asyncio.create_task(pool.admit(handles["sleeper"])) if what == "a request waits" else None
+    await asyncio.sleep(0)
+    with resident.request() if what == "a request is open" else nullcontext():
+        await pool._read_ahead(datetime.now())
+    if waiting is not None:
+        waiting.cancel()
+    reads = what in ("calm", "a request is open")
+    # The mapped weights of the resident are page cache that must stay.
+    assert looked.given == ([(["sleeper"], 3 * GIB - WEIGHTS, GIB)] if reads else [])
