@@ -12,8 +12,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from edge.board.cgroup import group_bytes
 from edge.linux import procfs
+from edge.linux.tree import Tree
 from edge.plan.plan import DomainBudget, LaunchPlan, OtherEngine, Settings
+from edge.supervisor import other_engine
 from edge.supervisor.other_engine import (
     EngineFoundAt,
     OtherAttempt,
@@ -106,6 +109,49 @@ def test_its_memory_is_measured_and_unknown_domains_are_left_out(tmp_path: Path)
         (tmp_path / str(pid) / name).write_text(text)
     assert procfs.family_pss_bytes([7, 8, 9], tmp_path) == 3 * MIB
     assert procfs.family_pss_bytes([9], tmp_path) is None
+
+
+@pytest.mark.parametrize("base", ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"])
+def test_the_memory_of_a_group_of_its_own_counts_without_its_file_cache(tmp_path: Path, base: str) -> None:
+    def write(name: str, text: str) -> None:
+        path = tmp_path / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    tree = Tree(tmp_path)
+    write("/proc/self/cgroup", "0::/system.slice/edgellm.service\n")
+    write("/proc/7/cgroup", "4:memory:/v1\n0::/docker/abc\n")
+    write("/proc/8/cgroup", "0::/system.slice/edgellm.service\n")
+    write("/proc/9/cgroup", "0::/\n")
+    assert group_bytes(tree, 7) is None, "no counter"
+    for group in ("/docker/abc", "/system.slice/edgellm.service", ""):
+        write(f"{base}{group}/memory.current", f"{900 * MIB}\n")
+        write(f"{base}{group}/memory.stat", f"anon 1\ninactive_file {200 * MIB}\nactive_file {100 * MIB}\n")
+    assert group_bytes(tree, 7) == 600 * MIB
+    # Our own group and the top of the hierarchy hold other processes too; 10 is gone.
+    assert [group_bytes(tree, pid) for pid in (8, 9, 10)] == [None] * 3
+    write(f"{base}/docker/abc/memory.current", "0\n")
+    assert group_bytes(tree, 7) == 0
+
+
+def test_the_gpu_memory_of_all_its_processes_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell script starts the program: NVML knows each process by its own pid."""
+    script = ("/bin/sh", "-c", "exec 3<&0; cat <&3 >/dev/null & echo $!; wait")  # it ends with its standard input
+    held: dict[int, int | None] = {}
+    monkeypatch.setattr(other_engine, "process_bytes", held.get)
+    with subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as shell:
+        assert shell.stdin is not None and shell.stdout is not None
+        child = int(shell.stdout.readline())
+        found = EngineFoundAt(engine(**{"host": GIB, "unified": GIB, "GPU-0": GIB}), 1)
+        none = found.measure(shell.pid)
+        held |= {shell.pid: 100 * MIB, child: 300 * MIB, os.getpid(): GIB}
+        both = found.measure(shell.pid)
+        held[shell.pid] = None
+        one = found.measure(shell.pid)
+        shell.stdin.close()
+    assert "GPU-0" not in none and none["unified"] == none["host"]
+    assert (both["GPU-0"], both["unified"] - both["host"]) == (400 * MIB, 400 * MIB)
+    assert (one["GPU-0"], one["unified"] - one["host"]) == (300 * MIB, 300 * MIB)
 
 
 @pytest.mark.parametrize(("measured", "over"), [(GIB, False), (GIB * 5 // 4, False), (GIB * 5 // 4 + 65 * MIB, True)])
