@@ -4,8 +4,8 @@
 
 Every model is the same file under another name, and `memory.limit` leaves room for `--fit` of them. Each client asks
 random models until `--seconds` have passed and each was asked `--requests` times. Exit code 1 if a request was not
-answered, if more models were resident than fit, if the engines took more memory than the limit, or if an engine ended
-with an open request.
+answered, if more models were resident than fit, if the engines took more memory than the limit, if an engine ended
+with an open request, or if a busy model was chosen to sleep.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 
 from edge.cli.client import Client
 from edge.linux.procfs import family_pss_bytes
 from edge.paths import folders
+from edge.pool.schedule import PoolPolicy
 from edge.units import MIB
 from tests.bench.rows import Row, bench_parser, report
 from tests.serving import Up, eventually
@@ -109,18 +111,50 @@ def _ask_in_turn(url: str, plan: _Turns) -> None:
             plan.waits_s.append(time.monotonic() - began)
 
 
+class BusyLeavers:
+    """Finds models that were chosen to leave while they had open requests, by looks at the status.
+
+    A request that arrives between the choice and its effect is answered while the engine drains, and is no fault. So a
+    model has to be busy at two looks before: it leaves after `idle_s` without a request only, and looks that are
+    further apart prove nothing.
+    """
+
+    def __init__(self, idle_s: float = PoolPolicy().idle_s) -> None:
+        self._idle_s = idle_s
+        self._asked_s = float("-inf")
+        self._busy: dict[str, int] = {}  # at how many looks in a row
+
+    def look(self, models: Mapping[str, Mapping[str, Any]], asked_s: float, seen_s: float) -> list[str]:
+        """Return the ids. `asked_s`, `seen_s`: before and after the status was read, monotonic."""
+        found, near = [], seen_s - self._asked_s < self._idle_s
+        self._asked_s = asked_s
+        for name, model in models.items():
+            looks = self._busy.pop(name, 0) if near else 0
+            if not model.get("open_requests"):
+                continue
+            if model["state"] == "READY":
+                self._busy[name] = looks + 1
+            elif model["state"] in ("DRAINING", "STOPPING") and looks > 1:
+                found.append(name)
+        return found
+
+
 class _Watch:
     """Samples which models are resident, and whether one leaves with open requests."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
+        self.leavers = BusyLeavers()
         self.done = threading.Event()
         self.most = self.most_bytes = 0
         self.wrong: list[str] = []
 
     def run(self) -> None:
         while not self.done.wait(0.05):
+            asked_s = time.monotonic()
             models = self.client.status()["models"]
+            for name in self.leavers.look(models, asked_s, time.monotonic()):
+                self.wrong.append(f"{name} was chosen to sleep with {models[name]['open_requests']} open requests")
             self.most = max(self.most, sum(model["state"] in RESIDENT for model in models.values()))
             pids = [pid for model in models.values() if (pid := model["pid"]) is not None]
             # PSS divides the weights, which are one file here, among the engines that map them.
