@@ -92,6 +92,8 @@ def make_plan(
         else:
             wanted, config = models[model_id]
             plan, left = job.plan(model_id, wanted, config, left, whole, tuple(plans))
+        if plan.takes_turns:
+            plan = _beside_pinned(plan, [plans[name] for name in plans if configs[name].pin])
         plans[model_id] = plan
     notes = (
         *profile.notes,
@@ -102,6 +104,20 @@ def make_plan(
         *extras.remotes.all_notes,
     )
     return Plan(board, engine, {model_id: plans[model_id] for model_id in configs}, notes)
+
+
+def _beside_pinned(plan: ModelPlan, pinned: Sequence[ModelPlan]) -> ModelPlan:
+    """Warn of pinned models that leave no room for this one, in place of "they take turns": they never make room."""
+    held = {each.id: each.ladder.plans[each.ladder.chosen].budget for each in pinned}
+    for domain, budget in plan.ladder.plans[plan.ladder.chosen].budget.items():
+        taken = {name: other[domain].required_bytes for name, other in held.items() if domain in other}
+        # What is free on a server of another board was counted beside the others already.
+        if not is_remote(domain) and sum(taken.values()) > budget.headroom_bytes:
+            beside = (
+                f"does not fit beside {' and '.join(taken)} (pinned): its requests are refused while that is in memory"
+            )
+            return replace(plan, warnings=(beside, *plan.warnings[1:]))
+    return plan
 
 
 class _Job(Struct, frozen=True):

@@ -8,6 +8,8 @@ from itertools import combinations
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from edge.units import format_bytes
+
 Bytes = Mapping[str, int]  # by memory domain: `unified`, `host` or a GPU's UUID
 
 _EXACT_VICTIMS = 12  # 2^12 subsets are tried in about a millisecond; beyond that the cheapest first are taken
@@ -107,9 +109,9 @@ def decide(
     if not evict:
         return PoolDecision(because="it does not fit beside the others")
     pinned = [each for each in residents if each.pin]
-    if pinned and not _covers(_minus(whole, pinned), first.needs):
+    if pinned and (missing := _missing(_minus(whole, pinned), first.needs)):
         names = ", ".join(each.id for each in pinned)
-        return PoolDecision(refuse=first.id, because=f"it does not fit beside {names}, which is pinned")
+        return PoolDecision(refuse=first.id, because=f"it does not fit beside {names}, which is pinned: {missing}")
     idle = [each for each in residents if _is_idle(each, policy)]
     victims = cheapest(idle, _lack(free, first.needs))
     if victims is None and idle and len(idle) == len(residents) - len(pinned):
@@ -182,6 +184,15 @@ def _greedy(idle: Sequence[Resident], lack: Bytes) -> tuple[str, ...]:
 def _covers(have: Bytes, needs: Bytes) -> bool:
     """Return whether `have` is enough. A domain that is not known cannot be judged and is not held against a model."""
     return all(domain not in have or have[domain] >= bytes_ for domain, bytes_ in needs.items() if bytes_ > 0)
+
+
+def _missing(have: Bytes, needs: Bytes) -> str:
+    """State needed and free bytes of each domain that is too small; "" where none is."""
+    return ", ".join(
+        f"{format_bytes(bytes_)} of {domain} memory are needed and {format_bytes(max(0, have[domain]))} free"
+        for domain, bytes_ in needs.items()
+        if not _covers(have, {domain: bytes_})
+    )
 
 
 def _enough(victims: Iterable[Resident], lack: Bytes) -> bool:

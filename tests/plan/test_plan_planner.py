@@ -294,6 +294,24 @@ def test_a_model_that_fits_only_alone_takes_turns() -> None:
     assert chosen(found, "b").budget["host"].available_bytes == chosen(found, "a").budget["host"].available_bytes
 
 
+@pytest.mark.parametrize(
+    ("pinned", "warning"),
+    [
+        ("a", "does not fit beside a (pinned): its requests are refused while that is in memory"),
+        ("c", "fits only while a and c sleep: they take turns"),
+    ],
+)
+def test_a_model_that_cannot_fit_beside_a_pinned_one_is_not_said_to_take_turns(pinned: str, warning: str) -> None:
+    board = shapes.cpu_board(8)
+    models = {
+        name: (candidate_of(shapes.model(name, size)), ModelConfig(name, name, priority=rank, pin=name == pinned))
+        for name, size, rank in (("a", SMALL, 2), ("c", TINY, 1), ("b", SMALL, 0))
+    }
+    found = plan(board, models=models, memory=shapes.memory(board, 6.5), preset=profile(offload="none"))
+    assert not found.models["c"].takes_turns
+    assert (found.models["b"].takes_turns, found.models["b"].warnings) == (True, (warning,))
+
+
 def test_settings_of_one_model_are_its_own() -> None:
     models = one(set={"n_ctx": 2048}, origin="edgellm.toml: model 1")
     rung = chosen(plan(shapes.cpu_board(), models=models, preset=profile(offload="none")))

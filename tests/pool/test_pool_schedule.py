@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from edge.pool.schedule import Arrival, PoolPolicy, Resident, cheapest, decide
 from edge.resources import load_toml
+from edge.units import GIB
 from tests.pool.simulation import Model, Simulation
 
 HISTORIES = load_toml(Path(__file__).parent / "histories.toml")["history"]
@@ -149,3 +150,14 @@ def test_a_model_that_comes_back_takes_free_memory_only() -> None:
     none = decide([big], [small], free, {"host": 11}, evict=False)
     assert (none.start, none.sleep, none.again_s) == (None, (), None)
     assert decide([big], [small], free, {"host": 11}).sleep == ("big",)
+
+
+def test_a_refusal_states_the_domains_that_are_too_small() -> None:
+    pinned = Resident("a", {"host": GIB, "gpu0": 3 * GIB}, pin=True)
+    refused = decide(
+        [pinned], [Arrival("b", {"host": GIB, "gpu0": 2 * GIB})], {"gpu0": 0}, {"host": 8 * GIB, "gpu0": 4 * GIB}
+    )
+    assert refused.refuse == "b"
+    assert refused.because == (
+        "it does not fit beside a, which is pinned: 2.0 GiB of gpu0 memory are needed and 1.0 GiB free"
+    )
