@@ -23,7 +23,7 @@ from edge.models.open import ModelFile, open_model
 from edge.models.progress import Report, TransferMeter, TransferProgress
 from edge.models.quant import QuantPreference, public_name, shard_of
 from edge.models.receipt import InstalledFile, Receipt, now_utc
-from edge.models.transfer import HashMismatchError, RemoteInfo, download, make_client
+from edge.models.transfer import NOT_PUBLIC_HINT, HashMismatchError, RemoteInfo, download, make_client
 
 if TYPE_CHECKING:
     import httpx
@@ -107,6 +107,8 @@ def check(
         label = None if wanted.row else quant
         found = plan(wanted.source, label, room_bytes, preference=preference, endpoint=endpoint)
         known = sum(remote.bytes or 0 for remote in found.remotes) or known
+        # A hub lists a gated repository without a token, and refuses its files.
+        _size_at(found.remotes[0])
     elif isinstance(wanted.source, source.UrlSource):
         known = _size_at(_shards(wanted.source)[0])
     elif isinstance(wanted.source, source.FileSource):
@@ -118,7 +120,7 @@ def check(
 
 
 def _size_at(remote: RemoteInfo) -> int | None:
-    """Ask a URL for its first byte. Raises UnavailableError, ResumableError."""
+    """Ask a URL for its first byte; of a server that sends all of them no more is read. Raises what `check` raises."""
     import httpx
 
     with contextlib.closing(make_client()) as client:
@@ -126,8 +128,13 @@ def _size_at(remote: RemoteInfo) -> int | None:
             # GET of one byte, not HEAD: a presigned URL of an object store is valid for one method.
             headers = {**remote.headers, "Range": "bytes=0-0"}
             with client.stream("GET", remote.url, headers=headers, follow_redirects=True) as response:
-                if response.status_code not in (200, 206):
-                    raise UnavailableError(f"{remote.shown} answers {response.status_code}", "look at the address")
+                code = response.status_code
+                if code in (401, 403):
+                    raise UnavailableError(f"{remote.shown} is not public ({code})", NOT_PUBLIC_HINT)
+                if code in (408, 425, 429) or code >= 500:
+                    return None  # the download repeats these
+                if code not in (200, 206):
+                    raise UnavailableError(f"{remote.shown} answers {code}", "look at the address")
                 total = response.headers.get("Content-Range", "").rpartition("/")[2]
                 length = total or response.headers.get("Content-Length", "")
                 return int(length) if length.isdigit() else None

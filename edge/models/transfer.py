@@ -89,6 +89,7 @@ PIECE_BYTES = 16 * 10**9
 # Content-Range, RFC 9110 section 14.4.
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 AGAIN = "run the same command again"
+NOT_PUBLIC_HINT = "accept its licence on the hub and set HF_TOKEN, or look at user and password"
 # Below this rate for that long a transfer is broken off: a 4 GB model would take six weeks at the floor.
 _FLOOR_BYTES_S = 1024
 _FLOOR_S = 60.0
@@ -336,8 +337,7 @@ def _refused(response: httpx.Response, shown: str) -> NoReturn:
         after = response.headers.get("Retry-After", "")
         raise _Retry(f"the server answers {code}", float(after) if after.isdigit() else None)
     if code in (401, 403):
-        hint = "accept its licence on the hub and set HF_TOKEN, or look at user and password"
-        raise UnavailableError(f"{shown} is not public ({code})", hint)
+        raise UnavailableError(f"{shown} is not public ({code})", NOT_PUBLIC_HINT)
     if code in (404, 410):
         raise UnavailableError(f"{shown} does not exist ({code})", "look at the name and the revision")
     raise UnavailableError(f"{shown}: the server answers {code}", "look at the address, or try a mirror")

@@ -62,6 +62,8 @@ class Hub:
     root: Path
     token: str | None = None  # demanded for every repository
     gated: bool = False
+    gated_files: bool = False  # the list is open, as the real hub's of a gated repository is
+    ranges: bool = True
     etags: bool = True
     linked: bool = True  # X-Linked-Etag in redirects, LFS hashes in listings
     commit: str = COMMIT
@@ -193,6 +195,9 @@ class _Handler(BaseHTTPRequestHandler):
     def resolve(self, parts: list[str]) -> None:
         if not self.allowed():
             return
+        if self.hub.gated_files and "Authorization" not in self.headers:
+            self.reply(401, b'{"error":"gated"}', headers={"X-Error-Code": "GatedRepo"})
+            return
         path = self.hub.root.joinpath(*parts[:2], *parts[4:])
         if not path.is_file():
             self.reply(404, b"Entry not found", headers={"X-Error-Code": "EntryNotFound"})
@@ -229,7 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
         start, end, ranged = 0, size - 1, False
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         guard = self.headers.get("If-Range")
-        if asked and fault.kind != "ignore_range" and guard in (None, etag):
+        if asked and self.hub.ranges and fault.kind != "ignore_range" and guard in (None, etag):
             start, end, ranged = int(asked[1]), min(size - 1, int(asked[2] or size - 1)), True
             if start >= size:
                 self.reply(416, b"", headers={"Content-Range": f"bytes */{size}"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -240,6 +241,38 @@ def test_a_check_fetches_nothing_and_finds_what_would_fail(
     with pytest.raises(DoesNotFitError):
         check("hf://o/Alpha-GGUF", models, endpoint=hub.url)
     assert not models.exists()
+
+
+def test_a_check_asks_a_gated_repository_for_its_first_file(
+    hub: Hub, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its list is open to everyone: without a licence only the files are refused."""
+    _model(hub.root / "o/Alpha-GGUF/Alpha-Q4_K_M.gguf")
+    hub.gated_files = True
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_TOKEN_PATH", str(models / "token"))
+    with pytest.raises(UnavailableError, match="not public") as caught:
+        check("hf://o/Alpha-GGUF", models, endpoint=hub.url)
+    assert "accept its licence" in (caught.value.hint or "") and "HF_TOKEN" in (caught.value.hint or "")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert check("hf://o/Alpha-GGUF", models, endpoint=hub.url)
+    (asked,) = hub.files_asked()
+    assert asked.headers["range"] == "bytes=0-0"
+    hub.faults.append(Fault("503"))
+    assert check("hf://o/Alpha-GGUF", models, endpoint=hub.url), "the download repeats these"
+
+
+def test_a_check_does_not_read_what_a_hub_without_ranges_sends(hub: Hub, models: Path) -> None:
+    _model(hub.root / "o/Alpha-GGUF/Alpha-Q4_K_M.gguf")
+    hub.ranges = False
+    rest = threading.Event()
+    hub.faults.append(Fault("slow", event=rest))
+    try:
+        assert check("hf://o/Alpha-GGUF", models, endpoint=hub.url)
+        assert not rest.is_set() and len(hub.files_asked()) == 1
+    finally:
+        rest.set()
 
 
 @pytest.mark.parametrize(
