@@ -33,6 +33,7 @@ from edge.supervisor.log_patterns import Patterns
 from edge.supervisor.policy import EngineFault, Policy
 from edge.supervisor.process import Child, spawn
 from edge.supervisor.process_io import read_lines, reaped
+from edge.supervisor.start_log import LINE_CHARACTERS
 from edge.supervisor.status import Failure
 from edge.units import GIB, format_bytes
 
@@ -249,6 +250,7 @@ class RpcServer:
         return None
 
     def _line(self, line: str) -> None:
+        line = line[:LINE_CHARACTERS]
         self._tail.append(line)
         self._on_line(line)
         if self._ready_s is None and (match := self._device.match(line)):

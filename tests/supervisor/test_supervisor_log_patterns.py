@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from edge.config.devices import rpc_address
 from edge.plan.calibration import measure
 from edge.resources import data_dir, load_toml
 from edge.supervisor import process_io
 from edge.supervisor.process_io import TURN_BYTES, PipeLines, read_lines
+from edge.supervisor.rpc_server import RpcRequest, RpcServer
 from edge.supervisor.start import LINE_CHARACTERS, Attempt
-from tests.supervisor.rig import PATTERNS, launch_plan, settings
+from tests.supervisor.rig import PATTERNS, TABLE, launch_plan, settings
 
 LENGTH = 64 * 1024
 CPU_S = 20  # all patterns together take about a second; one that is quadratic in the line takes longer than this
@@ -27,7 +29,7 @@ LITERAL = re.compile(r"[A-Za-z_: ]{3,}")
 
 def every_pattern() -> list[str]:
     table = load_toml(data_dir("build") / "llama-server.toml")
-    groups = [value for name in ("gates", "marks", "facts", "noise") for value in table[name].values()]
+    groups = [value for name in ("gates", "marks", "facts", "noise", "rpc") for value in table[name].values()]
     listed = [pattern for group in groups for pattern in ([group] if isinstance(group, str) else group)]
     return [*listed, *(row["pattern"] for row in table["signatures"])]
 
@@ -76,6 +78,16 @@ def test_a_long_line_is_cut_before_it_is_matched_and_kept() -> None:
     attempt.stderr("x" * LENGTH + " llama_context: constructing llama_context", 101.0)
     assert not attempt.gates.openings.get("weights")
     assert [len(line) for line in attempt.tail] == [LINE_CHARACTERS]
+
+
+def test_a_long_line_of_an_rpc_server_is_cut_too() -> None:
+    kept: list[str] = []
+    request = RpcRequest(Path("rpc-server"), rpc_address("127.0.0.1:50052"), {})
+    server = RpcServer(request, TABLE, lambda _: None, kept.append)
+    server._line("  CUDA0: " + "x" * LENGTH + " (1 MiB, 1 MiB free)")
+    server._line("  CUDA0: Orin (8000 MiB, 6000 MiB free)")
+    assert server._listed == ["CUDA0 Orin"] and len(kept[0]) == LINE_CHARACTERS
+    assert [len(line) for line in server._tail] == [len(line) for line in kept]
 
 
 async def test_a_flood_of_lines_leaves_turns_of_the_loop_to_others() -> None:
