@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.models.catalogue import CatalogueQuant
+from edge.models.open import open_model
 from edge.models.pick import QuantOption, RemoteFile, choose
 from edge.models.quant import (
     FILE_TYPES,
@@ -22,6 +25,7 @@ from edge.models.quant import (
     select,
     shard_of,
 )
+from tests.fakes.gguf_writer import Gguf
 
 
 @pytest.mark.parametrize(
@@ -166,3 +170,25 @@ def test_a_tag_names_the_publishers_variant_after_the_exact_one() -> None:
 )
 def test_a_label_needs_a_share_of_the_bytes(label: str, weights: dict[str, int], confirmed: bool) -> None:
     assert confirms(label, weights) is confirmed
+
+
+@pytest.mark.parametrize(
+    ("name", "file_type", "base", "one", "quant", "doubt"),
+    [
+        ("m-Q2_K", 10, "Q2_K", "Q4_K", "Q2_K", None),
+        ("m", 14, "Q2_K", "Q4_K", "Q2_K", None),
+        ("m-Q4_K_S", 14, "Q2_K", "Q4_K", "Q2_K", "its name has Q4_K_S, its tensors are Q2_K"),
+        ("m-Q2_K", 14, "Q4_K", "Q2_K", "Q4_K_S", "its name has Q2_K, its tensors are Q4_K_S"),
+        ("m-Q4_K_M", 15, "Q4_K", "Q6_K", "Q4_K_M", None),
+        ("m-UD-Q2_K_XL", 10, "Q2_K", "Q4_K", "UD-Q2_K_XL", None),
+    ],
+)
+def test_a_file_is_labelled_by_the_share_of_its_bytes(
+    tmp_path: Path, name: str, file_type: int, base: str, one: str, quant: str, doubt: str | None
+) -> None:
+    """A file of 2-bit tensors with one Q4_K matrix was listed as Q4_K_S."""
+    gguf = Gguf("llama").model(n_layer=4, type=base, file_type=file_type)
+    gguf.tensor("blk.0.attn_v.weight", 256, 256, type=one)
+    model = open_model(gguf.save(tmp_path / f"{name}.gguf"))
+    assert model.quant == quant
+    assert [note.partition(";")[0] for note in model.notes] == ([doubt] if doubt else [])

@@ -77,6 +77,16 @@ async def test_a_script_that_detaches_its_engine_is_no_start(short_dir: Path) ->
         assert all(gone(pid) for pid in rig.pids)
 
 
+async def test_an_engine_that_exits_with_64_is_failed_at_once(short_dir: Path) -> None:
+    """EX_USAGE of sysexits.h, without a word: the same command line would be refused again."""
+    body = 'echo start >>"$0.starts"\nexit 64\n'
+    async with rigged(short_dir, argv=script(short_dir, body)) as rig:
+        assert await rig.settle(State.FAILED, State.READY) is State.FAILED
+        failure = rig.supervisor.machine.failure
+        assert failure is not None and failure.kind == "bad_flag" and "exit code 64" in failure.evidence
+        assert (short_dir / "engine.sh.starts").read_text() == "start\n"
+
+
 async def test_a_shells_137_and_139_are_the_signals_of_its_engine(short_dir: Path) -> None:
     async with rigged(short_dir, argv=script(short_dir, PLAIN), rungs=2) as rig:
         await rig.ready()
