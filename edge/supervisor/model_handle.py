@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
+from edge.errors import DeviceMissingError
 from edge.supervisor.state import ENDING, AfterExit
-from edge.supervisor.status import Failure, ModelStatus, State
+from edge.supervisor.status import Failure, Gate, ModelStatus, State
 from edge.supervisor.supervisor import Supervisor
 from edge.supervisor.traffic import Fingerprint
 from edge.supervisor.upstream import Endpoint, RequestProgress
@@ -165,7 +166,8 @@ class ModelHandle:
     def status(self) -> ModelStatus:
         if self.supervisor is None:
             state = State.FAILED if self._failure else State.STARTING
-            return ModelStatus(self._model_id, state, failure=self._failure or self._pending)
+            failure = self._failure or self._pending
+            return ModelStatus(self._model_id, state, gates=_closed(failure), failure=failure)
         status = self.supervisor.status()
         if self._failure is not None:
             return replace(status, state=State.FAILED, failure=self._failure)
@@ -240,6 +242,14 @@ class ModelHandle:
 
     def kills(self, fingerprint: Fingerprint) -> bool:
         return self.supervisor is not None and self.supervisor.kills(fingerprint)
+
+
+def _closed(failure: Failure | None) -> dict[str, Gate]:
+    """Return the driver's gate where no start was planned for want of a GPU; no other failure belongs to a gate."""
+    if failure is None or failure.kind != DeviceMissingError.kind:
+        return {}
+    # A gate's evidence is public: the further lines name files of the system.
+    return {"driver": Gate(evidence=failure.evidence.partition("\n")[0])}
 
 
 class _NoProgress:

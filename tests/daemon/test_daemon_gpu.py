@@ -238,7 +238,10 @@ def test_up_answers_its_probes_and_names_the_driver_while_nvml_hangs(
 
         try:
             eventually(livez, lambda: f"no /livez: {up.output}")
-            assert up.healthz()["models"]["demo"]["failure"]["kind"] == "device_missing"
+            demo = up.healthz()["models"]["demo"]
+            assert demo["failure"]["kind"] == "device_missing"
+            (gate,) = demo["gates"].items()
+            assert (gate[0], gate[1]["ready"], gate[1]["evidence"]) == ("driver", False, nvml.HANGS)
             eventually(named, lambda: f"not named: {up.output}")
             assert livez(), "it goes on answering"
         finally:

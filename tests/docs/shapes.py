@@ -44,7 +44,7 @@ class ModelHealth(Struct):
     state: str  # STOPPED STARTING LOADING WARMING READY SLEEPING DRAINING STOPPING BACKOFF FAILED
     rung: int  # of the ladder of plans: 0 runs as requested
     degraded: list[Degradation]
-    gates: dict[str, Gate]  # by name; empty before the first start
+    gates: dict[str, Gate]  # by name; empty before the first start, or `driver` alone where the GPU is missing
     progress: float | None  # share of the weights that is read, 0…1; null where nothing loads
     restarts: int  # of the engine since edgellm started
     failure: Failure | None  # the last one of a model that does not serve

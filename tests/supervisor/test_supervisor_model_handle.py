@@ -14,7 +14,7 @@ from edge.daemon.reload import blue_green, in_place, while_asleep
 from edge.supervisor.model_handle import HOT_RETRY_S, ModelHandle
 from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.state import AfterExit, SupervisorState
-from edge.supervisor.status import Failure, ModelStatus, State
+from edge.supervisor.status import Failure, Gate, ModelStatus, State
 from edge.supervisor.supervisor import Supervisor
 from edge.supervisor.upstream import Endpoint, RequestProgress
 from edge.supervisor.variants import SupervisorCallbacks
@@ -400,3 +400,13 @@ async def test_a_model_that_fails_while_it_is_too_hot_wakes_its_waiters() -> Non
     model.become(State.FAILED)
     seen.supervisor_changed(model.supervisor, State.FAILED)
     assert (await waiting).state is State.FAILED
+
+
+def test_without_a_supervisor_the_drivers_gate_names_the_missing_gpu() -> None:
+    missing = Failure("device_missing", "no device node\n/etc/systemd/system/edgellm.service.d/x.conf", "wait")
+    waiting = ModelHandle("chat", pending=missing)
+    assert waiting.status().gates == {"driver": Gate(evidence="no device node")}
+    waiting.fail(Failure("model_missing", "no such file", "pull it"))
+    assert waiting.status().gates == {}
+    waiting.fail(missing)
+    assert (waiting.status().state, list(waiting.status().gates)) == (State.FAILED, ["driver"])
