@@ -118,11 +118,12 @@ def test_a_reader_that_never_reads_ends_nothing(short_dir: Path, smollm2: Path) 
     os.close(writer)
 
 
-def test_closed_streams_end_nothing(short_dir: Path, smollm2: Path) -> None:
-    def close_all() -> None:
-        for number in (0, 1, 2):
-            os.close(number)
+def close_all() -> None:
+    for number in (0, 1, 2):
+        os.close(number)
 
+
+def test_closed_streams_end_nothing(short_dir: Path, smollm2: Path) -> None:
     with up(short_dir, smollm2, None, preexec_fn=close_all) as (process, status):
         assert_serves_through_a_crash(short_dir, process, status)
 
@@ -170,7 +171,7 @@ def test_a_command_whose_output_is_lost_does_not_exit_with_0(arguments: list[str
 
 
 def test_each_command_writes_as_best_it_can(short_dir: Path, smollm2: Path) -> None:
-    """Beside a server: another alphabet changes no exit code, a full disk and a reader that left are no success."""
+    """Beside a server: another alphabet and closed streams change no exit code, lost output is no success."""
     state = ("--state-dir", str(short_dir / "s"))
     plan = ("plan", "-p", "cpu", "-m", str(smollm2), "--engine", str(short_dir / "fake" / "llama-server"))
     with up(short_dir, smollm2, subprocess.DEVNULL) as (process, status):
@@ -194,6 +195,9 @@ def test_each_command_writes_as_best_it_can(short_dir: Path, smollm2: Path) -> N
             cut = run([*command, *state], stdout=writer, stderr=subprocess.DEVNULL)
             os.close(writer)
             assert cut.wait(PATIENCE_S) in (1, 141), command
+            words = [sys.executable, "-m", "edge", *command, *state]
+            closed = subprocess.Popen(words, env=environment(), preexec_fn=close_all)
+            assert closed.wait(PATIENCE_S) == usual.returncode, command
         assert status() in ("ok", "degraded")
 
 

@@ -43,6 +43,12 @@ def understood(line: str) -> None:
         command.make_context(line, words)
 
 
+@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])
+def test_the_first_page_is_short(page: str) -> None:
+    lines = (DOCS.parent / page).read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 150
+
+
 @pytest.mark.parametrize("line", _commands())
 def test_commands_of_the_jetson_page_are_understood(line: str) -> None:
     understood(line)

@@ -115,6 +115,22 @@ async def test_every_metric_and_label_of_dashboard_and_alerts_is_exported(rig: R
             assert set(values.split("|")) <= states
 
 
+# Panels that come with Grafana (public/app/plugins/panel), and units of its valueFormats/categories.ts: an unknown unit
+# is shown as a suffix, an unknown panel as "Panel plugin not found".
+PANELS = {"timeseries", "stat", "gauge", "bargauge", "barchart", "table", "text", "row", "state-timeline", "heatmap"}
+UNITS = {"none", "short", "percent", "percentunit", "bytes", "s", "ms", "reqps", "ops", "celsius", "watt", "joule"}
+
+
+def test_panels_and_units_are_known_to_grafana() -> None:
+    dashboard = json.loads((RECIPES / "dashboard.json").read_text())
+    for panel in dashboard["panels"]:
+        fields = panel["fieldConfig"]
+        properties = [one for each in fields.get("overrides", []) for one in each["properties"]]
+        units = [one["value"] for one in properties if one["id"] == "unit"]
+        assert panel["type"] in PANELS, panel["title"]
+        assert {fields["defaults"]["unit"], *units} <= UNITS, panel["title"]
+
+
 def test_panels_and_legends_name_labels_once() -> None:
     dashboard = json.loads((RECIPES / "dashboard.json").read_text())
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
