@@ -52,6 +52,10 @@ def memory_group() -> Iterator[MemoryGroup | None]:
         yield None
         return
     group = MemoryGroup(path, v2=parent == ROOT)
+    # A host with swap would swap before it kills.
+    for name, value in (("memory.swap.max", "0"), ("memory.swappiness", "0")):
+        with contextlib.suppress(OSError):  # each exists in one version only
+            (path / name).write_text(value)
     try:
         yield group
     finally:

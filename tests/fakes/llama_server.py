@@ -166,6 +166,8 @@ class Handler(BaseHTTPRequestHandler):
             print("cudaMalloc failed: out of memory", file=sys.stderr, flush=True)  # of the client's own text
             os.kill(os.getpid(), signal.SIGSEGV)
             time.sleep(60)
+        if engine.switches.swallow and engine.switches.swallow in json.dumps(body):
+            engine.held += b"x" * (512 << 20)
         number = engine.count()
         tokens = int(body.get("n_predict") or body.get("max_tokens") or 4)
         timings = {"predicted_per_second": engine.switches.tokens_s, "prompt_per_second": 1000.0}

@@ -66,6 +66,7 @@ class Switches:
     dots: int = 0  # printed while it loads, one every 0.1 s, without a line end
     slow_s: float = 0.0  # every completion after the first sleeps so long
     poison: str = ""  # a completion with this text in its body ends it by SIGSEGV
+    swallow: str = ""  # a completion with this text in its body takes 512 MiB
     decodes: bool = False  # /slots counts up meanwhile
     hold_mib: int = 0  # of memory, really taken
     chatter: bool = False  # prints a request line, as builds before 2026 do
