@@ -152,6 +152,7 @@ def _activity(context: Context) -> dict[str, Any]:
             "tokens_per_s": context.stats.model(model).last_per_s,
             "tokens_per_joule": context.energy.tokens_per_joule(model) if context.energy else None,
             "expected_ready_in_s": upstream.expected_ready_in_s(),
+            "elapsed_s": upstream.elapsed_s(),
             "model": {name: upstream.model_info.get(name) for name in ("arch", "n_params", "ftype", "n_ctx", "size")},
         }
         for model, upstream in context.upstreams.items()

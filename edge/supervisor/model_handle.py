@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from edge.errors import DeviceMissingError
-from edge.supervisor.state import ENDING, AfterExit
+from edge.supervisor.state import ENDING, STARTING_STATES, AfterExit
 from edge.supervisor.status import Failure, Gate, ModelStatus, State
 from edge.supervisor.supervisor import Supervisor
 from edge.supervisor.traffic import Fingerprint
@@ -236,6 +237,12 @@ class ModelHandle:
         if self._limit.drain:
             return HOT_RETRY_S
         return self.supervisor.expected_ready_in_s() if self.supervisor else None
+
+    def elapsed_s(self) -> float | None:
+        began_s = self.supervisor.started_at_s if self.supervisor else None
+        if began_s is None or self._limit.drain or self.status().state not in STARTING_STATES:
+            return None
+        return time.monotonic() - began_s
 
     def request(self, fingerprint: Fingerprint = lambda: None) -> AbstractContextManager[RequestProgress]:
         return self.supervisor.request(fingerprint) if self.supervisor else nullcontext(_NoProgress())

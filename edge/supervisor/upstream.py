@@ -88,6 +88,10 @@ class Upstream(Protocol):
         """Return the seconds to READY as the last start took them; None without a record."""
         ...
 
+    def elapsed_s(self) -> float | None:
+        """Return the seconds since the start that is under way began; None without one."""
+        ...
+
     def request(self, fingerprint: Callable[[], str | None] = lambda: None) -> AbstractContextManager[RequestProgress]:
         """Count a request as open while the context lasts. Without `RequestProgress.moved()` the engine counts as hung.
 

@@ -139,12 +139,21 @@ def url(here: Rig) -> str:
 async def test_an_installer_sees_the_gates_open_and_the_model_become_ready(rig: Rigs) -> None:
     here = await rig(answer, loading=True)
     here.model.state = ModelStatus("chat", State.LOADING, gates=gates(3), progress=0.63)
+    here.model.elapsed, here.model.expected_s = 12.0, 28.0
     async with chromium() as tab:
         await tab.open(url(here))
         await tab.until("document.querySelectorAll('tbody tr').length === 6")
         assert await tab.run("document.querySelector('progress').value") == pytest.approx(0.63)
         text = await tab.run("document.body.innerText")
         assert "63 % of the weights" in text and "29 of 29 layers" in text and "waits for weights" in text
+        facts = "document.querySelector('.facts').textContent"
+        await tab.until(f"{facts}.endsWith('12 s of about 40 s')")
+        here.model.elapsed, here.model.expected_s = 75.0, 0.0
+        await tab.until(f"{facts}.endsWith('1 min 15 s, longer than the last start')")
+        here.model.elapsed, here.model.expected_s = None, 40.0
+        await tab.until(f"{facts}.endsWith('ready in about 40 s')")
+        here.model.elapsed, here.model.expected_s = 12.0, 28.0
+        await tab.until(f"{facts}.endsWith('12 s of about 40 s')")
         await tab.look(width=320)
         assert sum(node["role"] == "rowheader" for node in await tab.tree()) == 6, "a table on a phone, too"
         await tab.look(width=1100)

@@ -356,6 +356,7 @@ class Activity(Struct):
     tokens_per_s: float | None  # of the last answer
     tokens_per_joule: float | None
     expected_ready_in_s: float | None  # null when it is ready, or nothing is known
+    elapsed_s: float | None  # since the start that is under way began; null without one
     model: ModelFigures
 
 

@@ -354,6 +354,14 @@ async def test_telemetry_carries_what_it_is_given_and_our_activity(rig: Rigs) ->
     assert health["telemetry"] == {"source": "sysfs", "age_s": 0.5, "thermal": "NOMINAL"}
 
 
+async def test_a_start_shows_its_elapsed_and_its_expected_seconds(rig: Rigs) -> None:
+    here = await rig(loading=True)
+    here.model.elapsed, here.model.expected_s = 12.5, 27.5
+    document = json.loads((await here.once(b"GET /telemetry HTTP/1.1\r\nHost: localhost\r\n\r\n")).body)
+    figures = document["gateway"]["chat"]
+    assert (figures["elapsed_s"], figures["expected_ready_in_s"]) == (12.5, 27.5)
+
+
 @pytest.mark.parametrize("as_json", [False, True])
 async def test_one_line_a_request_and_no_prompt(rig: Rigs, caplog: pytest.LogCaptureFixture, as_json: bool) -> None:
     caplog.set_level(logging.INFO, "edge.access")

@@ -69,6 +69,9 @@ class Server:
     def expected_ready_in_s(self) -> float | None:
         return None
 
+    def elapsed_s(self) -> float | None:
+        return None
+
     @contextmanager
     def request(self, fingerprint: Callable[[], str | None] = lambda: None) -> Iterator[Server]:
         yield self

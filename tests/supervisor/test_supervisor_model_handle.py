@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import cast
@@ -33,6 +34,7 @@ class Model:
 
     def __init__(self, state: State = State.READY, slots: int = 4) -> None:
         self.state, self.slots = state, slots
+        self.started_at_s: float | None = None
         self.calls: list[str] = []
         self.changed = asyncio.Event()
 
@@ -100,6 +102,21 @@ async def test_open_it_is_the_model_itself() -> None:
     assert seen.expected_ready_in_s() == 7.0
     with seen.request() as progress:
         progress.moved()
+
+
+async def test_elapsed_is_of_the_start_that_is_under_way() -> None:
+    model = Model(State.STARTING)
+    seen = handle_of(model)
+    assert seen.elapsed_s() is None, "nothing is spawned yet"
+    model.started_at_s = time.monotonic() - 5.0
+    for state in (State.STARTING, State.LOADING, State.WARMING):
+        model.become(state)
+        elapsed_s = seen.elapsed_s()
+        assert elapsed_s is not None and elapsed_s >= 5.0
+    for state in (State.READY, State.BACKOFF, State.SLEEPING, State.FAILED):
+        model.become(state)
+        assert seen.elapsed_s() is None, state
+    assert ModelHandle("chat").elapsed_s() is None
 
 
 async def test_holding_is_the_gateway_s_matter() -> None:

@@ -51,6 +51,7 @@ class FakeModel:
         self.kept_alive: list[float] = []
         self.actions: list[str] = []
         self.expected_s: float | None = None
+        self.elapsed: float | None = None  # seconds
         self._change = asyncio.Condition()
         self._generation = 0
         if socket_path is not None:
@@ -122,6 +123,9 @@ class FakeModel:
 
     def expected_ready_in_s(self) -> float | None:
         return self.expected_s
+
+    def elapsed_s(self) -> float | None:
+        return self.elapsed
 
     @contextmanager
     def request(self, fingerprint: Callable[[], str | None] = lambda: None) -> Iterator[Moves]:
