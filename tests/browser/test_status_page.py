@@ -234,6 +234,112 @@ async def test_a_failure_says_what_to_do(rig: Rigs) -> None:
         await shoot(tab, "failed")
 
 
+async def test_of_two_models_the_failed_one_is_not_offered_for_a_chat(rig: Rigs) -> None:
+    """Shown as failed at the gate that failed; the other one is busy meanwhile."""
+    go = asyncio.Event()
+
+    async def slowly(line: Line, request: Received) -> None:
+        await line.stream()
+        await line.chunk(b'data: {"choices":[{"delta":{"content":"A capacitor"}}]}\n\n')
+        await go.wait()
+        await line.chunk(b"data: [DONE]\n\n")
+        await line.end()
+
+    one = await rig(slowly)
+    models = {"chat": one.model, "large": FakeModel("large")}
+    models["chat"].state = replace(models["chat"].state, gates=gates(6))
+    models["large"].state = ModelStatus("large", State.LOADING, gates=gates(3))
+    here = await rig(models=models)
+    options = "[...document.querySelectorAll('#which option')].map((each) => each.value)"
+    async with chromium() as tab:
+        await tab.open(url(here))
+        await tab.until(f"{options}.join() === 'chat,large'")
+        assert await tab.run("document.querySelector('#which').checkVisibility()")
+        # The gates before the one that failed are closed with their process.
+        gone = {name: Gate(blocked_by="weights" if name in ("kv_cache", "warm") else None) for name in gates(0)}
+        models["large"].state = replace(models["large"].state, gates={**gone, "driver": Gate(True)})
+        await models["large"].fail("out_of_memory", "edgellm plan shows a smaller context that fits")
+        await tab.until(f"{options}.join() === 'chat'")
+        assert not await tab.run("document.querySelector('#which').checkVisibility()"), "there is no choice"
+        nodes = await tab.tree()
+        rows = [node["name"] for node in nodes if node["role"] == "rowheader"]
+        assert [name for name in rows if ": failed" in name] == ["weights : failed"], rows
+        await shoot(tab, "two")
+        await tab.run("document.querySelector('#question').focus()")
+        await tab.write("What is a capacitor?")
+        await tab.press("Enter")
+        await tab.until("document.querySelector('#log').innerText.includes('A capacitor')")
+        figures = "[...document.querySelectorAll('#activity dt')].map((each) => each.nextSibling.textContent)"
+        await tab.until("document.querySelector('#activity').innerText.includes('in flight')")
+        labels = await tab.run("[...document.querySelectorAll('#activity dt')].map((each) => each.textContent)")
+        await tab.until(f"{figures}[{labels.index('in flight')}] === '1'")
+        assert await tab.run("document.querySelector('#send').disabled")
+        assert not await tab.run("document.querySelector('#stop').disabled")
+        await shoot(tab, "busy")
+        go.set()
+        await tab.until("!document.querySelector('#send').disabled")
+        assert json.loads(one.engine.requests[-1].body)["model"] == "chat"
+
+
+class FullSensors(Sensors):
+    """A board that measures all that the page can show."""
+
+    def document(self) -> dict[str, Any]:
+        zone = {"name": "tj", "celsius": 62.0, "passive_c": 95.0, "hot_c": None, "critical_c": 105.0, "limits": True}
+        case = {**zone, "name": "case", "passive_c": 50.0, "limits": False}
+        mode = {"id": 0, "name": "MAXN_SUPER", "source": "nvpmodel"}
+        return {**super().document(), "temp_c": 62.0, "temperatures": [zone, case], "power_mode": mode}
+
+
+async def test_the_facts_and_the_curves_of_a_board_that_measures_all(rig: Rigs) -> None:
+    about = {"board": "Jetson Orin Nano 8GB", "engine": "cuda-87-b8000", "engine_page": False}
+    here = await rig(answer, telemetry=FullSensors(), about=lambda: about)
+    here.model.model_info = {"arch": "qwen3", "n_params": 4_022_468_096, "ftype": "Q4_K_M", "n_ctx": 8192, "size": 5}
+    async with chromium() as tab:
+        await tab.open(url(here))
+        await tab.until("document.querySelectorAll('#figures figure').length === 4")
+        said = "Jetson Orin Nano 8GB, engine cuda-87-b8000, power mode MAXN_SUPER"
+        assert await tab.run("document.querySelector('#about').textContent") == said
+        facts = "document.querySelector('.facts').textContent"
+        assert await tab.run(facts) == "qwen3, 4.0 B parameters, Q4_K_M, context 8192"
+        figures = "[...document.querySelectorAll('#figures figcaption')]"
+        captions = await tab.run(f"{figures}.map((each) => each.textContent)")
+        titles = [caption.partition(":")[0] for caption in captions]
+        assert titles == ["Temperature", "Power", "GPU load", "Memory used"]
+        assert captions[0].endswith("slowed down from 95 °C"), "not from the case's 50 °C, which limits nothing"
+        assert "90.0 %" in captions[2] and "5.6 GiB" in captions[3]
+        trips = await tab.run("[...document.querySelectorAll('path.trip')].map((each) => each.getAttribute('d'))")
+        assert trips == ["M0,8.0 L600,8.0"], "one line, in the temperature's figure, at its top"
+        await shoot(tab, "board")
+
+
+async def test_thinking_is_folded_and_an_answer_that_was_cut_says_it(rig: Rigs) -> None:
+    async def cut(line: Line, request: Received) -> None:
+        await line.stream()
+        for delta in ({"reasoning_content": "Let me"}, {"reasoning_content": " think."}, {"content": "A capacitor"}):
+            await line.chunk(f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\n".encode())
+        await line.chunk(b'data: {"choices":[{"delta":{},"finish_reason":"length"}]}\n\n')
+        await line.chunk(b"data: [DONE]\n\n")
+        await line.end()
+
+    here = await rig(cut)
+    async with chromium() as tab:
+        await tab.open(url(here))
+        await tab.run("document.querySelector('#question').focus()")
+        await tab.write("What is a capacitor?")
+        await tab.press("Enter")
+        await tab.until("!document.querySelector('#trouble').hidden")
+        await tab.until("!document.querySelector('#send').disabled")
+        trouble = await tab.run("document.querySelector('#trouble').textContent")
+        assert trouble == "The answer ends here because it reached its length limit."
+        details = "document.querySelector('#log li.theirs details')"
+        assert await tab.run(f"{details}.open") is False
+        assert await tab.run(f"{details}.querySelector('span').textContent") == "Let me think."
+        assert not await tab.run(f"{details}.querySelector('span').checkVisibility()")
+        assert await tab.run("document.querySelector('#log li.theirs').lastChild.textContent") == "A capacitor"
+        await shoot(tab, "thinking")
+
+
 async def test_a_degraded_model_is_no_secret(rig: Rigs) -> None:
     here = await rig(answer, telemetry=Sensors())
     less = (
