@@ -16,7 +16,7 @@ from edge.gateway.context import Context
 from edge.gateway.dispatch import dispatch
 from edge.gateway.openai import HttpFault, RejectedError
 from edge.gateway.origin import is_loopback
-from edge.gateway.routes import LISTS, LOG, OLLAMA, Kind, Route, route
+from edge.gateway.routes import LISTS, LOG, Kind, Route, of_ollama, route
 
 log = logging.getLogger("edge.gateway")
 
@@ -73,7 +73,7 @@ async def _answer(
         return await _respond(context, request, found, record, extra)
     except RejectedError as refused:
         record.refused()
-        return _rejection(request, refused.fault, extra, record)
+        return _rejection(request, found, refused.fault, extra, record)
     except (asyncio.CancelledError, ConnectionError):
         raise
     except Exception:
@@ -81,12 +81,13 @@ async def _answer(
         log.exception("gateway: %s %s", request.method, found.name)
         record.outcome = "bug"
         fault = HttpFault(500, "bug", "edgellm made a mistake", "edgellm logs has the details")
-        return _rejection(request, fault, extra, record)
+        return _rejection(request, found, fault, extra, record)
 
 
-def _rejection(request: web.Request, fault: HttpFault, extra: Mapping[str, str], record: RequestRecord) -> web.Response:
-    ollama = record.route in OLLAMA or (record.route == "/api" and request.method not in ("GET", "HEAD"))
-    response = own_routes.fault_response(fault, record.admin, ollama=ollama)
+def _rejection(
+    request: web.Request, found: Route, fault: HttpFault, extra: Mapping[str, str], record: RequestRecord
+) -> web.Response:
+    response = own_routes.fault_response(fault, record.admin, ollama=of_ollama(request.method, found))
     response.headers.extend(extra)
     if request.can_read_body and not request.content.at_eof():
         response.force_close()  # the rest of the body is not read

@@ -52,6 +52,7 @@ LM_STUDIO, ONE_LM_STUDIO = "/api/v0/models", "/api/v0/models/{id}"
 LISTS = frozenset({"/v1/models", "/models", ONE_MODEL, LM_STUDIO, ONE_LM_STUDIO})
 # Of Ollama: translated, then as the routes of llama-server.
 OLLAMA = frozenset({"/api/chat", "/api/generate", "/api/embed", "/api/embeddings"})
+_OLLAMA_READS = frozenset({"/api/tags", "/api/ps", "/api/version"})
 # LM Studio's first API, and base URLs that end as OpenRouter's do: the same routes as under /v1.
 _V1_PREFIXES = ("/api/v0/", "/api/v1/")
 # llama-server's --tools run shell commands and its CORS proxy fetches any URL: never for a network.
@@ -162,6 +163,13 @@ def _engine_route(method: str, path: str, target: str, model: str | None) -> Rou
         return Route(Kind.ADMIN, "/slots" if bare.startswith("/slots") else bare, target, model)
     slot = method == "POST" and path not in _LIGHT and not path.endswith(_LIGHT_ENDS)
     return Route(Kind.HELD, name, target, model, slot)
+
+
+def of_ollama(method: str, found: Route) -> bool:
+    """Return whether an error has Ollama's shape. A GET of a path that Ollama lacks may be another API's client."""
+    if found.name != "/api":
+        return found.name in OLLAMA
+    return method not in _READS or (plain_path(found.target) or "").removeprefix("/v1") in _OLLAMA_READS
 
 
 def wakes(method: str, target: str) -> bool:

@@ -125,6 +125,7 @@ def _() -> Any:
         (403, lambda: client.pull("other")),
         (403, lambda: client.delete("other")),
         (401, lambda: ollama.Client(host=BASE).chat(model=MODEL, messages=HELLO)),
+        (401, lambda: ollama.Client(host=BASE).list()),
     ):
         try:
             call()

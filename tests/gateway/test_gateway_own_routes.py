@@ -25,6 +25,9 @@ SECRET = "sk-edge-0123456789abcdefghij"
 ADMIN = "sk-edge-admin-0123456789abcdefghij"
 
 
+OLLAMA_READS = ("/api/tags", "/api/ps", "/api/version")
+
+
 @pytest.fixture
 def keyed(tmp_path: Path) -> GatewayOptions:
     path = tmp_path / "keys.toml"
@@ -40,7 +43,7 @@ def ask(method: str, target: str, *headers: str) -> bytes:
 
 @pytest.mark.parametrize(
     "target",
-    ["/v1/chat/completions", "/v1/models", "/metrics", "/telemetry", "/api/tags", "/props", "/upstream/chat/metrics"],
+    ["/v1/chat/completions", "/v1/models", "/metrics", "/telemetry", *OLLAMA_READS, "/props", "/upstream/chat/metrics"],
 )
 async def test_a_key_is_asked_for(rig: Rigs, keyed: GatewayOptions, target: str) -> None:
     here = await rig(config=keyed)
@@ -51,7 +54,11 @@ async def test_a_key_is_asked_for(rig: Rigs, keyed: GatewayOptions, target: str)
         ("Authorization: Basic " + SECRET,),
     ):
         refused = await here.once(ask("GET", target, *headers))
-        assert (refused.status, json.loads(refused.body)["error"]["type"]) == (401, "authentication_error")
+        error = json.loads(refused.body)["error"]
+        if target.startswith("/api/"):  # Ollama's shape: its clients show this text
+            assert (refused.status, error) == (401, "Invalid API Key: send Authorization: Bearer KEY")
+        else:
+            assert (refused.status, error["type"]) == (401, "authentication_error")
     for headers in (
         ("Authorization: Bearer " + SECRET,),
         ("x-api-key: " + SECRET,),
@@ -176,6 +183,16 @@ async def test_the_machines_own_name_is_no_foreign_host(rig: Rigs) -> None:
     name = socket.gethostname()
     for host in (name, f"{name.partition('.')[0]}.local:{here.port}"):
         assert (await here.once(f"GET /v1/models HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())).status == 200
+
+
+@pytest.mark.parametrize("target", [*OLLAMA_READS, "/v1/api/tags", "//api/ps/"])
+async def test_a_foreign_host_is_refused_to_ollamas_clients_in_their_shape(rig: Rigs, target: str) -> None:
+    here = await rig()
+    refused = await here.once(f"GET {target} HTTP/1.1\r\nHost: evil.example\r\n\r\n".encode())
+    assert refused.status == 403 and isinstance(json.loads(refused.body)["error"], str)
+    for unknown in ("/api/nope", "/api"):
+        refused = await here.once(f"GET {unknown} HTTP/1.1\r\nHost: evil.example\r\n\r\n".encode())
+        assert refused.status == 403 and "type" in json.loads(refused.body)["error"], unknown
 
 
 async def test_a_valid_key_makes_the_host_check_unnecessary_and_nothing_else_does(
