@@ -97,7 +97,14 @@ def _() -> Any:
     ask = [{"role": "user", "content": "A person as JSON."}]
     shaped = client.chat(model=MODEL, messages=ask, format=PERSON, options={"num_predict": 80, "temperature": 0})
     assert json.loads(shaped.message.content).keys() == {"name", "age"}
-    return shaped.message.content
+    # Examples as in weather_talk(): a model of 135 million parameters ends its object when it has seen how.
+    examples = [{"name": "Ann", "age": 31}, {"name": "Bob", "age": 42}, {"name": "Eve", "age": 27}]
+    talk = [{"role": "assistant", "content": json.dumps(each)} for each in examples]
+    options = {"num_predict": 200, "temperature": 0, "seed": 1}
+    talk = [message for each in talk for message in (*ask, each)] + ask
+    free = client.chat(model=MODEL, messages=talk, format="json", options=options)
+    assert isinstance(json.loads(free.message.content), dict)
+    return free.message.content
 
 
 @check("embed and embeddings")
