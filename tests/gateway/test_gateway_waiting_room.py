@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from edge.gateway.config import GatewayOptions
 from edge.supervisor.status import Degraded, State
+from tests.fakes.upstream.engine import Line, Received
 from tests.fakes.upstream.model import FakeModel
 from tests.gateway.conftest import Rigs
 from tests.gateway.raw import Client, until
@@ -410,3 +411,65 @@ async def test_after_the_first_comment_it_is_an_event_in_the_clients_shape_and_c
     assert event.startswith(start)
     await until(lambda: caplog.messages)
     assert f"{target} 200 error " in caplog.messages[0]
+
+
+class OneAtATime:
+    """An engine whose one slot is busy until the test lets it go."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+
+    async def __call__(self, line: Line, request: Received) -> None:
+        await self.go.wait()
+        await line.json({"body_bytes": len(request.body)})
+
+
+async def test_bodies_that_wait_for_a_slot_are_bounded_together(rig: Rigs) -> None:
+    """The queue behind a READY model holds memory as the wait for a start does."""
+    engine = OneAtATime()
+    here = await rig(engine, config=GatewayOptions(hold_bytes=1_000_000))
+    here.model.slots = 1
+    first, second, third = [await here.connect() for _ in range(3)]
+    await first.request("POST", "/v1/chat/completions", b"{}")
+    await until(lambda: len(here.engine.requests) == 1)
+    await second.request("POST", "/v1/chat/completions", b"x" * 700_000)
+    await until(lambda: here.context.waiting.held_bytes == 700_000)
+    await third.request("POST", "/v1/chat/completions", b"x" * 700_000)
+    answer = await third.answer()
+    assert (answer.status, json.loads(answer.body)["error"]["kind"]) == (503, "waiting_room_full")
+    engine.go.set()
+    assert [json.loads((await client.answer()).body)["body_bytes"] for client in (first, second)] == [2, 700_000]
+    await until(lambda: here.context.waiting.held_bytes == 0)
+
+
+async def test_the_wait_for_a_slot_ends_after_the_configured_time(rig: Rigs) -> None:
+    engine = OneAtATime()
+    here = await rig(engine, config=GatewayOptions(hold_seconds=0.05))
+    here.model.slots = 1
+    first, second = await here.connect(), await here.connect()
+    await first.request("POST", "/v1/chat/completions", b"{}")
+    await until(lambda: len(here.engine.requests) == 1)
+    await second.request("POST", "/v1/chat/completions", b"{}")
+    answer = await second.answer()
+    assert (answer.status, json.loads(answer.body)["error"]["kind"]) == (429, "busy")
+    engine.go.set()
+    assert (await first.answer()).status == 200, "a request that runs is not limited"
+    assert len(here.engine.requests) == 1
+
+
+async def test_a_stream_that_waits_for_the_board_to_cool_gets_comments(rig: Rigs) -> None:
+    async def events(line: Line, request: Received) -> None:
+        await line.stream()
+        await line.chunk(b"data: 1\n\n")
+        await line.end()
+
+    here = await rig(events, config=OFTEN)
+    here.context.admission.govern(0.5, hold_new=True)
+    client = await here.connect()
+    await client.request("POST", "/v1/chat/completions", STREAM)
+    head = await client.head()
+    assert (head.status, head.header("content-type")) == (200, "text/event-stream")
+    assert [await client.chunk() for _ in range(2)] == [b": waiting READY\n\n"] * 2
+    assert here.engine.requests == []
+    here.context.admission.govern(1.0)
+    assert [each for each in await client.chunks() if not each.startswith(b":")] == [b"data: 1\n\n"]
