@@ -17,7 +17,7 @@ from edge.gateway.config import GatewayOptions
 from tests.fakes.upstream.engine import Line, Received, Script
 from tests.fakes.upstream.model import FakeModel
 from tests.gateway.conftest import Rig, Rigs, rig, sockets
-from tests.gateway.raw import until
+from tests.gateway.raw import LIMIT_S, until
 from tests.serving import ROOT
 
 __all__ = ["rig", "sockets"]  # fixtures
@@ -200,11 +200,21 @@ async def test_a_model_that_cannot_chat_is_never_the_first(
     assert not any(request.body for request in one.engine.requests)
 
 
+# Makes standard input the controlling terminal, and undoes a SIGINT that is ignored (as by a job in the background):
+# only then Ctrl-C is a SIGINT.
+ON_TERMINAL = """
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, "-m", "edge", *sys.argv[1:]])
+"""
+
+
 def on_terminal(*arguments: str) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a command on a terminal; return it and the other side of the terminal."""
+    """Start a command on a terminal of its own; return it and the other side of the terminal."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "edge", *arguments]
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT)
+    command = [sys.executable, "-c", ON_TERMINAL, *arguments]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT, start_new_session=True)
     os.close(theirs)
     return process, ours
 
@@ -232,6 +242,62 @@ async def test_a_conversation_on_a_terminal(rig: Rigs) -> None:
     asked = [json.loads(request.body)["messages"] for request in here.engine.requests if request.body]
     assert [len(messages) for messages in asked] == [1, 3]
     assert asked[1][1]["role"] == "assistant" and asked[1][2]["content"] == "second"
+
+
+async def test_ctrl_c_stops_an_answer_and_the_history_keeps_its_half(rig: Rigs) -> None:
+    stopped = asyncio.Event()
+
+    async def script(line: Line, request: Received) -> None:
+        if stopped.is_set():
+            await story(line, request)
+            return
+        await line.stream()
+        await line.chunk(delta("Forty"))
+        await line.until_gone()
+        stopped.set()
+
+    here = await rig(script)
+    process, ours = on_terminal("chat", "-m", "chat", "--url", f"http://127.0.0.1:{here.port}")
+    shown = b""
+
+    def read_until(mark: bytes, count: int) -> None:
+        nonlocal shown
+        while shown.count(mark) < count:
+            shown += os.read(ours, 4096)
+
+    try:
+        await asyncio.to_thread(read_until, b"> ", 1)
+        os.write(ours, b"first\n")
+        await asyncio.to_thread(read_until, b"Forty", 1)
+        os.write(ours, b"\x03")
+        await asyncio.to_thread(read_until, b"(stopped)", 1)
+        await asyncio.wait_for(stopped.wait(), LIMIT_S)
+        await asyncio.to_thread(read_until, b"> ", 2)
+        os.write(ours, b"go on\n")
+        await asyncio.to_thread(read_until, b"> ", 3)
+        os.write(ours, b"/exit\n")
+        assert await asyncio.to_thread(process.wait, LIMIT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    asked = [json.loads(request.body)["messages"] for request in here.engine.requests if request.body]
+    assert [len(messages) for messages in asked] == [1, 3]
+    assert asked[1][1:] == [{"role": "assistant", "content": "Forty"}, {"role": "user", "content": "go on"}]
+    assert b"Traceback" not in shown and b"charge" in shown
+
+
+@pytest.mark.parametrize("arguments", [("-",), ()])
+async def test_a_question_comes_through_a_pipe(rig: Rigs, arguments: tuple[str, ...]) -> None:
+    here = await rig(story)
+    command = [sys.executable, "-m", "edge", "chat", *arguments, "-m", "chat", "--url", f"http://127.0.0.1:{here.port}"]
+    done = await asyncio.to_thread(
+        subprocess.run, command, input="What is\na capacitor\u2026\n".encode(), capture_output=True, cwd=ROOT
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode() == "A capacitor stores charge\u2026\n"
+    asked = json.loads(here.engine.requests[-1].body)
+    assert asked["messages"] == [{"role": "user", "content": "What is\na capacitor\u2026"}]
 
 
 async def test_it_waits_for_the_model(rig: Rigs, capsys: pytest.CaptureFixture[str]) -> None:
