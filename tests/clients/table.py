@@ -22,6 +22,7 @@ from tests.conftest import CACHE, DEMO, pull
 from tests.fakes.upstream.model import FakeModel
 from tests.fakes.upstream.real import real_engine
 from tests.gateway.conftest import Rigs
+from tests.gateway.test_gateway_engine import PROGRAMS, check_answer, play
 
 DOCS = HERE.parents[1] / "docs" / "clients.md"
 SECRET = keys.new_secret()
@@ -31,7 +32,8 @@ Written by `python -m tests.clients.table`: each row is one call, or a series, o
 comes back. `make test-full` runs the same calls through the gateway. The bare llama-server is the same engine with
 the same options and key, asked directly; it serves one model, so calls that need the embedding model beside it fail
 there. The column Ollama holds "own" for calls of its own API, and – where it was not measured: Ollama is no part of
-the tests.
+the tests. The last rows are programs: their calls, from their published sources, in the programs' order (Codex sends
+its bodies as zstd).
 
 Home Assistant, VS Code, Open WebUI and others use these APIs: Ollama's `/api/tags`, `/api/show`, `/api/chat`
 (docs/gateway.md), and OpenAI's under `/v1`. A base URL may end in a slash or in `/api/v1`.
@@ -100,7 +102,25 @@ async def main() -> None:
                     for check, ok in ours.items():
                         bare_ok = theirs.get(check, False)
                         rows.append(f"| {client} | {check} | {mark(ok)} | {mark(bare_ok)} | {own(client, check)} |")
+                rows += [await program_row(program, here.port, direct) for program in PROGRAMS]
     DOCS.write_text(HEADER + "\n".join(rows) + "\n")
+
+
+async def program_row(program: str, port: int, direct: int) -> str:
+    """Return the row of a program's recorded calls. `direct`: port of the bare engine."""
+    calls = " → ".join(f"{method} `{target}`" for method, target, _ in PROGRAMS[program])
+    marks = [mark(await plays(each, program)) for each in (port, direct)]
+    return f"| {program} | {calls} | {marks[0]} | {marks[1]} | {own(program, calls)} |"
+
+
+async def plays(port: int, program: str) -> bool:
+    """Return whether all calls of a program are answered as it needs them."""
+    try:
+        for answer in await play(port, program, f"Authorization: Bearer {SECRET}"):
+            check_answer(*answer)
+    except (AssertionError, ValueError, LookupError, asyncio.IncompleteReadError, ConnectionError):
+        return False
+    return True
 
 
 def command_of(client: str) -> list[str | Path]:
@@ -111,7 +131,7 @@ def command_of(client: str) -> list[str | Path]:
 
 
 def own(client: str, check: str) -> str:
-    return "own" if "ollama" in client or "ollama" in check else "–"
+    return "own" if "ollama" in client or "ollama" in check or "/api/" in check else "–"
 
 
 def mark(ok: bool) -> str:

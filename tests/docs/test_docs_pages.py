@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from typer.main import get_command
 from edge.cli import main
 from edge.cli.app import build
 from edge.daemon.options import parse as up_options
+from tests.clients import table
+from tests.clients.test_real_clients import EXPECTED
+from tests.gateway.test_gateway_engine import PROGRAMS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 JETSON = (DOCS / "jetson.md").read_text(encoding="utf-8")
@@ -92,6 +96,14 @@ def test_every_link_of_the_pages_resolves() -> None:
     for page in DOCS.glob("*.md"):
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_table_of_clients_has_a_row_for_each_check_and_each_program() -> None:
+    page = (DOCS / "clients.md").read_text(encoding="utf-8")
+    assert page.startswith(table.HEADER), "run python -m tests.clients.table"
+    rows = [row.split(" | ") for row in page[len(table.HEADER) :].splitlines()]
+    assert Counter(row[0].removeprefix("| ") for row in rows) == EXPECTED | dict.fromkeys(PROGRAMS, 1)
+    assert [row for row in rows if row[2] != "✓"] == [], "each is answered here"
 
 
 def test_every_promise_names_a_test_that_exists() -> None:

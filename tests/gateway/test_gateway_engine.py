@@ -17,6 +17,7 @@ from tests.fakes.upstream.model import FakeModel
 from tests.fakes.upstream.real import get, real_engine
 from tests.gateway.conftest import Rig, Rigs
 from tests.gateway.raw import LIMIT_S, Client, until
+from tests.gateway.test_gateway_encoding import zstd
 
 pytestmark = pytest.mark.e2e
 CHAT = "/v1/chat/completions"
@@ -182,7 +183,7 @@ async def test_its_own_pages_are_under_upstream(here: Rig) -> None:
 
 HI = [{"role": "user", "content": "Say hello."}]
 LAMP = {"name": "turn_on", "description": "Turn a lamp on", "parameters": {"type": "object", "properties": {}}}
-# What these programs send, in their order (published sources, 2026).
+# What these programs send, in their order (published sources, 2026), limited to 8 tokens.
 PROGRAMS: dict[str, list[tuple[str, str, Any]]] = {
     "Home Assistant": [
         ("GET", "/api/tags", None),
@@ -234,20 +235,64 @@ PROGRAMS: dict[str, list[tuple[str, str, Any]]] = {
         ("GET", "//v1/models", None),
         ("POST", "//v1/chat/completions", {"model": "chat", "messages": HI, "stream": True, "max_tokens": 8}),
     ],
+    "Codex": [
+        (
+            "POST",
+            "/v1/responses",
+            {
+                "model": "chat",
+                "instructions": "You are a coding agent.",
+                "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello."}]}],
+                "tools": [{"type": "function", "strict": False, **LAMP}],
+                "tool_choice": "auto",
+                "parallel_tool_calls": False,
+                "reasoning": None,
+                "store": False,
+                "stream": True,
+                "include": [],
+                "prompt_cache_key": "0198-1",
+                "max_output_tokens": 8,
+            },
+        ),
+    ],
 }
+PACKED = {"Codex"}  # these send each body as zstd
+
+
+async def play(port: int, program: str, *headers: str) -> list[tuple[str, int, bytes]]:
+    """Send a program's calls; return target, status and body of each answer. `headers`: sent along."""
+    found = []
+    for method, target, asked in PROGRAMS[program]:
+        body, kind = b"" if asked is None else json.dumps(asked).encode(), ["Content-Type: application/json"]
+        if body and program in PACKED:
+            body, kind = zstd.compress(body), [*kind, "Content-Encoding: zstd"]
+        client = await Client.connect(port)
+        try:
+            await client.request(method, target, body, *headers, *(kind if body else ()))
+            answer = await client.answer()
+        finally:
+            await client.close()
+        found.append((target, answer.status, answer.body))
+    return found
+
+
+def check_answer(target: str, status: int, body: bytes) -> None:
+    """Raise AssertionError unless the program can work with the answer."""
+    assert status == 200, (target, body)
+    if target == "/api/chat":
+        lines = [json.loads(line) for line in body.splitlines()]
+        assert lines[-1]["done"] and lines[-1]["eval_count"] > 0
+        assert "".join(line["message"]["content"] for line in lines)
+    if target == "/api/tags":
+        assert "chat" in [each["model"] for each in json.loads(body)["models"]]
+    if target == "/v1/responses":
+        assert b"event: response.output_text.delta" in body and b"event: response.completed" in body
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 async def test_the_calls_of_programs_that_look_for_ollama_are_answered(here: Rig, program: str) -> None:
-    for method, target, asked in PROGRAMS[program]:
-        status, body = await _through(here, method, target, b"" if asked is None else json.dumps(asked).encode())
-        assert status == 200, (target, body)
-        if target == "/api/chat":
-            lines = [json.loads(line) for line in body.splitlines()]
-            assert lines[-1]["done"] and lines[-1]["eval_count"] > 0
-            assert "".join(line["message"]["content"] for line in lines)
-        if target == "/api/tags":
-            assert [each["model"] for each in json.loads(body)["models"]] == ["chat"]
+    for target, status, body in await play(here.port, program):
+        check_answer(target, status, body)
 
 
 async def test_thirty_two_chats_of_one_client_are_all_answered_by_one_slot(rig: Rigs, engine: Path) -> None:
