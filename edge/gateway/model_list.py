@@ -12,12 +12,15 @@ import contextlib
 import json
 from collections.abc import Mapping
 from datetime import datetime, timezone
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
 
+from edge.errors import EdgeError
 from edge.gateway import headers, openai, own_routes
 from edge.gateway.body import Body
 from edge.gateway.context import Context
@@ -26,11 +29,13 @@ from edge.gateway.openai import HttpFault, ListedModel, RejectedError
 from edge.gateway.routes import LM_STUDIO, ONE_LM_STUDIO, ONE_MODEL, Route, plain_path
 from edge.gateway.waiting_room import failed_fault
 from edge.linux.files import parse_json
+from edge.linux.timeouts import DeadlineExceeded, in_thread
 from edge.supervisor.status import State
 from edge.supervisor.upstream import Endpoint, Upstream
 
 # The list is never held: an engine that takes longer is described from its plan.
 _TIMEOUT_S = 1.0
+_HEADER_S = 5.0  # for a file's header: 40 ms of CPU time (Xeon), on a slow disk and a busy board many times that
 # The version of Ollama whose API this is. VS Code wants 0.6.4 or newer; `think` and `capabilities` came by 0.9.
 OLLAMA_VERSION = "0.12.6"
 _COMMANDS = {
@@ -242,22 +247,50 @@ async def _shown(context: Context, upstream: Upstream) -> dict[str, Any]:
 
 
 async def _capabilities(context: Context, upstream: Upstream) -> list[str]:
-    """Return Ollama's names of what the model can do: from the plan, and from the engine's template if it is ready."""
+    """Return Ollama's names of what the model can do: from the plan, and from the template.
+
+    That is in the engine's /props if it is ready, otherwise in the header of the file.
+    """
     found = list(upstream.model_info.get("capabilities") or ["completion"])
-    fetched = await _fetch(context, upstream, "/props")
-    if fetched is None or not isinstance(fetched.body, bytes) or "completion" not in found:
+    if "completion" not in found:
         return found
+    fetched = await _fetch(context, upstream, "/props")
+    if fetched is None or not isinstance(fetched.body, bytes):
+        return [*found, *(name for name in await _of_header(upstream.template_file) if name not in found)]
     # Older llama.cpp has no chat_template_caps: the text of the template is looked through then.
     with contextlib.suppress(ValueError, AttributeError):
         props = parse_json(fetched.body)
         template = str(props.get("chat_template") or "")
         can = {
             "tools": (props.get("chat_template_caps") or {}).get("supports_tools", "tools" in template),
-            "thinking": any(word in template for word in ("<think>", "enable_thinking", "reasoning_content")),
+            "thinking": _thinks(template),
             "vision": (props.get("modalities") or {}).get("vision"),
         }
         found += [name for name, there in can.items() if there and name not in found]
     return found
+
+
+def _thinks(template: str) -> bool:
+    return any(word in template for word in ("<think>", "enable_thinking", "reasoning_content"))
+
+
+async def _of_header(path: str | None) -> tuple[str, ...]:
+    """Return what the chat templates in the header of a GGUF file can; empty if it cannot be read in time."""
+    if path is None:
+        return ()
+    with contextlib.suppress(OSError, EdgeError, DeadlineExceeded):
+        return await in_thread(lambda: _of_file(path, Path(path).stat().st_mtime_ns), _HEADER_S)
+    return ()
+
+
+@lru_cache(maxsize=64)
+def _of_file(path: str, mtime_ns: int) -> tuple[str, ...]:
+    """Read a header. Kept by the file's time, since a client may ask often. Raises VerdictError, OSError."""
+    from edge.models.header import read_templates  # not at a start whose plan is remembered
+
+    template = "\n".join(read_templates(Path(path)).values())
+    can = {"tools": "tools" in template, "thinking": _thinks(template)}
+    return tuple(name for name, there in can.items() if there)
 
 
 def _moment(seconds: float) -> str:

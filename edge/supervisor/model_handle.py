@@ -17,6 +17,7 @@ from edge.supervisor.status import Failure, Gate, ModelStatus, State
 from edge.supervisor.supervisor import Supervisor
 from edge.supervisor.traffic import Fingerprint
 from edge.supervisor.upstream import Endpoint, RequestProgress
+from edge.supervisor.variants import template_file
 from edge.telemetry.governor import AdmissionLimit
 
 UNNAMED = "model"  # id of the placeholder where no model is configured: the plan chooses and names one
@@ -159,6 +160,10 @@ class ModelHandle:
     @property
     def model_info(self) -> dict[str, Any]:
         return self.supervisor.model_info if self.supervisor else {}
+
+    @property
+    def template_file(self) -> str | None:
+        return template_file(self.supervisor.model, self.supervisor.plan) if self.supervisor else None
 
     @property
     def held(self) -> bool:

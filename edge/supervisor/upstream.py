@@ -54,6 +54,11 @@ class Upstream(Protocol):
         ...
 
     @property
+    def template_file(self) -> str | None:
+        """Path of the GGUF file whose header holds the chat template; None where the template is not its own."""
+        ...
+
+    @property
     def held(self) -> bool:
         """Whether new requests wait though the model is READY: another model waits for its memory."""
         ...

@@ -138,3 +138,11 @@ def model_info(model: ModelPlan, plan: LaunchPlan) -> dict[str, Any]:
         "arch": file.meta.arch,
         "capabilities": [settings.role if settings.role != "chat" else "completion", *(["vision"] * bool(file.mmproj))],
     }
+
+
+def template_file(model: ModelPlan, plan: LaunchPlan) -> str | None:
+    """Return the file whose header holds the chat template; None with `chat_template_file` or another engine."""
+    given = any(word.split("=")[0] in ("--chat-template", "--chat-template-file") for word in plan.argv)
+    if model.other is not None or given or "chat_template_file" in plan.options.params:
+        return None
+    return (plan.model or model.model).path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from edge.gateway.config import GatewayOptions
 from edge.gateway.ollama import OllamaAnswer, OllamaCall, read_call
 from edge.gateway.openai import RejectedError
+from edge.supervisor.status import State
+from tests.fakes.gguf_writer import Gguf
 from tests.fakes.upstream.engine import Line, Received
 from tests.fakes.upstream.model import FakeModel
 from tests.gateway.conftest import Rig, Rigs
@@ -348,6 +351,47 @@ async def test_capabilities_come_from_the_template(rig: Rigs, props: object, fou
 
     here = await rig(script)
     assert (await post(here, "/api/show", {"model": "chat"}))[1]["capabilities"] == found
+
+
+@pytest.mark.parametrize("state", [State.SLEEPING, State.LOADING])
+@pytest.mark.parametrize(
+    ("template", "found"),
+    [
+        ("{% if tools %}<think>{% endif %}" + " " * 5000, ["completion", "vision", "tools", "thinking"]),
+        ("{% if tools %}", ["completion", "vision", "tools"]),
+        ("{{ messages }}", ["completion", "vision"]),
+        (None, ["completion", "vision"]),
+    ],
+)
+async def test_capabilities_before_ready_come_from_the_header(
+    rig: Rigs, tmp_path: Path, state: State, template: str | None, found: list[str]
+) -> None:
+    """VS Code and Home Assistant ask once, often while the model sleeps, and offer no tools then."""
+    gguf = Gguf("llama").model()
+    if template is None:
+        gguf.drop("tokenizer.chat_template")
+    else:
+        gguf.set("tokenizer.chat_template", template)
+    here = await rig(loading=True)
+    here.model.model_info["capabilities"] = ["completion", "vision"]
+    here.model.template_file = str(gguf.save(tmp_path / "tiny.gguf"))
+    await here.model.lost(state)
+    for _ in range(2):  # the second time what the first one found
+        assert (await post(here, "/api/show", {"model": "chat"}))[1]["capabilities"] == found
+    assert here.model.asked == 0, "it wakes nothing"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no GGUF"])
+async def test_capabilities_of_a_file_that_cannot_be_read_are_the_plans(
+    rig: Rigs, tmp_path: Path, content: bytes | None
+) -> None:
+    here = await rig(loading=True)
+    here.model.template_file = str(tmp_path / "gone.gguf")
+    if content is not None:
+        (tmp_path / "gone.gguf").write_bytes(content)
+    assert (await post(here, "/api/show", {"model": "chat"}))[1]["capabilities"] == ["completion"]
+    here.model.model_info["capabilities"] = ["embedding"]
+    assert (await post(here, "/api/show", {"model": "chat"}))[1]["capabilities"] == ["embedding"]
 
 
 @pytest.mark.parametrize("what", ["pull", "create", "copy"])

@@ -43,6 +43,7 @@ class Server:
         self.slots = ROUTER_SLOTS
         self.routes: tuple[str, ...] | None = None
         self.last_load_s: float | None = None
+        self.template_file: str | None = None
         self.model_info: dict[str, Any] = {}
         self._path = path
         self._ready = asyncio.Event()

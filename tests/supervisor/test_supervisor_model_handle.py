@@ -12,15 +12,16 @@ import pytest
 from msgspec.structs import replace
 
 from edge.daemon.reload import blue_green, in_place, while_asleep
+from edge.plan.plan import EngineOptions
 from edge.supervisor.model_handle import HOT_RETRY_S, ModelHandle
 from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.state import AfterExit, SupervisorState
 from edge.supervisor.status import Failure, Gate, ModelStatus, State
 from edge.supervisor.supervisor import Supervisor
 from edge.supervisor.upstream import Endpoint, RequestProgress
-from edge.supervisor.variants import SupervisorCallbacks
+from edge.supervisor.variants import SupervisorCallbacks, template_file
 from edge.telemetry.governor import AdmissionLimit
-from tests.supervisor.rig import FAST, PATIENCE_S, PATTERNS, Rig, rigged
+from tests.supervisor.rig import FAST, FILE, PATIENCE_S, PATTERNS, Rig, model_plan, rigged
 
 HOLD = AdmissionLimit(0.5, hold_new=True)
 DRAIN = AdmissionLimit(0.5, hold_new=True, drain=True)
@@ -117,6 +118,19 @@ async def test_elapsed_is_of_the_start_that_is_under_way() -> None:
         model.become(state)
         assert seen.elapsed_s() is None, state
     assert ModelHandle("chat").elapsed_s() is None
+
+
+def test_the_file_of_the_chat_template_is_the_model_s_unless_another_one_is_given() -> None:
+    model = model_plan(("/engine", "--chat-template-kwargs", "{}"))
+    (plan,) = model.ladder.plans
+    assert template_file(model, plan) == FILE.path
+    smaller = replace(FILE, path="/nowhere/smaller.gguf")
+    assert template_file(model, replace(plan, model=smaller)) == smaller.path, "of this rung"
+    for given in (("--chat-template-file", "/t.jinja"), ("--chat-template-file=/t.jinja",)):
+        assert template_file(model, replace(plan, argv=(*plan.argv, *given))) is None
+    embedded = EngineOptions(params={"chat_template_file": "/t.jinja"})
+    assert template_file(model, replace(plan, options=embedded)) is None
+    assert ModelHandle("chat").template_file is None
 
 
 async def test_holding_is_the_gateway_s_matter() -> None:

@@ -37,6 +37,7 @@ class FakeModel:
         self.held = False
         self.routes: tuple[str, ...] | None = None
         self.last_load_s: float | None = None
+        self.template_file: str | None = None
         self.model_info: dict[str, Any] = {"n_ctx_train": 8192, "n_params": 134515008, "size": 97280000}
         self.state = ModelStatus(model_id, State.LOADING)
         self.place: Endpoint | None = None
