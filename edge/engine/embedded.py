@@ -28,6 +28,7 @@ ENUMS = {
     "load_mode": ("llama_load_mode", "LLAMA_LOAD_MODE_"),
     "pooling_type": ("llama_pooling_type", "LLAMA_POOLING_TYPE_"),
     "split_mode": ("llama_split_mode", "LLAMA_SPLIT_MODE_"),
+    "reasoning_format": ("common_reasoning_format", "COMMON_REASONING_FORMAT_"),
     "rope_scaling_type": ("llama_rope_scaling_type", "LLAMA_ROPE_SCALING_TYPE_"),
 }
 # Members of xllamacpp's enums llama_flash_attn_type and llama_load_mode, without their prefix.
@@ -48,7 +49,7 @@ def main() -> int:
     params = xllamacpp.CommonParams()
     try:
         apply(xllamacpp, params, json.loads(options.params))
-    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OSError, OverflowError, TypeError, ValueError) as error:
         print(f"error: invalid argument: {error}", file=sys.stderr)
         return 64
     params.hostnames = [options.socket]
@@ -139,7 +140,7 @@ def enum_member(xllamacpp: Any, field: str, value: str) -> Any:
     elif field == "load_mode":
         word = LOAD_MODE.get(value, value.upper())
     else:
-        word = value.upper()
+        word = value.upper().replace("-", "_")
     return getattr(getattr(xllamacpp, enum), prefix + word)
 
 

@@ -6,7 +6,8 @@ They are checked against the engine's own --help; options that the plan owns are
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from edge.config.fields import did_you_mean
 from edge.engine.engine import Engine, Flag
@@ -176,11 +177,25 @@ _OTHER_NAMES = {
 _IGNORED = {"--defrag-thold": "llama.cpp defragments no KV cache any more"}
 # Options that move work between GPUs and host, by their longest names: a build for the CPU has nothing to move.
 _GPU_ONLY = frozenset({"--cpu-moe", "--n-cpu-moe", "--n-cpu-ffn", "--kv-offload", "--op-offload"})
-# `args` that the embedded engine has as fields of CommonParams; a bare option sets a boolean.
-EMBEDDED: dict[str, tuple[str, type]] = {
+_REASONING_FORMATS = ("none", "deepseek", "deepseek-legacy", "auto")  # common_reasoning_format_from_name
+
+
+def _seed(text: str) -> int:
+    return int(text) % (1 << 32)  # a uint32_t, where -1 stands for a random one
+
+
+def _reasoning_format(text: str) -> str:
+    if text not in _REASONING_FORMATS:
+        raise ValueError(text)
+    return text
+
+
+# `args` that the embedded engine has as fields of CommonParams: how the value is read, or what a switch sets. Without
+# --escape, which only changes texts while llama.cpp reads its arguments.
+EMBEDDED: dict[str, tuple[str, Callable[[str], Any] | bool]] = {
     "--predict": ("n_predict", int),
     "--keep": ("n_keep", int),
-    "--swa-full": ("swa_full", bool),
+    "--swa-full": ("swa_full", True),
     "--rope-freq-base": ("rope_freq_base", float),
     "--rope-freq-scale": ("rope_freq_scale", float),
     "--yarn-orig-ctx": ("yarn_orig_ctx", int),
@@ -188,14 +203,30 @@ EMBEDDED: dict[str, tuple[str, type]] = {
     "--yarn-attn-factor": ("yarn_attn_factor", float),
     "--yarn-beta-slow": ("yarn_beta_slow", float),
     "--yarn-beta-fast": ("yarn_beta_fast", float),
-    "--check-tensors": ("check_tensors", bool),
+    "--check-tensors": ("check_tensors", True),
     "--cache-reuse": ("n_cache_reuse", int),
     "--slot-prompt-similarity": ("slot_prompt_similarity", float),
     "--embd-normalize": ("embd_normalize", int),
     "--image-min-tokens": ("image_min_tokens", int),
     "--image-max-tokens": ("image_max_tokens", int),
-    "--special": ("special", bool),
-    "--seed": ("sampling.seed", int),
+    "--special": ("special", True),
+    "--threads-http": ("n_threads_http", int),
+    "--cont-batching": ("cont_batching", True),
+    "--no-cont-batching": ("cont_batching", False),
+    "--cache-prompt": ("cache_prompt", True),
+    "--no-cache-prompt": ("cache_prompt", False),
+    "--cache-idle-slots": ("cache_idle_slots", True),
+    "--no-cache-idle-slots": ("cache_idle_slots", False),
+    "--checkpoint-min-step": ("checkpoint_min_step", int),
+    "--repack": ("no_extra_bufts", False),
+    "--no-repack": ("no_extra_bufts", True),
+    "--no-host": ("no_host", True),
+    "--prefill-assistant": ("prefill_assistant", True),
+    "--no-prefill-assistant": ("prefill_assistant", False),
+    "--reasoning-format": ("reasoning_format", _reasoning_format),
+    "--mtmd-batch-max-tokens": ("mtmd_batch_max_tokens", int),
+    "--sse-ping-interval": ("sse_ping_interval", int),
+    "--seed": ("sampling.seed", _seed),
     "--repeat-last-n": ("sampling.penalty_last_n", int),
     "--typical": ("sampling.typ_p", float),
     "--xtc-probability": ("sampling.xtc_probability", float),
@@ -205,8 +236,41 @@ EMBEDDED: dict[str, tuple[str, type]] = {
     "--dry-allowed-length": ("sampling.dry_allowed_length", int),
     "--dynatemp-range": ("sampling.dynatemp_range", float),
     "--mirostat": ("sampling.mirostat", int),
-    "--ignore-eos": ("sampling.ignore_eos", bool),
-    "--threads-http": ("n_threads_http", int),
+    "--ignore-eos": ("sampling.ignore_eos", True),
+    "--dry-penalty-last-n": ("sampling.dry_penalty_last_n", int),
+    "--dynatemp-exp": ("sampling.dynatemp_exponent", float),
+    "--mirostat-lr": ("sampling.mirostat_eta", float),
+    "--mirostat-ent": ("sampling.mirostat_tau", float),
+    "--adaptive-target": ("sampling.adaptive_target", float),
+    "--adaptive-decay": ("sampling.adaptive_decay", float),
+    "--samplers": ("sampling.samplers", str),
+    "--spec-draft-n-max": ("speculative.draft.n_max", int),
+    "--spec-draft-n-min": ("speculative.draft.n_min", int),
+    "--spec-draft-p-min": ("speculative.draft.p_min", float),
+    "--spec-draft-p-split": ("speculative.draft.p_split", float),
+    "--spec-ngram-mod-n-min": ("speculative.ngram_mod.n_min", int),
+    "--spec-ngram-mod-n-max": ("speculative.ngram_mod.n_max", int),
+    "--spec-ngram-mod-n-match": ("speculative.ngram_mod.n_match", int),
+    **{
+        f"--spec-ngram-{kind}-{part}": (f"speculative.ngram_{kind}.{part}".replace("-", "_"), int)
+        for kind in ("simple", "map-k", "map-k4v")
+        for part in ("size-n", "size-m", "min-hits")
+    },
+}
+# Their other names (common/arg.cpp).
+_EMBEDDED_NAMES = {
+    "-n": "--predict",
+    "--n-predict": "--predict",
+    "-sps": "--slot-prompt-similarity",
+    "-sp": "--special",
+    "-s": "--seed",
+    "--typical-p": "--typical",
+    "-cb": "--cont-batching",
+    "-nocb": "--no-cont-batching",
+    "-cms": "--checkpoint-min-step",
+    "-nr": "--no-repack",
+    "--draft-p-min": "--spec-draft-p-min",
+    "--draft-p-split": "--spec-draft-p-split",
 }
 # Options that llama-server takes as `args`, and the embedded engine as keys.
 _SAMPLING_KEYS = {
@@ -258,8 +322,8 @@ def _without_effect(engine: Engine) -> dict[str, str]:
 
 def _known(word: str, engine: Engine) -> Flag:
     if engine.kind == "embedded":
-        if word in EMBEDDED:
-            return Flag(word, 0 if EMBEDDED[word][1] is bool else 1)
+        if (option := embedded_name(word)) in EMBEDDED:
+            return Flag(word, 0 if isinstance(EMBEDDED[option][1], bool) else 1)
         if word in _SAMPLING_KEYS:
             raise ConfigError(f"args: the embedded engine has no {word}", f"instead: {_SAMPLING_KEYS[word]}")
         near = did_you_mean(word, EMBEDDED)
@@ -296,12 +360,22 @@ def _positive(word: str) -> str:
     return f"--{word.removeprefix('--no-')}" if word.startswith("--no-") else word
 
 
-def numbers(options: list[tuple[str, tuple[str, ...]]]) -> list[tuple[str, tuple[str, ...]]]:
-    """Raise ConfigError for a value that CommonParams would not take."""
-    for option, words in options:
-        for word in words:
-            try:
-                EMBEDDED[option][1](word)
-            except ValueError:
-                raise ConfigError(f"args: {option} wants a number, got {word!r}", _HINT) from None
-    return options
+def embedded_name(word: str) -> str:
+    """Return the name under which EMBEDDED has an option."""
+    return _EMBEDDED_NAMES.get(word, word)
+
+
+def embedded_fields(words: Sequence[str], engine: Engine) -> dict[str, Any]:
+    """Return `args` as fields of CommonParams. Raises ConfigError, for a value that it would not take too."""
+    fields: dict[str, Any] = {}
+    for option, values in check_args(words, engine):
+        field, read = EMBEDDED[embedded_name(option)]
+        if isinstance(read, bool):
+            fields[field] = read
+            continue
+        try:
+            fields[field] = read(values[0])
+        except ValueError:
+            kind = " or ".join(_REASONING_FORMATS) if read is _reasoning_format else "a number"
+            raise ConfigError(f"args: {option} wants {kind}, got {values[0]!r}", _HINT) from None
+    return fields

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from edge.config.values import Preset
 from edge.engine.engine import Engine
 from edge.errors import ConfigError
-from edge.plan.engine_args import EMBEDDED, check_args, numbers
+from edge.plan.engine_args import check_args, embedded_fields
 from edge.plan.plan import EngineOptions, Reason
 
 # Sampling keys: option of llama-server, field of CommonParamsSampling, bit of its user_sampling_config (which keeps the
@@ -28,6 +28,16 @@ _SAMPLING = {
     "repeat_penalty": ("--repeat-penalty", "penalty_repeat", "PENALTY_REPEAT"),
     "presence_penalty": ("--presence-penalty", "penalty_present", ""),
     "frequency_penalty": ("--frequency-penalty", "penalty_freq", ""),
+}
+# By field, the same bit; llama-server sets those of `args` itself.
+_BITS = {f"sampling.{field}": bit for _, field, bit in _SAMPLING.values() if bit} | {
+    "sampling.samplers": "SAMPLERS",
+    "sampling.penalty_last_n": "PENALTY_LAST_N",
+    "sampling.xtc_probability": "XTC_PROBABILITY",
+    "sampling.xtc_threshold": "XTC_THRESHOLD",
+    "sampling.mirostat": "MIROSTAT",
+    "sampling.mirostat_tau": "MIROSTAT_TAU",
+    "sampling.mirostat_eta": "MIROSTAT_ETA",
 }
 _REASONING = {"off": 0, "on": 1}  # common_params::enable_reasoning
 # With a budget of 0 llama.cpp takes the newline that a template writes behind its start tag for the forced end, and the
@@ -56,7 +66,7 @@ def engine_options(
         params: dict[str, Any] = {}
         for name, value in values.items():
             params |= _embedded(name, value, preset, draft_type)
-        bits = [_SAMPLING[name][2] for name in values if name in _SAMPLING and _SAMPLING[name][2]]
+        bits = [_BITS[field] for field in params if field in _BITS]
         params |= {"sampling.user_sampling_config": bits} if bits else {}
         return EngineOptions(params=params, reasons=tuple(reasons))
     # Behind the plan's options: of two values llama.cpp takes the later one.
@@ -165,11 +175,7 @@ def _embedded(name: str, value: Any, preset: Preset, draft_type: str) -> dict[st
     if name in _SAMPLING:
         return {f"sampling.{_SAMPLING[name][1]}": value}
     if name == "args":
-        engine = Engine("embedded", "embedded", "")
-        return {
-            EMBEDDED[option][0]: EMBEDDED[option][1](words[0]) if words else True
-            for option, words in numbers(check_args(value, engine))
-        }
+        return embedded_fields(value, Engine("embedded", "embedded", ""))
     fields: dict[str, Any] = {
         "chat_template_file": ("chat_template_file", value),  # the engine's process reads it
         "chat_template_kwargs": ("default_template_kwargs", _template_kwargs(preset)),

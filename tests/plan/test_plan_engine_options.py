@@ -20,7 +20,8 @@ from edge.engine.engine import Engine, Flag
 from edge.engine.output import parse_help
 from edge.errors import ConfigError
 from edge.plan.argv import render
-from edge.plan.engine_args import OWNED, check_args
+from edge.plan.engine_args import EMBEDDED as ROWS
+from edge.plan.engine_args import OWNED, check_args, embedded_name
 from edge.plan.engine_options import engine_options
 from edge.plan.ladder import requested_slot_context
 from edge.plan.plan import EngineOptions
@@ -103,6 +104,43 @@ def test_each_key_reaches_the_embedded_engine(key: str, tmp_path: Path) -> None:
         for part in {"chat_template_file": "chat_template"}.get(name, name).split("."):
             theirs, ours = getattr(theirs, part), getattr(ours, part)
         assert repr(theirs) != repr(ours), name
+
+
+# Values that are no number, or where 0.25 and 7 would be the default.
+_VALUES = {"--samplers": "top_k;temperature", "--reasoning-format": "deepseek-legacy", "--seed": "-2"}
+
+
+@pytest.mark.parametrize("option", ROWS)
+def test_each_option_of_args_reaches_the_embedded_engine(option: str) -> None:
+    """By all its names in the help, as a value that CommonParams does not have by itself."""
+    field, read = ROWS[option]
+    flag = REAL.flags[option]
+    names = [name for name, each in REAL.flags.items() if each.spelling == flag.spelling]
+    value = () if isinstance(read, bool) else (_VALUES.get(option, "0.25" if read is float else "7"),)
+    assert option in names and flag.arity == len(value)
+    seen = set()
+    for name in names:
+        assert embedded_name(name) == option
+        fields = options(EMBEDDED, args=(name, *value)).params
+        assert fields.keys() - {"sampling.user_sampling_config"} == {field}
+        found: Any = apply(fields)
+        theirs: Any = xllamacpp.CommonParams()
+        for part in field.split("."):
+            found, theirs = getattr(found, part), getattr(theirs, part)
+        assert found is read if isinstance(read, bool) else found != theirs, name
+        seen.add(repr(found))
+    assert len(seen) == 1
+
+
+def test_options_of_args_keep_their_value_over_the_one_in_the_file() -> None:
+    fields = options(EMBEDDED, args=("--mirostat", "2", "--samplers", "top_k", "--keep", "4"), top_k=3).params
+    assert set(fields["sampling.user_sampling_config"]) == {"MIROSTAT", "SAMPLERS", "TOP_K"}
+
+
+def test_a_random_seed_and_an_unknown_format() -> None:
+    assert apply(options(EMBEDDED, args=("-s", "-1")).params).sampling.seed == 2**32 - 1
+    with pytest.raises(ConfigError, match="--reasoning-format wants none or deepseek"):
+        options(EMBEDDED, args=("--reasoning-format", "legacy"))
 
 
 def test_nothing_set_is_nothing_rendered() -> None:
