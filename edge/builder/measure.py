@@ -103,7 +103,9 @@ def find_arch(request: BuildRequest, recipe: Recipe) -> tuple[int, ...]:
     if recipe.arch or script is not None:
         return recipe.arch or tuple(int(number) for number in re.findall(r"\d+", script or ""))
     known = [gpu.compute_capability for gpu in request.board.gpus if gpu.compute_capability]
-    found = known or (() if request.stand_in else ask_gpu(request.environment, request.root))
+    # nvidia-smi ignores CUDA_VISIBLE_DEVICES: it would name the cards that this hides.
+    silent = request.stand_in or request.board.refused is not None
+    found = known or (() if silent else ask_gpu(request.environment, request.root))
     if not found and request.board.compute_capability:
         found = (request.board.compute_capability,)
     return tuple(sorted({int(text.replace(".", "")) for text in found if re.fullmatch(r"\d{1,2}\.\d", text)}))

@@ -190,6 +190,25 @@ def test_fc02_a_gpu_that_answers_with_a_sentence(tmp_path: Path, places: Folders
     assert not any("devices" in word for word in plan.commands.configure)
 
 
+def test_hidden_gpus_give_a_build_no_architecture(
+    tmp_path: Path, places: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nvidia-smi ignores CUDA_VISIBLE_DEVICES, and names the card."""
+    root = copy("rtx-4090", tmp_path / "root")
+    programs.nvidia_smi(root / "tools", "8.9")
+    programs.nvcc(root / "usr/local/cuda-12.6/bin", "12.6", None)
+    environment = {"PATH": f"{root}/tools:/usr/bin:/bin", "TMPDIR": str(tmp_path)}
+    seen = {}
+    for value in ("0", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+        seen[value] = make_plan(request_for(BuildOptions(recipe="cuda", root=str(root)), places, environment))
+    assert seen["0"].arch == (89,)
+    assert seen["-1"].arch == ()
+    assert "architecture" in {finding.name for finding in seen["-1"].preflight.failed}
+    by_hand = request_for(BuildOptions(recipe="cuda", root=str(root), arch="89"), places, environment)
+    assert make_plan(by_hand).arch == (89,)
+
+
 def test_the_json_plan_is_json(places: Folders) -> None:
     from edge.builder.plan import plan_document
 
