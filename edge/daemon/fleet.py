@@ -29,6 +29,7 @@ from edge.plan.calibration_file import keep_claim
 from edge.plan.plan import LaunchPlan, ModelPlan
 from edge.plan.prepare import (
     Prepared,
+    capability_of,
     config_of,
     preloaded,
     prepare,
@@ -93,17 +94,16 @@ def gateway_config(config: Config, folders: Folders) -> GatewayOptions:
 def terms_of(prepared: Prepared, model: ModelPlan, last_good_tokens_s: float | None = None) -> SupervisorOptions:
     """Return the options of a model's supervisor. `last_good_tokens_s`: speed of the last good start on this rung."""
     preset, plan = preset_of(prepared, model.id), model.ladder.plans[model.ladder.chosen]
-    config = config_of(prepared, model.id)
     return SupervisorOptions(
         policy=policy_of(prepared, plan),
         limits=process_limits(preset),
         strict=prepared.config.strict,
-        capability=prepared.board.compute_capability,
+        capability=capability_of(prepared, plan),
         l4t=prepared.board.l4t,
         system_prompt=system_prompt_of(preset),
         warmup_tokens=preset.warmup_tokens,
         preload=preloaded(prepared, model),
-        ttl_s=0.0 if plan.own_sleep_s else config.ttl_s,
+        ttl_s=0.0 if plan.own_sleep_s else config_of(prepared, model.id).ttl_s,
         expected_speed=expected_speed(prepared.board, (plan.model or model.model).meta, plan, last_good_tokens_s),
         known=(*without_device(prepared, plan), *other_engine(prepared), *without_absent(prepared)),
     )

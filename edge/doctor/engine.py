@@ -47,19 +47,27 @@ def cuda(facts: DoctorFacts) -> Check | None:
 
 
 def architecture(facts: DoctorFacts) -> Check | None:
-    """Check that the engine holds machine code for this GPU, by the rule of edge.engine.gpu_code."""
+    """Check that the engine holds machine code for a GPU, by the rule of edge.engine.gpu_code; the plan uses those."""
     engine, board = facts.serving.engine, facts.board
     if engine is None or not engine.cuda or board.compute_capability is None:
         return None
-    wanted = gpu_code.architecture(board.compute_capability)
-    if not engine.built_for or wanted is None:
-        return unknown("engine.arch", f"for which GPUs it was built is not recorded; this one is sm_{wanted}")
+    known = [board.compute_capability, *(gpu.compute_capability for gpu in board.gpus)]
+    here = sorted({arch for text in known if (arch := gpu_code.architecture(text)) is not None})
+    gpus = f"this GPU is {gpu_code.listed(here)}" if len(here) == 1 else f"the GPUs are {gpu_code.listed(here)}"
+    if not engine.built_for or not here:
+        return unknown("engine.arch", f"for which GPUs it was built is not recorded; {gpus}")
     built = gpu_code.listed(engine.built_for)
-    if gpu_code.runs(engine.built_for, wanted):
-        return ok("engine.arch", f"built for {built}, this GPU is sm_{wanted}")
-    says = f"built for {built}, but this GPU is sm_{wanted}"
+    used = [arch for arch in here if gpu_code.runs(engine.built_for, arch)]
+    if used == here:
+        return ok("engine.arch", f"built for {built}, {gpus}")
+    if used:
+        says = f"built for {built}, {gpus}: only {gpu_code.listed(used)} is used"
+        # A card older than those is often one that this CUDA compiles nothing for.
+        newer = here[-1] not in used
+        return warn("engine.arch", says, "build for all", "edgellm build") if newer else ok("engine.arch", says)
+    says = f"built for {built}, but {gpus}"
     # Only discrete GPUs: the recipes for Tegra embed no PTX, so there is nothing to compile from.
-    if board.soc is None and min(engine.built_for) < wanted:
+    if board.soc is None and min(engine.built_for) < here[-1]:
         step = "the driver compiles it at the first start (minutes), if it holds PTX; build for this GPU"
         return warn("engine.arch", says, step, "edgellm build")
     return bad("engine.arch", f"{says}: it dies at the first request", "build for this GPU", "edgellm build")

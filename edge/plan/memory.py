@@ -270,8 +270,9 @@ def layer_split(candidate: Candidate, settings: Settings, inputs: PlanInputs) ->
     compute = device_compute_bytes(meta, candidate.memory, settings, all_logits=inputs.all_logits)
     fixed = int(compute * calibration.compute)
     copies = first or settings.cpu_expert_layers or weights.hosted_bytes
-    local = _context_bytes(inputs) + (weights.largest_bytes if copies else 0)
-    rooms = [inputs.room_bytes(gpu) - fixed - (0 if is_remote(gpu) else local) for gpu in inputs.gpus]
+    copied = weights.largest_bytes if copies else 0
+    local = [0 if is_remote(gpu) else _context_bytes(inputs, gpu) + copied for gpu in inputs.gpus]
+    rooms = [inputs.room_bytes(gpu) - fixed - own for gpu, own in zip(inputs.gpus, local, strict=True)]
     rooms[0] -= candidate.file.beside_bytes + _image_bytes(settings)
     if inputs.host in inputs.gpus:  # unified memory beside rpc-servers: it also holds what stays on the host
         rooms[inputs.gpus.index(inputs.host)] -= _on_host_bytes(candidate, settings, inputs)
@@ -293,7 +294,7 @@ def _on_host_bytes(candidate: Candidate, settings: Settings, inputs: PlanInputs)
     compute = device_compute_bytes(candidate.file.meta, candidate.memory, settings, all_logits=inputs.all_logits)
     scale = _calibration(candidate, settings, inputs).compute
     kv = sum(cache_by_layer(candidate.memory, settings))
-    return max(0, whole.required_bytes - layers - kv - int(compute * scale) - _context_bytes(inputs))
+    return max(0, whole.required_bytes - layers - kv - int(compute * scale) - _context_bytes(inputs, inputs.host))
 
 
 def _packed(sizes: Sequence[int], rooms: Sequence[int], part: float) -> list[int] | None:
@@ -309,11 +310,11 @@ def _packed(sizes: Sequence[int], rooms: Sequence[int], part: float) -> list[int
     return counts
 
 
-def _context_bytes(inputs: PlanInputs) -> int:
-    """Return the bytes of one CUDA context of this engine: as measured with any model."""
+def _context_bytes(inputs: PlanInputs, domain: str) -> int:
+    """Return the bytes of this engine's CUDA context on one GPU: as measured with any model, else by its memory."""
     samples = [size for calibration in inputs.calibrations.values() for size in calibration.context_bytes]
-    largest = max((gpu.memory_bytes or 0 for gpu in inputs.board.gpus), default=0)
-    estimate = _LARGE_CUDA_CONTEXT_BYTES if largest > _LARGE_GPU_BYTES else _CUDA_CONTEXT_BYTES
+    memory_bytes = max((gpu.memory_bytes or 0 for gpu in inputs.board.gpus if gpu.uuid == domain), default=0)
+    estimate = _LARGE_CUDA_CONTEXT_BYTES if memory_bytes > _LARGE_GPU_BYTES else _CUDA_CONTEXT_BYTES
     return int(settled(samples, estimate))
 
 
@@ -321,7 +322,6 @@ def _offloaded(domains: MemoryBudget, candidate: Candidate, settings: Settings, 
     meta, weights, calibration = candidate.file.meta, candidate.weights, _calibration(candidate, settings, inputs)
     caches = _caches(candidate, settings, calibration)
     compute = device_compute_bytes(meta, candidate.memory, settings, all_logits=inputs.all_logits)
-    context = _context_bytes(inputs)
     first, on_host = max(0, meta.n_layer + 1 - settings.n_gpu_layers), settings.cpu_expert_layers
     # For a large batch the GPU computes host weights too, from a copy in its compute buffer (--op-offload).
     copied = weights.largest_bytes if first or on_host or weights.hosted_bytes else 0
@@ -336,7 +336,7 @@ def _offloaded(domains: MemoryBudget, candidate: Candidate, settings: Settings, 
             compute_bytes=int(compute * calibration.compute)
             + (0 if remote else copied)
             + (0 if index else _image_bytes(settings)),
-            context_bytes=0 if remote else context,
+            context_bytes=0 if remote else _context_bytes(inputs, name),
         )
     experts = sum(weights.experts[meta.n_layer - on_host :]) if on_host else 0
     host_compute = host_compute_bytes(meta, candidate.memory, settings)

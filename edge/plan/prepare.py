@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from edge.board import device_nodes, nvidia
-from edge.board.board import Board, only_gpus
+from edge.board.board import Board, newest_capability, only_gpus
 from edge.board.memory import MemorySnapshot, assumed, reserve_bytes, snapshot
 from edge.board.probe import probe
 from edge.board.storage import classify
@@ -31,7 +31,7 @@ from edge.plan.choose import Chooser, fetch_first
 from edge.plan.draft_choice import DraftChoice, drafts_path
 from edge.plan.load_choice import LoadChoice, choices_path
 from edge.plan.other_load import load_path, read_busy_cores
-from edge.plan.plan import ModelPlan, Plan
+from edge.plan.plan import LaunchPlan, ModelPlan, Plan
 from edge.plan.planner import Extras, PromptFolder, assumed_engine, make_plan, plan_inputs
 from edge.plan.remotes import Absent, Remotes, find_remotes
 from edge.plan.sleep_choice import SleepChoice, sleeps_path
@@ -268,3 +268,9 @@ def _with_devices(board: Board, profile: Profile, config: Config, view: HostView
     if profile.preset.fallback != "cpu" or waits:
         raise DeviceMissingError(found.sentence, found.hint, patience_s=patience_s)
     return replace(board, refused=found.sentence)
+
+
+def capability_of(prepared: Prepared, plan: LaunchPlan) -> str | None:
+    """Return the highest compute capability of the GPUs that a plan uses; the board's where it names none."""
+    used = [gpu for gpu in prepared.board.gpus if gpu.uuid and gpu.uuid in plan.budget]
+    return newest_capability(used) or prepared.board.compute_capability

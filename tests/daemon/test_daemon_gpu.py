@@ -46,9 +46,13 @@ def orin(short_dir: Path) -> Path:
 def places(short_dir: Path) -> Folders:
     found = folders({}, short_dir / "s")
     install(found.data, "c-orin-1", gpu={"CUDA0": "Orin"})
-    manifest = found.engines / "c-orin-1" / "engine.json"
-    manifest.write_text(manifest.read_text().replace('"cuda_arch": []', '"cuda_arch": [87]'))
+    built_for(found, "c-orin-1", 87)
     return found
+
+
+def built_for(places: Folders, engine: str, *arch: int) -> None:
+    manifest = places.engines / engine / "engine.json"
+    manifest.write_text(manifest.read_text().replace('"cuda_arch": []', f'"cuda_arch": {list(arch)}'))
 
 
 def planned(places: Folders, model: Path, place: HostView, **sets: str) -> Prepared:
@@ -86,6 +90,28 @@ def test_when_they_stay_away_it_is_refused_or_degraded_as_the_profile_says(
     assert model.ladder.plans[0].settings.n_gpu_layers == 0
     (known,) = terms_of(prepared, model).known
     assert (known.subject, known.wanted, known.got) == ("device", "GPU", "CPU") and "/dev/nvmap" in known.because
+
+
+@pytest.mark.parametrize(("gpus", "capability"), [("[]", "8.9"), ('["T4"]', "7.5"), ('["GPU-2222", "0"]', "8.9")])
+def test_the_supervisor_is_given_the_gpu_that_the_plan_uses(
+    short_dir: Path, smollm2: Path, gpus: str, capability: str
+) -> None:
+    """Its evidence that machine code ran names that one, and not the newest card of the machine."""
+    root = copy("rtx-4090", short_dir / "root")
+    cards = root / "nvidia-smi.csv"
+    old = "1, GPU-2222, Tesla T4, 00000000:09:00.0, 15360, 15000, 7.5, [N/A], 570.133.07\n"
+    cards.write_text(cards.read_text().rstrip() + "\n" + old)
+    found = folders({}, short_dir / "s")
+    install(found.data, "c-cuda-1", gpu={"CUDA0": "NVIDIA GeForce RTX 4090"})
+    built_for(found, "c-cuda-1", 75, 89)
+    found.config.mkdir(parents=True, exist_ok=True)
+    text = f'schema = 1\nengine = "c-cuda-1"\n[[model]]\nid = "chat"\nref = "{smollm2}"\nset = {{ gpus = {gpus} }}\n'
+    (found.config / "edgellm.toml").write_text(text)
+    prepared = prepare(load(found, {}, {}), found, HostView(root))
+    assert prepared.board.compute_capability == "8.9"
+    model = prepared.plan.models["chat"]
+    assert model.ladder.plans[0].settings.n_gpu_layers == 31
+    assert terms_of(prepared, model).capability == capability
 
 
 def test_long_after_boot_fallback_cpu_is_not_waited_for(orin: Path, places: Folders, smollm2: Path) -> None:

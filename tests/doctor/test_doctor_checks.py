@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from edge import resources
-from edge.board.board import PowerMode
+from edge.board.board import PowerMode, newest_capability
 from edge.board.readrate import ReadRate
 from edge.board.storage import Storage
 from edge.doctor.check import Check, CheckResult, worst
@@ -302,6 +302,25 @@ def test_engine_is_built_for_this_gpu(
 ) -> None:
     engine = replace(CUDA_ENGINE, built_for=built_for)
     assert_check(with_engine(patient(tree, tmp_path), engine), "engine.arch", verdict)
+
+
+@pytest.mark.parametrize(
+    ("beside", "verdict", "said"),
+    [
+        ("3.5", CheckResult.OK, "the GPUs are sm_35, sm_89: only sm_89 is used"),
+        ("8.6", CheckResult.OK, "the GPUs are sm_86, sm_89"),
+        ("12.0", CheckResult.WARN, "the GPUs are sm_89, sm_120: only sm_89 is used"),
+    ],
+)
+def test_of_several_gpus_each_is_judged(tmp_path: Path, beside: str, verdict: CheckResult, said: str) -> None:
+    """A card that the engine has no code for is left out by the plan, and the others serve."""
+    facts = patient("rtx-4090", tmp_path)
+    gpus = (*facts.board.gpus, replace(facts.board.gpus[0], uuid="GPU-2", compute_capability=beside))
+    board = replace(facts.board, gpus=gpus, compute_capability=newest_capability(gpus))
+    engine = replace(CUDA_ENGINE, built_for=(86, 89))
+    assert_check(with_engine(replace(facts, board=board), engine), "engine.arch", verdict, said)
+    none = replace(CUDA_ENGINE, built_for=(130,))
+    assert_check(with_engine(replace(facts, board=board), none), "engine.arch", CheckResult.BAD, "but the GPUs are")
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,18 @@ def test_machine_code_must_fit_the_gpu(places: Folders, built: tuple[int, ...], 
             choose(places, None, needs_gpu=True, capabilities=(gpu,))
 
 
+@pytest.mark.parametrize(("built", "fits"), [((86,), True), ((35,), True), ((75,), False)])
+def test_code_for_one_of_several_gpus_is_enough(places: Folders, built: tuple[int, ...], fits: bool) -> None:
+    """The plan leaves the others out."""
+    put(places.engines, "a-cuda-1", arch=built)
+    write_selection(places.engines, SelectedEngine("a-cuda-1"))
+    if fits:
+        assert choose(places, None, needs_gpu=True, capabilities=("3.5", "8.6")).built_for == built
+    else:
+        with pytest.raises(EngineMissingError, match="this GPU is sm_35, sm_86"):
+            choose(places, None, needs_gpu=True, capabilities=("3.5", "8.6"))
+
+
 def test_asked_for_by_id_path_folder_or_name(places: Folders, tmp_path: Path) -> None:
     put(places.engines, "a-cpu-1")
     server = write_server(tmp_path / "mine/llama-server", era="flash-bare")

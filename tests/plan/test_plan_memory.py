@@ -140,6 +140,13 @@ def test_several_gpus_hold_the_whole_model_between_them() -> None:
     assert two["GPU-1"].context_bytes > 0
 
 
+def test_each_gpu_pays_a_context_of_its_own_size() -> None:
+    chosen = settings(41, devices=("CUDA0", "CUDA1"), split_mode="layer", tensor_split=(2.0, 1.0))
+    both = budget(of(thirteen_billion()), chosen, inputs(80, 24))
+    large, small = (budget(of(thirteen_billion()), settings(41), inputs(size))["GPU-0"] for size in (80, 24))
+    assert both["GPU-0"].context_bytes == large.context_bytes > both["GPU-1"].context_bytes == small.context_bytes
+
+
 def test_a_correction_scales_compute_and_replaces_the_context() -> None:
     it = of(thirteen_billion())
     key = calibration_key("llama", settings(41))
