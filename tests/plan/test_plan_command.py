@@ -174,6 +174,57 @@ def test_hidden_gpus_are_hidden_from_the_plan(
     assert found["board"]["gpus"] == []
 
 
+def two_cards(folder: Path, kind: str = "GPU") -> Path:
+    """The tree of a machine with a small old card and a larger newer one."""
+    root = trees.copy("rtx-4090", folder / "tree")
+    head = (root / "nvidia-smi.csv").read_text().splitlines()[0]
+    cards = (
+        "0, GPU-20000000-0000-0000-0000-000000000000, Quadro P2000, 00000000:01:00.0, 5120, 4950, 6.1, [N/A], 580.82",
+        "1, GPU-50000000-0000-0000-0000-000000000000, RTX A5000, 00000000:02:00.0, 24564, 24000, 8.6, [N/A], 580.82",
+    )
+    (root / "nvidia-smi.csv").write_text("\n".join((head, *cards)).replace("GPU-", f"{kind}-") + "\n")
+    return root
+
+
+P2000, A5000 = ("GPU-20000000-0000-0000-0000-000000000000", "GPU-50000000-0000-0000-0000-000000000000")
+
+
+@pytest.mark.parametrize(
+    ("selectors", "used"),
+    [
+        (["GPU-2000"], P2000),
+        ([P2000], P2000),
+        (["0"], P2000),
+        (["p2000"], P2000),
+        (["GPU-5000"], A5000),
+        (["1"], A5000),
+        (["A5000"], A5000),
+        (["P2000", "1"], A5000),
+        ([], A5000),
+    ],
+)
+def test_the_gpus_of_all_models_are_chosen_by_uuid_index_or_name(
+    capsys: pytest.CaptureFixture[str], state: list[str], tmp_path: Path, selectors: list[str], used: str
+) -> None:
+    setting = f"gpus={json.dumps(selectors)}"
+    found = document(capsys, "--root", str(two_cards(tmp_path)), "-p", "cuda", "--set", setting, *state)
+    assert len(found["board"]["gpus"]) == (2 if len(selectors) != 1 else 1)
+    (model,) = found["models"].values()
+    rung = model["ladder"][model["chosen"]]
+    assert rung["env"]["CUDA_VISIBLE_DEVICES"] == used
+    assert set(rung["memory"]) == {"host", used} and rung["settings"]["n_gpu_layers"] == 31
+
+
+@pytest.mark.parametrize("selector", ["GPU-9", "2", "RTX 4090"])
+def test_a_gpu_that_is_not_there_is_refused(
+    capsys: pytest.CaptureFixture[str], state: list[str], tmp_path: Path, selector: str
+) -> None:
+    setting = f"gpus={json.dumps([selector])}"
+    assert main(["plan", "--json", "--root", str(two_cards(tmp_path)), "-p", "cuda", "--set", setting, *state]) == 78
+    said = capsys.readouterr().err
+    assert f"no GPU is '{selector}'" in said and "1: RTX A5000 (GPU-5000" in said
+
+
 @pytest.mark.parametrize(
     ("hidden", "value"),
     [("P2000", "GPU-5000"), ("P2000", "1"), ("A5000", "GPU-2"), ("A5000", "0"), ("P2000", "MIG-5000")],
@@ -187,14 +238,7 @@ def test_case_03_plan_board_and_doctor_see_the_cards_that_up_would_use(
     value: str,
 ) -> None:
     """A short UUID, also of a MIG instance, and an index, as in CUDA; `build` compiles for what `board` shows."""
-    root = trees.copy("rtx-4090", tmp_path / "tree")
-    head = (root / "nvidia-smi.csv").read_text().splitlines()[0]
-    cards = (
-        "0, GPU-20000000-0000-0000-0000-000000000000, Quadro P2000, 00000000:01:00.0, 5120, 4950, 6.1, [N/A], 580.82",
-        "1, GPU-50000000-0000-0000-0000-000000000000, RTX A5000, 00000000:02:00.0, 24564, 24000, 8.6, [N/A], 580.82",
-    )
-    listed = "\n".join((head, *cards)) + "\n"
-    (root / "nvidia-smi.csv").write_text(listed.replace("GPU-", "MIG-") if value.startswith("MIG") else listed)
+    root = two_cards(tmp_path, "MIG" if value.startswith("MIG") else "GPU")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     shown = "A5000" if hidden == "P2000" else "P2000"
     tree = ("--root", str(root))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
 
 import pytest
@@ -38,8 +39,13 @@ def experts(layers: int = 48, count: int = 128) -> Candidate:
     return candidate_of(shapes.model("Experts", shapes.with_experts(meta, count, 768)))
 
 
-def planned(it: Candidate, *vram_gib: float, host_gib: float = 64, **preset: object) -> Plan:
+def planned(
+    it: Candidate, *vram_gib: float, host_gib: float = 64, capabilities: Sequence[str] = (), **preset: object
+) -> Plan:
     board = shapes.gpu_board(*vram_gib, memory_gib=host_gib)
+    if capabilities:
+        cards = zip(board.gpus, capabilities, strict=True)
+        board = replace(board, gpus=tuple(replace(gpu, compute_capability=each) for gpu, each in cards))
     memory = shapes.memory(board, gpu_gib=tuple(size * 0.97 for size in vram_gib))
     asked = Preset(**{"reserve": "max(512MiB, 5%)", "partial_offload": True, "fallback": "cpu", **preset})  # type: ignore[arg-type]
     models = {"m": (it, ModelConfig("m", "m"))}
@@ -289,34 +295,43 @@ def test_experts_stay_on_the_host_before_the_output_does() -> None:
     assert quality(plan)[:2] == (49, -1)
 
 
-@settings(max_examples=60, deadline=None)
+CARDS = st.tuples(st.floats(1.5, 80), st.sampled_from(["7.5", "8.6", "8.9", "9.0"]), st.booleans())
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     st.sampled_from(MODELS),
-    st.lists(st.floats(1.5, 80), min_size=2, max_size=4),
+    st.lists(CARDS, min_size=2, max_size=7),
+    st.floats(16, 200),
     st.sampled_from([4096, 32768, 131072]),
     st.integers(1, 4),
     st.booleans(),
 )
-@example(MODELS[0], [2.0, 44.5], 4096, 1, True)
+@example(MODELS[0], [(2.0, "8.9", True), (44.5, "8.9", False)], 200, 4096, 1, True)
 def test_more_gpus_never_make_a_plan_worse(
-    it: Candidate, vram_gib: list[float], n_ctx: int, slots: int, partial: bool
+    it: Candidate, machine: list[tuple[float, str, bool]], host_gib: float, n_ctx: int, slots: int, partial: bool
 ) -> None:
-    """For every subset of the GPUs: layers, experts, context, KV type and slots."""
+    """For every subset of the GPUs: layers, experts, context, KV type and slots. Of more than four GPUs: for each one,
+    all but each one, and one subset that was drawn."""
     preset = {"n_ctx": n_ctx, "n_parallel": slots, "partial_offload": partial, "fallback": "refuse"}
 
     def of(cards: tuple[int, ...]) -> tuple[float, ...] | None:
+        sizes, capabilities = [machine[i][0] for i in cards], [machine[i][1] for i in cards]
         try:
-            plan = planned(it, *(vram_gib[i] for i in cards), host_gib=200, **preset)
+            plan = planned(it, *sizes, host_gib=host_gib, capabilities=capabilities, **preset)
         except DoesNotFitError:
             return None
         return quality(plan)
 
-    whole = of(tuple(range(len(vram_gib))))
-    for size in range(1, len(vram_gib)):
-        for cards in combinations(range(len(vram_gib)), size):
-            part = of(cards)
-            if part is not None:
-                assert whole is not None and whole >= part, (cards, whole, part)
+    every = tuple(range(len(machine)))
+    counts = range(1, len(every)) if len(every) <= 4 else (1, len(every) - 1)
+    subsets = {cards for count in counts for cards in combinations(every, count)}
+    subsets |= {drawn} if (drawn := tuple(i for i in every if machine[i][2])) else set()
+    whole = of(every)
+    for cards in sorted(subsets):
+        part = of(cards)
+        if part is not None:
+            assert whole is not None and whole >= part, (cards, whole, part)
 
 
 @settings(max_examples=40, deadline=None)
