@@ -12,6 +12,7 @@ import gguf
 import httpx
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from edge.cli import main
 from edge.plan import start_records
@@ -142,8 +143,36 @@ def test_a_template_that_the_engine_refuses_is_named_with_the_key_that_helps(
 def test_ten_options_of_the_real_help_pass_through(tmp_path: Path, smollm2: Path, built_server: Path) -> None:
     """llama-server itself takes them: drawn with a fixed seed from those that need no file, network or device."""
     place = ("-p", "cpu", "-m", f"chat={smollm2}", "--engine", str(built_server), "--set", "n_ctx=512")
-    with Up(tmp_path, *place, "--", *drawn_options()) as up:
+    words = drawn_options()
+    with Up(tmp_path, *place, "--", *words) as up:
         up.wait_for("ok")
+        line = Path(f"/proc/{up.child_pid()}/cmdline").read_bytes().decode().split("\0")
+        first = line.index(words[0])
+        assert tuple(line[first : first + len(words)]) == words
+        assert up.chat().status_code == 200
+
+
+@pytest.mark.e2e
+def test_what_args_cost_is_known_after_the_first_start(
+    tmp_path: Path, smollm2: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --swa-full each layer keeps the whole context, and not its window."""
+    layers, n_ctx, window = 7, 8192, 512
+    shape = Shape(arch="gemma3", layers=layers, embd=128, heads=1, kv_heads=1, head_size=128, ff=128, window=window)
+    model = write(tmp_path / "Window-F16.gguf", replace(shape, tied=True), smollm2)
+    place = ("-p", "cpu", "-m", f"chat={model}", "--set", f"n_ctx={n_ctx}", "--set", 'args=["--swa-full"]')
+
+    def planned() -> int:
+        assert main(["plan", *place, "--json", "--state-dir", str(tmp_path)]) == 0
+        (found,) = json.loads(capsys.readouterr().out)["models"].values()
+        return int(found["ladder"][found["chosen"]]["memory"]["host"]["kv_bytes"])
+
+    full = layers * n_ctx * 2 * 2 * 128  # K and V of one head in f16
+    assert planned() < full / 2
+    with Up(tmp_path, *place) as up:
+        up.wait_for("ok")
+        eventually((tmp_path / "state" / "calibration.json").exists, "the engine's memory is recorded")
+    assert planned() == pytest.approx(full, rel=0.05)
 
 
 @pytest.mark.e2e

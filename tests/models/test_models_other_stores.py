@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from edge.cli import main
 from edge.errors import ModelMissingError, UsageError
 from edge.models.check import check_deep
 from edge.models.install import import_model, remove
@@ -18,17 +19,25 @@ from edge.models.store import Store, standard
 from edge.models.survey import survey
 from edge.paths import folders, user_folders
 from tests.fakes.gguf_writer import Gguf
+from tests.plan.random_gguf import Shape, write
+from tests.serving import Up
 
 
-def ollama(root: Path, name: str, tag: str = "latest", *, projector: bool = False, namespace: str = "library") -> Path:
-    """A model as `ollama pull` leaves it; returns its blob."""
+def ollama(
+    root: Path,
+    name: str,
+    tag: str = "latest",
+    *,
+    projector: bool = False,
+    namespace: str = "library",
+    model: bytes | None = None,
+) -> Path:
+    """A model as `ollama pull` leaves it; returns its blob. `model`: another file than one with only a header."""
     layers = []
-    for kind, gguf in (("model", Gguf("llama").model().set("general.name", name)), ("projector", Gguf("clip"))):
-        if kind == "projector":
-            if not projector:
-                continue
-            gguf = gguf.projector(256)
-        data = gguf.bytes()
+    files = {"model": model or Gguf("llama").model().set("general.name", name).bytes()}
+    if projector:
+        files["projector"] = Gguf("clip").projector(256).bytes()
+    for kind, data in files.items():
         digest = hashlib.sha256(data).hexdigest()
         blob = root / "blobs" / f"sha256-{digest}"
         blob.parent.mkdir(parents=True, exist_ok=True)
@@ -109,6 +118,27 @@ def test_what_an_import_serves_is_found_again_and_removed(home: Path, tmp_path: 
     remove(store, imported.name)
     with pytest.raises(ModelMissingError):
         store.resolve(imported.name)
+
+
+@pytest.mark.e2e
+def test_an_imported_blob_is_served_by_its_name(
+    home: Path, tmp_path: Path, smollm2: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`plan` and `up` find it by the name that its manifest gives it."""
+    tiny = write(tmp_path / "Tiny-F16.gguf", Shape(layers=2, embd=128, heads=2, kv_heads=2, ff=128), smollm2)
+    blob = ollama(home / ".ollama/models", "tiny", "2l", model=tiny.read_bytes())
+    state = tmp_path / "s"
+    place = ("--state-dir", str(state))
+    assert main(["model", "import", str(blob), *place]) == 0
+    capsys.readouterr()
+    for file in (tiny, blob):
+        file.unlink()
+    assert main(["plan", "-p", "cpu", "-m", "tiny-2l", "--json", "--set", "n_ctx=512", *place]) == 0
+    ((name, model),) = json.loads(capsys.readouterr().out)["models"].items()
+    assert name == "tiny-2l" and folders({}, state).models in Path(model["model"]["path"]).parents
+    with Up(state, "-p", "cpu", "-m", "tiny-2l", "--set", "n_ctx=512") as up:
+        up.wait_for("ok")
+        assert up.chat().json()["model"] == "tiny-2l"
 
 
 @pytest.mark.parametrize("text", ["[" * 50_000, "{", "5", '{"schema": 1, "files": 5}', '{"schema": 1, "files": [5]}'])

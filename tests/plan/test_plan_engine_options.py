@@ -451,29 +451,58 @@ def test_the_plan_shows_where_each_option_was_set(
 # Needs a file, the network, a device or a privilege, or reads them by its value.
 _NEEDS = re.compile(
     "file|path|dir|url|repo|host|port|device|rpc|hf|cache|lookup|mask|range|numa|prio|vector|grammar|schema|mmproj|media"
-    "|model|lora|tensor|draft|spec|mtmd|video|image|sse|timeout|override|tags|reverse|logit|sampler|moe|ffn|poll|strict"
+    "|model|lora|tensor|draft|spec-|mtmd|video|image|sse|timeout|override|tags|reverse|logit|samplers|moe|ffn|poll|strict"
+    "|cors"
 )
-_DEFAULT = re.compile(r"^(?:-[\w-]+,\s+)*(--[a-z-]+)(?:, --[a-z-]+)* N\b.*?\(default: (-?[0-9.]+[0-9])", re.MULTILINE)
+
+
+def free_options() -> dict[str, tuple[str, ...]]:
+    """By option: a value other than the default that the help names, or none for a switch, of those edgellm leaves."""
+    found: dict[str, tuple[str, ...]] = {}
+    for option in sorted({flag.spelling for flag in REAL.flags.values()}):
+        flag = REAL.flags[option]
+        text = re.search(rf"^(?:-[\w-]+, +)*{option}\b.*?(?=\n-|\n\n|\Z)", HELP, re.MULTILINE | re.DOTALL)
+        assert text is not None, option
+        try:
+            check_args((option, *["1"] * flag.arity), REAL)
+        except ConfigError:
+            continue
+        if _NEEDS.search(option) or flag.arity > 1:
+            continue
+        default = re.search(r"\(default:\s+'?(-?[\w.]*\w)", text[0])
+        named = flag.values or re.findall(r"(-?[\d.]*\d) = \w", text[0])
+        others = [each for each in named if default and each != default[1] and not _same(each, default[1])]
+        if not flag.arity or others:
+            found[option] = (others[-1],) if flag.arity else ()
+    return found
+
+
+def _same(one: str, other: str) -> bool:
+    try:
+        return float(one) == float(other)
+    except ValueError:
+        return False
 
 
 def drawn_options(count: int = 10) -> tuple[str, ...]:
-    """Numeric options of llama-server's help with their default, drawn with a fixed seed from those edgellm leaves."""
-    owned = {REAL.flags[name].spelling for name in OWNED if name in REAL.flags}
-    free = [
-        (name, value)
-        for name, value in _DEFAULT.findall(HELP)
-        if name in REAL.flags and REAL.flags[name].spelling not in owned and not _NEEDS.search(name)
-    ]
-    assert len(free) > 2 * count
-    return tuple(word for option in random.Random(4).sample(free, count) for word in option)
+    """Switches, enumerations and numbers, drawn with a fixed seed, each by one of its names."""
+    free, random_ = free_options(), random.Random(10)
+    words: list[str] = []
+    for option in random_.sample(sorted(free), count):
+        names = sorted(name for name, flag in REAL.flags.items() if flag.spelling == option)
+        words += (random_.choice(names), *free[option])
+    return tuple(words)
 
 
 def test_ten_options_that_edgellm_does_not_own_pass_through_unharmed() -> None:
     words = drawn_options()
-    assert len(words) == 20
+    options_drawn = [word for word in words if word in REAL.flags]
+    kinds = {(REAL.flags[word].arity, bool(REAL.flags[word].values)) for word in options_drawn}
+    assert len(options_drawn) == 10 and kinds == {(0, False), (1, False), (1, True)}, words
+    assert len(free_options()) > 25
     found = options(REAL, args=words)
     assert found.args == words and found.unknown == ()
-    assert render(FULL, REAL, MODEL, "chat", found).args[-20:] == words
+    assert render(FULL, REAL, MODEL, "chat", found).args[-len(words) :] == words
 
 
 def test_an_engine_that_is_not_built_yet_takes_the_keys_and_any_option_but_owned_ones() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -211,3 +212,17 @@ def test_partial_offload_exists_on_discrete_gpus_only() -> None:
     board = shapes.jetson(4)
     unified = situation(board, shapes.memory(board), shapes.engine(cuda=True), "1GiB", {})
     assert {rung.settings.n_gpu_layers for rung in walk_ladder(preset, [it], "chat", unified)} == {33}
+
+
+@pytest.mark.parametrize("scaling", ["yarn", "linear"])
+def test_a_context_that_rope_extends_is_paid_for(scaling: str) -> None:
+    """Four times what the file was trained for: four times the cache."""
+    it = candidate_of(shapes.model("8B", shapes.meta(ctx=8192)))
+    board = shapes.gpu_board(80)
+    inputs = situation(board, shapes.memory(board), shapes.engine(cuda=True), "1GiB", {})
+    plain = Preset(n_ctx=1 << 20)
+    extended = replace(plain, rope_scaling=scaling, rope_scale=4.0)
+    first, wide = (walk_ladder(preset, [it], "chat", inputs)[0] for preset in (plain, extended))
+    assert (first.settings.n_ctx, wide.settings.n_ctx) == (8192, 32768)
+    sizes = [sum(domain.kv_bytes for domain in rung.budget.values()) for rung in (first, wide)]
+    assert sizes[1] == 4 * sizes[0] > 0
