@@ -145,3 +145,18 @@ def test_each_key_is_read_by_something(key: str) -> None:
     name = key.split(".", 1)[-1] if key.count(".") == 2 else key.rpartition(".")[2]
     table = (ROOT / "edge/plan/engine_options.py").read_text(encoding="utf-8")
     assert any(read.endswith(f".{name}") for read in read_names()) or f'"{name}"' in table
+
+
+@cache
+def every_read() -> frozenset[str]:
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "edge").rglob("*.py"))
+    return frozenset(ast.unparse(node) for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+
+
+ROWS = {"device": DEVICE_KEYS, "tier": TIER_KEYS, "choice": CHOICE_KEYS}
+
+
+@pytest.mark.parametrize(("row", "key"), [(row, key) for row, keys in ROWS.items() for key in keys])
+def test_each_key_of_a_further_table_is_read(row: str, key: str) -> None:
+    """By the variable that holds a row: their names are those of other things too."""
+    assert every_read() & {f"{row}.{key}", f"{row}.{key}_bytes"}
