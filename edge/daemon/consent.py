@@ -21,14 +21,13 @@ from edge.paths import Folders
 from edge.plan.candidates import NOT_DOWNLOADED, DownloadCandidate
 from edge.plan.choose import fetch_first
 from edge.plan.prepare import Prepared
-from edge.units import format_bytes
 
 _TOOLS = "Missing build tools (cmake, ninja) are taken from PyPI."
 
 
 def fetch(absent: dict[str, DownloadCandidate], state_dir: Path | None, *, yes: bool) -> None:
     """Pull the models that the plan chose. Raises ModelMissingError without consent, EdgeError if a pull fails."""
-    wanted = ", ".join(f"{offer.id} ({format_bytes(offer.bytes)})" for offer in absent.values())
+    wanted = ", ".join(offer.sized for offer in absent.values())
     if not (yes or _agrees(f"fetch {wanted}?")):
         raise fetch_first(absent)
     print(f"fetching {wanted}", flush=True)

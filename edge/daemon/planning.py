@@ -229,14 +229,17 @@ def _plan(
 def _prepare(request: Request, config: Config, *, inherited: bool) -> Prepared:
     """Plan; with --yes, or a yes on the terminal, build and fetch what is missing first."""
     yes, folders = bool(request.options["yes"]), request.folders
-    for _ in ("an engine", "models"):
+    for _ in ("an engine", "a drafter", "models"):
         try:
             return prepare(config, folders)
         except EngineMissingError as missing:
             if missing.recipe is None or inherited:
                 raise
             rehearse = partial(prepare, config, folders, allow_missing=True)
-            consent.build(missing, missing.recipe, request.state_dir, rehearse, yes=yes)
+            try:
+                consent.build(missing, missing.recipe, request.state_dir, rehearse, yes=yes)
+            except NotDownloadedError as drafter:  # the rehearsal reads its header
+                consent.fetch(drafter.downloads, request.state_dir, yes=yes)
         except NotDownloadedError as missing:
             if inherited:
                 raise

@@ -15,6 +15,7 @@ from edge.models.store import Store, StoreEntry
 from edge.plan.inputs import Candidate, Weights, candidate_of
 from edge.plan.kv_cache import KvBytes, LayerShape
 from edge.resources import data_dir, load_toml
+from edge.units import format_bytes
 
 if TYPE_CHECKING:
     from edge.models.catalogue import CatalogueQuant, CatalogueRow
@@ -37,7 +38,8 @@ NOT_DOWNLOADED = "not downloaded"
 class DownloadCandidate(Struct, frozen=True):
     """One quantization of a model. `path` None: not downloaded, `source` is what `model pull` takes.
 
-    `active` is the share of the weights that one token reads: 1 for dense models.
+    `quant` is empty and `bytes` 0 where only a download tells. `active` is the share of the weights that one token
+    reads: 1 for dense models.
     """
 
     name: str
@@ -50,7 +52,12 @@ class DownloadCandidate(Struct, frozen=True):
 
     @property
     def id(self) -> str:
-        return f"{self.name}:{self.quant}"
+        return f"{self.name}:{self.quant}" if self.quant else self.name
+
+    @property
+    def sized(self) -> str:
+        """The id with the size of the download, where that is known."""
+        return f"{self.id} ({format_bytes(self.bytes)})" if self.bytes else self.id
 
 
 def expected_subject(row: CatalogueRow, quant: CatalogueQuant, folder: str) -> Candidate:

