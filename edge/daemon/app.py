@@ -168,7 +168,7 @@ class App:
         await _end(reporting)
         await self.fleet.close()
         if not self.writer.close(STATE_DISK_S) or self.writer.dropped:
-            self.console.warn(f"{launch.folders.instance_state} does not answer: its last records are not kept")
+            self.console.warn(f"{launch.folders.instance_state} did not answer in time: records of this run are lost")
         launch.lock.release()
         if self.fleet.broke.is_set():
             return BugError.exit_code

@@ -13,7 +13,7 @@ from aiohttp.client_proto import ResponseHandler
 from aiohttp.http import HttpProcessingError, RawResponseMessage, StreamWriter
 from aiohttp.streams import StreamReader
 
-from edge.gateway.headers import Pairs, request_head
+from edge.gateway.headers import Pairs, in_chunks, request_head
 from edge.supervisor.upstream import Endpoint
 from edge.units import KIB
 
@@ -96,8 +96,7 @@ class EngineConnection:
                 if isinstance(body, bytes):
                     transport.write(body)
                 elif body is not None:
-                    chunked = not any(name.lower() == "content-length" for name, _ in pairs)  # as request_head
-                    self._upload = asyncio.ensure_future(self._send(body, chunked=chunked))
+                    self._upload = asyncio.ensure_future(self._send(body, chunked=in_chunks(pairs, size)))
         try:
             message, content = await self._protocol.read()
             while 100 <= message.code < 200 and message.code != 101:  # Continue, Early Hints: the answer follows

@@ -23,7 +23,6 @@ _FOR_GATEWAY = frozenset({"authorization", "x-api-key", "expect", "edgellm-max-w
 _NOT_UP = HOP_BY_HOP | _FOR_GATEWAY
 _OF_ENCODED_BODY = frozenset({"content-encoding", "content-length"})
 _CORS = "access-control-"
-CHUNKED = "Transfer-Encoding: chunked"
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})  # of these no Content-Length means no body
 
 Pairs = list[tuple[str, str]]
@@ -59,6 +58,11 @@ def _named_by_connection(pairs: Pairs) -> frozenset[str]:
     return frozenset(names - {"content-length", "content-type", "host", "close", "keep-alive", ""})
 
 
+def in_chunks(pairs: Pairs, body_bytes: int | None) -> bool:
+    """Return whether a body is sent in chunks: of unknown length, and the client named none. Head and body obey it."""
+    return body_bytes is None and not any(name.lower() == "content-length" for name, _ in pairs)
+
+
 def request_head(method: str, target: str, pairs: Pairs, body_bytes: int | None, *, keep: bool) -> bytes:
     """Return a request's first line and headers, with those that frame its body.
 
@@ -70,11 +74,10 @@ def request_head(method: str, target: str, pairs: Pairs, body_bytes: int | None,
         lines.append("Host: engine")
     if not keep:
         lines.append("Connection: close")
-    if "content-length" not in names:
-        if body_bytes is None:
-            lines.append(CHUNKED)
-        elif body_bytes or method not in _WITHOUT_BODY:
-            lines.append(f"Content-Length: {body_bytes}")
+    if in_chunks(pairs, body_bytes):
+        lines.append("Transfer-Encoding: chunked")
+    elif "content-length" not in names and (body_bytes or method not in _WITHOUT_BODY):
+        lines.append(f"Content-Length: {body_bytes}")
     text = "\r\n".join(lines)
     if text.count("\n") != len(lines) - 1 or text.count("\r") != len(lines) - 1:
         raise ValueError("a line break in a header")

@@ -78,9 +78,12 @@ class OrderedWriter:
         with self._changed:
             last = self._number
             while (first := self._first()) <= last:
-                if not self._changed.wait_for(lambda first=first: self._first() != first, limit_s):  # type: ignore[misc]
+                if not self._moves_on(first, limit_s):
                     return False
             return True
+
+    def _moves_on(self, first: int, limit_s: float) -> bool:
+        return self._changed.wait_for(lambda: self._first() != first, limit_s)
 
     def close(self, limit_s: float) -> bool:
         """Drain and end the thread; jobs that still wait after `drain` are dropped. Return whether all were run."""

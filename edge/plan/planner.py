@@ -92,9 +92,10 @@ def make_plan(
         else:
             wanted, config = models[model_id]
             plan, left = job.plan(model_id, wanted, config, left, whole, tuple(plans))
-        if plan.takes_turns:
-            plan = _beside_pinned(plan, [plans[name] for name in plans if configs[name].pin])
         plans[model_id] = plan
+    # Whatever the order of planning: a pinned model never makes room.
+    pinned = [plan for name, plan in plans.items() if configs[name].pin]
+    plans = {name: _beside_pinned(plan, pinned) if plan.takes_turns else plan for name, plan in plans.items()}
     notes = (
         *profile.notes,
         *_degraded(profile, engine, preset),
@@ -108,7 +109,7 @@ def make_plan(
 
 def _beside_pinned(plan: ModelPlan, pinned: Sequence[ModelPlan]) -> ModelPlan:
     """Warn of pinned models that leave no room for this one, in place of "they take turns": they never make room."""
-    held = {each.id: each.ladder.plans[each.ladder.chosen].budget for each in pinned}
+    held = {each.id: each.ladder.plans[each.ladder.chosen].budget for each in pinned if each.id != plan.id}
     for domain, budget in plan.ladder.plans[plan.ladder.chosen].budget.items():
         taken = {name: other[domain].required_bytes for name, other in held.items() if domain in other}
         # What is free on a server of another board was counted beside the others already.

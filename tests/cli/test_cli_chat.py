@@ -219,20 +219,20 @@ def on_terminal(*arguments: str) -> tuple[subprocess.Popen[bytes], int]:
     return process, ours
 
 
+def read_until(terminal: int, shown: bytearray, mark: bytes, count: int) -> None:
+    """Read what the terminal shows, behind what was read before, until `mark` stands in it that often."""
+    while shown.count(mark) < count:
+        shown += os.read(terminal, 4096)
+
+
 async def test_a_conversation_on_a_terminal(rig: Rigs) -> None:
     """The history goes along, thinking is shown, control characters are not obeyed, /exit ends it."""
     here = await rig(thinking("stop"))
     process, ours = on_terminal("chat", "-m", "chat", "--url", f"http://127.0.0.1:{here.port}")
-    shown = b""
-
-    def read_until(mark: bytes, count: int) -> None:
-        nonlocal shown
-        while shown.count(mark) < count:
-            shown += os.read(ours, 4096)
-
+    shown = bytearray()
     try:
         for number, line in enumerate((b"first\n", b"second\n", b"/exit\n"), 1):
-            await asyncio.to_thread(read_until, b"> ", number)
+            await asyncio.to_thread(read_until, ours, shown, b"> ", number)
             os.write(ours, line)
         assert await asyncio.to_thread(process.wait, 30) == 0
     finally:
@@ -258,23 +258,17 @@ async def test_ctrl_c_stops_an_answer_and_the_history_keeps_its_half(rig: Rigs) 
 
     here = await rig(script)
     process, ours = on_terminal("chat", "-m", "chat", "--url", f"http://127.0.0.1:{here.port}")
-    shown = b""
-
-    def read_until(mark: bytes, count: int) -> None:
-        nonlocal shown
-        while shown.count(mark) < count:
-            shown += os.read(ours, 4096)
-
+    shown = bytearray()
     try:
-        await asyncio.to_thread(read_until, b"> ", 1)
+        await asyncio.to_thread(read_until, ours, shown, b"> ", 1)
         os.write(ours, b"first\n")
-        await asyncio.to_thread(read_until, b"Forty", 1)
+        await asyncio.to_thread(read_until, ours, shown, b"Forty", 1)
         os.write(ours, b"\x03")
-        await asyncio.to_thread(read_until, b"(stopped)", 1)
+        await asyncio.to_thread(read_until, ours, shown, b"(stopped)", 1)
         await asyncio.wait_for(stopped.wait(), LIMIT_S)
-        await asyncio.to_thread(read_until, b"> ", 2)
+        await asyncio.to_thread(read_until, ours, shown, b"> ", 2)
         os.write(ours, b"go on\n")
-        await asyncio.to_thread(read_until, b"> ", 3)
+        await asyncio.to_thread(read_until, ours, shown, b"> ", 3)
         os.write(ours, b"/exit\n")
         assert await asyncio.to_thread(process.wait, LIMIT_S) == 0
     finally:

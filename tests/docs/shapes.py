@@ -355,7 +355,7 @@ class Activity(Struct):
     completion_tokens: int
     tokens_per_s: float | None  # of the last answer
     tokens_per_joule: float | None
-    expected_ready_in_s: float | None  # null when it is ready, or nothing is known
+    expected_ready_in_s: float | None  # of the start that `elapsed_s` counts, by the last one; null without a record
     elapsed_s: float | None  # since the start that is under way began; null without one
     model: ModelFigures
 

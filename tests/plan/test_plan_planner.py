@@ -312,6 +312,19 @@ def test_a_model_that_cannot_fit_beside_a_pinned_one_is_not_said_to_take_turns(p
     assert (found.models["b"].takes_turns, found.models["b"].warnings) == (True, (warning,))
 
 
+def test_a_pinned_model_that_is_planned_later_leaves_no_room_either() -> None:
+    board = shapes.cpu_board(8)
+    models = {
+        name: (candidate_of(shapes.model(name, SMALL)), ModelConfig(name, name, priority=rank, pin=name == "last"))
+        for name, rank in (("a", 2), ("b", 1), ("last", 0))
+    }
+    found = plan(board, models=models, memory=shapes.memory(board, 6.5), preset=profile(offload="none"))
+    assert found.models["b"].warnings == (
+        "does not fit beside last (pinned): its requests are refused while that is in memory",
+    )
+    assert found.models["last"].warnings == ("fits only while a and b sleep: they take turns",)
+
+
 def test_settings_of_one_model_are_its_own() -> None:
     models = one(set={"n_ctx": 2048}, origin="edgellm.toml: model 1")
     rung = chosen(plan(shapes.cpu_board(), models=models, preset=profile(offload="none")))
