@@ -13,12 +13,13 @@ from edge.gateway.admission import Admission
 from edge.gateway.config import GatewayOptions
 from edge.gateway.connection_pool import Pools
 from edge.gateway.connections import Connections
-from edge.gateway.keys import KeyRing, StreamOwners
+from edge.gateway.keys import KeyRing
 from edge.gateway.metrics import Metrics
 from edge.gateway.model_name import only_one
 from edge.gateway.openai import ListedModel
 from edge.gateway.origin import OriginPolicy
 from edge.gateway.page import Page
+from edge.gateway.streams import StreamOwners
 from edge.gateway.waiting_room import WaitingQueue
 from edge.supervisor.status import Failure, ModelStatus
 from edge.supervisor.upstream import Upstream

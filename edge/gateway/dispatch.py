@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from urllib.parse import parse_qs
 
 from aiohttp import web
 
@@ -22,6 +20,7 @@ from edge.gateway.ollama import NDJSON, OllamaAnswer, OllamaCall, read_call
 from edge.gateway.openai import HttpFault, RejectedError, sse_error
 from edge.gateway.proxy import Exchange, forward
 from edge.gateway.routes import ADMIN, OLLAMA, Route, plain_path, wakes
+from edge.gateway.streams import HEADER, check_stream
 from edge.gateway.waiting_room import ByteReservation, WaitingQueue, failed_fault
 from edge.supervisor.status import ModelStatus, State
 from edge.supervisor.upstream import Endpoint, Upstream
@@ -181,8 +180,9 @@ async def dispatch(
         wait_until_s = record.began_s + _max_wait_s(request, context.config.hold_seconds)
         exchange = Exchange(request, upstream, found.target, body, reserved, record, record.usage, wait_until_s, extra)
         exchange.hide_paths = found.name in ADMIN and context.keys.needed and not record.admin
-        if context.keys.needed and record.key is not None and not record.admin:
-            _check_stream_owner(context, exchange, record.key)
+        if context.keys.needed and record.key is not None:
+            made = request.headers.getall(HEADER, ())
+            check_stream(context.stream_owners, request.method, found.target, made, body, record)
         if call is not None:
             return await _send_call(context, exchange, found, call)
         heartbeat = _heartbeat(context, exchange, found)
@@ -190,26 +190,6 @@ async def dispatch(
             return await _send(context, exchange, found, None)
         async with heartbeat:
             return await _send_with_heartbeat(context, exchange, found, heartbeat)
-
-
-def _check_stream_owner(context: Context, exchange: Exchange, key: str) -> None:
-    """Raise RejectedError for a resumable stream of another key; drop its id from a lookup of several."""
-    owners, path = context.stream_owners, exchange.target.partition("?")[0]
-    made = exchange.request.headers.get("X-Conversation-Id")
-    if made is not None and exchange.request.method == "POST" and not owners.claim(made, key):
-        raise RejectedError(HttpFault(403, "not_your_stream", "this conversation id belongs to another key", None))
-    if path == "/v1/stream":
-        query = parse_qs(exchange.target.partition("?")[2])
-        asked = [each for name in ("conv_id", "conv") for each in query.get(name, [])]
-        if not all(owners.owns(each, key) for each in asked) or not (asked or (made and owners.owns(made, key))):
-            raise RejectedError(HttpFault(404, "no_stream", "there is no such stream of this key", None))
-    elif path == "/v1/streams/lookup" and exchange.body.complete:
-        try:
-            document = json.loads(exchange.body.data or b"{}")
-            ids = [each for each in document["conversation_ids"] if owners.owns(each, key)]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            ids = []
-        exchange.body.replace(json.dumps({"conversation_ids": ids}).encode())
 
 
 async def _send(context: Context, exchange: Exchange, found: Route, heartbeat: Heartbeat | None) -> web.StreamResponse:

@@ -238,29 +238,6 @@ class KeyRing:
             log.error("keys: %s; all requests are rejected until it can be read", error)
 
 
-class StreamOwners:
-    """The key that made each resumable stream, so that no other key reads or ends it. Bounded, the oldest go first.
-
-    llama-server resumes the answer to a request with X-Conversation-Id by GET /v1/stream?conv_id=….
-    """
-
-    MOST = 4096
-
-    def __init__(self) -> None:
-        self._owners: dict[str, str] = {}
-
-    def claim(self, stream: str, key: str) -> bool:
-        """Record `key` as the owner of a new stream. Returns False if another key owns it."""
-        if self._owners.setdefault(stream, key) != key:
-            return False
-        while len(self._owners) > self.MOST:
-            del self._owners[next(iter(self._owners))]
-        return True
-
-    def owns(self, stream: str, key: str) -> bool:
-        return self._owners.get(stream) == key
-
-
 def _stamp(path: Path) -> tuple[int, int, int] | None:
     try:
         status = path.stat()

@@ -164,7 +164,8 @@ async def _attempt(
             return await _into(exchange.opened, exchange, answer, progress, loop)
         if exchange.translation is not None and not (exchange.translation.call.stream and answer.status == 200):
             return await _whole(exchange, answer, loop)
-        if _is_whole(exchange.request, answer):
+        # With paths to hide even a large answer is read whole: a template of 300 KiB is in /props.
+        if _is_whole(exchange.request, answer) or (exchange.hide_paths and exchange.request.method != "HEAD"):
             return await _whole(exchange, answer, loop)
         return await _stream(exchange, answer, progress, loop)
 

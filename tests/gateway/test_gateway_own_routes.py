@@ -261,6 +261,17 @@ async def test_paths_of_the_machine_are_shown_to_an_admin_key_only(
     assert b"/home/me" in (await (await rig(script)).once(ask("GET", target))).body, "without keys: this machine only"
 
 
+async def test_paths_are_hidden_in_a_large_answer_too(rig: Rigs, keyed: GatewayOptions) -> None:
+    """/props holds the chat template of the model file, of any size; an engine may also send it in chunks."""
+
+    async def script(line, request):  # type: ignore[no-untyped-def]
+        await line.json({"model_path": "/home/me/models/a.gguf", "chat_template": "t" * 400_000})
+
+    here = await rig(script, config=keyed)
+    answer = await here.once(ask("GET", "/props", "X-Api-Key: " + SECRET))
+    assert len(answer.body) > 400_000 and json.loads(answer.body)["model_path"] == "a.gguf"
+
+
 async def test_a_model_is_loaded_unloaded_and_restarted_with_an_admin_key_only(
     rig: Rigs, keyed: GatewayOptions
 ) -> None:
