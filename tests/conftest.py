@@ -19,6 +19,7 @@ from edge.models.pull import pull
 from edge.paths import Folders, folders
 from tests import leftovers
 from tests.kept import building, locked
+from tests.needs import list_skipped
 from tests.serving import DEMO
 
 # A shell that starts a job in the background ignores SIGINT in it, nohup(1) ignores SIGHUP, and every child would
@@ -44,6 +45,11 @@ def pytest_configure() -> None:
     if ended := leftovers.sweep():
         print(f"ended {len(ended)} processes of test runs that were killed", file=sys.stderr)
     leftovers.mark()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was not run is named: a green run says nothing of it."""
+    list_skipped(terminalreporter)
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import threading
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge.board import nvidia, nvml
+from tests.needs import compiler
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
 GIB = 2**30
@@ -17,11 +17,9 @@ GIB = 2**30
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler: the stand-in for NVML cannot be built")
+    cc = compiler("the stand-in for NVML cannot be built")
     out = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", "-w", "-o", str(out), str(SOURCE)], check=True)
+    subprocess.run([cc, "-shared", "-fPIC", "-w", "-o", str(out), str(SOURCE)], check=True)
     return str(out)
 
 
@@ -51,10 +49,8 @@ def test_two_gpus_by_uuid_with_free_memory(library: str, monkeypatch: pytest.Mon
 def test_a_library_without_some_entry_points_costs_what_they_return(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiler, old = shutil.which("cc") or shutil.which("gcc"), tmp_path / "libnvidia-ml.so.1"
-    if compiler is None:
-        pytest.skip("no C compiler: the stand-in for NVML cannot be built")
-    subprocess.run([compiler, "-DOLD", "-shared", "-fPIC", "-w", "-o", str(old), str(SOURCE)], check=True)
+    cc, old = compiler("the stand-in for NVML cannot be built"), tmp_path / "libnvidia-ml.so.1"
+    subprocess.run([cc, "-DOLD", "-shared", "-fPIC", "-w", "-o", str(old), str(SOURCE)], check=True)
     reading = _read(str(old), monkeypatch, f"NVIDIA H200,GPU-cc,00000000:01:00.0,{(1 << 64) - 1},{GIB},9,0,0")
     assert reading is not None
     (found,) = reading.gpus

@@ -15,6 +15,7 @@ import pytest
 from tests.boot import image
 from tests.boot.board import Board, Disk, sweep
 from tests.boot.image import SUITES, Suite
+from tests.needs import lacks
 
 NAMES = os.environ.get("BOOT_SUITES", "bookworm").split()
 VM = "vm" in NAMES
@@ -28,10 +29,8 @@ NewBoard = Callable[..., Board]
 @pytest.fixture(scope="session")
 def can_boot() -> None:
     reason = image.why_not()
-    if reason is not None and os.environ.get("CI"):
-        pytest.fail(f"no system can be booted here: {reason}")
     if reason is not None:
-        pytest.skip(f"no system can be booted here: {reason}")
+        lacks(f"no system can be booted here: {reason}")
     sweep()
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 from pathlib import Path
 
 import httpx
-import pytest
 
 from edge.daemon.remembered_launch import read_record
 from edge.plan import start_records
 from tests.daemon.served import Served, served
+from tests.needs import compiler
 from tests.serving import PATIENCE_S, eventually
 
 HANGING_OPEN = Path(__file__).parents[1] / "fakes" / "hanging_open.c"
@@ -24,11 +23,9 @@ class HungDisk:
     """A folder whose files cannot be opened or removed while `hang()` holds: open(2) and unlink(2) do not return."""
 
     def __init__(self, folder: Path, state: Path) -> None:
-        compiler = shutil.which("cc") or shutil.which("gcc")
-        if compiler is None:
-            pytest.skip("no C compiler: opens cannot be held up")
+        cc = compiler("opens cannot be held up")
         library, self._file = folder / "hang.so", folder / "hang"
-        subprocess.run([compiler, "-shared", "-fPIC", "-o", library, HANGING_OPEN, "-ldl"], check=True)
+        subprocess.run([cc, "-shared", "-fPIC", "-o", library, HANGING_OPEN, "-ldl"], check=True)
         self.env = {"LD_PRELOAD": str(library), "HANG_PATH": f"{state}/", "HANG_FILE": str(self._file)}
 
     def hang(self) -> None:

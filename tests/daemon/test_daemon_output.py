@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pty
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import httpx
 import pytest
 
 from tests.fakes import llama_switches
+from tests.needs import compiler
 from tests.serving import PATIENCE_S, alive, edgellm, environment, eventually, free_port
 
 Process = subprocess.Popen[bytes]
@@ -78,11 +78,9 @@ def assert_serves_through_a_crash(folder: Path, process: Process, status: Callab
 
 def test_a_file_of_the_kernel_that_does_not_return_is_named(short_dir: Path, smollm2: Path) -> None:
     """A driver may hang behind any file of /sys: `up` must not look dead meanwhile, and goes on when it returns."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler: opens cannot be held up")
+    cc = compiler("opens cannot be held up")
     library, hang, output = short_dir / "hang.so", short_dir / "hang", short_dir / "output"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, HANGING_OPEN, "-ldl"], check=True)
+    subprocess.run([cc, "-shared", "-fPIC", "-o", library, HANGING_OPEN, "-ldl"], check=True)
     hang.touch()
     env = {"LD_PRELOAD": str(library), "HANG_PATH": "/proc/cpuinfo", "HANG_FILE": str(hang)}
     with output.open("wb") as file, up(short_dir, smollm2, file, stderr=file, env=env) as (process, status):

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote
 
-import pytest
-
 from tests.kept import kept
+from tests.needs import lacks
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -27,16 +26,12 @@ def program(cache: Path, name: str, package: str) -> list[str]:
         kept(folder, lambda _: _fetch(package, folder))
     except (OSError, subprocess.CalledProcessError) as error:
         detail = (getattr(error, "stderr", None) or b"").decode(errors="replace")[-300:]
-        _without(f"no {package} from Debian: {error} {detail}")
+        lacks(f"no {package} from Debian: {error} {detail}")
     found = [path for place in ("usr/sbin", "usr/bin") if (path := folder / "root" / place / name).is_file()]
     if not found:
-        _without(f"{package} has no {name}")
+        lacks(f"{package} has no {name}")
     libraries = sorted({str(path.parent) for path in folder.glob("root/usr/lib/**/*.so*")})
     return [*(["env", f"LD_LIBRARY_PATH={':'.join(libraries)}"] if libraries else []), str(found[0])]
-
-
-def _without(reason: str) -> None:
-    (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
 
 
 def _fetch(package: str, folder: Path) -> None:
@@ -85,7 +80,7 @@ def installed_on_ubuntu(folder: Path, suite: str, packages: Sequence[str]) -> di
             _apt(folder / suite)
             _run(update, folder)
     except subprocess.CalledProcessError as error:
-        _without(f"no lists of Ubuntu {suite}: {(error.stderr or b'').decode(errors='replace')[-300:]}")
+        lacks(f"no lists of Ubuntu {suite}: {(error.stderr or b'').decode(errors='replace')[-300:]}")
     shown = _run([*apt, "install", "--simulate", "--no-install-recommends", *packages], folder)
     return dict(re.findall(r"^Inst (\S+) \((\S+)", shown, re.MULTILINE))
 

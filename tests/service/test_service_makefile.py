@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import lacks
+
 ROOT = Path(__file__).resolve().parents[2]
 # A Python as JetPack 5 has it: what `-c` gives it runs under another version_info.
 OLD = """#!{python} -I
@@ -29,7 +31,7 @@ exec(sys.argv[2])
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     if not Path("/usr/bin/make").exists():
-        pytest.skip("no make")
+        lacks("no make")
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path

@@ -1,4 +1,3 @@
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -6,6 +5,7 @@ import pytest
 from tests.fakes.fake_jetson.client import jtop_python
 from tests.fakes.fake_jetson.service import JtopService, only_one, why_not
 from tests.fakes.fake_jetson.tree import FakeBoard, fake_board
+from tests.needs import lacks
 
 
 @pytest.fixture
@@ -19,12 +19,9 @@ def board(request: pytest.FixtureRequest) -> Iterator[FakeBoard]:
 def jtop_lock() -> Iterator[None]:
     with only_one():  # another run on this machine is waited for, not taken for a board's own service
         reason = why_not()
-        if reason is None:
-            yield
-        elif os.environ.get("CI"):
-            pytest.fail(reason)
-        else:
-            pytest.skip(reason)
+        if reason is not None:
+            lacks(reason)
+        yield
 
 
 @pytest.fixture
