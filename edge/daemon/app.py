@@ -71,9 +71,9 @@ class App:
         self.late_start: awaited.LateStart | None = None
         sensors = telemetry or telemetry_of(launch.plan, launch.config, launch.folders.models)
         self.governing = ThermalControl(sensors, self.console, self.fleet.handles, launch.folders, put)
-        self.reloading = Reload(self.fleet)
         self._memorable = isinstance(launch.plan, Prepared)  # until an engine fails or a reload changes something
         self.residents = Residents(self.fleet, lambda: self.prepared, self._expected_s)
+        self.reloading = Reload(self.fleet, self.residents.pool)
         self._times = launch.times  # a late plan has a launch of its own
         self.recorder: Recorder | None = None
         self._unit = unit.own()

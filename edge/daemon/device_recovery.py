@@ -120,7 +120,7 @@ async def recover_servers(
             if await _all_answer(planned_servers(each), answers):
                 log.info("%s: every rpc-server answers again", each.model.id)
                 if each.machine.state is State.FAILED:
-                    each.start()
+                    fleet.handles[each.model_id].start()
                 else:
                     each.post(DeviceBack())
         if absent and await _all_answer([absent[0].endpoint], answers):

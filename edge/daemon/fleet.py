@@ -170,13 +170,11 @@ def other_engine(prepared: Prepared) -> tuple[Degraded, ...]:
     return (Degraded("engine", fallback.instead_of, fallback.engine, fallback.because),) if fallback else ()
 
 
-# The engines' log lines: a ring in memory, and two files of 4 MiB in the run folder (tmpfs, so no flash wear).
-
 FILE_BYTES = 4 << 20
 
 
 class ChildLog:
-    """One model's log. Without a writable folder only the ring is kept."""
+    """One model's log: a ring in memory, and two files in the run folder (tmpfs, so no flash wear) if it allows."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.ring = Ring()
@@ -281,6 +279,10 @@ class Fleet:
                 self._put(partial(keep_claim, self._folders, model.model.fingerprint, dict(supervisor.measured)))
             self._note_change(supervisor, before, after)
 
+        def memory_back(_: Supervisor) -> None:
+            if (handle := self.handles.get(model.id)) is not None:
+                handle.memory_back()
+
         llama = model.other is None
         callbacks = SupervisorCallbacks(
             on_change=on_change,
@@ -289,6 +291,7 @@ class Fleet:
             remedies=Remedies(self._table, engine, model.model, model.id) if llama else None,
             cpu=(lambda: self._other_plan(prepared, model.id, remote=remote)) if other and llama else None,
             driver=lambda: _driver(prepared),
+            memory_back=memory_back,
             gpu_load=self._gpu_load,
             gpu_holders=self._gpu_holders,
         )
@@ -339,20 +342,18 @@ class Fleet:
             log.close()
 
     def _gpu_load(self) -> float | None:
-        latest = self._telemetry()
-        return latest.gpu_load_ratio if latest is not None else None
+        return latest.gpu_load_ratio if (latest := self._telemetry()) is not None else None
 
     def _gpu_holders(self) -> list[MemoryHolder]:
-        latest = self._telemetry()
-        found = latest.gpu_processes if latest is not None else ()
+        found = latest.gpu_processes if (latest := self._telemetry()) is not None else ()
         return [MemoryHolder(each.pid, each.name, each.gpu_memory_bytes or 0) for each in found]
 
     def _note_change(self, supervisor: Supervisor, before: SupervisorState, after: SupervisorState) -> None:
         """Pass a change on, and let models that failed for want of memory try again when another gives its back."""
         # Not after FAILED: two models that fail for want of memory would start each other without end.
         if before.alive and after.state in (State.STOPPED, State.SLEEPING):
-            for other in self.supervisors():
-                if other is not supervisor:
+            for other in self.handles.values():
+                if other.supervisor is not supervisor:
                     other.memory_back()
         self._on_change(supervisor, before, after)
 
@@ -396,5 +397,4 @@ async def _stopped(task: SupervisorTask) -> None:
 
 
 def _driver(prepared: Prepared) -> str | None:
-    found = device_nodes.check_nodes(prepared.board)
-    return found.evidence if found.ready else None
+    return found.evidence if (found := device_nodes.check_nodes(prepared.board)).ready else None

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import fields
 
-from edge.board.memory import snapshot
 from edge.config import Config
 from edge.daemon.fleet import Fleet, terms_of
 from edge.linux.procfs import read_usage
-from edge.plan.plan import LaunchPlan, MemoryBudget, ModelPlan
+from edge.plan.plan import LaunchPlan, ModelPlan
 from edge.plan.prepare import HostView, Prepared
+from edge.pool.pool import Pool
 from edge.supervisor.model_handle import ModelHandle
 from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.state import LIVE
@@ -24,8 +23,6 @@ from edge.supervisor.supervisor import Supervisor
 
 # Replace one supervisor of a model by another; if the new one fails, the old one serves on.
 
-ROOM_S = 5.0  # the CUDA driver gives a dead process's memory back within a second
-ROOM_LOOK_S = 0.1
 _GONE = (State.STOPPED, State.FAILED)
 _STOPPED = Failure(
     "stopped", "the new engine was stopped while it started: the board is too hot", "reload once it is cool"
@@ -49,9 +46,7 @@ async def blue_green(handle: ModelHandle, old: Supervisor, new: Supervisor) -> R
     return Replacement("beside")
 
 
-async def in_place(
-    handle: ModelHandle, old: Supervisor, new: Supervisor, room: Callable[[], Awaitable[bool]]
-) -> Replacement:
+async def in_place(handle: ModelHandle, old: Supervisor, new: Supervisor) -> Replacement:
     """Finish open requests on the old engine, stop it, start the new one; on failure start the old one again.
 
     A new engine that is stopped from outside (the board is too hot) has not failed: it stays in place and starts later.
@@ -60,16 +55,30 @@ async def in_place(
     served = old.machine.state is not State.FAILED
     with handle.replacing():
         await _stop(old)
-        await _until(room)
         handle.serve(new)
-        if await new.start_and_settle() is not State.FAILED:
+        failure = await _start(handle, new)
+        if failure is None:
             return Replacement("after")
-        failure = new.machine.failure
         if not served:  # the old engine had failed too: its replacement shows the newer failure
             return Replacement("after", failure)
         handle.serve(old)
-        await old.start_and_settle()
+        await _start(handle, old)
         return Replacement("back", failure)
+
+
+async def _start(handle: ModelHandle, supervisor: Supervisor) -> Failure | None:
+    """Start the supervisor that the handle serves once there is memory. Return the failure where it is not in place."""
+    starting: list[asyncio.Future[State]] = []
+
+    def begin() -> None:
+        starting.append(asyncio.ensure_future(supervisor.start_and_settle()))
+
+    if handle.admission is None:
+        begin()
+    elif (refused := await handle.admission.start(handle, begin)) is not None:
+        return refused
+    await (starting[0] if starting else supervisor.settled(State.READY, *_GONE))
+    return supervisor.machine.failure if supervisor.machine.state is State.FAILED else None
 
 
 async def while_asleep(handle: ModelHandle, old: Supervisor, new: Supervisor) -> Replacement:
@@ -87,13 +96,6 @@ async def _stop(supervisor: Supervisor) -> None:
         await supervisor.settled(State.DRAINING, State.STOPPING, *_GONE)
         if await supervisor.settled(*_GONE, State.BACKOFF, *LIVE) in _GONE:
             return
-
-
-async def _until(room: Callable[[], Awaitable[bool]]) -> None:
-    """Wait at most ROOM_S for the memory to be free; after that the new engine's own failure decides."""
-    end_s = time.monotonic() + ROOM_S
-    while not await room() and time.monotonic() < end_s:
-        await asyncio.sleep(ROOM_LOOK_S)
 
 
 class Changes(Struct, frozen=True):
@@ -192,19 +194,12 @@ def held_bytes(supervisors: list[Supervisor]) -> dict[str, int]:
     return held
 
 
-def fits_beside(needed: MemoryBudget, available_bytes: Mapping[str, int]) -> bool:
-    """Return whether a second engine fits into `available_bytes` while the first still runs."""
-    return all(
-        budget.required_bytes + budget.reserve_bytes <= available_bytes.get(domain, 0)
-        for domain, budget in needed.items()
-    )
-
-
 class Reload:
-    """Applies plans to a fleet, one at a time."""
+    """Applies plans to a fleet, one at a time. `pool` gives its models their memory."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, pool: Pool) -> None:
         self._fleet = fleet
+        self._pool = pool
         self._lock = asyncio.Lock()
 
     async def apply(
@@ -246,8 +241,9 @@ class Reload:
     async def _add(self, prepared: Prepared, model: ModelPlan, on_added: Callable[[ModelHandle], None]) -> Replacement:
         handle, supervisor = self._fleet.add(prepared, model)
         self._fleet.run(supervisor)
-        supervisor.begin()
         on_added(handle)
+        if supervisor.terms.preload:
+            handle.start()
         return Replacement("added")
 
     async def _change(self, prepared: Prepared, model: ModelPlan) -> Replacement:
@@ -258,14 +254,10 @@ class Reload:
         asleep = old.machine.state is State.SLEEPING
         new = fleet.make(prepared, model, asleep=asleep)
         fleet.run(new)
-        needed = model.ladder.plans[model.ladder.chosen].budget
-        serves = old.machine.state is State.READY
         if asleep:
             turned = await while_asleep(handle, old, new)
-        elif serves and fits_beside(needed, await self._available(prepared)):
-            turned = await blue_green(handle, old, new)
         else:
-            turned = await in_place(handle, old, new, self._room(prepared, needed))
+            turned = await self._replace(handle, old, new)
         gone = old if handle.supervisor is new else new
         if gone.machine.state not in (State.STOPPED, State.FAILED):
             gone.stop(now=True)
@@ -273,12 +265,9 @@ class Reload:
         await fleet.dismiss(gone)
         return turned
 
-    def _room(self, prepared: Prepared, needed: MemoryBudget) -> Callable[[], Awaitable[bool]]:
-        async def room() -> bool:
-            return fits_beside(needed, await self._available(prepared))
-
-        return room
-
-    async def _available(self, prepared: Prepared) -> dict[str, int]:
-        memory = await asyncio.to_thread(snapshot, HostView().root, prepared.board)
-        return memory.available_bytes
+    async def _replace(self, handle: ModelHandle, old: Supervisor, new: Supervisor) -> Replacement:
+        if old.machine.state is State.READY:
+            async with self._pool.beside(new) as fits:
+                if fits:
+                    return await blue_green(handle, old, new)
+        return await in_place(handle, old, new)

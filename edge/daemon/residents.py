@@ -11,6 +11,7 @@ from edge.daemon.fleet import Fleet
 from edge.errors import EdgeError, UsageError
 from edge.plan.prepare import Prepared, config_of
 from edge.pool.pool import Pool
+from edge.pool.room import held_bytes
 from edge.pool.warm_at import PoolModel
 from edge.supervisor.model_handle import ModelHandle
 from edge.supervisor.status import ModelStatus, State
@@ -91,7 +92,7 @@ class Residents:
         idle_s = self.pool.idle_s(supervisor) if ready else None
         ttl_s = supervisor.terms.ttl_s or supervisor.plan.own_sleep_s
         return {
-            "memory_bytes": self.pool.held_bytes(model_id),
+            "memory_bytes": held_bytes(supervisor),
             "open_requests": supervisor.open_requests,
             "tokens_per_s": tokens_per_s,
             "idle_s": None if idle_s is None else round(idle_s, 1),

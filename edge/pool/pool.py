@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 
 from msgspec import Struct, field
 
 from edge.board.memory import MemorySnapshot
-from edge.linux.procfs import read_family_usage
 from edge.linux.timeouts import DeadlineExceeded, within
 from edge.pool.read_ahead import ReadAhead, Sleeper
-from edge.pool.schedule import Arrival, Claims, PoolDecision, PoolPolicy, Resident, decide
+from edge.pool.room import kept_bytes, mapped_bytes, reserve_bytes, room
+from edge.pool.schedule import Arrival, Bytes, Claims, PoolDecision, PoolPolicy, Resident, decide, fits
 from edge.pool.warm_at import PoolModel, warm_from, warm_now
 from edge.supervisor.model_handle import ModelHandle
-from edge.supervisor.state import ENDING
+from edge.supervisor.state import AT_REST, ENDING
 from edge.supervisor.status import Failure, State
 from edge.supervisor.supervisor import Supervisor
 
@@ -30,10 +30,11 @@ HINT = "unload or unpin another model, or wait: `edgellm ps` shows what holds me
 
 
 class _Waiter(Struct, eq=False):
-    """One request that waits for its model to be admitted."""
+    """One request that waits for its model to be admitted, or a start that waits: `begin` starts a model at rest."""
 
     handle: ModelHandle
     since_s: float
+    begin: Callable[[], object] | None = None
     outcome: asyncio.Future[Failure | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -68,6 +69,7 @@ class Pool:
         self._ready_s: dict[str, float] = {}  # when each was READY last, monotonic
         self._slept_s: dict[str, float] = {}  # when each went to sleep last, monotonic
         self._back: set[str] = set()  # models that come back, if there is room
+        self._second: list[Supervisor] = []  # engines that start beside the one that they replace
         self._ahead = ReadAhead()
         self._freed_s = self._measured_s = float("-inf")
         self._kicked = asyncio.Event()
@@ -76,9 +78,34 @@ class Pool:
 
     async def admit(self, handle: ModelHandle) -> Failure | None:
         """Wait until the model may serve. Return the failure if it cannot be admitted. It may be cancelled."""
-        if self._may_pass(handle):
-            return None
-        waiter = _Waiter(handle, time.monotonic())
+        return None if self._may_pass(handle) else await self._wait(_Waiter(handle, time.monotonic()))
+
+    async def start(self, handle: ModelHandle, begin: Callable[[], object]) -> Failure | None:
+        """Call `begin`, which starts a model at rest, once there is memory for it. Return the failure if it has none.
+
+        One that is started by a request meanwhile, or is removed, is not started again.
+        """
+        return await self._wait(_Waiter(handle, time.monotonic(), begin))
+
+    async def fits(self, needs: Bytes) -> bool:
+        """Return whether this much memory can be given away now. Memory that cannot be read is none."""
+        return self._fits(await self._look(), needs)
+
+    @asynccontextmanager
+    async def beside(self, new: Supervisor) -> AsyncIterator[bool]:
+        """Claim memory for a second engine of a model; yield whether there is enough. It is claimed until the end."""
+        snapshot = await self._look()
+        enough = self._fits(snapshot, new.needs_bytes)
+        if enough:
+            self._second.append(new)
+        try:
+            yield enough
+        finally:
+            if enough:
+                self._second.remove(new)
+                self._kicked.set()
+
+    async def _wait(self, waiter: _Waiter) -> Failure | None:
         self._waiters.append(waiter)
         self._kicked.set()
         try:
@@ -127,21 +154,14 @@ class Pool:
                     _log.exception("the pool could not decide: models start without regard to each other")
                     self._held, pause_s = frozenset(), None
                     for waiter in self._waiters:
+                        if waiter.begin is not None and not waiter.outcome.done():
+                            waiter.begin()
                         _resolve(waiter, None)
                 with suppress(DeadlineExceeded):
                     await (self._kicked.wait() if pause_s is None else within(self._kicked.wait(), pause_s))
         finally:
             warming.cancel()
             self._ahead.end()
-
-    def needs_bytes(self, model_id: str) -> dict[str, int]:
-        """Return what the present plan of a model requires, by memory domain; empty without a plan."""
-        return supervisor.needs_bytes if (supervisor := self._supervisor(model_id)) is not None else {}
-
-    def held_bytes(self, model_id: str) -> dict[str, int]:
-        """Return what a model holds as long as it has an engine, by memory domain."""
-        supervisor = self._supervisor(model_id)
-        return _kept_bytes(supervisor) if supervisor is not None and supervisor.asleep else self.needs_bytes(model_id)
 
     def idle_s(self, supervisor: Supervisor) -> float:
         """Return the seconds since the last byte of an answer, or since READY."""
@@ -152,7 +172,7 @@ class Pool:
     async def _decide(self) -> float | None:
         """Carry out one decision. Return the seconds after which to decide again; None waits for an event."""
         for waiter in self._waiters:
-            if self._may_pass(waiter.handle):
+            if self._may_pass(waiter.handle) if waiter.begin is None else not self._at_rest(waiter.handle):
                 _resolve(waiter, None)
         waiting = self._arrivals()
         arrivals = waiting or self._returning()
@@ -162,8 +182,7 @@ class Pool:
         fresh_s = self._measured_s + self._policy.idle_s - time.monotonic()
         if fresh_s > 0 and any(each.leaving for each in residents):
             return fresh_s  # each step of an engine's end comes here, and only the last one frees memory
-        # Files of /proc take a millisecond; a thread would cost two changes of context on a busy board.
-        snapshot = await asyncio.to_thread(self._measured) if self._asks_driver() else self._measured()
+        snapshot = await self._look()
         self._measured_s, residents = time.monotonic(), self._residents()
         free, whole = self._room(snapshot, residents)
         since_freed_s = time.monotonic() - self._freed_s
@@ -180,6 +199,14 @@ class Pool:
         """Hold the new requests of these models; return whether others are released, whose waiters may pass now."""
         released, self._held = self._held - names, names
         return bool(released)
+
+    async def _look(self) -> MemorySnapshot:
+        # Files of /proc take a millisecond; a thread would cost two changes of context on a busy board.
+        return await asyncio.to_thread(self._measured) if self._asks_driver() else self._measured()
+
+    def _fits(self, snapshot: MemorySnapshot, needs: Bytes) -> bool:
+        free, _ = self._room(snapshot, self._residents())
+        return all(domain in free for domain, bytes_ in needs.items() if bytes_ > 0) and fits(free, needs)
 
     def _measured(self) -> MemorySnapshot:
         """Measure; what cannot be read is unknown, and unknown memory is not held against a model."""
@@ -203,7 +230,8 @@ class Pool:
                 self._waking[name] = time.monotonic()  # its request wakes it
             else:
                 self._starting.add(name)
-                supervisor.start()
+                begins = (each.begin for each in self._waiters if each.handle.model_id == name and each.begin)
+                next(begins, supervisor.start)()
         for waiter in self._waiters:
             if waiter.handle.model_id == name:
                 _resolve(waiter, failure)
@@ -218,6 +246,11 @@ class Pool:
             return False
         return machine.state not in _PRESENT or handle.model_id not in self._held
 
+    def _at_rest(self, handle: ModelHandle) -> bool:
+        """Return whether a start can begin: the model is still here, without an engine, and none is about to come."""
+        name = handle.model_id
+        return self._handles.get(name) is handle and name not in self._starting and self._state(name) in AT_REST
+
     def _dozes(self, supervisor: Supervisor) -> bool:
         """Return whether an engine sleeps by itself and no request was let through to wake it."""
         since_s = self._waking.get(supervisor.model_id)
@@ -231,16 +264,19 @@ class Pool:
             supervisor = waiter.handle.supervisor
             if waiter.outcome.done() or supervisor is None:
                 continue
-            if supervisor.machine.state is State.SLEEPING or self._dozes(supervisor):
+            starts = waiter.begin is not None or supervisor.machine.state is State.SLEEPING
+            if starts or self._dozes(supervisor):
                 first.setdefault(waiter.handle.model_id, waiter)
         return [
-            Arrival(name, self.needs_bytes(name), now - waiter.since_s, self._model(name).priority)
+            Arrival(name, waiter.handle.supervisor.needs_bytes, now - waiter.since_s, self._model(name).priority)
             for name, waiter in first.items()
+            if waiter.handle.supervisor is not None
         ]
 
     def _returning(self) -> list[Arrival]:
         asleep = [name for name in self._back - self._starting if self._state(name) is State.SLEEPING]
-        return [Arrival(name, self.needs_bytes(name), 0.0, self._model(name).priority) for name in asleep]
+        found = [supervisor for name in asleep if (supervisor := self._supervisor(name)) is not None]
+        return [Arrival(each.model_id, each.needs_bytes, 0.0, self._model(each.model_id).priority) for each in found]
 
     def _state(self, name: str) -> State | None:
         return supervisor.machine.state if (supervisor := self._supervisor(name)) is not None else None
@@ -251,14 +287,17 @@ class Pool:
             supervisor = handle.supervisor
             if supervisor is not None and (supervisor.machine.state in _PRESENT or name in self._starting):
                 found.append(self._resident(name, supervisor))
+        for new in self._second:
+            serves = new.machine.state is State.READY  # then the old one ends
+            found.append(Resident(f"{new.model_id} (new)", new.needs_bytes, loading=not serves, leaving=serves))
         return found
 
     def _resident(self, name: str, supervisor: Supervisor) -> Resident:
         state, known, dozes = supervisor.machine.state, self._model(name), self._dozes(supervisor)
         return Resident(
             name,
-            _kept_bytes(supervisor) if dozes else supervisor.needs_bytes,
-            loading=state in _LOADING or state is State.SLEEPING or (supervisor.asleep and not dozes),
+            kept_bytes(supervisor) if dozes else supervisor.needs_bytes,
+            loading=state in _LOADING or state in AT_REST or (supervisor.asleep and not dozes),
             leaving=state in ENDING,
             open=supervisor.open_requests,
             idle_s=self.idle_s(supervisor),
@@ -269,20 +308,9 @@ class Pool:
 
     def _room(self, snapshot: MemorySnapshot, residents: list[Resident]) -> tuple[dict[str, int], dict[str, int]]:
         """Return what is free for another model now, and what would be without residents, by domain."""
-        limit = self._limit_bytes()
-        free, whole = {}, {}
-        loaded = [self._supervisor(each.id) for each in residents if not each.loading]
-        for domain, available in snapshot.available_bytes.items():
-            held = sum(each.needs.get(domain, 0) for each in residents)
-            room = available - self._reserve(domain) - _mapped_bytes(loaded, domain)
-            free[domain], whole[domain] = room, room + held
-            if limit is not None and domain in ("unified", "host"):
-                free[domain], whole[domain] = min(room, limit - held), min(room + held, limit)
+        supervisors = [each.supervisor for each in self._handles.values() if each.supervisor is not None]
+        free, whole = room(snapshot, residents, supervisors, self._limit_bytes())
         return self._claims.left(residents, free), whole
-
-    def _reserve(self, domain: str) -> int:
-        plans = (each.supervisor.plan for each in self._handles.values() if each.supervisor is not None)
-        return max((plan.budget[domain].reserve_bytes for plan in plans if domain in plan.budget), default=0)
 
     def _supervisor(self, name: str) -> Supervisor | None:
         return handle.supervisor if (handle := self._handles.get(name)) is not None else None
@@ -321,8 +349,8 @@ class Pool:
         snapshot = await asyncio.to_thread(self._measured)
         main = next((name for name in ("unified", "host") if name in snapshot.available_bytes), None)
         if main is not None and not self._waiters:
-            mapped = _mapped_bytes([each for each in supervisors if each.machine.state is State.READY], main)
-            least = self._reserve(main)
+            mapped = mapped_bytes([each for each in supervisors if each.machine.state is State.READY], main)
+            least = reserve_bytes(supervisors, main)
             self._ahead.look(
                 [self._sleeper(each, now) for each in asleep], snapshot.available_bytes[main] - mapped - least, least
             )
@@ -342,31 +370,6 @@ class Pool:
 async def _quietly(work: Awaitable[Failure | None]) -> None:
     with suppress(asyncio.CancelledError):
         await work
-
-
-def _kept_bytes(supervisor: Supervisor) -> dict[str, int]:
-    """Return what an engine that sleeps by itself keeps of host memory; that of a discrete GPU is not known here."""
-    usage = read_family_usage(supervisor.watch.child.pid) if supervisor.watch is not None else None
-    domain = next((name for name in ("unified", "host") if name in supervisor.plan.budget), None)
-    return {domain: usage.rss_bytes} if usage is not None and domain is not None else {}
-
-
-def _mapped_bytes(loaded: Iterable[Supervisor | None], domain: str) -> int:
-    """Return the bytes of mapped weights, which MemAvailable counts as free: they are page cache that must stay.
-
-    On unified memory layers on the GPU are copied into CUDA's own memory, which MemAvailable lacks already.
-    """
-    total = 0
-    for supervisor in loaded:
-        if supervisor is None or supervisor.asleep or domain not in supervisor.plan.budget:
-            continue
-        plan = supervisor.plan
-        if plan.settings.load_mode != "mmap":
-            continue
-        if domain == "host" or (domain == "unified" and plan.settings.n_gpu_layers == 0):
-            file = plan.model or supervisor.model.model  # its projector is read into memory of its own
-            total += min(plan.budget[domain].weights_bytes, file.bytes)
-    return total
 
 
 def _resolve(waiter: _Waiter, failure: Failure | None) -> None:

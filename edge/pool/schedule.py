@@ -100,7 +100,7 @@ def decide(
     own = [each for each in residents if each.id == first.id]
     first = replace(first, needs=_minus(first.needs, own))
     residents = [each for each in residents if each.id != first.id]
-    if _covers(free, first.needs):
+    if fits(free, first.needs):
         return PoolDecision(start=first.id, because="it fits", fits=True)
     if any(each.leaving for each in residents) or since_freed_s < policy.back_s:
         return PoolDecision(again_s=policy.idle_s, because="memory is being freed")
@@ -181,7 +181,7 @@ def _greedy(idle: Sequence[Resident], lack: Bytes) -> tuple[str, ...]:
     return tuple(each.id for each in taken)
 
 
-def _covers(have: Bytes, needs: Bytes) -> bool:
+def fits(have: Bytes, needs: Bytes) -> bool:
     """Return whether `have` is enough. A domain that is not known cannot be judged and is not held against a model."""
     return all(domain not in have or have[domain] >= bytes_ for domain, bytes_ in needs.items() if bytes_ > 0)
 
@@ -191,7 +191,7 @@ def _missing(have: Bytes, needs: Bytes) -> str:
     return ", ".join(
         f"{format_bytes(bytes_)} of {domain} memory are needed and {format_bytes(max(0, have[domain]))} free"
         for domain, bytes_ in needs.items()
-        if not _covers(have, {domain: bytes_})
+        if not fits(have, {domain: bytes_})
     )
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 from msgspec.structs import replace
 
 from edge.errors import DeviceMissingError
-from edge.supervisor.state import ENDING, STARTING_STATES, AfterExit
+from edge.supervisor.state import AT_REST, ENDING, STARTING_STATES, AfterExit
 from edge.supervisor.status import Failure, Gate, ModelStatus, State
 from edge.supervisor.supervisor import Supervisor
 from edge.supervisor.traffic import Fingerprint
@@ -34,6 +34,14 @@ class MemoryAdmission(Protocol):
 
     async def admit(self, handle: ModelHandle, /) -> Failure | None:
         """Wait until the model may serve; return why it cannot."""
+        ...
+
+    async def start(self, handle: ModelHandle, begin: Callable[[], object], /) -> Failure | None:
+        """Call `begin`, which starts a model at rest, once there is memory; return why there is none."""
+        ...
+
+    async def fits(self, needs: Mapping[str, int], /) -> bool:
+        """Return whether these bytes, by memory domain, can be given away now."""
         ...
 
     def holds(self, model_id: str, /) -> bool:
@@ -68,7 +76,7 @@ class ModelHandle:
         self._running: set[Supervisor] = set()
         self._stopped_for_heat = False
         self._replacing = False
-        self._waking: set[asyncio.Future[ModelStatus]] = set()
+        self._waking: set[asyncio.Future[Failure | None]] = set()  # starts that wait for memory
         self._changed = asyncio.Event()
 
     # --- the daemon's side -------------------------------------------------------------------------------------------
@@ -219,20 +227,59 @@ class ModelHandle:
         """Start the engine anew after its open requests. A sleeping model starts as with its first request."""
         if self.supervisor is None:
             return
-        if not self.sleeps:
+        if self.sleeps:
+            if self.supervisor.asleep:
+                self.supervisor.sleep()  # its engine goes; the next one is planned anew
+            self._wait_for_memory(self._ready())
+        elif self.supervisor.machine.state in AT_REST:
+            self.start(self.supervisor.restart)
+        else:
             self.supervisor.restart()
+
+    def start(self, begin: Callable[[], object] | None = None) -> None:
+        """Start a model at rest once there is memory for it: that may be another model's by now."""
+        if self.supervisor is None:
             return
-        if self.supervisor.asleep:
-            self.supervisor.sleep()  # its engine goes; the next one is planned anew
-        waking = asyncio.ensure_future(self.ensure_ready())  # its memory may be another model's by now
+        begin = begin or self.supervisor.start
+        if self.admission is None:
+            begin()
+        else:
+            self._wait_for_memory(self.admission.start(self, begin))
+
+    def memory_back(self) -> None:
+        """Let a model try again that failed, or went to a smaller rung, for want of memory."""
+        supervisor = self.supervisor
+        if supervisor is None or self._waking:
+            return
+        machine = supervisor.machine
+        if self.admission is None:
+            supervisor.memory_back()
+        elif machine.state is State.FAILED and machine.short_of_memory:
+            self.start()
+        elif machine.state is State.READY and machine.suspected:
+            self._wait_for_memory(self._grow(supervisor, self.admission))
+
+    async def _ready(self) -> Failure | None:
+        return (await self.ensure_ready()).failure
+
+    async def _grow(self, supervisor: Supervisor, admission: MemoryAdmission) -> Failure | None:
+        """Let the engine return to the planned rung if what that needs more is free."""
+        ladder, has = supervisor.model.ladder, supervisor.needs_bytes
+        budget = ladder.plans[supervisor.machine.home].budget
+        if await admission.fits({domain: each.required_bytes - has.get(domain, 0) for domain, each in budget.items()}):
+            supervisor.memory_back()
+        return None
+
+    def _wait_for_memory(self, start: Coroutine[None, None, Failure | None]) -> None:
+        waking = asyncio.ensure_future(start)
         self._waking.add(waking)  # the event loop keeps no reference to a task
         waking.add_done_callback(self._woken)
 
-    def _woken(self, waking: asyncio.Future[ModelStatus]) -> None:
+    def _woken(self, waking: asyncio.Future[Failure | None]) -> None:
         self._waking.discard(waking)
-        failure = None if waking.cancelled() else waking.result().failure
+        failure = None if waking.cancelled() else waking.result()
         if failure is not None:
-            _log.warning("%s was not restarted: %s: %s", self.model_id, failure.kind, failure.evidence)
+            _log.warning("%s was not started: %s: %s", self.model_id, failure.kind, failure.evidence)
 
     def keep_alive(self, seconds: float) -> None:
         if self.supervisor:

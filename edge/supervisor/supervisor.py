@@ -90,7 +90,7 @@ class Supervisor:
         self._events: asyncio.Queue[tuple[int | None, Event]] = asyncio.Queue()
         self._traffic = Traffic(on_idle=self._idle, on_answer=self._answered)
         self._held = 0  # requests that wait and may be the engine's first
-        self._memory = MemoryWait(self.memory_back, self.callbacks.gpu_holders)
+        self._memory = MemoryWait(lambda: self.callbacks.memory_back(self), self.callbacks.gpu_holders)
         self._changed = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
         self._missing: Failure | None = None  # why the GPU is not used

@@ -36,6 +36,7 @@ class SupervisorCallbacks(Struct, frozen=True):
     cpu: Callable[[], LaunchPlan] | None = None  # plan for the CPU when the GPU stays absent, in a thread; None: refuse
     gpu_holders: GpuHolders = lambda: ()  # processes with memory of a GPU
     gpu_load: Callable[[], float | None] = lambda: None  # 0…1, of the busiest GPU; None unknown
+    memory_back: Callable[[Supervisor], None] = lambda each: each.memory_back()  # memory that it waited for is free
     driver: Callable[[], str | None] = lambda: None  # evidence that the GPU's device nodes open, or None
 
 

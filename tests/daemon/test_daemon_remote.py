@@ -18,6 +18,7 @@ from edge.errors import DoesNotFitError
 from edge.plan.plan import LaunchPlan
 from edge.plan.prepare import Prepared
 from edge.plan.remotes import Absent
+from edge.supervisor.model_handle import ModelHandle
 from edge.supervisor.status import State
 from edge.supervisor.supervisor import SupervisorCallbacks
 from tests.fakes.llama_switches import argv
@@ -40,6 +41,9 @@ def prepared(*devices: DeviceConfig, absent: tuple[Absent, ...] = ()) -> Prepare
 
 def ship(*supervisors: Any) -> Fleet:
     class Few:
+        def __init__(self) -> None:
+            self.handles = {each.model_id: ModelHandle(each.model_id, supervisor=each) for each in supervisors}
+
         def supervisors(self) -> list[Any]:
             return list(supervisors)
 

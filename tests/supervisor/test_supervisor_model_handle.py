@@ -355,17 +355,13 @@ async def test_a_reload_whose_new_engine_is_stopped_for_heat(
         new = Supervisor(rig.supervisor.model, tmp_path / "n.sock", PATTERNS, SupervisorOptions(policy=FAST), hot)
         owner = asyncio.create_task(new.run())
         old = rig.supervisor
-        turning = blue_green(handle, old, new) if turn == "beside" else in_place(handle, old, new, room)
+        turning = blue_green(handle, old, new) if turn == "beside" else in_place(handle, old, new)
         turned = await asyncio.wait_for(turning, PATIENCE_S)
         assert (turned.how, turned.failure and turned.failure.kind) == (how, kind)
         assert handle.supervisor is (rig.supervisor if turn == "beside" else new)
         assert new.machine.state is State.STOPPED
         owner.cancel()
         await asyncio.gather(owner, return_exceptions=True)
-
-
-async def room() -> bool:
-    return True
 
 
 async def test_who_leaves_while_waiting_leaves_nothing_behind() -> None:
