@@ -35,8 +35,8 @@ async def acquire_slot(
     waiting: WaitingQueue, admission: Admission, exchange: Exchange, *, slot: bool
 ) -> AsyncIterator[Endpoint]:
     """Yield an endpoint that can be used now. `slot`: the request runs inference. Raises RejectedError."""
-    upstream = exchange.upstream
-    endpoint = None if upstream.held and wakes(exchange.request.method, exchange.target) else upstream.endpoint()
+    upstream, asks = exchange.upstream, wakes(exchange.request.method, exchange.target)
+    endpoint = None if upstream.held and asks else upstream.endpoint()
     lease: SlotLease | None = None if endpoint is None else admission.enter_now(upstream, slot=slot)
     try:
         if endpoint is None or lease is None:
@@ -48,16 +48,14 @@ async def acquire_slot(
                 if endpoint is None:
                     await ticket.endpoint(first=slot)
                 lease = await admission.enter(upstream, ticket.wait, patient=endpoint is None, slot=slot)
-                # The engine may have been replaced while the request was queued.
-                endpoint = upstream.endpoint() or await ticket.endpoint(first=slot)
                 await ticket.body_read()
+                # Meanwhile the engine may have been replaced, or its memory may have been given to another model.
+                endpoint = None if upstream.held and asks else upstream.endpoint()
+                endpoint = endpoint or await ticket.endpoint(first=slot)
         yield endpoint
     finally:
         if lease is not None:
             lease.leave()
-
-
-# Estimate the joules that a request's work at the engine took.
 
 
 @contextmanager

@@ -83,6 +83,24 @@ async def test_a_new_request_waits_while_another_model_has_its_turn_though_the_e
     assert here.model.asked == 1, "without a hold a READY engine is not asked for"
 
 
+async def test_a_request_that_uploads_past_its_models_turn_asks_for_its_memory_again(rig: Rigs) -> None:
+    """Its engine slept meanwhile, and the memory is another model's: the request must not wake it."""
+    here = await rig()
+    here.model.held = True
+    client, half = await here.connect(), 400_000  # more than is read before the model is chosen
+    await client.send(ASK + b"Content-Length: %d\r\n\r\n" % (2 * half) + b"x" * half)
+    await until(lambda: here.model.waiting == 1)
+    await here.model.release()
+    await until(lambda: here.context.admission.active("chat") == 1)
+    here.model.held = True
+    await client.send(b"x" * half)
+    await until(lambda: here.model.waiting == 1)
+    assert here.model.asked == 2 and here.engine.requests == []
+    await here.model.release()
+    answer = await client.answer()
+    assert (answer.status, json.loads(answer.body)["body_bytes"]) == (200, 2 * half)
+
+
 async def test_a_preload_of_an_engine_that_is_there_asks_for_nothing(rig: Rigs) -> None:
     """An engine that sleeps by itself is held: it would end another one, and stay asleep until its first request."""
     here = await rig()
