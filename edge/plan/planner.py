@@ -25,11 +25,13 @@ from edge.plan.kv_cache import PLAIN_KV
 from edge.plan.ladder import Rung, walk_ladder
 from edge.plan.load_choice import LoadChoice
 from edge.plan.other_engine import fingerprint, plan_other
-from edge.plan.plan import EngineOptions, Ladder, LaunchPlan, ModelPlan, Plan, SavedPrompts
+from edge.plan.plan import EngineOptions, Ladder, LaunchPlan, MemoryBudget, ModelPlan, Plan, SavedPrompts
 from edge.plan.reasons import does_not_fit, reasons
 from edge.plan.remotes import Remotes, with_remotes
 from edge.plan.sleep_choice import OPTION, SleepChoice, own_sleep_s, sleep_reasons
 from edge.units import GIB
+
+Wanted = tuple[Candidate, ModelConfig]  # the file that a model's entry asks for, and the entry
 
 
 class PromptFolder(Struct, frozen=True):
@@ -63,15 +65,15 @@ def make_plan(
     memory: MemorySnapshot,
     profile: Profile,
     engine: Engine,
-    models: Mapping[str, tuple[Candidate, ModelConfig]],
+    models: Mapping[str, Wanted],
     facts: EnvFacts,
     extras: Extras | None = None,
 ) -> Plan:
     """Plan all models, which share the memory by priority, then in their order.
 
-    `profile` is resolved (tier and overrides applied). A model that fits alone but not beside the others is planned
-    alone, with a warning that they take turns. Raises DoesNotFitError with the table and the cheapest ways out,
-    EngineMissingError, ModelMissingError.
+    `profile` is resolved (tier and overrides applied). One that fits alone but not beside the others is planned for
+    what pinned models leave, or alone, with a warning that they take turns. Raises DoesNotFitError with the table and
+    the cheapest ways out, EngineMissingError, ModelMissingError.
     """
     extras = extras or Extras()
     if not models and not extras.others:
@@ -79,23 +81,9 @@ def make_plan(
     preset, whole = plan_inputs(board, memory, profile, engine, extras.calibrations)
     whole = replace(whole, load_choices=extras.load_choices, busy_cores=extras.busy_cores)
     whole = with_remotes(whole, extras.remotes, preset.reserve)
-    plans: dict[str, ModelPlan] = {}
-    left = whole
     others = {config.id: config for config in extras.others}
     configs = {model_id: config for model_id, (_, config) in models.items()} | others
-    job = _Job(profile, preset, facts, extras)
-    # sorted() is stable: equal priorities keep the order of the configuration.
-    for model_id in sorted(configs, key=lambda name: -configs[name].priority):
-        if model_id in others:
-            measured = extras.claims.get(fingerprint(others[model_id]), {})
-            plan, left = plan_other(others[model_id], left, whole, tuple(plans), facts, measured)
-        else:
-            wanted, config = models[model_id]
-            plan, left = job.plan(model_id, wanted, config, left, whole, tuple(plans))
-        plans[model_id] = plan
-    # Whatever the order of planning: a pinned model never makes room.
-    pinned = [plan for name, plan in plans.items() if configs[name].pin]
-    plans = {name: _beside_pinned(plan, pinned) if plan.takes_turns else plan for name, plan in plans.items()}
+    plans = _Job(profile, preset, facts, extras).plans(models, others, whole)
     notes = (
         *profile.notes,
         *_degraded(profile, engine, preset),
@@ -109,8 +97,8 @@ def make_plan(
 
 def _beside_pinned(plan: ModelPlan, pinned: Sequence[ModelPlan]) -> ModelPlan:
     """Warn of pinned models that leave no room for this one, in place of "they take turns": they never make room."""
-    held = {each.id: each.ladder.plans[each.ladder.chosen].budget for each in pinned if each.id != plan.id}
-    for domain, budget in plan.ladder.plans[plan.ladder.chosen].budget.items():
+    held = {each.id: _budget(each) for each in pinned if each.id != plan.id}
+    for domain, budget in _budget(plan).items():
         taken = {name: other[domain].required_bytes for name, other in held.items() if domain in other}
         # What is free on a server of another board was counted beside the others already.
         if not is_remote(domain) and sum(taken.values()) > budget.headroom_bytes:
@@ -121,6 +109,10 @@ def _beside_pinned(plan: ModelPlan, pinned: Sequence[ModelPlan]) -> ModelPlan:
     return plan
 
 
+def _budget(plan: ModelPlan) -> MemoryBudget:
+    return plan.ladder.plans[plan.ladder.chosen].budget
+
+
 class _Job(Struct, frozen=True):
     """The inputs that all models of one plan share."""
 
@@ -129,40 +121,79 @@ class _Job(Struct, frozen=True):
     facts: EnvFacts
     extras: Extras
 
-    def plan(
-        self,
-        model_id: str,
-        wanted: Candidate,
-        config: ModelConfig,
-        left: PlanInputs,
-        whole: PlanInputs,
-        others: tuple[str, ...],
-    ) -> tuple[ModelPlan, PlanInputs]:
-        """Return the plan of one model, and the inputs with the memory that is left beside it."""
+    def plans(
+        self, models: Mapping[str, Wanted], others: Mapping[str, ModelConfig], whole: PlanInputs
+    ) -> dict[str, ModelPlan]:
+        """Plan each model beside those before it, then those that do not fit so: they take turns."""
+        configs = {model_id: config for model_id, (_, config) in models.items()} | dict(others)
+        plans: dict[str, ModelPlan] = {}
+        turns: dict[str, tuple[str, ...]] = {}  # the models before each that does not fit beside them
+        left = whole
+        # sorted() is stable: equal priorities keep the order of the configuration.
+        order = sorted(configs, key=lambda name: -configs[name].priority)
+        for model_id in order:
+            before = tuple(order[: order.index(model_id)])
+            if model_id in others:
+                measured = self.extras.claims.get(fingerprint(others[model_id]), {})
+                plans[model_id], left = plan_other(others[model_id], left, whole, before, self.facts, measured)
+            elif (plan := self._plan(models[model_id], left, last=not before)) is not None:
+                plans[model_id], left = plan, left.less(_budget(plan))
+            else:
+                turns[model_id] = before
+        # A server that another model uses serves no second engine, even while that model sleeps.
+        alone = replace(whole, remotes=left.remotes)
+        # Whatever the order of planning: a pinned model never makes room.
+        pinned = [name for name in configs if configs[name].pin]
+        for model_id in sorted(turns, key=lambda name: name not in pinned):
+            held = [plans[name] for name in pinned if name in plans]
+            plans[model_id] = self._in_turn(models[model_id], alone, turns[model_id], held)
+        held = [plans[name] for name in pinned]
+        late = {name: _beside_pinned(plans[name], held) for name in others if plans[name].takes_turns}
+        return plans | late
+
+    def _in_turn(
+        self, model: Wanted, alone: PlanInputs, before: Sequence[str], pinned: Sequence[ModelPlan]
+    ) -> ModelPlan:
+        """Plan a model for the memory that others give back. Raises DoesNotFitError."""
+        beside = alone
+        for each in pinned:
+            beside = replace(beside.less(_budget(each)), remotes=alone.remotes)
+        sleepers = [name for name in before if name not in {each.id for each in pinned}]
+        if pinned and (plan := self._plan(model, beside, sleepers)) is not None:
+            return plan
+        plan = self._plan(model, alone, before, last=True)
+        assert plan is not None
+        return _beside_pinned(plan, pinned)
+
+    def _plan(
+        self, model: Wanted, room: PlanInputs, sleepers: Sequence[str] = (), *, last: bool = False
+    ) -> ModelPlan | None:
+        """Return the plan of one model, None if no rung fits. `sleepers`: models that have to sleep for it.
+
+        Raises DoesNotFitError if no rung fits and there is no other room to try (`last`).
+        """
+        wanted, config = model
         own: dict[str, Any] = dict(config.set)
-        preset = without_crashes(replace(self.preset, **own), left.engine)
+        preset = without_crashes(replace(self.preset, **own), room.engine)
         preset, unmeasured = measured_drafts(preset, wanted.file, self.extras.draft_choices)
-        smaller = self.extras.alternatives.get(model_id, ())
+        smaller = self.extras.alternatives.get(config.id, ())
         candidates = tuple(with_hosted(with_mtp_layers(each, preset), preset) for each in (wanted, *smaller))
         file = candidates[0].file
-        turns: tuple[str, ...] = ()
-        inputs = restricted(preset, left)
+        inputs = restricted(preset, room)
         role = role_of(file.meta, config.role)
         rungs = walk_ladder(preset, candidates, role, inputs)
-        if others and not any(rung.fits for rung in rungs):
-            # A server that another model uses serves no second engine, even while that model sleeps.
-            inputs = restricted(preset, replace(whole, remotes=left.remotes))
-            rungs = walk_ladder(preset, candidates, role, inputs)
-            turns = (f"fits only while {' and '.join(others)} sleep: they take turns",)
         chosen = next((index for index, rung in enumerate(rungs) if rung.fits), None)
         if chosen is None:
-            raise does_not_fit(model_id, max(rungs, key=lambda rung: rung.headroom_bytes), preset)
-        origins = self.profile.origins | dict.fromkeys(own, config.origin or f"model {model_id}")
+            if last:
+                raise does_not_fit(config.id, max(rungs, key=lambda rung: rung.headroom_bytes), preset)
+            return None
+        origins = self.profile.origins | dict.fromkeys(own, config.origin or f"model {config.id}")
         launches = tuple(
             self._launch(index, rung, preset, config, file, inputs, origins) for index, rung in enumerate(rungs)
         )
-        plan = ModelPlan(
-            model_id,
+        turns = (f"fits only while {' and '.join(sleepers)} sleep: they take turns",) if sleepers else ()
+        return ModelPlan(
+            config.id,
             config.aliases,
             file,
             Ladder(launches, chosen),
@@ -170,7 +201,6 @@ class _Job(Struct, frozen=True):
             last_start(inputs.calibrations, file.meta.arch, rungs[chosen].settings),
             takes_turns=bool(turns),
         )
-        return plan, (left if turns else left.less(rungs[chosen].budget))
 
     def _launch(
         self,

@@ -298,7 +298,7 @@ def test_a_model_that_fits_only_alone_takes_turns() -> None:
     ("pinned", "warning"),
     [
         ("a", "does not fit beside a (pinned): its requests are refused while that is in memory"),
-        ("c", "fits only while a and c sleep: they take turns"),
+        ("c", "fits only while a sleep: they take turns"),
     ],
 )
 def test_a_model_that_cannot_fit_beside_a_pinned_one_is_not_said_to_take_turns(pinned: str, warning: str) -> None:
@@ -323,6 +323,23 @@ def test_a_pinned_model_that_is_planned_later_leaves_no_room_either() -> None:
         "does not fit beside last (pinned): its requests are refused while that is in memory",
     )
     assert found.models["last"].warnings == ("fits only while a and b sleep: they take turns",)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_model_that_takes_turns_is_planned_for_what_pinned_ones_leave(rank: int) -> None:
+    """Whether the pinned one is planned first or last: planned for all memory its requests would be refused."""
+    board = shapes.cpu_board(8)
+    models = {
+        name: (candidate_of(shapes.model(name, size)), ModelConfig(name, name, priority=order, pin=name == "pinned"))
+        for name, size, order in (("first", SMALL, 1), ("turns", SMALL, 0), ("pinned", TINY, rank))
+    }
+    found = plan(board, models=models, memory=shapes.memory(board, 6.5), preset=profile(offload="none"))
+    first, turns, pinned = (chosen(found, name).budget["host"] for name in ("first", "turns", "pinned"))
+    whole = max(first.available_bytes, pinned.available_bytes)
+    assert found.models["turns"].takes_turns and not found.models["pinned"].takes_turns
+    assert turns.available_bytes == whole - pinned.required_bytes
+    assert turns.required_bytes + pinned.required_bytes + turns.reserve_bytes <= whole
+    assert found.models["turns"].warnings[0].startswith("fits only while first ")
 
 
 def test_settings_of_one_model_are_its_own() -> None:
