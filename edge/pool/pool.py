@@ -95,7 +95,7 @@ class Pool:
     async def beside(self, new: Supervisor) -> AsyncIterator[bool]:
         """Claim memory for a second engine of a model; yield whether there is enough. It is claimed until the end."""
         snapshot = await self._look()
-        enough = self._fits(snapshot, new.needs_bytes)
+        enough = self._fits(snapshot, new.needs_bytes, new)
         if enough:
             self._second.append(new)
         try:
@@ -204,8 +204,8 @@ class Pool:
         # Files of /proc take a millisecond; a thread would cost two changes of context on a busy board.
         return await asyncio.to_thread(self._measured) if self._asks_driver() else self._measured()
 
-    def _fits(self, snapshot: MemorySnapshot, needs: Bytes) -> bool:
-        free, _ = self._room(snapshot, self._residents())
+    def _fits(self, snapshot: MemorySnapshot, needs: Bytes, *second: Supervisor) -> bool:
+        free, _ = self._room(snapshot, self._residents(), *second)
         return all(domain in free for domain, bytes_ in needs.items() if bytes_ > 0) and fits(free, needs)
 
     def _measured(self) -> MemorySnapshot:
@@ -306,10 +306,12 @@ class Pool:
             pin=known.pin,
         )
 
-    def _room(self, snapshot: MemorySnapshot, residents: list[Resident]) -> tuple[dict[str, int], dict[str, int]]:
+    def _room(
+        self, snapshot: MemorySnapshot, residents: list[Resident], *second: Supervisor
+    ) -> tuple[dict[str, int], dict[str, int]]:
         """Return what is free for another model now, and what would be without residents, by domain."""
         supervisors = [each.supervisor for each in self._handles.values() if each.supervisor is not None]
-        free, whole = room(snapshot, residents, supervisors, self._limit_bytes())
+        free, whole = room(snapshot, residents, supervisors, (*self._second, *second), self._limit_bytes())
         return self._claims.left(residents, free), whole
 
     def _supervisor(self, name: str) -> Supervisor | None:

@@ -11,11 +11,16 @@ from edge.supervisor.supervisor import Supervisor
 
 
 def room(
-    snapshot: MemorySnapshot, residents: Sequence[Resident], supervisors: Sequence[Supervisor], limit: int | None
+    snapshot: MemorySnapshot,
+    residents: Sequence[Resident],
+    supervisors: Sequence[Supervisor],
+    more: Sequence[Supervisor],
+    limit: int | None,
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Return what is free for another model now, and what would be without residents, by domain.
 
-    The claims of loading models are not taken off yet. `limit`: bytes of all models together in host memory.
+    The claims of loading models are not taken off yet. `more`: second engines, whose reserve counts too. `limit`: bytes
+    of all models together in host memory.
     """
     loading = {each.id for each in residents if each.loading}
     present = {each.id for each in residents} - loading
@@ -23,7 +28,7 @@ def room(
     free, whole = {}, {}
     for domain, available in snapshot.available_bytes.items():
         held = sum(each.needs.get(domain, 0) for each in residents)
-        rest = available - reserve_bytes(supervisors, domain) - mapped_bytes(loaded, domain)
+        rest = available - reserve_bytes((*supervisors, *more), domain) - mapped_bytes(loaded, domain)
         free[domain], whole[domain] = rest, rest + held
         if limit is not None and domain in ("unified", "host"):
             free[domain], whole[domain] = min(rest, limit - held), min(rest + held, limit)
