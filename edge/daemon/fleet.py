@@ -279,10 +279,6 @@ class Fleet:
                 self._put(partial(keep_claim, self._folders, model.model.fingerprint, dict(supervisor.measured)))
             self._note_change(supervisor, before, after)
 
-        def memory_back(_: Supervisor) -> None:
-            if (handle := self.handles.get(model.id)) is not None:
-                handle.memory_back()
-
         llama = model.other is None
         callbacks = SupervisorCallbacks(
             on_change=on_change,
@@ -291,16 +287,15 @@ class Fleet:
             remedies=Remedies(self._table, engine, model.model, model.id) if llama else None,
             cpu=(lambda: self._other_plan(prepared, model.id, remote=remote)) if other and llama else None,
             driver=lambda: _driver(prepared),
-            memory_back=memory_back,
+            memory_back=self._memory_back,
             gpu_load=self._gpu_load,
             gpu_holders=self._gpu_holders,
         )
         # A speed of another file, engine or rung would be no measure for this start.
         terms = terms_of(prepared, model, self._last_good.tokens_s(model.id, good))
-        socket_path = self._socket(model.id)
         return Supervisor(
             model,
-            socket_path,
+            self._socket(model.id),
             self._patterns,
             terms,
             callbacks,
@@ -356,6 +351,10 @@ class Fleet:
                 if other.supervisor is not supervisor:
                     other.memory_back()
         self._on_change(supervisor, before, after)
+
+    def _memory_back(self, supervisor: Supervisor) -> None:
+        if (handle := self.handles.get(supervisor.model_id)) is not None:
+            handle.memory_back()
 
     def _ended(self, owner: asyncio.Task[None]) -> None:
         if owner.cancelled():
