@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
@@ -110,15 +111,16 @@ def visible(board: Board, value: str | None) -> Board:
 
 
 def only_gpus(board: Board, selectors: Sequence[str]) -> Board:
-    """Apply the key `gpus`: prefixes of UUIDs, nvidia-smi's indexes, or parts of names. Raises ConfigError."""
+    """Apply the key `gpus`: nvidia-smi's indexes, prefixes of UUIDs, or parts of names. Raises ConfigError."""
     if not selectors or board.unified_memory:
         return board
-    chosen = [gpu for gpu in board.gpus if any(_selects(selector, gpu) for selector in selectors)]
-    unknown = [selector for selector in selectors if not any(_selects(selector, gpu) for gpu in board.gpus)]
-    if unknown:
-        known = ", ".join(f"{gpu.index}: {gpu.name} ({gpu.uuid})" for gpu in board.gpus) or "there is none"
-        raise ConfigError(f"gpus: no GPU is {unknown[0]!r}", f"it takes UUIDs, indexes and names; {known}")
-    return replace(board, gpus=tuple(chosen), compute_capability=newest_capability(chosen))
+    chosen = [_selected(selector.strip(), board.gpus) for selector in selectors]
+    for selector, found in zip(selectors, chosen, strict=True):
+        if not found:
+            known = ", ".join(f"{gpu.index}: {gpu.name} ({gpu.uuid})" for gpu in board.gpus) or "there is none"
+            raise ConfigError(f"gpus: no GPU is {selector!r}", f"it takes UUIDs, indexes and names; {known}")
+    gpus = tuple(gpu for gpu in board.gpus if any(gpu in found for found in chosen))
+    return replace(board, gpus=gpus, compute_capability=newest_capability(gpus))
 
 
 def newest_capability(gpus: Iterable[Gpu]) -> str | None:
@@ -127,12 +129,15 @@ def newest_capability(gpus: Iterable[Gpu]) -> str | None:
     return max(known, key=lambda text: [int(part) for part in text.split(".") if part.isdecimal()], default=None)
 
 
-def _selects(selector: str, gpu: Gpu) -> bool:
-    text = selector.strip()
+def _selected(text: str, gpus: Sequence[Gpu]) -> list[Gpu]:
+    """Return the GPUs that a selector names. A number is an index where one has it, else a number in a name: 4090."""
     if text.isdecimal():
-        return gpu.index == int(text)
-    by_uuid = bool(text and gpu.uuid and gpu.uuid.startswith(text))
-    return by_uuid or (bool(text) and text.lower() in gpu.name.lower())
+        # Not a part of a longer number: 40 is no RTX 4090.
+        number = re.compile(rf"(?<!\d){text}(?!\d)", re.ASCII)
+        by_index = [gpu for gpu in gpus if gpu.index == int(text)]
+        return by_index or [gpu for gpu in gpus if number.search(gpu.name)]
+    by_uuid = [gpu for gpu in gpus if text and gpu.uuid and gpu.uuid.startswith(text)]
+    return by_uuid or [gpu for gpu in gpus if text and text.lower() in gpu.name.lower()]
 
 
 def _left(gpus: Sequence[Gpu], tokens: Sequence[str]) -> tuple[Gpu, ...]:

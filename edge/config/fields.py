@@ -23,8 +23,10 @@ Place = Callable[[str], str | None]
 _WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
-def key(help: str, kind: Literal["size", "reserve"] | None = None, *, one_model: bool = False, **limits: Any) -> Meta:
+def key(help: str, kind: Literal["size", "reserve", "words"] | None = None, *, one_model: bool = False, **limits: Any) -> Meta:
     """Return the metadata of a key: help, limits (ge, le), and `kind` of a value that TOML has no type for.
+
+    `words` is a list of texts, of which each may be written as a number: gpus = [0], args = ["--keep", 4].
 
     `one_model`: the key names files of one model, so a profile may not hold it, and [[model]] may hold it directly.
     """
@@ -48,7 +50,7 @@ class Field(Struct, frozen=True):
 
     @property
     def kind(self) -> str:
-        """Return `size`, `reserve`, or an empty string for a plain TOML value."""
+        """Return `size`, `reserve`, `words`, or an empty string for a plain TOML value."""
         return str((self.meta.extra or {}).get("kind") or "")
 
     @property
@@ -96,6 +98,8 @@ class Field(Struct, frozen=True):
             value = int(value)
         if not strict and isinstance(value, str) and self.type.__origin__ is bool:
             value = _WORDS.get(value.strip().lower(), value.strip())
+        if self.kind == "words" and isinstance(value, list):
+            value = [str(one) if isinstance(one, (int, float)) and not isinstance(one, bool) else one for one in value]
         try:
             found = convert(value, self.type, strict=strict)
         except ValidationError:  # msgspec names types of Python; an operator writes TOML

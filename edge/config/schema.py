@@ -163,13 +163,15 @@ def _table(fields: Mapping[str, Field]) -> dict[str, Any]:
 
 
 def _field(field: Field) -> dict[str, Any]:
-    """Return the JSON Schema of one key, without null, which TOML lacks; a size may be text."""
+    """Return the JSON Schema of one key, without null, which TOML lacks; a size may be text, a word a number."""
     found = msgspec.json.schema(field.type)
     if "anyOf" in found:
         found |= next(one for one in found.pop("anyOf") if one["type"] != "null")
     found.pop("title", None)
     if field.kind == "size":
         found["type"] = ["integer", "string"]
+    if field.kind == "words":
+        found["items"]["type"] = ["string", "number"]
     return found
 
 

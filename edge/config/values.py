@@ -55,7 +55,8 @@ class Preset(Struct, frozen=True):
     ] = 256 * MIB
     split_mode: Annotated[Literal["none", "layer", "row"], key("how several GPUs share a model")] = "layer"
     gpus: Annotated[
-        tuple[str, ...], key("GPUs to use: UUIDs, indexes of nvidia-smi or names; empty is every visible one")
+        tuple[str, ...],
+        key("GPUs to use: UUIDs, indexes of nvidia-smi or names; empty is every visible one", kind="words"),
     ] = ()
     tensor_split: Annotated[
         tuple[Annotated[float, Meta(ge=0)], ...], key("share of each GPU; empty is by free memory")
@@ -117,7 +118,7 @@ class Preset(Struct, frozen=True):
         key("drafts without a second model: repeated text, the file's own MTP layers, or what `bench draft` measured"),
     ] = "off"
     args: Annotated[
-        tuple[str, ...], key("further options of the engine, as in llama-server --help", one_model=True)
+        tuple[str, ...], key("further options of the engine, as in llama-server --help", kind="words", one_model=True)
     ] = ()
     ui: Annotated[
         bool | None,

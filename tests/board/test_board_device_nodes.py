@@ -111,10 +111,12 @@ def two() -> Board:
         ("", []),
         ("-1", []),
         ("NoDevFiles", []),
+        ("A", []),
+        ("0,A,1", ["A"]),
     ],
 )
 def test_cuda_visible_devices_of_our_environment(value: str | None, names: list[str]) -> None:
-    """In PCI order, whole or cut UUIDs; what is no GPU ends the list, as in CUDA."""
+    """In PCI order, whole or cut UUIDs; what is no GPU ends the list, as in CUDA, which takes no names."""
     found = visible(two(), value)
     assert [gpu.name for gpu in found.gpus] == names
     assert (found.refused is not None) == (not names)
@@ -138,6 +140,52 @@ def test_hidden_gpus_are_named_and_the_newest_visible_one_counts() -> None:
 )
 def test_gpus_are_chosen_by_uuid_index_or_name(selectors: tuple[str, ...], names: list[str]) -> None:
     assert [gpu.name for gpu in only_gpus(two(), selectors).gpus] == names
+
+
+def named(*names: str) -> Board:
+    gpus = tuple(Gpu(name, f"GPU-{i}0", i, f"0000:0{i + 1}:00.0") for i, name in enumerate(names))
+    return replace(two(), gpus=gpus)
+
+
+RTX = ("NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 4090", "NVIDIA RTX A4000 16GB")
+
+
+@pytest.mark.parametrize(
+    ("selector", "indexes"),
+    [
+        ("4090", [1]),
+        ("RTX 4090", [1]),
+        ("rtx 4090", [1]),
+        ("GeForce", [0, 1]),
+        ("A4000", [2]),
+        ("4000", [2]),
+        ("2", [2]),
+        (" 1 ", [1]),
+        ("GPU-10", [1]),
+        ("16", [2]),
+        ("40", []),
+        ("409", []),
+        ("3", []),
+        ("00", [0]),
+    ],
+)
+def test_a_number_is_an_index_that_exists_or_a_number_in_a_name(selector: str, indexes: list[int]) -> None:
+    board = named(*RTX)
+    if indexes:
+        assert [gpu.index for gpu in only_gpus(board, (selector,)).gpus] == indexes
+    else:
+        with pytest.raises(ConfigError, match=f"no GPU is '{selector}'") as caught:
+            only_gpus(board, (selector,))
+        assert "1: NVIDIA GeForce RTX 4090 (GPU-10)" in (caught.value.hint or "")
+
+
+def test_an_index_wins_over_a_number_in_a_name() -> None:
+    board = named("Tesla 1", "Tesla 0", "Tesla 7")
+    assert [gpu.index for gpu in only_gpus(board, ("1",)).gpus] == [1]
+    assert [gpu.index for gpu in only_gpus(board, ("7", "0")).gpus] == [0, 2]
+    hidden = visible(board, "0")
+    assert [gpu.name for gpu in hidden.gpus] == ["Tesla 1"]
+    assert [gpu.name for gpu in only_gpus(hidden, ("1",)).gpus] == ["Tesla 1"], "the only one that is visible"
 
 
 @pytest.mark.parametrize("selector", ["7", "GPU-x", "RTX 4090", ""])

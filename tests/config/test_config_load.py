@@ -82,6 +82,19 @@ def test_lists_and_sizes_are_read_from_text(places: Folders) -> None:
     assert config.strict is True
 
 
+def test_an_index_or_the_value_of_an_option_may_be_a_number(places: Folders) -> None:
+    text = "[set]\ngpus = [0, 'RTX 4090']\n[[model]]\nref = 'a'\nargs = ['--keep', 4, '--xtc-probability', 0.25]\n"
+    write(places, text)
+    config = load(places, {}, {})
+    assert config.overrides["gpus"].value == ("0", "RTX 4090")
+    assert config.models[0].set["args"] == ("--keep", "4", "--xtc-probability", "0.25")
+    told = load(places, {"set": ['args=["--keep", -1]', "gpus=1"]}, {})
+    assert (told.overrides["args"].value, told.overrides["gpus"].value) == (("--keep", "-1"), ("1",))
+    write(places, "[set]\ngpus = [true]\n")
+    with pytest.raises(ConfigError, match="gpus wants text, got a boolean True"):
+        load(places, {}, {})
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
