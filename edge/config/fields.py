@@ -23,7 +23,9 @@ Place = Callable[[str], str | None]
 _WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
-def key(help: str, kind: Literal["size", "reserve", "words"] | None = None, *, one_model: bool = False, **limits: Any) -> Meta:
+def key(
+    help: str, kind: Literal["size", "reserve", "words"] | None = None, *, one_model: bool = False, **limits: Any
+) -> Meta:
     """Return the metadata of a key: help, limits (ge, le), and `kind` of a value that TOML has no type for.
 
     `words` is a list of texts, of which each may be written as a number: gpus = [0], args = ["--keep", 4].

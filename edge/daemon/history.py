@@ -205,7 +205,8 @@ class Recorder:
         plan, vitals = watch.attempt.plan, read_usage(watch.child.pid)
         file = plan.model or supervisor.model.model
         subject = f"{file.name} {file.quant}, {plan.settings.n_ctx} tokens"
-        measured = measure(subject, watch.attempt.log.loading, vitals.rss_bytes if vitals else None, watch.gpu_bytes)
+        log, rss_bytes = watch.attempt.log.loading, vitals.rss_bytes if vitals else None
+        measured = measure(subject, log, rss_bytes, watch.gpu_bytes, drafts=file.drafter_bytes > 0)
         # What the engine changed by itself, or put elsewhere, says nothing about the formula.
         changed = any(item.subject in _CACHE_SUBJECTS for item in watch.degraded)
         meta = None if changed else file.meta

@@ -38,7 +38,7 @@ class ModelFile(Struct, frozen=True):
     adapter_bytes: int = 0  # of the LoRA adapters' files
     drafter: str | None = None  # path of the model that drafts
     draft_type: str = "draft-simple"  # how it drafts: a value of --spec-type
-    drafter_bytes: int = 0  # of the drafter, or of MTP layers that draft: weights and KV cache
+    drafter_bytes: int = 0  # of the drafter or of MTP layers that draft, at the requested context: weights and KV cache
     notes: tuple[str, ...] = ()  # for the user: unknown architecture, a name with another quantization
 
     @property
@@ -48,8 +48,8 @@ class ModelFile(Struct, frozen=True):
 
     @property
     def beside_bytes(self) -> int:
-        """Bytes of the files beside the model: they lie in the first GPU, or in the host."""
-        return self.mmproj_bytes + self.adapter_bytes + self.drafter_bytes
+        """Bytes of projector and adapters: they lie in the first GPU, or in the host."""
+        return self.mmproj_bytes + self.adapter_bytes
 
 
 # Check split sets: names and headers of the shards must agree before an engine opens them. Pure.

@@ -52,6 +52,8 @@ def common_params(settings: Settings, model: ModelFile, alias: str) -> dict[str,
         "embedding": settings.role != "chat",
         "pooling_type": "rank" if settings.role == "rerank" else "unspecified",
         **({"mmproj.path": settings.mmproj} if settings.mmproj else {}),
+        # The embedded engine is built for the CPU alone.
+        **({"speculative.draft.n_gpu_layers": 0} if settings.draft_device == "none" else {}),
         **({"image_max_tokens": limit} if limit else {}),
     }
 
@@ -127,6 +129,7 @@ def _placement(line: _Line, settings: Settings, n_layer: int) -> None:
         line.add(("--tensor-split", "-ts"), ",".join(f"{share:g}" for share in settings.tensor_split))
     if settings.cpu_expert_layers:
         line.add(("--override-tensor", "-ot"), _experts_on_cpu(settings, n_layer), needed=True)
+    _drafter(line, settings.draft_device)
     line.add(("--fit", "-fit"), "off")
     line.add(("--threads", "-t"), str(settings.n_threads))
     line.add(("--threads-batch", "-tb"), str(settings.n_threads))
@@ -134,6 +137,26 @@ def _placement(line: _Line, settings: Settings, n_layer: int) -> None:
         line.add(("--mmproj", "-mm"), settings.mmproj)
     if settings.images and settings.images.max_tokens:
         line.add(("--image-max-tokens",), str(settings.images.max_tokens))
+
+
+# More layers than any drafter has. Without a number older builds keep it on the CPU, and newer ones take all layers.
+_ALL_LAYERS = "999"
+
+
+def _drafter(line: _Line, device: str | None) -> None:
+    """Place the drafter. Without an option for its device it is on the GPU of the model, or has no layer there."""
+    devices, layers = (
+        ("--spec-draft-device", "--device-draft", "-devd"),
+        ("--spec-draft-ngl", "--gpu-layers-draft", "-ngld"),
+    )
+    if device is None:
+        return
+    if line.known(devices):
+        line.add(devices, device)
+    if device != "none":
+        line.add(layers, _ALL_LAYERS)
+    elif not line.known(devices):
+        line.add(layers, "0")
 
 
 def _logging(line: _Line) -> None:

@@ -30,6 +30,7 @@ _BUFFER = re.compile(
     r"(?P<kind>model|KV|RS|compute|output) buffer size =\s{1,20}(?P<mib>[\d.]{1,20}) MiB"
 )
 
+_CONTEXT = "constructing llama_context"
 _ON_GPU = re.compile(r"CUDA\d+(_Split)?")  # CUDA_Host is memory of the host
 
 
@@ -80,17 +81,25 @@ def last_start(calibrations: Mapping[str, Calibration], arch: str, settings: Set
     return next((each.last for each in (same, *others) if each is not None and each.last is not None), None)
 
 
-def measure(what: str, log: Iterable[str], rss_bytes: int | None = None, gpu_bytes: int | None = None) -> Measured:
-    """Sum the buffers that an engine's log names. The last load counts: `--fit` logs the same buffers before it."""
+def measure(
+    what: str, log: Iterable[str], rss_bytes: int | None = None, gpu_bytes: int | None = None, *, drafts: bool = False
+) -> Measured:
+    """Sum the buffers that an engine's log names. The last load counts: `--fit` logs the same buffers before it.
+
+    `drafts`: the context that drafts, and its model, come after the model's; they count only for the GPU.
+    """
     sums = {"model": 0, "KV": 0, "RS": 0, "compute": 0, "output": 0, "gpu": 0}
+    contexts = 0
     for line in log:
+        contexts += _CONTEXT in line
         if "loading model tensors" in line:
-            sums = dict.fromkeys(sums, 0)
+            contexts += drafts and contexts > 0
+            sums = sums if drafts and contexts else dict.fromkeys(sums, 0)
         if "reserve_compute_meta" in line:  # of a projector
             continue
         if (found := _BUFFER.match(line)) is not None:
             size = int(float(found["mib"]) * MIB)
-            sums[found["kind"]] += size
+            sums[found["kind"]] += 0 if drafts and contexts > 1 else size
             sums["gpu"] += size if _ON_GPU.fullmatch(found["where"]) else 0
     kv, compute = sums["KV"] + sums["RS"], sums["compute"] + sums["output"]
     return Measured(what, sums["model"], kv, compute, rss_bytes, gpu_bytes, sums["gpu"])
@@ -109,7 +118,8 @@ def calibrate(old: Calibration, plan: LaunchPlan, measured: Measured, meta: Mode
         factors.append(min(_MOST, max(_LEAST, measured.compute_bytes / estimated)))
     if measured.gpu_bytes is not None and plan.settings.n_gpu_layers and measured.gpu_buffers_bytes:
         beside = max(0, measured.gpu_bytes - measured.gpu_buffers_bytes)
-        contexts.append(beside // max(1, len(plan.settings.devices)))
+        devices = {*plan.settings.devices, plan.settings.draft_device} - {None, "none"}
+        contexts.append(beside // max(1, len(devices)))
     caches = dict(old.kv_factors)
     planned = sum(domain.kv_bytes for domain in plan.budget.values())
     if meta is not None and measured.kv_bytes and planned:

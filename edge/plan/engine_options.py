@@ -43,18 +43,18 @@ _REASONING = {"off": 0, "on": 1}  # common_params::enable_reasoning
 # With a budget of 0 llama.cpp takes the newline that a template writes behind its start tag for the forced end, and the
 # model thinks without a limit (ggml-org/llama.cpp pull request 28356). With 1 that newline is all of the thinking.
 _LEAST_BUDGET = 1
-_SIMPLE = "draft-simple"  # with any model of the same vocabulary
+SIMPLE_DRAFT = "draft-simple"  # with any model of the same vocabulary
 _SPECULATION = {"ngram": "ngram-mod", "mtp": "draft-mtp"}
 
 
 def engine_options(
-    preset: Preset, engine: Engine, origins: Mapping[str, str], draft_type: str = _SIMPLE
+    preset: Preset, engine: Engine, origins: Mapping[str, str], draft_type: str = SIMPLE_DRAFT
 ) -> EngineOptions:
     """Render the keys that differ from their default, and check `args`. Raises ConfigError.
 
     `origins`: by key, the layer that set it. `draft_type`: the value of --spec-type for the drafter.
     """
-    if preset.draft and draft_type != _SIMPLE and (lacking := _lacking(draft_type, engine)):
+    if preset.draft and draft_type != SIMPLE_DRAFT and (lacking := _lacking(draft_type, engine)):
         raise ConfigError(f"draft: {preset.draft} needs {lacking}, which this engine lacks", "edgellm build")
     default = Preset()
     values = {name: getattr(preset, name) for name in _KEYS if getattr(preset, name) != getattr(default, name)}
@@ -116,11 +116,11 @@ _KEYS = (
 OPTION_NAMES = (
     *(option for option, _, _ in _SAMPLING.values()),
     *("--" + key.replace("_", "-") for key in _KEYS if key not in (*_SAMPLING, "args", "draft", "speculation")),
-    *("--lora-scaled", "--spec-type", "--spec-draft-model"),
+    *("--lora-scaled", "--spec-type", "--spec-draft-model", "--spec-draft-device", "--spec-draft-ngl"),
 )
 _BECAUSE = {
     "args": "as requested; layers kept on the CPU are counted, other memory is known after the first start",
-    "draft": "as requested; weights and cache are counted",
+    "draft": "as requested; weights, cache and buffers are counted",
     "lora": "as requested; the files are counted",
 }
 

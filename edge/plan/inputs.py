@@ -20,7 +20,7 @@ from edge.plan.calibration import Calibration
 from edge.plan.kv_cache import ENCODERS, KvBytes, integer, memory_of
 from edge.plan.load_choice import LoadChoice
 from edge.plan.other_load import free_cores
-from edge.plan.plan import DomainBudget, MemoryBudget
+from edge.plan.plan import DomainBudget, MemoryBudget, Settings
 
 # Every set of this many GPUs is tried: 31 sets. Of more, the newest and the roomiest of each number.
 _MOST_GPUS_TRIED = 5
@@ -50,6 +50,7 @@ class PlanInputs(Struct, frozen=True):
     load_choices: tuple[LoadChoice, ...] = ()  # measured for this board and engine
     busy_cores: int = 0  # by other processes, as telemetry saw it
     remotes: tuple[RemoteServer, ...] = ()
+    draft_on: str | None = None  # domain of the drafter, in the inputs of one set of devices; None: that of the model
 
     @property
     def host(self) -> str:
@@ -244,6 +245,21 @@ def repacked_types(board: Board, engine: Engine) -> frozenset[str]:
     return frozenset(found | ({"Q2_K"} if "avx512f" in isa and engine.kind != "embedded" else set()))
 
 
+def repacked_bytes(weights: Weights, inputs: PlanInputs) -> int:
+    """Return the bytes of the matrices that this engine repacks for this CPU."""
+    types = repacked_types(inputs.board, inputs.engine)
+    return sum(size for kind, size in weights.matrices.items() if kind in types)
+
+
+def host_weights_bytes(weights: Weights, settings: Settings, inputs: PlanInputs) -> int:
+    """Return the bytes of all weights on the CPU: repacked matrices beside the mapping that they were read from."""
+    if settings.load_mode != "mmap":
+        return weights.file_bytes
+    types = repacked_types(inputs.board, inputs.engine)
+    unmapped = sum(size for kind, size in takewhile(lambda each: each[0] in types, weights.tail))
+    return weights.file_bytes - unmapped + repacked_bytes(weights, inputs)
+
+
 def layer_of(tensor: Tensor) -> int | None:
     """Return the index of the layer that a tensor belongs to."""
     block = _BLOCK.match(tensor.name)
@@ -295,9 +311,13 @@ def _is_matrix(tensor: Tensor) -> bool:
 
 
 class Candidate(Struct, frozen=True):
+    """A file that could be served. `mtp_layers`: so many of its layers draft, 0 where they are not used."""
+
     file: ModelFile
     weights: Weights
     memory: KvBytes
+    drafter: Candidate | None = None
+    mtp_layers: int = 0
 
 
 def candidate_of(file: ModelFile) -> Candidate:

@@ -1,4 +1,4 @@
-"""Step down from the preset: smaller KV type, smaller context, fewer slots, no prompt cache. Pure."""
+"""Build the ladder of one model: settings and memory of each step on a set of devices. Pure."""
 
 from __future__ import annotations
 
@@ -8,94 +8,24 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from edge.config.values import Preset
-from edge.models.meta import ModelMeta
 from edge.plan.companions import images_of
-from edge.plan.inputs import Candidate, PlanInputs, device_sets, gpu_sets, in_one_batch, is_remote
-from edge.plan.kv_cache import BLOCKS, PLAIN_KV, checkpoint_bytes, slot_context
+from edge.plan.drafters import draft_device, places
+from edge.plan.inputs import (
+    HOST,
+    Candidate,
+    PlanInputs,
+    device_sets,
+    gpu_sets,
+    in_one_batch,
+    is_remote,
+    repacked_bytes,
+)
+from edge.plan.kv_cache import PLAIN_KV, checkpoint_bytes
+from edge.plan.ladder_steps import LadderStep, context_levels, steps
 from edge.plan.load_choice import chosen_mode, offload_of
-from edge.plan.memory import budget, device_required, layer_split, repacked_bytes
+from edge.plan.memory import budget, device_required, layer_split
 from edge.plan.plan import MemoryBudget, Settings
 from edge.units import MIB
-
-# The quantized KV types whose flash-attention kernels are in every CUDA build, also without GGML_CUDA_FA_QUANTS=all.
-_KV_STEPS = ("q8_0", "q4_0")
-
-
-class LadderStep(Struct, frozen=True):
-    """The settings that one rung changes. `n_ctx` is over all slots."""
-
-    n_ctx: int
-    n_parallel: int
-    kv_type_k: str
-    kv_type_v: str
-    prompt_cache: bool = True
-
-
-def context_levels(preset: Preset, n_ctx_train: int) -> list[int]:
-    """Return the tokens of one slot, halving from the requested context to the preset's smallest."""
-    levels = [requested_slot_context(preset, n_ctx_train)]
-    # 256 tokens: llama.cpp pads a context to a multiple of it (llama-context.cpp).
-    least = min(levels[0], max(256, preset.n_ctx_min))
-    while levels[-1] > least:
-        levels.append(max(least, slot_context(levels[-1] // 2, 1)))
-    return levels
-
-
-def steps(preset: Preset, meta: ModelMeta, context: int) -> Iterator[LadderStep]:
-    """Yield steps with `context` tokens a slot, never above the trained context (FC-22), from the preset to its limits.
-
-    A smaller KV type comes first, then no prompt cache, then fewer slots: each costs a request less than its context.
-    Below the requested context there is one slot, with the smallest KV type.
-    """
-    slots, per_slot = (
-        preset.n_parallel,
-        slot_context(min(context, usable_context(preset, meta.n_ctx_train) or context), 1),
-    )
-    kinds = _kv_types(preset)
-    if per_slot < requested_slot_context(preset, meta.n_ctx_train):
-        slots, kinds = 1, kinds[-1:]
-    for key, value in kinds:
-        yield LadderStep(per_slot * slots, slots, key, value)
-    key, value = kinds[-1]
-    if preset.cache_ram:
-        yield LadderStep(per_slot * slots, slots, key, value, prompt_cache=False)
-    while slots > 1:
-        slots //= 2
-        for cached in (True, False):
-            yield LadderStep(per_slot * slots, slots, key, value, prompt_cache=cached)
-
-
-def _kv_types(preset: Preset) -> list[tuple[str, str]]:
-    """Return the types of K and V from the preset's to its smallest. A quantized V cache needs flash attention."""
-    found = [(str(preset.kv_type_k), str(preset.kv_type_v))]
-    for smaller in _KV_STEPS:
-        if bits(smaller) >= bits(preset.kv_type_min):
-            key, value = found[-1]
-            found.append((_least(key, smaller), value if preset.flash_attention == "off" else _least(value, smaller)))
-    return list(dict.fromkeys(found))
-
-
-def requested_slot_context(preset: Preset, n_ctx_train: int) -> int:
-    """Return the tokens of one slot: as requested, never above the trained context (FC-22) as RoPE extends it."""
-    # A file that does not tell its context has no limit here; 16M tokens is beyond any model.
-    trained = usable_context(preset, n_ctx_train) or 1 << 24
-    return slot_context(min(preset.n_ctx or trained, trained), 1)
-
-
-def usable_context(preset: Preset, n_ctx_train: int) -> int:
-    """Return the trained context, times rope_scale where the preset extends it; 0 where the file does not tell."""
-    return int(n_ctx_train * max(1.0, preset.rope_scale)) if preset.rope_scaling in ("linear", "yarn") else n_ctx_train
-
-
-def bits(kind: str) -> float:
-    """Return the bits per value of a KV type."""
-    size, count = BLOCKS[kind]
-    return 8 * size / count
-
-
-def _least(one: str, other: str) -> str:
-    return one if bits(one) <= bits(other) else other
-
 
 # Build engine settings from a preset and one step of the ladder. Pure.
 
@@ -173,7 +103,9 @@ def _with_checkpoints(chosen: Settings, candidate: Candidate) -> Settings:
 def on_gpus(preset: Preset, chosen: Settings, candidate: Candidate, inputs: PlanInputs) -> Settings:
     """Set devices and split for the GPUs of `inputs`: by the preset's shares, else as evenly as whole layers allow."""
     if not chosen.n_gpu_layers:
-        return replace(chosen, devices=(), split_mode=None, tensor_split=(), rpc=())
+        drafts = None if candidate.drafter is None else "none"
+        return replace(chosen, devices=(), split_mode=None, tensor_split=(), rpc=(), draft_device=drafts)
+    chosen = replace(chosen, draft_device=draft_device(candidate, inputs))
     if inputs.used_servers:
         return _with_servers(chosen, candidate, inputs)
     if not inputs.discrete or len(inputs.gpus) == 1:
@@ -203,12 +135,19 @@ _MOST_RUNGS = 24  # enough for three files; a longer ladder only costs planning 
 
 
 class Rung(Struct, frozen=True):
-    """Settings and memory of one candidate on these GPUs, before they are rendered."""
+    """Settings and memory of one candidate on these GPUs, before they are rendered. `draft_on`: as in PlanInputs."""
 
     candidate: Candidate
     settings: Settings
     budget: MemoryBudget
     gpus: tuple[str, ...]
+    draft_on: str | None = None
+
+    @property
+    def visible_gpus(self) -> tuple[str, ...]:
+        """GPUs of this board that the engine has to see, in llama.cpp's order: the drafter's own one is the last."""
+        own = tuple(gpu for gpu in self.gpus if not is_remote(gpu))
+        return (*own, self.draft_on) if self.draft_on in self.budget and self.draft_on not in (*own, HOST) else own
 
     @property
     def fits(self) -> bool:
@@ -257,13 +196,31 @@ def _needs_less(rung: Rung, before: Rung, inputs: PlanInputs) -> bool:
 
 def rungs_at(preset: Preset, candidate: Candidate, role: str, inputs: PlanInputs, context: int) -> Iterator[Rung]:
     """Yield the rungs of one file whose slots get `context` tokens, or what it was trained for."""
-    sets = device_sets(preset, inputs)
+    parts = _parts(preset, candidate, inputs)
     for step in steps(preset, candidate.file.meta, context):
         yield _fitting(
             _placed(candidate, settings(preset, step, candidate, role, part), part, preset)
-            for part in (replace(inputs, gpus=gpus) for gpus in sets)
-            if _may_fit(candidate, preset, part) or part.gpus == sets[-1]
+            for part in parts
+            if _may_fit(candidate, preset, part) or part.gpus == parts[-1].gpus
         )
+
+
+def _parts(preset: Preset, candidate: Candidate, inputs: PlanInputs) -> list[PlanInputs]:
+    """Return the inputs of each set of devices to try; those with the drafter on the CPU come after all others."""
+    sets = [replace(inputs, gpus=gpus) for gpus in device_sets(preset, inputs)]
+    usable = _usable(preset, inputs)
+    parts = [replace(part, draft_on=place) for part in sets for place in places(candidate, part, usable)]
+    return sorted(parts, key=_drafts_on_host)
+
+
+def _usable(preset: Preset, inputs: PlanInputs) -> PlanInputs:
+    """Return the inputs without GPUs that no set has: a share of 0 in tensor_split."""
+    used = {gpu for gpus in gpu_sets(preset, inputs) for gpu in gpus}
+    return replace(inputs, gpus=tuple(gpu for gpu in inputs.gpus if gpu in used))
+
+
+def _drafts_on_host(part: PlanInputs) -> bool:
+    return part.draft_on == part.host and part.host not in part.gpus
 
 
 def _rungs(preset: Preset, candidates: Sequence[Candidate], role: str, inputs: PlanInputs) -> Iterator[Rung]:
@@ -275,7 +232,8 @@ def _rungs(preset: Preset, candidates: Sequence[Candidate], role: str, inputs: P
 
 
 def _rung(candidate: Candidate, chosen: Settings, inputs: PlanInputs) -> Rung:
-    return Rung(candidate, chosen, budget(candidate, chosen, inputs), inputs.gpus if chosen.n_gpu_layers else ())
+    gpus, draft_on = (inputs.gpus, inputs.draft_on) if chosen.n_gpu_layers else ((), None)
+    return Rung(candidate, chosen, budget(candidate, chosen, inputs), gpus, draft_on)
 
 
 def _placed(candidate: Candidate, chosen: Settings, inputs: PlanInputs, preset: Preset) -> Rung:
@@ -312,9 +270,11 @@ def _partial(last: Rung, preset: Preset, inputs: PlanInputs) -> Iterator[Rung]:
     """Yield rungs for discrete GPUs that keep a part on the host, each with less on the GPUs than the one before.
 
     The experts of as few layers as possible come first: they are most of a mixture's weights, and of each only a few
-    are read for a token. Then whole layers, half of them, and none where the profile allows the CPU.
+    are read for a token. Then whole layers, half of them, and none where the profile allows the CPU. A drafter gets
+    what the layers leave.
     """
     parts = [replace(inputs, gpus=gpus) for gpus in gpu_sets(preset, inputs)]
+    parts = [replace(part, draft_on=[*places(last.candidate, part, inputs)][-1]) for part in parts]
     experts = [rung for part in parts if (rung := _with_experts_on_host(preset, last, part))]
     layers = [rung for part in parts if (rung := _with_most_layers(preset, last, part))]
     found = []
@@ -324,14 +284,26 @@ def _partial(last: Rung, preset: Preset, inputs: PlanInputs) -> Iterator[Rung]:
         most = max(layers, key=lambda rung: rung.settings.n_gpu_layers)
         # A spare rung: after an out-of-memory start the supervisor steps down, and a layer less is too little.
         half = most.settings.n_gpu_layers // 2
-        found += [most, *([_with_layers(preset, most, half, replace(inputs, gpus=most.gpus))] if half else [])]
+        same = replace(inputs, gpus=most.gpus, draft_on=most.draft_on)
+        found += [most, *([_with_layers(preset, most, half, same)] if half else [])]
     before = last
-    for rung in found:
+    for rung in (_drafting_on_gpu(preset, each, inputs) for each in found):
         if _needs_less(rung, before, inputs):
             before = rung
             yield rung
     if preset.fallback == "cpu":
         yield _with_layers(preset, last, 0, inputs)
+
+
+def _drafting_on_gpu(preset: Preset, rung: Rung, inputs: PlanInputs) -> Rung:
+    """Return the rung with its drafter on a GPU that has room for it beside the layers there, if there is one."""
+    part = replace(inputs, gpus=rung.gpus)
+    for place in places(rung.candidate, part, _usable(preset, inputs)):
+        there = replace(part, draft_on=place)
+        moved = _rung(rung.candidate, on_gpus(preset, rung.settings, rung.candidate, there), there)
+        if moved.fits:
+            return moved
+    return rung
 
 
 def _with_experts_on_host(preset: Preset, last: Rung, inputs: PlanInputs) -> Rung | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
 
 from msgspec.structs import replace
 
 from edge.models.meta import ModelMeta
 from edge.plan.calibration import Calibration, calibration_key, settled
-from edge.plan.inputs import Candidate, PlanInputs, Weights, is_remote, repacked_types
+from edge.plan.drafters import drafter_bytes, drafting, mtp_bytes
+from edge.plan.inputs import Candidate, PlanInputs, host_weights_bytes, is_remote
 from edge.plan.kv_cache import (
     ENCODERS,
     PLAIN_KV,
@@ -196,7 +196,10 @@ def budget(candidate: Candidate, settings: Settings, inputs: PlanInputs) -> Memo
             domains,
             inputs,
             inputs.host,
-            weights_bytes=host_weights_bytes(candidate.weights, settings, inputs) + candidate.file.beside_bytes,
+            weights_bytes=host_weights_bytes(candidate.weights, settings, inputs)
+            + candidate.file.beside_bytes
+            + draft_bytes(candidate, settings, inputs)
+            + mtp_bytes(candidate, settings),
             kv_bytes=sum(_caches(candidate, settings, calibration)),
             compute_bytes=int(compute * calibration.compute) + _image_bytes(settings),
         )
@@ -210,6 +213,15 @@ def budget(candidate: Candidate, settings: Settings, inputs: PlanInputs) -> Memo
         page_cache_bytes=_page_cache(settings, candidate),
     )
     return domains
+
+
+def draft_bytes(candidate: Candidate, settings: Settings, inputs: PlanInputs) -> int:
+    """Return the bytes of the drafter, with the compute buffers of its context."""
+    if candidate.drafter is None:
+        return 0
+    meta, memory = candidate.drafter.file.meta, candidate.drafter.memory
+    compute = device_compute_bytes(meta, memory, drafting(settings), all_logits=inputs.all_logits)
+    return drafter_bytes(candidate, settings) + compute
 
 
 def device_required(domains: MemoryBudget, inputs: PlanInputs) -> int:
@@ -239,21 +251,6 @@ def shares(settings: Settings, inputs: PlanInputs, n_layer: int) -> list[tuple[s
     return found
 
 
-def host_weights_bytes(weights: Weights, settings: Settings, inputs: PlanInputs) -> int:
-    """Return the bytes of all weights on the CPU: repacked matrices beside the mapping that they were read from."""
-    if settings.load_mode != "mmap":
-        return weights.file_bytes
-    types = repacked_types(inputs.board, inputs.engine)
-    unmapped = sum(size for kind, size in takewhile(lambda each: each[0] in types, weights.tail))
-    return weights.file_bytes - unmapped + repacked_bytes(weights, inputs)
-
-
-def repacked_bytes(weights: Weights, inputs: PlanInputs) -> int:
-    """Return the bytes of the matrices that this engine repacks for this CPU."""
-    types = repacked_types(inputs.board, inputs.engine)
-    return sum(size for kind, size in weights.matrices.items() if kind in types)
-
-
 def layer_split(candidate: Candidate, settings: Settings, inputs: PlanInputs) -> tuple[float, ...]:
     """Return how many offloaded layers each GPU gets, so that the fullest one is as empty as possible.
 
@@ -274,6 +271,9 @@ def layer_split(candidate: Candidate, settings: Settings, inputs: PlanInputs) ->
     local = [0 if is_remote(gpu) else _context_bytes(inputs, gpu) + copied for gpu in inputs.gpus]
     rooms = [inputs.room_bytes(gpu) - fixed - own for gpu, own in zip(inputs.gpus, local, strict=True)]
     rooms[0] -= candidate.file.beside_bytes + _image_bytes(settings)
+    rooms[-1] -= mtp_bytes(candidate, settings)  # the last layers
+    if (drafts_on := inputs.draft_on or inputs.gpus[0]) in inputs.gpus:
+        rooms[inputs.gpus.index(drafts_on)] -= draft_bytes(candidate, settings, inputs)
     if inputs.host in inputs.gpus:  # unified memory beside rpc-servers: it also holds what stays on the host
         rooms[inputs.gpus.index(inputs.host)] -= _on_host_bytes(candidate, settings, inputs)
     best, low, high = _packed(sizes, rooms, 1.0), 0.0, 1.0
@@ -342,6 +342,7 @@ def _offloaded(domains: MemoryBudget, candidate: Candidate, settings: Settings, 
     host_compute = host_compute_bytes(meta, candidate.memory, settings)
     if first or on_host or weights.hosted_bytes:
         host_compute = max(host_compute, compute)
+    _drafting(domains, candidate, settings, inputs)
     _add(
         domains,
         inputs,
@@ -350,6 +351,17 @@ def _offloaded(domains: MemoryBudget, candidate: Candidate, settings: Settings, 
         kv_bytes=sum(caches[:first]),
         compute_bytes=int(host_compute * calibration.compute),
     )
+
+
+def _drafting(domains: MemoryBudget, candidate: Candidate, settings: Settings, inputs: PlanInputs) -> None:
+    """Add what drafts: MTP layers are the last of the model, a drafter may be on a GPU of its own."""
+    gpus = [name for name, _ in shares(settings, inputs, candidate.file.meta.n_layer)]
+    if size := mtp_bytes(candidate, settings):
+        _add(domains, inputs, gpus[-1], weights_bytes=size)
+    if size := draft_bytes(candidate, settings, inputs):
+        name = inputs.draft_on or gpus[0]
+        alone = name not in gpus and name != inputs.host
+        _add(domains, inputs, name, weights_bytes=size, context_bytes=_context_bytes(inputs, name) if alone else 0)
 
 
 def _image_bytes(settings: Settings) -> int:

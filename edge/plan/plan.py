@@ -42,6 +42,9 @@ class Settings(Struct, frozen=True):
     tensor_split: tuple[float, ...] = ()
     role: str = "chat"  # "chat" | "embedding" | "rerank"
     mmproj: str | None = None
+    draft_device: str | None = (
+        None  # of the drafter: "CUDA1", "none" for the CPU; null: that of the model, or no drafter
+    )
     images: Images | None = None  # of a model with a projector for images
     cpu_expert_layers: int = 0  # last layers whose experts stay on the host while all layers are on the GPUs
     ui: bool = False  # llama.cpp's own web page

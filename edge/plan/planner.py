@@ -17,8 +17,8 @@ from edge.errors import EngineMissingError, ModelMissingError, UnavailableError
 from edge.models.open import ModelFile
 from edge.plan.argv import EnvFacts, environment, render
 from edge.plan.calibration import Calibration, last_start
-from edge.plan.companions import with_mtp_layers
 from edge.plan.draft_choice import DraftChoice, measured_drafts
+from edge.plan.drafters import with_mtp_layers
 from edge.plan.engine_options import OPTION_NAMES, engine_options
 from edge.plan.inputs import Candidate, PlanInputs, is_remote, restricted, role_of, situation, usable_gpus, with_hosted
 from edge.plan.kv_cache import PLAIN_KV
@@ -213,9 +213,8 @@ class _Job(Struct, frozen=True):
         origins: Mapping[str, str],
     ) -> LaunchPlan:
         file = rung.candidate.file
-        own = tuple(gpu for gpu in rung.gpus if not is_remote(gpu))
         # A Jetson's GPU has no UUID for CUDA_VISIBLE_DEVICES, and there is only one.
-        gpus = None if inputs.board.unified_memory else own
+        gpus = None if inputs.board.unified_memory else rung.visible_gpus
         preset = replace(preset, draft=file.drafter or preset.draft)
         options = engine_options(preset, inputs.engine, origins, file.draft_type)
         saved = saved_prompts(preset, inputs.engine, rung, self.extras.prompts, options)

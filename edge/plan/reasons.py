@@ -68,8 +68,10 @@ def _special(rung: Rung, preset: Preset, role: str, inputs: PlanInputs, reason: 
     if chosen.rpc:
         why = "it does not fit on this board alone: layers on other boards, over a network without authentication"
         found.append(reason("rpc", ", ".join(chosen.rpc), why))
-    elif chosen.n_gpu_layers and len(rung.gpus) < len(inputs.gpus):
-        found.append(reason("gpus", _names(rung.gpus, inputs), _left_out(rung.gpus, preset, inputs)))
+    elif chosen.n_gpu_layers and len(rung.visible_gpus) < len(inputs.gpus):
+        found.append(reason("gpus", _names(rung.visible_gpus, inputs), _left_out(rung.visible_gpus, preset, inputs)))
+    if chosen.draft_device:
+        found.append(reason("draft_device", chosen.draft_device, _drafts_on(rung, inputs)))
     if chosen.images and chosen.images.max_tokens:
         projector = candidate.file.projector
         flash = chosen.flash_attention != "off"
@@ -90,6 +92,16 @@ def _special(rung: Rung, preset: Preset, role: str, inputs: PlanInputs, reason: 
 def _names(gpus: Iterable[str], inputs: PlanInputs) -> str:
     named = {str(gpu.uuid): gpu.name for gpu in inputs.board.gpus}
     return ", ".join(named.get(gpu, gpu) for gpu in gpus)
+
+
+def _drafts_on(rung: Rung, inputs: PlanInputs) -> str:
+    place = rung.draft_on or inputs.host
+    if rung.settings.draft_device != "none":
+        beside = "beside the model" if place in rung.gpus else "and the GPUs of the model have none"
+        return f"{_names([place], inputs)} has room for the drafter, {beside}"
+    if not rung.gpus:
+        return "the drafter is on the CPU, as the model is"
+    return "no GPU has room for the drafter beside the model: it runs on the CPU, slower"
 
 
 def _left_out(gpus: Sequence[str], preset: Preset, inputs: PlanInputs) -> str:

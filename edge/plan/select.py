@@ -15,7 +15,8 @@ from edge.errors import DoesNotFitError
 from edge.models.quant import QuantPreference, bits, order, plain
 from edge.plan.candidates import DownloadCandidate
 from edge.plan.inputs import Candidate, PlanInputs, role_of
-from edge.plan.ladder import Rung, context_levels, rungs_at, walk_ladder
+from edge.plan.ladder import Rung, rungs_at, walk_ladder
+from edge.plan.ladder_steps import context_levels
 from edge.plan.reasons import does_not_fit
 
 # Part of the memory's bandwidth that llama.cpp reaches when it generates token by token.

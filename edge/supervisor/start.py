@@ -77,6 +77,7 @@ class Attempt:
         self._starting = True
         self._let_in = False
         self._has_protocol = False
+        self._beside = False  # a drafter is loaded, after the model
         self._prefixed = (
             False  # the engine prefixes its lines (--log-prefix): one without is text of a model or a library
         )
@@ -135,9 +136,11 @@ class Attempt:
         for mark in self._patterns.marks(text):
             if self.log.loaded and mark.name not in AFTER_LOAD:
                 continue
-            if mark.name == "tensors_begin" and "weights" not in self.gates.openings:
-                # The last load counts: `--fit` of some builds prints the same buffers before it.
-                self.facts = replace(self.facts, buffers=Buffers())
+            if mark.name == "tensors_begin":
+                self._beside = "weights" in self.gates.openings
+                if not self._beside:
+                    # The last load counts: `--fit` of some builds prints the same buffers before it.
+                    self.facts = replace(self.facts, buffers=Buffers())
             if mark.name not in self.marks:
                 self.marks[mark.name] = max(at_s, self.marks.get("slots", at_s))
                 seen += self._mark(mark, at_s)
@@ -282,6 +285,9 @@ class Attempt:
         # A drafter or a projector is loaded after the model, and prints the same lines: they are not the model's.
         if fact.name in OF_WEIGHTS and "weights" in self.gates.openings:
             return []
+        chosen = self.plan.settings
+        if self._beside and fact.name in ("kv_on", "compute_on") and chosen.draft_device not in (None, *chosen.devices):
+            return []  # on a device of its own, which the plan gave it
         match fact.name:
             case "cpu" if not self.wants_gpu:
                 self.gates = self.gates.open("context", at_s, f"CPU: {groups['name']}")

@@ -30,7 +30,8 @@ from edge.engine.inspect import inspect
 from edge.models.open import open_model
 from edge.plan.argv import EnvFacts, environment, render
 from edge.plan.inputs import Candidate, PlanInputs, candidate_of, role_of, situation
-from edge.plan.ladder import LadderStep, settings
+from edge.plan.ladder import settings
+from edge.plan.ladder_steps import LadderStep
 from edge.plan.memory import budget
 from edge.plan.plan import Settings
 from edge.units import MIB

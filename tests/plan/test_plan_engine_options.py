@@ -23,7 +23,7 @@ from edge.plan.argv import render
 from edge.plan.engine_args import EMBEDDED as ROWS
 from edge.plan.engine_args import OWNED, check_args, embedded_name
 from edge.plan.engine_options import engine_options
-from edge.plan.ladder import requested_slot_context
+from edge.plan.ladder_steps import requested_slot_context
 from edge.plan.plan import EngineOptions
 from edge.plan.planner import assumed_engine
 from tests.fakes.gguf_writer import Gguf

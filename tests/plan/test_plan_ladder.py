@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 from edge.config.values import Preset
 from edge.plan.inputs import Candidate, PlanInputs, candidate_of, situation
-from edge.plan.ladder import LadderStep, bits, context_levels, steps, walk_ladder
 from edge.plan.ladder import settings as make_settings
+from edge.plan.ladder import walk_ladder
+from edge.plan.ladder_steps import LadderStep, bits, context_levels, steps
 from edge.plan.memory import budget, device_required
 from edge.units import GIB
 from tests.plan import shapes

@@ -27,7 +27,8 @@ from edge.plan.argv import common_params, render
 from edge.plan.calibration import Calibration, calibrate, measure
 from edge.plan.companions import images_of
 from edge.plan.inputs import Candidate, candidate_of, situation
-from edge.plan.ladder import LadderStep, settings, walk_ladder
+from edge.plan.ladder import settings, walk_ladder
+from edge.plan.ladder_steps import LadderStep
 from edge.plan.memory import budget
 from edge.plan.plan import LaunchPlan, Settings
 from edge.supervisor import warmup

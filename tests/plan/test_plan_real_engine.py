@@ -15,16 +15,19 @@ from pathlib import Path
 import pytest
 from gguf import GGMLQuantizationType as Type
 from gguf import PoolingType
+from msgspec.structs import replace
 
 from edge.config.values import Preset
 from edge.engine.embedded_engine import find_embedded
 from edge.engine.engine import Engine
 from edge.models.store import open_model
-from edge.plan.argv import EnvFacts, argv, environment
+from edge.plan.argv import NO_OPTIONS, EnvFacts, environment, render
+from edge.plan.engine_options import engine_options
 from edge.plan.inputs import Candidate, candidate_of, role_of, situation
-from edge.plan.ladder import LadderStep, settings
+from edge.plan.ladder import settings
+from edge.plan.ladder_steps import LadderStep
 from edge.plan.memory import budget
-from edge.plan.plan import Settings
+from edge.plan.plan import EngineOptions, Settings
 from edge.units import MIB
 from tests.plan import shapes
 from tests.plan.random_gguf import Shape, write
@@ -115,12 +118,39 @@ def test_estimate_agrees_with_what_the_engine_allocates(
     assert estimate.compute_bytes == pytest.approx(reported["compute"] + reported["output"], rel=0.15)
 
 
-def allocated(chosen: Settings, it: Candidate, engine: Engine, folder: Path) -> dict[str, float]:
+def test_what_drafts_is_counted_as_the_engine_allocates_it(engine: Engine, folder: Path, smollm2: Path) -> None:
+    """Weights, cache and buffers of the drafter, whose context is the model's and not the one it was trained for."""
+    drafter = write(folder / "short.gguf", Shape(embd=256, ff=768, ctx=256), smollm2)
+    it = candidate_of(open_model(smollm2))
+    it = replace(it, file=replace(it.file, drafter=str(drafter)), drafter=candidate_of(open_model(drafter)))
+    board = shapes.cpu_board(cores=2)
+    inputs = situation(board, shapes.memory(board), engine, "1GiB", {})
+    preset = Preset(offload="none", flash_attention="on", n_parallel=2, cache_ram=0, draft=str(drafter))
+    alone, drafted = replace(it, drafter=None), it
+    chosen = settings(preset, LadderStep(4096, 2, "q8_0", "q8_0"), drafted, "chat", inputs)
+    assert chosen.draft_device == "none"
+    counted, real = [], []
+    for each in (alone, drafted):
+        options = engine_options(preset, engine, {}) if each.drafter else NO_OPTIONS
+        counted.append(budget(each, chosen, inputs)["host"].required_bytes)
+        # Without the drafter's path the engine loads none.
+        real.append(sum(allocated(chosen, each, engine, folder, options).values()))
+    assert counted[1] - counted[0] == pytest.approx(real[1] - real[0], rel=0.1)
+
+
+def allocated(
+    chosen: Settings,
+    it: Candidate,
+    engine: Engine,
+    folder: Path,
+    options: EngineOptions = NO_OPTIONS,
+) -> dict[str, float]:
     """Starts the engine as the plan says, reads its log until the model is loaded, ends it. → bytes by kind."""
     socket = folder / "engine.sock"
     socket.unlink(missing_ok=True)  # the engine does not take over a socket that is there
     command = [
-        part.format(socket=socket) if part == "{socket}" else part for part in argv(chosen, engine, it.file, "m")
+        part.format(socket=socket) if part == "{socket}" else part
+        for part in render(chosen, engine, it.file, "m", options).args
     ]
     sums: dict[str, float] = {}
     with subprocess.Popen(

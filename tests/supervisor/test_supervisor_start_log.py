@@ -7,6 +7,7 @@ import signal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from edge.plan.calibration import measure
 from edge.supervisor.degraded import differences
@@ -182,6 +183,24 @@ def test_a_drafter_and_a_projector_add_memory_and_change_no_fact_of_the_model() 
     assert facts.kv_mib == 3210 and facts.buffers.kv == {"CUDA0": 3210} and facts.projector_on == "CUDA0"
     assert facts.buffers.weights == {"CUDA0": 8427.75, "CUDA_Host": 107.42}
     assert differences(PLAN, facts, None) == ()
+
+
+@pytest.mark.parametrize("place", ["CPU", "CUDA1"])
+def test_a_drafter_on_its_own_device_is_no_misplaced_cache(place: str) -> None:
+    """Where no GPU of the model has room for it the plan puts it elsewhere, with more cache than a tenth."""
+    plan = replace(PLAN, settings=replace(PLAN.settings, draft_device="none" if place == "CPU" else place))
+    lines = [line.replace("CUDA0", place).replace("10.00 MiB", "900.00 MiB") for line in DRAFTER[:-1]]
+    lines += [f"sched_reserve:      {place} compute buffer size =   300.00 MiB"]
+    attempt = Attempt(plan, PATTERNS, 100.0, META.tensor_bytes)
+    for line in [*BEFORE[:-1], *(f"0.06.950.000 I {line}" for line in lines), LOADED]:
+        attempt.stderr(line, 108.0)
+    attempt.answered(108.0)
+    assert differences(plan, attempt.facts, None) == ()
+    assert attempt.gates.refusals == {} and attempt.facts.buffers.kv == {"CUDA0": 3200}
+    same = Attempt(PLAN, PATTERNS, 100.0, META.tensor_bytes)
+    for line in [*BEFORE[:-1], *(f"0.06.950.000 I {line}" for line in lines), LOADED]:
+        same.stderr(line, 108.0)
+    assert differences(PLAN, same.facts, None) != (), "a plan that has no drafter there asks for the reason"
 
 
 @pytest.mark.parametrize("cause", CAUSES)
