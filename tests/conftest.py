@@ -99,6 +99,17 @@ def built(test_cache: Path, ccache: None, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="session")
+def built_rpc(test_cache: Path, ccache: None, tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    """An instance where `edgellm build -p cpu --rpc` has run."""
+    state = tmp_path_factory.mktemp("rpc") / "state"
+    state.mkdir()
+    (state / "cache").symlink_to(test_cache / "cache")
+    with building(test_cache / "cache"):
+        assert main(["build", "-p", "cpu", "--rpc", "--state-dir", str(state)]) == 0
+    return folders({}, state)
+
+
+@pytest.fixture(scope="session")
 def built_programs(built: Folders) -> Path:
     """The folder with the real llama-server, llama-quantize, llama-bench and llama-gguf-split."""
     return Path(choose(built, None, needs_gpu=False).path).parent

@@ -22,12 +22,10 @@ from typing import Any
 import httpx
 import pytest
 
-from edge.cli import main
 from edge.engine.choose import choose
 from edge.engine.installed import manifest, read_selection
 from edge.linux.rpc import ask_memory
-from edge.paths import Folders, folders
-from tests.kept import building
+from edge.paths import Folders
 from tests.leftovers import began_ticks, runs
 from tests.serving import ROOT, Up, alive, children, edgellm, environment, eventually
 
@@ -41,17 +39,6 @@ pytestmark = [
 PORT = 50052
 PATIENCE_S = 180
 N_CTX = 8192
-
-
-@pytest.fixture(scope="module")
-def built_rpc(test_cache: Path, ccache: None, tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    """An instance where `edgellm build -p cpu --rpc` has run."""
-    state = tmp_path_factory.mktemp("rpc") / "state"
-    state.mkdir()
-    (state / "cache").symlink_to(test_cache / "cache")
-    with building(test_cache / "cache"):
-        assert main(["build", "-p", "cpu", "--rpc", "--state-dir", str(state)]) == 0
-    return folders({}, state)
 
 
 def ip(*words: str, check: bool = True) -> None:
