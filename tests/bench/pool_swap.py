@@ -3,8 +3,8 @@
     python -m tests.bench.pool_swap LLAMA_SERVER MODEL.gguf [--turns 10]
 
 Swap: a request for B while A is resident and only one may be, through edgellm (`memory.limit` for one), through
-llama-server's router mode (`--models-max 1`) with the options of edgellm's plan, and through the router with its own
-defaults, which it is asked every third turn. A turn begins when the engines of the last one compute no more: edgellm
+llama-server's router mode (`--models-max 1`) with the options of edgellm's plan, and every third turn through edgellm
+and the router with the defaults of each. A turn begins when the engines of the last one compute no more: edgellm
 warms an engine up after its first answer. Eviction: how soon a completion of one token comes back from a llama-server
 that put itself to sleep (`--sleep-idle-seconds`), and from one that was ended and is started again, and what memory
 the sleeping one keeps. The page cache is warm. Routing: the choice of one model of 20 by the name in a body, alone.
@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -99,39 +100,56 @@ def folder_of(model: Path, folder: Path) -> Path:
     return folder
 
 
-def configure(state: Path, model: Path) -> None:
-    entries = "".join(
-        f'[[model]]\nid = "{name}"\nref = "{model}"\nset = {{ n_ctx = 512, n_threads = 1 }}\n' for name in "ab"
-    )
-    (state / "config").mkdir(parents=True)
-    text = f'schema = 1\nprofile = "cpu"\n[memory]\nlimit = "{LIMIT_MIB}MiB"\n{entries}'
+def configure(state: Path, model: Path, limit: str, settings: str = "set = { n_ctx = 512, n_threads = 1 }") -> None:
+    entries = "".join(f'[[model]]\nid = "{name}"\nref = "{model}"\n{settings}\n' for name in "ab")
+    (state / "config").mkdir(parents=True, exist_ok=True)
+    text = f'schema = 1\nprofile = "cpu"\n[memory]\nlimit = "{limit}"\n{entries}'
     (state / "config" / "edgellm.toml").write_text(text)
+
+
+def planned(state: Path, server: Path) -> dict[str, Any]:
+    """Return the launch that is planned for model a."""
+    plan = edgellm("plan", "--json", "--engine", str(server), "--state-dir", str(state))
+    ladder = json.loads(plan.stdout)["models"]["a"]
+    return dict(ladder["ladder"][ladder["chosen"]])
+
+
+def by_default(state: Path, model: Path, server: Path) -> None:
+    """Configure two models with edgellm's defaults, and room for one of them."""
+    configure(state, model, "0", "")
+    needs = sum(domain["required_bytes"] for domain in planned(state, server)["memory"].values())
+    configure(state, model, f"{needs // 2**20 + 1}MiB", "")
 
 
 def swaps(server: Path, model: Path, turns: int) -> dict[str, list[float]]:
     """Return the seconds of each swap, by who made it; the turns alternate between them."""
-    found: dict[str, list[float]] = {"edgellm": [], "router, same options": [], "router, its defaults": []}
+    own, router_own = "edgellm, its defaults", "router, its defaults"
+    found: dict[str, list[float]] = {"edgellm": [], "router, same options": [], own: [], router_own: []}
     with ExitStack() as stack, tempfile.TemporaryDirectory(prefix="e-") as folder:
         state = Path(folder) / "s"
-        configure(state, model)
-        plan = edgellm("plan", "--json", "--engine", str(server), "--state-dir", str(state))
-        argv = json.loads(plan.stdout)["models"]["a"]["ladder"][0]["argv"]
+        configure(state, model, f"{LIMIT_MIB}MiB")
+        argv = planned(state, server)["argv"]
+        plain = Path(folder) / "d"
+        by_default(plain, model, server)
         models = folder_of(model, Path(folder) / "models")
         router = [str(server), "--models-dir", str(models), "--models-max", "1"]
-        up = stack.enter_context(Up(state, "--engine", str(server)))
-        up.wait_for("ok", "degraded")
+        ups = [stack.enter_context(Up(each, "--engine", str(server))) for each in (state, plain)]
+        for up in ups:
+            up.wait_for("ok", "degraded")
         urls = {
-            "edgellm": up.url,
+            "edgellm": ups[0].url,
             "router, same options": stack.enter_context(started([*router, *router_options(argv)])),
-            "router, its defaults": stack.enter_context(started(router)),
+            own: ups[1].url,
+            router_own: stack.enter_context(started(router)),
         }
         for url in urls.values():
             ask(url, "a")
         for turn in range(turns):
             for who, url in urls.items():
-                if who != "router, its defaults" or turn % 3 == 0:
+                if who not in (own, router_own) or turn % 3 == 0:
                     found[who].append(ask(url, "ba"[len(found[who]) % 2]))
-                    eventually(lambda: _quiet(up.process.pid), "the engines compute no more")
+                    for up in ups:
+                        eventually(lambda up=up: _quiet(up.process.pid), "the engines compute no more")
     return found
 
 
