@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -124,6 +124,19 @@ def check_names(models: tuple[ModelConfig, ...]) -> None:
     for model in models:
         if model.return_to and model.return_to not in ids - {model.id}:
             raise ConfigError(f"{model.origin}: return_to names no other model: {model.return_to!r}", "write its id")
+    _check_returns({model.id: model for model in models})
+
+
+def _check_returns(models: Mapping[str, ModelConfig]) -> None:
+    """Raise ConfigError for models that would start each other without a request, each time one of them sleeps."""
+    for model in models.values():
+        ring = [model]
+        while ring[-1].ttl_s and (after := ring[-1].return_to) and len(ring) <= len(models):
+            ring.append(models[after])
+            if after == model.id:
+                names = " -> ".join(each.id for each in ring)
+                hint = "leave out `return_to` or `ttl_s` of one of them"
+                raise ConfigError(f"{model.origin}: models that sleep would wake each other: {names}", hint)
 
 
 # Ids are parts of socket names and of URLs, so they are made of few characters; a quantization is no part of one, or

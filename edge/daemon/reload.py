@@ -251,7 +251,7 @@ class Reload:
         handle = fleet.handles[model.id]
         old = handle.supervisor
         assert old is not None
-        asleep = old.machine.state is State.SLEEPING
+        asleep = handle.sleeps  # or will: its memory is another model's by then
         new = fleet.make(prepared, model, asleep=asleep)
         fleet.run(new)
         if asleep:

@@ -142,6 +142,29 @@ def test_another_engine_that_cannot_be_started_or_planned_is_refused(text: str, 
         configured(tmp_path, [], text)
 
 
+@pytest.mark.parametrize(
+    ("returns", "ttl_s", "ring"),
+    [
+        ({"a": "b", "b": "a"}, 60, "a -> b -> a"),
+        ({"a": "b", "b": "c", "c": "b"}, 60, "b -> c -> b"),
+        ({"a": "b", "b": "a"}, 0, None),
+        ({"a": "c", "b": "c"}, 60, None),
+    ],
+)
+def test_models_that_would_wake_each_other_without_end_are_refused(
+    returns: dict[str, str], ttl_s: int, ring: str | None, tmp_path: Path
+) -> None:
+    text = "".join(
+        f'[[model]]\nid = "{name}"\nref = "/m.gguf"\nttl_s = {ttl_s}\nreturn_to = "{returns.get(name, "")}"\n'
+        for name in "abc"
+    )
+    if ring is None:
+        assert len(configured(tmp_path, [], text).models) == 3
+        return
+    with pytest.raises(ConfigError, match=f"wake each other: {ring}"):
+        configured(tmp_path, [], text)
+
+
 @pytest.mark.parametrize("name", ["chat", "none"])
 def test_return_to_names_another_model(name: str, tmp_path: Path) -> None:
     assert configured(tmp_path, [], FILE.replace("ttl_s = 600", 'return_to = "embed"')).models[0].return_to == "embed"

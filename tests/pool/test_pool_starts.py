@@ -20,6 +20,7 @@ from edge.pool.warm_at import PoolModel
 from edge.supervisor.events import MemoryBack, Restart, Sleep, StartRequested
 from edge.supervisor.model_handle import ModelHandle
 from edge.supervisor.policy import SupervisorOptions
+from edge.supervisor.state import AfterExit
 from edge.supervisor.status import Failure, State
 from edge.units import GIB
 from tests.fakes.waiting import running, until
@@ -191,6 +192,37 @@ async def test_a_model_that_a_reload_adds_asks_for_room(short_dir: Path) -> None
         board.ends("resident")
         await until(lambda: board.posted("added"))
     assert board.posted("added") == [StartRequested]
+
+
+@pytest.mark.parametrize("state", [State.SLEEPING, State.DRAINING, State.STOPPING])
+async def test_a_model_that_leaves_its_memory_is_replaced_asleep(short_dir: Path, state: State) -> None:
+    """Started in its place the new engine would take what another model waits for."""
+    board = Board(short_dir, 0, leaves=state)
+    old, handle = board.supervisors["leaves"], board.handles["leaves"]
+    old.machine = replace(old.machine, then=AfterExit.SLEEP)
+    new = Posted("leaves", READ, "host", State.SLEEPING, short_dir / "new")
+    made: list[bool] = []
+
+    class Few:
+        handles = board.handles
+
+        def make(self, *_: object, asleep: bool) -> Posted:
+            made.append(asleep)
+            return new
+
+        def run(self, _: object) -> None:
+            """It has no task."""
+
+        async def dismiss(self, _: object) -> None:
+            """It has no task."""
+
+    async with running(board.pool.run()):
+        changing = asyncio.create_task(Reload(cast(Fleet, Few()), board.pool)._change(cast(Any, None), old.model))
+        await until(lambda: old.posted)
+        old.machine = replace(old.machine, state=State.STOPPED)
+        old._changed.set()
+        turned = await changing
+    assert (turned.how, made, new.posted, handle.supervisor) == ("asleep", [True], [], new)
 
 
 async def test_a_replacement_that_has_no_room_beside_a_pinned_model_is_refused(short_dir: Path) -> None:
