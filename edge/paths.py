@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+from edge.errors import UnavailableError
 
 # unix(7): sun_path holds 108 bytes with its final zero. The longest name under run/<instance>/ is a model's socket.
 SOCKET_PATH_MAX_BYTES = 107
@@ -80,16 +83,34 @@ class Folders(NamedTuple):
 def folders(env: Mapping[str, str], state_dir: Path | None = None, *, root_user: bool | None = None) -> Folders:
     """Resolve `--state-dir` > EDGELLM_STATE_DIR > the system's folders for root and its service, else XDG's.
 
-    Root has a cache of its own.
+    Root has a cache of its own. Raises UnavailableError for a named folder that another user prepared in /tmp.
     """
     chosen = state_dir or (Path(env["EDGELLM_STATE_DIR"]) if env.get("EDGELLM_STATE_DIR") else None)
     if chosen is not None:
+        _refuse_prepared(chosen.absolute(), env)
         return _under(chosen.absolute())
     if os.geteuid() == 0 if root_user is None else root_user:
         return system_folders()._replace(cache=ROOT_CACHE)
     if str(system_folders().run) in env.get("RUNTIME_DIRECTORY", "").split(":"):  # RuntimeDirectory= of our unit
         return system_folders()
     return user_folders(env)
+
+
+def _refuse_prepared(base: Path, env: Mapping[str, str]) -> None:
+    """Raise UnavailableError if another user made the folder, or one above it, where every user may make one.
+
+    Its configuration would name the engine to run, and its links the files to write. root and the caller of sudo own
+    what they prepare.
+    """
+    ours = {0, os.geteuid(), int(env["SUDO_UID"]) if env.get("SUDO_UID", "").isdecimal() else 0}
+    for folder in (base, *base.parents):
+        try:
+            owner, parent = folder.lstat().st_uid, folder.parent.stat().st_mode
+        except OSError:  # not there yet, or the next use of it fails
+            continue
+        if owner not in ours and parent & stat.S_IWOTH:
+            hint = "remove it as root, or name a folder of your own with --state-dir"
+            raise UnavailableError(f"user {owner} made {folder}, in a folder that every user may write to", hint)
 
 
 def system_folders() -> Folders:

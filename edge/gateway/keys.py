@@ -152,9 +152,10 @@ def write(path: Path, entries: Iterable[Key]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         before = path.stat() if path.exists() else None
-        write_atomic(path, render(entries))
+        owner = None
         if before is not None and (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
-            os.chown(path, before.st_uid, before.st_gid)  # root edits the file of the service's user
+            owner = (before.st_uid, before.st_gid)  # root edits the file of the service's user
+        write_atomic(path, render(entries), owner=owner)
     except OSError as error:
         hint = "run it as the file's owner, or with sudo"
         if error.errno == errno.EROFS:

@@ -18,11 +18,14 @@ CHUNK_BYTES = 1 << 20  # far above the cost of a read(2), far below the cache of
 READ_MAX_BYTES = 4 << 20
 
 
-def write_atomic(path: Path, text: str, mode: int = 0o600, *, durable: bool = True) -> None:
+def write_atomic(
+    path: Path, text: str, mode: int = 0o600, *, durable: bool = True, owner: tuple[int, int] | None = None
+) -> None:
     """Replace a file in one step: write beside it, sync, rename.
 
     Raises OSError; the former file is then unchanged. The rename itself may be lost with the power: see `write_shared`.
     Not `durable`: without a sync, for what its reader can make again if a power cut left an empty file.
+    `owner`: its user and group, given before it has its name, which in a folder of another user may become a link.
     """
     import tempfile  # late: nothing is written on the way to the first child
 
@@ -32,6 +35,8 @@ def write_atomic(path: Path, text: str, mode: int = 0o600, *, durable: bool = Tr
             file.write(text)
             file.flush()
             os.fchmod(file.fileno(), mode)
+            if owner is not None:
+                os.fchown(file.fileno(), *owner)
             if durable:
                 os.fsync(file.fileno())
         Path(name).replace(path)

@@ -3,9 +3,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge.errors import UnavailableError
 from edge.paths import ROOT_CACHE, SOCKET_PATH_MAX_BYTES, folders, system_folders
 
 
@@ -47,3 +49,23 @@ def test_ids_that_look_alike_get_different_sockets() -> None:
     found = folders({}, Path("/srv"))
     names = {found.model_socket(name).name for name in ("a/b", "a_b", "a b", "chat", "control")}
     assert len(names) == 5
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_named_folder_that_another_user_prepared_is_refused(short_dir: Path) -> None:
+    """In /tmp any user may make it first: its edgellm.toml names the program that root would run."""
+    open_to_all, home = short_dir / "tmp", short_dir / "home"
+    for folder in (open_to_all, home):
+        (folder / "x/deeper").mkdir(parents=True)
+        os.chown(folder / "x", 12345, 12345)
+    open_to_all.chmod(0o1777)
+    (open_to_all / "link").symlink_to(home)
+    os.chown(open_to_all / "link", 12345, 12345, follow_symlinks=False)
+    for named in ("x", "x/deeper", "x/not-yet/there", "link", "link/x"):
+        with pytest.raises(UnavailableError, match="user 12345 made"):
+            folders({}, open_to_all / named)
+        with pytest.raises(UnavailableError):
+            folders({"EDGELLM_STATE_DIR": str(open_to_all / named)})
+    assert folders({"SUDO_UID": "12345"}, open_to_all / "x").state == open_to_all / "x/state"
+    assert folders({}, home / "x").state == home / "x/state", "a closed folder: its owner decides"
+    assert folders({}, open_to_all / "mine").state == open_to_all / "mine/state"

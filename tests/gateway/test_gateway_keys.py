@@ -203,3 +203,27 @@ def test_an_empty_ring_lets_nobody_in_where_others_can_reach_us(tmp_path: Path) 
     ring = KeyRing(tmp_path / "none.toml", required=True)
     assert ring.needed
     assert ring.find(SECRET) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_root_gives_the_key_file_back_and_no_file_behind_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder of the service's user the new file may be exchanged for a link as soon as it has its name."""
+    path, victim = tmp_path / "keys.toml", tmp_path / "victim"
+    victim.touch()
+    keys.write(path, [])
+    os.chown(path, 12345, 12346)
+    keys.write(path, [])
+    assert (path.stat().st_uid, path.stat().st_gid) == (12345, 12346)
+    rename = Path.replace
+
+    def exchanged(self: Path, target: Path) -> Path:
+        rename(self, target)
+        target.unlink()
+        target.symlink_to(victim)
+        return target
+
+    monkeypatch.setattr(Path, "replace", exchanged)
+    keys.write(path, [])
+    assert path.is_symlink() and victim.stat().st_uid == 0
