@@ -88,6 +88,14 @@ def test_a_socket_that_was_left_behind_is_removed(short_dir: Path, children: lis
     assert not (short_dir / "m.sock").exists()
 
 
+def test_a_run_folder_that_was_removed_is_made_again(short_dir: Path, children: list[Child]) -> None:
+    """An `rm -r` of the state folder of a running edgellm: the next crash must not be the last start."""
+    bind = "import socket, sys; socket.socket(socket.AF_UNIX).bind(sys.argv[1]); print('{}', flush=True); " + WAIT
+    children.append(spawn((*PYTHON, bind, "{socket}"), {}, short_dir / "run/main/m.sock"))
+    assert reported(children[0]) == {}
+    assert (short_dir / "run/main").stat().st_mode & 0o077 == 0
+
+
 def test_a_process_that_is_not_the_one_we_spawned_is_not_signalled(short_dir: Path, children: list[Child]) -> None:
     """The same pid with another start time is another process."""
     child = spawn((*PYTHON, WAIT), {}, short_dir / "m.sock")
