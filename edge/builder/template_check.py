@@ -29,27 +29,32 @@ _REPORTS = (
 _REFUSED = re.compile(r"chat template", re.IGNORECASE)
 
 
-def template_fault(engine: Engine, templates: Mapping[str, str]) -> str | None:
+def template_fault(
+    engine: Engine, templates: Mapping[str, str], *, renders: bool = True, patience_s: float = _DEADLINE_S
+) -> str | None:
     """Return the engine's reason to refuse a model's chat templates; None if it takes them.
 
     `templates`: the GGUF keys and their text. The engine's parser judges them, whatever the size of their model: they
-    are put into a tiny one. Raises EngineBrokenError where the engine gives no verdict.
+    are put into a tiny one. `renders`: a conversation of one turn has to be rendered too; without, a start is enough.
+    Raises EngineBrokenError where the engine gives no verdict.
     """
     folder = Path(tempfile.mkdtemp(prefix="edgellm-template-", dir=short_tmp()))
     try:
-        return _judge(engine, templates, folder)
+        return _judge(engine, templates, folder, renders, patience_s)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _judge(engine: Engine, templates: Mapping[str, str], folder: Path) -> str | None:
+def _judge(engine: Engine, templates: Mapping[str, str], folder: Path, renders: bool, patience_s: float) -> str | None:
     model, socket, log = folder / "tiny.gguf", folder / "s.sock", folder / "log"
     with model.open("wb") as file:
         file.writelines(tiny_model(texts=templates))
     who = identity(Path(engine.path))
     with server(_command(engine, model, socket), environment(engine, folder), log, who, folder) as child:
         try:
-            wait_ready(socket, child, log, time.monotonic() + _DEADLINE_S)
+            wait_ready(socket, child, log, time.monotonic() + patience_s)
+            if not renders:
+                return None
             status, body = request(socket, "POST", "/apply-template", _QUESTION)
         except EngineDiedError as died:
             if died.crashed or not _REFUSED.search(died.log):

@@ -26,6 +26,7 @@ from edge.daemon.planning import Launched, LaunchTimes, fallback_of, keep_launch
 from edge.daemon.reload import Reload, after_restart
 from edge.daemon.remembered_launch import forget
 from edge.daemon.residents import Residents, Restarted
+from edge.daemon.template_verdicts import judged
 from edge.daemon.thermal import ThermalControl, telemetry_of
 from edge.daemon.watchdog import MORE_S, Watchdog
 from edge.engine.choose import EngineFallback
@@ -353,7 +354,7 @@ class App:
 
         def planned(view: HostView) -> Prepared:
             self.writer.drain(STATE_DISK_S)  # the plan reads what the last start wrote
-            return prepare(load(launch.folders, launch.flags, os.environ), launch.folders, view)
+            return judged(prepare(load(launch.folders, launch.flags, os.environ), launch.folders, view), launch.folders)
 
         outcome = await self.reloading.apply(planned, self._added, self._adopt)
         outcome.after_restart = after_restart(launch.config, self.config)

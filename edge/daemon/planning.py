@@ -31,6 +31,7 @@ from edge.daemon.remembered_launch import (
     trace_inputs,
 )
 from edge.daemon.start_timeline import Span
+from edge.daemon.template_verdicts import judged
 from edge.engine.choose import EngineFallback, fallback_now
 from edge.errors import BugError, DeviceMissingError, EdgeError, EngineMissingError, UnavailableError
 from edge.linux.procfs import read_usage
@@ -207,7 +208,7 @@ def _plan(
         if early is not None and children:
             held = _held_by(children, early.remembered)
             try:
-                return prepare(config, request.folders, HostView(held_bytes=held))
+                return judged(prepare(config, request.folders, HostView(held_bytes=held)), request.folders, ask=False)
             except EdgeError as error:
                 return error  # judged by `_confirm`, which ends the engines and has the plan made again
         return _prepare(request, config, inherited=inherited)
@@ -231,7 +232,7 @@ def _prepare(request: Request, config: Config, *, inherited: bool) -> Prepared:
     yes, folders = bool(request.options["yes"]), request.folders
     for _ in ("an engine", "a drafter", "models"):
         try:
-            return prepare(config, folders)
+            return judged(prepare(config, folders), folders)
         except EngineMissingError as missing:
             if missing.recipe is None or inherited:
                 raise
@@ -244,7 +245,7 @@ def _prepare(request: Request, config: Config, *, inherited: bool) -> Prepared:
             if inherited:
                 raise
             consent.fetch(missing.downloads, request.state_dir, yes=yes)
-    return prepare(config, folders)
+    return judged(prepare(config, folders), folders)
 
 
 def _spawn(prepared: Prepared, folders: Folders, children: Children, *, inherited: bool) -> None:

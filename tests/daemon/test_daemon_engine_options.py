@@ -23,6 +23,7 @@ from tests.plan.random_drafters import write_assistant, write_dflash, write_eagl
 from tests.plan.random_gguf import Shape, write
 from tests.plan.test_plan_engine_options import drawn_options
 from tests.serving import PATIENCE_S, Up, edgellm, eventually
+from tests.supervisor.test_supervisor_real_engines import with_template
 
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% if quiet %}<quiet>{% endif %}<bot>"
 
@@ -121,22 +122,72 @@ def test_llama_cpps_own_page_is_served_on_loopback(
             assert page.headers["content-type"].startswith("text/html") and "<script" in page.text
 
 
+BROKEN = ["{% for m in messages %}{{ m.content }}", "{{ messages | nosuchfilter }}"]
+
+
 @pytest.mark.e2e
-@pytest.mark.parametrize("broken", ["{% for m in messages %}{{ m.content }}", "{{ messages | nosuchfilter }}"])
+@pytest.mark.parametrize("broken", BROKEN)
 def test_a_template_that_the_engine_refuses_is_named_with_the_key_that_helps(
     tmp_path: Path, smollm2: Path, broken: str
 ) -> None:
-    """Case 14: the hint names chat_template_file, and with a sound one the same model serves."""
+    """Case 14: a template in the model's file. The hint names chat_template_file, with which the same model serves."""
+    there = with_template(smollm2, tmp_path / "Odd-Q4_1.gguf", broken)
     template = tmp_path / "template.jinja"
-    template.write_text(broken, encoding="utf-8")
-    place = ("-p", "cpu", "-m", f"chat={smollm2}", "--set", "n_ctx=512", "--set", f"chat_template_file={template}")
+    template.write_text(TEMPLATE, encoding="utf-8")
+    place = ("-p", "cpu", "-m", f"chat={there.path}", "--set", "n_ctx=512")
     with Up(tmp_path / "broken", *place) as up:
         up.wait_for("failed")
         failure = up.status()["models"]["chat"]["failure"]
-        assert "chat_template_file" in failure["hint"], failure
-    template.write_text(TEMPLATE, encoding="utf-8")
-    with Up(tmp_path / "sound", *place) as up:
+        assert failure["kind"] == "bad_model" and "chat_template_file" in failure["hint"], failure
+    with Up(tmp_path / "healed", *place, "--set", f"chat_template_file={template}") as up:
         up.wait_for("ok")
+        message = {"role": "user", "content": "one"}
+        applied = httpx.post(f"{up.url}/apply-template", json={"messages": [message]}, timeout=PATIENCE_S).json()
+        assert applied["prompt"] == "<user>one<bot>"
+        assert up.chat().status_code == 200
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_chat_template_file_that_the_engine_refuses_starts_nothing(
+    tmp_path: Path, smollm2: Path, broken: str
+) -> None:
+    """The engine judges it on a tiny model; one that it took is not asked for again."""
+    template = tmp_path / "template.jinja"
+    template.write_text(broken, encoding="utf-8")
+    place = ("-p", "cpu", "-m", f"chat={smollm2}", "--set", "n_ctx=512", "--set", f"chat_template_file={template}")
+    state = tmp_path / "state"
+    done = edgellm("up", *place, "--state-dir", str(state), "--listen", "127.0.0.1:0", timeout=PATIENCE_S)
+    assert done.returncode == 78 and f"chat_template_file: the engine refuses {template}: " in done.stderr, done.stderr
+    assert "edgellm model check" in done.stderr and "loading" not in done.stdout + done.stderr
+    assert not list(state.rglob("starts.jsonl")) and not list(state.rglob("crashes.jsonl"))
+    template.write_text(TEMPLATE, encoding="utf-8")
+    with Up(state, *place) as up:
+        up.wait_for("ok")
+        (kept,) = state.rglob("template_verdicts.json")
+        before = kept.stat().st_mtime_ns
+        template.write_text(broken, encoding="utf-8")
+        reloaded = edgellm("reload", "--state-dir", str(state), timeout=PATIENCE_S)
+        assert reloaded.returncode == 78 and "the engine refuses" in reloaded.stderr, reloaded.stderr
+        template.write_text(TEMPLATE, encoding="utf-8")
+        assert edgellm("reload", "--state-dir", str(state), timeout=PATIENCE_S).returncode == 0
+        assert kept.stat().st_mtime_ns == before
+        assert up.chat().status_code == 200
+
+
+@pytest.mark.e2e
+def test_a_remembered_launch_starts_no_template_that_was_changed(tmp_path: Path, smollm2: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text(TEMPLATE, encoding="utf-8")
+    place = ("-p", "cpu", "-m", f"chat={smollm2}", "--set", "n_ctx=512", "--set", f"chat_template_file={template}")
+    with Up(tmp_path / "state", *place) as up:
+        up.wait_for("ok")
+        eventually(lambda: list(up.state.rglob("launch.json")), "the launch is remembered")
+        port = up.port
+    template.write_text(BROKEN[0], encoding="utf-8")
+    with Up(tmp_path / "state", *place, port=port) as up:  # the same command line
+        assert up.process.wait(PATIENCE_S) == 78, up.output
+        assert "the engine refuses" in up.output
 
 
 @pytest.mark.full
