@@ -225,6 +225,7 @@ async def test_a_failure_says_what_to_do(rig: Rigs) -> None:
     async with chromium() as tab:
         await tab.open(url(here))
         await tab.until("document.body.innerText.includes('edgellm plan shows')")
+        assert await tab.run("document.querySelector('#overall').textContent") == "cannot serve"
         assert "/secret" not in await tab.run("document.body.innerText")
         await tab.run("document.querySelector('#question').focus()")
         await tab.write("Hello")
@@ -261,6 +262,8 @@ async def test_of_two_models_the_failed_one_is_not_offered_for_a_chat(rig: Rigs)
         await models["large"].fail("out_of_memory", "edgellm plan shows a smaller context that fits")
         await tab.until(f"{options}.join() === 'chat'")
         assert not await tab.run("document.querySelector('#which').checkVisibility()"), "there is no choice"
+        headline = "document.querySelector('#overall').textContent + document.querySelector('#overall').className"
+        assert await tab.run(headline) == "1 of 2 models cannot serve" + "state warn"
         nodes = await tab.tree()
         rows = [node["name"] for node in nodes if node["role"] == "rowheader"]
         assert [name for name in rows if ": failed" in name] == ["weights : failed"], rows
