@@ -124,7 +124,7 @@ def _messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         made: dict[str, Any] = {"role": role, "content": content}
         if message.get("images"):
             parts = [{"type": "image_url", "image_url": {"url": _data_url(image)}} for image in message["images"]]
-            made["content"] = [{"type": "text", "text": content}, *parts]
+            made["content"] = [*parts, {"type": "text", "text": content}]  # in Ollama's order (server/prompt.go)
         if message.get("thinking"):
             made["reasoning_content"] = message["thinking"]
         calls = []

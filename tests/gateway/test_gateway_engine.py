@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import re
 import tempfile
@@ -12,7 +13,10 @@ from typing import Any
 
 import pytest
 
+from edge.builder.tiny_model import Shape, tiny_model
 from edge.gateway import connection_pool
+from edge.supervisor.warmup import grey_png
+from tests.fakes.projectors import write_projector
 from tests.fakes.upstream.model import FakeModel
 from tests.fakes.upstream.real import get, real_engine
 from tests.gateway.conftest import Rig, Rigs
@@ -293,6 +297,39 @@ def check_answer(target: str, status: int, body: bytes) -> None:
 async def test_the_calls_of_programs_that_look_for_ollama_are_answered(here: Rig, program: str) -> None:
     for target, status, body in await play(here.port, program):
         check_answer(target, status, body)
+
+
+async def _ask_ollama(here: Rig, route: str, **asked: Any) -> tuple[int, dict[str, Any]]:
+    body = {"model": "see", "options": {"num_predict": 1}, "stream": False, **asked}
+    status, answer = await _through(here, "POST", route, json.dumps(body).encode())
+    return status, json.loads(answer)
+
+
+async def test_images_of_an_ollama_client_reach_the_projector(rig: Rigs, tmp_path: Path, sockets: Path) -> None:
+    model, path = tmp_path / "m.gguf", sockets / "see.sock"
+    template = {"tokenizer.chat_template": "{% for m in messages %}{{ m['content'] }}{% endfor %}"}
+    model.write_bytes(b"".join(tiny_model(Shape(n_ctx_train=4096), texts=template)))
+    projector = write_projector(tmp_path / "mmproj-m.gguf", "clip", 128)  # (336 / 14)² patches, one token each
+    picture, patches = base64.b64encode(grey_png(64)).decode(), 576
+    with real_engine(model, path, **{"mmproj.path": str(projector)}):
+        here = await rig(models={"see": FakeModel("see", str(path))})
+        chat = [{"role": "user", "content": "What is it?"}]
+        _, blind = await _ask_ollama(here, "/api/chat", messages=chat)
+        for images in ([picture], [picture, picture]):
+            seen = [{**chat[0], "images": images}]
+            for route, asked in (
+                ("/api/chat", {"messages": seen}),
+                ("/api/generate", {"prompt": "What is it?", "images": images}),
+            ):
+                status, answer = await _ask_ollama(here, route, **asked)
+                assert status == 200 and answer["done"], answer
+                more = answer["prompt_eval_count"] - blind["prompt_eval_count"]
+                assert patches * len(images) <= more <= patches * len(images) + 20, (route, more)
+        no_image = base64.b64encode(b"no image").decode()
+        status, refused = await _ask_ollama(here, "/api/chat", messages=[{**chat[0], "images": [no_image]}])
+        assert status == 400 and refused.keys() == {"error"} and "image" in refused["error"], refused
+        shown = await _through(here, "POST", "/api/show", b'{"model": "see"}')
+        assert "vision" in json.loads(shown[1])["capabilities"]
 
 
 async def test_thirty_two_chats_of_one_client_are_all_answered_by_one_slot(rig: Rigs, engine: Path) -> None:

@@ -64,7 +64,8 @@ def test_images_and_tools_have_openais_shape() -> None:
     tools = [{"type": "function", "function": {"name": "a", "parameters": {}}}]
     _, body = translated("/api/chat", {"model": "c", "messages": messages, "tools": tools})
     image, asks, second, first = body["messages"]
-    assert image["content"][1]["image_url"]["url"] == "data:image/png;base64," + PNG
+    assert image["content"][0]["image_url"]["url"] == "data:image/png;base64," + PNG
+    assert image["content"][1] == {"type": "text", "text": "what is it?"}
     assert asks["reasoning_content"] == "hm"
     assert [each["function"]["arguments"] for each in asks["tool_calls"]] == ['{"x": 1}', "{}"]
     idents = [each["id"] for each in asks["tool_calls"]]
