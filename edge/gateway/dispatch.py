@@ -16,7 +16,8 @@ from edge.gateway.body import Body
 from edge.gateway.context import Context
 from edge.gateway.health import DEGRADED, degraded_header
 from edge.gateway.model_name import asks_for_stream, named_model, serves
-from edge.gateway.ollama import NDJSON, OllamaAnswer, OllamaCall, read_call
+from edge.gateway.ollama import OllamaCall, read_call
+from edge.gateway.ollama_answer import NDJSON, OllamaAnswer
 from edge.gateway.openai import HttpFault, RejectedError, sse_error
 from edge.gateway.proxy import Exchange, forward
 from edge.gateway.routes import ADMIN, OLLAMA, Route, plain_path, wakes
@@ -239,9 +240,8 @@ async def _send_call(context: Context, exchange: Exchange, found: Route, call: O
         if call.keep_alive_s != 0 and not exchange.upstream.held:  # held: its engine is there, no other has to end
             async with acquire_slot(context.waiting, context.admission, exchange, slot=False):
                 pass
-        headers = {"Server": "edgellm", **exchange.extra}
-        kind = NDJSON if call.stream else "application/json"
-        return web.Response(body=exchange.translation.loaded(), content_type=kind, headers=headers)
+        kind = {"Content-Type": NDJSON if call.stream else "application/json"}
+        return web.Response(body=exchange.translation.loaded(), headers={"Server": "edgellm", **kind, **exchange.extra})
     exchange.target = call.target
     exchange.body.replace(call.body)
     return await _send(context, exchange, found, None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -198,9 +199,18 @@ def _ollama_entry(context: Context, upstream: Upstream, name: str) -> dict[str, 
         "model": name,
         "modified_at": _moment(context.started),
         "size": size if isinstance(size, int) else 0,
-        "digest": "",
+        "digest": _digest(upstream),
         "details": _details(upstream.model_info),
     }
+
+
+def _digest(upstream: Upstream) -> str:
+    """Return a name of 64 hex digits for this model: `ollama list` prints the first twelve, and ends if there are less.
+
+    Ollama's is the hash of a manifest, which no file here has.
+    """
+    known = [upstream.model_id, *(str(upstream.model_info.get(name)) for name in ("size", "ftype", "n_params"))]
+    return hashlib.sha256("\0".join(known).encode()).hexdigest()
 
 
 def _loaded_entry(context: Context, upstream: Upstream) -> dict[str, Any]:
@@ -218,9 +228,13 @@ def _details(meta: Mapping[str, Any]) -> dict[str, Any]:
         "format": "gguf",
         "family": family,
         "families": [family],
-        "parameter_size": f"{parameters / 1e9:.1f}B" if isinstance(parameters, (int, float)) else "",
+        "parameter_size": _parameters(parameters) if isinstance(parameters, (int, float)) else "",
         "quantization_level": str(meta.get("ftype") or ""),
     }
+
+
+def _parameters(number: float) -> str:
+    return f"{number / 1e9:.1f}B" if number >= 1e9 else f"{number / 1e6:.0f}M"
 
 
 async def _shown(context: Context, upstream: Upstream) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from edge.gateway.accounting import RequestRecord, UsageCounter
 from edge.gateway.body import Body
 from edge.gateway.connection_pool import Pools
 from edge.gateway.engine_connection import EngineAnswer, EngineConnection
-from edge.gateway.ollama import NDJSON, OllamaAnswer, error_text
+from edge.gateway.ollama_answer import NDJSON, OllamaAnswer, error_text
 from edge.gateway.openai import HttpFault, RejectedError, engine_error, is_json, sse_document, sse_error
 from edge.gateway.retry import RetryPolicy, UpstreamDied, died_fault
 from edge.gateway.waiting_room import ByteReservation

@@ -23,7 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from edge.gateway.ollama import OllamaAnswer, read_call
+from edge.gateway.ollama import read_call
+from edge.gateway.ollama_answer import OllamaAnswer
 from tests.bench.rows import Row, bench_parser, report
 
 SOURCES = Path(__file__).resolve().parents[1] / "fakes" / "upstream"

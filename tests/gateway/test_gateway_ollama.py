@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from edge.gateway.config import GatewayOptions
-from edge.gateway.ollama import OllamaAnswer, OllamaCall, read_call
+from edge.gateway.ollama import OllamaCall, read_call
+from edge.gateway.ollama_answer import OllamaAnswer
 from edge.gateway.openai import RejectedError
 from edge.supervisor.status import State
 from tests.fakes.gguf_writer import Gguf
@@ -43,7 +44,9 @@ def test_options_format_and_think_have_llama_servers_names() -> None:
     _, body = translated("/api/chat", {"model": "c", "messages": HELLO, "format": "json", "think": "low"})
     assert body["response_format"] == {"type": "json_object"}
     assert body["chat_template_kwargs"]["reasoning_effort"] == "low"
-    assert "max_tokens" not in translated("/api/chat", {"model": "c", "options": {"num_predict": -1}})[1]
+    for limit, most in ((-1, None), (-2, None), (0, None), (6.0, 6), (6, 6)):
+        _, body = translated("/api/chat", {"model": "c", "options": {"num_predict": limit}})
+        assert body.get("max_tokens") == most
 
 
 def test_images_and_tools_have_openais_shape() -> None:
@@ -108,6 +111,11 @@ def test_keep_alive(value: object, seconds: float | None) -> None:
         b'{"model": "c", "messages": [1]}',
         b'{"model": "c", "messages": 3}',
         b'{"model": "c", "keep_alive": "soon"}',
+        b'{"model": "c", "options": {"num_predict": "6"}}',
+        b'{"model": "c", "options": {"num_predict": true}}',
+        b'{"model": "c", "options": {"num_predict": 1e300}}',
+        b'{"model": "c", "format": "yaml"}',
+        b'{"model": "c", "format": ["json"]}',
         b'{"model": "c", "options": 3}',
         b'{"model": "c", "messages": [{"images": ["%%%"]}]}',
         b'{"model": "c", "messages": [{"tool_calls": [{}]}]}',
@@ -194,6 +202,17 @@ def test_infill_ends_without_done() -> None:
     found = lines(call, events)
     assert [each["response"] for each in found] == ["x", ""]
     assert (found[-1]["done"], found[-1]["eval_count"]) == (True, 8)
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "vector"), [(2, [0.6, 0.8]), (9, [3, 4, 12]), (0, [3, 4, 12]), (None, [3, 4, 12])]
+)
+def test_embeddings_have_the_dimensions_that_were_asked_for(dimensions: int | None, vector: list[float]) -> None:
+    """llama-server ignores them; Ollama cuts a vector and brings it to length 1 again."""
+    call, _ = translated("/api/embed", {"model": "c", "input": ["a", "b"], "dimensions": dimensions})
+    engines = {"data": [{"embedding": [3, 4, 12]}, {"embedding": [0, 0, 1]}]}
+    found = json.loads(OllamaAnswer(call, float, float).whole(json.dumps(engines).encode()))["embeddings"]
+    assert found == [pytest.approx(vector), [0, 0, 1][: len(vector)]]
 
 
 async def post(here: Rig, target: str, asked: object) -> tuple[int, Any]:
@@ -319,6 +338,9 @@ async def test_what_editors_look_at_before_they_offer_a_model(rig: Rigs) -> None
     assert tuple(int(part) for part in version.split(".")) >= (0, 6, 4)
     tags = json.loads((await here.once(b"GET /api/tags HTTP/1.1\r\nHost: localhost\r\n\r\n")).body)["models"]
     assert [each["model"] for each in tags] == ["chat", "owner/name"]
+    assert {each["details"]["parameter_size"] for each in tags} == {"4.0B"}
+    # `ollama list` and `ollama ps` print the first twelve digits, and end with a panic if there are less.
+    assert len({each["digest"] for each in tags}) == 1 and len(bytes.fromhex(tags[0]["digest"])) == 32
     status, shown = await post(here, "/api/show", {"model": "owner/name"})
     assert (status, shown["capabilities"]) == (200, ["completion", "tools"])
     assert (shown["model_info"]["general.architecture"], shown["model_info"]["qwen3.context_length"]) == ("qwen3", 8192)
