@@ -128,7 +128,11 @@ def _is_local(origin: str) -> bool:
 
 @lru_cache(maxsize=64)
 def _is_loopback_host(name: str) -> bool:
-    return name in _LOOPBACK_NAMES or name.endswith(".localhost") or is_loopback(name)
+    if name in _LOOPBACK_NAMES or name.endswith(".localhost") or is_loopback(name):
+        return True
+    # To Linux 0.0.0.0 is this machine (ip(7)), and clients take it from what a server listens on.
+    parsed = _address(name)
+    return parsed is not None and parsed.is_unspecified
 
 
 def is_loopback(address: str) -> bool:

@@ -20,13 +20,25 @@ def test_the_name_in_a_host(host: str, name: str) -> None:
     assert host_name(host) == name
 
 
-@pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1:80", "127.9.9.9", "[::1]:80", "chat.localhost", "box:1"])
+OURS = ["localhost:1", "127.0.0.1:80", "127.9.9.9", "[::1]:80", "chat.localhost", "box:1", "0.0.0.0:80", "[::]:80"]
+
+
+@pytest.mark.parametrize("host", OURS)
 def test_our_own_names_are_let_in(host: str) -> None:
     assert OriginPolicy.of(("box",), ()).check_host(host, lambda: "127.0.0.1") is None
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "10.0.0.7", "0x7f000001"]
+    "host",
+    [
+        "evil.example",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example",
+        "10.0.0.7",
+        "0x7f000001",
+        "0.0.0.1",
+        "0.0.0.0.evil.example",
+    ],
 )
 def test_a_foreign_name_is_not(host: str) -> None:
     fault = OriginPolicy.of(("box",), ()).check_host(host, lambda: "127.0.0.1")
@@ -62,7 +74,7 @@ LOCAL = [
     "vscode-webview://1a2b",
     "app://obsidian.md",
 ]
-LOCAL += ["tauri://localhost", "http://tauri.localhost"]
+LOCAL += ["tauri://localhost", "http://tauri.localhost", "http://0.0.0.0:3000"]
 
 
 @pytest.mark.parametrize("origin", LOCAL)
