@@ -92,7 +92,13 @@ class Context(Struct):
         return [ListedModel(each.model_id, each.aliases, each.model_info) for each in self.upstreams.values()]
 
     def by_name(self, name: str) -> Upstream | None:
-        """Return the model with this id or alias. An id wins over another model's alias."""
+        """Return the model with this id or alias. An id wins over another model's alias.
+
+        Clients of Ollama write `chat:latest` for `chat`, also to the routes of OpenAI.
+        """
+        return self._by_name(name) or self._by_name(name.removesuffix(":latest"))
+
+    def _by_name(self, name: str) -> Upstream | None:
         found = self.upstreams.get(name)
         if found is not None:
             return found

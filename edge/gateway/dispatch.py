@@ -221,13 +221,11 @@ async def _read_call(found: Route, body: Body, reserved: ByteReservation) -> Oll
 
 
 def _choose_by_name(context: Context, call: OllamaCall) -> Upstream:
-    """Return the model of an Ollama client, which writes `chat:latest` for `chat`. Raises RejectedError."""
-    name = call.model
-    upstream = context.by_name(name) or context.by_name(name.removesuffix(":latest"))
-    only = context.only(call.target)
+    """Return the model of an Ollama client. Raises RejectedError."""
+    upstream, only = context.by_name(call.model), context.only(call.target)
     if upstream is None and only is not None and context.config.unknown_model != "strict":
         return only
-    return _that_serves(upstream or _named(context, name), call.target)
+    return _that_serves(upstream or _named(context, call.model), call.target)
 
 
 async def _send_call(context: Context, exchange: Exchange, found: Route, call: OllamaCall) -> web.StreamResponse:

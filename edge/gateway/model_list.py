@@ -162,7 +162,7 @@ async def ollama(context: Context, request: web.Request, route: Route, base: str
             return own_routes.json_response({"models": [_loaded_entry(context, each) for each in ready]})
     elif path in ("/api/show", "/api/pull"):
         name = await _asked_model(context, request)
-        upstream = context.by_name(name) or context.by_name(name.removesuffix(":latest"))
+        upstream = context.by_name(name)
         if upstream is not None:
             if path == "/api/show":
                 return own_routes.json_response(await _shown(context, upstream))

@@ -328,6 +328,11 @@ async def test_names_with_and_without_latest(rig: Rigs, name: str, status: int) 
         assert (document["message"]["content"], document["model"], document["eval_count"]) == ("yes", name, 8)
     else:
         assert "no model 'nope'" in document["error"]
+    # Programs that found the model over Ollama's API chat over OpenAI's.
+    assert (await post(here, "/v1/chat/completions", {"model": name, "messages": HELLO}))[0] == status
+    client = await here.connect()
+    await client.request("GET", f"/v1/models/{name}")
+    assert (await client.answer()).status == status
 
 
 async def test_what_editors_look_at_before_they_offer_a_model(rig: Rigs) -> None:
