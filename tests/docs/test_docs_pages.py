@@ -104,6 +104,11 @@ def test_the_table_of_clients_has_a_row_for_each_check_and_each_program() -> Non
     rows = [row.split(" | ") for row in page[len(table.HEADER) :].splitlines()]
     assert Counter(row[0].removeprefix("| ") for row in rows) == EXPECTED | dict.fromkeys(PROGRAMS, 1)
     assert [row for row in rows if row[2] != "✓"] == [], "each is answered here"
+    clients = [row[0].removeprefix("| ") for row in rows]
+    calls = {
+        name for client, row in zip(clients, rows, strict=True) for name in (client, row[1], f"{client}: {row[1]}")
+    }
+    assert set(table.OF_CALL) <= calls, "what Ollama documents is of calls that are made"
 
 
 def test_every_promise_names_a_test_that_exists() -> None:
