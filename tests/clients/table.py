@@ -38,10 +38,10 @@ bodies as zstd). Open WebUI runs itself, from its wheel.
 tells what Ollama's own pages say of the parameters that the call needs, and which page: [a][a] its API, [o][o] OpenAI
 compatibility, [n][n] Anthropic compatibility, [e][e] errors. – is what they do not say.
 
-[a]: https://github.com/ollama/ollama/blob/main/docs/api.md
-[o]: https://github.com/ollama/ollama/blob/main/docs/api/openai-compatibility.mdx
-[n]: https://github.com/ollama/ollama/blob/main/docs/api/anthropic-compatibility.mdx
-[e]: https://github.com/ollama/ollama/blob/main/docs/api/errors.mdx
+[a]: https://docs.ollama.com/api/introduction
+[o]: https://docs.ollama.com/api/openai-compatibility
+[n]: https://docs.ollama.com/api/anthropic-compatibility
+[e]: https://docs.ollama.com/api/errors
 
 Home Assistant, VS Code, Open WebUI and others use these APIs: Ollama's `/api/tags`, `/api/show`, `/api/chat`
 (docs/gateway.md), and OpenAI's under `/v1`. A base URL may end in a slash or in `/api/v1`.
