@@ -46,6 +46,7 @@ done
 for version in "${!jobs[@]}"; do
     if wait "${jobs[$version]}"; then
         echo "Python $version: $(tail -n 1 "$logs/$version")"
+        grep '^RERUN ' "$logs/$version" || true # with --reruns and -r R, as .ci/run has them
     else
         failed=1
         cat "$logs/$version"

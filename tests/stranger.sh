@@ -83,6 +83,7 @@ tests() {
         return 1
     fi
     echo "stranger: make test passes for $user: $(grep -E '[0-9] passed' "$work/test.log" | paste -sd ';')"
+    grep '^RERUN ' "$work/test.log" | sort -u || true # with --reruns and -r R, as .ci/run has them
 }
 
 arrive "$(id -un)"
