@@ -156,7 +156,8 @@ def known_field(fields: Mapping[str, Field], key: str, source: str, place: Place
     """Return the field of a key. Raises ConfigError with the place of the key, or the nearest known one."""
     field = fields.get(key)
     if field is None:
-        where = place(key) if place else None
+        # `gateway.listen` is no key, nor a near one's typo: `listen` stands in the wrong section.
+        where = (place(key) or place(key.rpartition(".")[2])) if place else None
         if where:
             raise ConfigError(f"{source}: {key} is not a key of this section", f"it belongs into {where}")
         raise ConfigError(

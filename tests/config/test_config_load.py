@@ -131,12 +131,17 @@ def test_a_fault_in_the_file_names_file_and_key(places: Folders, text: str, said
     ("text", "place"),
     [
         ("hosts = ['box.local']\n", "[gateway] of edgellm.toml: hosts = …"),
-        ("[gateway]\nstrict = true\n", None),
+        ("[gateway]\nstrictly = true\n", None),
+        ("[gateway]\nstrict = true\n", "the top of edgellm.toml: strict = …"),
         ("n_ctx = 4096\n", "[set], or for one model: set = { n_ctx = … }"),
         ("ttl_s = 60\n", "[[model]]: ttl_s = …"),
         ("[[model]]\nref = 'a'\nn_ctx = 4096\n", "[set], or for one model: set = { n_ctx = … }"),
         ("[[model]]\nref = 'a'\nlisten = []\n", "the top of edgellm.toml: listen = …"),
         ("[set]\nqueue = 4\n", "[gateway] of edgellm.toml: queue = …"),
+        ("[gateway]\nlisten = []\n", "the top of edgellm.toml: listen = …"),
+        ("[gateway]\nact = true\n", "[thermal] of edgellm.toml: act = …"),
+        ("[models.chat]\nref = 'a'\n", "[[model]]: ref = …"),
+        ("[thermal.x]\nn_ctx = 1\n", "[set], or for one model: set = { n_ctx = … }"),
     ],
 )
 def test_a_key_in_the_wrong_section_names_the_right_one(places: Folders, text: str, place: str | None) -> None:
@@ -144,7 +149,7 @@ def test_a_key_in_the_wrong_section_names_the_right_one(places: Folders, text: s
     with pytest.raises(ConfigError) as caught:
         load(places, {}, {})
     if place is None:
-        assert "unknown key gateway.strict" in str(caught.value)
+        assert "unknown key gateway.strictly" in str(caught.value)
     else:
         assert "is not a key of this section" in str(caught.value)
         assert caught.value.hint == f"it belongs into {place}"
