@@ -34,6 +34,9 @@ RpcInterface = Annotated[
     str, typer.Option("--rpc-interface", metavar="NAME", help="the private interface of --rpc-listen")
 ]
 
+TakenOver = Annotated[
+    Path | None, typer.Option("--state-dir", metavar="DIR", help="take over engine and models of this instance")
+]
 RpcOnly = Annotated[bool, typer.Option("--rpc-only", help="only lend memory (--rpc-listen): no model, no API")]
 
 
@@ -56,9 +59,7 @@ def install(
     rpc_listen: RpcListen = None,
     rpc_interface: RpcInterface = "",
     rpc_only: RpcOnly = False,
-    state_dir: Annotated[
-        Path | None, typer.Option("--state-dir", metavar="DIR", help="take over engine and models of this instance")
-    ] = None,
+    state_dir: TakenOver = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: Json = False,
@@ -74,7 +75,6 @@ def install(
     from edge.service.request import InstallRequest
     from edge.service.takeover import source_folders
 
-    caller = os.environ.get("SUDO_UID", "0")
     request = InstallRequest(
         source=source_folders(os.environ, state_dir),
         profile=profile,
@@ -87,14 +87,17 @@ def install(
         rpc_listen=rpc_listen,
         rpc_interface=rpc_interface,
         rpc_only=rpc_only,
-        caller_uid=int(caller) if caller.isdigit() else 0,
+        caller_uid=_caller_uid(),
     )
     if not dry_run:
         _become_root("install")
     os.umask(0o022)  # a hardened root has 077: the service's user could not read what is installed
     _carry_out(Installer(request).steps(), dry_run=dry_run, yes=yes, as_json=as_json)
     if not dry_run and not as_json and not rpc_only:
-        typer.echo("`edgellm wait` returns when the model is ready; `systemctl status edgellm` shows the progress")
+        sudo = "sudo " if _caller_uid() else ""  # the control socket is for root and the group edgellm
+        typer.echo(
+            f"`{sudo}edgellm wait` returns when the model is ready; `systemctl status edgellm` shows the progress"
+        )
 
 
 def diff(as_json: Json = False) -> None:
@@ -151,6 +154,14 @@ def _carry_out(steps: list[InstallStep], *, dry_run: bool, yes: bool, as_json: b
     if not yes and not asks and offer is not None:
         raise UsageError(f"{offer.note}, so a service cannot use it", f"--yes lets the installer {offer.what}")
     apply_all(steps, show_doing)
+
+
+def _caller_uid() -> int:
+    """Return the user that called sudo, else the running one."""
+    import os
+
+    caller = os.environ.get("SUDO_UID", "")
+    return int(caller) if caller.isdigit() else os.geteuid()
 
 
 def _become_root(verb: str) -> None:

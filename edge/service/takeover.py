@@ -30,9 +30,14 @@ class Takeover(Struct, frozen=True):
 
 
 def source_folders(env: Mapping[str, str], state_dir: Path | None = None) -> Folders:
-    """Return --state-dir, else the folders of the user that called sudo, else the system's own."""
+    """Return --state-dir, else the folders of the user that called sudo, else the system's own for root.
+
+    A dry run needs no sudo: then they are those of the running user.
+    """
     if state_dir is not None:
         return folders(env, state_dir)
+    if os.geteuid() != 0:
+        return user_folders(env)
     caller = env.get("SUDO_UID", "")
     if caller.isdigit() and int(caller) != 0:
         try:

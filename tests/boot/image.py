@@ -16,7 +16,8 @@ from tests.conftest import CACHE
 from tests.kept import kept
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = "systemd,systemd-sysv,dbus,python3,python3-venv,iproute2,procps,passwd,libgomp1"
+PACKAGES = "systemd,systemd-sysv,dbus,python3,python3-venv,iproute2,procps,passwd,libgomp1,sudo,make,curl"
+BACKEND = ("hatchling", "editables")  # what an editable installation is built with
 LEFT_OUT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")
 PLATFORMS = ("manylinux_2_17", "manylinux2014", "manylinux_2_28", "manylinux_2_34")
 TOOLS = {"systemd-nspawn": "systemd-container", "mmdebstrap": "mmdebstrap", "nsenter": "util-linux"}
@@ -89,15 +90,19 @@ def wheel() -> Path:
 
 
 def wheels(python: str, ours: Path, *, machine: str = "x86_64") -> Path:
-    """A folder with edgellm[embedded] and all its dependencies for another Python; dependencies are cached."""
+    """A folder with edgellm[embedded] and all its dependencies for another Python; dependencies are cached.
+
+    And with what `pip install -e` of a checkout needs.
+    """
     requirements = (ROOT / "pyproject.toml").read_text().partition("[project.scripts]")[0]
-    wanted = CACHE / "boot" / f"wheels-{python}-{machine}-{sha256(requirements.encode()).hexdigest()[:8]}"
+    key = sha256(f"{requirements} {BACKEND}".encode()).hexdigest()[:8]
+    wanted = CACHE / "boot" / f"wheels-{python}-{machine}-{key}"
 
     def make(_: Path) -> None:
         where = [f"--platform={platform}_{machine}" for platform in PLATFORMS]
         only = ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}"]
         pip = [sys.executable, "-m", "pip", "download", "-q", *only, *where, "--platform=any", "-d", str(wanted)]
-        subprocess.run([*pip, f"{ours}[embedded]"], check=True)
+        subprocess.run([*pip, f"{ours}[embedded]", *BACKEND], check=True)
         for copy in wanted.glob("edgellm-*.whl"):
             copy.unlink()
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import pwd
 import sys
 from pathlib import Path
 
 import pytest
 
 from edge.cli import main
+from edge.paths import system_folders
+from edge.service.takeover import source_folders
 
 
 @pytest.fixture
@@ -56,3 +59,14 @@ def test_a_sudo_that_gives_no_rights_is_not_asked_twice(
     monkeypatch.setenv("SUDO_UID", "1000")
     assert main(["service", "uninstall"]) == 64
     assert ordinary == []
+
+
+def test_a_dry_run_without_sudo_shows_what_sudo_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both look into the folders of the user; root itself into the system's."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    own = source_folders({"HOME": "/home/ann", "XDG_DATA_HOME": "/srv/ann"})
+    assert own.data == Path("/srv/ann/edgellm")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    other = pwd.getpwnam("daemon")
+    assert source_folders({"SUDO_UID": str(other.pw_uid)}).data == Path(other.pw_dir) / ".local/share/edgellm"
+    assert source_folders({}) == system_folders()
