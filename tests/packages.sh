@@ -17,6 +17,7 @@ need npm npm
 need node nodejs
 need curl curl
 need setpriv util-linux
+[ -d /usr/share/i18n/charmaps ] || missing+=(locales) # what localedef makes a locale of
 [ ${#missing[@]} -gt 0 ] || exit 0
 if [ "$(id -u)" != 0 ]; then
     echo "make test-full needs: sudo apt-get install ${missing[*]}" >&2
