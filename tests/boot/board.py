@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests import leftovers
 from tests.boot.client import Client, once
 from tests.boot.image import Suite
 
@@ -31,10 +32,10 @@ class Disk:
 
     def __init__(self, lowers: Sequence[Path], hostname: str = "board") -> None:
         self.lowers = list(lowers)
-        self.work = Path(tempfile.mkdtemp(prefix="edgeboot-", dir="/tmp"))
+        # The name says whose it is from the first moment: another run's sweep() may look at any.
+        self.work = Path(tempfile.mkdtemp(prefix=f"edgeboot-{os.getpid()}.{ticks(os.getpid())}-", dir="/tmp"))
         for name in ("upper", "scratch", "root"):
             (self.work / name).mkdir()
-        (self.work / "owner").write_text(str(os.getpid()))
         self.root = self.work / "root"
         self.upper = self.work / "upper"
         self.mount()
@@ -290,10 +291,9 @@ CHAT = '{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}'
 
 def sweep() -> None:
     """Ends what a test run that was killed left behind: its boards, mounts and folders."""
-    for work in Path("/tmp").glob("edgeboot-*"):
-        with contextlib.suppress(OSError, ValueError):
-            if Path(f"/proc/{int((work / 'owner').read_text())}").exists():
-                continue
+    for work in Path("/tmp").glob("edgeboot-*.*-*"):
+        if leftovers.runs(work.name.split("-")[1].replace(".", ":")):
+            continue
         with contextlib.suppress(OSError, ValueError):
             leader, began = map(int, (work / "leader").read_text().split())
             if ticks(leader) == began:

@@ -11,6 +11,7 @@ import sys
 import tarfile
 import venv
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -18,7 +19,7 @@ from pathlib import Path
 from edge.builder.download import download
 from edge.builder.source import pins
 from edge.resources import data_dir, load_toml
-from tests.kept import kept, python_of
+from tests.kept import kept, locked, python_of
 
 HERE = Path(__file__).resolve().parent
 HUB_PORT = 9978
@@ -60,8 +61,15 @@ class Layout:
     key: str
 
 
+@contextlib.contextmanager
+def only_run(cache: Path) -> Iterator[None]:
+    """Hold the suite's folders: a second run would make the tree anew for its own port, under the first one's tests."""
+    with locked(cache / "llama-suite" / "run"):
+        yield
+
+
 def prepare(cache: Path, smollm2: Path) -> Layout:
-    """Once; then it is there. Takes the sdist that build/llama.cpp.toml pins by its hash."""
+    """Once; then it is there. Takes the sdist that build/llama.cpp.toml pins by its hash. Within `only_run`."""
     folder = cache / "llama-suite"
     pin = pins(load_toml(data_dir("build") / "llama.cpp.toml"))[0]
     hub_port = unused_port(HUB_PORT)

@@ -25,7 +25,7 @@ from pathlib import Path
 from edge.resources import load_toml
 from tests.serving import eventually
 from tests.suite import compare
-from tests.suite.prepare import HERE, Layout, prepare, unused_port
+from tests.suite.prepare import HERE, Layout, only_run, prepare, unused_port
 
 SERVER_PORT = 8480
 CANCEL = "unit/test_completion.py::test_cancel_request"
@@ -141,9 +141,10 @@ def main() -> int:
     parser.add_argument("--bare", type=Path, help="a former bare run to compare with")
     parser.add_argument("--record", action="store_true", help="keep the result in tests/suite/result.json")
     arguments = parser.parse_args()
-    layout = prepare(arguments.cache, arguments.smollm2.resolve())
     out = arguments.cache / "llama-suite" / "out"
-    result = run(layout, arguments.llama_server.resolve(), out, arguments.only.resolve(), arguments.bare)
+    with only_run(arguments.cache):
+        layout = prepare(arguments.cache, arguments.smollm2.resolve())
+        result = run(layout, arguments.llama_server.resolve(), out, arguments.only.resolve(), arguments.bare)
     text = json.dumps(asdict(result), indent=2)
     (out / "result.json").write_text(text + "\n")
     if arguments.record:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 
@@ -9,19 +10,29 @@ import pytest
 
 from edge.resources import load_toml
 from tests.suite import compare
-from tests.suite.prepare import HERE, prepare
+from tests.suite.prepare import HERE, only_run, prepare
 from tests.suite.run import run
 
 
 @pytest.mark.full
 @pytest.mark.e2e
 def test_nothing_differs_that_was_not_reviewed(test_cache: Path, smollm2: Path, built_server: Path) -> None:
-    layout = prepare(test_cache, smollm2)
     out = test_cache / "llama-suite" / "out"
-    result = run(layout, built_server, out, HERE / "required.txt", None)
+    with only_run(test_cache):
+        result = run(prepare(test_cache, smollm2), built_server, out, HERE / "required.txt", None)
     assert result.surprises == []
     assert result.bare_passed == result.required, "the bare server fails its own tests: nothing is proven"
     assert result.cancel_with_smollm2 == "pass"
+
+
+def test_a_second_run_of_the_suite_waits_for_the_first(tmp_path: Path) -> None:
+    """Its own port would give the tree another key, and the tree of the first would be removed under its tests."""
+    with only_run(tmp_path):
+        (lock,) = (tmp_path / "llama-suite").iterdir()
+        with lock.open("w") as second, pytest.raises(BlockingIOError):
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with only_run(tmp_path):
+        assert [lock] == list((tmp_path / "llama-suite").iterdir())
 
 
 def row(test: str, body: str) -> str:
