@@ -9,6 +9,7 @@ from tests.boot.board import UNIT, Board
 
 
 def entries(board: Board, *filters: str) -> list[dict[str, Any]]:
-    """Of this boot, as journald has them."""
+    """Of this boot, as journald has them: --sync returns when all that was sent until now can be read."""
+    board.run("journalctl", "--sync")
     out = board.run("journalctl", "-u", UNIT, "-b", "-o", "json", *filters, check=False)
     return [json.loads(line) for line in out.splitlines()]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.boot.board import UNIT, Board
+from tests.boot.board import PATIENCE_S, UNIT, Board
 from tests.boot.conftest import EDGELLM
 from tests.boot.journal import entries
 
@@ -45,7 +45,7 @@ def test_fc_76_a_drop_in_that_hides_the_gpu_is_named_at_start(new_board: NewBoar
         text = 'schema = 1\nprofile = "orin"\n[set]\nfallback = "cpu"\n'
         board.disk.write("/etc/edgellm/edgellm.toml", text)
         board.power_on()
-        assert board.chat()[0] == 200
+        assert board.chat(2 * PATIENCE_S)[0] == 200  # it waits a minute for the GPU, then it loads the model
         said = f"{OWN}: PrivateDevices=yes hides the GPU's device nodes"
         warned = [each["MESSAGE"] for each in entries(board, "-p", "warning", "SYSLOG_IDENTIFIER=edgellm")]
         assert said in warned
