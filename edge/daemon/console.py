@@ -118,8 +118,10 @@ class Console:
 
 def example(url: str, model_id: str, role: str, *, keyed: bool) -> str:
     """Return a curl command that works as it stands for a model of this role."""
+    # The certificate is one of a name, and the URL has an address of this machine.
+    curl = "curl -k" if url.startswith("https:") else "curl"
     if role == "other":
-        return f"curl {url}/readyz/{model_id}"
+        return f"{curl} {url}/readyz/{model_id}"
     path, body = "chat/completions", '"messages": [{"role": "user", "content": "Hello"}]'
     if role == "embedding":
         path, body = "embeddings", '"input": "Hello"'
@@ -127,7 +129,7 @@ def example(url: str, model_id: str, role: str, *, keyed: bool) -> str:
         path, body = "rerank", '"query": "Hello", "documents": ["Hi", "Bye"]'
     key = ' -H "Authorization: Bearer $EDGELLM_API_KEY"' if keyed else ""
     document = f'{{"model": "{model_id}", {body}}}'
-    return f"curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d '{document}'"
+    return f"{curl} {url}/v1/{path}{key} -H 'Content-Type: application/json' -d '{document}'"
 
 
 def addresses(url: str) -> list[str]:

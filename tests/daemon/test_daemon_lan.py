@@ -6,12 +6,18 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import gguf
 import httpx
 import pytest
+import trustme
+from msgspec.structs import replace
 
 from edge.cli import main
 from edge.config import Config
@@ -20,7 +26,8 @@ from edge.daemon.console import addresses, example
 from edge.errors import UsageError
 from edge.linux.sockets import network_addresses
 from edge.paths import folders
-from tests.serving import PATIENCE_S, Up, edgellm
+from tests.plan.random_gguf import Shape, write
+from tests.serving import PATIENCE_S, Up, edgellm, environment, eventually, free_port
 
 
 def test_the_example_fits_the_model() -> None:
@@ -83,3 +90,75 @@ def test_the_network_is_served_with_a_key_only(
         env = {"EDGELLM_API_KEY": secret}
         asked = edgellm("chat", "Say hello.", "--max-tokens", "2", *state, env=env)
         assert asked.returncode == 0 and "cut after 2 tokens" in asked.stderr, asked.stderr
+
+
+@pytest.fixture(scope="module")
+def small_models(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> dict[str, Path]:
+    """Models of random weights, by what they are for: two that chat, one for embeddings, one that ranks."""
+    folder = tmp_path_factory.mktemp("small")
+    tiny = Shape(arch="qwen3", layers=2, embd=128, heads=2, kv_heads=2, ff=128, tied=True, ctx=1024)
+    kinds = {"chat": None, "other": None, "embed": gguf.PoolingType.MEAN, "rank": gguf.PoolingType.RANK}
+    return {
+        name: write(folder / f"{name.title()}-F16.gguf", replace(tiny, pooling=pooling), smollm2)
+        for name, pooling in kinds.items()
+    }
+
+
+def printed_lines(state: Path, models: dict[str, Path], *arguments: str) -> Iterator[list[str]]:
+    """Start `up` as on a terminal, and yield the curl commands that it printed once every model is ready."""
+    words = [word for name, path in models.items() for word in ("-m", f"{name}={path}")]
+    command = [sys.executable, "-m", "edge", "up", "-p", "cpu", "--state-dir", str(state), *words, *arguments]
+    command += ["--set", "n_ctx=512", "--set", "n_threads=1"]
+    log = state / "up.log"
+    with log.open("wb") as out:
+        up = subprocess.Popen(
+            command, env=environment(None), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+        )
+
+    def lines() -> list[str] | None:
+        assert up.poll() is None, log.read_text()
+        found = [line.strip() for line in log.read_text().split("\n")[:-1] if line.strip().startswith("curl ")]
+        return found if len(found) == len(models) else None
+
+    try:
+        yield eventually(lines, log.read_text)
+    finally:
+        up.send_signal(signal.SIGTERM)
+        up.wait(PATIENCE_S)
+
+
+FIELDS = {"chat": "choices", "other": "choices", "embed": "data", "rank": "results"}
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the printed commands are run as they stand")
+@pytest.mark.parametrize("way", ["open", "keys", "tls"])
+def test_each_curl_command_that_up_prints_works_as_it_stands(
+    tmp_path: Path, small_models: dict[str, Path], way: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two models that chat, one for embeddings and one that ranks: a line each, with the key where one is wanted."""
+    arguments = ["--listen", f"127.0.0.1:{free_port()}"]
+    secret = "unset"
+    if way == "keys":
+        assert main(["key", "add", "phone", "--state-dir", str(tmp_path)]) == 0
+        secret = capsys.readouterr().out.strip()
+    if way == "tls":
+        certificate = trustme.CA().issue_cert("box.example")
+        certificate.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+        certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
+        file = tmp_path / "config" / "edgellm.toml"
+        file.parent.mkdir()
+        lines = f'tls_cert = "{tmp_path / "cert.pem"}"\ntls_key = "{tmp_path / "key.pem"}"\n'
+        file.write_text(f"schema = 1\n[gateway]\n{lines}", encoding="utf-8")
+    for commands in printed_lines(tmp_path, small_models, *arguments):
+        seen = set()
+        for command in commands:
+            env = {**os.environ, "EDGELLM_API_KEY": secret, "no_proxy": "*"}
+            done = subprocess.run(f"{command} -sS", shell=True, env=env, capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, command + done.stderr
+            answer, model = json.loads(done.stdout), json.loads(shlex.split(command)[-1])["model"]
+            assert answer.get(FIELDS[model]), (command, answer)
+            seen.add(model)
+            assert ("EDGELLM_API_KEY" in command) == (way == "keys")
+            assert ("-k" in shlex.split(command)) == (way == "tls")
+        assert seen == set(FIELDS)
