@@ -2,7 +2,8 @@
 
 Tokens of a script: `a` a request for a, `a.` one of a's requests ends, `a!` a is READY, `a~` the engine of a has ended,
 `az` the ttl of a has passed, `as` the engine of a sleeps by itself and keeps `keeps` bytes, `ax` a crashes and is
-restarted, `af` a fails and stays down, `a-` a waiting request is cancelled, `+5` seconds pass.
+restarted, `af` a fails and stays down, `ar` it is to be started again (memory is back, an operator), `a-` a waiting
+request is cancelled, `+5` seconds pass.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class Model:
     dozed: bool = False  # its engine slept by itself when it was ended
     open: int = 0
     waiting: list[float] = field(default_factory=list)
+    again_s: float | None = None  # it failed, and since then is to be started again
     quiet_s: float = 0.0
 
     @property
@@ -83,6 +85,9 @@ class Simulation:
             model.state, model.open, self.freed_s = "failed", 0, self.now
             self.outcomes += [f"{name} failed"] * len(model.waiting)
             model.waiting.clear()
+        elif event == "r":
+            assert model.state == "failed", token
+            model.again_s = self.now if model.again_s is None else model.again_s
         elif event == "-":
             model.waiting.pop()
         else:
@@ -125,13 +130,14 @@ class Simulation:
                 waiting = self.models[decision.refuse].waiting
                 self.outcomes += [f"{decision.refuse} refused"] * len(waiting)
                 waiting.clear()
+                self.models[decision.refuse].again_s = None
             else:
                 return
         raise AssertionError(f"no end of decisions: {self.log}")
 
     def start(self, name: str) -> None:
         self.log.append(f"{'wake' if self.models[name].state == 'dozing' else 'start'} {name}")
-        self.models[name].state = "loading"
+        self.models[name].state, self.models[name].again_s = "loading", None
 
     def free(self) -> dict[str, int]:
         """What is measured: a loading model has touched nothing yet, a leaving one holds all."""
@@ -143,6 +149,10 @@ class Simulation:
             Arrival(name, {"host": m.needs}, self.now - m.waiting[0], m.priority)
             for name, m in self.models.items()
             if m.state in ("asleep", "dozing") and m.waiting
+        ] + [
+            Arrival(name, {"host": m.needs}, self.now - m.again_s, m.priority)
+            for name, m in self.models.items()
+            if m.again_s is not None
         ]
         residents = [
             Resident(

@@ -58,12 +58,12 @@ def test_no_request_is_stranded_and_no_memory_is_given_twice(
             asked -= 1
         _checked(pool, event)
     for _ in range(300):
-        if not any(model.waiting or model.open for model in pool.models.values()):
+        if not any(model.waiting or model.open or model.again_s for model in pool.models.values()):
             break
         for event in _progress(pool):
             _checked(pool, event)
         _checked(pool, "+6")
-    assert not any(model.waiting for model in pool.models.values()), pool.log
+    assert not any(model.waiting or model.again_s for model in pool.models.values()), pool.log
     assert len(pool.outcomes) == asked
 
 
@@ -75,6 +75,7 @@ def _possible(pool: Simulation) -> list[str]:
         events += [f"{name}x"] if model.state in ("loading", "ready") else []
         events += [f"{name}z", f"{name}s"] if model.state == "ready" else []
         events += [f"{name}f"] if model.state == "loading" else []
+        events += [f"{name}r"] if model.state == "failed" else []
     return events + _progress(pool)
 
 
