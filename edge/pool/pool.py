@@ -154,8 +154,9 @@ class Pool:
                     _log.exception("the pool could not decide: models start without regard to each other")
                     self._held, pause_s = frozenset(), None
                     for waiter in self._waiters:
-                        if waiter.begin is not None and not waiter.outcome.done():
-                            waiter.begin()
+                        supervisor = waiter.handle.supervisor
+                        if supervisor is not None and not waiter.outcome.done():
+                            (waiter.begin or supervisor.start)()
                         _resolve(waiter, None)
                 with suppress(DeadlineExceeded):
                     await (self._kicked.wait() if pause_s is None else within(self._kicked.wait(), pause_s))

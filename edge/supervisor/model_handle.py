@@ -207,8 +207,20 @@ class ModelHandle:
                 await changed.wait()
             elif self.admission is not None and (refused := await self.admission.admit(self)):
                 return replace(self.status(), state=State.FAILED, failure=refused)
-            elif (ready := await _unless(changed, supervisor, first)) and not changed.is_set():
+            elif (ready := await self._unless(changed, supervisor, first)) and not changed.is_set():
                 return ready
+
+    async def _unless(self, changed: asyncio.Event, supervisor: Supervisor, first: bool) -> ModelStatus | None:
+        """Return the status once `ensure_ready` of the supervisor returns; None if `changed` comes first."""
+        waiting = asyncio.ensure_future(changed.wait())
+        # What the pool admitted it has started: a model that went to sleep since then has to ask it again.
+        ready = asyncio.ensure_future(supervisor.ensure_ready(first=first, start=self.admission is None))
+        try:
+            await asyncio.wait({waiting, ready}, return_when=asyncio.FIRST_COMPLETED)
+            return ready.result() if ready.done() else None
+        finally:
+            waiting.cancel()
+            ready.cancel()
 
     def unload(self) -> None:
         if self.supervisor:
@@ -319,15 +331,3 @@ class _NoProgress:
 
     def answered(self, generation: int) -> None:
         """Do nothing: there is no engine that could become READY."""
-
-
-async def _unless(changed: asyncio.Event, supervisor: Supervisor, first: bool) -> ModelStatus | None:
-    """Return the status once `ensure_ready` of the supervisor returns; None if `changed` comes first."""
-    waiting = asyncio.ensure_future(changed.wait())
-    ready = asyncio.ensure_future(supervisor.ensure_ready(first=first))
-    try:
-        await asyncio.wait({waiting, ready}, return_when=asyncio.FIRST_COMPLETED)
-        return ready.result() if ready.done() else None
-    finally:
-        waiting.cancel()
-        ready.cancel()

@@ -150,8 +150,8 @@ def step(m: SupervisorState, event: Event, now: float, policy: Policy) -> Step:
             return _stop(m, event, now, policy)
         case Restart():
             return _restart(m, now, policy)
-        case Sleep() if m.state is State.READY:
-            return _drain(m, AfterExit.SLEEP, now, policy)
+        case Sleep():
+            return _sleep(m, now, policy)
         case EngineLoading() if m.state is State.STARTING:
             return replace(m, state=State.LOADING), ()
         case EngineReady() if m.state in {State.STARTING, State.LOADING}:
@@ -232,6 +232,18 @@ def _stop(m: SupervisorState, event: Stop, now: float, policy: Policy) -> Step:
     if m.state in {State.BACKOFF, State.SLEEPING}:
         return replace(m, state=State.STOPPED, deadline=None), ()
     return m, ()  # stopped already; FAILED is only left by a start
+
+
+def _sleep(m: SupervisorState, now: float, policy: Policy) -> Step:
+    if m.serves:
+        return _drain(m, AfterExit.SLEEP, now, policy)
+    if m.state in STARTING_STATES:  # an engine that never becomes ready can be put to sleep, too
+        return _end(m, AfterExit.SLEEP, now, policy, Terminate())
+    if m.state in ENDING and m.then in {AfterExit.START, AfterExit.HOME}:
+        return replace(m, then=AfterExit.SLEEP), ()
+    if m.state is State.BACKOFF:
+        return replace(m, state=State.SLEEPING, deadline=None), ()
+    return m, ()
 
 
 def _restart(m: SupervisorState, now: float, policy: Policy) -> Step:

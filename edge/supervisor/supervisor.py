@@ -220,7 +220,7 @@ class Supervisor:
         serves = m.state is State.READY or (first and m.admits)
         return Endpoint(str(self._socket_path), self.generation, m.admits, port) if serves else None
 
-    async def ensure_ready(self, *, first: bool = False) -> ModelStatus:
+    async def ensure_ready(self, *, first: bool = False, start: bool = True) -> ModelStatus:
         self._held += first
         try:
             while True:
@@ -228,7 +228,7 @@ class Supervisor:
                 leaving = m.state in ENDING and m.then is AfterExit.STOP
                 if leaving or m.state in SETTLED or self.endpoint(first=first):
                     return self.status()
-                if m.state is State.SLEEPING or m.then is AfterExit.SLEEP:
+                if start and (m.state is State.SLEEPING or m.then is AfterExit.SLEEP):
                     self.start()
                 await self._changed.wait()
         finally:

@@ -103,7 +103,7 @@ class Ready:
     def status(self) -> ModelStatus:
         return ModelStatus("chat", State.READY)
 
-    async def ensure_ready(self, *, first: bool = False) -> ModelStatus:
+    async def ensure_ready(self, *, first: bool = False, start: bool = True) -> ModelStatus:
         return ModelStatus("chat", State.READY)
 
     def __getattr__(self, name: str) -> Any:

@@ -75,6 +75,29 @@ def test_another_engine_that_is_never_ready_holds_nothing_up(smollm2: Path, tmp_
         assert up.model("idle")["state"] == "FAILED"
 
 
+def test_another_engine_that_is_never_ready_can_be_put_to_sleep(smollm2: Path, tmp_path: Path) -> None:
+    """It writes a line each moment, so that its start is no stall: `unload` ends it, and who waits longest follows."""
+    code = "import time\nwhile True: print(0, flush=True); time.sleep(0.1)"
+    command = json.dumps([sys.executable, "-c", code, "{port}"])
+    idle = f'id = "idle"\ncommand = {command}\nmemory = "200MiB"\nroutes = ["/v1/idle"]\npreload = false'
+    with (
+        served(tmp_path, entry("a", smollm2, "preload = false"), idle, top=LIMIT, ready=False) as up,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        eventually(lambda: up.healthz(), "it answers")
+        with socket.create_connection(("127.0.0.1", up.port)) as client:
+            client.sendall(post("/v1/idle", b'{"model": "idle"}'))
+            eventually(lambda: up.model("idle")["state"] == "STARTING", lambda: str(up.status()))
+            waits = pool.submit(ask, up, "a")
+            eventually(lambda: requests_open(up) == 2, lambda: str(up.status()))
+            up.cli("unload", "idle")
+            assert waits.result().status_code == 200, "a has waited for its memory"
+
+
+def post(path: str, body: bytes) -> bytes:
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
 def ask_idle(up: Served) -> httpx.Response:
     return httpx.post(f"{up.url}/v1/idle", json={"model": "idle"}, timeout=60)
 
@@ -122,10 +145,9 @@ def test_a_reload_that_changes_a_model_while_it_leaves_does_not_bring_it_back(tw
 def test_a_client_that_leaves_in_the_middle_of_an_eviction(two: Served) -> None:
     """The victim ends, nothing starts in its place, and its next request brings it back."""
     body = b'{"model": "b", "messages": [{"role": "user", "content": "Hi"}]}'
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     pid = two.model("a")["pid"]
     with socket.create_connection(("127.0.0.1", two.port)) as client, stopped(pid):
-        client.sendall(head.encode() + body)
+        client.sendall(post("/v1/chat/completions", body))
         eventually(lambda: two.model("a")["state"] != "READY", lambda: str(two.status()))
         client.close()
         eventually(lambda: requests_open(two) == 0, "the client has left")

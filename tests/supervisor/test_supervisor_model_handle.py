@@ -51,7 +51,7 @@ class Model:
     def endpoint(self, *, first: bool = False) -> Endpoint | None:
         return Endpoint("/s", 1) if self.state is State.READY else None
 
-    async def ensure_ready(self, *, first: bool = False) -> ModelStatus:
+    async def ensure_ready(self, *, first: bool = False, start: bool = True) -> ModelStatus:
         while self.state not in (State.READY, State.FAILED, State.STOPPED):
             await self.changed.wait()
         return self.status()
