@@ -12,6 +12,7 @@ import typer
 
 from edge.cli.options import Json, StateDir, confirm_in_use, print_json
 from edge.errors import UnavailableError
+from edge.units import printable
 
 File = Annotated[
     Path | None, typer.Option("--file", metavar="PATH", help="key file (default: keys.toml beside edgellm.toml)")
@@ -38,6 +39,7 @@ def add(
     from edge.gateway import keys
 
     path = _path(file, state_dir)
+    shown = printable(str(path))
     # Never an option: argv is readable to every user in /proc.
     secret = sys.stdin.readline().strip() if from_stdin else keys.new_secret()
     created = datetime.now(timezone.utc).date().isoformat()
@@ -47,11 +49,11 @@ def add(
     if as_json:
         print_json({"schema": 1, "name": name, "admin": admin, "key": None if from_stdin else secret}, indent=None)
     elif from_stdin:
-        typer.echo(f"added {name} to {path}")
+        typer.echo(f"added {name} to {shown}")
     else:
         # The key alone on stdout: `key add NAME >file` and pipes get nothing else.
         typer.echo(secret)
-        typer.echo(f"added {name} to {path}; this is the only time the key is shown", err=True)
+        typer.echo(f"added {name} to {shown}; this is the only time the key is shown", err=True)
 
 
 def list_keys(file: File = None, state_dir: StateDir = None, as_json: Json = False) -> None:

@@ -17,12 +17,19 @@ from aiohttp import web
 from edge.gateway.config import GatewayOptions
 from edge.gateway.connections import Connections
 from edge.gateway.openai import HttpFault, RejectedError
-from edge.units import KIB, format_bytes
+from edge.units import KIB, MIB, format_bytes
 
 _PIECE_BYTES = 64 * KIB
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # RFC 8878 3.1.1.1.2 recommends 8 MiB; a frame may ask for gigabytes. Clients' usual levels need 2 to 8 MiB.
 _ZSTD_WINDOW_LOG = 23
+# What an open decoder holds beside its window: tables (zstd 160 KiB, zlib 48 KiB) and input. 512 of them on unfinished
+# bodies took 1.2 GiB before they were counted.
+_DECODER_BYTES = 256 * KIB
+_BLOCK_BYTES = 128 * KIB  # RFC 8878 3.1.1.2.4: a zstd block is unpacked as a whole
+_ZLIB_WINDOW_BYTES = 32 * KIB  # RFC 1951: distances of at most 32 KiB
+# Of a compressed body that waits: 8 KiB of zstd may unpack to what all waiting bodies may hold. The rest is read later.
+_UNPACKED_AHEAD_BYTES = 1 * MIB
 
 
 class Body:
@@ -36,6 +43,8 @@ class Body:
         self._decoder = _decoder(request.headers.get("Content-Encoding", "identity"))
         self.decoded = self._decoder is not None  # the client's Content-Length and Content-Encoding do not hold
         self._parts: list[bytes] = []
+        self._parts_bytes = 0
+        self._packed = b""  # of a compressed body: not yet given to the decoder
         self._received = 0
         self._seen = 0  # bytes after decompression
         self._began_s: float | None = None
@@ -52,7 +61,9 @@ class Body:
 
     @property
     def kept_bytes(self) -> int:
-        return sum(len(part) for part in self._parts)
+        """Return what the body holds in memory, at most what its open decoder may."""
+        decoder = 0 if self._decoder is None else self._decoder.held_bytes
+        return self._parts_bytes + len(self._packed) + decoder
 
     @property
     def data(self) -> bytes | None:
@@ -66,13 +77,21 @@ class Body:
     async def read(self, at_most: int | None = None, grow: Callable[[int], None] | None = None) -> None:
         """Read and keep until the end, or until more than `at_most` bytes are kept. Raises RejectedError.
 
-        `grow` is called with the size of each part, and may reject it.
+        `grow` is called with what `kept_bytes` grows by, and may reject it.
         """
+        counted = self.kept_bytes
         while not self.complete and (at_most is None or self._seen <= at_most):
             part = await self._next()
-            if grow is not None:
-                grow(len(part))
+            kept = self.kept_bytes + len(part)
+            if grow is not None and kept > counted:
+                grow(kept - counted)
+                counted = kept
             self._parts.append(part)
+            self._parts_bytes += len(part)
+
+    async def read_ahead(self, grow: Callable[[int], None]) -> None:
+        """Read while the request waits: a plain body, or a bounded part of a compressed one. Raises RejectedError."""
+        await self.read(None if self._decoder is None else _UNPACKED_AHEAD_BYTES, grow)
 
     def digest(self) -> str:
         """Return a hash of the declared length and of the first `replay_bytes`: the same for each sending of a body.
@@ -87,7 +106,7 @@ class Body:
 
     def replace(self, data: bytes) -> None:
         """Send these bytes in place of the client's, which were read to their end."""
-        self._parts = [data]
+        self._parts, self._parts_bytes = [data], len(data)
         self.decoded = True
 
     def payload(self) -> bytes | AsyncIterator[bytes] | None:
@@ -100,7 +119,7 @@ class Body:
     async def _stream(self) -> AsyncIterator[bytes]:
         self.sent = True
         self._digest = self.digest()  # what is sent is not kept
-        kept, self._parts = self._parts, []
+        kept, self._parts, self._parts_bytes = self._parts, [], 0
         for part in kept:
             yield part
         while not self.complete:
@@ -147,7 +166,10 @@ class Body:
         if self._decoder is None:
             self.complete = ended
             return part
-        part = self._decoder.feed(part)
+        self._packed += part
+        if not ended and len(self._packed) < _PIECE_BYTES:  # a body that crawls opens no decoder
+            return b""
+        part, self._packed = self._decoder.feed(self._packed), b""
         self.complete = ended and not part
         if self.complete:
             self._decoder.finish()
@@ -192,6 +214,12 @@ class _Decoder:
         self._start = start
         self._stream: Any = None
         self._rest = b""
+        self._window_bytes = self._given_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Return what it holds in the middle of a stream, 0 between two. Of a window the part that was written."""
+        return 0 if self._stream is None else min(self._window_bytes, self._given_bytes + _BLOCK_BYTES) + _DECODER_BYTES
 
     def feed(self, data: bytes) -> bytes:
         """Return what the next bytes unpack to, at most _PIECE_BYTES. Raises RejectedError."""
@@ -203,8 +231,11 @@ class _Decoder:
         try:
             while self._rest or self._stream is not None:
                 data, self._rest = self._rest, b""
-                self._stream = self._stream or self._start(data)
+                if self._stream is None:
+                    self._stream, self._given_bytes = self._start(data), 0
+                    self._window_bytes = _zstd_window_bytes(data) if self._start is _zstd else _ZLIB_WINDOW_BYTES
                 part: bytes = self._stream.decompress(data, _PIECE_BYTES)
+                self._given_bytes += len(part)
                 self._rest = self._stream.unused_data or getattr(self._stream, "unconsumed_tail", b"")
                 if self._stream.eof:  # what follows is the next member of a gzip file, or the next zstd frame
                     self._stream = None
@@ -256,6 +287,19 @@ def _zstd(first: bytes) -> Any:
     else:
         from backports import zstd
     return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG})
+
+
+def _zstd_window_bytes(frame: bytes) -> int:
+    """Return the window that a zstd frame asks for (RFC 8878 3.1.1.1), at most what it gets."""
+    most = 1 << _ZSTD_WINDOW_LOG
+    if len(frame) < 14 or not frame.startswith(b"\x28\xb5\x2f\xfd"):
+        return most
+    flags = frame[4]
+    if flags & 0x20:  # a single segment: the window is the content, whose size follows the dictionary's id
+        at, length = 5 + (0, 1, 2, 4)[flags & 3], 1 << (flags >> 6)
+        return min(most, int.from_bytes(frame[at : at + length], "little") + (256 if length == 2 else 0))
+    exponent, mantissa = frame[5] >> 3, frame[5] & 7
+    return min(most, (1 << (10 + exponent)) // 8 * (8 + mantissa))
 
 
 def _bad_encoding(why: str) -> HttpFault:

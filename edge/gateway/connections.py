@@ -128,6 +128,18 @@ class Connections:
             self._timer.cancel()
             self._timer = None
 
+    def end_slow_upload(self) -> bool:
+        """Abort the connection of a body that crawls, the largest one. Return whether there was one."""
+        now_s = asyncio.get_running_loop().time()
+        slow = [(each.received_bytes, transport) for transport, each in self._open.items()
+                if each.upload_rate(now_s) < _SLOW_BYTES_PER_S]  # fmt: skip
+        _, transport = max(slow, key=lambda pair: pair[0], default=(0, None))
+        if transport is None:
+            return False
+        self._leave(transport)
+        cast(asyncio.Transport, transport).abort()
+        return True
+
     def _make_room(self, *, probes: bool = False) -> bool:
         """Abort the connection that has been without a request for longest, otherwise the slowest upload.
 
@@ -178,7 +190,7 @@ class Connection(asyncio.Protocol):
         self._head_bytes = 0
         self._head_end = b""  # the last bytes of a head that is not complete
         self._head_complete = False
-        self._received_bytes = 0  # since the request's head was complete
+        self.received_bytes = 0  # since the request's head was complete
         self._unsent_bytes = 0
         self._unsent_since_s = 0.0
 
@@ -235,7 +247,7 @@ class Connection(asyncio.Protocol):
             self._early.append(data)
             return
         if self.busy:
-            self._received_bytes += len(data)
+            self.received_bytes += len(data)
         elif not self._head_complete and not self._take_head(data):
             hint = "send fewer or shorter headers"
             self._reject(HttpFault(400, "headers_too_large", "the request's headers are too large together", hint))
@@ -268,7 +280,7 @@ class Connection(asyncio.Protocol):
     def answer_from(self, now_s: float) -> None:
         self.busy = True
         self.since_s = now_s
-        self._received_bytes = 0
+        self.received_bytes = 0
 
     def idle_from(self, now_s: float, unread: bool = False) -> None:
         self.busy = self.body_pending = False
@@ -279,7 +291,7 @@ class Connection(asyncio.Protocol):
     def upload_rate(self, now_s: float) -> float:
         """Return bytes per second of the body that is on its way; infinite where there is none, or it just began."""
         took_s = now_s - self.since_s
-        return self._received_bytes / took_s if self.body_pending and took_s >= _JUDGED_AFTER_S else math.inf
+        return self.received_bytes / took_s if self.body_pending and took_s >= _JUDGED_AFTER_S else math.inf
 
     def overdue(self, now_s: float, limits: ClientLimits) -> bool:
         """Return whether the connection has outlived the limit of its phase: answering, receiving headers, or idle."""

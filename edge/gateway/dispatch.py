@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 
 from aiohttp import web
 
@@ -163,9 +164,11 @@ async def dispatch(
 ) -> web.StreamResponse:
     """Return the engine's answer; `extra` are headers to add to it. Raises RejectedError."""
     body = Body(request, context.config, context.connections)
-    # Before a slot is taken, so that a slow upload holds none; what is read by now can be sent twice.
-    await body.read(context.config.limits.replay_bytes)
     with context.waiting.reserve() as reserved:
+        # Before a slot is taken, so that a slow upload holds none; what is read by now can be sent twice.
+        arrive = partial(reserved.arrive, make_room=context.connections.end_slow_upload)
+        await body.read(context.config.limits.replay_bytes, arrive)
+        reserved.arrived()
         call = await _read_call(found, body, reserved) if found.name in OLLAMA else None
         if call is None:
             upstream = await _choose(context, request, found, body, reserved)

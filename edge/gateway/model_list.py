@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from datetime import datetime, timezone
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +180,9 @@ async def ollama(context: Context, request: web.Request, route: Route, base: str
 
 async def _asked_model(context: Context, request: web.Request) -> str:
     body = Body(request, context.config, context.connections)
-    await body.read(context.config.limits.replay_bytes)
+    with context.waiting.reserve() as reserved:
+        arrive = partial(reserved.arrive, make_room=context.connections.end_slow_upload)
+        await body.read(context.config.limits.replay_bytes, arrive)
     with contextlib.suppress(ValueError, RecursionError):
         asked = json.loads(body.data or b"")
         if isinstance(asked, dict):

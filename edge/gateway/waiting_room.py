@@ -11,10 +11,14 @@ from edge.gateway.body import Body
 from edge.gateway.openai import HttpFault, RejectedError
 from edge.supervisor.status import ModelStatus, State
 from edge.supervisor.upstream import Endpoint, Upstream
-from edge.units import format_bytes
+from edge.units import KIB, MIB, format_bytes
 
 DEFAULT_RETRY_S = 5.0  # without a record of an earlier start
 REST_LOOK_S = 0.2  # a stopped model has no event to wait for
+# Bodies that are still on their way to where they are sent or wait: 512 unfinished ones of 240 KB held 125 MiB. What a
+# short chat needs is free, so that large uploads that crawl shut no conversation out.
+_ARRIVING_BYTES = 12 * MIB
+_ARRIVING_FREE_BYTES = 16 * KIB
 T = TypeVar("T")
 
 
@@ -31,6 +35,7 @@ class WaitingQueue:
         self._models = models
         self._places: dict[str, int] = {}  # tickets by model
         self.held_bytes = 0
+        self.arriving_bytes = 0  # of bodies whose first part is read, beyond _ARRIVING_FREE_BYTES of each
         self.for_model: dict[str, int] = {}  # requests that wait for their model to be ready, by model
         self._closed: asyncio.Future[None] | None = None
 
@@ -90,12 +95,33 @@ class ByteReservation:
     def __init__(self, queue: WaitingQueue) -> None:
         self._queue = queue
         self._bytes = 0
+        self._arrived = self._arriving = 0
 
     def __enter__(self) -> ByteReservation:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._queue.held_bytes -= self._bytes
+        self.arrived()
+
+    def arrive(self, count: int, make_room: Callable[[], bool]) -> None:
+        """Count `count` bytes of a body's first part. Raises RejectedError if too many bodies are on their way.
+
+        `make_room` ends another body that crawls, and returns False if there is none.
+        """
+        self._arrived += count
+        counted = max(0, self._arrived - _ARRIVING_FREE_BYTES) - self._arriving
+        self._queue.arriving_bytes += counted
+        self._arriving += counted
+        others = self._queue.arriving_bytes - self._arriving  # alone it may hold as much as it needs
+        if counted and others and others + self._arriving > _ARRIVING_BYTES and not make_room():
+            message = f"the bodies that are on their way hold {format_bytes(_ARRIVING_BYTES)} together"
+            raise RejectedError(HttpFault(503, "waiting_room_full", message, "try again later", DEFAULT_RETRY_S))
+
+    def arrived(self) -> None:
+        """Count the body as arriving no longer: it is sent now, or covered as one that waits."""
+        self._queue.arriving_bytes -= self._arriving
+        self._arriving = 0
 
     def cover(self, body: Body) -> None:
         """Reserve all that is kept of the body by now. Raises RejectedError."""
@@ -176,7 +202,7 @@ class Ticket:
         """
         # Reading also shows that the client left: the kernel reports a FIN to a reader only.
         if self._reading is None:
-            self._reading = asyncio.ensure_future(self._body.read(grow=self._reserved.grow))
+            self._reading = asyncio.ensure_future(self._body.read_ahead(self._reserved.grow))
         closed = self._queue.closed()
         loop = asyncio.get_running_loop()
         while not until.done():

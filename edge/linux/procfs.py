@@ -17,6 +17,7 @@ WINDOW_BYTES = 1 << 20
 _TICKS_S = os.sysconf("SC_CLK_TCK")  # per second; times of /proc/PID/stat are in ticks
 FAMILY = 64  # an engine has no children; a script that starts one has a few
 _M_ARENA_MAX = -8  # malloc.h of glibc
+_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES = -3, 1 << 20
 _TCP_LISTEN = "0A"  # TCP_LISTEN of include/net/tcp_states.h, in hex
 
 
@@ -329,12 +330,17 @@ class Ring:
 
 
 def limit_malloc_arenas(count: int = 2) -> None:
-    """Let malloc of this process use few arenas. Call before the first thread starts.
+    """Let malloc of this process use few arenas, and give large blocks back. Call before the first thread starts.
 
     glibc gives each thread an arena of 64 MiB of address space, up to 8 for each core (mallopt(3), M_ARENA_MAX): with
     `ulimit -v`, or where memory is not overcommitted, that alone can end a supervisor that needs 50 MB.
+
+    After the first large block is freed glibc takes blocks up to 32 MiB from the heap too (M_MMAP_THRESHOLD), where
+    each window of a decompressor touches other pages: a flood of zstd left 200 MB. A fixed threshold ends that.
     """
     import ctypes
 
     with suppress(AttributeError, OSError):  # musl has no mallopt
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, count)
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_ARENA_MAX, count)
+        libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)

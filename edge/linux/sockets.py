@@ -104,8 +104,9 @@ def _bind(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}: {error.strerror}", "use an address of this machine") from error
+    except (OSError, ValueError) as error:  # ValueError: a name that no DNS can hold (UnicodeError), a zero byte
+        why = error.strerror if isinstance(error, OSError) else "it is no name of a host"
+        raise ConfigError(f"cannot listen on {host}: {why}", "use an address of this machine") from error
     listener = Listener(family, kind, protocol)
     try:
         listener.setsockopt(

@@ -155,7 +155,8 @@ def prompt_tokens_s(offer: DownloadCandidate, preset: Preset, inputs: PlanInputs
     cpu = inputs.board.cpu
     core = next((rate for feature, rate in _CORE_PROMPT_BYTES_S.items() if feature in cpu.isa), None)
     cores = cpu.usable_cores or cpu.physical_cores
-    return None if core is None else cores * core / (offer.bytes * offer.active)
+    # A copy that was cut off at once has no bytes; its header is refused when it is read.
+    return None if core is None else cores * core / max(1.0, offer.bytes * offer.active)
 
 
 def _fast(offer: DownloadCandidate, preset: Preset, inputs: PlanInputs) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 from edge.gateway.config import GatewayOptions
 from edge.gateway.handler import CONTEXT
 from edge.gateway.server import make_app, serve
+from edge.linux.procfs import limit_malloc_arenas
 from edge.supervisor.traffic import Traffic
 from tests.fakes.upstream.model import FakeModel
 
@@ -73,4 +74,5 @@ async def main(path: str, port: int) -> None:
 
 
 if __name__ == "__main__":
+    limit_malloc_arenas()  # as `edgellm up` does
     asyncio.run(main(sys.argv[1], int(sys.argv[2])))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gzip
 import json
 
 import pytest
 
-from edge.gateway import admission, connections
+from edge.gateway import admission, connections, waiting_room
+from edge.gateway.body import _zstd_window_bytes
 from edge.gateway.config import ClientLimits, GatewayOptions
 from edge.gateway.connections import Connections
 from tests.fakes.upstream.engine import Line, Received
 from tests.gateway.conftest import Rig, Rigs
 from tests.gateway.raw import Client, until
+from tests.gateway.test_gateway_encoding import zstd
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -152,3 +156,79 @@ async def test_requests_that_take_no_slot_are_bounded_too(rig: Rigs, monkeypatch
     await until(lambda: len(here.engine.requests) == 3)
     go.set()
     assert [(await client.answer()).status for client in clients] == [200] * 8
+
+
+PART = 240_000  # below replay_bytes: it waits for the rest of the body
+
+
+async def stalled(here: Rig, count: int) -> list[Client]:
+    """Clients that have sent a large part of a body, and stop."""
+    found = [await here.connect() for _ in range(count)]
+    for client in found:
+        await client.send(HEAD + b"Content-Length: 1000000\r\n\r\n" + b"{" * PART)
+    return found
+
+
+async def test_bodies_that_are_on_their_way_are_bounded_together(rig: Rigs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """512 of them held 158 MiB. A short chat is served meanwhile; what they held is free when they are gone."""
+    monkeypatch.setattr(connections, "_JUDGED_AFTER_S", float("inf"))  # on a slow machine they would count as slow
+    here = await rig()
+    waiting = here.context.waiting
+    fit = waiting_room._ARRIVING_BYTES // (PART - waiting_room._ARRIVING_FREE_BYTES)
+    held = await stalled(here, fit)
+    await until(lambda: waiting.arriving_bytes >= fit * (PART - waiting_room._ARRIVING_FREE_BYTES))
+    for client in await stalled(here, 5):
+        answer = await client.answer()
+        assert (answer.status, json.loads(answer.body)["error"]["kind"]) == (503, "waiting_room_full")
+        assert answer.header("retry-after")
+    body = b'{"messages": []}' + b" " * 15_000
+    assert (await here.once(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)).status == 200
+    for client in held:
+        await client.close()
+    await until(lambda: waiting.arriving_bytes == 0)
+    large = b"[" + b" " * 3_000_000 + b"]"
+    assert (await here.once(HEAD + b"Content-Length: %d\r\n\r\n" % len(large) + large)).status == 200
+    assert (waiting.arriving_bytes, waiting.held_bytes) == (0, 0)
+
+
+async def test_a_body_that_crawls_gives_way_to_another(rig: Rigs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting_room, "_ARRIVING_BYTES", 300_000)
+    here = await rig()
+    (crawls,) = await stalled(here, 1)
+    await until(lambda: here.context.waiting.arriving_bytes > 200_000)
+    monkeypatch.setattr(connections, "_JUDGED_AFTER_S", 0.0)
+    monkeypatch.setattr(connections, "_SLOW_BYTES_PER_S", float("inf"))
+    body = b"[" + b" " * 200_000 + b"]"
+    answers = await here.once(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    assert answers.status == 200
+    with contextlib.suppress(ConnectionError):
+        assert await crawls.rest() == b"", "its connection was closed"
+
+
+@pytest.mark.parametrize("encoding", ["zstd", "gzip"])
+async def test_compressed_bodies_that_wait_hold_little(rig: Rigs, encoding: str) -> None:
+    """8 KiB of zstd unpack to 256 MiB: while a model loads only a part of it is unpacked."""
+    here = await rig(loading=True)
+    data = {"zstd": zstd.compress, "gzip": gzip.compress}[encoding](b" " * 40_000_000 + b"{}")
+    clients = [await here.connect() for _ in range(3)]
+    for client in clients:
+        head = HEAD + b"Content-Encoding: %s\r\nContent-Length: %d\r\n\r\n" % (encoding.encode(), len(data))
+        await client.send(head + data)
+    await until(lambda: here.context.waiting.held_bytes > 3_000_000)
+    await until(lambda: here.context.waiting.tickets == 3)
+    assert here.context.waiting.held_bytes < 3 * 4_000_000
+    await here.model.ready(str(here.engine.path))
+    for client in clients:
+        assert (await client.answer()).status == 200
+    assert [len(request.body) for request in here.engine.requests] == [40_000_002] * 3
+    assert here.context.waiting.held_bytes == 0
+
+
+def test_the_window_of_a_zstd_frame_is_read_from_its_header() -> None:
+    text = bytes(range(256)) * 40_000
+    for log in (10, 17, 21, 23):
+        options = {zstd.CompressionParameter.window_log: log, zstd.CompressionParameter.content_size_flag: 0}
+        assert _zstd_window_bytes(zstd.compress(text, options=options)) == 1 << log
+    for size in (100, 300, 70_000):
+        assert _zstd_window_bytes(zstd.compress(text[:size]) + b" " * 14) == size
+    assert _zstd_window_bytes(b"") == _zstd_window_bytes(b"\x50\x2a\x4d\x18" + b" " * 20) == 8 << 20, "unknown"
