@@ -71,6 +71,11 @@ class PlanInputs(Struct, frozen=True):
         return self.engine.era != "load-mode"
 
     @property
+    def mixed_batches(self) -> bool:
+        """Whether a batch may mix tokens and images, as since October 2026: the pinned build is of before."""
+        return not self.engine.assumed and not (self.engine.commit or "").startswith("0c1e57098")
+
+    @property
     def discrete(self) -> bool:
         return bool(self.gpus) and not self.board.unified_memory
 

@@ -6,169 +6,13 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from edge.models.meta import ModelMeta
 from edge.plan.calibration import Calibration, calibration_key, settled
+from edge.plan.compute import compute_bytes, device_compute_bytes, host_compute_bytes
 from edge.plan.drafters import drafter_bytes, drafting, mtp_bytes
 from edge.plan.inputs import Candidate, PlanInputs, host_weights_bytes, is_remote
-from edge.plan.kv_cache import (
-    ENCODERS,
-    PLAIN_KV,
-    KvBytes,
-    cache_by_layer,
-    checkpoint_bytes,
-    integer,
-    slot_context,
-    window_cells,
-)
+from edge.plan.kv_cache import cache_by_layer, checkpoint_bytes
 from edge.plan.plan import MemoryBudget, Settings
 from edge.units import GIB, MIB
-
-# Estimate the engine's compute buffers. The graph allocator decides; a measured start calibrates it. Pure.
-
-_F32, _F16 = 4, 2
-_WITHOUT_FEED_FORWARD = frozenset({"mamba", "mamba2"})
-_DELTA_NETS = frozenset({"qwen35", "qwen35moe", "qwen3next", "qwen4exp"})
-_INPUTS = 12  # positions, indices and the like: values a row
-
-
-def compute_bytes(meta: ModelMeta, memory: KvBytes, settings: Settings, *, all_logits: bool = False) -> int:
-    """Return the bytes where one domain holds all layers. `all_logits`: reserved for every token of a batch."""
-    if meta.arch in ENCODERS:
-        return _encoder(meta, memory, settings)
-    inputs = _rows(settings) * _F32 * 2 * meta.n_embd
-    return _device(meta, memory, settings, all_logits) + inputs + _output(meta, settings)
-
-
-def device_compute_bytes(meta: ModelMeta, memory: KvBytes, settings: Settings, *, all_logits: bool = False) -> int:
-    """Return the bytes on a GPU that holds layers; the inputs stay on the host."""
-    return _device(meta, memory, settings, all_logits)
-
-
-def host_compute_bytes(meta: ModelMeta, memory: KvBytes, settings: Settings) -> int:
-    """Return the bytes on the host beside an offloaded model: inputs, mask and output of one batch."""
-    return _rows(settings) * _F32 * 2 * meta.n_embd + _mask(memory, settings, _F16) + _output(meta, settings)
-
-
-def feed_forward(meta: ModelMeta) -> int:
-    """Return the values a token of the widest feed-forward: all experts that one token uses."""
-    experts = integer(meta, "expert_used_count")
-    dense = integer(meta, "feed_forward_length") or 4 * meta.n_embd
-    if not experts:
-        return dense
-    shared = integer(meta, "expert_shared_feed_forward_length")
-    return max(experts * (integer(meta, "expert_feed_forward_length") or dense), shared)
-
-
-def _feed_values(meta: ModelMeta) -> int:
-    """Return the values a token at the feed-forward: gate, up and their product, three rows of embeddings.
-
-    Experts that are narrow against the embedding also leave one row each before their sum.
-    """
-    if meta.arch in _WITHOUT_FEED_FORWARD:
-        return 0
-    return 3 * feed_forward(meta) + _expert_outputs(meta) + 3 * meta.n_embd + _per_layer_values(meta) + _INPUTS
-
-
-def _expert_outputs(meta: ModelMeta) -> int:
-    """Return the values a token of the rows that narrow experts leave before their sum; 0 for wide ones."""
-    outputs = integer(meta, "expert_used_count") * meta.n_embd
-    return outputs if outputs > 2 * feed_forward(meta) else 0
-
-
-def _per_layer_values(meta: ModelMeta) -> int:
-    """Return the values a token of Gemma's embeddings for all layers, which are there through the whole graph."""
-    return 2 * meta.n_layer * integer(meta, "embedding_length_per_layer_input")
-
-
-def _attention_values(meta: ModelMeta) -> int:
-    """Return the values a token at flash attention: Q, K, V, its output, three rows of embeddings."""
-    if latent := integer(meta, "attention.key_length_mla"):  # Q before and after it is absorbed into the latent space
-        heads = meta.n_head * (meta.key_length + meta.value_length + latent)
-        return heads + meta.key_length + 3 * meta.n_embd + _INPUTS
-    keys = max(meta.n_head_kv, default=0) * (meta.key_length + meta.value_length)
-    queries = meta.n_head * (meta.key_length + meta.value_length)
-    return queries + keys + 3 * meta.n_embd + _per_layer_values(meta) + _INPUTS
-
-
-def _recurrent_bytes(meta: ModelMeta, memory: KvBytes, settings: Settings) -> int:
-    """Return the bytes at a recurrent layer: delta nets hold their convolution three times, state spaces twice."""
-    inner, state = integer(meta, "ssm.inner_size"), integer(meta, "ssm.state_size")
-    if not inner or not any(layer.recurrent for layer in memory.layers):
-        return 0
-    groups = integer(meta, "ssm.group_count")
-    channels = inner + 2 * groups * state
-    if meta.arch in _DELTA_NETS:
-        return _rows(settings) * _F32 * (3 * channels + 3 * meta.n_embd + _INPUTS)
-    projected = inner + channels + (integer(meta, "ssm.time_step_rank") if groups else 0)
-    values = projected + 2 * channels + 2 * inner + 2 * meta.n_embd + _INPUTS
-    return _rows(settings) * _F32 * values + settings.n_parallel * _F32 * state * inner
-
-
-def _beside_attention(meta: ModelMeta, memory: KvBytes) -> int:
-    """Return the values a token of a state space in the same layer as attention (Falcon-H1)."""
-    if not any(layer.recurrent and layer.cells != "none" for layer in memory.layers):
-        return 0
-    inner, state, groups = (integer(meta, f"ssm.{key}") for key in ("inner_size", "state_size", "group_count"))
-    channels = inner + 2 * groups * state
-    return inner + 3 * channels + integer(meta, "ssm.time_step_rank")
-
-
-def _encoder(meta: ModelMeta, memory: KvBytes, settings: Settings) -> int:
-    """Return the bytes of an encoder: no gate in the feed-forward, no logits."""
-    values = 2 * feed_forward(meta) + meta.n_embd + _INPUTS
-    return _rows(settings) * _F32 * values + _mask(memory, settings, _F16)
-
-
-def _device(meta: ModelMeta, memory: KvBytes, settings: Settings, all_logits: bool) -> int:
-    """Return the bytes of the widest moment of a layer, beside the attention mask."""
-    if meta.arch in ENCODERS:
-        return _encoder(meta, memory, settings)
-    rows, mask = _rows(settings), _mask(memory, settings, _F16)
-    feed = rows * _F32 * _feed_values(meta) + mask
-    attention = 0
-    if any(layer.cells != "none" for layer in memory.layers):
-        attention = rows * _F32 * _attention_values(meta) + mask
-        if settings.flash_attention == "off":
-            cells = slot_context(settings.n_ctx, settings.n_parallel)
-            attention += rows * _F32 * meta.n_head * cells + _mask(memory, settings, _F32)
-        elif settings.n_gpu_layers:
-            unpacked = _unpacked_cache(memory, settings)
-            attention += unpacked + (rows * _F32 * _beside_attention(meta, memory) if unpacked else 0)
-        if settings.n_gpu_layers:  # CUDA's allocator finds no hole for them beside the scores or an unpacked cache
-            attention += rows * _F32 * _expert_outputs(meta)
-    recurrent = _recurrent_bytes(meta, memory, settings) + mask
-    logits = 0
-    if all_logits or settings.role != "chat":
-        logits = rows * _F32 * ((meta.n_vocab or 0) + 4 * meta.n_embd + _INPUTS) + mask
-    return max(feed, attention, recurrent, logits)
-
-
-def _unpacked_cache(memory: KvBytes, settings: Settings) -> int:
-    """Return the bytes of one layer's quantized cache in f16: CUDA's flash attention reads no other for a batch.
-
-    Measured on an H200: the compute buffer grows by them (llama.cpp 0c1e57098).
-    """
-    if settings.kv_type_k in PLAIN_KV and settings.kv_type_v in PLAIN_KV:
-        return 0
-    cells = {"full": slot_context(settings.n_ctx, settings.n_parallel), "window": window_cells(memory, settings)}
-    widest = max((cells.get(layer.cells, 0) * (layer.key + layer.value) for layer in memory.layers), default=0)
-    return settings.n_parallel * widest * _F16
-
-
-def _mask(memory: KvBytes, settings: Settings, size: int) -> int:
-    if memory.layers and not any(layer.cells != "none" for layer in memory.layers):
-        return 0  # recurrent alone
-    cells = slot_context(settings.n_ctx, settings.n_parallel) + window_cells(memory, settings)
-    return _rows(settings) * cells * size
-
-
-def _output(meta: ModelMeta, settings: Settings) -> int:
-    return settings.n_parallel * _F32 * (meta.n_vocab or 0)
-
-
-def _rows(settings: Settings) -> int:
-    return min(settings.n_ubatch, settings.n_batch, settings.n_ctx)
-
 
 # Measured on x86: llama-server with a tiny model keeps 30-40 MiB of its own, and about 400 bytes a token of vocabulary.
 _PROCESS_BYTES = 40 * MIB
@@ -191,7 +35,8 @@ def budget(candidate: Candidate, settings: Settings, inputs: PlanInputs) -> Memo
         _offloaded(domains, candidate, settings, inputs)
     else:
         meta, calibration = candidate.file.meta, _calibration(candidate, settings, inputs)
-        compute = compute_bytes(meta, candidate.memory, settings, all_logits=inputs.all_logits)
+        engine = {"all_logits": inputs.all_logits, "mixed": inputs.mixed_batches}
+        compute = compute_bytes(meta, candidate.memory, settings, **engine)
         _add(
             domains,
             inputs,
@@ -339,7 +184,7 @@ def _offloaded(domains: MemoryBudget, candidate: Candidate, settings: Settings, 
             context_bytes=0 if remote else _context_bytes(inputs, name),
         )
     experts = sum(weights.experts[meta.n_layer - on_host :]) if on_host else 0
-    host_compute = host_compute_bytes(meta, candidate.memory, settings)
+    host_compute = host_compute_bytes(meta, candidate.memory, settings, mixed=inputs.mixed_batches)
     if first or on_host or weights.hosted_bytes:
         host_compute = max(host_compute, compute)
     _drafting(domains, candidate, settings, inputs)

@@ -292,7 +292,7 @@ def test_the_prompt_cache_is_given_up_where_only_the_host_is_full() -> None:
 def test_experts_stay_on_the_host_before_the_output_does() -> None:
     """Copies of what the host keeps take more, on three GPUs, than the experts of one layer free; each has room."""
     plan = planned(experts(), 8.0, 8.0, 8.0, host_gib=200, n_ctx=4096, partial_offload=True, fallback="refuse")
-    assert quality(plan)[:2] == (49, -1)
+    assert quality(plan)[:2] == (49, -3)
 
 
 CARDS = st.tuples(st.floats(1.5, 80), st.sampled_from(["7.5", "8.6", "8.9", "9.0"]), st.booleans())
