@@ -14,7 +14,8 @@ EdgeError                    1   failed
 ├── TemporaryError          75   a later attempt may succeed
 │   ├── DoesNotFitError     75   memory or disk is too small now
 │   ├── DeviceMissingError  75   the GPU does not answer, or not yet
-│   │   └── RemoteMissingError 75 an rpc-server of [[device]] does not answer
+│   │   ├── RemoteMissingError 75 an rpc-server of [[device]] does not answer
+│   │   └── DiskHangsError  75   a disk does not answer a read
 │   └── TimedOutError       75
 └── ConfigError             78   a profile or edgellm.toml is wrong
 """
@@ -118,6 +119,22 @@ class RemoteMissingError(DeviceMissingError):
     def __init__(self, message: str, hint: str | None = None, *, patience_s: float = 0.0, busy: bool = False) -> None:
         super().__init__(message, hint, patience_s=patience_s)
         self.busy = busy
+
+
+class DiskHangsError(DeviceMissingError):
+    """A disk that does not answer: a dead drive, or a network file system whose server is away."""
+
+    kind = "disk_hangs"
+
+
+def read_hangs(path: str, waited_s: float, patience_s: float) -> DeviceMissingError:
+    """Return the error for a read of `path` that has not returned for `waited_s`."""
+    what = f"a read of {path} has not returned for {waited_s:.0f} s"
+    if path.startswith(("/proc/", "/sys/", "/dev/")):
+        hint = "a driver hangs behind this file: see `dmesg`; its module needs to be reloaded, or the board a reboot"
+        return DeviceMissingError(what, hint, patience_s=patience_s)
+    hint = "its disk does not answer: see `dmesg`, and `findmnt -T` with this path"
+    return DiskHangsError(what, hint, patience_s=patience_s)
 
 
 class TimedOutError(TemporaryError):

@@ -31,7 +31,6 @@ from edge.daemon.thermal import ThermalControl, telemetry_of
 from edge.daemon.watchdog import MORE_S, Watchdog
 from edge.engine.choose import EngineFallback
 from edge.errors import BugError, EdgeError
-from edge.gateway.keys import has_keys
 from edge.gateway.server import make_app, serve
 from edge.linux.ordered_writer import OrderedWriter
 from edge.linux.tree import Tree
@@ -70,6 +69,7 @@ class App:
         self.fleet = Fleet(launch.folders, self._changed, speeds, lambda: self.governing.telemetry.latest, put)
         self.watchdog = Watchdog(launch.notifier, self.statuses)
         self.late_start: awaited.LateStart | None = None
+        self._own_sensors = telemetry is None
         sensors = telemetry or telemetry_of(launch.plan, launch.config, launch.folders.models)
         self.governing = ThermalControl(sensors, self.console, self.fleet.handles, launch.folders, put)
         self._memorable = isinstance(launch.plan, Prepared)  # until an engine fails or a reload changes something
@@ -228,6 +228,8 @@ class App:
             return prepare(self.config, launch.folders, HostView(waited_s=waited_s))
 
         prepared = await late_start.until(planned, gave_up)
+        if self._own_sensors:
+            self.governing.telemetry.follow(telemetry_of(prepared, launch.config, launch.folders.models))
         self._times = LaunchTimes(time.monotonic())
         self._adopt(prepared)
         for model_id, model in prepared.plan.models.items():
@@ -284,7 +286,7 @@ class App:
             self._remember_launch()
             began_s = supervisor.started_at_s or self._times.began_s
             role = supervisor.plan.settings.role
-            keyed = has_keys(gateway_config(self.launch.config, self.launch.folders).keys_file)
+            keyed = not self._context.keys.empty
             self.console.ready(supervisor.status(), time.monotonic() - began_s, self.urls, role, keyed=keyed)
         if died(before, after) and after.failure is not None:
             if self.recorder is not None:

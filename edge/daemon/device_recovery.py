@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from edge.engine.inspect import run_probe
 from edge.engine.output import parse_devices
 from edge.errors import EdgeError
 from edge.linux.rpc import reachable
+from edge.linux.timeouts import in_thread
 from edge.plan.prepare import Prepared, wants_gpu
 from edge.supervisor.events import DeviceBack
 from edge.supervisor.status import State
@@ -58,7 +60,7 @@ async def recover_gpu(
             continue
         looks += 1
         try:
-            back = await asyncio.to_thread(answers or gpu_answers, current)
+            back = await in_thread(partial(answers or gpu_answers, current), None)
         except Exception as error:  # a driver in trouble can fail in any way; the next look may succeed
             why = f"{type(error).__name__}: {error}"
             if why != logged:
@@ -145,4 +147,4 @@ def servers_lost(supervisor: Supervisor) -> bool:
 
 
 async def _all_answer(endpoints: Sequence[str], answers: Callable[[str], bool]) -> bool:
-    return all([await asyncio.to_thread(answers, endpoint) for endpoint in endpoints])
+    return all([await in_thread(partial(answers, endpoint), None) for endpoint in endpoints])

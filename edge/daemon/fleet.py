@@ -21,7 +21,6 @@ from edge.daemon.kept_remedies import KeptRemedies, key
 from edge.daemon.planning import process_limits
 from edge.gateway.config import GatewayOptions
 from edge.linux.best_effort import LogFile
-from edge.linux.files import read_bounded
 from edge.linux.ordered_writer import Put, at_once
 from edge.linux.procfs import Ring, drop_pages
 from edge.paths import Folders
@@ -100,7 +99,7 @@ def terms_of(prepared: Prepared, model: ModelPlan, last_good_tokens_s: float | N
         strict=prepared.config.strict,
         capability=capability_of(prepared, plan),
         l4t=prepared.board.l4t,
-        system_prompt=system_prompt_of(preset),
+        system_prompt=prepared.system_prompts.get(model.id, preset.system_prompt),
         warmup_tokens=preset.warmup_tokens,
         preload=preloaded(prepared, model),
         ttl_s=0.0 if plan.own_sleep_s else config_of(prepared, model.id).ttl_s,
@@ -129,16 +128,6 @@ def may_do_without(prepared: Prepared, plan: LaunchPlan) -> bool:
 def without_absent(prepared: Prepared) -> tuple[Degraded, ...]:
     """Return a degradation for each rpc-server that the plan was made without."""
     return tuple(Degraded("rpc", each.endpoint, "not used", each.because) for each in prepared.absent)
-
-
-def system_prompt_of(preset: Preset) -> str:
-    """Return the system prompt to compute ahead, from its file where one is named; empty if that cannot be read."""
-    if not preset.system_prompt_file:
-        return preset.system_prompt
-    try:
-        return read_bounded(Path(preset.system_prompt_file)).decode(errors="replace")
-    except (OSError, ValueError):  # it was there when the plan was made: it is a help, and no need of a start
-        return preset.system_prompt
 
 
 def gives_pages_back(plan: LaunchPlan, preset: Preset) -> bool:

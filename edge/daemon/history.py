@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
+import threading
 import time
 import uuid
 from collections import deque
@@ -23,6 +23,7 @@ from edge.daemon.start_timeline import Instants, spans, start_record, with_limit
 from edge.linux.files import read_json, visible, write_atomic
 from edge.linux.ordered_writer import OrderedWriter, Put, at_once
 from edge.linux.procfs import read_boot_id, read_usage, resident_ratio
+from edge.linux.slow_reads import ReadHangs, answer_of
 from edge.linux.timeouts import DeadlineExceeded, in_thread
 from edge.linux.tree import Tree
 from edge.models.meta import ModelMeta
@@ -42,6 +43,7 @@ Samples = Callable[[str, float], Sequence[Sequence[float | int | None]]]  # (mod
 READ_BYTES = 256 << 20  # 64 MiB for each number of streams: enough for several GB/s, a second and a half from eMMC
 READ_LIMIT_S = 120.0  # of that measurement: 2 MB/s, slower than any disk that holds models
 SHOWN_CRASHES = 5
+RECORDS_S = 1.0  # to read the records of this instance, before the gateway opens
 
 _CACHE_SUBJECTS = ("kv_cache", "kv_type", "n_ctx", "n_parallel", "n_gpu_layers", "device")
 
@@ -50,10 +52,13 @@ class PastRecords:
     """The past starts and the last crashes of one instance, in memory: a request must not wait for their disk."""
 
     def __init__(self, folders: Folders) -> None:
-        """Read the files of the state folder. Blocking."""
-        self._starts = start_records.read(folders.starts)
-        crashes = map(_shown, start_records.read(folders.crashes))
-        self._crashes = deque(crashes, maxlen=SHOWN_CRASHES)
+        """Read the files of the state folder. Blocking; a disk that hangs has none."""
+        self._starts: list[dict[str, Any]] = []
+        crashes: list[dict[str, Any]] = []
+        with suppress(ReadHangs):
+            self._starts = answer_of(partial(start_records.read, folders.starts), RECORDS_S, RECORDS_S)
+            crashes = answer_of(partial(start_records.read, folders.crashes), RECORDS_S, RECORDS_S)
+        self._crashes = deque(map(_shown, crashes), maxlen=SHOWN_CRASHES)
 
     @property
     def starts(self) -> list[dict[str, Any]]:
@@ -107,8 +112,12 @@ class Recorder:
         self._first_id: str | None = None  # of the start that this process began with, until its service is noted
 
     def look_at_cache(self, model_id: str, path: Path) -> None:
-        """Note how much of the model is in the page cache before its engine reads it."""
-        self.resident[model_id] = resident_ratio(path)
+        """Note how much of the model is in the page cache before its engine reads it, unless its disk hangs."""
+
+        def look() -> None:
+            self.resident[model_id] = resident_ratio(path)
+
+        threading.Thread(target=look, name="page-cache", daemon=True).start()
 
     def last_ready_s(self, model_id: str) -> float | None:
         """Return the seconds that the last start of this model took."""
@@ -178,7 +187,7 @@ class Recorder:
         """
         start_id, self._first_id = self._first_id, None
         if start_id is not None and (service := unit.own()) is not None:
-            service_s = await asyncio.to_thread(unit.begun_s, service)
+            service_s = await in_thread(partial(unit.begun_s, service), None)
             if service_s is not None:
                 self._change(partial(with_service_start, start_id=start_id, service_s=service_s))
         rate = await self._read_rate(model.path) if model.shards else None
@@ -298,7 +307,9 @@ class SpeedBaseline:
         self._put(partial(_write, self._path, json.dumps({"schema": SCHEMA, "models": self._models}) + "\n"))
 
     def _read(self) -> dict[str, dict[str, Any]]:
-        document = _read_object(self._path)
+        document: dict[str, Any] = {}
+        with suppress(ReadHangs):
+            document = answer_of(partial(_read_object, self._path), RECORDS_S, RECORDS_S)
         models = document.get("models") if document.get("schema") == SCHEMA else None
         return {name: value for name, value in (models or {}).items() if isinstance(value, dict)}
 

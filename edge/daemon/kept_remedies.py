@@ -14,9 +14,11 @@ from typing import Any
 
 from edge.linux.files import read_json, write_atomic
 from edge.linux.ordered_writer import Put, at_once
+from edge.linux.slow_reads import ReadHangs, answer_of
 from edge.paths import Folders
 
 SCHEMA = 1
+READ_S = 1.0  # without the file on a disk that hangs: serving goes first
 MOST_REMEDIES = 16  # a damaged or foreign file must not make a start of any length
 
 
@@ -48,8 +50,8 @@ class KeptRemedies:
 
     def _read(self) -> dict[str, Any]:
         try:
-            document = read_json(self._path)
-        except (OSError, ValueError):
+            document = answer_of(partial(read_json, self._path), READ_S, READ_S)
+        except (OSError, ValueError, ReadHangs):
             return {}
         models = document.get("models") if isinstance(document, dict) and document.get("schema") == SCHEMA else None
         return {

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from edge.config import Config
+from edge.daemon.planning import READ_LIMIT_S
 from edge.errors import (
     BadModelError,
     BugError,
@@ -22,7 +24,10 @@ from edge.errors import (
     EdgeError,
     ModelMissingError,
     UsageError,
+    read_hangs,
 )
+from edge.linux.slow_reads import slow_read
+from edge.linux.timeouts import DeadlineExceeded, in_thread, within
 from edge.plan.prepare import Prepared
 from edge.service import unit
 from edge.service.access import PathProblem, PathUser, find_problem
@@ -77,17 +82,37 @@ class LateStart:
         `on_failure` is called once when patience is over, and again when the reason changes.
         """
         began_s, reported = time.monotonic(), None if self.patience_s else self.failure
+
+        def report(error: EdgeError) -> None:
+            nonlocal reported
+            failure = self.failure if reported is None and _same(error, self.failure) else failure_of(error)
+            over = reported is not None or time.monotonic() - began_s >= self.patience_s
+            if over and (reported is None or failure.kind != reported.kind):
+                reported = failure
+                self.give_up(failure)
+                on_failure(failure)
+
         while True:
             await asyncio.sleep(look_s if reported is None else look_later_s)
             try:
-                return await asyncio.to_thread(prepare, time.monotonic() - began_s)
+                return await _in_sight(partial(prepare, time.monotonic() - began_s), report)
             except EdgeError as error:
-                failure = self.failure if reported is None and _same(error, self.failure) else failure_of(error)
-                over = reported is not None or time.monotonic() - began_s >= self.patience_s
-                if over and (reported is None or failure.kind != reported.kind):
-                    reported = failure
-                    self.give_up(failure)
-                    on_failure(failure)
+                report(error)
+
+
+async def _in_sight(prepare: Callable[[], Prepared], report: Callable[[EdgeError], None]) -> Prepared:
+    """Return the plan, however late. `report` gets an error each READ_LIMIT_S for which a read in it hangs."""
+    planning = asyncio.ensure_future(in_thread(prepare, None))
+    try:
+        while True:
+            try:
+                return await within(asyncio.shield(planning), READ_LIMIT_S)
+            except DeadlineExceeded:
+                path = slow_read(READ_LIMIT_S / 2)
+                if path is not None:
+                    report(read_hangs(path, READ_LIMIT_S, 0.0))
+    finally:
+        planning.cancel()
 
 
 def _same(error: EdgeError, failure: Failure) -> bool:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from signal import SIGKILL
 from typing import Any, NamedTuple
@@ -22,10 +23,13 @@ from edge.daemon.remembered_launch import RememberedLaunch
 from edge.errors import UnavailableError
 from edge.linux.procfs import limit_malloc_arenas, process_started_s, resident_ratio
 from edge.linux.sd_notify import Notifier
+from edge.linux.slow_reads import ReadHangs, answer_of
 from edge.linux.sockets import Listeners, bind, inherited
 from edge.paths import Folders, folders
 from edge.supervisor.process import Child, ProcessLimits, spawn
 
+# Some hundred stat(2) of an SD card take a fraction of it; a plan is the answer to what is slower.
+COMPARE_S = 5.0
 WARM = 0.9  # of the file in the page cache: nothing is left to prefetch
 
 
@@ -192,12 +196,21 @@ def _state_dir(argv: list[str]) -> Path | None:
     return None
 
 
+def _remembered(argv: list[str], places: Folders) -> RememberedLaunch | None:
+    """Return the record of the last launch if everything is as it was. Blocking."""
+    record = remembered_launch.read_record(remembered_launch.record_path(places))
+    return record if record is not None and remembered_launch.why_not(record, argv, os.environ) is None else None
+
+
 def _spawn_remembered(
     argv: list[str], places: Folders, sockets: list[Any], children: Children, clock: Clock
 ) -> Early | None:
     """Spawn the engines of the remembered launch; None where there is none, or it is not this machine's any more."""
-    record = remembered_launch.read_record(remembered_launch.record_path(places))
-    if record is None or remembered_launch.why_not(record, argv, os.environ) is not None:
+    try:
+        record = answer_of(partial(_remembered, argv, places), COMPARE_S, COMPARE_S)
+    except ReadHangs:
+        return None  # a driver or a disk does not answer: the plan finds out which
+    if record is None:
         return None
     lock, listeners = claim(places, sockets, record.listen, tls=record.tls)
     clock.lap("compare")

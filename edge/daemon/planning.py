@@ -33,11 +33,20 @@ from edge.daemon.remembered_launch import (
 from edge.daemon.start_timeline import Span
 from edge.daemon.template_verdicts import judged
 from edge.engine.choose import EngineFallback, fallback_now
-from edge.errors import BugError, DeviceMissingError, EdgeError, EngineMissingError, UnavailableError
+from edge.errors import (
+    BugError,
+    DeviceMissingError,
+    EdgeError,
+    EngineMissingError,
+    TimedOutError,
+    UnavailableError,
+    read_hangs,
+)
 from edge.linux.procfs import read_usage
 from edge.linux.sd_notify import Notifier
+from edge.linux.slow_reads import ReadHangs, answer_of, slow_reads_noticed
 from edge.linux.sockets import Listeners
-from edge.linux.tree import Tree, slow_reads_noticed
+from edge.linux.tree import Tree
 from edge.paths import Folders
 from edge.plan import start_records
 from edge.plan.calibration_file import calibration_path
@@ -47,6 +56,11 @@ from edge.plan.load_choice import LoadChoice, choice_for, choices_path, offload_
 from edge.plan.plan import LaunchPlan, ModelPlan
 from edge.plan.prepare import HostView, Prepared, preloaded, prepare, preset_of
 from edge.supervisor.process import ProcessLimits
+
+# A hard disk spins up within this time. What hangs for longer is waited for with the gateway open.
+READ_LIMIT_S = 10.0
+# The slowest plan that is known: two engines whose first CUDA calls take 90 s each after a cold boot (llama.cpp#27923).
+PLAN_LIMIT_S = 240.0
 
 
 class Request(NamedTuple):
@@ -208,7 +222,7 @@ def _plan(
         if early is not None and children:
             held = _held_by(children, early.remembered)
             try:
-                return judged(prepare(config, request.folders, HostView(held_bytes=held)), request.folders, ask=False)
+                return _planned(config, request.folders, HostView(held_bytes=held), ask=False)
             except EdgeError as error:
                 return error  # judged by `_confirm`, which ends the engines and has the plan made again
         return _prepare(request, config, inherited=inherited)
@@ -232,7 +246,7 @@ def _prepare(request: Request, config: Config, *, inherited: bool) -> Prepared:
     yes, folders = bool(request.options["yes"]), request.folders
     for _ in ("an engine", "a drafter", "models"):
         try:
-            return judged(prepare(config, folders), folders)
+            return _planned(config, folders)
         except EngineMissingError as missing:
             if missing.recipe is None or inherited:
                 raise
@@ -245,7 +259,23 @@ def _prepare(request: Request, config: Config, *, inherited: bool) -> Prepared:
             if inherited:
                 raise
             consent.fetch(missing.downloads, request.state_dir, yes=yes)
-    return judged(prepare(config, folders), folders)
+    return _planned(config, folders)
+
+
+def _planned(config: Config, folders: Folders, view: HostView | None = None, *, ask: bool = True) -> Prepared:
+    """Return the plan. Raises DeviceMissingError where a driver or a disk hangs, TimedOutError, and as `prepare`."""
+    try:
+        plan = partial(prepare, config, folders, view)
+        return answer_of(lambda: judged(plan(), folders, ask=ask), PLAN_LIMIT_S, READ_LIMIT_S)
+    except ReadHangs as hang:
+        if hang.path is not None:
+            raise read_hangs(hang.path, hang.waited_s, WAIT_S) from None
+        raise no_plan(hang.waited_s) from None
+
+
+def no_plan(waited_s: float) -> TimedOutError:
+    """Return the error for a plan that waits for something else than a read."""
+    return TimedOutError(f"no plan was made within {waited_s:.0f} s", "see `edgellm doctor`")
 
 
 def _spawn(prepared: Prepared, folders: Folders, children: Children, *, inherited: bool) -> None:

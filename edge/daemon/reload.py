@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from msgspec import Struct, field
@@ -11,7 +12,11 @@ from msgspec.structs import fields
 
 from edge.config import Config
 from edge.daemon.fleet import Fleet, terms_of
+from edge.daemon.planning import PLAN_LIMIT_S, no_plan
+from edge.errors import read_hangs
 from edge.linux.procfs import read_usage
+from edge.linux.slow_reads import slow_read
+from edge.linux.timeouts import DeadlineExceeded, in_thread
 from edge.plan.plan import LaunchPlan, ModelPlan
 from edge.plan.prepare import HostView, Prepared
 from edge.pool.pool import Pool
@@ -215,7 +220,11 @@ class Reload:
         async with self._lock:
             fleet = self._fleet
             view = HostView(held_bytes=held_bytes(fleet.supervisors()))
-            prepared = await asyncio.to_thread(prepare, view)
+            try:
+                prepared = await in_thread(partial(prepare, view), PLAN_LIMIT_S)
+            except DeadlineExceeded:
+                hung = slow_read(PLAN_LIMIT_S / 2)
+                raise read_hangs(hung, PLAN_LIMIT_S, 0.0) if hung else no_plan(PLAN_LIMIT_S) from None
             changes = compare({each.model_id: each for each in fleet.supervisors()}, prepared)
             outcome = Outcome(dict.fromkeys(changes.kept, "kept"))
             for name in changes.removed:

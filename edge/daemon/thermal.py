@@ -12,6 +12,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from edge.board.board import Board, Cpu
 from edge.board.probe import probe
 from edge.config import Config
 from edge.daemon.console import Console
@@ -20,6 +21,7 @@ from edge.errors import EdgeError
 from edge.gateway.context import Context
 from edge.gateway.handler import CONTEXT
 from edge.linux.ordered_writer import Put, at_once
+from edge.linux.slow_reads import ReadHangs, answer_of
 from edge.paths import Folders
 from edge.plan.other_load import LoadWatch, keep_busy_cores, load_path
 from edge.plan.prepare import Prepared
@@ -33,12 +35,20 @@ from edge.telemetry.sample import Sample
 from edge.telemetry.sampler import TracePoint
 from edge.telemetry.telemetry import Telemetry
 
+PROBE_S = 2.0  # a plan has waited for the driver before
+UNREAD = Board("unknown", "unknown machine", None, None, 0, unified_memory=False, cpu=Cpu("unknown CPU", 1, 1))
 SETTLED_S = 30.0  # after a start or an answer: the idle warm-up, and a load that is a mean of the last interval
 
 
 def telemetry_of(plan: Prepared | EdgeError, config: Config, models: Path) -> Telemetry:
-    """Return the configured telemetry for the board of the plan, probed now where there is no plan."""
-    board = plan.board if isinstance(plan, Prepared) else probe()
+    """Return the configured telemetry for the board of the plan, probed now where there is no plan.
+
+    Where a driver holds up that probe, the sensors that need none: `ThermalControl.follow` adds the others.
+    """
+    try:
+        board = plan.board if isinstance(plan, Prepared) else answer_of(probe, PROBE_S, PROBE_S)
+    except ReadHangs:
+        board = UNREAD
     return Telemetry.of(board, config.telemetry, config.thermal, models)
 
 

@@ -139,14 +139,6 @@ def _document(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def has_keys(path: Path | None) -> bool:
-    """Return whether clients need a key; True for a file that cannot be read, which lets none in."""
-    try:
-        return path is not None and bool(read(path))
-    except ConfigError:
-        return True
-
-
 def write(path: Path, entries: Iterable[Key]) -> None:
     """Replace the file atomically, with mode 0600 and its former owner. Raises ConfigError."""
     try:

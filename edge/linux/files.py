@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+from edge.linux.slow_reads import reading
+
 CHUNK_BYTES = 1 << 20  # far above the cost of a read(2), far below the cache of a CPU
 # Our largest file, the device answers of one engine, is under 100 kB; a file far beyond that is not ours.
 READ_MAX_BYTES = 4 << 20
@@ -118,7 +120,8 @@ def read_bounded(path: Path, most_bytes: int = READ_MAX_BYTES, *, mine: bool = F
     """
     # O_NONBLOCK lets the open of a FIFO without a writer return; it changes nothing for a regular file.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (os.O_NOFOLLOW if mine else 0)
-    descriptor = os.open(path, flags)
+    with reading(path):
+        descriptor = os.open(path, flags)
     with os.fdopen(descriptor, "rb") as file:
         state = os.fstat(descriptor)
         if not stat.S_ISREG(state.st_mode):

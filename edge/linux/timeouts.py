@@ -19,11 +19,11 @@ class DeadlineExceeded(Exception):
     """The time limit passed first."""
 
 
-async def within(work: Awaitable[T], limit_s: float) -> T:
-    """Return the result, or cancel the work and raise DeadlineExceeded after `limit_s`."""
+async def within(work: Awaitable[T], limit_s: float | None) -> T:
+    """Return the result, or cancel the work and raise DeadlineExceeded after `limit_s`; None: there is no limit."""
     task = asyncio.ensure_future(work)
     try:
-        await asyncio.wait({task}, timeout=max(0.0, limit_s))
+        await asyncio.wait({task}, timeout=None if limit_s is None else max(0.0, limit_s))
         if not task.done():
             raise DeadlineExceeded
         return task.result()
@@ -32,11 +32,11 @@ async def within(work: Awaitable[T], limit_s: float) -> T:
             task.cancel()
 
 
-async def in_thread(function: Callable[[], T], limit_s: float) -> T:
+async def in_thread(function: Callable[[], T], limit_s: float | None) -> T:
     """Return what a blocking function returns. Raises DeadlineExceeded after `limit_s`, and what the function raises.
 
-    A call into a driver may never return: its thread is a daemon, so that the exit does not wait for it, as it does
-    for threads of asyncio.to_thread.
+    A call into a driver, or a read of a dead disk, may never return: its thread is a daemon, so that the exit does not
+    wait for it, as it does for threads of asyncio.to_thread. None is for a caller that is cancelled at the exit.
     """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()

@@ -3,40 +3,14 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
+
+from edge.linux.slow_reads import reading
 
 _MOST_DIGITS = 20  # of 64 bits
 _LINKS_MAX = 40  # MAXSYMLINKS of the kernel
 _READ_MAX_BYTES = 4 * 2**20  # /var/lib/dpkg/status is the largest file read
-
-NOTICE_S = 2.0  # a command that is silent for longer looks dead
-_reading: tuple[str, float] | None = None  # the file that is being read, and since when
-
-
-@contextmanager
-def slow_reads_noticed(on_wait: Callable[[str], None]) -> Iterator[None]:
-    """Name a file on which this process waits while the context is open: a driver may hang behind any file of /sys.
-
-    `on_wait` gets one sentence, in another thread, once a read has not returned for NOTICE_S.
-    """
-    over = threading.Event()
-
-    def look() -> None:
-        while not over.wait(NOTICE_S / 2):
-            now = _reading
-            if now is not None and time.monotonic() - now[1] >= NOTICE_S:
-                on_wait(f"waiting for the kernel: a read of {now[0]} has not returned for {NOTICE_S:.0f} s")
-                return
-
-    threading.Thread(target=look, name="slow-reads", daemon=True).start()
-    try:
-        yield
-    finally:
-        over.set()
 
 
 class Tree:
@@ -58,16 +32,13 @@ class Tree:
 
     def data(self, name: str | Path) -> bytes | None:
         """Return the file's bytes; none of a FIFO in its place, which is not waited for."""
-        global _reading
-        _reading = (str(name), time.monotonic())
-        try:
-            descriptor = os.open(self.path(name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            with os.fdopen(descriptor, "rb") as file:
-                return file.read(_READ_MAX_BYTES) or b""
-        except (OSError, ValueError):  # ValueError: a name with a NUL, read from a file
-            return None
-        finally:
-            _reading = None
+        with reading(name):
+            try:
+                descriptor = os.open(self.path(name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                with os.fdopen(descriptor, "rb") as file:
+                    return file.read(_READ_MAX_BYTES) or b""
+            except (OSError, ValueError):  # ValueError: a name with a NUL, read from a file
+                return None
 
     def number(self, name: str | Path) -> int | None:
         text = (self.text(name) or "").strip()
@@ -80,17 +51,19 @@ class Tree:
         return (text.strip("\0 \t\r\n") or None) if text is not None else None
 
     def exists(self, name: str | Path) -> bool:
-        try:
-            return self.path(name).exists()
-        except (OSError, ValueError):
-            return False
+        with reading(name):
+            try:
+                return self.path(name).exists()
+            except (OSError, ValueError):
+                return False
 
     def children(self, name: str | Path) -> list[str]:
         """Return sorted names in a folder, cpu2 before cpu10; [] without the folder."""
-        try:
-            return sorted((entry.name for entry in self.path(name).iterdir()), key=_natural)
-        except (OSError, ValueError):
-            return []
+        with reading(name):
+            try:
+                return sorted((entry.name for entry in self.path(name).iterdir()), key=_natural)
+            except (OSError, ValueError):
+                return []
 
     def lines(self, name: str | Path) -> Iterator[str]:
         yield from (self.text(name) or "").splitlines()

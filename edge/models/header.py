@@ -17,6 +17,7 @@ from typing import BinaryIO
 import msgspec
 
 from edge.linux.files import private_dir, read_bounded, write_atomic
+from edge.linux.slow_reads import reading
 from edge.models.meta import ModelMeta, Split, Tensor
 from edge.models.quant import REMOVED_TYPES, TENSOR_TYPES, UNKNOWN, confirms, file_type_label
 from edge.models.reader import DESCRIPTION, GgufReader, RawHeader, RawTensor, Scalar
@@ -52,8 +53,9 @@ def read_header(path: Path, *, complete: bool = True) -> ModelMeta:
     with _open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         reader = GgufReader(file, size, path.name)
-        raw = reader.header()
-        printed = _printed(reader, raw)
+        with reading(path):
+            raw = reader.header()
+            printed = _printed(reader, raw)
     try:
         return _meta(raw, size, complete, printed)
     except _BadError as error:
@@ -120,7 +122,8 @@ def peek_kind(path: Path) -> str | None:
 
 def _open_regular(path: Path) -> FileIO:
     """Open a file; a FIFO would block the caller until something writes to it. Raises VerdictError, OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    with reading(path):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)

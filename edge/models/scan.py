@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from edge.linux.slow_reads import reading
 from edge.models.quant import shard_of
 from edge.models.verdict import HeaderVerdict, bad_name
 from edge.units import printable
@@ -53,8 +54,9 @@ def scan(folder: Path, depth: int = _DEPTH) -> list[ModelCandidate]:
 def _walk(folder: Path, depth: int, seen: set[tuple[int, int]]) -> Iterator[Path]:
     """Walk a folder. `seen` holds the folders walked so far: links may form a loop."""
     try:
-        stat = folder.stat()
-        entries = list(os.scandir(folder))
+        with reading(folder):
+            stat = folder.stat()
+            entries = list(os.scandir(folder))
     except OSError:
         return
     # By inode: a link under another name to a folder that was walked would list its files twice, or without end.
@@ -134,7 +136,8 @@ def _suffix(shards: tuple[Path, ...], count: int) -> HeaderVerdict | None:
 
 def size_of(path: Path) -> int | None:
     try:
-        return path.stat().st_size
+        with reading(path):
+            return path.stat().st_size
     except OSError:
         return None
 

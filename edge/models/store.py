@@ -12,6 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from edge.errors import ModelMissingError
+from edge.linux.slow_reads import reading
 from edge.models import ollama, open, receipt, source
 from edge.models.header import peek_kind
 from edge.models.open import ModelFile, open_model
@@ -131,7 +132,9 @@ class Store:
             return self._resolve_source(ref, drafter)
         if "/" in ref or ref.lower().endswith(".gguf"):
             path = Path(ref).expanduser()
-            if not os.path.lexists(path):
+            with reading(path):
+                there = os.path.lexists(path)
+            if not there:
                 hint = "give the path of a .gguf file, or see: edgellm model list"
                 raise ModelMissingError(f"no such file: {ref}", hint)
             return open_model(path.absolute(), drafter=drafter, headers=self.headers)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from edge.linux.files import read_json, write_json
+from edge.linux.slow_reads import ReadHangs, answer_of
 from edge.paths import Folders
 
 SCHEMA = 1
+READ_S = 1.0  # the gateway opens without the file of a disk that hangs
 WINDOW = 300  # samples without a request: five minutes at one a second, so that a build or an update counts for little
 # A load between two whole numbers would change the plan, and with it void the remembered launch, at every other start.
 HYSTERESIS = 0.75
@@ -57,7 +60,9 @@ class LoadWatch:
 
     def __init__(self, path: Path, cpus: int) -> None:
         self._cpus = cpus
-        self._busy = read_busy_cores(path)
+        self._busy = 0
+        with suppress(ReadHangs):
+            self._busy = answer_of(partial(read_busy_cores, path), READ_S, READ_S)
         self._seen: deque[float] = deque(maxlen=WINDOW)
 
     def add(self, load_ratio: float | None) -> int | None:

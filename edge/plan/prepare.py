@@ -20,6 +20,7 @@ from edge.config.values import ModelConfig, Override, Preset, Profile
 from edge.engine.choose import EngineFallback, choose, fallback_now
 from edge.engine.engine import Engine
 from edge.errors import DeviceMissingError, EngineMissingError, UsageError
+from edge.linux.files import read_bounded
 from edge.linux.tree import Tree
 from edge.models.store import standard
 from edge.paths import Folders
@@ -67,6 +68,7 @@ class Prepared(Struct, frozen=True):
     plan: Plan
     fallback: EngineFallback | None = None
     absent: tuple[Absent, ...] = ()  # rpc-servers that the plan is without
+    system_prompts: Mapping[str, str] = {}  # by model: read with the plan, because a start must not wait for a disk
 
 
 def prepare(config: Config, folders: Folders, view: HostView | None = None, *, allow_missing: bool = False) -> Prepared:
@@ -101,7 +103,9 @@ def prepare(config: Config, folders: Folders, view: HostView | None = None, *, a
             if board.unified_memory:
                 planned(board)
             raise
-    return Prepared(config, board, profile, planned(board), fallback, remotes.absent)
+    prepared = Prepared(config, board, profile, planned(board), fallback, remotes.absent)
+    prompts = {name: system_prompt_of(preset_of(prepared, name)) for name in prepared.plan.models}
+    return replace(prepared, system_prompts=prompts)
 
 
 def engine_for(config: Config, profile: Profile, board: Board, folders: Folders, *, needs_gpu: bool) -> Engine:
@@ -125,6 +129,16 @@ def preset_of(prepared: Prepared, model_id: str) -> Preset:
     """Return the profile's preset under this model's own `set`."""
     own: dict[str, Any] = dict(config_of(prepared, model_id).set)
     return replace(prepared.profile.preset, **own)
+
+
+def system_prompt_of(preset: Preset) -> str:
+    """Return the system prompt to compute ahead, from its file where one is named and can be read."""
+    if not preset.system_prompt_file:
+        return preset.system_prompt
+    try:
+        return read_bounded(Path(preset.system_prompt_file)).decode(errors="replace")
+    except (OSError, ValueError):  # it is a help, and no need of a start
+        return preset.system_prompt
 
 
 def preloaded(prepared: Prepared, model: ModelPlan) -> bool:

@@ -12,7 +12,7 @@ from datetime import datetime
 from msgspec import Struct, field
 
 from edge.board.memory import MemorySnapshot
-from edge.linux.timeouts import DeadlineExceeded, within
+from edge.linux.timeouts import DeadlineExceeded, in_thread, within
 from edge.pool.read_ahead import ReadAhead, Sleeper
 from edge.pool.room import kept_bytes, mapped_bytes, reserve_bytes, room
 from edge.pool.schedule import Arrival, Bytes, Claims, PoolDecision, PoolPolicy, Resident, decide, fits
@@ -203,7 +203,7 @@ class Pool:
 
     async def _look(self) -> MemorySnapshot:
         # Files of /proc take a millisecond; a thread would cost two changes of context on a busy board.
-        return await asyncio.to_thread(self._measured) if self._asks_driver() else self._measured()
+        return await in_thread(self._measured, None) if self._asks_driver() else self._measured()
 
     def _fits(self, snapshot: MemorySnapshot, needs: Bytes, *second: Supervisor) -> bool:
         free, _ = self._room(snapshot, self._residents(), *second)
@@ -349,7 +349,7 @@ class Pool:
         limited = any(handle.limited for handle in self._handles.values())
         if busy or limited or not asleep:
             return
-        snapshot = await asyncio.to_thread(self._measured)
+        snapshot = await in_thread(self._measured, None)
         main = next((name for name in ("unified", "host") if name in snapshot.available_bytes), None)
         if main is not None and not self._waiters:
             mapped = mapped_bytes([each for each in supervisors if each.machine.state is State.READY], main)

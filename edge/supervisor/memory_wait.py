@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 
 from edge.board.memory import mem_available_bytes, parse
 from edge.linux import procfs
+from edge.linux.timeouts import in_thread
 from edge.supervisor.process_io import gone
 from edge.supervisor.status import Failure
 from edge.units import MIB, format_bytes
@@ -111,7 +113,7 @@ class MemoryWait:
         return replace(failure, evidence=f"{self.sentence}\n{failure.evidence}")
 
     async def _wait(self) -> None:
-        self.holders = await asyncio.to_thread(find_holders, list(self._gpu()))
+        self.holders = await in_thread(partial(find_holders, list(self._gpu())), None)
         look = asyncio.ensure_future(self._grown())
         ends = [asyncio.ensure_future(gone(holder.pid)) for holder in self.holders]
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -184,7 +183,7 @@ class OtherWatch(Watch):
         self._post(Drained())
 
     async def _listens(self) -> bool:
-        refused = await asyncio.to_thread(self._found.judge_port, self.child.pid)
+        refused = await in_thread(partial(self._found.judge_port, self.child.pid), None)
         if refused is not None:
             self._post(StartRefused(refused))
         return refused is None

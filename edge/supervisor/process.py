@@ -15,6 +15,7 @@ import signal as signals
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from edge.errors import UnavailableError
 from edge.linux import control_group, procfs
 from edge.linux.control_group import ControlGroup
 from edge.linux.files import private_dir
+from edge.linux.slow_reads import ReadHangs, answer_of
 
 
 class ProcessLimits(NamedTuple):
@@ -81,6 +83,7 @@ set -- "$folder"
 n=0  # the killed take a moment to end
 while [ -n "$1" ] && ! rmdir "$1" 2>/dev/null && [ $n -lt 50 ]; do n=$((n + 1)); sleep 0.1; done
 """
+FOLDER_S = 1.0  # a flash card makes a folder within a fraction of it; the event loop waits meanwhile
 KILLED_S = 5.0  # from SIGKILL to the end: a CUDA context of some GiB takes the driver a second or two
 
 
@@ -304,8 +307,8 @@ def with_slot_folder(argv: Sequence[str]) -> list[str]:
     if SLOT_FOLDER in words[:-1]:
         place = words.index(SLOT_FOLDER)
         try:
-            private_dir(Path(words[place + 1]))
-        except OSError:
+            answer_of(partial(private_dir, Path(words[place + 1])), FOLDER_S, FOLDER_S)
+        except (OSError, ReadHangs):  # prompts are computed anew, which is no reason not to serve
             del words[place : place + 2]
     return words
 

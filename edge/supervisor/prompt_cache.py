@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Container
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import aiohttp
 
+from edge.linux.timeouts import in_thread
 from edge.plan.plan import LaunchPlan, SavedPrompts
 from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.prompt_files import PromptFiles, file_key
@@ -81,7 +83,7 @@ class PromptCache(NoPrompts):
         self._reading: Path | None = None
 
     def look(self) -> None:
-        self._found = asyncio.ensure_future(asyncio.to_thread(self._look))
+        self._found = asyncio.ensure_future(in_thread(self._look, None))
 
     def _look(self) -> dict[int, Path]:
         """Return the file of each slot, the system prompt's first. Blocking."""
@@ -99,12 +101,12 @@ class PromptCache(NoPrompts):
         """Restore each file. One that the engine refuses is removed; one that it dies of keeps the name for that."""
         with suppress(aiohttp.ClientError, OSError):
             for slot, path in (await asyncio.shield(found)).items():
-                name = await asyncio.to_thread(self._files.begin_read, path)
+                name = await in_thread(partial(self._files.begin_read, path), None)
                 if name is None:
                     continue
                 self._reading = path
                 status, _ = await self._client.post(f"/slots/{slot}?action=restore", {"filename": name})
-                await asyncio.to_thread(self._files.end_read, path, good=status == 200)
+                await in_thread(partial(self._files.end_read, path, good=status == 200), None)
                 self._reading = None
                 if status == 200:
                     self.restored[slot] = path
@@ -170,12 +172,12 @@ class PromptCache(NoPrompts):
             self._saved_s = moved_s
 
     async def _save(self, slot: int, key: str, tokens: int) -> Path | None:
-        name = await asyncio.to_thread(self._files.begin_write, key, int(tokens * self._token_bytes))
+        name = await in_thread(partial(self._files.begin_write, key, int(tokens * self._token_bytes)), None)
         if name is None:
             return None
         status, _ = await self._client.post(f"/slots/{slot}?action=save", {"filename": name})
         # Not a file where it failed: the engine may have written a part of it.
-        return await asyncio.to_thread(self._files.keep, name) if status == 200 else None
+        return await in_thread(partial(self._files.keep, name), None) if status == 200 else None
 
     async def _pin(self, warming: Warming) -> None:
         """Compute the system prompt in slot 0 while no client is here, and save it."""

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from edge.engine.engine import Engine
 from edge.errors import ConfigError, EdgeError, EngineMissingError, RemoteMissingError
 from edge.linux.procfs import read_usage
 from edge.linux.rpc import ask_memory, clients
-from edge.linux.timeouts import DeadlineExceeded, happens, within
+from edge.linux.timeouts import DeadlineExceeded, happens, in_thread, within
 from edge.supervisor.diagnose import Death, diagnose
 from edge.supervisor.gates import Gates
 from edge.supervisor.log_patterns import Patterns
@@ -188,7 +189,7 @@ class RpcServer:
         self.gates = self.gates.open("driver", time.monotonic(), evidence)
         while not ended.done() and not self._stopping.is_set():
             try:
-                devices = await asyncio.to_thread(ask_memory, address.host, address.port)
+                devices = await in_thread(partial(ask_memory, address.host, address.port), None)
             except RemoteMissingError as error:
                 if error.busy and clients(child.pid, address.host, address.port).served:
                     return self._judge(None, len(self._listed))  # it serves an engine already, which asked first
@@ -232,7 +233,7 @@ class RpcServer:
     async def _trim(self) -> None:
         folder, most_bytes = self._request.env.get("LLAMA_CACHE"), self._request.cache_bytes
         if folder and most_bytes is not None:
-            await asyncio.to_thread(trim_cache, Path(folder) / "rpc", most_bytes)
+            await in_thread(partial(trim_cache, Path(folder) / "rpc", most_bytes), None)
 
     def _judge(self, free_bytes: int | None, count: int) -> Failure | None:
         now_s, listed = time.monotonic(), ", ".join(self._listed) or f"{count} devices"

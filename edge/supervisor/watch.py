@@ -255,7 +255,7 @@ class Watch:
 
     async def _listens(self) -> bool:
         """Return whether the engine that answers is the child. If not, the failure is posted."""
-        listener = await asyncio.to_thread(listener_pid, self.child.socket_path)
+        listener = await in_thread(partial(listener_pid, self.child.socket_path), None)
         if not (own := self.child.owns(listener)):
             self._hang(foreign(listener))
         return own
@@ -370,7 +370,7 @@ class Watch:
         A board that loses its power closes no connection, so that the engine waits for its answer without end.
         """
         for endpoint in self.attempt.plan.settings.rpc:
-            if await asyncio.to_thread(reachable, endpoint):
+            if await in_thread(partial(reachable, endpoint), None):
                 continue
             lost = remote_lost(f"{endpoint} takes no connection\n{failure.evidence}")
             if serving:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from edge.linux.timeouts import in_thread
 from edge.telemetry.jtop_line import IDLE_INTERVAL_S, JtopFault, error_line, interval_of, jtop_fault, parse
 from edge.telemetry.sample import Sample
 from edge.telemetry.source import Clock
@@ -178,7 +179,7 @@ class JtopSource:
         fault = socket_fault(SOCKET)
         if fault is not None:
             return fault
-        python = self._python or await asyncio.to_thread(find)
+        python = self._python or await in_thread(find, None)
         return jtop_fault("not_installed") if python is None else await self._read_with(python)
 
     async def _read_with(self, python: Path) -> JtopFault:

@@ -66,6 +66,13 @@ class Sampler:
         rate = self.history.rate()
         return None if rate == 0 and self.energy.open() else rate
 
+    def follow(self, other: Sampler) -> None:
+        """Read the sources of another sampler, not started, from the next interval on. A jtop that runs is kept."""
+        for reader in self.readers:
+            reader.close()
+        self.readers = other.readers
+        self.jtop = self.jtop or other.jtop
+
     def on_sample(self, listener: Callable[[Sample | None], None]) -> None:
         """Register a callback for each interval, on the event loop; it gets None when no source is fresh."""
         self._listeners.append(listener)
@@ -92,10 +99,12 @@ class Sampler:
 
         It may run again after a failure; the readers and their threads end only when it is cancelled.
         """
-        jtop_task = asyncio.create_task(self.jtop.run()) if self.jtop is not None else None
+        jtop_task: asyncio.Task[None] | None = None
         due = self.clock()
         try:
             while True:
+                if jtop_task is None and self.jtop is not None:
+                    jtop_task = asyncio.create_task(self.jtop.run())
                 await self._full()
                 due = max(due + self._interval_s, self.clock())
                 await self._until(due)

@@ -85,6 +85,11 @@ class Telemetry:
             telemetry.missing["nvml"] = ("nvidia-ml-py is not installed", "pip install 'edgellm[nvml]'")
         return telemetry
 
+    def follow(self, other: Telemetry) -> None:
+        """Read the sensors of `other`, which was made for a board that was not known completely before."""
+        self.sampler.follow(other.sampler)
+        self.missing = other.missing
+
     @property
     def energy(self) -> EnergyMeter:
         return self.sampler.energy

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edge.config.values import Preset
-from edge.daemon.fleet import system_prompt_of
+from edge.plan.prepare import system_prompt_of
 from edge.supervisor.process import with_slot_folder
 from tests.serving import Up, alive, eventually
 

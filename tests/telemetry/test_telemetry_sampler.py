@@ -167,3 +167,16 @@ def test_one_value_that_psutil_cannot_read_costs_one_value(broken: str, monkeypa
     lost = {"memory": sample.memory, "disk": sample.disk_free_bytes, "load": sample.cpu_load_ratio}
     expected = {"virtual_memory": {"memory"}, "cpu_percent": {"load"}, "disk_usage": {"disk"}}.get(broken, set())
     assert {name for name, value in lost.items() if value is None} == expected
+
+
+async def test_the_sources_of_a_board_that_becomes_known_later_are_read_instead() -> None:
+    """A driver held up the probe at the start: the sensors come with the plan, in the sampling that runs."""
+    first, second = Scripted(lambda n: watts(1.0), "host"), Scripted(lambda n: watts(2.0), "sysfs")
+    sampler = sampler_of(first)
+    async with running(sampler.run()):
+        await until(lambda: sampler.latest)
+        sampler.follow(sampler_of(second))
+        await until(lambda: sampler.latest.source == "sysfs")
+        before = first.reads
+        await until(lambda: second.reads >= 3)
+        assert first.reads == before
