@@ -50,13 +50,10 @@ class reading:
         _reads.pop(threading.get_ident(), None)
 
 
-def slow_read(least_s: float, thread: int | None = None) -> str | None:
-    """Return the path that has been read for `least_s` or longer, by any thread or by one; None if there is none."""
+def slow_read(least_s: float) -> str | None:
+    """Return the path that a thread has been reading for `least_s` or longer; None if there is none."""
     now_s = time.monotonic()
-    for ident, read in list(_reads.items()):
-        if now_s - read.since_s >= least_s and thread in (None, ident):
-            return read.path
-    return None
+    return next((read.path for read in list(_reads.values()) if now_s - read.since_s >= least_s), None)
 
 
 @contextmanager
@@ -84,7 +81,8 @@ def slow_reads_noticed(on_wait: Callable[[str], None]) -> Iterator[None]:
 def answer_of(function: Callable[[], T], limit_s: float, read_limit_s: float) -> T:
     """Return what a blocking function returns, or raise what it raises; for callers without an event loop.
 
-    Raises ReadHangs after `limit_s`, or once one of its reads has not returned for `read_limit_s`.
+    Raises ReadHangs after `limit_s`, or once one of its reads has not returned for `read_limit_s`. Both are counted by
+    looks: a process that was stopped, or got no CPU, has not waited for a disk meanwhile.
     """
     answer: list[Any] = []
     done = threading.Event()
@@ -96,14 +94,19 @@ def answer_of(function: Callable[[], T], limit_s: float, read_limit_s: float) ->
             answer[:] = [None, error]
         done.set()
 
-    began_s = time.monotonic()
     thread = threading.Thread(target=work, name="slow-call", daemon=True)
     thread.start()
-    while not done.wait(LOOK_S):
-        path = slow_read(read_limit_s, thread.ident)
-        waited_s = time.monotonic() - began_s
-        if path is not None or waited_s >= limit_s:
-            raise ReadHangs(path or slow_read(NOTICE_S, thread.ident), read_limit_s if path else waited_s)
+    look_s = min(LOOK_S, limit_s / 4, read_limit_s / 4)
+    waited_s = read_s = 0.0
+    read: _Read | None = None
+    while not done.wait(look_s):
+        waited_s += look_s
+        before, read = read, _reads.get(thread.ident or 0)
+        read_s = read_s + look_s if read is not None and read is before else 0.0
+        if read is not None and read_s >= read_limit_s:
+            raise ReadHangs(read.path, read_limit_s)
+        if waited_s >= limit_s:
+            raise ReadHangs(None if read is None else read.path, limit_s)
     if answer[1] is not None:
         raise answer[1]
     result: T = answer[0]

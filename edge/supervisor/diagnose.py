@@ -45,7 +45,10 @@ class Diagnosis(Struct, frozen=True):
 
 
 def diagnose(death: Death, patterns: Patterns) -> Diagnosis:
-    """Return the cause of an exit: the kernel's evidence first, then a signature of the log, then signal or code."""
+    """Return the cause of an exit: the kernel's evidence first, then a signature of the log, then signal or code.
+
+    Takes up to a second for a long log: call it in a thread.
+    """
     exit = death.exit
     evidence = "\n".join([str(exit), *(death.log[-TAIL_LINES:] or ["it printed nothing"])])
     killed = exit.signal == signal.SIGKILL
@@ -75,12 +78,15 @@ def _last_words(death: Death, killed: bool) -> Sequence[str]:
 
 
 def find_cause(log: Iterable[str], patterns: Patterns) -> Signature | None:
-    """Return the first signature in the table's order (special before general) that matches. `serves` is no cause."""
+    """Return the first signature in the table's order (special before general) that matches. `serves` is no cause.
+
+    Line by line: a search holds Python's global lock, and the whole of a flooded log takes it 50 ms for each signature.
+    """
     harmless = [signature.pattern for signature in patterns.signatures if signature.serves]
-    told = (line for line in log if not patterns.quotes(parse_line(line).text))
-    text = "\n".join(line for line in told if not any(pattern.search(line) for pattern in harmless))
+    told = [line for line in dict.fromkeys(log) if not patterns.quotes(parse_line(line).text)]
+    lines = [line for line in told if not any(pattern.search(line) for pattern in harmless)]
     for signature in patterns.signatures:
-        if not signature.serves and signature.pattern.search(text):
+        if not signature.serves and any(signature.pattern.search(line) for line in lines):
             return signature
     return None
 
@@ -108,6 +114,8 @@ def _by_signal(number: int, evidence: str, death: Death) -> Diagnosis:
         hint = "a system call filter ended it: look for SystemCallFilter= in drop-ins of the unit, or the container's"
         return Diagnosis(EngineFault.PERMANENT, Failure(signal_kind(number), evidence, hint))
     hint = "it crashed; it is started again. See `edgellm logs --engine`"
+    if number == signal.SIGBUS:  # signal(7): a page behind the end of a mapped file, or one that cannot be read
+        hint = "a mapped file became shorter, or its disk failed: see `edgellm model check` and `dmesg`"
     return Diagnosis(EngineFault.CRASH, Failure(signal_kind(number), evidence, hint))
 
 

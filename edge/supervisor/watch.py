@@ -211,8 +211,8 @@ class Watch:
         # The kernel's OOM killer sends SIGKILL only, and a signal of the supervisor's own is no evidence.
         status = status.of_engine()
         oom_killed = status.signal == signal.SIGKILL and not self.signalled and self._witness.killed()
-        known = (status, list(self.attempt.tail), oom_killed, self.signalled, self.attempt.served)
-        diagnosis = diagnose(Death(*known, self._terms.l4t, self.attempt.log.causes), self._patterns)
+        known = (status, list(self.attempt.tail), oom_killed, self.signalled, self.attempt.served, self._terms.l4t)
+        diagnosis = await in_thread(partial(diagnose, Death(*known, self.attempt.log.causes), self._patterns), None)
         self.attempt.failed(diagnosis.failure)
         self._exited.set()
         kind = self._hung or diagnosis.failure.kind

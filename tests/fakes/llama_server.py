@@ -147,6 +147,8 @@ class Handler(BaseHTTPRequestHandler):
             n_ctx = switches.props_n_ctx or start.n_ctx // start.n_slots
             slots = switches.props_slots or start.n_slots
             return self.answer(200, {"total_slots": slots, "default_generation_settings": {"n_ctx": n_ctx}})
+        if self.path == "/slots" and engine.switches.slots_hang:
+            threading.Event().wait()
         known = {"/health": {"status": "ok"}, "/v1/models": models, "/slots": engine.slots()}
         return self.answer(200 if self.path in known else 404, known.get(self.path, {"error": "not found"}))
 

@@ -68,6 +68,7 @@ class Switches:
     poison: str = ""  # a completion with this text in its body ends it by SIGSEGV
     swallow: str = ""  # a completion with this text in its body takes 512 MiB
     decodes: bool = False  # /slots counts up meanwhile
+    slots_hang: bool = False  # /slots takes the request and never answers
     hold_mib: int = 0  # of memory, really taken
     chatter: bool = False  # prints a request line, as builds before 2026 do
     death: Death | None = None
