@@ -58,14 +58,18 @@ async def answer(context: Context, route: Route) -> web.Response:
     upstream = context.by_name(name)
     if upstream is None:
         raise RejectedError(own_routes.unknown_model(context, name))
-    status = upstream.status()
-    if status.state is State.FAILED:
-        raise RejectedError(failed_fault(status))
+    _check_usable(upstream)
     if route.name == ONE_LM_STUDIO:
         data = _lm_studio(upstream)
     else:
         data = _entries(await _fetch(context, upstream, "/v1/models"), context, upstream)[1]
     return own_routes.json_response(next((entry for entry in data if entry.get("id") == name), data[0]))
+
+
+def _check_usable(upstream: Upstream) -> None:
+    status = upstream.status()
+    if status.state is State.FAILED:
+        raise RejectedError(failed_fault(status))
 
 
 def _usable(context: Context) -> list[Upstream]:
@@ -165,6 +169,7 @@ async def ollama(context: Context, request: web.Request, route: Route, base: str
         upstream = context.by_name(name)
         if upstream is not None:
             if path == "/api/show":
+                _check_usable(upstream)
                 return own_routes.json_response(await _shown(context, upstream))
             return own_routes.json_response({"status": "success"})  # it is here
         if path == "/api/show":
@@ -220,7 +225,9 @@ def _loaded_entry(context: Context, upstream: Upstream) -> dict[str, Any]:
     # As Ollama shows keep_alive -1; its clients parse a date here.
     never = "2318-01-01T00:00:00Z"
     entry = _ollama_entry(context, upstream, upstream.model_id)
-    return {**entry, "expires_at": never, "size_vram": 0, "context_length": upstream.model_info.get("n_ctx") or 0}
+    info = upstream.model_info
+    sizes = {"size_vram": info.get("size_vram") or 0, "context_length": info.get("n_ctx") or 0}
+    return {**entry, "expires_at": never, **sizes}
 
 
 def _details(meta: Mapping[str, Any]) -> dict[str, Any]:

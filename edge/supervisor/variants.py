@@ -124,16 +124,18 @@ def _cpu_rung(model: ModelPlan, can_plan: bool) -> int | None:
 
 
 def model_info(model: ModelPlan, plan: LaunchPlan) -> dict[str, Any]:
-    """Return what llama-server's /v1/models shows of the model under `meta`; of another engine its routes."""
+    """Return what llama-server's /v1/models shows of the model under `meta`, and more; of another engine its routes."""
     if model.other is not None:
         return {"routes": list(model.other.routes)}
     file, settings = plan.model or model.model, plan.settings
+    layers = file.meta.n_layer + 1  # with the output
     return {
         "n_vocab": file.meta.n_vocab,
         "n_ctx": settings.n_ctx // max(1, settings.n_parallel),
         "n_ctx_train": file.meta.n_ctx_train,
         "n_embd": file.meta.n_embd,
         "size": file.meta.tensor_bytes,
+        "size_vram": file.meta.tensor_bytes * min(max(0, settings.n_gpu_layers), layers) // layers,
         "n_params": sum(math.prod(tensor.shape) for tensor in file.meta.tensors),
         "ftype": file.quant,
         "arch": file.meta.arch,

@@ -105,6 +105,10 @@ async def test_a_model_that_failed_is_not_listed_as_usable(rig: Rigs) -> None:
         assert (await answer.json())["data"] == []
     async with here.client.get("/v1/models/chat") as answer:
         assert (answer.status, (await answer.json())["error"]["kind"]) == (503, "bad_model")
+    async with here.client.get("/api/tags") as answer:
+        assert (await answer.json())["models"] == []
+    async with here.client.post("/api/show", json={"model": "chat"}) as answer:
+        assert (answer.status, "pull it again" in (await answer.json())["error"]) == (503, True)
 
 
 @pytest.mark.parametrize(

@@ -346,6 +346,9 @@ async def test_what_editors_look_at_before_they_offer_a_model(rig: Rigs) -> None
     assert {each["details"]["parameter_size"] for each in tags} == {"4.0B"}
     # `ollama list` and `ollama ps` print the first twelve digits, and end with a panic if there are less.
     assert len({each["digest"] for each in tags}) == 1 and len(bytes.fromhex(tags[0]["digest"])) == 32
+    here.model.model_info |= {"size": 900, "size_vram": 600}
+    loaded = json.loads((await here.once(b"GET /api/ps HTTP/1.1\r\nHost: localhost\r\n\r\n")).body)["models"]
+    assert [(each["size"], each["size_vram"], each["context_length"]) for each in loaded] == [(900, 600, 8192)]
     status, shown = await post(here, "/api/show", {"model": "owner/name"})
     assert (status, shown["capabilities"]) == (200, ["completion", "tools"])
     assert (shown["model_info"]["general.architecture"], shown["model_info"]["qwen3.context_length"]) == ("qwen3", 8192)

@@ -19,9 +19,10 @@ from edge.supervisor.state import AfterExit, SupervisorState
 from edge.supervisor.status import Failure, Gate, ModelStatus, State
 from edge.supervisor.supervisor import Supervisor
 from edge.supervisor.upstream import Endpoint, RequestProgress
-from edge.supervisor.variants import SupervisorCallbacks, template_file
+from edge.supervisor.variants import SupervisorCallbacks, model_info, template_file
 from edge.telemetry.governor import AdmissionLimit
-from tests.supervisor.rig import FAST, FILE, PATIENCE_S, PATTERNS, Rig, model_plan, rigged
+from edge.units import MIB
+from tests.supervisor.rig import FAST, FILE, PATIENCE_S, PATTERNS, Rig, model_plan, rigged, settings
 
 HOLD = AdmissionLimit(0.5, hold_new=True)
 DRAIN = AdmissionLimit(0.5, hold_new=True, drain=True)
@@ -437,3 +438,9 @@ def test_without_a_supervisor_the_drivers_gate_names_the_missing_gpu() -> None:
     assert waiting.status().gates == {}
     waiting.fail(missing)
     assert (waiting.status().state, list(waiting.status().gates)) == (State.FAILED, ["driver"])
+
+
+@pytest.mark.parametrize(("layers", "in_vram"), [(0, 0), (-1, 0), (29, 900), (99, 900), (14, 900 * 14 // 29)])
+def test_the_bytes_on_a_gpu_follow_the_layers_of_the_plan(layers: int, in_vram: int) -> None:
+    it = model_plan((), chosen=settings(n_gpu_layers=layers))
+    assert model_info(it, it.ladder.plans[0])["size_vram"] // MIB == in_vram
