@@ -15,6 +15,7 @@ from edge.gateway.accounting import RequestRecord, UsageCounter
 from edge.gateway.admission import Admission, SlotLease
 from edge.gateway.body import Body
 from edge.gateway.context import Context
+from edge.gateway.embed_input import cut_texts
 from edge.gateway.health import DEGRADED, degraded_header
 from edge.gateway.model_name import asks_for_stream, named_model, serves
 from edge.gateway.ollama import OllamaCall, read_call
@@ -208,6 +209,8 @@ async def _send(context: Context, exchange: Exchange, found: Route, heartbeat: H
         stats.in_flight += 1
         try:
             with measured(context.energy if found.slot else None, exchange.record, upstream.model_id):
+                if exchange.translation is not None:
+                    await cut_texts(context.pools, exchange, exchange.translation.call, endpoint)
                 return await forward(context.pools, exchange, endpoint)
         finally:
             stats.in_flight -= 1

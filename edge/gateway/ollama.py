@@ -38,6 +38,7 @@ class OllamaCall(Struct, frozen=True):
     """One request, translated. `only_loads`: it has no prompt, which in Ollama loads or unloads the model.
 
     `keep_alive_s`: None where it is absent; 0 unloads when idle, negative never. `dimensions`: None keeps all.
+    `cuts`: texts that exceed the context are cut.
     """
 
     route: str
@@ -48,6 +49,7 @@ class OllamaCall(Struct, frozen=True):
     only_loads: bool = False
     keep_alive_s: float | None = None
     dimensions: int | None = None
+    cuts: bool = False
 
 
 def read_call(route: str, data: bytes | None) -> OllamaCall:
@@ -70,7 +72,8 @@ def _call(route: str, model: str, asked: dict[str, Any]) -> OllamaCall:
         words = asked.get("prompt" if route == "/api/embeddings" else "input") or ""
         body = {"model": model, "input": words}
         dimensions = max(0, _whole(asked, "dimensions") or 0) or None
-        return OllamaCall(route, model, "/v1/embeddings", _json(body), False, not words, keep_alive_s, dimensions)
+        cuts = asked.get("truncate") is not False
+        return OllamaCall(route, model, "/v1/embeddings", _json(body), False, not words, keep_alive_s, dimensions, cuts)
     stream = asked.get("stream") is not False
     common = {"model": model, "stream": stream, **_options(asked)}
     # Without it the engine sends no prompt_tokens in a stream.

@@ -332,6 +332,26 @@ async def test_images_of_an_ollama_client_reach_the_projector(rig: Rigs, tmp_pat
         assert "vision" in json.loads(shown[1])["capabilities"]
 
 
+async def test_texts_that_are_too_long_are_cut_for_an_ollama_client(rig: Rigs, smollm2: Path, sockets: Path) -> None:
+    """As Ollama does. One piece of a document that is too long would fail the request for all of them."""
+    path, n_ctx = sockets / "emb.sock", 256
+    sizes = {"n_ctx": n_ctx, "n_parallel": 1, "n_batch": n_ctx, "n_ubatch": n_ctx}
+    with real_engine(smollm2, path, embedding=True, pooling_type=1, **sizes):
+        model = FakeModel("see", str(path))
+        model.model_info = {"n_ctx": n_ctx}
+        here = await rig(models={"see": model})
+        _, short = await _ask_ollama(here, "/api/embed", input="short")
+        for long in ("word " * 2000, "\N{CJK UNIFIED IDEOGRAPH-6A21}" * 1000):
+            status, answer = await _ask_ollama(here, "/api/embed", input=[long, "short"])
+            assert status == 200 and len(answer["embeddings"]) == 2, answer
+            assert answer["embeddings"][1] == pytest.approx(short["embeddings"][0], abs=1e-3), "in their order"
+            assert n_ctx - 20 <= answer["prompt_eval_count"] - short["prompt_eval_count"] <= n_ctx
+            status, refused = await _ask_ollama(here, "/api/embed", input=[long], truncate=False)
+            assert status >= 400 and "too large" in refused["error"], refused
+        status, answer = await _ask_ollama(here, "/api/embeddings", prompt="word " * 2000)
+        assert (status, len(answer["embedding"])) == (200, len(short["embeddings"][0]))
+
+
 async def test_thirty_two_chats_of_one_client_are_all_answered_by_one_slot(rig: Rigs, engine: Path) -> None:
     """The bare engine queues them all; so does the gateway, and the connection is not lost meanwhile."""
     from openai import AsyncOpenAI

@@ -240,6 +240,44 @@ async def test_each_token_is_passed_on_as_it_comes(rig: Rigs) -> None:
     assert seen.header("content-length") == str(len(seen.body))
 
 
+LONG = "word " * 10
+
+
+@pytest.mark.parametrize(
+    ("asked", "tokens", "sent", "calls"),
+    [
+        ({"input": [LONG, "a"]}, 30, ["cut", "a"], ["/tokenize", "/detokenize"]),
+        ({"input": LONG}, 30, "cut", ["/tokenize", "/detokenize"]),
+        ({"input": LONG}, 24, LONG, ["/tokenize"]),
+        ({"input": LONG, "truncate": False}, 30, LONG, []),
+        ({"input": ["a", "b"] * 30}, 30, ["a", "b"] * 30, []),
+        ({"input": LONG}, None, LONG, ["/tokenize"]),
+    ],
+)
+async def test_a_text_is_cut_to_the_context(
+    rig: Rigs, asked: dict[str, Any], tokens: int | None, sent: object, calls: list[str]
+) -> None:
+    """Only where it is longer, and where the engine can tell; `tokens` None: it cannot."""
+
+    async def script(line: Line, request: Received) -> None:
+        if request.target == "/tokenize" and tokens is None:
+            await line.json({"error": "no"}, "501 Not Implemented")
+        elif request.target == "/tokenize":
+            await line.json({"tokens": list(range(tokens or 0))})
+        elif request.target == "/detokenize":
+            assert json.loads(request.body)["tokens"] == list(range(24))
+            await line.json({"content": "cut"})
+        else:
+            await line.json({"data": [{"embedding": [1.0]}], "usage": {"prompt_tokens": 3}})
+
+    here = await rig(script)
+    here.model.model_info = {"n_ctx": 32}
+    status, answer = await post(here, "/api/embed", {"model": "chat", **asked})
+    assert (status, answer["embeddings"]) == (200, [[1.0]])
+    assert [each.target for each in here.engine.requests] == [*calls, "/v1/embeddings"]
+    assert json.loads(here.engine.requests[-1].body)["input"] == sent
+
+
 async def test_an_engines_error_is_ollamas_error(rig: Rigs) -> None:
     async def script(line: Line, request: Received) -> None:
         await line.json({"error": {"message": "context too small", "code": 400}}, "400 Bad Request")
