@@ -72,8 +72,7 @@ class Supervisor:
         self.model = model
         self.terms = terms or SupervisorOptions()
         self.callbacks = callbacks or SupervisorCallbacks()
-        self.generation = self.spawns = 0
-        self.iterations = 0  # of run()'s loop, for the watchdog
+        self.generation = self.spawns = self.iterations = 0  # iterations of run()'s loop, for the watchdog
         self.watch: Watch | None = None
         self.started_at_s: float | None = None  # of the last start, monotonic
         self.launched = False  # the launcher spawned the first child
@@ -386,6 +385,7 @@ class Supervisor:
             gpu_load=self.callbacks.gpu_load,
             wedge_s=policy.wedge_again_s if self.machine.wedges else policy.wedge_s,
             on_speed=lambda tokens_s: self.callbacks.on_speed(self, tokens_s),
+            memory_back=lambda: self.callbacks.memory_back(self),
         )
         self.watch.start()
 

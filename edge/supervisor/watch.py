@@ -27,7 +27,6 @@ from edge.supervisor.events import (
     Exited,
     FirstRequestDue,
     Hung,
-    MemoryBack,
     Sleep,
     StartRefused,
     Warmed,
@@ -93,6 +92,7 @@ class Watch:
         driver: Callable[[], str | None] = lambda: None,
         gpu_load: Callable[[], float | None] = lambda: None,
         on_speed: Callable[[float], None] = lambda _: None,
+        memory_back: Callable[[], None] = lambda: None,
         probe: EngineClient | None = None,
     ) -> None:
         self.child = child
@@ -108,6 +108,7 @@ class Watch:
         self._traffic = traffic
         self._held = held
         self._on_speed = on_speed
+        self._memory_back = memory_back
         self._remedies = remedies
         self._driver = driver
         self._gpu_load = gpu_load
@@ -153,7 +154,9 @@ class Watch:
     async def _save_and_end(self) -> None:
         if not self.warming.busy:  # its request holds the slot and its batch the answer of /slots
             await self._prompts.save()
-        self._post(Drained(saved=True))
+        self.warming.ended = not self._traffic.open  # a request that had its endpoint before comes here at its end
+        if self.warming.ended:
+            self._post(Drained(saved=True))
 
     async def close(self) -> None:
         """Stop observing. The child must be gone, or have its signal."""
@@ -277,11 +280,8 @@ class Watch:
             if await happens(self._exited, CORE_DUMP_S):
                 return
             failure = Failure("warm_up_failed", f"the connection broke: {lost}", "see `edgellm logs --engine`")
-        if failure is not None and self.warming.refused:
-            self._post(StartRefused(failure))
-            return
         if failure is not None:
-            self._hang(failure)
+            self._post(StartRefused(failure)) if self.warming.refused else self._hang(failure)
             return
         self.first_token_s = time.monotonic()
         await self._ask_gpu_bytes()
@@ -341,7 +341,7 @@ class Watch:
                 self._witness.alive()
                 if self._disconnected():
                     return
-                self._post(MemoryBack())  # a rung that was lost comes back while no request is open
+                self._memory_back()  # a rung that was lost comes back while no request is open
             limit_s = self._traffic.idle_limit_s(self._terms.ttl_s)
             if idle and limit_s is not None and self._idle_s(now) >= limit_s:
                 self._post(Sleep())
@@ -394,7 +394,5 @@ class Watch:
 
     def _idle_look_s(self) -> float:
         limit_s = self._traffic.idle_limit_s(self._terms.ttl_s)
-        if limit_s is None:
-            return IDLE_LOOK_S
-        left_s = limit_s - self._idle_s(time.monotonic())
+        left_s = IDLE_LOOK_S if limit_s is None else limit_s - self._idle_s(time.monotonic())
         return min(IDLE_LOOK_S, max(self._terms.policy.look_s, left_s))

@@ -16,6 +16,7 @@ from edge.linux.procfs import read_usage
 from edge.supervisor import watch
 from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.status import State
+from edge.supervisor.variants import SupervisorCallbacks
 from tests.fakes.llama_switches import Death
 from tests.supervisor.rig import FAST, rigged, settings
 
@@ -242,6 +243,48 @@ async def test_a_rung_lost_without_evidence_comes_back_after_its_time(
         assert spawned == [0, 0, 1, 0] and len(rig.pids) == 4
         assert [machine.rung for machine in rig.machines if machine.state is State.DRAINING] == [1], "it served"
         assert rig.supervisor.status().degraded == ()
+
+
+async def test_a_lost_rung_comes_back_only_where_the_memory_for_it_is_granted(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside other models its memory may be another one's by then: the owner of the budget is asked each time."""
+    monkeypatch.setattr(watch, "IDLE_LOOK_S", 0.05)
+    terms = SupervisorOptions(policy=replace(FAST, rung_back_s=0.0))
+    killed = {"death": Death("loading", signal=signal.SIGKILL).__dict__}
+    asked: list[int] = []
+    callbacks = SupervisorCallbacks(memory_back=lambda each: asked.append(each.machine.rung))
+    async with rigged(short_dir, rungs=2, terms=terms, callbacks=callbacks, first_starts=2, first=killed) as rig:
+        await rig.ready()
+        await rig.until(lambda: len(asked) > 1)
+        assert set(asked) == {1} and rig.states[-1] == "READY" and len(rig.pids) == 3
+        rig.supervisor.memory_back()
+        await rig.until(lambda: [rig.supervisor.machine.rung, *rig.states[-1:]] == [0, "READY"])
+
+
+async def test_a_request_that_comes_while_prompts_are_saved_is_not_cut_off(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had the engine's endpoint before the model was chosen to sleep, and opens only now."""
+    async with rigged(short_dir) as rig:
+        await rig.ready()
+        seen = rig.supervisor.watch
+        assert seen is not None
+        saving, go_on = asyncio.Event(), asyncio.Event()
+
+        async def save() -> None:
+            saving.set()
+            await go_on.wait()
+
+        monkeypatch.setattr(seen._prompts, "save", save)
+        seen.warming.busy = False
+        rig.supervisor.sleep()
+        await asyncio.wait_for(saving.wait(), 30)
+        with rig.supervisor.request():
+            go_on.set()
+            await rig.until(lambda: not seen.warming.ended)
+            assert rig.supervisor.machine.state is State.DRAINING and rig.supervisor.machine.alive
+        assert await rig.settle(State.SLEEPING) is State.SLEEPING
 
 
 async def test_fc16_an_nvmap_refusal_is_its_own_kind_and_takes_the_next_rung(short_dir: Path) -> None:
