@@ -67,7 +67,8 @@ async def in_place(handle: ModelHandle, old: Supervisor, new: Supervisor) -> Rep
         if not served:  # the old engine had failed too: its replacement shows the newer failure
             return Replacement("after", failure)
         handle.serve(old)
-        await _start(handle, old)
+        if await _start(handle, old) is not None:
+            old.sleep()  # where it did not even start: its next request asks again
         return Replacement("back", failure)
 
 

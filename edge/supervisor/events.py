@@ -25,7 +25,7 @@ class Restart(Struct, frozen=True):
 
 
 class Sleep(Struct, frozen=True):
-    """End the child after its open requests, or while it starts, and give its memory back until the next request."""
+    """End the child after its open requests, or while it starts; the next request starts one again."""
 
 
 # --- observed---------------------------------------------------------------------------------------------------------

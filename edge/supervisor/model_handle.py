@@ -115,7 +115,9 @@ class ModelHandle:
         self._stop_for_heat()
         if not limit.drain and self._stopped_for_heat:
             self._stopped_for_heat = False
-            if self.supervisor is not None and self.supervisor.status().state is not State.FAILED:
+            if self.supervisor is not None and self.supervisor.status().state is State.STOPPED:
+                self.start()
+            elif self.supervisor is not None and self.supervisor.status().state is not State.FAILED:
                 self.supervisor.start()
         self._wake()
 
@@ -292,6 +294,8 @@ class ModelHandle:
         failure = None if waking.cancelled() else waking.result()
         if failure is not None:
             _log.warning("%s was not started: %s: %s", self.model_id, failure.kind, failure.evidence)
+            if self.supervisor is not None and self.supervisor.machine.state is State.STOPPED:
+                self.supervisor.sleep()  # its next request asks again
 
     def keep_alive(self, seconds: float) -> None:
         if self.supervisor:

@@ -241,7 +241,7 @@ def _sleep(m: SupervisorState, now: float, policy: Policy) -> Step:
         return _end(m, AfterExit.SLEEP, now, policy, Terminate())
     if m.state in ENDING and m.then in {AfterExit.START, AfterExit.HOME}:
         return replace(m, then=AfterExit.SLEEP), ()
-    if m.state is State.BACKOFF:
+    if m.state in {State.BACKOFF, State.STOPPED}:
         return replace(m, state=State.SLEEPING, deadline=None), ()
     return m, ()
 

@@ -17,11 +17,12 @@ from edge.plan.plan import DomainBudget
 from edge.pool.pool import Pool
 from edge.pool.schedule import PoolPolicy
 from edge.pool.warm_at import PoolModel
-from edge.supervisor.events import MemoryBack, Restart, Sleep, StartRequested
+from edge.supervisor.events import MemoryBack, Restart, Sleep, StartRequested, Stop
 from edge.supervisor.model_handle import ModelHandle
 from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.state import AfterExit
 from edge.supervisor.status import Failure, State
+from edge.telemetry.governor import AdmissionLimit
 from edge.units import GIB
 from tests.fakes.waiting import running, until
 from tests.pool.test_pool_room import NEED, READ, Posted
@@ -97,6 +98,29 @@ async def test_a_failed_model_beside_a_pinned_one_is_not_started(
         handle.memory_back()
         await until(lambda: "failed was not started: no_room" in caplog.text)
     assert (board.posted("resident"), board.posted("failed")) == ([], [])
+
+
+async def test_a_model_that_was_stopped_for_heat_starts_within_the_budget(short_dir: Path) -> None:
+    """Another process may have taken memory meanwhile: not both are started into what is left."""
+    board = Board(short_dir, 1, one=State.READY, two=State.READY)
+    for name, handle in board.handles.items():
+        handle.supervisor_changed(board.supervisors[name], State.READY)
+        handle.limit_admission(AdmissionLimit(0.5, hold_new=True, drain=True), "95 °C")
+        assert board.posted(name) == [Stop]
+        board.supervisors[name].machine = replace(board.supervisors[name].machine, state=State.STOPPED)
+    for handle in board.handles.values():
+        handle.limit_admission(AdmissionLimit(), "60 °C")
+    async with running(board.pool.run()):
+        await until(lambda: StartRequested in board.posted("one") + board.posted("two"))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert sum(StartRequested in board.posted(name) for name in board.handles) == 1
+    pinned = Board(short_dir, 0, resident=State.READY, cool=State.STOPPED)
+    pinned.pinned = {"resident"}
+    async with running(pinned.pool.run()):
+        pinned.handles["cool"].start()
+        await until(lambda: pinned.posted("cool"))
+    assert pinned.posted("cool") == [Sleep], "its requests are refused by name, and not held in vain"
 
 
 async def test_a_model_that_failed_for_another_reason_does_not_wait_for_memory(short_dir: Path) -> None:

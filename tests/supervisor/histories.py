@@ -107,6 +107,13 @@ LIFE: dict[str, tuple[Row, ...]] = {
         (SLEEP, "SLEEPING"),
         (START, "STARTING", "spawn 0"),
     ),
+    "a stopped one sleeps: its next request starts it": (
+        *UP,
+        (STOP_NOW, "STOPPING", "kill"),
+        (CRASH, "STOPPED"),
+        (SLEEP, "SLEEPING"),
+        (START, "STARTING", "spawn 0"),
+    ),
     "one that restarts sleeps in its place": (
         *UP,
         (RESTART, "DRAINING"),
