@@ -87,9 +87,11 @@ class Pool:
         """
         return await self._wait(_Waiter(handle, time.monotonic(), begin))
 
-    async def fits(self, needs: Bytes) -> bool:
-        """Return whether this much memory can be given away now. Memory that cannot be read is none."""
-        return self._fits(await self._look(), needs)
+    async def may_grow(self, handle: ModelHandle, more: Bytes) -> bool:
+        """Return whether a resident may take so much more. Alone it may: its own ladder has rungs for less memory."""
+        if all(each.id == handle.model_id for each in self._residents()):
+            return True
+        return self._fits(await self._look(), more)
 
     @asynccontextmanager
     async def beside(self, new: Supervisor) -> AsyncIterator[bool]:

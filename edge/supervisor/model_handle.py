@@ -40,8 +40,8 @@ class MemoryAdmission(Protocol):
         """Call `begin`, which starts a model at rest, once there is memory; return why there is none."""
         ...
 
-    async def fits(self, needs: Mapping[str, int], /) -> bool:
-        """Return whether these bytes, by memory domain, can be given away now."""
+    async def may_grow(self, handle: ModelHandle, more: Mapping[str, int], /) -> bool:
+        """Return whether a model with an engine may take so many bytes more, by memory domain."""
         ...
 
     def holds(self, model_id: str, /) -> bool:
@@ -280,7 +280,8 @@ class ModelHandle:
         """Let the engine return to the planned rung if what that needs more is free."""
         ladder, has = supervisor.model.ladder, supervisor.needs_bytes
         budget = ladder.plans[supervisor.machine.home].budget
-        if await admission.fits({domain: each.required_bytes - has.get(domain, 0) for domain, each in budget.items()}):
+        more = {domain: each.required_bytes - has.get(domain, 0) for domain, each in budget.items()}
+        if await admission.may_grow(self, more):
             supervisor.memory_back()
         return None
 

@@ -149,11 +149,19 @@ async def test_a_pool_that_cannot_decide_starts_what_waits(short_dir: Path) -> N
     assert board.posted("failed") == [Restart]
 
 
-@pytest.mark.parametrize(("room", "grows"), [(0, False), (1, True)])
+@pytest.mark.parametrize(
+    ("room", "other", "grows"),
+    [
+        (0, State.READY, False),
+        (1, State.READY, True),
+        (1, State.LOADING, False),
+        (0, State.SLEEPING, True),  # alone: its own ladder decides
+    ],
+)
 async def test_an_engine_returns_to_its_planned_rung_only_if_what_that_needs_more_is_free(
-    short_dir: Path, room: int, grows: bool
+    short_dir: Path, room: int, other: State, grows: bool
 ) -> None:
-    board = Board(short_dir, room, smaller=State.READY)
+    board = Board(short_dir, room, smaller=State.READY, other=other)
     supervisor = board.supervisors["smaller"]
     supervisor.machine = replace(supervisor.machine, rung_lost=True)
     ladder = supervisor.model.ladder  # of the rung that it runs on; the planned one needs twice that
