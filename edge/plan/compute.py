@@ -32,6 +32,10 @@ _SMALL_INPUTS = 128 * 1024  # copies of states, ids of outputs, and what alignme
 _HOST_START = "+i:embd {inputs} +x:embd +read:per_layers +pl:per_layers -read"
 _MIXED_START = "+i:embd +m:embd {inputs} +pl:per_layers +x:embd +b:embd +c:embd -m -b"
 _DEVICE_START = "+pl:per_layers +x:embd {inputs}"  # copies of what the host has
+# Several devices that hold all layers work on four batches at once, each with inputs of its own that stay
+# (llama-context.cpp, pipeline_parallel; GGML_SCHED_MAX_COPIES).
+_PIPELINE_COPIES = 4
+_PIPELINE_START = "+copies:copies +pl:per_layers +x:none {inputs}"
 
 _QUERY, _QUERY_GATED = "+n:embd +q:q +r:q -q", "+n:embd +g:q2 +r:q"
 _VALUES_KEYS = "+v:v +k:k -n +s:k -k -s -v"
@@ -86,9 +90,8 @@ class Arena:
         self.places: dict[str, tuple[int, int]] = {}  # offset and size of what is held
 
     def take(self, name: str, size: int) -> None:
-        hole = min(
-            (hole for hole in self._holes if hole[1] >= size), key=lambda hole: (hole[1], -hole[0]), default=None
-        )
+        fitting = (hole for hole in self._holes if hole[1] >= size)
+        hole = min(fitting, key=lambda hole: (hole[1], -hole[0]), default=None)
         if hole is None:
             at, self._end = self._end, self._end + size
         else:
@@ -154,20 +157,25 @@ def device_compute_bytes(meta: ModelMeta, memory: KvBytes, settings: Settings, *
     """Return the bytes on a GPU that holds layers; the inputs that it needs are there too."""
     if meta.arch in ENCODERS:
         return _encoder(meta, memory, settings)
-    return _graph_bytes(meta, memory, settings, all_logits, _DEVICE_START)
+    start = _PIPELINE_START if _copies(meta, settings) > 1 else _DEVICE_START
+    return _graph_bytes(meta, memory, settings, all_logits, start)
 
 
 def host_compute_bytes(meta: ModelMeta, memory: KvBytes, settings: Settings, *, mixed: bool = True) -> int:
     """Return the bytes on the host beside an offloaded model: inputs, embeddings and output of one batch."""
-    embeddings = _rows(settings) * _F32 * ((5 if mixed else 2) * meta.n_embd + _per_layers(meta))
-    return embeddings + sum(_inputs(meta, memory, settings).values()) + _output(meta, settings)
+    row, copies = _rows(settings) * _F32, _copies(meta, settings)
+    inputs = sum(_inputs(meta, memory, settings).values()) + row * (2 if mixed else 1) * meta.n_embd
+    computed = row * ((3 if mixed else 1) * meta.n_embd + _per_layers(meta))
+    return copies * inputs + computed + _output(meta, settings)
 
 
 def _graph_bytes(meta: ModelMeta, memory: KvBytes, settings: Settings, all_logits: bool, start: str) -> int:
     """Return the bytes of a batch's graph; `start`: the program of its embeddings and inputs."""
     arena, inputs = Arena(), _inputs(meta, memory, settings)
-    sizes = {**_sizes(meta, settings), **inputs}
-    arena.run(start.format(inputs=" ".join(f"+{name}:{name}" for name in inputs)), sizes)
+    sizes = {**_sizes(meta, settings), **inputs, "none": 0}
+    sizes["copies"] = _PIPELINE_COPIES * (sizes["embd"] + sizes["per_layers"] + sum(inputs.values()))
+    own = "none" if start == _PIPELINE_START else ""
+    arena.run(start.format(inputs=" ".join(f"+{name}:{own or name}" for name in inputs)), sizes)
     sample = _sample(meta, memory)
     if sample and _reads_history(meta, sample[0][0]):
         arena.run("+cs:history", sizes)
@@ -176,16 +184,15 @@ def _graph_bytes(meta: ModelMeta, memory: KvBytes, settings: Settings, all_logit
     for index, (layer, feed) in enumerate(sample):
         later = [each for each, _ in sample[index + 1 :]]
         last = not borrowed and layer.cells not in {each.cells for each in later}
-        program = _layer(
-            meta, layer, settings, feed, last=last, history=any(_reads_history(meta, e) for e in later[:1])
-        )
+        history = any(_reads_history(meta, each) for each in later[:1])
+        program = _layer(meta, layer, settings, feed, last=last, history=history)
         if sizes["per_layers"]:  # the embeddings are needed until the first layer's end
             first = program.replace("-x o>x", "x>x0 o>x", 1) if not index else program
             program = f"{program} {_PER_LAYER}" if first == program else f"{first} {_PER_LAYER_FIRST}"
         arena.run(program, {**sizes, **_attention_sizes(meta, memory, layer, settings)})
-    logits = 0
-    if all_logits or settings.role != "chat":
-        logits = _rows(settings) * _F32 * ((meta.n_vocab or 0) + 4 * meta.n_embd) + sum(inputs.values())
+    if not all_logits and settings.role == "chat":
+        return arena.peak_bytes
+    logits = _rows(settings) * _F32 * ((meta.n_vocab or 0) + 4 * meta.n_embd) + sum(inputs.values())
     return max(arena.peak_bytes, logits)
 
 
@@ -314,13 +321,8 @@ def _sizes(meta: ModelMeta, settings: Settings) -> dict[str, int]:
         "ssm_in": inner + channels + rank,
     }
     sizes = {name: row * count for name, count in values.items()}
-    return {
-        **sizes,
-        "scan": row * inner + states,
-        "state": states,
-        "history": history,
-        "conv_in": row * channels + history,
-    }
+    sizes |= {"scan": row * inner + states, "state": states, "history": history}
+    return sizes | {"conv_in": row * channels + history}
 
 
 def _attention_sizes(meta: ModelMeta, memory: KvBytes, layer: LayerShape, settings: Settings) -> dict[str, int]:
@@ -354,10 +356,6 @@ def _attention_sizes(meta: ModelMeta, memory: KvBytes, layer: LayerShape, settin
     }
 
 
-def _plain_cache(settings: Settings) -> bool:
-    return settings.kv_type_k in PLAIN_KV and settings.kv_type_v in PLAIN_KV
-
-
 def _inputs(meta: ModelMeta, memory: KvBytes, settings: Settings) -> dict[str, int]:
     """Return the bytes of positions and the like, and those of mask and indices of the windowed and the whole cache."""
     rows, flash = _rows(settings), settings.flash_attention != "off"
@@ -381,6 +379,16 @@ def _encoder(meta: ModelMeta, memory: KvBytes, settings: Settings) -> int:
     """Return the bytes of an encoder: no gate in the feed-forward, no logits."""
     values = 2 * _feed_forward(meta) + meta.n_embd
     return _rows(settings) * _F32 * values + sum(_inputs(meta, memory, settings).values())
+
+
+def _copies(meta: ModelMeta, settings: Settings) -> int:
+    """Return how many batches are computed at once."""
+    whole = settings.n_gpu_layers > meta.n_layer and settings.split_mode == "layer" and not settings.cpu_expert_layers
+    return _PIPELINE_COPIES if whole and len(settings.devices) > 1 else 1
+
+
+def _plain_cache(settings: Settings) -> bool:
+    return settings.kv_type_k in PLAIN_KV and settings.kv_type_v in PLAIN_KV
 
 
 def _output(meta: ModelMeta, settings: Settings) -> int:

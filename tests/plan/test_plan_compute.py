@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from edge.board.board import Board
 from edge.models.open import open_model
-from edge.plan.compute import Arena, compute_bytes, device_compute_bytes
+from edge.plan.compute import Arena, compute_bytes, device_compute_bytes, host_compute_bytes
 from edge.plan.inputs import Candidate, candidate_of
 from edge.plan.kv_cache import memory_of
 from edge.plan.plan import Settings
@@ -61,6 +61,31 @@ def test_a_plan_is_within_two_percent_and_never_under_what_an_engine_allocated(w
         assert planned["compute"] / 1024 - compute <= max(0.15 * compute, 24 * 1024)
         assert there <= total + LOG_KIB
         assert total <= 1.02 * there
+
+
+# Compute buffers of the device that has the larger one and of the host, in MiB, as the pinned llama-server logged them
+# with two rpc-servers.
+SEVERAL = [
+    ("llama-wide", 0, 80.04, 36.05),
+    ("llama-wide", 2, 288.35, 148.36),
+    ("llama-wide", 3, 208.02, 68.03),
+    ("gemma3-wide", 0, 86.07, 42.08),
+]
+
+
+@pytest.mark.parametrize(("model", "index", "device", "host"), SEVERAL)
+def test_devices_that_hold_all_layers_keep_the_inputs_of_four_batches(
+    model: str, index: int, device: float, host: float
+) -> None:
+    it = candidate(model)
+    one = plan(it, SETTINGS[index], board("gpu"), shapes.engine(cuda=True))[0]
+    several = replace(one, devices=("CUDA0", "CUDA1"), split_mode="layer", tensor_split=(1.0, 1.0))
+    meta, memory = it.file.meta, it.memory
+    assert device <= device_compute_bytes(meta, memory, several) / MIB <= 1.02 * device
+    # The estimate has the output of all slots, and V's indices for each slot.
+    assert host <= host_compute_bytes(meta, memory, several, mixed=False) / MIB <= 1.05 * host
+    partial = replace(several, n_gpu_layers=one.n_gpu_layers - 1)  # no layers at once
+    assert device_compute_bytes(meta, memory, partial) == device_compute_bytes(meta, memory, one)
 
 
 def test_recorded_allocations_cover_every_model_of_the_sweep() -> None:
