@@ -12,14 +12,16 @@ import tempfile
 import venv
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from edge.gateway import keys
+from edge.gateway import dispatch, keys
 from edge.gateway.config import GatewayOptions
+from edge.supervisor.status import ModelStatus, State
 from tests.fakes.upstream.model import FakeModel
 from tests.fakes.upstream.real import real_engine
-from tests.gateway.conftest import Rigs, rig, sockets
+from tests.gateway.conftest import Rig, Rigs, rig, sockets
 from tests.kept import kept, python_of
 
 __all__ = ["rig", "sockets"]  # fixtures
@@ -39,6 +41,7 @@ EXPECTED = {
 # Installed without what its wheel requires beyond requirements-open-webui.txt.
 ALONE = {"requirements-open-webui.txt": "open-webui==0.12.4"}
 MEAN_POOLING = 1
+HEARTBEAT_S = 0.02
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +66,7 @@ def environment(cache: Path, client: str) -> Path:
 
     def make(_: Path) -> None:
         venv.create(folder, with_pip=True)
-        pip = [python, "-m", "pip", "install", "-q"]
+        pip: list[str | Path] = [python, "-m", "pip", "install", "-q"]
         subprocess.run([*pip, "-r", requirements], check=True)
         if alone:
             subprocess.run([*pip, "--no-deps", alone], check=True)
@@ -96,11 +99,35 @@ def secret(tmp_path: Path) -> str:
     return made
 
 
-async def run(rig: Rigs, engines: dict[str, Path], folder: Path, secret: str, command: list[str | Path]) -> list[str]:
-    """The names of the checks that passed. Fails with all that did not."""
+async def run(
+    rig: Rigs, engines: dict[str, Path], folder: Path, secret: str, command: list[str | Path], *, naps: bool = False
+) -> list[str]:
+    """The names of the checks that passed. Fails with all that did not. `naps`: the model is asleep before each."""
     models = {name: FakeModel(name, str(path)) for name, path in engines.items()}
     models["chat"].slots = 2
-    here = await rig(models=models, config=GatewayOptions(keys_file=folder / "keys.toml"))
+    more: dict[str, Any] = {"heartbeat_s": HEARTBEAT_S} if naps else {}
+    here = await rig(models=models, config=GatewayOptions(keys_file=folder / "keys.toml", **more))
+    napping = asyncio.ensure_future(nap(models["chat"], str(engines["chat"]))) if naps else None
+    try:
+        return await checked(here, secret, command)
+    finally:
+        if napping is not None:
+            napping.cancel()
+
+
+async def nap(model: FakeModel, path: str) -> None:
+    """Let each request wait for some comments, and let the model sleep again after it."""
+    while True:
+        await model.lost(State.SLEEPING)
+        while not model.waiting:
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(10 * HEARTBEAT_S)
+        await model.ready(path)
+        while model.open or model.waiting:
+            await asyncio.sleep(0.005)
+
+
+async def checked(here: Rig, secret: str, command: list[str | Path]) -> list[str]:
     environment = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
     environment |= {"BASE": f"http://127.0.0.1:{here.port}", "KEY": secret, "PYTHONPATH": str(HERE)}
     child = await asyncio.create_subprocess_exec(
@@ -132,3 +159,21 @@ async def test_the_node_clients(
 ) -> None:
     passed = await run(rig, engines, tmp_path, secret, await asyncio.to_thread(node_client, test_cache))
     assert len(passed) == EXPECTED["node"]
+
+
+@pytest.mark.parametrize("client", ["openai", "anthropic"])
+async def test_a_client_reads_streams_that_had_to_wait(
+    rig: Rigs, engines: dict[str, Path], test_cache: Path, tmp_path: Path, secret: str, client: str
+) -> None:
+    """Their SSE parsers pass over the comments, before the first event and before an error."""
+    python = await asyncio.to_thread(environment, test_cache, client)
+    comments, comment = [], dispatch._comment
+
+    def counted(status: ModelStatus) -> bytes:
+        comments.append(status)
+        return comment(status)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dispatch, "_comment", counted)
+        passed = await run(rig, engines, tmp_path, secret, [python, HERE / f"{client}_client.py"], naps=True)
+    assert len(passed) == EXPECTED[client] and comments
