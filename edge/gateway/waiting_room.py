@@ -96,6 +96,7 @@ class ByteReservation:
         self._queue = queue
         self._bytes = 0
         self._arrived = self._arriving = 0
+        self._has_room = False  # another body ended for this one; what that held is free a moment later
 
     def __enter__(self) -> ByteReservation:
         return self
@@ -114,7 +115,10 @@ class ByteReservation:
         self._queue.arriving_bytes += counted
         self._arriving += counted
         others = self._queue.arriving_bytes - self._arriving  # alone it may hold as much as it needs
-        if counted and others and others + self._arriving > _ARRIVING_BYTES and not make_room():
+        if self._has_room or not counted or not others or others + self._arriving <= _ARRIVING_BYTES:
+            return
+        self._has_room = make_room()
+        if not self._has_room:
             message = f"the bodies that are on their way hold {format_bytes(_ARRIVING_BYTES)} together"
             raise RejectedError(HttpFault(503, "waiting_room_full", message, "try again later", DEFAULT_RETRY_S))
 

@@ -12,7 +12,7 @@ import pytest
 from edge.gateway import admission, connections, waiting_room
 from edge.gateway.body import _zstd_window_bytes
 from edge.gateway.config import ClientLimits, GatewayOptions
-from edge.gateway.connections import Connections
+from edge.gateway.connections import Connection, Connections
 from tests.fakes.upstream.engine import Line, Received
 from tests.gateway.conftest import Rig, Rigs
 from tests.gateway.raw import Client, until
@@ -196,8 +196,9 @@ async def test_a_body_that_crawls_gives_way_to_another(rig: Rigs, monkeypatch: p
     here = await rig()
     (crawls,) = await stalled(here, 1)
     await until(lambda: here.context.waiting.arriving_bytes > 200_000)
-    monkeypatch.setattr(connections, "_JUDGED_AFTER_S", 0.0)
-    monkeypatch.setattr(connections, "_SLOW_BYTES_PER_S", float("inf"))
+    (crawling,) = here.context.connections._open.values()
+    rate = {crawling: 0.0}
+    monkeypatch.setattr(Connection, "upload_rate", lambda self, _: rate.get(self, float("inf")))
     body = b"[" + b" " * 200_000 + b"]"
     answers = await here.once(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
     assert answers.status == 200
