@@ -57,7 +57,7 @@ def find_holders(gpu: Iterable[MemoryHolder] = (), proc: Path = procfs.PROC) -> 
 
 
 class MemoryWait:
-    """Calls `on_freed` once a process that held memory has ended, or more memory is available than when the wait began.
+    """Calls `on_freed` when a process that held memory has ended, or more memory is available than when the wait began.
 
     `holders` is known soon after `begin`. `gpu` lists processes with memory of a discrete GPU, as its driver reports
     them. A start costs all its tries: each one that a look led to doubles the growth that the next look requires,
@@ -113,6 +113,13 @@ class MemoryWait:
         return replace(failure, evidence=f"{self.sentence}\n{failure.evidence}")
 
     async def _wait(self) -> None:
+        """Report each time. A start ends this; one that finds no room beside other models does not."""
+        while True:
+            await self._freed()
+            self._on_freed()
+            await asyncio.sleep(self._look_s)
+
+    async def _freed(self) -> None:
         self.holders = await in_thread(partial(find_holders, list(self._gpu())), None)
         look = asyncio.ensure_future(self._grown())
         ends = [asyncio.ensure_future(gone(holder.pid)) for holder in self.holders]
@@ -124,7 +131,6 @@ class MemoryWait:
                 each.cancel()
             # Awaited, so that each pidfd is closed and its reader removed before the loop goes on.
             await asyncio.gather(look, *ends, return_exceptions=True)
-        self._on_freed()
 
     async def _grown(self) -> None:
         """Return once `_growth_bytes` more are available than now."""

@@ -142,6 +142,17 @@ async def test_each_start_in_vain_requires_twice_as_much_until_a_model_served(lo
     await looks.freed.wait()
 
 
+async def test_a_start_that_was_not_granted_is_followed_by_further_looks(looks: Looks) -> None:
+    """Beside other models there may be no room for it: memory that comes back later is seen as well."""
+    await looks.begin()
+    looks.bytes += HOLDER_BYTES
+    await looks.freed.wait()
+    looks.freed.clear()
+    await looks.looked()
+    looks.bytes += 2 * HOLDER_BYTES
+    await until(looks.freed.is_set)
+
+
 async def test_memory_of_a_gpu_that_is_given_back_counts_in_a_look(looks: Looks) -> None:
     looks.gpu_bytes = 2 * HOLDER_BYTES
     await looks.begin()
