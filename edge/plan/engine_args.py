@@ -312,6 +312,9 @@ def check_args(words: Sequence[str], engine: Engine) -> list[tuple[str, tuple[st
         flag = _assumed(word, rest) if engine.assumed else _known(word, engine)
         if len(rest) < flag.arity:
             raise ConfigError(f"args: {word} wants {flag.arity} value{'s' if flag.arity > 1 else ''}", _HINT)
+        for value in rest[: flag.arity]:
+            if value in engine.flags:
+                raise ConfigError(f"args: {word} wants a value, and {value} is an option", _HINT)
         found.append((word, tuple(rest[: flag.arity])))
         del rest[: flag.arity]
     return found

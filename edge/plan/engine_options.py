@@ -7,6 +7,7 @@ engine. `args` are checked against the same --help; options that the plan owns a
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -112,6 +113,8 @@ _KEYS = (
     "speculation",
     "args",
 )
+# Without effect on a model for embeddings or ranking.
+CHAT_KEYS = frozenset(_KEYS) - {"pooling", "lora", "rope_scaling", "rope_scale", "args"}
 # Options of llama-server that the keys are rendered with, in their newest spelling.
 OPTION_NAMES = (
     *(option for option, _, _ in _SAMPLING.values()),
@@ -132,7 +135,7 @@ def _options(
     if name == "args":
         return [((option,), words) for option, words in check_args(value, engine)]
     if name == "lora":
-        return [_adapter(entry) for entry in value]
+        return [_adapter(entry, engine) for entry in value]
     if name in _SAMPLING:
         return [((_SAMPLING[name][0],), (f"{value:g}",))]
     if name in ("draft", "speculation"):
@@ -156,18 +159,29 @@ def _options(
     return [(("--" + name.replace("_", "-"),), (words,))]
 
 
-def _adapter(entry: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _adapter(entry: str, engine: Engine) -> tuple[tuple[str, ...], tuple[str, ...]]:
     path, scale = adapter(entry)
-    return (("--lora",), (path,)) if scale == 1 else (("--lora-scaled",), (f"{path}:{scale:g}",))
+    scaled = engine.flags.get("--lora-scaled")
+    if scaled is not None and scaled.arity == 2:  # of older builds: FNAME SCALE, and no list
+        return (("--lora",), (path,)) if scale == 1 else (("--lora-scaled",), (path, f"{scale:g}"))
+    if scale != 1 and ":" in path:
+        raise ConfigError(f"lora: llama-server takes no scale for a path with a colon: {path}", "rename the file")
+    # Both take lists (parse_csv_row in common/arg.cpp).
+    listed = '"' + path.replace('"', '""') + '"' if set(path) & {",", '"'} else path
+    if scale == 1:
+        return ("--lora",), (listed,)
+    name = f"{path}:{scale:g}"
+    return ("--lora-scaled",), ('"' + name.replace('"', '""') + '"' if listed != path else name,)
 
 
 def adapter(entry: str) -> tuple[str, float]:
     """Split `PATH` or `PATH:SCALE` of the key lora."""
     path, colon, tail = entry.rpartition(":")
     try:
-        return (path, float(tail)) if colon else (entry, 1.0)
+        scale = float(tail) if colon else math.nan
     except ValueError:
-        return entry, 1.0
+        scale = math.nan
+    return (path, scale) if math.isfinite(scale) else (entry, 1.0)
 
 
 def _embedded(name: str, value: Any, preset: Preset, draft_type: str) -> dict[str, Any]:

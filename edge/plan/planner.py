@@ -26,7 +26,7 @@ from edge.plan.ladder import Rung, walk_ladder
 from edge.plan.load_choice import LoadChoice
 from edge.plan.other_engine import fingerprint, plan_other
 from edge.plan.plan import EngineOptions, Ladder, LaunchPlan, MemoryBudget, ModelPlan, Plan, SavedPrompts
-from edge.plan.reasons import does_not_fit, reasons
+from edge.plan.reasons import does_not_fit, no_template, reasons, without_effect
 from edge.plan.remotes import Remotes, with_remotes
 from edge.plan.sleep_choice import OPTION, SleepChoice, own_sleep_s, sleep_reasons
 from edge.units import GIB
@@ -197,7 +197,13 @@ class _Job(Struct, frozen=True):
             config.aliases,
             file,
             Ladder(launches, chosen),
-            turns + unmeasured + _no_template(file, role) + launches[chosen].warnings,
+            (
+                *turns,
+                *unmeasured,
+                *no_template(file, role),
+                *without_effect(own, config, preset, role, self.profile),
+                *launches[chosen].warnings,
+            ),
             last_start(inputs.calibrations, file.meta.arch, rungs[chosen].settings),
             takes_turns=bool(turns),
         )
@@ -341,13 +347,6 @@ def _no_code(board: Board, engine: Engine) -> tuple[str, ...]:
         for gpu in board.gpus
         if gpu not in usable
     )
-
-
-def _no_template(file: ModelFile, role: str) -> tuple[str, ...]:
-    """Warn of a file without a chat template: the engine takes ChatML, and answers look odd (FC-88)."""
-    if role != "chat" or file.meta.chat_template:
-        return ()
-    return ("the file has no chat template: the engine takes a general one, and tools may not work",)
 
 
 def _board_notes(board: Board, preset: Preset, plans: Mapping[str, ModelPlan]) -> tuple[str, ...]:

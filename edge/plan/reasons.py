@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from edge.config.values import Preset
+from edge.config.values import ModelConfig, Preset, Profile
 from edge.errors import DoesNotFitError
 from edge.models.open import ModelFile
+from edge.plan.engine_options import CHAT_KEYS
 from edge.plan.inputs import PlanInputs
 from edge.plan.kv_cache import BLOCKS, PLAIN_KV, checkpoint_bytes
 from edge.plan.ladder import Rung
@@ -205,6 +207,29 @@ def _cache(chosen: Settings, preset: Preset) -> str:
     if not chosen.cache_ram_bytes:
         return "prompt cache off; the engine would take up to 8 GiB of host memory"
     return "prompts that can be kept; the engine would take up to 8 GiB of host memory"
+
+
+def no_template(file: ModelFile, role: str) -> tuple[str, ...]:
+    """Warn of a file without a chat template: the engine takes ChatML, and answers look odd (FC-88)."""
+    if role != "chat" or file.meta.chat_template:
+        return ()
+    return ("the file has no chat template: the engine takes a general one, and tools may not work",)
+
+
+def without_effect(
+    own: Mapping[str, Any], config: ModelConfig, preset: Preset, role: str, profile: Profile
+) -> Iterator[str]:
+    """Warn of settings that do nothing for this model: overruled by its own, or of another role than its own."""
+    for key, value in own.items():
+        origin = profile.origins.get(key, "")
+        here = origin in ("flag", "--set") or origin.startswith("env ")
+        if here and getattr(profile.preset, key) != value:
+            given = "the command line" if origin == "flag" else origin
+            yield f"{key} of {given} has no effect on this model: {config.origin or 'its table'} sets its own"
+        if role != "chat" and key in CHAT_KEYS and value != getattr(Preset(), key):
+            yield f"{key} has no effect: the model does not chat, its role is {role}"
+    if role == "chat" and preset.pooling != Preset().pooling:
+        yield 'pooling has no effect: the model chats; role = "embedding" in [[model]] serves embeddings'
 
 
 # Build the error for a model that does not fit: the memory table and the three cheapest ways out. Pure.

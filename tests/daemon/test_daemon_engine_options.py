@@ -66,6 +66,7 @@ def test_keys_of_the_engine_are_at_work(tmp_path: Path, smollm2: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text(TEMPLATE, encoding="utf-8")
     lora = adapter_of(smollm2, tmp_path / "small-lora.gguf")
+    second = adapter_of(smollm2, tmp_path / "second, larger-lora.gguf")
     config = tmp_path / "config" / "edgellm.toml"
     config.parent.mkdir()
     config.write_text(
@@ -74,7 +75,7 @@ def test_keys_of_the_engine_are_at_work(tmp_path: Path, smollm2: Path) -> None:
 id = "chat"
 ref = "{smollm2}"
 chat_template_file = "{template}"
-lora = ["{lora}:0.25"]
+lora = ["{lora}:0.25", "{second}:-0.125"]
 args = ["--repeat-last-n", "32"]
 [model.set]
 n_ctx = 512
@@ -92,7 +93,7 @@ speculation = "ngram"
         assert params["temperature"] == 0.125 and params["top_k"] == 3 and params["repeat_last_n"] == 32
         assert props["chat_template"] == TEMPLATE
         adapters = httpx.get(f"{up.url}/lora-adapters", timeout=PATIENCE_S).json()
-        assert [(Path(one["path"]).name, one["scale"]) for one in adapters] == [("small-lora.gguf", 0.25)]
+        assert [(one["path"], one["scale"]) for one in adapters] == [(str(lora), 0.25), (str(second), -0.125)]
         message = {"role": "user", "content": "one two three four " * 20}
         applied = httpx.post(f"{up.url}/apply-template", json={"messages": [message]}, timeout=PATIENCE_S).json()
         assert applied["prompt"].startswith("<user>one two") and applied["prompt"].endswith("<quiet><bot>")

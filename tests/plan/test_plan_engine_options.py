@@ -202,6 +202,10 @@ def test_an_engine_that_cannot_draft_so_is_named(text: str, way: str, lacking: s
         (("--keep=4",), "did you mean --keep?"),
         (("--xtc-probabilty", "0.1"), "did you mean --xtc-probability?"),
         (("keep", "4"), "keep"),
+        (("--keep", "--swa-full"), "--swa-full"),
+        (("--seed", "-1", "-2"), "-2"),
+        (("--ctx_size", "4096"), "--ctx_size"),
+        (("--",), "--"),
     ],
 )
 def test_what_cannot_be_an_option_is_refused(engine: Engine, args: tuple[str, ...], said: str) -> None:
@@ -269,6 +273,85 @@ def test_what_is_a_key_of_the_embedded_engine_is_named(word: str, key: str) -> N
     with pytest.raises(ConfigError) as caught:
         options(EMBEDDED, args=(word, "1"))
     assert caught.value.hint == f"instead: {key}"
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (("--seed", "-1"), [("--seed", ("-1",))]),
+        (("-s", "-1", "--keep", "-1"), [("-s", ("-1",)), ("--keep", ("-1",))]),
+        (("--keep", "4", "--keep", "8"), [("--keep", ("4",)), ("--keep", ("8",))]),
+        (
+            ("--control-vector-layer-range", "2", "9", "--swa-full"),
+            [("--control-vector-layer-range", ("2", "9")), ("--swa-full", ())],
+        ),
+        (("-n", "5", "-sp"), [("-n", ("5",)), ("-sp", ())]),
+    ],
+    ids=["negative", "short", "repeated", "two values", "switch last"],
+)
+def test_options_are_split_by_how_many_values_they_take(
+    words: tuple[str, ...], found: list[tuple[str, tuple[str, ...]]]
+) -> None:
+    assert check_args(words, REAL) == found
+    with pytest.raises(ConfigError, match=r"wants \d value|no option"):
+        check_args((*words, "--control-vector-layer-range", "2"), REAL)
+
+
+def test_of_a_repeated_option_the_last_counts_for_both_engines() -> None:
+    """As in llama.cpp, which reads its options in their order."""
+    words = ("--keep", "4", "--keep", "8", "--repack", "--no-repack")
+    assert options(REAL, args=words).args == words
+    assert options(EMBEDDED, args=words).params == {"n_keep": 8, "no_extra_bufts": True}
+
+
+def test_an_option_that_another_era_has_is_refused_with_the_one_of_this() -> None:
+    """--defrag-thold of 2025 is ignored now; --draft-max is listed, and only throws."""
+    old = replace(
+        REAL, flags=parse_help("--defrag-thold N       KV cache defragmentation threshold\n--keep N      x\n")
+    )
+    with pytest.raises(ConfigError, match="no option --mtmd-batch-max-tokens"):
+        check_args(("--mtmd-batch-max-tokens", "4"), old)
+    with pytest.raises(ConfigError, match="no option --draft-max"):
+        check_args(("--draft-max", "4"), REAL)
+    with pytest.raises(ConfigError, match="--no-mmap is decided by edgellm"):
+        check_args(("--no-mmap",), REAL)
+
+
+OLD_LORA = (
+    "--lora FNAME                            path to LoRA adapter (can be repeated to use multiple adapters)\n"
+    "--lora-scaled FNAME SCALE               path to LoRA adapter with user defined scaling\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("entry", "new", "old"),
+    [
+        ("/l/a.gguf", ("--lora", "/l/a.gguf"), ("--lora", "/l/a.gguf")),
+        ("/l/a.gguf:0.5", ("--lora-scaled", "/l/a.gguf:0.5"), ("--lora-scaled", "/l/a.gguf", "0.5")),
+        ("/l/a.gguf:-1", ("--lora-scaled", "/l/a.gguf:-1"), ("--lora-scaled", "/l/a.gguf", "-1")),
+        ("/l/a,b.gguf", ("--lora", '"/l/a,b.gguf"'), ("--lora", "/l/a,b.gguf")),
+        ("/l/a,b.gguf:2", ("--lora-scaled", '"/l/a,b.gguf:2"'), ("--lora-scaled", "/l/a,b.gguf", "2")),
+        ("/l/a:b.gguf", ("--lora", "/l/a:b.gguf"), ("--lora", "/l/a:b.gguf")),
+        ("/l/a.gguf:nan", ("--lora", "/l/a.gguf:nan"), ("--lora", "/l/a.gguf:nan")),
+    ],
+)
+def test_an_adapter_in_the_words_of_the_era(entry: str, new: tuple[str, ...], old: tuple[str, ...]) -> None:
+    """Of older builds --lora-scaled takes two values; newer ones read lists, with quotes around a comma."""
+    older = replace(REAL, flags=parse_help(OLD_LORA))
+    assert older.flags["--lora-scaled"].arity == 2
+    assert options(REAL, lora=(entry,)).args == new
+    assert options(older, lora=(entry,)).args == old
+    assert options(REAL, lora=(entry, "/l/z.gguf")).args == (*new, "--lora", "/l/z.gguf")
+    (first, second) = options(EMBEDDED, lora=(entry, "/l/z.gguf:0.5")).params["lora_adapters"]
+    assert first[0] == entry.removesuffix(":0.5").removesuffix(":-1").removesuffix(":2") and second == [
+        "/l/z.gguf",
+        0.5,
+    ]
+
+
+def test_a_scale_behind_a_path_with_a_colon_is_refused() -> None:
+    with pytest.raises(ConfigError, match="takes no scale for a path with a colon"):
+        options(REAL, lora=("/l/a:b.gguf:0.5",))
 
 
 @pytest.mark.parametrize("word", ["--no-host", "-nocb", "-nr"])
@@ -446,6 +529,39 @@ def test_the_plan_shows_where_each_option_was_set(
     table = f"{file}: model 1"
     assert own["draft"] == (table, str(path)) and own["top_k"] == (table, "3")
     assert own["top_p"] == ("--set", "0.5")
+
+
+def test_a_setting_that_does_nothing_for_a_model_is_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The settings of [[model]] stand over those of the command line, and a role may not read them."""
+    models, file = tmp_path / "data" / "models", tmp_path / "config" / "edgellm.toml"
+    Gguf("llama").model().save(models / "Small-Q5_K_M.gguf")
+    file.parent.mkdir()
+
+    def warned(table: str, *words: str) -> list[str]:
+        file.write_text(f'schema = 1\n[[model]]\nid = "small"\nref = "Small"\n{table}\n', encoding="utf-8")
+        assert main(["plan", "-p", "cpu", "--json", "--state-dir", str(tmp_path), *words]) == 0
+        (model,) = json.loads(capsys.readouterr().out)["models"].values()
+        return [each for each in model["warnings"] if "no effect" in each]
+
+    own = f"{file}: model 1 sets its own"
+    assert warned('args = ["--keep", 4]', "--", "--keep", "8") == [
+        f"args of the command line has no effect on this model: {own}"
+    ]
+    assert warned("set = { n_ctx = 256 }", "--set", "n_ctx=512", "--set", "top_k=3") == [
+        f"n_ctx of --set has no effect on this model: {own}"
+    ]
+    assert warned("set = { n_ctx = 256 }", "--set", "n_ctx=256") == []
+    assert warned('args = ["--keep", 4]') == warned("", "--", "--keep", "8") == []
+    assert warned('set = { pooling = "mean" }') == [
+        'pooling has no effect: the model chats; role = "embedding" in [[model]] serves embeddings'
+    ]
+    embeds = 'role = "embedding"\n'
+    assert warned(embeds + 'set = { pooling = "mean", rope_scaling = "none" }', "--set", "top_k=3") == []
+    assert warned(embeds + "set = { top_k = 3 }") == [
+        "top_k has no effect: the model does not chat, its role is embedding"
+    ]
 
 
 # Needs a file, the network, a device or a privilege, or reads them by its value.
