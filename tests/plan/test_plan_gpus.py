@@ -334,6 +334,41 @@ def test_more_gpus_never_make_a_plan_worse(
             assert whole is not None and whole >= part, (cards, whole, part)
 
 
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    st.sampled_from(MODELS),
+    st.lists(st.tuples(st.sampled_from([6.0, 12.0, 20.0, 24.0, 48.0]), st.booleans()), min_size=2, max_size=5),
+    st.sampled_from([4096, 32768]),
+    st.booleans(),
+)
+def test_instances_of_mig_beside_cards_never_make_a_plan_worse(
+    it: Candidate, machine: list[tuple[float, bool]], n_ctx: int, partial: bool
+) -> None:
+    """One process uses one instance, and none beside a card; each subset of cards and instances is a machine."""
+
+    def of(cards: tuple[int, ...]) -> tuple[float, ...] | None:
+        board = shapes.gpu_board(*(machine[i][0] for i in cards), memory_gib=200)
+        names = [f"MIG-{i}" if machine[i][1] else f"GPU-{i}" for i in cards]
+        named = zip(board.gpus, names, strict=True)
+        board = replace(board, gpus=tuple(replace(gpu, uuid=name) for gpu, name in named))
+        asked = Preset(n_ctx=n_ctx, partial_offload=partial, fallback="refuse", reserve="max(512MiB, 5%)")
+        models = {"m": (it, ModelConfig("m", "m"))}
+        engine, profile = shapes.engine(cuda=True), Profile("test", "", asked)
+        try:
+            plan = make_plan(board, shapes.memory(board), profile, engine, models, EnvFacts("/h", "/c"))
+        except DoesNotFitError:
+            return None
+        used = chosen(plan).env["CUDA_VISIBLE_DEVICES"].split(",")
+        assert len(used) == 1 or not any(name.startswith("MIG-") for name in used), used
+        return quality(plan)
+
+    every = tuple(range(len(machine)))
+    whole = of(every)
+    for index in every:
+        part = of(tuple(i for i in every if i != index))
+        assert part is None or (whole is not None and whole >= part), (index, whole, part)
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from(MODELS), st.lists(st.floats(4, 80), min_size=2, max_size=4), st.sampled_from([4096, 32768]))
 def test_layers_are_divided_as_llama_cpp_divides_them(it: Candidate, vram_gib: list[float], n_ctx: int) -> None:
