@@ -25,9 +25,11 @@ from tests.plan import shapes
 from tests.plan.test_plan_engine_options import REAL
 
 ROOT = Path(__file__).parents[2]
+PROMPTS = "tests/daemon/test_daemon_saved_prompts.py"
 # Read before a plan is made, or by another command: the test that shows what they change.
 ELSEWHERE = {
     "mmproj": "tests/plan/test_plan_engine_options.py::test_the_projector_is_a_choice",
+    "system_prompt_file": f"{PROMPTS}::test_the_system_prompt_of_a_file_is_computed_once",
     "recipe": "tests/plan/test_plan_settings.py::test_the_recipe_names_the_engine",
     "power_mode": "tests/doctor/test_doctor_checks.py::test_fc43_wanted_power_mode_is_set_by_its_number_on_this_image",
     "quant": "tests/plan/test_plan_settings.py::test_settings_of_a_choice_choose_another_file",
@@ -90,11 +92,7 @@ PLAIN = seen()
 
 
 @pytest.mark.parametrize("key", [key for key in SETTINGS if key not in ELSEWHERE])
-def test_each_setting_changes_what_is_launched(key: str, tmp_path: Path) -> None:
-    if key == "system_prompt_file":
-        (tmp_path / "text").write_text("Be kind.")
-        assert seen(system_prompt_file=str(tmp_path / "text")) != PLAIN
-        return
+def test_each_setting_changes_what_is_launched(key: str) -> None:
     assert any(seen(**{key: value}) != PLAIN for value in changed(key)), key
 
 
