@@ -20,7 +20,7 @@ from edge.plan.calibration import Calibration
 from edge.plan.kv_cache import ENCODERS, KvBytes, integer, memory_of
 from edge.plan.load_choice import LoadChoice
 from edge.plan.other_load import free_cores
-from edge.plan.plan import DomainBudget, MemoryBudget, Settings
+from edge.plan.plan import DomainBudget, MemoryBudget
 
 # Every set of this many GPUs is tried: 31 sets. Of more, the newest and the roomiest of each number.
 _MOST_GPUS_TRIED = 5
@@ -220,6 +220,8 @@ class Weights(Struct, frozen=True):
     matrices: Mapping[str, int] = {}  # by type: bytes that a CPU may repack
     tail: tuple[tuple[str, int], ...] = ()  # the last matrices of the file, from its end: type and bytes
     hosted_bytes: int = 0  # of input_bytes: of layers, which `args` keep on the host
+    tied_type: str = ""
+    stacked: Mapping[str, int] = {}  # of `matrices`: those of all experts of a layer
 
     @property
     def file_bytes(self) -> int:
@@ -238,33 +240,6 @@ class Weights(Struct, frozen=True):
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.", re.ASCII)
 
 
-def repacked_types(board: Board, engine: Engine) -> frozenset[str]:
-    """Return the tensor types that the engine keeps in a layout of this CPU (ggml-cpu/repack.cpp), with its kernels."""
-    isa = set(board.cpu.isa)
-    if "asimd" in isa:  # the embedded engine is built for the base of Armv8, without these instructions
-        fast = {"asimddp", "i8mm"} & isa and engine.kind != "embedded"
-        return frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4"}) if fast else frozenset()
-    if "amx_int8" in isa and engine.kind != "embedded":  # ggml-cpu/amx: a native build, seen on the host of an H200
-        return frozenset({"F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ4_NL", "MXFP4"})
-    found = {"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"} if "avx2" in isa else set()
-    return frozenset(found | ({"Q2_K"} if "avx512f" in isa and engine.kind != "embedded" else set()))
-
-
-def repacked_bytes(weights: Weights, inputs: PlanInputs) -> int:
-    """Return the bytes of the matrices that this engine repacks for this CPU."""
-    types = repacked_types(inputs.board, inputs.engine)
-    return sum(size for kind, size in weights.matrices.items() if kind in types)
-
-
-def host_weights_bytes(weights: Weights, settings: Settings, inputs: PlanInputs) -> int:
-    """Return the bytes of all weights on the CPU: repacked matrices beside the mapping that they were read from."""
-    if settings.load_mode != "mmap":
-        return weights.file_bytes
-    types = repacked_types(inputs.board, inputs.engine)
-    unmapped = sum(size for kind, size in takewhile(lambda each: each[0] in types, weights.tail))
-    return weights.file_bytes - unmapped + repacked_bytes(weights, inputs)
-
-
 def layer_of(tensor: Tensor) -> int | None:
     """Return the index of the layer that a tensor belongs to."""
     block = _BLOCK.match(tensor.name)
@@ -278,10 +253,13 @@ def weights(meta: ModelMeta) -> Weights:
     input_bytes = output_bytes = tied_bytes = 0
     has_output, decodes = False, meta.arch in ("lfm2", "lfm2moe")
     matrices: dict[str, int] = {}
+    stacked: dict[str, int] = {}
     for tensor in meta.tensors:
         name = tensor.name
         if _is_matrix(tensor):
             matrices[tensor.type] = matrices.get(tensor.type, 0) + tensor.bytes
+            if EXPERTS.search(name):
+                stacked[tensor.type] = stacked.get(tensor.type, 0) + tensor.bytes
         index = layer_of(tensor)
         if index is not None:
             if index < count:  # later ones predict further tokens; see with_mtp_layers
@@ -298,13 +276,14 @@ def weights(meta: ModelMeta) -> Weights:
             has_output = has_output or name == "output.weight"
             # Without a last norm there is no output to compute: this is an encoder.
             decodes = decodes or name == "output_norm.weight"
-    tied = tied_bytes if decodes and not has_output else 0
+    tied, kind = tied_bytes if decodes and not has_output else 0, ""
     if tied:
-        table = next(tensor for tensor in meta.tensors if tensor.name == "token_embd.weight")
-        matrices[table.type] = matrices.get(table.type, 0) + table.bytes
+        kind = next(tensor.type for tensor in meta.tensors if tensor.name == "token_embd.weight")
+        matrices[kind] = matrices.get(kind, 0) + tied
     by_offset = sorted(meta.tensors, key=lambda tensor: -tensor.offset)
     tail = tuple((tensor.type, tensor.bytes) for tensor in takewhile(_is_matrix, by_offset)) if not meta.split else ()
-    return Weights(input_bytes, output_bytes, tuple(by_layer), tied, tuple(experts), largest, matrices, tail)
+    found = Weights(input_bytes, output_bytes, tuple(by_layer), tied, tuple(experts), largest, matrices, tail)
+    return replace(found, tied_type=kind, stacked=stacked)
 
 
 def _is_matrix(tensor: Tensor) -> bool:

@@ -18,13 +18,13 @@ from edge.plan.inputs import (
     gpu_sets,
     in_one_batch,
     is_remote,
-    repacked_bytes,
 )
 from edge.plan.kv_cache import PLAIN_KV, checkpoint_bytes
 from edge.plan.ladder_steps import LadderStep, context_levels, steps
 from edge.plan.load_choice import chosen_mode, offload_of
 from edge.plan.memory import budget, device_required, layer_split
 from edge.plan.plan import MemoryBudget, Settings
+from edge.plan.repacking import repacked_bytes
 from edge.units import MIB
 
 # Build engine settings from a preset and one step of the ladder. Pure.

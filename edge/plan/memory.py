@@ -9,9 +9,10 @@ from msgspec.structs import replace
 from edge.plan.calibration import Calibration, calibration_key, settled
 from edge.plan.compute import compute_bytes, device_compute_bytes, host_compute_bytes
 from edge.plan.drafters import drafter_bytes, drafting, mtp_bytes
-from edge.plan.inputs import Candidate, PlanInputs, host_weights_bytes, is_remote
+from edge.plan.inputs import Candidate, PlanInputs, is_remote
 from edge.plan.kv_cache import cache_by_layer, checkpoint_bytes
 from edge.plan.plan import MemoryBudget, Settings
+from edge.plan.repacking import host_weights_bytes
 from edge.units import GIB, MIB
 
 # Measured on x86: llama-server with a tiny model keeps 30-40 MiB of its own, and about 400 bytes a token of vocabulary.
