@@ -35,6 +35,7 @@ WARM = 0.9  # of the file in the page cache: nothing is left to prefetch
 
 def up(argv: list[str]) -> int:
     """Run until stopped and return the exit code. Faults before the first spawn raise EdgeError."""
+    limit_malloc_arenas()
     gc.disable()  # nothing of the launch is garbage, and looking for some costs more than a tenth of its CPU time
     clock = Clock(process_started_s() or time.monotonic())
     notifier = Notifier.take(os.environ)
@@ -55,7 +56,6 @@ def up(argv: list[str]) -> int:
         with without_authorities():
             from edge.daemon.app import run
 
-        limit_malloc_arenas()
         gc.freeze()
         gc.enable()
         return run(launched)

@@ -78,7 +78,7 @@ class Patterns:
         return _matches(self._facts, text)
 
     def noise(self, text: str) -> bool:
-        """Return whether the line is the echo of a probe, which is no progress."""
+        """Return whether the line, without its prefix, is the echo of a probe, which is no progress."""
         return any(pattern.search(text) for pattern in self._noise)
 
     def quotes(self, text: str) -> bool:

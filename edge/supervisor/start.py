@@ -114,12 +114,12 @@ class Attempt:
         """Take one log line. Lines without a prefix (of a chat template, say) match no pattern."""
         raw = raw[:LINE_CHARACTERS]
         self.log.tail.append(raw)
-        if self._patterns.noise(raw):
+        line = parse_line(raw)
+        if self._patterns.noise(line.text):
             return ()
         self.lines += 1
         if self.served:
             return ()
-        line = parse_line(raw)
         self.log.keep(raw, line)
         at_s = self._engine_time(line.engine_s, now_s)
         self._prefixed = self._prefixed or line.engine_s is not None

@@ -1,12 +1,14 @@
 """How soon `/livez` answers while something behind it does not: `python -m tests.bench.probes [--seconds N] [--json]`
 
-Real processes: `edgellm up` with a libnvidia-ml.so.1 whose calls return when a file is gone, and with an engine that
-prints as fast as its pipe takes it. Needs root (a mount namespace shows /proc/driver/nvidia) and a C compiler. Exit
-code 1 where a limit of the table is exceeded.
+Real processes: `edgellm up` with a libnvidia-ml.so.1 whose calls return when a file is gone, with a disk that answers
+no open(2), and with an engine that prints as fast as its pipe takes it. Needs root (a mount namespace shows
+/proc/driver/nvidia) and a C compiler. Exit code 1 where a limit of the table is exceeded.
 """
 
 from __future__ import annotations
 
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +25,7 @@ from tests.fakes import llama_switches
 from tests.serving import DEMO, Up, eventually
 
 FAKE_NVML = Path(__file__).parents[1] / "board" / "fake_nvml.c"
+HANGING_OPEN = Path(__file__).parents[1] / "fakes" / "hanging_open.c"
 GPU = "NVIDIA H200,GPU-cc,00000000:01:00.0,150000000000,149000000000,9,0,0"
 # Shows a driver's version, by which edgellm decides whether NVML is worth loading. Only this process tree sees it.
 AS_DRIVER = """
@@ -38,6 +41,7 @@ def measure(seconds: float) -> Iterator[Row]:
     with tempfile.TemporaryDirectory(prefix="e-", dir="/tmp") as folder:
         yield from calm(Path(folder) / "calm", model, seconds)
         yield from hanging_driver(Path(folder) / "hang", model, seconds)
+        yield from hung_disk(Path(folder) / "disk", model, seconds)
         yield from flooded_log(Path(folder) / "flood", model, seconds)
 
 
@@ -65,6 +69,26 @@ def hanging_driver(state: Path, model: Path, seconds: float) -> Iterator[Row]:
         yield Row("a driver hangs: /livez answers after", time.monotonic() - began_s, "s", 10.0)
         yield from latencies(up, "a driver hangs", seconds)
         hang.unlink()
+
+
+def hung_disk(state: Path, model: Path, seconds: float) -> Iterator[Row]:
+    """No file of edgellm or of the model can be opened while it serves, and a reload waits for one."""
+    state.mkdir(parents=True)
+    library, hang = state / "hang.so", state / "hang"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, HANGING_OPEN, "-ldl"], check=True)
+    here = state / "models" / model.name
+    here.parent.mkdir()
+    shutil.copy(model, here)
+    env = {"LD_PRELOAD": str(library), "HANG_PATH": f"{state}/", "HANG_EXCEPT": f"{state}/run/", "HANG_FILE": str(hang)}
+    with Up(state, "-p", "cpu", "-m", f"demo={here}", "--set", "n_ctx=2048", env=env) as up:
+        up.wait_for("ok", "degraded")
+        hang.touch()
+        up.process.send_signal(signal.SIGHUP)
+        yield from latencies(up, "a disk hangs and a reload waits for it", seconds)
+        began_s = time.monotonic()
+        up.process.terminate()
+        up.process.wait()
+        yield Row("a disk hangs: the stop takes", time.monotonic() - began_s, "s", 10.0)
 
 
 def flooded_log(state: Path, model: Path, seconds: float) -> Iterator[Row]:

@@ -34,6 +34,8 @@ pauses; "smaller" means with the next smaller plan. No: the same start would fai
 way end after eight tries (three for a load that hangs), once the remedies below are spent. A model that failed for want
 of memory starts again when a process that holds memory ends, another model stops or sleeps, or a look every 30 s finds
 128 MiB more than at the failure (twice as much after each such start in vain); `edgellm status` names the holders.
+The look is for memory that a process gives back and lives on: the kernel reports memory that becomes short, not that it
+is free again.
 
 | kind | again | next step |
 |---|---|---|

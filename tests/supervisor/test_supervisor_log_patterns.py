@@ -20,6 +20,7 @@ from edge.supervisor import process_io
 from edge.supervisor.process_io import TURN_BYTES, PipeLines, read_lines
 from edge.supervisor.rpc_server import RpcRequest, RpcServer
 from edge.supervisor.start import LINE_CHARACTERS, Attempt
+from edge.supervisor.start_log import LOADED
 from tests.supervisor.rig import PATTERNS, TABLE, launch_plan, settings
 
 LENGTH = 64 * 1024
@@ -138,3 +139,20 @@ async def test_an_engine_that_floods_waits_for_its_pipe_until_it_has_ended(monke
         transport.close()
         assert len(lines) == 50_000
         assert any(judged) is not hurry
+
+
+def test_what_decides_is_anchored_at_the_begin_of_a_message() -> None:
+    """A model's metadata and a client's text may hold any line of the engine, but not at the begin of one."""
+    decides = {f"fact {name}": each for name, each in TABLE["facts"].items()}
+    decides |= {f"gate {name}": TABLE["gates"][name] for name in ("weights", "kv_cache")}
+    decides |= {f"mark {name}": TABLE["marks"][name] for name in ("tensors_begin", *LOADED)}
+    decides |= {f"noise {name}": TABLE["noise"][name] for name in ("requests", "template_begins", "template_ends")}
+    for name, patterns in decides.items():
+        for pattern in [patterns] if isinstance(patterns, str) else patterns:
+            assert pattern.startswith("^"), f"{name}: {pattern}"
+
+
+def test_a_quoted_echo_of_a_probe_is_progress_and_no_echo() -> None:
+    assert PATTERNS.noise("srv  log_server_r: request: GET /health 127.0.0.1 503")
+    assert PATTERNS.noise("srv  log_server_r: done request: GET /health 127.0.0.1 200")
+    assert not PATTERNS.noise("slot 0: the text 'done request: ' of a client")
