@@ -30,6 +30,7 @@ from edge.engine.installed import (
     load,
     manifest,
     read_selection,
+    unknown_engine,
     write_selection,
 )
 from edge.errors import BadDataError, BuildError, EdgeError, EngineMissingError, UnavailableError, UsageError
@@ -183,7 +184,7 @@ def remove(engines: Path, engine_id: str, build_root: Path | None = None) -> Non
         raise UsageError(f"{engine_id} is in use", "select another first: `edgellm engine use ID`, or `rollback`")
     folder = engines / engine_id
     if not is_id(engine_id) or not folder.is_dir():
-        raise EngineMissingError(f"no engine {engine_id}", "see `edgellm engine list`")
+        raise unknown_engine(engine_id)
     with contextlib.suppress(EdgeError):
         fingerprint = manifest(engines, engine_id).get("fingerprint")
         if build_root is not None and isinstance(fingerprint, str) and is_id(fingerprint):

@@ -58,13 +58,23 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None and not text.endswith(".json")
 
 
+def unknown_engine(engine_id: str) -> EngineMissingError:
+    """Return the error for a name that no folder of the store has; the embedded engine has none."""
+    if engine_id == "embedded" or engine_id.startswith("embedded-"):
+        return EngineMissingError(
+            "the embedded engine is the Python package xllamacpp, no folder of the store",
+            "in edgellm's environment `pip show xllamacpp` describes it, `pip uninstall xllamacpp` removes it",
+        )
+    return EngineMissingError(f"no engine {engine_id}", "see `edgellm engine list`")
+
+
 def manifest(engines: Path, engine_id: str) -> dict[str, Any]:
     """Read engine.json. Raises EngineMissingError when there is none, EngineBrokenError when it cannot be read."""
     path = engines / engine_id / "engine.json"
     try:
         document = read_json(path)
     except FileNotFoundError as error:
-        raise EngineMissingError(f"no engine {engine_id}", "see `edgellm engine list`") from error
+        raise unknown_engine(engine_id) from error
     except (OSError, ValueError) as error:
         raise EngineBrokenError(f"{path} cannot be read: {error}", "build the engine again") from error
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
@@ -188,7 +198,7 @@ def about(folders: Folders, wanted: str | None) -> dict[str, Any]:
     path = Path(chosen).expanduser()
     if os.sep in chosen or path.exists():
         return _engine_document(inspect(path / "llama-server" if path.is_dir() else path, folders.cache / "inspect"))
-    raise EngineMissingError(f"no engine {chosen}", "see `edgellm engine list`")
+    raise unknown_engine(chosen)
 
 
 def _engine_document(engine: Engine) -> dict[str, Any]:

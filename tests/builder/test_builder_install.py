@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -75,6 +77,12 @@ def test_remove(places: Folders) -> None:
     for odd in ("a", "../state", "", ".lock"):
         with pytest.raises(EngineMissingError):
             install.remove(places.engines, odd)
+    embedded = find_embedded(sys.executable)
+    assert embedded is not None
+    for name in ("embedded", embedded.id):
+        with pytest.raises(EngineMissingError, match="Python package xllamacpp") as caught:
+            install.remove(places.engines, name)
+        assert caught.value.hint is not None and "pip uninstall xllamacpp" in caught.value.hint
 
 
 def test_broken_engines_can_be_listed_and_removed(places: Folders) -> None:
@@ -88,8 +96,6 @@ def test_broken_engines_can_be_listed_and_removed(places: Folders) -> None:
 
 
 def test_the_catalogue_names_the_embedded_engine_when_none_is_selected(places: Folders) -> None:
-    import sys
-
     embedded = find_embedded(sys.executable)
     assert embedded is not None
     document = catalogue(places.engines)
