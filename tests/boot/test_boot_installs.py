@@ -168,9 +168,9 @@ def test_the_service_is_installed_under_a_real_sudo_by_its_full_path(
     put_wheels(board, image.wheels(suite.python, built_wheel))
     put_model(board, smollm2)
     board.power_on()
-    for user in ("ann", "bob"):
-        said(login(board, user, f"python3 -m venv venv && {NO_INDEX} venv/bin/pip install -q 'edgellm[embedded]'"))
-    refused = login(board, "bob", f"venv/bin/edgellm service install -p cpu -m {DEMO} --yes")
+    said(login(board, "ann", f"python3 -m venv venv && {NO_INDEX} venv/bin/pip install -q 'edgellm[embedded]'"))
+    said(login(board, "ann", "chmod o+rx ."))
+    refused = login(board, "bob", f"{HOME}/venv/bin/edgellm service install -p cpu -m {DEMO} --yes")
     assert refused.returncode == 1 and "running it with sudo" in refused.stderr, refused
     assert not (board.disk.root / "etc/systemd/system/edgellm.service").exists()
 
