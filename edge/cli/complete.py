@@ -36,6 +36,31 @@ def known_models(incomplete: str) -> list[str]:
     return _completing(names, incomplete)
 
 
+def fetched_models(incomplete: str) -> list[str]:
+    """Return the catalogue's models, each with its quantizations, that complete a word."""
+
+    def names() -> Iterator[str]:
+        from edge.models.catalogue import load
+
+        for row in load():
+            yield row.name
+            yield from (f"{row.name}:{quant.quant}" for quant in row.quants)
+
+    return _completing(names, incomplete)
+
+
+def known_keys(incomplete: str) -> list[str]:
+    """Return the names of the keys in the configured key file that complete a word."""
+
+    def names() -> Iterator[str]:
+        from edge.cli.key import key_file
+        from edge.gateway import keys
+
+        yield from (key.name for key in keys.read(key_file(None, None)))
+
+    return _completing(names, incomplete)
+
+
 def served_models(incomplete: str) -> list[str]:
     """Return the models of the running edgellm that complete a word."""
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from edge.cli.complete import known_keys
 from edge.cli.options import Json, StateDir, confirm_in_use, print_json
 from edge.errors import UnavailableError
 from edge.units import printable
@@ -38,7 +39,7 @@ def add(
     """Make a key and print it once: only its hash is kept."""
     from edge.gateway import keys
 
-    path = _path(file, state_dir)
+    path = key_file(file, state_dir)
     shown = printable(str(path))
     # Never an option: argv is readable to every user in /proc.
     secret = sys.stdin.readline().strip() if from_stdin else keys.new_secret()
@@ -60,7 +61,7 @@ def list_keys(file: File = None, state_dir: StateDir = None, as_json: Json = Fal
     """List the names of the keys."""
     from edge.gateway import keys
 
-    known = keys.read(_path(file, state_dir))
+    known = keys.read(key_file(file, state_dir))
     if as_json:
         entries = [{"name": key.name, "admin": key.admin, "created": key.created} for key in known]
         print_json({"schema": 1, "keys": entries}, indent=None)
@@ -73,7 +74,7 @@ def list_keys(file: File = None, state_dir: StateDir = None, as_json: Json = Fal
 
 
 def revoke(
-    name: Annotated[str, typer.Argument(help="name of the key")],
+    name: Annotated[str, typer.Argument(help="name of the key", autocompletion=known_keys)],
     force: Annotated[bool, typer.Option("--force", help="also a key that clients of a running edgellm use")] = False,
     file: File = None,
     state_dir: StateDir = None,
@@ -82,7 +83,7 @@ def revoke(
     from edge.cli.client import accepting_key, find
     from edge.gateway import keys
 
-    path = _path(file, state_dir)
+    path = key_file(file, state_dir)
     user = None if force else accepting_key(find(os.environ, state_dir), path, name)
     confirm_in_use(f"key {name} was accepted by", user, "revoke")
     with keys.locked(path):
@@ -94,7 +95,7 @@ def revoke(
     typer.echo(f"revoked {name}")
 
 
-def _path(file: Path | None, state_dir: Path | None) -> Path:
+def key_file(file: Path | None, state_dir: Path | None) -> Path:
     """Return the key file: --file, keys_file of the configuration, or keys.toml in the config folder."""
     if file is not None:
         return file

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge.cli.complete import known_models
+from edge.cli.complete import fetched_models, known_models
 from edge.cli.options import Engine, Json, StateDir, confirm_in_use, folders_of
 from edge.errors import BadModelError, UsageError
 
@@ -29,7 +29,11 @@ Ref = Annotated[
 ]
 Source = Annotated[
     str,
-    typer.Argument(metavar="REF", help="a name of the catalogue, or hf://, modelscope://, https://, pypi://, file://"),
+    typer.Argument(
+        metavar="REF",
+        help="a name of the catalogue, or hf://, modelscope://, https://, pypi://, file://",
+        autocompletion=fetched_models,
+    ),
 ]
 Deep = Annotated[bool, typer.Option("--deep", help="read every byte: hashes, and scales that are not finite")]
 Template = Annotated[

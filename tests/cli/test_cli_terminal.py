@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 from edge.cli import main
-from edge.cli.complete import known_boards, known_models, known_profiles, known_settings
+from edge.cli.complete import fetched_models, known_boards, known_keys, known_models, known_profiles, known_settings
 from edge.cli.output import SafeConsole, draw
 from edge.units import printable
 from tests.fakes.gguf_writer import Gguf
@@ -154,7 +154,10 @@ def test_values_complete(state: Path) -> None:
     assert known_settings("offload=") == ["offload=full", "offload=none"]
     assert "orin-nano-8" in known_boards("orin-")
     assert known_models(LONG[:9]) == [f"{LONG}:Q5_K_M"]
-    (state / "config").mkdir()
+    assert {"SmolLM2-135M-Instruct", "SmolLM2-135M-Instruct:Q4_1"} <= set(fetched_models("SmolLM2"))
+    assert known_keys("") == []
+    assert main(["key", "add", "laptop"]) == 0
+    assert known_keys("la") == ["laptop"]
     (state / "config" / "edgellm.toml").write_text("not toml", encoding="utf-8")
     assert known_models("") == []
 
