@@ -206,8 +206,11 @@ def _wants(hint: Any, value: object, kind: str) -> str:
         return f"wants one of {', '.join(choices)}, got {value!r}{did_you_mean(value, choices)}"
     number = _number(value)
     if hint in (int, float) and number is not None and (hint is float or number == int(number)):
-        limit = f"at least {meta.ge:g}" if meta.ge is not None and number < meta.ge else f"at most {meta.le:g}"
-        return f"wants {limit}, got {value}"
+        if meta.ge is not None and number < meta.ge:
+            return f"wants at least {meta.ge:g}, got {value}"
+        if meta.le is not None and number > meta.le:
+            return f"wants at most {meta.le:g}, got {value}"
+        # Within the limits: text such as 00 or 1_0, which Python takes for a number and msgspec does not.
     if get_origin(hint) is dict:
         return f'wants a table, as text {{"a": 1}}, got {_name(value)}'
     names = {bool: "true or false", int: "a whole number", float: "a number"}

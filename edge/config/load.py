@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from edge.board.board import Board
 from edge.config.devices import DeviceConfig, read_devices
-from edge.config.fields import flatten, nested, parse_field, read_field
+from edge.config.fields import did_you_mean, flatten, nested, parse_field, read_field
 from edge.config.models import check_names, read_models, with_flags
 from edge.config.profile import SYSTEM_CONFIG, choose, load_profile, resolve_tier
 from edge.config.values import CONFIG_KEYS, SETTINGS, Config, ModelConfig, Override, Profile, place_of
@@ -83,6 +83,9 @@ def env_layers(env: Mapping[str, str]) -> list[ConfigLayer]:
         if not name.startswith(_PREFIX) or name in RESERVED_ENV or _FOREIGN.fullmatch(name):
             continue
         key = name.removeprefix(_PREFIX).lower().replace("__", ".")
+        if key not in KEYS:
+            hint = "a dot of a key is __ in its variable: EDGELLM_STORE__DIRS is store.dirs"
+            raise ConfigError(f"environment {name}: unknown key {key}{did_you_mean(key, KEYS)}", hint)
         layers.append(
             ConfigLayer(f"env {name}", _renamed({key: parse_field(KEYS, key, env[name], f"environment {name}")}))
         )

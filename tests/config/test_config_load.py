@@ -208,6 +208,10 @@ def test_variables_of_kubernetes_and_docker_are_ignored_and_named(places: Folder
 def test_a_fault_elsewhere_names_where(places: Folders) -> None:
     with pytest.raises(ConfigError, match=r"environment EDGELLM_N_CTZ: unknown key n_ctz; did you mean n_ctx\?"):
         load(places, {}, {"EDGELLM_N_CTZ": "1"})
+    with pytest.raises(ConfigError, match=r"unknown key store_dirs; did you mean store\.dirs\?") as caught:
+        load(places, {}, {"EDGELLM_STORE_DIRS": "/srv"})
+    assert caught.value.hint is not None and "EDGELLM_STORE__DIRS is store.dirs" in caught.value.hint
+    assert load(places, {}, {"EDGELLM_STORE__DIRS": "/srv,/mnt"}).store.dirs == ("/srv", "/mnt")
     with pytest.raises(ConfigError, match="--set: n_ctx wants a whole number"):
         load(places, {"set": ["n_ctx=big"]}, {})
     with pytest.raises(UsageError, match="wants key=value"):
