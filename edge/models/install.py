@@ -101,11 +101,13 @@ def remove(store: Store, ref: str) -> Removed:
 def removable(store: Store, ref: str) -> StoreEntry:
     """Return the model of our own folder that `NAME[:QUANT]` means. Raises UsageError for several, or none of ours."""
     found = store.named(ref)
-    own = [entry for entry in found if entry.writable]
+    # Through a link to a folder of another program its file would go; of a link to a file only the link goes.
+    base = store.models_dir.resolve()
+    own = [entry for entry in found if entry.writable and base in (entry.path.parent.resolve() / "x").parents]
     # A projector in the model's folder has its name, and goes with it.
     own = [entry for entry in own if not (entry.verdict and entry.verdict.kind in HEALTHY_KINDS)] or own
     if not own:
-        where = found[0].path.parent
+        where = found[0].path.parent.resolve()
         raise UsageError(f"{ref} lies in {where}, which is not ours", "remove it with the tool that put it there")
     if len(own) > 1:
         table = "\n".join(f"  {entry.id:<40} {entry.path}" for entry in own)

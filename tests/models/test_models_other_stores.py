@@ -120,6 +120,25 @@ def test_what_an_import_serves_is_found_again_and_removed(home: Path, tmp_path: 
         store.resolve(imported.name)
 
 
+def test_of_a_linked_model_only_the_link_is_removed(home: Path, tmp_path: Path) -> None:
+    """A folder of another program that is linked into the store is not ours: its files would go."""
+    theirs = home / ".lmstudio/models/acme"
+    file = Gguf("llama").model().save(theirs / "Gamma-GGUF" / "Gamma-Q5_K_M.gguf")
+    models = tmp_path / "models"
+    models.mkdir()
+    (models / "Linked-Q5_K_M.gguf").symlink_to(file)
+    (models / "acme").symlink_to(theirs)
+    (tmp_path / "alias").symlink_to(models)
+    store = Store(tmp_path / "alias")
+    assert {entry.name for entry in store.list()} == {"Linked"}, "one file, found once"
+    remove(store, "Linked")
+    assert file.exists() and not (models / "Linked-Q5_K_M.gguf").is_symlink()
+    assert [entry.name for entry in store.list()] == ["Gamma"]
+    with pytest.raises(UsageError, match="which is not ours") as caught:
+        remove(store, "Gamma")
+    assert str(file.parent) in str(caught.value) and file.exists()
+
+
 @pytest.mark.e2e
 def test_an_imported_blob_is_served_by_its_name(
     home: Path, tmp_path: Path, smollm2: Path, capsys: pytest.CaptureFixture[str]
