@@ -66,6 +66,11 @@ class Body:
         return self._parts_bytes + len(self._packed) + decoder
 
     @property
+    def unpacking_bytes(self) -> int:
+        """Return what the decoder may hold while the rest of a compressed body is streamed, 0 for any other body."""
+        return 0 if self.complete or self._decoder is None else self._decoder.most_bytes
+
+    @property
     def data(self) -> bytes | None:
         """The bytes kept so far, the whole body if `complete`; None where there are none."""
         if not self._parts:
@@ -220,6 +225,12 @@ class _Decoder:
     def held_bytes(self) -> int:
         """Return what it holds in the middle of a stream, 0 between two. Of a window the part that was written."""
         return 0 if self._stream is None else min(self._window_bytes, self._given_bytes + _BLOCK_BYTES) + _DECODER_BYTES
+
+    @property
+    def most_bytes(self) -> int:
+        """Return what it may hold until the end of a body."""
+        window = _ZLIB_WINDOW_BYTES if self._start is not _zstd else self._window_bytes or 1 << _ZSTD_WINDOW_LOG
+        return window + _DECODER_BYTES
 
     def feed(self, data: bytes) -> bytes:
         """Return what the next bytes unpack to, at most _PIECE_BYTES. Raises RejectedError."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+import random
 
 import pytest
 
@@ -223,6 +224,28 @@ async def test_compressed_bodies_that_wait_hold_little(rig: Rigs, encoding: str)
         assert (await client.answer()).status == 200
     assert [len(request.body) for request in here.engine.requests] == [40_000_002] * 3
     assert here.context.waiting.held_bytes == 0
+
+
+async def test_bodies_that_are_unpacked_while_they_are_sent_are_bounded(rig: Rigs) -> None:
+    """512 of them, each with a window of 8 MiB, on a route without slots: 4 GiB."""
+
+    async def silent(line: Line, request: Received) -> None:
+        await line.until_gone()
+
+    here = await rig(silent, read_body=False, config=GatewayOptions(hold_bytes=20_000_000))
+    options = {zstd.CompressionParameter.window_log: 23, zstd.CompressionParameter.content_size_flag: 0}
+    data = zstd.compress(random.Random(1).randbytes(900_000) + bytes(8_000_000), options=options)
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: zstd\r\n"
+    for _ in range(2):
+        client = await here.connect()
+        await client.send(head + b"Content-Length: %d\r\n\r\n" % len(data) + data[:400_000])
+    await until(lambda: here.context.waiting.held_bytes >= 16_000_000)
+    refused = await here.once(head + b"Content-Length: %d\r\n\r\n" % len(data) + data[:400_000])
+    assert (refused.status, json.loads(refused.body)["error"]["kind"]) == (503, "waiting_room_full")
+    plain = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n" + b" " * 400_000
+    client = await here.connect()
+    await client.send(plain)
+    await until(lambda: here.context.stats.model("chat").in_flight == 3)
 
 
 def test_the_window_of_a_zstd_frame_is_read_from_its_header() -> None:
