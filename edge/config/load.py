@@ -141,13 +141,35 @@ def load(folders: Folders, flags: Mapping[str, object], env: Mapping[str, str], 
     models = with_flags(models, _texts(flags.get("model")))
     check_names(models)
     config = convert(nested({key: value for key, value in values.items() if key in CONFIG_KEYS}), Config)
-    overrides = {key: Override(value, origins[key]) for key, value in values.items() if key in SETTINGS}
+    models = tuple(
+        replace(model, set={key: with_absolute_paths(key, value) for key, value in model.set.items()})
+        for model in models
+    )
+    overrides = {
+        key: Override(with_absolute_paths(key, value), origins[key]) for key, value in values.items() if key in SETTINGS
+    }
     reserve = str(values.get("reserve", config.memory.reserve))
     ignored = foreign_variables(env)
     notes = (f"made by Kubernetes or Docker, so no settings: {', '.join(ignored)}",) if ignored else ()
     memory = replace(config.memory, reserve=reserve)
     config = replace(config, models=models, devices=devices)
     return replace(config, memory=memory, overrides=overrides, origins=origins, notes=notes)
+
+
+def with_absolute_paths(key: str, value: Any) -> Any:
+    """Return the value of a setting; of one that names files with absolute paths: an engine runs in another folder."""
+    if key in ("chat_template_file", "system_prompt_file") or (key == "mmproj" and value not in ("auto", "none")):
+        return _absolute(value)
+    return tuple(map(_absolute, value)) if key == "lora" else value
+
+
+def _absolute(path: str) -> str:
+    if not path or path.startswith("/"):
+        return path
+    try:
+        return str(Path(path).expanduser().absolute())
+    except RuntimeError:  # ~name of no user, or no home at all
+        return str(Path(path).absolute())
 
 
 def resolve_profile(config: Config, board: Board, folders: Folders, system: Path = SYSTEM_CONFIG) -> Profile:

@@ -82,6 +82,26 @@ def test_lists_and_sizes_are_read_from_text(places: Folders) -> None:
     assert config.strict is True
 
 
+def test_files_of_settings_are_absolute(places: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine runs in another folder, where a name that was found here would be none."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HOME", "/home/x")
+    here = str(tmp_path / "here")
+    table = "chat_template_file = 't.jinja'\nlora = ['a.gguf:0.5', '/b.gguf']\nmmproj = '~/p.gguf'\n"
+    write(places, f"[[model]]\nref = 'a'\n{table}set = {{ system_prompt_file = '../s.txt' }}\n[[model]]\nref = 'b'\n")
+    config = load(places, {"set": ["chat_template_file=u.jinja", "mmproj=none", "lora=c.gguf"]}, {})
+    assert config.models[0].set == {
+        "chat_template_file": f"{here}/t.jinja",
+        "lora": (f"{here}/a.gguf:0.5", "/b.gguf"),
+        "mmproj": "/home/x/p.gguf",
+        "system_prompt_file": f"{here}/../s.txt",
+    }
+    flags = {key: config.overrides[key].value for key in ("chat_template_file", "mmproj", "lora")}
+    assert flags == {"chat_template_file": f"{here}/u.jinja", "mmproj": "none", "lora": (f"{here}/c.gguf",)}
+    assert load(places, {"set": ["mmproj=auto", "chat_template_file="]}, {}).overrides["chat_template_file"].value == ""
+
+
 def test_an_index_or_the_value_of_an_option_may_be_a_number(places: Folders) -> None:
     text = "[set]\ngpus = [0, 'RTX 4090']\n[[model]]\nref = 'a'\nargs = ['--keep', 4, '--xtc-probability', 0.25]\n"
     write(places, text)
