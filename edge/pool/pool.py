@@ -233,8 +233,8 @@ class Pool:
                 self._waking[name] = time.monotonic()  # its request wakes it
             else:
                 self._starting.add(name)
-                begins = (each.begin for each in self._waiters if each.handle.model_id == name and each.begin)
-                next(begins, supervisor.start)()
+                begins = [each.begin for each in self._waiters if each.handle.model_id == name and each.begin]
+                [supervisor.start, *begins][-1]()  # a reload that replaces the model follows the start of its own
         for waiter in self._waiters:
             if waiter.handle.model_id == name:
                 _resolve(waiter, failure)

@@ -246,15 +246,18 @@ class ModelHandle:
                 self.supervisor.sleep()  # its engine goes; the next one is planned anew
             self._wait_for_memory(self._ready())
         elif self.supervisor.machine.state in AT_REST:
-            self.start(self.supervisor.restart)
+            self.start(afresh=True)
         else:
             self.supervisor.restart()
 
-    def start(self, begin: Callable[[], object] | None = None) -> None:
-        """Start a model at rest once there is memory for it: that may be another model's by now."""
-        if self.supervisor is None:
-            return
-        begin = begin or self.supervisor.start
+    def start(self, *, afresh: bool = False) -> None:
+        """Start a model at rest once there is memory for it, which may be another model's by now. `afresh`: restart."""
+
+        def begin() -> None:
+            current = self.supervisor  # a reload may have replaced it meanwhile
+            if current is not None:
+                (current.restart if afresh else current.start)()
+
         if self.admission is None:
             begin()
         else:

@@ -130,6 +130,32 @@ async def test_a_model_that_failed_for_another_reason_does_not_wait_for_memory(s
     assert board.pool._waiters == []
 
 
+@pytest.mark.parametrize(("asks", "event"), [("memory_back", StartRequested), ("restart", Restart)])
+async def test_a_start_that_waits_is_of_the_engine_that_is_there_then(short_dir: Path, asks: str, event: type) -> None:
+    """A reload may replace the supervisor meanwhile: that of before has no task any more."""
+    board = Board(short_dir, 1, failed=State.FAILED)
+    handle = failed(board, "failed", short=True)
+    getattr(handle, asks)()
+    await asyncio.sleep(0)
+    new = Posted("failed", READ, "host", State.SLEEPING, short_dir / "new")
+    handle.serve(new)
+    await board.pool._decide()
+    assert ([type(each) for each in new.posted], board.posted("failed")) == ([event], [])
+
+
+async def test_of_several_starts_of_one_model_the_last_is_carried_out(short_dir: Path) -> None:
+    """A reload replaces a failed model whose start waited already: it has to see its new engine start."""
+    board = Board(short_dir, 1, failed=State.FAILED)
+    begun: list[str] = []
+    starts = [
+        asyncio.create_task(board.pool.start(board.handles["failed"], lambda name=name: begun.append(name)))
+        for name in ("memory is back", "reload")
+    ]
+    await asyncio.sleep(0)
+    await board.pool._decide()
+    assert await asyncio.gather(*starts) == [None, None] and begun == ["reload"]
+
+
 async def test_a_start_that_waits_ends_with_its_model(short_dir: Path) -> None:
     board = Board(short_dir, 0, resident=State.READY, failed=State.FAILED)
     board.pinned = {"resident"}
