@@ -58,6 +58,10 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, "see `edgellm up --help`")
 
+    def print_help(self, file: Any = None) -> None:
+        # argparse's own passes over what could not be written, and ends with 0.
+        print(self.format_help(), end="", file=file, flush=True)
+
 
 def parse(argv: list[str]) -> dict[str, Any]:
     """Return the values by `CliOption.dest`, and as `args` what stands behind `--`: options of the engine.

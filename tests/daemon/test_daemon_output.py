@@ -156,7 +156,7 @@ def run(arguments: list[str], **streams: Any) -> Process:
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment(), **streams)
 
 
-@pytest.mark.parametrize("arguments", [["profile", "list"], ["board"], ["plan", "--help"]])
+@pytest.mark.parametrize("arguments", [["profile", "list"], ["board"], ["plan", "--help"], ["up", "--help"]])
 def test_a_command_whose_output_is_lost_does_not_exit_with_0(arguments: list[str]) -> None:
     with Path("/dev/full").open("wb") as full:
         lost = run(arguments, stdout=full, stderr=subprocess.PIPE)
