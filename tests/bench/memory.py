@@ -69,8 +69,9 @@ Setting = tuple[int, int, str, str]
 
 def measure(name: str, setting: Setting, engine: Engine, folder: Path, *, gpu: bool, fit: Path | None = None) -> Row:
     it = candidate_of(open_model(write_model(name, folder)))
-    board = shapes.gpu_board(140) if gpu else this_cpu()
+    board = gpu_for(engine) if gpu else this_cpu()
     chosen, inputs, planned = plan(it, setting, board, engine)
+    assert bool(chosen.n_gpu_layers) == gpu, "the engine has no machine code for the GPU"
     allocated, used = start(chosen, it, engine, inputs, folder)
     estimated = with_total(fit_params(fit, chosen, it.file.path)) if fit else None
     return Row(name, label(setting), with_total(planned), with_total(allocated), used, estimated)
@@ -112,6 +113,13 @@ def fit_params(tool: Path, chosen: Settings, model: str) -> dict[str, int]:
         raise RuntimeError(f"llama-fit-params: {done.stderr[-400:]}")
     kinds = ("weights", "kv", "compute")
     return {kind: sum(int(words[index]) for words in rows) * MIB for index, kind in enumerate(kinds, 1)}
+
+
+def gpu_for(engine: Engine) -> Board:
+    """A machine with a GPU of the newest architecture that the engine has machine code for."""
+    newest = max(engine.built_for, default=89)
+    board = shapes.gpu_board(140)
+    return replace(board, gpus=(replace(board.gpus[0], compute_capability=f"{newest // 10}.{newest % 10}"),))
 
 
 def this_cpu() -> Board:
