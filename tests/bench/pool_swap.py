@@ -209,6 +209,7 @@ def main() -> int:
     parser.add_argument("server", type=Path)
     parser.add_argument("model", type=Path)
     parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--evictions", type=int, default=5)
     chosen = parser.parse_args()
     rows = [Row("routing: one of 20 models by its alias", routing(), "ms", 0.2)]
     seen = swaps(chosen.server, chosen.model, chosen.turns)
@@ -217,7 +218,7 @@ def main() -> int:
     rows.append(
         Row("swap, edgellm over router with the same options", statistics.median(a / b for a, b in pairs), "×", 1.05)
     )
-    woken, anew, kept = evictions(chosen.server, chosen.model, max(3, chosen.turns // 2))
+    woken, anew, kept = evictions(chosen.server, chosen.model, chosen.evictions)
     rows += [
         Row("eviction by sleep: from request to answer", statistics.median(woken), "s"),
         Row("eviction by end and start: from start to answer", statistics.median(anew), "s"),
