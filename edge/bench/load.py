@@ -12,6 +12,7 @@ from pathlib import Path
 from signal import SIGKILL, SIGTERM
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from edge.board.storage import mount_of, mounts
 from edge.builder.smoke import request
@@ -26,6 +27,8 @@ from edge.supervisor.process import Child, spawn
 READY_LIMIT_S = 900.0
 PREFETCH = "+prefetch"  # of a mode: the file is read ahead of the engine where it is not in the page cache
 _LOOK_S = 0.002
+# Two medians of one mode lay up to 5 % apart on an H200: a second mode is only kept if it gains more than that.
+_GAIN = 0.95
 
 
 class LoadRow(Struct):
@@ -91,7 +94,7 @@ class LoadBench(EngineBench):
         for path in file.shards:
             drop_pages(Path(path)) if cold else read_through(Path(path))
         host = launch.budget.get("unified") or launch.budget.get("host")
-        with running(launch, self._socket_path) as child:
+        with running(replace(launch, argv=launch.argv_at(0.0 if cold else 1.0)), self._socket_path) as child:
             ahead = mode.endswith(PREFETCH) and cold
             reader = prefetch.start(file.shards, child.pid, host.reserve_bytes if host else 0) if ahead else None
             try:
@@ -150,14 +153,53 @@ def read_through(path: Path) -> None:
             pass
 
 
-def winner(rows: Sequence[LoadRow]) -> LoadRow | None:
-    """Return the mode that was soonest ready; `auto` is no mode of its own."""
+def winner(rows: Sequence[LoadRow], *, warm: bool = False) -> LoadRow | None:
+    """Return the mode that was soonest ready; `auto` is no mode of its own. `warm`: with the file in the page cache.
+
+    Reading ahead changes no warm start: of a mode with and without, the one that was sooner cold.
+    """
     measured = [row for row in rows if row.median_s is not None and row.mode != "auto"]
+    if warm and all(row.warm_s and row.cold_s for row in measured):
+        by_mode = [
+            min(same, key=lambda row: statistics.median(row.cold_s))
+            for mode in dict.fromkeys(row.mode.removesuffix(PREFETCH) for row in measured)
+            if (same := [row for row in measured if row.mode.removesuffix(PREFETCH) == mode])
+        ]
+        return min(by_mode, key=lambda row: statistics.median(row.warm_s), default=None)
     return min(measured, key=lambda row: row.median_s or 0.0, default=None)
 
 
-def choice_of(best: LoadRow, plan: Plan, model: ModelPlan, launch: LaunchPlan) -> LoadChoice:
-    """Return the choice that `--apply` keeps for this board, engine, disk, size class and offload."""
+def cold_winner(rows: Sequence[LoadRow], usual: LoadRow) -> tuple[LoadRow, float] | None:
+    """Return the mode that is sooner than `usual` without the page cache, and below which share of the file in it.
+
+    None where `usual` is the soonest there, too. Between the two measured points a start is taken to gain in proportion
+    to what is in the page cache.
+    """
+    others = [row for row in rows if row.cold_s and row.warm_s and "auto" not in row.mode and PREFETCH not in row.mode]
+    other = min(others, key=lambda row: statistics.median(row.cold_s), default=usual)
+    if not (usual.cold_s and usual.warm_s) or other.mode == usual.mode.removesuffix(PREFETCH):
+        return None
+    gain_s = statistics.median(usual.cold_s) - statistics.median(other.cold_s)
+    loss_s = statistics.median(other.warm_s) - statistics.median(usual.warm_s)
+    if loss_s <= 0 or statistics.median(other.cold_s) > _GAIN * statistics.median(usual.cold_s):
+        return None
+    return other, round(gain_s / (gain_s + loss_s), 2)
+
+
+def may_change(plan: Plan, model: ModelPlan, launch: LaunchPlan) -> bool:
+    """Return whether a start without the page cache may take a mode of its own: see `edge.plan.ladder.cold_choice`."""
+    full = launch.settings.n_gpu_layers > (launch.model or model.model).meta.n_layer
+    apart = full and not launch.settings.cpu_expert_layers and not launch.settings.rpc
+    return apart and not plan.board.unified_memory
+
+
+def choice_of(
+    best: LoadRow, plan: Plan, model: ModelPlan, launch: LaunchPlan, rows: Sequence[LoadRow] = ()
+) -> LoadChoice:
+    """Return the choice that `--apply` keeps for this board, engine, disk, size class and offload.
+
+    `rows`: what was measured, where a cold start may take a mode of its own.
+    """
     file = launch.model or model.model
     mount = mount_of(mounts(Tree(Path("/"))), Path(file.path).resolve().parent)
     offload = offload_of(launch.settings.n_gpu_layers, file.meta.n_layer)
@@ -165,4 +207,9 @@ def choice_of(best: LoadRow, plan: Plan, model: ModelPlan, launch: LaunchPlan) -
     seconds = round(best.median_s or 0.0, 3)
     mode, _, ahead = best.mode.partition("+")
     kind = size_class(file.bytes)
-    return LoadChoice(plan.board.id, plan.engine.id, point, kind, offload, mode, seconds, bool(ahead))
+    choice = LoadChoice(plan.board.id, plan.engine.id, point, kind, offload, mode, seconds, bool(ahead))
+    cold = cold_winner(rows, best) if may_change(plan, model, launch) else None
+    if cold is None:
+        return choice
+    # The reader at boot would only keep the disk from the engine.
+    return replace(choice, prefetch=False, cold_mode=cold[0].mode, cold_below=cold[1])

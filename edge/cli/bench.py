@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from edge.bench.serve import LoadLevel
     from edge.bench.sleep import SleepRow
     from edge.paths import Folders
+    from edge.plan.load_choice import LoadChoice
     from edge.plan.plan import Plan
     from edge.plan.sleep_choice import SleepChoice
 
@@ -61,7 +62,7 @@ def load(
     state_dir: StateDir = None,
 ) -> None:
     """Start the engine on the model in each load mode, with the file in the page cache and without."""
-    from edge.bench.load import LoadBench, choice_of, winner
+    from edge.bench.load import LoadBench, choice_of, may_change, winner
     from edge.plan.choices import write_choice
     from edge.plan.load_choice import choices_path
 
@@ -72,8 +73,8 @@ def load(
         raise UsageError(f"--modes {modes}: unknown load mode", f"choose of auto, {', '.join(MODES)}")
     bench = _bench(LoadBench, plan_for, "auto", folders, quiet=as_json)
     rows = bench.measure(wanted, repeat=repeat, cold=True, warm=not cold)
-    best = winner(rows)
-    choice = choice_of(best, *bench.plans[best.mode]) if best else None
+    best = winner(rows, warm=may_change(*next(iter(bench.plans.values()))))
+    choice = choice_of(best, *bench.plans[best.mode], rows) if best else None
     if apply and choice is not None:
         write_choice(choices_path(folders), choice)
     if as_json:
@@ -82,7 +83,7 @@ def load(
         shown = {"schema": 1, "model": bench.model_id, "rows": to_builtins(rows), "winner": to_builtins(choice)}
         print_json(shown | {"applied": apply and choice is not None})
         return
-    print_lines(_load_lines(rows, best.mode if best else None, applied=apply))
+    print_lines(_load_lines(rows, best.mode if best else None, choice, applied=apply))
 
 
 def draft(
@@ -243,7 +244,7 @@ def _watts(client: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def _load_lines(rows: Sequence[LoadRow], best: str | None, *, applied: bool) -> list[str]:
+def _load_lines(rows: Sequence[LoadRow], best: str | None, choice: LoadChoice | None, *, applied: bool) -> list[str]:
     import statistics
 
     def shown(values: list[float]) -> str:
@@ -252,6 +253,8 @@ def _load_lines(rows: Sequence[LoadRow], best: str | None, *, applied: bool) -> 
     lines = [f"{'mode':6} {'cold':>10} {'warm':>10}"]
     for row in rows:
         what = row.note or ("soonest ready" if row.mode == best else "")
+        if choice is not None and row.mode == choice.cold_mode:
+            what = f"sooner while less than {choice.cold_below:.0%} of the file is in the page cache"
         lines.append(f"{row.mode:6} {shown(row.cold_s)} {shown(row.warm_s)}  {what}".rstrip())
     if best is not None:
         lines.append(f"{best} is used for load_mode = auto from now on" if applied else "keep it with --apply")

@@ -287,6 +287,7 @@ def _rung_document(rung: LaunchPlan) -> dict[str, Any]:
         "settings": to_builtins(rung.settings, enc_hook=str),
         "memory": {name: _domain_document(domain) for name, domain in rung.budget.items()},
         "argv": list(rung.argv),
+        **({"cold": to_builtins(rung.cold)} if rung.cold else {}),
         "env": redacted(rung.env),
         "reasons": [to_builtins(reason, enc_hook=str) for reason in rung.reasons],
     }

@@ -73,7 +73,9 @@ def waterfall(record: Mapping[str, Any]) -> list[str]:
     spans = sorted(record["spans"], key=lambda span: (span["start_s"], -span["end_s"]))
     total_s = max([span["end_s"] for span in spans], default=0.0) or 1.0
     resident = record["cache_state"]["resident_ratio"]
+    mode = record["cache_state"].get("load_mode")
     cached = "" if resident is None else f", {resident:.0%} of the model was in the page cache"
+    cached += f", read with {mode}" if mode else ""
     lines = [f"{record['model']}: {record['outcome']} on rung {record['rung']}, engine {record['engine']}{cached}"]
     for span in spans:
         lines.append(_line(span, total_s))

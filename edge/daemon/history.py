@@ -175,6 +175,7 @@ class Recorder:
             samples=self._samples(supervisor.model_id, began_s),
             gates={name: opening.at_s for name, opening in watch.attempt.gates.openings.items()},
             since_boot=start_id == self._first_id,
+            load_mode=watch.attempt.facts.load_mode,
         )
         self._past.started(row)
         self._append(self._folders.starts, row)

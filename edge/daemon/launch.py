@@ -129,8 +129,10 @@ class Children(dict[str, Child]):
     def start(self, model_id: str, command: Command, socket: Path) -> None:
         """Raises UnavailableError if the engine cannot be executed."""
         resident = self.resident[model_id] = resident_ratio(Path(command.files[0]))
-        child = self[model_id] = spawn(command.argv, command.env, socket, command.limits)
-        if command.prefetch_least_bytes is not None and resident is not None and resident < WARM:
+        is_cold = bool(command.cold_argv) and resident is not None and resident < command.cold_below
+        argv = command.cold_argv if is_cold else command.argv
+        child = self[model_id] = spawn(argv, command.env, socket, command.limits)
+        if command.prefetch_least_bytes is not None and resident is not None and resident < WARM and not is_cold:
             from edge.linux import prefetch
 
             self._prefetching.append(prefetch.start(command.files, child.pid, command.prefetch_least_bytes))
@@ -158,6 +160,7 @@ class Command(NamedTuple):
     """How an engine is executed. `files`: of its model, in the order of their reading.
 
     `prefetch_least_bytes`: they are read ahead of it while so much memory is available; None: they are not.
+    `cold_argv`: in place of `argv` while less than `cold_below` (0…1) of them is in the page cache; empty: never.
     """
 
     argv: Sequence[str]
@@ -165,6 +168,8 @@ class Command(NamedTuple):
     limits: ProcessLimits
     files: Sequence[str]
     prefetch_least_bytes: int | None
+    cold_argv: Sequence[str] = ()
+    cold_below: float = 0.0
 
 
 class Early(NamedTuple):
@@ -218,7 +223,15 @@ def _spawn_remembered(
         for model_id, model in record.models.items():
             nice, oom_score_adj, cpus = model.limits
             limits = ProcessLimits(nice, oom_score_adj, tuple(cpus))
-            command = Command(model.argv, model.env, limits, model.files, model.prefetch_least_bytes)
+            command = Command(
+                model.argv,
+                model.env,
+                limits,
+                model.files,
+                model.prefetch_least_bytes,
+                model.cold_argv or (),
+                model.cold_below,
+            )
             children.start(model_id, command, places.model_socket(model_id))
     except UnavailableError:
         children.kill()  # the plan finds out what is wrong with the engine

@@ -167,7 +167,10 @@ def remember(launched: Launched, prepared: Prepared) -> RememberedLaunch | None:
         held = {domain: _held_bytes(plan, domain) for domain in plan.budget}
         files = list((plan.model or model.model).shards)
         ahead = _prefetch_least_bytes(prepared, model_id, launched.folders)
-        models[model_id] = RememberedModel(list(plan.argv), dict(plan.env), list(limits), files, ahead, held)
+        cold = list(plan.cold.argv) if plan.cold else None
+        models[model_id] = RememberedModel(
+            list(plan.argv), dict(plan.env), list(limits), files, ahead, held, cold, _cold_below(plan)
+        )
         uses_gpu |= plan.settings.n_gpu_layers > 0
         host = plan.budget.get("unified") or plan.budget.get("host")
         needed += host.required_bytes + (0 if needed else host.reserve_bytes) if host else 0
@@ -289,13 +292,19 @@ def _spawn(prepared: Prepared, folders: Folders, children: Children, *, inherite
         plan = model.ladder.plans[model.ladder.chosen]
         limits = process_limits(preset_of(prepared, model_id))
         ahead = _prefetch_least_bytes(prepared, model_id, folders)
-        command = Command(plan.argv, plan.env, limits, (plan.model or model.model).shards, ahead)
+        cold = plan.cold.argv if plan.cold else ()
+        files = (plan.model or model.model).shards
+        command = Command(plan.argv, plan.env, limits, files, ahead, cold, _cold_below(plan))
         try:
             children.start(model_id, command, folders.model_socket(model_id))
         except UnavailableError:
             # Behind a socket unit the supervisor tries once more and reports the reason.
             if not inherited:
                 raise
+
+
+def _cold_below(plan: LaunchPlan) -> float:
+    return plan.cold.below if plan.cold else 0.0
 
 
 def _prefetch_least_bytes(prepared: Prepared, model_id: str, folders: Folders) -> int | None:
@@ -352,8 +361,11 @@ def _confirm(
 
 def _rung(model: ModelPlan, running: RememberedModel) -> int | None:
     """Return the rung that a command belongs to."""
-    commands = [(list(plan.argv), plan.env) for plan in model.ladder.plans]
-    command = (running.argv, running.env)
+    commands = [
+        (list(plan.argv), plan.env, list(plan.cold.argv) if plan.cold else None, _cold_below(plan))
+        for plan in model.ladder.plans
+    ]
+    command = (running.argv, running.env, running.cold_argv, running.cold_below)
     return commands.index(command) if command in commands else None
 
 

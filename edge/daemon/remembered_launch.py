@@ -32,7 +32,7 @@ Identity = list[int] | None  # of a file: size, mtime in ns, inode; of a folder:
 class RememberedModel(NamedTuple):
     """One engine command. `limits`: nice, oom_score_adj, CPUs. `held_bytes`: what it takes at most, by domain.
 
-    `files` are the model's. `prefetch_least_bytes`: see `launch.Command`.
+    `files` are the model's. `prefetch_least_bytes`, `cold_argv`, `cold_below`: see `launch.Command`.
     """
 
     argv: list[str]
@@ -41,6 +41,8 @@ class RememberedModel(NamedTuple):
     files: list[str]
     prefetch_least_bytes: int | None
     held_bytes: dict[str, int]
+    cold_argv: list[str] | None = None
+    cold_below: float = 0.0
 
 
 class RememberedLaunch(NamedTuple):

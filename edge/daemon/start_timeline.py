@@ -82,12 +82,12 @@ def start_record(
     samples: Sequence[Sequence[float | int | None]] = (),
     gates: Mapping[str, float] | None = None,
     since_boot: bool = False,
+    load_mode: str | None = None,
 ) -> dict[str, Any]:
     """Return one record of starts.jsonl. Times are rounded to 0.1 ms, the precision of the log's timestamps.
 
-    `args`: the operator's own options of the engine. `gates`: when each gate opened, monotonic. `since_boot`: the
-    start is that of the process, no restart of its engine; then `boot` has its begin in seconds since the kernel's
-    start, where CLOCK_MONOTONIC begins.
+    `args`: the operator's own options of the engine. `gates`: when each gate opened, monotonic. `since_boot`: this is
+    no restart; then `boot` has its begin since the kernel's start. `load_mode`: by the engine's log.
     """
     zero = instants.process_s
     return {
@@ -100,7 +100,7 @@ def start_record(
         "board": board,
         "rung": rung,
         "args": list(args),
-        "cache_state": {"resident_ratio": resident_ratio},
+        "cache_state": {"resident_ratio": resident_ratio, "load_mode": load_mode},
         "clock": "monotonic + boot offset",
         "boot": {"process_s": round(zero, 4) if since_boot else None, "service_s": None},
         "spans": [_rounded(to_builtins(span, enc_hook=str)) for span in spans],

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from edge.engine.engine import Engine, Flag
 from edge.models.open import ModelFile
 from edge.plan.inputs import EXPERT_PATTERN
-from edge.plan.plan import EngineOptions, Settings
+from edge.plan.plan import ColdStart, EngineOptions, Settings
 from edge.units import MIB
 
 # Render settings as fields of xllamacpp's CommonParams, for the embedded engine: JSON, enum values by name. Pure.
@@ -95,6 +96,14 @@ def render(
         if off.args and off.args[0] not in line.args:
             line.args += off.args
     return Argv((engine.path, *line.args, *options.args), (*line.dropped, *options.unknown))
+
+
+def cold_start(
+    choice: tuple[str, float], settings: Settings, engine: Engine, model: ModelFile, alias: str, options: EngineOptions
+) -> ColdStart:
+    """Return the command of a start without the page cache. `choice`: its load mode, below which share of the file."""
+    mode, below = choice
+    return ColdStart(mode, render(replace(settings, load_mode=mode), engine, model, alias, options).args, below)
 
 
 def _context(line: _Line, settings: Settings) -> None:

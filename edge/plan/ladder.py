@@ -21,7 +21,7 @@ from edge.plan.inputs import (
 )
 from edge.plan.kv_cache import PLAIN_KV, checkpoint_bytes
 from edge.plan.ladder_steps import LadderStep, context_levels, steps
-from edge.plan.load_choice import chosen_mode, offload_of
+from edge.plan.load_choice import choice_for, chosen_mode, offload_of
 from edge.plan.memory import budget, device_required, layer_split
 from edge.plan.plan import MemoryBudget, Settings
 from edge.plan.repacking import repacked_bytes
@@ -70,7 +70,9 @@ def _pooled_rows(preset: Preset, step: LadderStep, candidate: Candidate) -> int:
 def load_mode(preset: Preset, chosen: Settings, candidate: Candidate, inputs: PlanInputs) -> str:
     """Return `none` or `dio` only when all weights leave the host: a host part could not be dropped (FC-19).
 
-    On a CPU that repacks most of them a mapping would stand beside them: then they are read without one, too.
+    On a CPU that repacks most of them a mapping would stand beside them: then they are read without one, too. A
+    discrete GPU reads them from a mapping: an H200 was ready 0.4 to 0.6 s sooner with 8.72 GB in the page cache, and as
+    soon without (docs/numbers.md).
     """
     full = chosen.n_gpu_layers > candidate.file.meta.n_layer
     repacked = not chosen.n_gpu_layers and 2 * repacked_bytes(candidate.weights, inputs) > candidate.weights.file_bytes
@@ -81,7 +83,9 @@ def load_mode(preset: Preset, chosen: Settings, candidate: Candidate, inputs: Pl
     measured = measured_load_mode(chosen, candidate, inputs)
     if measured is not None:
         return measured
-    return "none" if full or repacked else "mmap"
+    # WSL2: a drive of Windows is a 9p mount there, whose page faults cost a message each.
+    mapped = inputs.discrete and not inputs.used_servers and inputs.board.container != "wsl2"
+    return "none" if (full and not mapped) or repacked else "mmap"
 
 
 def measured_load_mode(chosen: Settings, candidate: Candidate, inputs: PlanInputs) -> str | None:
@@ -162,6 +166,23 @@ class Rung(Struct, frozen=True):
     def device_headroom_bytes(self) -> int:
         """Of the fullest GPU, and of the host where no GPU is used."""
         return min(domain.headroom_bytes for name, domain in self.budget.items() if name in self.gpus or not self.gpus)
+
+
+def cold_choice(preset: Preset, rung: Rung, inputs: PlanInputs) -> tuple[str, float] | None:
+    """Return the load mode of a start that finds less than a share of the file in the page cache, and that share.
+
+    None where no measurement found one sooner than the rung's own, or where the host lacks the memory for its buffers.
+    Only for weights that all leave the host for its own GPUs: elsewhere the mode decides how much memory is taken.
+    """
+    chosen, file = rung.settings, rung.candidate.file
+    full = chosen.n_gpu_layers > file.meta.n_layer and not chosen.cpu_expert_layers
+    if preset.load_mode != "auto" or not full or not inputs.discrete or chosen.rpc:
+        return None
+    choice = choice_for(inputs.load_choices, file.path, rung.candidate.weights.file_bytes, "full")
+    if choice is None or choice.cold_mode is None or choice.mode != chosen.load_mode:
+        return None
+    needed = budget(rung.candidate, replace(chosen, load_mode=choice.cold_mode), replace(inputs, gpus=rung.gpus))
+    return (choice.cold_mode, choice.cold_below) if all(domain.fits for domain in needed.values()) else None
 
 
 def walk_ladder(preset: Preset, candidates: Sequence[Candidate], role: str, inputs: PlanInputs) -> list[Rung]:

@@ -19,7 +19,8 @@ _CLASSES_GIB = (1, 4, 16, 64)
 class LoadChoice(Struct, frozen=True):
     """The winner of one measurement. `mount`: mount point of the disk; `offload`: full | partial | none.
 
-    `prefetch`: it was sooner ready with the file read ahead of the engine.
+    `prefetch`: it was sooner ready with the file read ahead of the engine. `cold_mode`: sooner than `mode` while less
+    than `cold_below` (0…1) of the file is in the page cache; None: `mode` is the soonest then, too.
     """
 
     board: str
@@ -30,6 +31,8 @@ class LoadChoice(Struct, frozen=True):
     mode: str
     seconds: float
     prefetch: bool = False
+    cold_mode: str | None = None
+    cold_below: float = 0.0
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -115,6 +115,14 @@ class EngineOptions(Struct, frozen=True):
     reasons: tuple[Reason, ...] = ()
 
 
+class ColdStart(Struct, frozen=True):
+    """The command of a start that finds less than `below` (0…1) of the model's file in the page cache."""
+
+    load_mode: str
+    argv: tuple[str, ...]
+    below: float
+
+
 class LaunchPlan(Struct, frozen=True):
     """One rung. `argv` holds the placeholder `{socket}`; `env` is the child's whole environment."""
 
@@ -130,6 +138,12 @@ class LaunchPlan(Struct, frozen=True):
     args: tuple[str, ...] = ()  # the operator's own options of the engine, as written
     own_sleep_s: int = 0  # idle seconds after which the engine sleeps by itself; 0: it does not
     options: EngineOptions = EngineOptions()  # in `argv` behind those that `settings` give
+    cold: ColdStart | None = None  # where `edgellm bench load` found another load mode sooner without the page cache
+
+    def argv_at(self, resident: float | None) -> tuple[str, ...]:
+        """Return the command of a start with that share of the model's file in the page cache; None: unknown."""
+        is_cold = self.cold is not None and resident is not None and resident < self.cold.below
+        return self.cold.argv if self.cold is not None and is_cold else self.argv
 
     @property
     def fits(self) -> bool:

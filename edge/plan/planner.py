@@ -15,18 +15,18 @@ from edge.engine import gpu_code
 from edge.engine.engine import Engine, Flag
 from edge.errors import EngineMissingError, ModelMissingError, UnavailableError
 from edge.models.open import ModelFile
-from edge.plan.argv import EnvFacts, environment, render
+from edge.plan.argv import EnvFacts, cold_start, environment, render
 from edge.plan.calibration import Calibration, last_start
 from edge.plan.draft_choice import DraftChoice, measured_drafts
 from edge.plan.drafters import with_mtp_layers
 from edge.plan.engine_options import OPTION_NAMES, engine_options
 from edge.plan.inputs import Candidate, PlanInputs, is_remote, restricted, role_of, situation, usable_gpus, with_hosted
 from edge.plan.kv_cache import PLAIN_KV
-from edge.plan.ladder import Rung, walk_ladder
+from edge.plan.ladder import Rung, cold_choice, walk_ladder
 from edge.plan.load_choice import LoadChoice
 from edge.plan.other_engine import fingerprint, plan_other
 from edge.plan.plan import EngineOptions, Ladder, LaunchPlan, MemoryBudget, ModelPlan, Plan, SavedPrompts
-from edge.plan.reasons import does_not_fit, no_template, reasons, without_effect
+from edge.plan.reasons import cold_reasons, does_not_fit, no_template, reasons, without_effect
 from edge.plan.remotes import Remotes, with_remotes
 from edge.plan.sleep_choice import OPTION, SleepChoice, own_sleep_s, sleep_reasons
 from edge.units import GIB
@@ -235,6 +235,8 @@ class _Job(Struct, frozen=True):
             params = {**options.params, "sleep_idle_seconds": sleep_s}
             options = replace(options, args=(*options.args, OPTION, str(sleep_s)), params=params)
         line = render(rung.settings, inputs.engine, file, config.id, options)
+        choice = cold_choice(preset, rung, inputs)
+        cold = cold_start(choice, rung.settings, inputs.engine, file, config.id, options) if choice else None
         return LaunchPlan(
             rung=index,
             settings=rung.settings,
@@ -243,6 +245,7 @@ class _Job(Struct, frozen=True):
             env=environment(inputs.engine, self.facts, gpus=gpus, managed_memory=preset.managed_memory),
             reasons=(
                 *reasons(rung, preset, config.role, wanted, inputs, origins),
+                *cold_reasons(cold),
                 *options.reasons,
                 *sleep_reasons(sleep_s),
             ),
@@ -252,6 +255,7 @@ class _Job(Struct, frozen=True):
             args=preset.args,
             own_sleep_s=sleep_s,
             options=replace(options, reasons=()),
+            cold=cold,
         )
 
 

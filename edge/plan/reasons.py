@@ -13,7 +13,7 @@ from edge.plan.inputs import PlanInputs
 from edge.plan.kv_cache import BLOCKS, PLAIN_KV, checkpoint_bytes
 from edge.plan.ladder import Rung
 from edge.plan.load_choice import offload_of
-from edge.plan.plan import DomainBudget, MemoryBudget, Reason, Settings
+from edge.plan.plan import ColdStart, DomainBudget, MemoryBudget, Reason, Settings
 from edge.units import GIB, MIB, format_bytes
 
 
@@ -176,11 +176,21 @@ def _flash(chosen: Settings, preset: Preset) -> str:
     return "a quantized V cache needs it" if needed else "as requested"
 
 
+def cold_reasons(cold: ColdStart | None) -> tuple[Reason, ...]:
+    """Explain the load mode of a start that finds little of the file in the page cache."""
+    if cold is None:
+        return ()
+    because = f"while less than {cold.below:.0%} of the file is in the page cache: measured by `edgellm bench load`"
+    return (Reason("load_mode, cold", cold.load_mode, because),)
+
+
 def _load(chosen: Settings, n_layer: int, preset: Preset, inputs: PlanInputs) -> str:
     if preset.load_mode == chosen.load_mode:
         return "as requested"
     if inputs.load_choices and preset.load_mode == "auto" and _measured(chosen, n_layer, inputs):
         return "measured by `edgellm bench load`"
+    if chosen.load_mode == "mmap" and chosen.n_gpu_layers > n_layer and not chosen.cpu_expert_layers:
+        return "a GPU is sooner ready from a mapped file in the page cache, and as soon without"
     if chosen.load_mode == "mmap" and chosen.n_gpu_layers:
         return "a part stays on the host, where mapped pages can be dropped and others cannot"
     if chosen.load_mode == "mmap":

@@ -348,8 +348,10 @@ class Pool:
             self._waiters or self._starting or any(each.machine.state in (*_LOADING, *ENDING) for each in supervisors)
         )
         asleep = [each for each in supervisors if each.machine.state is State.SLEEPING]
+        # A cold start read past the page cache: a restart would be as cold.
+        cold = [each for each in supervisors if each.machine.state is State.READY and each.plan.cold is not None]
         limited = any(handle.limited for handle in self._handles.values())
-        if busy or limited or not asleep:
+        if busy or limited or not (asleep or cold):
             return
         snapshot = await in_thread(self._measured, None)
         main = next((name for name in ("unified", "host") if name in snapshot.available_bytes), None)
@@ -357,17 +359,24 @@ class Pool:
             mapped = mapped_bytes([each for each in supervisors if each.machine.state is State.READY], main)
             least = reserve_bytes(supervisors, main)
             self._ahead.look(
-                [self._sleeper(each, now) for each in asleep], snapshot.available_bytes[main] - mapped - least, least
+                [self._sleeper(each, now) for each in asleep or cold],
+                snapshot.available_bytes[main] - mapped - least,
+                least,
             )
 
     def _sleeper(self, supervisor: Supervisor, now: datetime) -> Sleeper:
         name, file = supervisor.model_id, supervisor.plan.model or supervisor.model.model
-        begin, slept = warm_from(now, self._model(name)), self._slept_s.get(name)
+        since = self._ready_s if supervisor.machine.state is State.READY else self._slept_s
+        begin, slept = warm_from(now, self._model(name)), since.get(name)
         return Sleeper(
             name,
             file.shards,
             file.bytes,
-            slept_s=None if slept is None else time.monotonic() - slept,
+            slept_s=0.0
+            if supervisor.machine.state is State.READY
+            else None
+            if slept is None
+            else time.monotonic() - slept,
             warm_in_s=None if begin is None else (begin - now).total_seconds(),
         )
 

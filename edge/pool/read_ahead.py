@@ -23,7 +23,10 @@ _log = logging.getLogger(__name__)
 
 
 class Sleeper(Struct, frozen=True):
-    """A sleeping model. `slept_s`: for how long, None if it was not READY yet; `warm_in_s`: until its start is due."""
+    """A sleeping model. `slept_s`: for how long, None if it was not READY yet; `warm_in_s`: until its start is due.
+
+    Also one that is READY, `slept_s` for how long, whose restart would not find its file in the page cache.
+    """
 
     id: str
     files: tuple[str, ...]

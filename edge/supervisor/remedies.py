@@ -68,6 +68,7 @@ class Remedies:
             plan,
             settings=settings,
             argv=(*line.args, *args),
+            cold=None,
             env=environment,
             reasons=(*plan.reasons, *reasons),
             warnings=line.dropped,

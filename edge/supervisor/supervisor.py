@@ -346,7 +346,7 @@ class Supervisor:
         try:
             plan = self._plans.at(effect.rung, effect.remedies)
             self._found_at = place(self.model.other)
-            argv = plan.argv if self._found_at is None else self._found_at.command(plan.argv)
+            argv = self._plans.argv_now(plan) if self._found_at is None else self._found_at.command(plan.argv)
             self._attend(spawn(argv, plan.env, self._socket_path, self.terms.limits), plan)
         except EdgeError as error:
             self.post(Exited(EngineFault.PERMANENT, failed_spawn(error)))

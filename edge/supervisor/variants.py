@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from edge.errors import BugError, EdgeError, TimedOutError
+from edge.linux.procfs import resident_ratio
 from edge.linux.timeouts import DeadlineExceeded, in_thread
 from edge.plan.plan import LaunchPlan, ModelPlan, Reason
 from edge.supervisor.memory_wait import GpuHolders
@@ -80,6 +82,12 @@ class PlanVariants:
         """
         self._planned = planned
         self._planning = asyncio.create_task(self._plan(rung))
+
+    def argv_now(self, plan: LaunchPlan) -> tuple[str, ...]:
+        """Return the command for what the page cache holds of the model's file now."""
+        if plan.cold is None:
+            return plan.argv
+        return plan.argv_at(resident_ratio(Path((plan.model or self._model.model).path)))
 
     def abandon(self) -> None:
         """End the planning, if there is one: `planned` is called at once, and `at` raises TimedOutError."""

@@ -16,7 +16,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from edge.bench.load import health  # a script: the checkout has to be found fir
 from edge.linux.procfs import drop_pages
 from edge.supervisor.process import SLOT_FOLDER
 from edge.units import GIB
-from tests.bench.rows import engine_parser, up_arguments
+from tests.bench.rows import command_at, engine_parser, state_of, up_arguments
 from tests.serving import ROOT, Up, edgellm, eventually
 
 
@@ -36,9 +35,9 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--cold", action="store_true")
     options = parser.parse_args()
-    state, arguments = Path(tempfile.mkdtemp(prefix="e-")), up_arguments(options)
+    state, arguments = state_of(options), up_arguments(options)
     try:
-        plan = chosen(arguments, state)
+        plan = command_at(chosen(arguments, state), cold=options.cold)
         rows, limits = [], []
         for number in range(options.pairs + 1):
             cold = options.cold and number > 0

@@ -24,7 +24,6 @@ import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -37,7 +36,7 @@ from edge.daemon.remembered_launch import next_start  # a script: the checkout h
 from edge.linux.procfs import drop_pages, family_pids
 from edge.paths import folders
 from tests.bench.engine_ready import chosen, starts
-from tests.bench.rows import engine_parser, up_arguments
+from tests.bench.rows import command_at, engine_parser, state_of, up_arguments
 from tests.serving import environment, free_port
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "temperature": 0})
@@ -64,17 +63,18 @@ def main() -> None:
     parser = engine_parser(__doc__)
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--no-plan", action="store_true", help="leave out the turns of `up` that plans")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no turn after so many seconds")
     parser.add_argument("--records", type=Path, metavar="FILE", help="keep all turns, with the records of their starts")
     options = parser.parse_args()
     # One command line for both ways of `up`: a remembered launch belongs to one.
-    state, common = Path(tempfile.mkdtemp(prefix="e-")), up_arguments(options)
+    state, common = state_of(options), up_arguments(options)
     turns: list[dict[str, Answer]] = []
     port, end_s = free_port(), time.monotonic() + options.seconds
     try:
-        plan = chosen(common, state)
+        plan = command_at(chosen(common, state), cold=options.cold)
         known = defaults(plan["argv"][0], options)
-        ways = [BARE, *([DEFAULTS] if known else []), PLANNED, REMEMBERED]
+        ways = [BARE, *([DEFAULTS] if known else []), *([] if options.no_plan else [PLANNED]), REMEMBERED]
         for number in range(options.pairs + 1):
             turn: dict[str, Answer] = {}
             for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
@@ -88,7 +88,7 @@ def main() -> None:
                 continue
             walls = ", ".join(f"{way} {answer.took_s:.3f} s" for way, answer in turn.items())
             print(f"{number:3} {walls}", file=sys.stderr, flush=True)
-            assert not turn[PLANNED].record["remembered"]
+            assert PLANNED not in turn or not turn[PLANNED].record["remembered"]
             if turn[REMEMBERED].record["remembered"]:
                 turns.append(turn)
             else:  # for example: the model's folder has new files, or a virtual machine got memory

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from edge.paths import folders
+from edge.plan.load_choice import choices_path
 
 
 def bench_parser(about: str | None, *, reports: bool = True) -> argparse.ArgumentParser:
@@ -25,7 +32,23 @@ def engine_parser(about: str | None, threads: int | None = None, *, reports: boo
     made.add_argument("--threads", type=int, default=threads)
     made.add_argument("--engine", metavar="ID|PATH")
     made.add_argument("--load-mode", metavar="MODE", default="auto")
+    made.add_argument("--measured", type=Path, metavar="FILE", help="load_modes.json of `edgellm bench load --apply`")
     return made
+
+
+def state_of(options: argparse.Namespace) -> Path:
+    """Return a new state folder, with what `edgellm bench load --apply` kept if the options name it."""
+    state = Path(tempfile.mkdtemp(prefix="e-"))
+    if options.measured is not None:
+        kept = choices_path(folders(os.environ, state))
+        kept.parent.mkdir(parents=True)
+        shutil.copyfile(options.measured, kept)
+    return state
+
+
+def command_at(plan: dict[str, Any], *, cold: bool) -> dict[str, Any]:
+    """Return a rung of `plan --json` with the command of a start with or without the page cache."""
+    return plan | {"argv": plan["cold"]["argv"]} if cold and plan.get("cold") else plan
 
 
 def up_arguments(options: argparse.Namespace) -> list[str]:

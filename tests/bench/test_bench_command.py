@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from edge.bench.load import LoadRow, choice_of, drop_pages, winner
+from edge.bench.load import LoadRow, choice_of, cold_winner, drop_pages, winner
 from edge.bench.serve import LoadLevel, TimedAnswer, document, page
 from edge.board.probe import probe
 from edge.engine.installed import SelectedEngine, write_selection
@@ -94,6 +94,43 @@ def test_a_way_that_loses_here_is_not_kept(
     kept = read_choices(tmp_path / "c.json", LoadChoice, plan.board.id, plan.engine.id)
     found = choice_for(kept, model.model.path, model.model.bytes, "full")
     assert found is not None and (found.mode, found.prefetch) == (mode, ahead)
+
+
+@pytest.mark.parametrize(
+    ("rows", "usual", "cold"),
+    [
+        # An H200, 8.72 GB: docs/numbers.md.
+        ([LoadRow("mmap", [5.79], [1.45]), LoadRow("dio", [5.06], [5.16])], "mmap", ("dio", 0.16)),
+        # The mean of both would be dio's, which loses nine seconds of each warm start.
+        ([LoadRow("mmap", [20.0], [1.0]), LoadRow("dio", [10.0], [10.0])], "mmap", ("dio", 0.53)),
+        ([LoadRow("mmap", [5.2], [1.45]), LoadRow("dio", [5.06], [5.16])], "mmap", None),  # within the noise
+        ([LoadRow("mmap", [2.0], [1.0]), LoadRow("none", [3.0], [1.5])], "mmap", None),
+        (
+            [LoadRow("mmap", [6.0], [1.0]), LoadRow("mmap+prefetch", [4.0], [1.1]), LoadRow("dio", [3.9], [3.9])],
+            "mmap+prefetch",
+            None,
+        ),
+        (
+            [LoadRow("mmap", [6.0], [1.0]), LoadRow("mmap+prefetch", [4.0], [0.9]), LoadRow("dio", [3.0], [3.0])],
+            "mmap+prefetch",
+            ("dio", 0.32),
+        ),
+        ([LoadRow("mmap", [6.0]), LoadRow("dio", [3.0])], "dio", None),  # --cold: nothing is known of a warm start
+        ([LoadRow("mmap", [6.0], [1.0]), LoadRow("dio", note="not here")], "mmap", None),
+    ],
+)
+def test_a_cold_start_has_a_mode_of_its_own_where_that_gains(
+    rows: list[LoadRow], usual: str, cold: tuple[str, float] | None, smollm2: Path
+) -> None:
+    best = winner(rows, warm=True)
+    assert best is not None and best.mode == usual
+    found = cold_winner(rows, best)
+    assert (found and (found[0].mode, found[1])) == cold
+    kept = choice_of(best, *planned(smollm2, n_gpu_layers=99), rows)
+    assert (kept.cold_mode, kept.cold_below) == (cold or (None, 0.0))
+    assert kept.mode == usual.partition("+")[0] and kept.prefetch == ("+" in usual and cold is None)
+    partial = choice_of(best, *planned(smollm2, n_gpu_layers=3), rows)
+    assert partial.cold_mode is None and partial.offload == "partial"
 
 
 def planned(path: Path, n_gpu_layers: int) -> tuple[Plan, ModelPlan, LaunchPlan]:

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 from edge.config import load, resolve_profile
+from edge.daemon import launch as launch_module
 from edge.daemon import planning
 from edge.daemon.kept_remedies import KeptRemedies, key
-from edge.daemon.launch import Children
+from edge.daemon.launch import Children, Command
 from edge.daemon.remembered_launch import (
     RememberedLaunch,
     RememberedModel,
@@ -39,6 +40,7 @@ from edge.models.header import read_kept
 from edge.models.open import fingerprint
 from edge.paths import folders
 from edge.plan import start_records
+from edge.supervisor.process import ProcessLimits
 from tests.daemon.served import Served, config_text, install
 from tests.fakes.gguf_writer import Gguf
 from tests.fakes.llama_switches import Death, change
@@ -319,6 +321,32 @@ def test_a_rung_below_the_plan_is_kept_and_said() -> None:
 def test_a_rung_that_no_longer_fits_is_ended() -> None:
     _, notes, killed = confirm(0, 1)
     assert killed and "no longer fits" in notes[0]
+
+
+def test_another_command_for_a_cold_start_replaces_it() -> None:
+    assert confirm(0, 0, cold_argv=["llama-server", "--load-mode", "dio"], cold_below=0.2)[2]
+
+
+@pytest.mark.parametrize(
+    ("resident", "started"),
+    [(0.0, "cold"), (0.19, "cold"), (0.2, "usual"), (1.0, "usual"), (None, "usual")],
+)
+def test_a_start_takes_the_command_for_what_the_page_cache_holds(
+    resident: float | None, started: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch_module, "resident_ratio", lambda _: resident)
+    monkeypatch.setattr(launch_module, "spawn", lambda argv, *_: argv)
+    command = Command(["usual"], {}, ProcessLimits(), [str(tmp_path / "m.gguf")], None, ["cold"], 0.2)
+    children = Children()
+    children.start("chat", command, tmp_path / "s")
+    assert children["chat"] == [started] and children.resident == {"chat": resident}
+
+
+def test_a_record_with_two_commands_is_read_back_as_written(record: RememberedLaunch, tmp_path: Path) -> None:
+    model = record.models["chat"]._replace(cold_argv=["llama-server", "--load-mode", "dio"], cold_below=0.2)
+    record = record._replace(models={"chat": model})
+    record.write(tmp_path / "launch.json")
+    assert read_record(tmp_path / "launch.json") == record
 
 
 def test_another_command_line_or_other_limits_replace_it() -> None:

@@ -33,6 +33,7 @@ def record(
         samples=[[0.5, 7.25, 100, None], [0.6, 8.0, None, 41.5]],
         gates={"driver": 10.2, "kv_cache": 11.5},
         since_boot=since_boot,
+        load_mode="dio",
     )
 
 
@@ -42,7 +43,8 @@ def test_a_record_has_the_published_shape() -> None:
     assert document["args"] == ["--keep", "4"]
     assert document["schema"] == 1 and document["clock"] == "monotonic + boot offset"
     assert (document["spawn_s"], document["engine_ready_s"], document["ready_s"]) == (0.2, 1.9, 2.0)
-    assert document["cache_state"] == {"resident_ratio": 0.5} and document["spawn_cpu_s"] == 0.1235
+    assert document["cache_state"] == {"resident_ratio": 0.5, "load_mode": "dio"}
+    assert document["spawn_cpu_s"] == 0.1235
     assert set(document["limit"]) == {"bytes", "rate", "fixed_s", "total_s"}
     for span in document["spans"]:
         assert set(span) == {"name", "parent", "start_s", "end_s", "bytes", "source"}

@@ -17,6 +17,7 @@ class CacheState(Struct):
     """The page cache before the start."""
 
     resident_ratio: float | None  # share of the model's file; null for a restart
+    load_mode: str | None = None  # by the engine's log: it may differ where little of the file is in the page cache
 
 
 class SpeedLimit(Struct):
@@ -117,6 +118,14 @@ class Budget(DomainBudget, frozen=True, kw_only=True):
     headroom_bytes: int  # available - reserve - required; negative: it does not fit
 
 
+class ColdStart(Struct):
+    """A command in place of `argv`, chosen at each start."""
+
+    load_mode: str
+    argv: list[str]
+    below: float  # 0 to 1: while less of the model's file is in the page cache
+
+
 class Rung(Struct):
     """One plan of the ladder: 0 as requested, each next one with less memory."""
 
@@ -127,6 +136,7 @@ class Rung(Struct):
     argv: list[str]  # of llama-server
     env: dict[str, str]  # the engine's whole environment; secrets are hidden
     reasons: list[Reason]
+    cold: ColdStart | UnsetType = UNSET  # the command of a start without the page cache, where it differs
     model: PlanFile | UnsetType = UNSET  # where another file than the requested one is used
 
 

@@ -19,6 +19,7 @@ from edge.paths import folders
 from edge.plan.argv import EnvFacts
 from edge.plan.calibration import Calibration, calibration_key
 from edge.plan.inputs import Candidate, candidate_of
+from edge.plan.load_choice import LoadChoice, size_class
 from edge.plan.plan import DomainBudget, LaunchPlan, Measured, Plan
 from edge.plan.planner import Extras, make_plan
 from edge.units import GIB, MIB
@@ -133,8 +134,67 @@ def test_fc_19_without_mmap_only_when_every_layer_leaves_the_host(requested: str
         assert rung.settings.load_mode == "mmap"
         assert "stays on the host" in why(rung, "load_mode")[1] or requested == "mmap"
     else:
-        assert rung.settings.load_mode == ("none" if requested == "auto" else requested)
+        assert rung.settings.load_mode == ("mmap" if requested == "auto" else requested)
     assert ("--load-mode", rung.settings.load_mode) in zip(rung.argv, rung.argv[1:], strict=False)
+
+
+def test_the_load_mode_where_nothing_was_measured() -> None:
+    """A mapping is sooner for a discrete GPU; on unified memory it would stand beside what the GPU has."""
+    gpu = shapes.gpu_board(24)
+    assert chosen(plan(gpu)).settings.load_mode == "mmap"
+    assert "sooner ready from a mapped file" in why(chosen(plan(gpu)), "load_mode")[1]
+    assert chosen(plan(replace(gpu, container="wsl2"))).settings.load_mode == "none"
+    assert chosen(plan(shapes.jetson(30))).settings.load_mode == "none"
+
+
+def measured(mode: str, cold_mode: str, offload: str = "full") -> Extras:
+    """What `edgellm bench load --apply` keeps for the model of these tests: 3 GB."""
+    found = LoadChoice("x86_64", "e", "/", size_class(one()["chat"][0].weights.file_bytes), offload, mode, 1.0)
+    return Extras(load_choices=(replace(found, cold_mode=cold_mode, cold_below=0.16),))
+
+
+def test_a_start_that_finds_nothing_in_the_page_cache_has_a_load_mode_of_its_own() -> None:
+    rung = chosen(plan(shapes.gpu_board(24), extras=measured("mmap", "dio")))
+    assert rung.cold is not None and (rung.cold.load_mode, rung.cold.below) == ("dio", 0.16)
+    assert ("--load-mode", "mmap") in zip(rung.argv, rung.argv[1:], strict=False)
+    assert rung.cold.argv == tuple("dio" if word == "mmap" else word for word in rung.argv), "else the same command"
+    assert [rung.argv_at(at) is rung.cold.argv for at in (0.0, 0.15, 0.16, 1.0, None)] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert why(rung, "load_mode, cold")[:2] == (
+        "dio",
+        "while less than 16% of the file is in the page cache: measured by `edgellm bench load`",
+    )
+    assert rung.settings.load_mode == "mmap", "memory is planned for the usual one"
+
+
+@pytest.mark.parametrize(
+    ("board", "preset", "offload"),
+    [
+        (shapes.gpu_board(24), profile(load_mode="mmap"), "full"),  # the operator's own
+        (shapes.gpu_board(3), profile(partial_offload=True, kv_type_min="f16", split_mode="none"), "partial"),
+        (shapes.jetson(30), profile(), "full"),  # unified memory: the mode decides how much is taken
+        (shapes.cpu_board(), profile(), "none"),
+    ],
+)
+def test_no_other_start_changes_its_load_mode(board: shapes.Board, preset: Profile, offload: str) -> None:
+    for mode, cold_mode in (("mmap", "dio"), ("none", "dio")):
+        rung = chosen(plan(board, preset=preset, extras=measured(mode, cold_mode, offload)))
+        assert rung.cold is None and rung.argv_at(0.0) == rung.argv
+
+
+def test_a_cold_start_takes_no_mode_whose_buffers_do_not_fit() -> None:
+    board = shapes.gpu_board(24, memory_gib=8)
+    rung = chosen(plan(board, extras=measured("mmap", "dio")))
+    host = rung.budget["host"]
+    tight = int(host.required_bytes + host.reserve_bytes + 100 * MIB)  # dio stages 256 MiB
+    memory = replace(shapes.memory(board), available_bytes=shapes.memory(board).available_bytes | {"host": tight})
+    rung = chosen(plan(board, memory=memory, extras=measured("mmap", "dio")))
+    assert rung.fits and rung.cold is None
 
 
 def test_fc_20_the_prompt_cache_is_bounded_and_paid_for(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from edge.board.memory import MemorySnapshot
-from edge.plan.plan import DomainBudget, ModelPlan, Settings
+from edge.plan.plan import ColdStart, DomainBudget, ModelPlan, Settings
 from edge.pool import pool as pool_module
 from edge.pool.pool import Pool
 from edge.pool.read_ahead import ReadAhead, Sleeper
@@ -278,3 +278,22 @@ async def test_the_next_model_is_read_ahead_only_while_nothing_else_needs_disk_o
     reads = what in ("calm", "a request is open")
     # The mapped weights of the resident are page cache that must stay.
     assert looked.given == ([(["sleeper"], 3 * GIB - WEIGHTS, GIB)] if reads else [])
+
+
+@pytest.mark.parametrize("cold", [True, False])
+async def test_a_ready_model_is_read_ahead_where_its_cold_start_read_past_the_page_cache(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch, cold: bool
+) -> None:
+    """A restart of its engine is warm then. Models that sleep come first: their start is nearer."""
+    ready = Posted("ready", MAPPED, "host", State.READY, short_dir)
+    rung = ready.model.ladder.plans[0]
+    rung = replace(rung, cold=ColdStart("dio", ("dio",), 0.2) if cold else None)
+    monkeypatch.setattr(Posted, "plan", property(lambda _: rung))
+    handles = {"ready": ModelHandle("ready", supervisor=ready)}
+    pool, looked = (
+        Pool(handles, lambda: MemorySnapshot({"host": 8 * GIB}, {"host": 4 * GIB}), lambda _: PoolModel()),
+        Looked(),
+    )
+    monkeypatch.setattr(pool, "_ahead", looked)
+    await pool._read_ahead(datetime.now())
+    assert [ids for ids, _, _ in looked.given] == ([["ready"]] if cold else [])

@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from edge.engine.engine import Engine, Flag
-from edge.plan.plan import EngineOptions, SavedPrompts
+from edge.plan.plan import ColdStart, EngineOptions, SavedPrompts
+from edge.supervisor import variants
 from edge.supervisor.diagnose import Death as Exit
 from edge.supervisor.diagnose import diagnose
 from edge.supervisor.events import EngineReady, Exited, Spawn, StartRequested, Tick, Warmed
@@ -28,6 +29,7 @@ from tests.supervisor.rig import (
     fake_engine,
     gpu_settings,
     launch_plan,
+    model_plan,
     remedied,
     rigged,
     settings,
@@ -120,6 +122,18 @@ def test_flash_attention_off_makes_a_quantized_v_cache_f16_in_no_more_memory() -
     assert "--flash-attn off" in " ".join(cured.argv)
     subjects = [item.subject for item in REMEDIES.degradations(PLAN, [("no-flash-attention", "signal_abrt")])]
     assert subjects == ["flash_attention", "n_ctx"]
+
+
+def test_a_remedy_is_for_starts_with_a_cold_page_cache_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command without it would fail again; and load_mode may be what the remedy changes."""
+    plan = replace(PLAN, cold=ColdStart("dio", ("cold",), 0.2))
+    monkeypatch.setattr(variants, "resident_ratio", lambda _: 0.1)
+    each = variants.PlanVariants(model_plan(("x",)), REMEDIES, None)
+    assert each.argv_now(plan) == ("cold",)
+    cured = REMEDIES.apply(plan, ["no-flash-attention"])
+    assert cured.cold is None and each.argv_now(cured) == cured.argv
+    monkeypatch.setattr(variants, "resident_ratio", lambda _: 0.9)
+    assert each.argv_now(plan) == plan.argv
 
 
 SAVED = SavedPrompts("/p", "of this plan", GIB)

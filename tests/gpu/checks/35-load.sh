@@ -9,6 +9,6 @@ set -- -p "${GPU_PROFILE:-cuda}" -m "$MODEL_ID=$MODEL" --engine "$ENGINE" --stat
 cat "$RESULTS/bench-load.txt"
 "$PYTHON" -m edge plan "$@" >"$RESULTS/plan-after.txt"
 grep -h load_mode "$RESULTS/plan-before.txt" "$RESULTS/plan-after.txt"
+cp "$state/data/load_modes.json" "$RESULTS/load_modes.json"
 mode=$(sed -n 's/^  load_mode *\([a-z]*\) .*/\1/p' "$RESULTS/plan-after.txt")
-echo "$mode" >"$RESULTS/load-mode"
 grep -q "^$mode.* soonest ready" "$RESULTS/bench-load.txt"
