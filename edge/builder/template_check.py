@@ -29,9 +29,7 @@ _REPORTS = (
 _REFUSED = re.compile(r"chat template", re.IGNORECASE)
 
 
-def template_fault(
-    engine: Engine, templates: Mapping[str, str], *, renders: bool = True, patience_s: float = _DEADLINE_S
-) -> str | None:
+def template_fault(engine: Engine, templates: Mapping[str, str], *, renders: bool = True) -> str | None:
     """Return the engine's reason to refuse a model's chat templates; None if it takes them.
 
     `templates`: the GGUF keys and their text. The engine's parser judges them, whatever the size of their model: they
@@ -40,19 +38,19 @@ def template_fault(
     """
     folder = Path(tempfile.mkdtemp(prefix="edgellm-template-", dir=short_tmp()))
     try:
-        return _judge(engine, templates, folder, renders, patience_s)
+        return _judge(engine, templates, folder, renders)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _judge(engine: Engine, templates: Mapping[str, str], folder: Path, renders: bool, patience_s: float) -> str | None:
+def _judge(engine: Engine, templates: Mapping[str, str], folder: Path, renders: bool) -> str | None:
     model, socket, log = folder / "tiny.gguf", folder / "s.sock", folder / "log"
     with model.open("wb") as file:
         file.writelines(tiny_model(texts=templates))
     who = identity(Path(engine.path))
     with server(_command(engine, model, socket), environment(engine, folder), log, who, folder) as child:
         try:
-            wait_ready(socket, child, log, time.monotonic() + patience_s)
+            wait_ready(socket, child, log, time.monotonic() + _DEADLINE_S)
             if not renders:
                 return None
             status, body = request(socket, "POST", "/apply-template", _QUESTION)

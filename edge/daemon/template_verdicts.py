@@ -13,8 +13,6 @@ from edge.paths import Folders
 from edge.plan.prepare import Prepared, preset_of
 
 _KEPT = 50  # verdicts, the latest
-# The tiny model is loaded within a second, on a slow board within some; a start does not wait for longer.
-_PATIENCE_S = 20.0
 
 
 def judged(prepared: Prepared, folders: Folders, *, ask: bool = True) -> Prepared:
@@ -49,7 +47,7 @@ def _fault(engine: Engine, text: str, folders: Folders) -> str | None:
     from edge.models.header import CHAT_TEMPLATE
 
     try:
-        fault = template_fault(engine, {CHAT_TEMPLATE: text}, renders=False, patience_s=_PATIENCE_S)
+        fault = template_fault(engine, {CHAT_TEMPLATE: text}, renders=False)
     except EngineBrokenError:
         return None
     if fault is None:
