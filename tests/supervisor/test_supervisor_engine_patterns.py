@@ -6,12 +6,14 @@ the comments name public reports of the same fault.
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import pytest
 
 from edge.resources import data_dir, load_toml
+from tests.supervisor import loader_errors
 
 _TABLE: dict[str, Any] = load_toml(data_dir("build") / "llama-server.toml")
 
@@ -90,6 +92,13 @@ LINES = {
         "illegal split file idx: 1 (file: m-00002-of-00003.gguf), model must be loaded with the first split"
     ],
     "no-vocabulary": ["cannot find tokenizer vocab in model file", "key not found in model: llama.context_length"],
+    "damaged-model": [
+        "llama_model_load: error loading model: check_tensor_dims: tensor 'blk.0.attn_q.weight' not found",
+        "llama_model_load: error loading model: check_tensor_dims: tensor 'x' has wrong shape; expected 1, 2, got 2, 1",
+        "llama_model_load: error loading model: error loading model hyperparameters: key llama.x has wrong type u32",
+        "gguf_init_from_reader: failed to read tensor info",
+        "read: string length 99 exceeds remaining file size 3 bytes",
+    ],
     "quantized-v-needs-flash": ["quantized V cache was requested, but this requires Flash Attention"],
     "mmproj-missing": ["srv  load_model: failed to load multimodal model, 'mmproj.gguf'"],  # FC-61
     "chat-template": ["common_chat_templates_init: failed to initialize chat template"],  # FC-35
@@ -157,6 +166,71 @@ def test_every_signature_has_a_line_here() -> None:
 def test_signature(identity: str) -> None:
     for line in LINES[identity]:
         assert _first(line) == identity
+
+
+# Errors of the pinned loader that say nothing of the file: parts of a line, and by whom they are met.
+BY_THE_GENERAL_RULE = {
+    "bad_alloc": "memory: the engine prints or dies of it elsewhere, and a start that follows may have more",
+    "memory size overflow": "the same",
+    "ggml context": "the same",
+    "failed to create tensors": "the same",
+    "failed to open": "permissions and paths are checked before a start",
+    "failed to write": "no engine of ours writes models",
+    "fputc": "the same",
+    "fwrite": "the same",
+    "write bytes": "the same",
+    "write error": "the same",
+    "mmap failed": "memory or the file system: a start that follows may pass",
+    "mmap not supported": "a build for another system",
+    "MapViewOfFile": "Windows",
+    "CreateFileMapping": "Windows",
+    "posix_memalign": "memory",
+    "seek error": "the disk: a start that follows may pass",
+    "ftell error": "the same",
+    "no CPU backend": "a broken build: the engine is proven when it is built",
+    "no backends are loaded": "the same",
+    "buffer type": "the same",
+    "backend reg": "the same",
+    "split buffers": "the same",
+    "tensor info mapping": "the same",
+    "main_gpu": "edgellm gives devices",
+    "SPLIT_MODE_TENSOR": "edgellm gives no such mode",
+    "attempt to override": "edgellm overrides no metadata",
+    "too many tokens": "of a request",
+    "tokenization result": "of a request",
+    "file is NULL": "of the library's callers",
+    "out metadata": "the same",
+    "list of splits": "the same",
+    "extremely large": "the byte order: the line has `failed to load model`",
+    "failed to load model": "the last of several lines",
+    "error loading model: some": "the frame of the others",
+    "error loading model hyperparameters: ": "the same",
+    "error loading model vocabulary: ": "the same",
+    "unknown model architecture: '": "the name follows: unknown-architecture",
+}
+
+
+def loader_lines() -> list[str]:
+    found: dict[str, list[str]] = json.loads(loader_errors.KNOWN.read_text())
+    assert set(found) == set(loader_errors.FILES)
+    return [line for lines in found.values() for line in lines]
+
+
+@pytest.mark.parametrize("line", loader_lines())
+def test_every_error_of_the_loader_is_a_cause_or_listed(line: str) -> None:
+    """A tensor that is "not found" restarted eight times: a file that is at fault stays at fault."""
+    identity = _first(f"0.00.100.000 E {line}")
+    if identity in (None, "start-failed"):
+        assert any(part in line for part in BY_THE_GENERAL_RULE)
+        return
+    signature = next(each for each in _TABLE["signatures"] if each["id"] == identity)
+    assert signature["permanent"] or identity in ("io-error", "cuda-buffer-oom")
+
+
+def test_every_listed_error_is_one_of_the_loader() -> None:
+    lines = loader_lines()
+    assert len(lines) > 120
+    assert [part for part in BY_THE_GENERAL_RULE if not any(part in line for line in lines)] == []
 
 
 def test_special_before_general() -> None:
