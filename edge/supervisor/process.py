@@ -256,8 +256,9 @@ def spawn(
     Raises UnavailableError if the binary cannot be executed.
     """
     limits = limits or ProcessLimits()
-    with contextlib.suppress(OSError):  # removed under a running process: each start would fail until the last one
-        private_dir(socket_path.parent)
+    if "{socket}" in argv:
+        with contextlib.suppress(OSError):  # removed under a running process: each start would fail until the last one
+            private_dir(socket_path.parent)
     socket_path.unlink(missing_ok=True)  # a former child's: the instance lock excludes other owners
     spawned_at_s = time.monotonic()
     group = control_group.create()

@@ -96,6 +96,12 @@ def test_a_run_folder_that_was_removed_is_made_again(short_dir: Path, children: 
     assert (short_dir / "run/main").stat().st_mode & 0o077 == 0
 
 
+def test_no_folder_is_made_for_an_engine_without_a_socket(short_dir: Path, children: list[Child]) -> None:
+    """An rpc-server listens on TCP: its path names no folder that should be there."""
+    children.append(spawn((*PYTHON, "pass"), {}, short_dir / "absent" / "m.sock"))
+    assert not (short_dir / "absent").exists()
+
+
 def test_a_process_that_is_not_the_one_we_spawned_is_not_signalled(short_dir: Path, children: list[Child]) -> None:
     """The same pid with another start time is another process."""
     child = spawn((*PYTHON, WAIT), {}, short_dir / "m.sock")

@@ -84,7 +84,7 @@ async def test_a_template_that_does_not_parse_is_no_reason_not_to_serve(short_di
 
 
 async def test_completions_that_answer_503_are_asked_again(short_dir: Path) -> None:
-    async with rigged(short_dir, completions_when="/nonexistent") as rig:
+    async with rigged(short_dir, completions_when=str(short_dir / "never")) as rig:
         await rig.until(lambda: len(rig.requests()) >= 3)
         assert rig.supervisor.machine.state is State.WARMING, "503 is asked again, not taken for a failure (FC-31)"
 
