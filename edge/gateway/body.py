@@ -97,6 +97,8 @@ class Body:
     async def read_ahead(self, grow: Callable[[int], None]) -> None:
         """Read while the request waits: a plain body, or a bounded part of a compressed one. Raises RejectedError."""
         await self.read(None if self._decoder is None else _UNPACKED_AHEAD_BYTES, grow)
+        if not self.complete:  # the rest is read when it is sent: until then the client is not slow
+            self._connections.uploading(self._request.transport, False)
 
     def digest(self) -> str:
         """Return a hash of the declared length and of the first `replay_bytes`: the same for each sending of a body.
@@ -123,6 +125,9 @@ class Body:
 
     async def _stream(self) -> AsyncIterator[bytes]:
         self.sent = True
+        if self._began_s is not None:  # the client was not read from while the request waited
+            allowed_s = self._received / self._limits.body_bytes_per_s
+            self._began_s = max(self._began_s, asyncio.get_running_loop().time() - allowed_s)
         self._digest = self.digest()  # what is sent is not kept
         kept, self._parts, self._parts_bytes = self._parts, [], 0
         for part in kept:

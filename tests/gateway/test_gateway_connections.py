@@ -7,10 +7,13 @@ import contextlib
 import gzip
 import json
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from edge.gateway import admission, connections, waiting_room
+from edge.gateway import body as body_module
 from edge.gateway.body import _zstd_window_bytes
 from edge.gateway.config import ClientLimits, GatewayOptions
 from edge.gateway.connections import Connection, Connections
@@ -246,6 +249,31 @@ async def test_bodies_that_are_unpacked_while_they_are_sent_are_bounded(rig: Rig
     client = await here.connect()
     await client.send(plain)
     await until(lambda: here.context.stats.model("chat").in_flight == 3)
+
+
+async def test_a_client_that_was_not_read_from_is_not_slow(rig: Rigs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compressed body is read in part while its model loads, here for an hour."""
+    waited_s = [0.0]
+
+    class Later:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(asyncio, name)
+
+        def get_running_loop(self) -> Any:
+            return SimpleNamespace(time=lambda: asyncio.get_running_loop().time() + waited_s[0])
+
+    monkeypatch.setattr(body_module, "asyncio", Later())
+    here = await rig(loading=True)
+    text = random.Random(1).randbytes(6_000_000)
+    data = zstd.compress(text)
+    client = await here.connect()
+    client.writer.write(HEAD + b"Content-Encoding: zstd\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+    await until(lambda: here.context.waiting.held_bytes > 1_000_000)
+    await until(lambda: not any(each.body_pending for each in here.context.connections._open.values()))
+    waited_s[0] = 3600.0
+    await here.model.ready(str(here.engine.path))
+    assert (await client.answer()).status == 200
+    assert here.engine.requests[0].body == text
 
 
 def test_the_window_of_a_zstd_frame_is_read_from_its_header() -> None:
