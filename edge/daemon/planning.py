@@ -164,7 +164,7 @@ def remember(launched: Launched, prepared: Prepared) -> RememberedLaunch | None:
         if plan.settings.rpc:
             return None  # the next start asks the rpc-servers first
         limits = process_limits(preset_of(prepared, model_id))
-        held = {domain: _held_bytes(plan, domain) for domain in plan.budget}
+        held = {domain: freed_bytes(plan, domain) for domain in plan.budget}
         files = list((plan.model or model.model).shards)
         ahead = _prefetch_least_bytes(prepared, model_id, launched.folders)
         cold = list(plan.cold.argv) if plan.cold else None
@@ -384,8 +384,10 @@ def _held_by(children: Children, remembered: RememberedLaunch) -> dict[str, int]
     return held
 
 
-def _held_bytes(plan: LaunchPlan, domain: str) -> int:
+def freed_bytes(plan: LaunchPlan, domain: str) -> int:
+    """Return what an engine of this plan gives back in a memory domain when it ends, beside what is available."""
     budget = plan.budget[domain]
-    # MemAvailable counts mapped weights already: they are clean page cache.
-    mapped = budget.weights_bytes if plan.settings.load_mode == "mmap" else 0
+    # MemAvailable counts mapped weights already: they are clean page cache. Those on a GPU are copies.
+    in_page_cache = plan.settings.load_mode == "mmap" and domain in ("host", "unified")
+    mapped = budget.weights_bytes if in_page_cache else 0
     return max(0, budget.required_bytes - mapped - budget.prompt_cache_bytes)

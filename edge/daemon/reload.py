@@ -12,7 +12,7 @@ from msgspec.structs import fields
 
 from edge.config import Config
 from edge.daemon.fleet import Fleet, terms_of
-from edge.daemon.planning import PLAN_LIMIT_S, no_plan
+from edge.daemon.planning import PLAN_LIMIT_S, freed_bytes, no_plan
 from edge.errors import read_hangs
 from edge.linux.procfs import read_usage
 from edge.linux.slow_reads import slow_read
@@ -190,10 +190,8 @@ def held_bytes(supervisors: list[Supervisor]) -> dict[str, int]:
         if watch is None or not supervisor.machine.alive:
             continue
         vitals = read_usage(watch.child.pid)
-        for domain, budget in supervisor.plan.budget.items():
-            # MemAvailable counts mapped weights already: they are clean page cache.
-            mapped = budget.weights_bytes if supervisor.plan.settings.load_mode == "mmap" else 0
-            size = max(0, budget.required_bytes - mapped - budget.prompt_cache_bytes)
+        for domain in supervisor.plan.budget:
+            size = freed_bytes(supervisor.plan, domain)
             if domain == "host" and vitals is not None:
                 size = vitals.rss_anon_bytes
             held[domain] = held.get(domain, 0) + size

@@ -117,7 +117,7 @@ class ModelHandle:
             self._stopped_for_heat = False
             if self.supervisor is not None and self.supervisor.status().state is State.STOPPED:
                 self.start()
-            elif self.supervisor is not None and self.supervisor.status().state is not State.FAILED:
+            elif self.supervisor is not None and self.supervisor.status().state not in AT_REST:
                 self.supervisor.start()
         self._wake()
 

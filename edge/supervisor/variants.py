@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 
 from edge.errors import BugError, EdgeError, TimedOutError
 from edge.linux.procfs import resident_ratio
+from edge.linux.slow_reads import ReadHangs, answer_of
 from edge.linux.timeouts import DeadlineExceeded, in_thread
 from edge.plan.plan import LaunchPlan, ModelPlan, Reason
 from edge.supervisor.memory_wait import GpuHolders
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 # Planning asks NVML (5 s each call), rpc-servers and an engine for its flags: most of a minute if all of them are slow.
 CPU_PLAN_S = 60.0
+CACHE_LOOK_S = 1.0  # the event loop waits meanwhile: the disk of the model may hang
 
 
 class SupervisorCallbacks(Struct, frozen=True):
@@ -87,7 +90,11 @@ class PlanVariants:
         """Return the command for what the page cache holds of the model's file now."""
         if plan.cold is None:
             return plan.argv
-        return plan.argv_at(resident_ratio(Path((plan.model or self._model.model).path)))
+        look = partial(resident_ratio, Path((plan.model or self._model.model).path))
+        try:
+            return plan.argv_at(answer_of(look, CACHE_LOOK_S, CACHE_LOOK_S))
+        except ReadHangs:  # the engine finds out
+            return plan.argv
 
     def abandon(self) -> None:
         """End the planning, if there is one: `planned` is called at once, and `at` raises TimedOutError."""

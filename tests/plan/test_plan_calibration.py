@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from edge.daemon.planning import freed_bytes
 from edge.models.meta import ModelMeta
 from edge.plan.calibration import Calibration, calibrate, calibration_key, measure
 from edge.plan.calibration_file import load, record
@@ -47,6 +48,15 @@ def plan(calibration: Calibration | None = None) -> LaunchPlan:
 
 def compute(found: LaunchPlan) -> int:
     return sum(domain.compute_bytes for domain in found.budget.values())
+
+
+def test_weights_that_were_copied_to_a_gpu_are_freed_with_their_engine() -> None:
+    """Mapped weights are page cache, which counts as available on the host; on a GPU they are not."""
+    made = plan()
+    mapped = replace(made, settings=replace(made.settings, load_mode="mmap"))
+    (gpu,) = [domain for domain in made.budget if domain != "host"]
+    assert freed_bytes(mapped, gpu) == freed_bytes(made, gpu) >= made.budget[gpu].weights_bytes > 0
+    assert freed_bytes(mapped, "host") < freed_bytes(made, "host")
 
 
 def test_buffers_are_read_from_the_log() -> None:

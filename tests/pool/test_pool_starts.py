@@ -123,6 +123,16 @@ async def test_a_model_that_was_stopped_for_heat_starts_within_the_budget(short_
     assert pinned.posted("cool") == [Sleep], "its requests are refused by name, and not held in vain"
 
 
+async def test_a_model_that_is_unloaded_while_it_is_hot_stays_asleep(short_dir: Path) -> None:
+    board = Board(short_dir, 0, one=State.READY)
+    handle, supervisor = board.handles["one"], board.supervisors["one"]
+    handle.supervisor_changed(supervisor, State.READY)
+    handle.limit_admission(AdmissionLimit(0.5, hold_new=True, drain=True), "95 °C")
+    supervisor.machine = replace(supervisor.machine, state=State.SLEEPING)
+    handle.limit_admission(AdmissionLimit(), "60 °C")
+    assert board.posted("one") == [Stop]
+
+
 async def test_a_model_that_failed_for_another_reason_does_not_wait_for_memory(short_dir: Path) -> None:
     board = Board(short_dir, 1, failed=State.FAILED)
     failed(board, "failed", short=False).memory_back()

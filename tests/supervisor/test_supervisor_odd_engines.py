@@ -64,7 +64,7 @@ async def test_a_model_that_is_cut_while_it_is_mapped_is_named_after_eight_start
     short_dir: Path,
 ) -> None:
     """SIGBUS: the pages behind the end of the file. No remedy makes the file whole again."""
-    async with rigged(short_dir, terms=HASTY, death=Death(at="loading", signal=signal.SIGBUS)) as rig:
+    async with rigged(short_dir, death=Death(at="loading", signal=signal.SIGBUS)) as rig:
         assert await rig.settle(State.FAILED, State.READY) is State.FAILED
         failure = rig.supervisor.status().failure
         assert failure is not None and failure.kind == "signal_bus" and "became shorter" in failure.hint
@@ -74,7 +74,7 @@ async def test_a_model_that_is_cut_while_it_is_mapped_is_named_after_eight_start
 @pytest.mark.parametrize("line", ["terminate called after throwing: ", "llama_model_load: error writing: "])
 async def test_a_disk_that_is_full_is_named(short_dir: Path, line: str) -> None:
     death = Death(at="loading", lines=[f"{line}No space left on device"], code=1)
-    async with rigged(short_dir, terms=HASTY, death=death) as rig:
+    async with rigged(short_dir, death=death) as rig:
         assert await rig.settle(State.FAILED, State.READY) is State.FAILED
         assert kind(rig) == "disk_full"
 
@@ -82,7 +82,7 @@ async def test_a_disk_that_is_full_is_named(short_dir: Path, line: str) -> None:
 @pytest.mark.parametrize("status", [500, 502])
 async def test_completions_that_fail_without_end_end_the_starts(short_dir: Path, status: int) -> None:
     """/health answers 200 all the time."""
-    async with rigged(short_dir, terms=HASTY, refuse_warm_up=status) as rig:
+    async with rigged(short_dir, refuse_warm_up=status) as rig:
         assert await rig.settle(State.FAILED, State.READY) is State.FAILED
         assert (kind(rig), len(rig.pids)) == ("warm_up_failed", 3)
 
@@ -99,7 +99,7 @@ async def test_the_log_of_a_dead_engine_is_searched_off_the_event_loop(
         return diagnose.diagnose(death, patterns)
 
     monkeypatch.setattr(watch, "diagnose", noted)
-    async with rigged(short_dir, terms=HASTY, death=Death(at="loading", lines=lines, code=1)) as rig:
+    async with rigged(short_dir, death=Death(at="loading", lines=lines, code=1)) as rig:
         await rig.until(lambda: rig.kinds)
     assert threads and threading.main_thread() not in threads
 
@@ -118,7 +118,7 @@ async def test_an_engine_that_only_exits_is_started_a_bounded_number_of_times(sh
     path = short_dir / "engine.sh"
     path.write_text(f'#!/bin/sh\necho $$ >>"{short_dir}/pids"\nexit {number}\n')
     path.chmod(0o755)
-    async with rigged(short_dir, terms=HASTY, argv=(str(path),)) as rig:
+    async with rigged(short_dir, argv=(str(path),)) as rig:
         assert await rig.settle(State.FAILED, State.READY) is State.FAILED
         assert kind(rig) == "exited"
         pids = (short_dir / "pids").read_text().split()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,11 @@ def test_a_remedy_is_for_starts_with_a_cold_page_cache_too(monkeypatch: pytest.M
     assert cured.cold is None and each.argv_now(cured) == cured.argv
     monkeypatch.setattr(variants, "resident_ratio", lambda _: 0.9)
     assert each.argv_now(plan) == plan.argv
+    over = threading.Event()
+    monkeypatch.setattr(variants, "CACHE_LOOK_S", 0.1)
+    monkeypatch.setattr(variants, "resident_ratio", lambda _: 0.1 if over.wait() else None)
+    assert each.argv_now(plan) == plan.argv, "a disk that hangs does not hold the event loop"
+    over.set()
 
 
 SAVED = SavedPrompts("/p", "of this plan", GIB)
