@@ -158,6 +158,8 @@ class Body:
         if self._began_s is None:
             self._began_s = asyncio.get_running_loop().time()
             self._send_continue()
+        elif self._connections.turns.is_over():  # what is there already is read without a pause
+            await self._connections.turns.request()
         part = content.read_nowait()
         if not part and not content.at_eof():
             try:

@@ -18,6 +18,7 @@ from typing import cast
 
 from edge.gateway.config import ClientLimits
 from edge.gateway.openai import HttpFault
+from edge.gateway.turns import Turns
 
 _TICK_S = 1.0  # all limits here are whole seconds; one timer for all connections costs less than one for each
 # After a rejection the client's bytes are read and dropped for so long: a close with unread bytes is a TCP reset, which
@@ -28,6 +29,12 @@ _MOST_LINGERING = 64
 _SLOW_BYTES_PER_S = 16 * 1024
 _JUDGED_AFTER_S = 5.0
 _HEAD_END = b"\r\n\r\n"
+# Of a client that is parsed at once, whatever others send: the head of a request, or a chat.
+_AT_ONCE_BYTES = 4 * 1024
+_PIECE_BYTES = 8 * 1024  # in chunks of one byte it takes 55 KB in aiohttp, and a millisecond
+# asyncio reads 256 KiB (_SelectorSocketTransport.max_size, Python 3.10 to 3.14), which 512 connections may hold. More
+# than `header_bytes` in one read: a head that is too large is rejected here before aiohttp has parsed a part of it.
+_READ_BYTES = 40 * 1024
 # asyncio fills a buffer of 256 KiB for each TLS connection (SSLProtocol.max_size, Python 3.11 to 3.14): 512 connections
 # took 180 MB before the first byte. A record of TLS holds at most 16 KiB (RFC 8446 5.1).
 _TLS_BUFFER_BYTES = 16 * 1024
@@ -46,6 +53,7 @@ class Connections:
         self._peers: Counter[str] = Counter()
         self._handshakes: dict[asyncio.BaseTransport, None] = {}  # in progress, the oldest first
         self._timer: asyncio.TimerHandle | None = None
+        self.turns = Turns()
         self.lingering = 0
         self.refused = 0
 
@@ -178,6 +186,8 @@ class Connection(asyncio.Protocol):
         self._tls = tls
         self._handshake: asyncio.Task[None] | None = None
         self._early: list[bytes] = []  # came with the end of the handshake
+        self._deferred: list[bytes] = []  # was read, and waits for its turn
+        self._paused = False  # reading, until that was parsed
         self._transport: asyncio.Transport | None = None
         self._attached = False  # aiohttp's protocol has the transport
         self._dropping = False  # rejected: what still comes is read and dropped
@@ -191,11 +201,14 @@ class Connection(asyncio.Protocol):
         self._head_end = b""  # the last bytes of a head that is not complete
         self._head_complete = False
         self.received_bytes = 0  # since the request's head was complete
+        self.pipelines = False  # its next request, if there is one, came before the answer to the one before
         self._unsent_bytes = 0
         self._unsent_since_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        if hasattr(transport, "max_size"):
+            transport.max_size = _READ_BYTES
         self.since_s = asyncio.get_running_loop().time()
         if not self._connections._join(self, self._transport):
             if self._tls is not None:
@@ -241,18 +254,52 @@ class Connection(asyncio.Protocol):
             self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        """Pass what was read to aiohttp, in this iteration of the event loop or a later one."""
         if self._dropping:
             return
         if not self._attached:
             self._early.append(data)
             return
-        if self.busy:
-            self.received_bytes += len(data)
-        elif not self._head_complete and not self._take_head(data):
+        turns = self._connections.turns
+        if self._deferred or (len(data) > _AT_ONCE_BYTES and turns.is_over()):
+            self._defer(data, turns)
+        else:
+            self._parse(data)
+
+    def _defer(self, data: bytes, turns: Turns) -> None:
+        """Keep what was read until its turn, and read no more meanwhile."""
+        if not self._deferred:
+            turns.defer(self._parse_deferred)
+        self._deferred.append(data)
+        transport = self._transport
+        assert transport is not None
+        if transport.is_reading():
+            transport.pause_reading()
+            self._paused = True
+
+    def _parse_deferred(self) -> None:
+        data, self._deferred = b"".join(self._deferred), []
+        transport = self._transport
+        if not data or self._dropping or transport is None or transport.is_closing():
+            return
+        if self._paused:  # before aiohttp sees the data: it may pause the transport itself
+            self._paused = False
+            transport.resume_reading()
+        self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        self.pipelines = False
+        if not self.busy and not self._head_complete and not self._take_head(data):
             hint = "send fewer or shorter headers"
             self._reject(HttpFault(400, "headers_too_large", "the request's headers are too large together", hint))
             return
-        self._inner.data_received(data)
+        for start in range(0, len(data), _PIECE_BYTES):
+            if start and self._connections.turns.is_over():
+                self._defer(data[start:], self._connections.turns)
+                return
+            piece = data[start : start + _PIECE_BYTES]
+            self.received_bytes += len(piece) if self.busy else 0
+            self._inner.data_received(piece)
 
     def _take_head(self, data: bytes) -> bool:
         """Count the bytes of a request's head. Returns False if they are too many."""
@@ -284,6 +331,7 @@ class Connection(asyncio.Protocol):
 
     def idle_from(self, now_s: float, unread: bool = False) -> None:
         self.busy = self.body_pending = False
+        self.pipelines = True  # until more is read
         self.since_s = now_s
         self._first_byte_s = None
         self._head_bytes, self._head_end, self._head_complete = 0, b"", unread

@@ -32,6 +32,8 @@ async def handle(request: web.Request) -> web.StreamResponse:
     probes_only = connection is not None and connection.probes_only
     record = RequestRecord(request.method, loop.time())
     try:
+        if connection is not None and connection.pipelines:
+            await context.connections.turns.request()
         response = await _answer(context, request, record, probes_only)
         record.code = response.status
         if probes_only:

@@ -11,8 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from edge.gateway import admission, connections, waiting_room
+from edge.gateway import admission, connections, turns, waiting_room
 from edge.gateway import body as body_module
 from edge.gateway.body import _zstd_window_bytes
 from edge.gateway.config import ClientLimits, GatewayOptions
@@ -284,3 +286,79 @@ def test_the_window_of_a_zstd_frame_is_read_from_its_header() -> None:
     for size in (100, 300, 70_000):
         assert _zstd_window_bytes(zstd.compress(text[:size]) + b" " * 14) == size
     assert _zstd_window_bytes(b"") == _zstd_window_bytes(b"\x50\x2a\x4d\x18" + b" " * 20) == 8 << 20, "unknown"
+
+
+@pytest.fixture
+def busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every iteration of the event loop has done enough for clients: what is read waits for the next one."""
+    monkeypatch.setattr(turns, "TURN_S", -1.0)
+    monkeypatch.setattr(connections, "_AT_ONCE_BYTES", 0)
+
+
+async def test_what_waits_for_its_turn_arrives_whole_and_in_order(rig: Rigs, busy: None) -> None:
+    here = await rig()
+    text = random.Random(1).randbytes(3_000_000)
+    clients = [await here.connect() for _ in range(3)]
+    for client in clients:
+        client.writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(text) + text)
+    assert [(await client.answer()).status for client in clients] == [200] * 3
+    assert [request.body == text for request in here.engine.requests] == [True] * 3
+
+
+async def test_pipelined_requests_are_answered_in_order_and_leave_probes_their_turn(rig: Rigs) -> None:
+    here = await rig()
+    count = 500
+    asked = b"".join(b"GET /v1/models/m%d HTTP/1.1\r\nHost: localhost\r\n\r\n" % number for number in range(count))
+    clients = [await here.connect() for _ in range(4)]
+    for client in clients:
+        client.writer.write(asked)
+    assert (await here.once(LIVEZ)).status == 200
+    for client in clients:
+        answers = [await client.answer() for _ in range(count)]
+        assert [f"m{number}" in answer.body.decode() for number, answer in enumerate(answers)] == [True] * count
+        await client.close()
+    assert not here.context.connections.turns._requests
+
+
+async def test_one_that_leaves_while_it_waits_for_its_turn_is_gone(rig: Rigs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns.Turns, "_next", lambda _: None)
+    here = await rig()
+    client = await here.connect()
+    client.writer.write(LIVEZ * 5)
+    assert (await client.answer()).status == 200, "the first of them waits for no turn"
+    await until(lambda: len(here.context.connections.turns._requests) == 1)
+    client.reset()
+    await until(lambda: len(here.context.connections) == 0)
+    assert (await here.once(LIVEZ)).status == 200
+
+
+@given(st.lists(st.integers(1, 60_000), min_size=1, max_size=8), st.integers(0, 100_000))
+def test_any_cuts_of_what_is_read_reach_aiohttp_as_they_came(cuts: list[int], size: int) -> None:
+    """Turns that are over at random: nothing is lost, doubled or reordered."""
+    data = random.Random(size).randbytes(size)
+
+    class Inner(asyncio.Protocol):
+        def __init__(self) -> None:
+            self.seen = b""
+
+        def data_received(self, data: bytes) -> None:
+            self.seen += data
+
+    async def play() -> bytes:
+        inner = Inner()
+        ours = Connections(ClientLimits(header_bytes=10**9))
+        listener = await asyncio.get_running_loop().create_server(ours.protocol(lambda: inner), "127.0.0.1", 0)
+        _, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
+        at = 0
+        for number, cut in enumerate(cuts):
+            ours.turns.is_over = lambda over=number % 2 == 0: over  # type: ignore[method-assign]
+            writer.write(data[at : at + cut])
+            at += cut
+            await asyncio.sleep(0)
+        writer.write(data[at:])
+        await until(lambda: len(inner.seen) >= size)
+        writer.close()
+        listener.close()
+        return inner.seen
+
+    assert asyncio.run(play()) == data

@@ -25,6 +25,7 @@ CONNECTIONS = 512
 MOST_BYTES = 60 * MIB
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 FIELD = b": " + b"y" * 15_000 + b"\r\n"
 BOMB = zstd.compress(b"\0" * (256 * MIB))
 # Unpacks to 8 MiB in the largest window, with 200 KB that are on the wire as they are; without its last byte.
@@ -46,8 +47,9 @@ class Flooded:
     async def connect(self, data: bytes) -> None:
         client = await Client.connect(self.port)
         self.clients.append(client)
-        with contextlib.suppress(ConnectionError):
-            await client.send(data)
+        client.writer.write(data)  # all of it is on its way, but not awaited: the gateway may read no more
+        with contextlib.suppress(ConnectionError, asyncio.TimeoutError, TimeoutError):
+            await asyncio.wait_for(client.writer.drain(), 0.5)
 
     async def probe(self, seconds: float) -> int:
         """Ask for /livez all the time; return the most memory that was seen."""
@@ -93,6 +95,8 @@ FLOODS: dict[str, Callable[[int], bytes]] = {
     ),
     "requests that take no slot": lambda number: b"GET /slots HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "idle connections": lambda number: b"",
+    "clients that pipeline requests": lambda number: LIVEZ * 3_000,
+    "bodies in chunks of one byte": lambda number: CHUNKED + b"1\r\n{\r\n" * 20_000,
 }
 
 
