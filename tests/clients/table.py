@@ -17,7 +17,14 @@ from pathlib import Path
 
 from edge.gateway import keys
 from edge.gateway.config import GatewayOptions
-from tests.clients.test_real_clients import EXPECTED, HERE, MEAN_POOLING, environment, node_client
+from tests.clients.test_real_clients import (
+    EXPECTED,
+    HERE,
+    MEAN_POOLING,
+    environment,
+    node_client,
+    requirements_of,
+)
 from tests.conftest import CACHE, DEMO, pull
 from tests.fakes.upstream.model import FakeModel
 from tests.fakes.upstream.real import real_engine
@@ -178,7 +185,7 @@ async def plays(port: int, program: str) -> bool:
 def command_of(client: str) -> list[str | Path]:
     if client == "node":
         return node_client(CACHE)
-    return [environment(CACHE, client), HERE / f"{client}_client.py"]
+    return [environment(CACHE, requirements_of(client)), HERE / f"{client}_client.py"]
 
 
 def documented(client: str, check: str = "") -> str:

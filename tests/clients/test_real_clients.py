@@ -56,10 +56,14 @@ def engines(smollm2: Path) -> Iterator[dict[str, Path]]:
             yield {"chat": chat, "emb": embedding}
 
 
-def environment(cache: Path, client: str) -> Path:
-    """Return the interpreter of a client's environment, which is made once. Several clients share one."""
+def requirements_of(client: str) -> Path:
+    """Return what is installed for a client. Several clients share an environment."""
     apart = HERE / f"requirements-{client.replace('_', '-')}.txt"
-    requirements = apart if apart.exists() else HERE / "requirements.txt"
+    return apart if apart.exists() else HERE / "requirements.txt"
+
+
+def environment(cache: Path, requirements: Path) -> Path:
+    """Return the interpreter of an environment, which is made once."""
     alone = ALONE.get(requirements.name, "")
     folder = cache / f"clients-{requirements.stem}-{sys.version_info[0]}.{sys.version_info[1]}"
     python = python_of(folder)
@@ -148,7 +152,7 @@ async def test_a_client_does_all_that_it_does_with_the_bare_engine(
 ) -> None:
     if client == "open_webui" and not (3, 11) <= sys.version_info < (3, 13):
         pytest.skip("Open WebUI needs Python 3.11 or 3.12")
-    python = await asyncio.to_thread(environment, test_cache, client)
+    python = await asyncio.to_thread(environment, test_cache, requirements_of(client))
     passed = await run(rig, engines, tmp_path, secret, [python, HERE / f"{client}_client.py"])
     assert len(passed) == EXPECTED[client]
 
@@ -166,7 +170,7 @@ async def test_a_client_reads_streams_that_had_to_wait(
     rig: Rigs, engines: dict[str, Path], test_cache: Path, tmp_path: Path, secret: str, client: str
 ) -> None:
     """Their SSE parsers pass over the comments, before the first event and before an error."""
-    python = await asyncio.to_thread(environment, test_cache, client)
+    python = await asyncio.to_thread(environment, test_cache, requirements_of(client))
     comments, comment = [], dispatch._comment
 
     def counted(status: ModelStatus) -> bytes:
