@@ -326,10 +326,12 @@ class Fleet:
             log.close()
 
     def _gpu_load(self) -> float | None:
-        return latest.gpu_load_ratio if (latest := self._telemetry()) is not None else None
+        latest = self._telemetry()
+        return latest.gpu_load_ratio if latest is not None else None
 
     def _gpu_holders(self) -> list[MemoryHolder]:
-        found = latest.gpu_processes if (latest := self._telemetry()) is not None else ()
+        latest = self._telemetry()
+        found = latest.gpu_processes if latest is not None else ()
         return [MemoryHolder(each.pid, each.name, each.gpu_memory_bytes or 0) for each in found]
 
     def _note_change(self, supervisor: Supervisor, before: SupervisorState, after: SupervisorState) -> None:
@@ -385,4 +387,5 @@ async def _stopped(task: SupervisorTask) -> None:
 
 
 def _driver(prepared: Prepared) -> str | None:
-    return found.evidence if (found := device_nodes.check_nodes(prepared.board)).ready else None
+    found = device_nodes.check_nodes(prepared.board)
+    return found.evidence if found.ready else None

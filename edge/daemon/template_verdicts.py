@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edge.engine.engine import Engine
 from edge.errors import ConfigError, EngineBrokenError
-from edge.linux.files import read_json, write_json
+from edge.linux.files import read_bounded, read_json, write_json
 from edge.paths import Folders
 from edge.plan.prepare import Prepared, preset_of
 
@@ -26,8 +26,8 @@ def judged(prepared: Prepared, folders: Folders, *, ask: bool = True) -> Prepare
         if not path or model.other is not None or model.ladder.plans[model.ladder.chosen].settings.role != "chat":
             continue
         try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeError) as error:
+            text = read_bounded(Path(path)).decode()
+        except (OSError, ValueError) as error:  # no regular file, one that is too large, or no UTF-8
             raise ConfigError(f"chat_template_file: {path}: {error}", "a file with a Jinja template") from None
         fault = _fault(prepared.plan.engine, text, folders) if ask else None
         if fault is not None:

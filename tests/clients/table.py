@@ -42,7 +42,7 @@ there. The last rows are programs: their calls, from their published sources, in
 bodies as zstd). Open WebUI runs itself, from its wheel.
 
 **The column Ollama is documented, not measured**: the package registries that the tests use have no Ollama server. It
-tells what Ollama's own pages say of the parameters that the call needs, and which page: [a][a] its API, [o][o] OpenAI
+lists what Ollama's own pages say of the parameters that the call needs, and which page: [a][a] its API, [o][o] OpenAI
 compatibility, [n][n] Anthropic compatibility, [e][e] errors. – is what they do not say.
 
 [a]: https://docs.ollama.com/api/introduction
