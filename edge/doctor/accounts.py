@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from msgspec import Struct
@@ -26,8 +27,8 @@ def serving_account(tree: Tree, unit_text: str) -> Account:
         settings.setdefault(key.strip(), []).extend(value.split())
     ids = group_ids(tree)
     user = settings.get("User", [None])[-1]
-    entry = next((line.split(":") for line in tree.lines("/etc/passwd") if line.startswith(f"{user}:")), None)
-    if user is not None and entry is not None and len(entry) > 3:
+    entry = next((row for row in _rows(tree, "/etc/passwd") if row[0] == user), None)
+    if user is not None and entry is not None:
         # systemd sets the groups of /etc/group and those of the unit, as initgroups(3) does.
         listed = {*_memberships(tree, user), *settings.get("SupplementaryGroups", [])}
         gids = {int(entry[3])} | {ids[name] for name in listed if name in ids}
@@ -38,21 +39,23 @@ def serving_account(tree: Tree, unit_text: str) -> Account:
 def _caller(tree: Tree, ids: dict[str, int]) -> Account:
     uid = os.geteuid()
     gids = {os.getegid(), *os.getgroups()}
-    entries = (line.split(":") for line in tree.lines("/etc/passwd"))
-    user = next((entry[0] for entry in entries if entry[2:3] == [str(uid)]), str(uid))
+    user = next((row[0] for row in _rows(tree, "/etc/passwd") if row[2] == str(uid)), str(uid))
     pending = tuple(sorted(name for name in _memberships(tree, user) if ids.get(name) not in gids))
     return Account(PathUser(user, uid, frozenset(gids)), pending)
 
 
 def group_ids(tree: Tree) -> dict[str, int]:
     """Return the group ids by name."""
-    entries = (line.split(":") for line in tree.lines("/etc/group"))
-    return {entry[0]: int(entry[2]) for entry in entries if len(entry) > 2 and entry[2].isdecimal()}
+    return {row[0]: int(row[2]) for row in _rows(tree, "/etc/group") if row[2].isdecimal()}
 
 
 def _memberships(tree: Tree, user: str) -> list[str]:
-    entries = (line.split(":") for line in tree.lines("/etc/group"))
-    return [entry[0] for entry in entries if len(entry) > 3 and user in entry[3].split(",")]
+    return [row[0] for row in _rows(tree, "/etc/group") if user in row[3].split(",")]
+
+
+def _rows(tree: Tree, file: str) -> Iterator[list[str]]:
+    """Yield the fields of passwd(5) or group(5), of which both have four and more."""
+    return (row for line in tree.lines(file) if len(row := line.split(":")) > 3)
 
 
 def group_of(path: Path, ids: dict[str, int]) -> str | None:

@@ -1,8 +1,9 @@
-"""One result of `edgellm doctor`. Values only."""
+"""The results of `edgellm doctor`. Values only."""
 
 from __future__ import annotations
 
 from enum import Enum
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -20,11 +21,20 @@ class CheckResult(str, Enum):
 ORDER = (CheckResult.BAD, CheckResult.WARN, CheckResult.UNKNOWN, CheckResult.OK)
 
 
-class Check(Struct, frozen=True):
-    """The result of one check: a stable name `area.subject`, one sentence, and what to do about it.
+class Finding(NamedTuple):
+    """What a check found: one sentence, and what to do about it.
 
     `command` is only printed: the doctor runs nothing on the machine but `--fix`.
     """
+
+    verdict: CheckResult
+    says: str
+    next_step: str | None = None
+    command: str | None = None
+
+
+class Check(Struct, frozen=True):
+    """A finding under the stable name of its check, `area.subject`."""
 
     name: str
     verdict: CheckResult
@@ -34,20 +44,20 @@ class Check(Struct, frozen=True):
 
 
 # One constructor a verdict: `warn` and `bad` cannot be made without a next step.
-def ok(name: str, says: str) -> Check:
-    return Check(name, CheckResult.OK, says)
+def ok(says: str) -> Finding:
+    return Finding(CheckResult.OK, says)
 
 
-def warn(name: str, says: str, next_step: str, command: str | None = None) -> Check:
-    return Check(name, CheckResult.WARN, says, next_step, command)
+def warn(says: str, next_step: str, command: str | None = None) -> Finding:
+    return Finding(CheckResult.WARN, says, next_step, command)
 
 
-def bad(name: str, says: str, next_step: str, command: str | None = None) -> Check:
-    return Check(name, CheckResult.BAD, says, next_step, command)
+def bad(says: str, next_step: str, command: str | None = None) -> Finding:
+    return Finding(CheckResult.BAD, says, next_step, command)
 
 
-def unknown(name: str, says: str, next_step: str | None = None) -> Check:
-    return Check(name, CheckResult.UNKNOWN, says, next_step)
+def unknown(says: str, next_step: str | None = None) -> Finding:
+    return Finding(CheckResult.UNKNOWN, says, next_step)
 
 
 def worst(checks: tuple[Check, ...]) -> CheckResult:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -11,7 +11,7 @@ from edge.board.board import Board
 from edge.config.devices import DeviceConfig
 from edge.config.load import load, resolve_profile
 from edge.config.values import Config, ModelConfig, Profile
-from edge.doctor.check import Check, bad, ok, warn
+from edge.doctor.check import Finding, bad, ok, warn
 from edge.doctor.facts import DoctorFacts, RemoteBoard, ServingFacts, WantedModel
 from edge.engine.installed import manifest
 from edge.errors import EdgeError
@@ -23,53 +23,56 @@ from edge.plan.remotes import ask_device, check_engine, usable_memory
 from edge.units import format_bytes
 
 
-def valid(facts: DoctorFacts) -> Check:
+def valid(facts: DoctorFacts) -> Finding:
     """Check that configuration and profile can be read."""
     serving = facts.serving
     if serving.config_problem is not None:
-        return bad("config.valid", serving.config_problem, serving.config_hint or "correct it", "edgellm config show")
-    return ok("config.valid", f"profile {serving.profile}, listening on {', '.join(serving.listen)}")
+        return bad(serving.config_problem, serving.config_hint or "correct it", "edgellm config show")
+    return ok(f"profile {serving.profile}, listening on {', '.join(serving.listen)}")
 
 
-def models(facts: DoctorFacts) -> tuple[Check, ...]:
+def models(facts: DoctorFacts) -> tuple[Finding, ...]:
     """Check that every configured model resolves to a usable file; without any, name the model that `up` takes."""
     serving = facts.serving
     if not facts.live or serving.config_problem is not None:
         return ()
     missing = [model for model in serving.models if model.problem is not None]
     if missing:
-        fetch = "fetch it with `edgellm model pull`"
-        return tuple(bad("config.model", f"{m.id}: {m.problem}", m.hint or fetch) for m in missing)
+        return tuple(bad(f"{m.id}: {m.problem}", m.hint or "fetch it with `edgellm model pull`") for m in missing)
     if serving.models:
-        return (ok("config.model", f"found: {', '.join(model.id for model in serving.models)}"),)
+        return (ok(f"found: {', '.join(model.id for model in serving.models)}"),)
     if serving.model_file is None:
         if serving.advised is None:
-            return (warn("config.model", "the store holds no model", "`edgellm model list --catalogue` shows some"),)
+            return (warn("the store holds no model", "`edgellm model list --catalogue` shows some"),)
         step = f"fetch {serving.advised}, which `edgellm up` would choose"
-        return (warn("config.model", "the store holds no model", step, f"edgellm model pull {serving.advised}"),)
-    return (ok("config.model", f"none configured: {serving.model_file.name} is served"),)
+        return (warn("the store holds no model", step, f"edgellm model pull {serving.advised}"),)
+    return (ok(f"none configured: {serving.model_file.name} is served"),)
 
 
-def remotes(facts: DoctorFacts) -> tuple[Check, ...]:
+def remotes(facts: DoctorFacts) -> tuple[Finding, ...]:
     """Check that each rpc-server of [[device]] answers the protocol, and that the engine can use it."""
     serving = facts.serving
     if serving.remotes_problem is not None:
-        return (bad("config.device", serving.remotes_problem, "build one on each board", "edgellm build --rpc"),)
+        return (bad(serving.remotes_problem, "build one on each board", "edgellm build --rpc"),)
     return tuple(_remote(board) for board in serving.remotes)
 
 
-def _remote(board: RemoteBoard) -> Check:
+def _remote(board: RemoteBoard) -> Finding:
     if board.problem is not None:
         step = board.hint or "see docs/rpc.md"
         if board.optional:
-            return warn("config.device", f"{board.problem}; a smaller plan serves without it", step)
-        return bad("config.device", board.problem, step)
+            return warn(f"{board.problem}; a smaller plan serves without it", step)
+        return bad(board.problem, step)
     if board.free_bytes is None:
-        return ok("config.device", f"the rpc-server at {board.endpoint} serves an engine of this board")
-    return ok("config.device", f"the rpc-server at {board.endpoint} lends {format_bytes(board.free_bytes)}")
+        return ok(f"the rpc-server at {board.endpoint} serves an engine of this board")
+    return ok(f"the rpc-server at {board.endpoint} lends {format_bytes(board.free_bytes)}")
 
 
-CHECKS = (valid, models, remotes)
+CHECKS: dict[str, Callable[[DoctorFacts], Finding | tuple[Finding, ...]]] = {
+    "config.valid": valid,
+    "config.model": models,
+    "config.device": remotes,
+}
 
 
 # Read what `up` would serve: configuration, profile, engine, models. An error there becomes a fact.

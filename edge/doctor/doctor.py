@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from edge.board.memory import snapshot
 from edge.board.probe import probe
 from edge.doctor import board, config, engine, gpu, memory, own_files, service, storage, wsl
 from edge.doctor.accounts import serving_account
-from edge.doctor.check import Check, CheckResult, unknown, worst
+from edge.doctor.check import Check, CheckResult, Finding, unknown, worst
 from edge.doctor.config import read_serving
 from edge.doctor.engine import read_cuda
 from edge.doctor.facts import DoctorFacts, OwnFile
@@ -33,36 +33,32 @@ from edge.paths import Folders, folders, system_folders
 from edge.telemetry.sample import plausible
 from edge.telemetry.sysfs import SysfsSource
 
-Found = Check | None | tuple[Check, ...]
-
-CHECKS: tuple[Callable[[DoctorFacts], Found], ...] = (
-    *board.CHECKS,
-    *config.CHECKS,
-    *memory.CHECKS,
-    *gpu.CHECKS,
-    *engine.CHECKS,
-    *board.POWER_CHECKS,
-    *storage.CHECKS,
-    *service.CHECKS,
-    *wsl.CHECKS,
-    *own_files.CHECKS,
-)
+# By name, in the order of the report. A check that does not apply to a machine finds nothing.
+CHECKS: dict[str, Callable[[DoctorFacts], Finding | Sequence[Finding] | None]] = {
+    **board.CHECKS,
+    **config.CHECKS,
+    **memory.CHECKS,
+    **gpu.CHECKS,
+    **engine.CHECKS,
+    **board.POWER_CHECKS,
+    **storage.CHECKS,
+    **service.CHECKS,
+    **wsl.CHECKS,
+    **own_files.CHECKS,
+}
 
 
 def examine(facts: DoctorFacts) -> tuple[Check, ...]:
     """Run every check that applies to this machine, in order."""
-    findings: list[Check] = []
-    for check in CHECKS:
+    results: list[Check] = []
+    for name, check in CHECKS.items():
         try:
             found = check(facts)
         except Exception as error:  # one odd value of a machine costs its own check, not all others
-            name = f"{check.__module__.rpartition('.')[2]}.{check.__name__}"
-            found = unknown(name, f"cannot be judged: {type(error).__name__}: {error}", "please report this")
-        if isinstance(found, Check):
-            findings.append(found)
-        elif found is not None:
-            findings.extend(found)
-    return tuple(findings)
+            found = unknown(f"cannot be judged: {type(error).__name__}: {error}", "please report this")
+        rows = [found] if isinstance(found, Finding) else found or ()
+        results.extend(Check(name, *row) for row in rows)
+    return tuple(results)
 
 
 # ---- the document of --json

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edge.board import memory
 from edge.board.storage import classify, device_storage, unescaped
-from edge.doctor.check import Check, ok, unknown, warn
+from edge.doctor.check import Finding, ok, unknown, warn
 from edge.doctor.facts import DoctorFacts, MemoryUse, Process, Swap
 from edge.linux.tree import Tree, parse_count
 from edge.units import GIB, KIB, MIB, format_bytes
@@ -20,18 +20,18 @@ _CARDS = ("sd", "emmc")
 _SWAPPED_SHARE = 0.1  # below it are pages of daemons that were never used again
 
 
-def available(facts: DoctorFacts) -> Check:
+def available(facts: DoctorFacts) -> Finding:
     """Check MemAvailable, not MemFree, which is small on a healthy system with a full file cache (FC-17)."""
     domain = "unified" if facts.board.unified_memory else "host"
     total, free = facts.memory.total_bytes.get(domain, 0), facts.memory.available_bytes.get(domain, 0)
     if not total:
-        return unknown("memory.available", "/proc/meminfo cannot be read")
+        return unknown("/proc/meminfo cannot be read")
     says = f"{format_bytes(free)} of {format_bytes(total)} available"
     if facts.use.free_bytes is not None and facts.use.free_bytes < free // 2:
         says += f" (only {format_bytes(facts.use.free_bytes)} unused: the kernel drops the file cache when needed)"
     if free >= total * _LOW_SHARE:
-        return ok("memory.available", says)
-    return warn("memory.available", says, f"stop processes that are not needed{_biggest(facts)}")
+        return ok(says)
+    return warn(says, f"stop processes that are not needed{_biggest(facts)}")
 
 
 def _biggest(facts: DoctorFacts) -> str:
@@ -48,57 +48,54 @@ def _named(processes: tuple[Process, ...]) -> str:
     return ", ".join(f"{p.name} {format_bytes(p.bytes)} (pid {p.pid})" for p in processes)
 
 
-def limit(facts: DoctorFacts) -> Check | None:
+def limit(facts: DoctorFacts) -> Finding | None:
     """Warn where a cgroup limit is below the machine's memory."""
     notes = [note for note in facts.memory.notes if note.startswith("cgroup")]
     if not notes:
         return None
-    return warn(
-        "memory.limit", notes[0], "raise MemoryMax= of the unit, or --memory of the container, if it is too small"
-    )
+    return warn(notes[0], "raise MemoryMax= of the unit, or --memory of the container, if it is too small")
 
 
-def desktop(facts: DoctorFacts) -> Check | None:
+def desktop(facts: DoctorFacts) -> Finding | None:
     """Warn of a desktop session on a board with unified memory."""
     if not facts.board.unified_memory:
         return None
     found = facts.use.desktop
     if found is None:
-        return ok("memory.desktop", "headless: no desktop session")
+        return ok("headless: no desktop session")
     says = f"a desktop is running ({found.name}, pid {found.pid})"
     if facts.board.memory_bytes > _SMALL_BYTES:
-        return ok("memory.desktop", f"{says}: this board has memory enough")
+        return ok(f"{says}: this board has memory enough")
     step = "boot without it: that frees about 0.8 to 2 GB for the model"
-    return warn("memory.desktop", says, step, "sudo systemctl set-default multi-user.target")
+    return warn(says, step, "sudo systemctl set-default multi-user.target")
 
 
-def zram(facts: DoctorFacts) -> Check | None:
+def zram(facts: DoctorFacts) -> Finding | None:
     """Warn of zram on a small board: GPU pages are pinned and cannot be compressed, and compression costs CPU."""
     devices = [swap for swap in facts.use.swaps if swap.kind == "zram"]
     if not devices:
         return None
     says = f"zram swap: {len(devices)} devices, {format_bytes(sum(swap.bytes for swap in devices))}"
     if not facts.board.unified_memory or facts.board.memory_bytes > _SMALL_BYTES:
-        return ok("memory.zram", f"{says}; it adds no memory for a model")
+        return ok(f"{says}; it adds no memory for a model")
     step = "on a small board use a swap file on NVMe instead: GPU memory is never compressed"
-    return warn("memory.zram", says, step, "sudo systemctl disable --now nvzramconfig")
+    return warn(says, step, "sudo systemctl disable --now nvzramconfig")
 
 
-def swap(facts: DoctorFacts) -> Check:
+def swap(facts: DoctorFacts) -> Finding:
     """Warn of memory that is swapped out and of swap on flash cards."""
     others = [swap for swap in facts.use.swaps if swap.kind != "zram"]
     swapped, total = facts.use.swapped_bytes, facts.board.memory_bytes
     if total and swapped > total * _SWAPPED_SHARE:
         says = f"{format_bytes(swapped)} are swapped out: the processes do not fit in memory"
-        return warn("memory.swap", says, "stop processes that are not needed before a model is loaded")
+        return warn(says, "stop processes that are not needed before a model is loaded")
     cards = [swap for swap in others if swap.storage is not None and swap.storage.kind in _CARDS]
     if cards:
-        step = "swap wears out SD cards and eMMC: put it on NVMe or do without"
-        return warn("memory.swap", f"swap on {_where(cards[0])}", step)
+        return warn(f"swap on {_where(cards[0])}", "swap wears out SD cards and eMMC: put it on NVMe or do without")
     if not facts.use.swaps:
-        return ok("memory.swap", "no swap: right for a model server, whose memory must not be swapped")
+        return ok("no swap: right for a model server, whose memory must not be swapped")
     size = format_bytes(sum(swap.bytes for swap in facts.use.swaps))
-    return ok("memory.swap", f"{size} swap; it is never counted as memory for a model")
+    return ok(f"{size} swap; it is never counted as memory for a model")
 
 
 def _where(swap: Swap) -> str:
@@ -107,34 +104,39 @@ def _where(swap: Swap) -> str:
     return f"{swap.device}, a file on {disk}" if swap.kind == "file" and disk else swap.device
 
 
-def swappiness(facts: DoctorFacts) -> Check | None:
+def swappiness(facts: DoctorFacts) -> Finding | None:
     """Warn of the kernel's default vm.swappiness on a small board with swap."""
     value = facts.use.swappiness
     if value is None or not facts.use.swaps:
         return None
     if value <= _SWAPPINESS_MAX or facts.board.memory_bytes > _SMALL_BYTES or not facts.board.unified_memory:
-        return ok("memory.swappiness", f"vm.swappiness is {value}")
+        return ok(f"vm.swappiness is {value}")
     step = "at 10 the kernel drops file cache before it swaps out programs that answer requests"
-    return warn("memory.swappiness", f"vm.swappiness is {value}", step, "sudo sysctl vm.swappiness=10")
+    return warn(f"vm.swappiness is {value}", step, "sudo sysctl vm.swappiness=10")
 
 
-def oom_kills(facts: DoctorFacts) -> Check | None:
+def oom_kills(facts: DoctorFacts) -> Finding | None:
     """Warn where the kernel's counter shows kills for memory since boot (FC-20)."""
     count = facts.use.oom_kills
     if count is None:
         return None
     if count == 0:
-        return ok("memory.oom", "the kernel has killed nothing for lack of memory since boot")
+        return ok("the kernel has killed nothing for lack of memory since boot")
     says = f"the kernel has killed {count} process{'es' if count > 1 else ''} for lack of memory since boot"
     return warn(
-        "memory.oom",
-        says,
-        "see which, and lower the context or the prompt cache",
-        "journalctl -k -g 'Out of memory|oom-kill'",
+        says, "see which, and lower the context or the prompt cache", "journalctl -k -g 'Out of memory|oom-kill'"
     )
 
 
-CHECKS = (available, limit, desktop, zram, swap, swappiness, oom_kills)
+CHECKS = {
+    "memory.available": available,
+    "memory.limit": limit,
+    "memory.desktop": desktop,
+    "memory.zram": zram,
+    "memory.swap": swap,
+    "memory.swappiness": swappiness,
+    "memory.oom": oom_kills,
+}
 
 
 # Read how processes and swap use the memory.

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from edge.doctor.check import Check, ok, warn
+from edge.doctor.check import Finding, ok, warn
 from edge.doctor.facts import DoctorFacts, OwnFile
 from edge.linux.files import visible
 from edge.paths import Folders
@@ -17,26 +17,30 @@ from edge.paths import Folders
 _FIX = "edgellm doctor --fix"
 
 
-def files(facts: DoctorFacts) -> tuple[Check, ...]:
-    """Report what `--fix` would change."""
-    if not facts.live:
-        return ()
-    if not facts.leftovers:
-        return (ok("files.ours", "folders exist, modes are right, no stale socket"),)
+def ours(facts: DoctorFacts) -> Finding | None:
+    """Report that there is nothing to repair."""
+    return ok("folders exist, modes are right, no stale socket") if facts.live and not facts.leftovers else None
+
+
+def modes(facts: DoctorFacts) -> list[Finding]:
+    """Warn of files that other users may read or write."""
+    wrong = [file for file in facts.leftovers if file.kind == "mode"]
+    return [warn(f"{file.path} is open to others", f"its mode should be {file.mode:o}", _FIX) for file in wrong]
+
+
+def sockets(facts: DoctorFacts) -> list[Finding]:
+    """Warn of stale sockets."""
+    stale = [file.path for file in facts.leftovers if file.kind == "socket"]
+    return [warn(f"{path} belongs to a process that has ended", "the next start removes it", _FIX) for path in stale]
+
+
+def missing_folders(facts: DoctorFacts) -> Finding | None:
+    """Name the folders that do not exist yet."""
     missing = [str(file.path) for file in facts.leftovers if file.kind == "folder"]
-    found = [_one(file) for file in facts.leftovers if file.kind != "folder"]
-    if missing:
-        found.append(ok("files.folders", f"created at the first start, or now with --fix: {', '.join(missing)}"))
-    return tuple(found)
+    return ok(f"created at the first start, or now with --fix: {', '.join(missing)}") if missing else None
 
 
-def _one(file: OwnFile) -> Check:
-    if file.kind == "mode":
-        return warn("files.mode", f"{file.path} is open to others", f"its mode should be {file.mode:o}", _FIX)
-    return warn("files.socket", f"{file.path} belongs to a process that has ended", "the next start removes it", _FIX)
-
-
-CHECKS = (files,)
+CHECKS = {"files.ours": ours, "files.mode": modes, "files.socket": sockets, "files.folders": missing_folders}
 
 
 # Find edgellm's own files that `--fix` can repair: missing folders, open modes, stale sockets.

@@ -6,12 +6,12 @@ import subprocess
 from datetime import datetime, timezone
 from pathlib import Path
 
-from edge.doctor.check import Check, bad, ok, unknown, warn
+from edge.doctor.check import Finding, bad, ok, unknown, warn
 from edge.doctor.facts import DoctorFacts, DropIn, Port, UnitState
 from edge.linux.procfs import PROC, listening_sockets, lock_holders, socket_owner
 from edge.linux.systemctl import booted
 from edge.linux.tree import Tree
-from edge.service.drop_ins import HOME_HIDDEN, conflicts, directives
+from edge.service.drop_ins import FOLDERS, HOME_HIDDEN, conflicts, directives, drop_in_paths
 
 # No edgellm is older: a clock before this has lost its battery and starts at the epoch or the image's build date.
 _EARLY = datetime(2025, 1, 1, tzinfo=timezone.utc).timestamp()
@@ -20,76 +20,66 @@ _SLACK_S = 24 * 3600.0  # file times of an image may be in another time zone
 _DECIMAL_COMMA = ("de", "fr", "es", "it", "pt", "nl", "pl", "ru", "tr", "cs", "sv", "nb", "fi", "da", "uk", "id", "vi")
 
 
-def unit(facts: DoctorFacts) -> Check | None:
+def unit(facts: DoctorFacts) -> Finding | None:
     """Check that edgellm.service is enabled and runs, where it is installed."""
     if not facts.live:
         return None
     if not facts.systemd:
         return unknown(
-            "service.unit",
-            "systemd does not run here: no autostart",
-            "start `edgellm up` from this machine's own init system",
+            "systemd does not run here: no autostart", "start `edgellm up` from this machine's own init system"
         )
     found = facts.units.get("edgellm.service")
     if found is None:
-        return unknown("service.unit", "systemctl does not answer")
+        return unknown("systemctl does not answer")
     if found.load == "not-found":
-        return ok("service.unit", "not installed as a service (`edgellm service install` does)")
+        return ok("not installed as a service (`edgellm service install` does)")
     if found.active == "failed":
         says = f"edgellm.service failed ({found.result or 'no result'})"
-        return bad("service.unit", says, "see why", "journalctl -u edgellm -n 50 --no-pager")
+        return bad(says, "see why", "journalctl -u edgellm -n 50 --no-pager")
     again = f", restarted {found.restarts} times" if found.restarts else ""
     # An empty UnitFileState is a unit that was generated or is transient: it cannot be enabled.
     if found.file_state not in ("enabled", "enabled-runtime", "static", ""):
         return warn(
-            "service.unit",
             f"edgellm.service is {found.active} but {found.file_state}",
             "enable it to start at boot",
             "sudo systemctl enable edgellm",
         )
     if found.active not in ("active", "activating", "reloading"):
-        return warn(
-            "service.unit",
-            f"edgellm.service is {found.active}",
-            "start it",
-            "sudo systemctl start edgellm.socket edgellm",
-        )
-    return ok("service.unit", f"edgellm.service is {found.active}{again}")
+        return warn(f"edgellm.service is {found.active}", "start it", "sudo systemctl start edgellm.socket edgellm")
+    return ok(f"edgellm.service is {found.active}{again}")
 
 
-def drop_ins(facts: DoctorFacts) -> Check | None:
+def drop_ins(facts: DoctorFacts) -> Finding | None:
     """Find settings that hide the GPU (FC-76) or the models, and lines that systemd ignores (FC-79)."""
     if not facts.drop_ins:
         return None
     for file in facts.drop_ins:
         for conflict in conflicts(file.text, gpu=bool(facts.board.gpus)):
-            edit = "sudo systemctl edit edgellm.service"
-            return bad("service.drop_ins", f"{file.path}: {conflict}", "correct that line", edit)
+            return bad(f"{file.path}: {conflict}", "correct that line", "sudo systemctl edit edgellm.service")
         hidden = any(name == "ProtectHome" and value.lower() in HOME_HIDDEN for _, name, value in directives(file.text))
         if hidden and facts.models.path.parts[1:2] == ("home",):
             says = f"{file.path}: ProtectHome= hides the model folder {facts.models.path}"
-            return bad("service.drop_ins", says, "move the models, or set ProtectHome=read-only")
-    return ok("service.drop_ins", f"{len(facts.drop_ins)} unit files, none hides the GPU or the models")
+            return bad(says, "move the models, or set ProtectHome=read-only")
+    return ok(f"{len(facts.drop_ins)} unit files, none hides the GPU or the models")
 
 
-def port(facts: DoctorFacts) -> tuple[Check, ...]:
+def port(facts: DoctorFacts) -> tuple[Finding, ...]:
     """Name the process that holds a configured address (FC-34)."""
-    return tuple(_port(port.address, port.pid, port.name, port.ours) for port in facts.ports)
+    return tuple(map(_port, facts.ports))
 
 
-def _port(address: str, pid: int | None, name: str | None, ours: bool) -> Check:
-    if pid is None:
-        return ok("service.port", f"{address} is free")
-    owner = f"{name} (pid {pid})" if pid else "another user's process"
-    if ours:
-        return ok("service.port", f"{address} is held by edgellm: {owner}")
+def _port(held: Port) -> Finding:
+    if held.pid is None:
+        return ok(f"{held.address} is free")
+    owner = f"{held.name} (pid {held.pid})" if held.pid else "another user's process"
+    if held.ours:
+        return ok(f"{held.address} is held by edgellm: {owner}")
+    number = held.address.rpartition(":")[2]
     step = "stop it, or listen elsewhere with --listen"
-    return bad(
-        "service.port", f"{address} is taken by {owner}", step, f"sudo ss -ltnp 'sport = :{address.rpartition(':')[2]}'"
-    )
+    return bad(f"{held.address} is taken by {owner}", step, f"sudo ss -ltnp 'sport = :{number}'")
 
 
-def jtop(facts: DoctorFacts) -> Check | None:
+def jtop(facts: DoctorFacts) -> Finding | None:
     """Tell apart three faults of jtop's socket (FC-68). None stops serving: telemetry reads sysfs as well."""
     if facts.board.soc is None or facts.jtop is None or not facts.live:
         return None
@@ -98,16 +88,12 @@ def jtop(facts: DoctorFacts) -> Check | None:
     if facts.jtop.socket == "folder":
         step = "remove the folder and mount the socket after jtop.service has started"
         return warn(
-            "service.jtop",
-            f"/run/jtop.sock is a folder; {source}",
-            step,
-            "sudo rmdir /run/jtop.sock && sudo systemctl restart jtop",
+            f"/run/jtop.sock is a folder; {source}", step, "sudo rmdir /run/jtop.sock && sudo systemctl restart jtop"
         )
     if facts.jtop.socket == "absent":
         if unit is None or unit.load == "not-found":
-            return ok("service.jtop", f"jetson-stats is not installed; {source}")
+            return ok(f"jetson-stats is not installed; {source}")
         return warn(
-            "service.jtop",
             f"jtop.service is {unit.active}; {source}",
             "jtop exits with status 0 when it fails, so systemd does not restart it: set Restart=always",
             "sudo systemctl restart jtop",
@@ -115,39 +101,36 @@ def jtop(facts: DoctorFacts) -> Check | None:
     if not facts.jtop.reachable:
         group = facts.jtop.group or "jtop"
         step = "optional: only the telemetry reader needs that group, which is equivalent to root"
-        return ok("service.jtop", f"{facts.devices.user} may not open its socket (group {group}); {source}. {step}")
-    return ok("service.jtop", "jtop.service answers")
+        return ok(f"{facts.devices.user} may not open its socket (group {group}); {source}. {step}")
+    return ok("jtop.service answers")
 
 
-def home(facts: DoctorFacts) -> Check | None:
+def home(facts: DoctorFacts) -> Finding | None:
     """Check that the cache folder can be written: the engine's HOME and caches lie in it (FC-77)."""
     if not facts.live:
         return None
     if not facts.environment.cache_writable:
         return bad(
-            "service.home",
-            "the cache folder cannot be written",
-            "give it to the serving user, or choose another with --state-dir",
+            "the cache folder cannot be written", "give it to the serving user, or choose another with --state-dir"
         )
-    return ok("service.home", "the engine gets its own home and cache folders")
+    return ok("the engine gets its own home and cache folders")
 
 
-def install_place(facts: DoctorFacts) -> Check | None:
+def install_place(facts: DoctorFacts) -> Finding | None:
     """Warn of an installation below /home, which the hardened unit cannot see (ProtectHome=)."""
     prefix = facts.environment.prefix
     if not facts.live or not facts.systemd:
         return None
     if prefix.startswith(("/home/", "/root/")):
         return warn(
-            "service.path",
             f"this edgellm is installed in {prefix}",
             "fine for `edgellm up`; a system service needs it outside /home",
             "sudo edgellm service install",
         )
-    return ok("service.path", f"installed in {prefix}")
+    return ok(f"installed in {prefix}")
 
 
-def clock(facts: DoctorFacts) -> Check | None:
+def clock(facts: DoctorFacts) -> Finding | None:
     """Find a clock in the past, as on boards without a battery: TLS and make fail under it (FC-13)."""
     about = facts.environment
     if not facts.live:
@@ -157,36 +140,40 @@ def clock(facts: DoctorFacts) -> Check | None:
     past = about.now_s < _EARLY or (about.newest_file_s or 0) > about.now_s + _SLACK_S
     if past:
         return bad(
-            "service.clock",
             f"the clock is wrong: {shown}",
             "set it before building or fetching anything",
             "sudo timedatectl set-ntp true",
         )
     if about.time_synchronised is False:
-        return ok("service.clock", f"{shown}, not synchronised yet")
-    return ok("service.clock", shown)
+        return ok(f"{shown}, not synchronised yet")
+    return ok(shown)
 
 
-def locale(facts: DoctorFacts) -> Check | None:
+def locale(facts: DoctorFacts) -> Finding | None:
     """Warn of an output encoding other than UTF-8. The engine itself runs under LC_ALL=C: its log has no commas."""
     if not facts.live:
         return None
     about = facts.environment
     if about.encoding.upper().replace("-", "") not in ("UTF8", "UTF"):
         return warn(
-            "service.locale",
             f"{about.locale}: output is {about.encoding}",
             "names that are not ASCII are printed wrong: use a UTF-8 locale",
             "export LC_ALL=C.UTF-8",
         )
     comma = about.locale.lower().startswith(_DECIMAL_COMMA)
-    return ok(
-        "service.locale",
-        about.locale + ("; the engine runs under LC_ALL=C, so its log has decimal points" if comma else ""),
-    )
+    return ok(about.locale + ("; the engine runs under LC_ALL=C, so its log has decimal points" if comma else ""))
 
 
-CHECKS = (unit, drop_ins, port, jtop, home, install_place, clock, locale)
+CHECKS = {
+    "service.unit": unit,
+    "service.drop_ins": drop_ins,
+    "service.port": port,
+    "service.jtop": jtop,
+    "service.home": home,
+    "service.path": install_place,
+    "service.clock": clock,
+    "service.locale": locale,
+}
 
 
 # Read systemd units with one `systemctl show`, and the text of edgellm.service with its drop-ins.
@@ -195,12 +182,6 @@ OURS = ("edgellm.service", "edgellm.socket")
 WATCHED = (*OURS, "jtop.service", "nvidia-persistenced.service")
 _PROPERTIES = "Id,LoadState,ActiveState,UnitFileState,Result,NRestarts"
 _TIMEOUT_S = 3.0  # PID 1 answers within milliseconds, or not at all
-_UNIT_FOLDERS = (
-    "/run/systemd/system",
-    "/etc/systemd/system",
-    "/usr/local/lib/systemd/system",
-    "/usr/lib/systemd/system",
-)
 
 
 def read_units(tree: Tree, systemctl: str = "systemctl") -> dict[str, UnitState]:
@@ -235,12 +216,9 @@ def parse_show(text: str) -> dict[str, UnitState]:
 
 
 def unit_files(tree: Tree) -> tuple[DropIn, ...]:
-    """Return edgellm.service and its drop-ins in the order of systemd's folders; empty where it is not installed."""
-    unit = next((path for folder in _UNIT_FOLDERS if tree.exists(path := f"{folder}/edgellm.service")), None)
-    paths = [unit] if unit else []
-    for folder in _UNIT_FOLDERS:
-        names = tree.children(f"{folder}/edgellm.service.d")
-        paths += [f"{folder}/edgellm.service.d/{name}" for name in names if Path(name).suffix == ".conf"]
+    """Return edgellm.service and its drop-ins as systemd applies them; empty where it is not installed."""
+    unit = [path for folder in FOLDERS if tree.exists(path := f"{folder}/edgellm.service")][:1]
+    paths = [*unit, *drop_in_paths("edgellm.service", tree)]
     return tuple(DropIn(path, tree.text(path) or "") for path in paths)
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from edge.board import readrate
 from edge.board.storage import classify, mounts
 from edge.doctor.accounts import Account, first_blocked
-from edge.doctor.check import Check, bad, ok, unknown, warn
+from edge.doctor.check import Finding, bad, ok, unknown, warn
 from edge.doctor.facts import DoctorFacts, ModelFolder
 from edge.linux.files import visible
 from edge.linux.tree import Tree
@@ -31,60 +31,53 @@ _COLD_S = 30.0  # longer than clients of an API usually wait
 _SPACE_BYTES = 10 * GIB  # a model of 8B at Q5 and a build fit below it
 
 
-def kind(facts: DoctorFacts) -> Check | None:
+def kind(facts: DoctorFacts) -> Finding | None:
     """Judge the kind of disk under the model folder."""
     storage, path = facts.models.storage, facts.models.path
     if facts.models.empty_mount_point:
         step = "mount it first: models written now would lie on the disk below it"
-        return bad(
-            "storage.kind", f"{path} is on a mount point of /etc/fstab that is not mounted", step, "sudo mount -a"
-        )
+        return bad(f"{path} is on a mount point of /etc/fstab that is not mounted", step, "sudo mount -a")
     # Without /proc, in some sandboxes.
     if storage is None:
-        return unknown("storage.kind", "the mount table cannot be read")
+        return unknown("the mount table cannot be read")
     where = f"{path} is on "
     if storage.kind in _GOOD:
-        return ok("storage.kind", f"{where}{_GOOD[storage.kind]} ({storage.disk}, {storage.filesystem})")
+        return ok(f"{where}{_GOOD[storage.kind]} ({storage.disk}, {storage.filesystem})")
     if storage.kind == "windows" and facts.wsl is not None:
         return None  # wsl.models reports it
     if storage.kind in _POOR:
         what, step = _POOR[storage.kind]
-        return warn("storage.kind", f"{where}{what} ({storage.disk or storage.mount}, {storage.filesystem})", step)
+        return warn(f"{where}{what} ({storage.disk or storage.mount}, {storage.filesystem})", step)
     if storage.kind == "memory":
-        return warn(
-            "storage.kind",
-            f"{where}{storage.filesystem}: models there take memory and are lost at reboot",
-            "use a disk",
-        )
-    return ok("storage.kind", f"{where}{storage.disk or storage.filesystem} ({storage.kind})")
+        return warn(f"{where}{storage.filesystem}: models there take memory and are lost at reboot", "use a disk")
+    return ok(f"{where}{storage.disk or storage.filesystem} ({storage.kind})")
 
 
-def rate(facts: DoctorFacts) -> Check | None:
+def rate(facts: DoctorFacts) -> Finding | None:
     """Judge the read rate past the page cache, the lower bound of every cold start."""
     models = facts.models
     if not facts.live:
         return None
     if models.measured is None:
         says = f"not measured: {models.measure_problem}" if models.measure_problem else "not measured (--quick)"
-        return unknown("storage.rate", says)
+        return unknown(says)
     speed = models.measured.bytes_s
     says = f"{speed / 1e6:.0f} MB/s past the cache, best with {models.measured.streams} of 1, 2, 4, 8 streams"
     size = facts.serving.model_bytes
     if not size:
-        return ok("storage.rate", says)
+        return ok(says)
     says += f": the biggest model ({format_bytes(size)}) needs at least {format_seconds(size / speed)} from cold"
     if size / speed > _COLD_S:
-        return warn("storage.rate", says, "only a faster disk helps")
-    return ok("storage.rate", says)
+        return warn(says, "only a faster disk helps")
+    return ok(says)
 
 
-def access(facts: DoctorFacts) -> Check | None:
+def access(facts: DoctorFacts) -> Finding | None:
     """Find a closed folder above an open model folder: the engine reports `permission denied` (FC-79)."""
     models, user = facts.models, facts.devices.user
     if models.blocked_by is not None:
         step = f"let {user} pass through {models.blocked_by}, or choose another model folder"
         return bad(
-            "storage.access",
             f"{user} may not enter {models.blocked_by}, on the way to {models.path}",
             step,
             f"sudo chmod o+x {shlex.quote(str(models.blocked_by))}",
@@ -92,25 +85,23 @@ def access(facts: DoctorFacts) -> Check | None:
     if not facts.live:
         return None
     if not models.exists:
-        return ok("storage.access", f"{models.path} does not exist yet; the first model creates it")
+        return ok(f"{models.path} does not exist yet; the first model creates it")
     if models.storage is not None and models.storage.read_only:
-        return warn("storage.access", f"{models.path} is mounted read-only", "serving works, fetching a model does not")
-    return ok("storage.access", f"{user} may enter it")
+        return warn(f"{models.path} is mounted read-only", "serving works, fetching a model does not")
+    return ok(f"{user} may enter it")
 
 
-def space(facts: DoctorFacts) -> Check | None:
+def space(facts: DoctorFacts) -> Finding | None:
     """Warn of little free space: a build or a download that fills the disk fails near its end (FC-14)."""
     free = facts.models.free_bytes
     if free is None:
         return None
     if free < _SPACE_BYTES:
-        return warn(
-            "storage.space", f"{format_bytes(free)} free for models", "a model of 8B needs about 6 GB, a build 3 GB"
-        )
-    return ok("storage.space", f"{format_bytes(free)} free for models")
+        return warn(f"{format_bytes(free)} free for models", "a model of 8B needs about 6 GB, a build 3 GB")
+    return ok(f"{format_bytes(free)} free for models")
 
 
-CHECKS = (kind, rate, access, space)
+CHECKS = {"storage.kind": kind, "storage.rate": rate, "storage.access": access, "storage.space": space}
 
 
 # Read the model folder: its disk, access and read rate.

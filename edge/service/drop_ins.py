@@ -103,24 +103,28 @@ def _text(path: Path) -> str | None:
 # Find settings in the operator's drop-ins that keep a running service from its GPU (FC-76).
 
 # In the order of systemd.unit(5): a file in an earlier folder replaces one of the same name in a later.
-FOLDERS = ("etc/systemd/system", "run/systemd/system", "usr/local/lib/systemd/system", "usr/lib/systemd/system")
+FOLDERS = (
+    "/etc/systemd/system",
+    "/run/systemd/system",
+    "/usr/local/lib/systemd/system",
+    "/usr/lib/systemd/system",
+)
 
 
 def drop_in_conflicts(unit: str, root: Path = Path("/")) -> tuple[str, ...]:
     """Return `FILE: PrivateDevices=yes hides …` for each; empty where the machine has no NVIDIA GPU."""
-    if not nvidia_on_pci(root) and jetson.read(Tree(root), 0) is None:
+    tree = Tree(root)
+    if not nvidia_on_pci(root) and jetson.read(tree, 0) is None:
         return ()
-    return tuple(
-        f"/{path.relative_to(root)}: {conflict}"
-        for path in _drop_ins(unit, root)
-        for conflict in conflicts(_text(path) or "")
-    )
+    own = [path for path in drop_in_paths(unit, tree) if not path.endswith(f"/{DROP_IN}")]
+    return tuple(f"{path}: {conflict}" for path in own for conflict in conflicts(tree.text(path) or ""))
 
 
-def _drop_ins(unit: str, root: Path) -> list[Path]:
-    """Return the drop-ins in the order in which systemd applies them."""
-    found: dict[str, Path] = {}
+def drop_in_paths(unit: str, tree: Tree) -> list[str]:
+    """Return the drop-ins of a unit in the order in which systemd applies them."""
+    found: dict[str, str] = {}
     for folder in FOLDERS:
-        for path in (root / folder / f"{unit}.d").glob("*.conf"):
-            found.setdefault(path.name, path)
-    return [found[name] for name in sorted(found) if name != DROP_IN]
+        for name in tree.children(f"{folder}/{unit}.d"):
+            if name.endswith(".conf"):
+                found.setdefault(name, f"{folder}/{unit}.d/{name}")
+    return [found[name] for name in sorted(found)]

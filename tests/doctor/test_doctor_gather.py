@@ -155,6 +155,16 @@ def test_unit_with_its_drop_ins_is_read(tmp_path: Path) -> None:
     assert "PrivateDevices" in files[1].text
 
 
+def test_of_unit_files_of_one_name_only_the_one_that_systemd_takes_is_read(tmp_path: Path) -> None:
+    for folder in ("run/systemd/system", "etc/systemd/system"):
+        write(tmp_path, f"{folder}/edgellm.service", "[Service]\n")
+        write(tmp_path, f"{folder}/edgellm.service.d/10-mine.conf", "[Service]\n")
+    write(tmp_path, "run/systemd/system/edgellm.service.d/05-more.conf", "[Service]\n")
+    etc, run = "/etc/systemd/system/edgellm.service", "/run/systemd/system/edgellm.service"
+    found = [file.path for file in unit_files(Tree(tmp_path))]
+    assert found == [etc, f"{run}.d/05-more.conf", f"{etc}.d/10-mine.conf"]
+
+
 # ---------------------------------------------------------------- users and devices
 
 
