@@ -18,7 +18,7 @@ def known_profiles(incomplete: str) -> list[str]:
     """Return the profiles that complete a word on the command line."""
     from edge.config.profile import profile_names
 
-    return _completing(lambda: profile_names(_folders()), incomplete)
+    return completing(lambda: profile_names(_folders()), incomplete)
 
 
 def known_models(incomplete: str) -> list[str]:
@@ -33,7 +33,7 @@ def known_models(incomplete: str) -> list[str]:
         store = standard(_folders(), config.store.dirs, os.environ)
         yield from (entry.id for entry in store.list() if entry.verdict is None)
 
-    return _completing(names, incomplete)
+    return completing(names, incomplete)
 
 
 def fetched_models(incomplete: str) -> list[str]:
@@ -46,19 +46,7 @@ def fetched_models(incomplete: str) -> list[str]:
             yield row.name
             yield from (f"{row.name}:{quant.quant}" for quant in row.quants)
 
-    return _completing(names, incomplete)
-
-
-def known_keys(incomplete: str) -> list[str]:
-    """Return the names of the keys in the configured key file that complete a word."""
-
-    def names() -> Iterator[str]:
-        from edge.cli.key import key_file
-        from edge.gateway import keys
-
-        yield from (key.name for key in keys.read(key_file(None, None)))
-
-    return _completing(names, incomplete)
+    return completing(names, incomplete)
 
 
 def served_models(incomplete: str) -> list[str]:
@@ -69,7 +57,7 @@ def served_models(incomplete: str) -> list[str]:
 
         return list(Client(find(os.environ, None)).status()["models"])
 
-    return _completing(names, incomplete)
+    return completing(names, incomplete)
 
 
 def known_engines(incomplete: str) -> list[str]:
@@ -82,7 +70,7 @@ def known_engines(incomplete: str) -> list[str]:
         yield from (entry["id"] for entry in document["engines"])
         yield from filter(None, [document["embedded"]])
 
-    return _completing(names, incomplete)
+    return completing(names, incomplete)
 
 
 def known_boards(incomplete: str) -> list[str]:
@@ -93,7 +81,7 @@ def known_boards(incomplete: str) -> list[str]:
 
         return [row["id"] for row in load_toml(data_dir("profiles") / "boards.toml")["board"]]
 
-    return _completing(names, incomplete)
+    return completing(names, incomplete)
 
 
 def known_settings(incomplete: str) -> list[str]:
@@ -107,14 +95,15 @@ def known_settings(incomplete: str) -> list[str]:
             choices = ["true", "false"] if base is bool else get_args(base) if get_origin(base) is Literal else [""]
             yield from (f"{key}={choice}" for choice in choices)
 
-    return _completing(names, incomplete)
+    return completing(names, incomplete)
 
 
 def _folders() -> Folders:
     return folders(os.environ, None)
 
 
-def _completing(names: Callable[[], Iterable[str]], incomplete: str) -> list[str]:
+def completing(names: Callable[[], Iterable[str]], incomplete: str) -> list[str]:
+    """Return those of the names that begin with a word; none where they cannot be read."""
     found: set[str] = set()
     # Any: a broken edgellm.toml or model file has its message in the command that is being typed.
     with suppress(Exception):

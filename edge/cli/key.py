@@ -10,10 +10,18 @@ from typing import Annotated
 
 import typer
 
-from edge.cli.complete import known_keys
+from edge.cli.complete import completing
 from edge.cli.options import Json, StateDir, confirm_in_use, print_json
 from edge.errors import UnavailableError
 from edge.units import printable
+
+
+def known_keys(incomplete: str) -> list[str]:
+    """Return the names of the keys in the configured key file that complete a word."""
+    from edge.gateway import keys
+
+    return completing(lambda: [key.name for key in keys.read(key_file(None, None))], incomplete)
+
 
 File = Annotated[
     Path | None, typer.Option("--file", metavar="PATH", help="key file (default: keys.toml beside edgellm.toml)")

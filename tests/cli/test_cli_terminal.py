@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 from edge.cli import main
-from edge.cli.complete import fetched_models, known_boards, known_keys, known_models, known_profiles, known_settings
+from edge.cli.complete import fetched_models, known_boards, known_models, known_profiles, known_settings
+from edge.cli.key import known_keys
 from edge.cli.output import SafeConsole, draw
 from edge.units import printable
 from tests.fakes.gguf_writer import Gguf
