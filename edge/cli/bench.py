@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from edge.cli.options import Engine, Json, Models, Profile, Set, StateDir, folders_of, given, print_json, print_lines
+from edge.cli.options import Engine, Json, Models, Profile, Set, StateDir, folders_of, given, print_lines, print_result
 from edge.errors import UnavailableError, UsageError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from edge.bench.serve import LoadLevel
     from edge.bench.sleep import SleepRow
     from edge.paths import Folders
+    from edge.plan.choices import MeasuredChoice
     from edge.plan.load_choice import LoadChoice
     from edge.plan.plan import Plan
     from edge.plan.sleep_choice import SleepChoice
@@ -63,27 +64,20 @@ def load(
 ) -> None:
     """Start the engine on the model in each load mode, with the file in the page cache and without."""
     from edge.bench.load import LoadBench, choice_of, may_change, winner
-    from edge.plan.choices import write_choice
     from edge.plan.load_choice import choices_path
 
-    folders = _of_a_stopped_one(state_dir)
-    plan_for = _planner(folders, "load_mode", profile=profile, model=model, set=set, engine=engine)
-    wanted = [mode.strip() for mode in modes.split(",") if mode.strip()]
+    folders = _folders_at_rest(state_dir)
+    wanted = _words(modes)
     if not wanted or not {*wanted} <= {"auto", *MODES}:
         raise UsageError(f"--modes {modes}: unknown load mode", f"choose of auto, {', '.join(MODES)}")
+    plan_for = _planner(folders, "load_mode", profile=profile, model=model, set=set, engine=engine)
     bench = _bench(LoadBench, plan_for, "auto", folders, quiet=as_json)
     rows = bench.measure(wanted, repeat=repeat, cold=True, warm=not cold)
     best = winner(rows, warm=may_change(*next(iter(bench.plans.values()))))
     choice = choice_of(best, *bench.plans[best.mode], rows) if best else None
-    if apply and choice is not None:
-        write_choice(choices_path(folders), choice)
-    if as_json:
-        from msgspec import to_builtins
-
-        shown = {"schema": 1, "model": bench.model_id, "rows": to_builtins(rows), "winner": to_builtins(choice)}
-        print_json(shown | {"applied": apply and choice is not None})
-        return
-    print_lines(_load_lines(rows, best.mode if best else None, choice, applied=apply))
+    kept = _keep(choices_path(folders), choice, apply=apply)
+    lines = _load_lines(rows, best.mode if best else None, choice, applied=apply)
+    print_result(as_json, _document(bench, {"rows": rows, "winner": choice}, applied=kept), lines)
 
 
 def draft(
@@ -100,28 +94,21 @@ def draft(
 ) -> None:
     """Measure tokens/s without drafts and with each drafting that engine and model offer, on two kinds of text."""
     from edge.bench.draft import WAYS, DraftBench, choice_of, winner
-    from edge.plan.choices import write_choice
     from edge.plan.draft_choice import drafts_path
 
-    folders = _of_a_stopped_one(state_dir)
-    plan_for = _planner(folders, "speculation", profile=profile, model=model, set=set, engine=engine)
-    wanted = [way.strip() for way in ways.split(",") if way.strip()]
+    folders = _folders_at_rest(state_dir)
+    wanted = _words(ways)
     if not {*wanted} <= {*WAYS} or "off" not in wanted:
         raise UsageError(f"--ways {ways}: unknown, or without `off`", f"choose of {', '.join(WAYS)}")
+    plan_for = _planner(folders, "speculation", profile=profile, model=model, set=set, engine=engine)
     bench = _bench(DraftBench, plan_for, "off", folders, quiet=as_json)
     rows = bench.measure(wanted, repeat=repeat, tokens=tokens)
     best = winner(rows)
     without = next(row for row in rows if row.way == "off")
     choice = choice_of(best, without, *bench.plans[best.way]) if best else None
-    if apply and choice is not None:
-        write_choice(drafts_path(folders), choice)
-    if as_json:
-        from msgspec import to_builtins
-
-        shown = {"schema": 1, "model": bench.model_id, "rows": to_builtins(rows), "winner": to_builtins(choice)}
-        print_json(shown | {"applied": apply and choice is not None})
-        return
-    print_lines(_draft_lines(rows, best, applied=apply))
+    kept = _keep(drafts_path(folders), choice, apply=apply)
+    lines = _draft_lines(rows, best, applied=apply)
+    print_result(as_json, _document(bench, {"rows": rows, "winner": choice}, applied=kept), lines)
 
 
 def sleep(
@@ -136,23 +123,20 @@ def sleep(
 ) -> None:
     """Time the first token of a model whose engine was ended while idle, and of one whose engine slept by itself."""
     from edge.bench.sleep import SleepBench, choice_of
-    from edge.plan.choices import write_choice
     from edge.plan.sleep_choice import sleeps_path
 
-    folders = _of_a_stopped_one(state_dir)
+    folders = _folders_at_rest(state_dir)
     plan_for = _planner(folders, "saved_prompts", profile=profile, model=model, set=set, engine=engine)
     bench = _bench(SleepBench, plan_for, "off", folders, quiet=as_json)
     row = bench.measure(repeat=repeat)
     choice = choice_of(row, *bench.plans["stop"])
-    if apply and choice is not None:
-        write_choice(sleeps_path(folders), choice)
-    if as_json:
-        from msgspec import to_builtins
+    kept = _keep(sleeps_path(folders), choice, apply=apply)
+    lines = _sleep_lines(row, choice, applied=apply)
+    print_result(as_json, _document(bench, {"row": row, "winner": choice}, applied=kept), lines)
 
-        shown = {"schema": 1, "model": bench.model_id, "row": to_builtins(row), "winner": to_builtins(choice)}
-        print_json(shown | {"applied": apply and choice is not None})
-        return
-    print_lines(_sleep_lines(row, choice, applied=apply))
+
+def _words(listed: str) -> list[str]:
+    return [word.strip() for word in listed.split(",") if word.strip()]
 
 
 def _bench(kind: type[B], plan_for: Callable[[str], Plan], first: str, folders: Folders, *, quiet: bool) -> B:
@@ -162,7 +146,7 @@ def _bench(kind: type[B], plan_for: Callable[[str], Plan], first: str, folders: 
     return kind(plan_for, model_id, folders.instance_run / "bench.sock", step)
 
 
-def _of_a_stopped_one(state_dir: Path | None) -> Folders:
+def _folders_at_rest(state_dir: Path | None) -> Folders:
     """Return the folders of an instance, its run folder made. Raises UnavailableError while it serves."""
     from edge.daemon.lock import held
 
@@ -184,6 +168,22 @@ def _planner(folders: Folders, key: str, *, set: list[str] | None, **flags: obje
         return prepare(load_config(folders, asked, os.environ), folders).plan
 
     return plan_for
+
+
+def _keep(path: Path, choice: MeasuredChoice | None, *, apply: bool) -> bool:
+    """Keep the choice of a measurement, if --apply is given and there is one; return whether it was kept."""
+    from edge.plan.choices import write_choice
+
+    if not apply or choice is None:
+        return False
+    write_choice(path, choice)
+    return True
+
+
+def _document(bench: EngineBench, found: dict[str, Any], *, applied: bool) -> dict[str, Any]:
+    from msgspec import to_builtins
+
+    return {"schema": 1, "model": bench.model_id, **to_builtins(found), "applied": applied}
 
 
 def serve(

@@ -20,7 +20,7 @@ from edge.builder.build import BuildReport
 from edge.builder.compile import NinjaProgress as Step
 from edge.builder.plan import plan_document, result_document, shell
 from edge.builder.request import BuildPlan, BuildRequest, BuildResult
-from edge.cli.options import DryRun, Json, Memory, Profile, StateDir, folders_of, print_json
+from edge.cli.options import DryRun, Json, Memory, Profile, StateDir, folders_of, print_json, print_result
 from edge.cli.output import console, error_console
 from edge.errors import UsageError
 from edge.units import format_bytes, format_seconds
@@ -232,10 +232,8 @@ def _cost(plan: BuildPlan) -> str:
 def _findings(plan: BuildPlan) -> Table:
     table = Table("", "check", "finding", box=None, pad_edge=False)
     for finding in plan.preflight.findings:
-        sentence = (
-            f"{finding.sentence}; {finding.hint}" if finding.hint and finding.verdict == "fail" else finding.sentence
-        )
-        table.add_row(_MARKS[finding.verdict], finding.name, Text(sentence))
+        hint = f"; {finding.hint}" if finding.hint and finding.verdict == "fail" else ""
+        table.add_row(_MARKS[finding.verdict], finding.name, Text(finding.sentence + hint))
     return table
 
 
@@ -247,20 +245,14 @@ def _options(plan: BuildPlan) -> Table:
 
 
 def show_result(result: BuildResult, as_json: bool) -> None:
-    if as_json:
-        print_json(result_document(result))
-        return
-    if not result.new:
-        print(f"{result.engine_id} is already built and in use")
-        return
-    print(f"{result.engine_id} is installed and in use from the next start ({format_seconds(result.took_s)})")
-    if result.previous:
-        print(f"`edgellm engine rollback` returns to {result.previous}")
+    lines = [f"{result.engine_id} is already built and in use"]
+    if result.new:
+        lines = [f"{result.engine_id} is installed and in use from the next start ({format_seconds(result.took_s)})"]
+        lines += [f"`edgellm engine rollback` returns to {result.previous}"] if result.previous else []
+    print_result(as_json, result_document(result), lines)
 
 
 def show_bindings(wheel: Path, as_json: bool) -> None:
-    if as_json:
-        print_json({"schema": 1, "wheel": str(wheel), "bytes": wheel.stat().st_size})
-    else:
-        print(f"{wheel} ({format_bytes(wheel.stat().st_size)})")
-        print(f"install it: pip install {wheel}")
+    size_bytes = wheel.stat().st_size
+    lines = [f"{wheel} ({format_bytes(size_bytes)})", f"install it: pip install {wheel}"]
+    print_result(as_json, {"schema": 1, "wheel": str(wheel), "bytes": size_bytes}, lines)

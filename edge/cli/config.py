@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from edge.cli.options import Json, Models, Profile, Set, StateDir, folders_of, given, print_json, print_lines
-from edge.cli.plan import columns
+from edge.cli.options import Json, Models, Profile, Set, StateDir, folders_of, given, print_result
+from edge.cli.plan import columns, terminal_width
 from edge.config.show import ConfigRow, toml_value
 from edge.errors import UsageError
 
@@ -64,10 +64,9 @@ def check(
         folders = folders._replace(config=file.parent.absolute())
     config = load(folders, {}, os.environ)
     profile = resolve_profile(config, probe(), folders)
-    if as_json:
-        print_json({"schema": 1, "ok": True, "profile": profile.name, "values": len(config.origins)}, indent=None)
-    else:
-        typer.echo(f"valid: {len(config.origins)} values, {len(config.models)} models, profile {profile.name}")
+    document = {"schema": 1, "ok": True, "profile": profile.name, "values": len(config.origins)}
+    line = f"valid: {len(config.origins)} values, {len(config.models)} models, profile {profile.name}"
+    print_result(as_json, document, [line], indent=None)
 
 
 def show(
@@ -77,17 +76,13 @@ def show(
     from msgspec import to_builtins
 
     from edge.board.probe import probe
-    from edge.cli.plan import terminal_width
     from edge.config import load, resolve_profile
     from edge.config.show import rows
 
     folders = folders_of(state_dir)
     config = load(folders, given(profile=profile, model=model, set=set), os.environ)
     found = rows(config, resolve_profile(config, probe(), folders))
-    if as_json:
-        print_json({"schema": 1, "values": [to_builtins(row) for row in found]})
-    else:
-        print_lines(config_lines(found, terminal_width()))
+    print_result(as_json, {"schema": 1, "values": to_builtins(found)}, config_lines(found, terminal_width()))
 
 
 # Text of `edgellm config show`.

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edge.cli.complete import known_engines
-from edge.cli.options import Json, StateDir, confirm_in_use, folders_of, print_json
+from edge.cli.options import Json, StateDir, confirm_in_use, folders_of, print_json, print_result
 from edge.cli.output import console, draw
 from edge.engine.installed import SelectedEngine
 from edge.units import format_bytes, printable
@@ -83,7 +83,7 @@ def remove(
     confirm_in_use(f"{engine} is run by", None if force else running_engine(folders, engine), "remove")
     with install.locked(folders.engines):
         install.remove(folders.engines, engine, folders.cache / "build")
-    show_removed(engine, as_json)
+    print_result(as_json, {"schema": 1, "removed": engine}, [f"{engine} is removed"])
 
 
 def export(
@@ -98,7 +98,12 @@ def export(
 
     engines = _engines(state_dir)
     chosen = engine or current_id(engines)
-    show_exported(chosen, file, export_engine(engines, chosen, file), as_json)
+    size_bytes = export_engine(engines, chosen, file)
+    lines = [
+        f"{file} holds {chosen} ({format_bytes(size_bytes)})",
+        f"on the other board: edgellm engine import {shlex.quote(file.name)}",
+    ]
+    print_result(as_json, {"schema": 1, "engine": chosen, "file": str(file), "bytes": size_bytes}, lines)
 
 
 def import_(
@@ -110,7 +115,8 @@ def import_(
     from edge.builder.install import import_engine
 
     engine_id, new = import_engine(_engines(state_dir), file)
-    show_imported(engine_id, new, as_json)
+    line = f"{engine_id} is {'proved, installed' if new else 'already installed'} and in use from the next start"
+    print_result(as_json, {"schema": 1, "engine": engine_id, "new": new}, [line])
 
 
 def _engines(state_dir: Path | None) -> Path:
@@ -180,32 +186,7 @@ def _short(value: Any) -> str:
 
 
 def show_selection(selection: SelectedEngine, as_json: bool) -> None:
-    if as_json:
-        print_json({"schema": 1, "current": selection.current, "previous": selection.previous})
-        return
-    print(f"in use from the next start: {selection.current or 'the embedded engine'}")
-    if selection.previous:
-        print(f"`edgellm engine rollback` returns to {selection.previous}")
-    print("a running server keeps its engine until `edgellm restart`")
-
-
-def show_removed(engine_id: str, as_json: bool) -> None:
-    if as_json:
-        print_json({"schema": 1, "removed": engine_id})
-    else:
-        print(f"{engine_id} is removed")
-
-
-def show_exported(engine_id: str, file: Path, size_bytes: int, as_json: bool) -> None:
-    if as_json:
-        print_json({"schema": 1, "engine": engine_id, "file": str(file), "bytes": size_bytes})
-    else:
-        print(f"{file} holds {engine_id} ({format_bytes(size_bytes)})")
-        print(f"on the other board: edgellm engine import {shlex.quote(file.name)}")
-
-
-def show_imported(engine_id: str, new: bool, as_json: bool) -> None:
-    if as_json:
-        print_json({"schema": 1, "engine": engine_id, "new": new})
-    else:
-        print(f"{engine_id} is {'proved, installed' if new else 'already installed'} and in use from the next start")
+    lines = [f"in use from the next start: {selection.current or 'the embedded engine'}"]
+    lines += [f"`edgellm engine rollback` returns to {selection.previous}"] if selection.previous else []
+    lines.append("a running server keeps its engine until `edgellm restart`")
+    print_result(as_json, {"schema": 1, "current": selection.current, "previous": selection.previous}, lines)

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,9 @@ from edge.cli.complete import known_boards, known_engines, known_models, known_p
 from edge.errors import UsageError
 from edge.paths import Folders, folders
 from edge.units import printable
+
+if TYPE_CHECKING:
+    from edge.cli.client import Client
 
 StateDir = Annotated[
     Path | None, typer.Option("--state-dir", metavar="DIR", help="the instance that keeps everything under DIR")
@@ -77,3 +80,18 @@ def print_lines(lines: Iterable[str]) -> None:
 
 def print_json(document: Any, indent: int | None = 2) -> None:
     typer.echo(json.dumps(document, indent=indent))
+
+
+def print_result(as_json: bool, document: Any, lines: Iterable[str], indent: int | None = 2) -> None:
+    """Print the document with --json, else the lines."""
+    if as_json:
+        print_json(document, indent)
+    else:
+        print_lines(lines)
+
+
+def client_of(state_dir: Path | None) -> Client:
+    """Return the client of the running edgellm that a command talks to. Raises UnavailableError; see `find`."""
+    from edge.cli.client import Client, find
+
+    return Client(find(os.environ, state_dir))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
 from edge.cli.complete import served_models
-from edge.cli.options import Json, StateDir, print_json, print_lines
+from edge.cli.options import Json, StateDir, client_of, print_result
 from edge.units import format_bytes, format_seconds
 
 ModelId = Annotated[str, typer.Argument(metavar="ID", help="id or alias of a model", autocompletion=served_models)]
@@ -29,22 +28,19 @@ def register(root: typer.Typer) -> None:
 
 def ps(state_dir: StateDir = None, as_json: Json = False) -> None:
     """List the models of a running edgellm: state, memory, open requests, speed, and when each goes to sleep."""
-    models: dict[str, dict[str, Any]] = _client(state_dir).status()["models"]
-    if as_json:
-        rows = {name: {field: model.get(field) for field in _FIELDS} for name, model in models.items()}
-        print_json({"schema": 1, "models": rows})
-    else:
-        print_lines(ps_lines(models))
+    models: dict[str, dict[str, Any]] = client_of(state_dir).status()["models"]
+    rows = {name: {field: model.get(field) for field in _FIELDS} for name, model in models.items()}
+    print_result(as_json, {"schema": 1, "models": rows}, ps_lines(models))
 
 
 def load(model: ModelId, state_dir: StateDir = None) -> None:
     """Start a model as its first request would, and wait until it serves. Idle models may go to sleep for it."""
-    typer.echo(f"{_client(state_dir).load(model)} is READY")
+    typer.echo(f"{client_of(state_dir).load(model)} is READY")
 
 
 def unload(model: ModelId, state_dir: StateDir = None) -> None:
     """Put a model to sleep after its open requests, which frees its memory. Its next request starts it again."""
-    _client(state_dir).unload(model)
+    client_of(state_dir).unload(model)
     typer.echo(f"{model} goes to sleep after its open requests")
 
 
@@ -70,9 +66,3 @@ def ps_lines(models: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def _span(seconds: float | None) -> str:
     return "-" if seconds is None else format_seconds(seconds)
-
-
-def _client(state_dir: Any) -> Any:
-    from edge.cli.client import Client, find
-
-    return Client(find(os.environ, state_dir))

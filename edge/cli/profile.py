@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from edge.cli.options import Json, StateDir, folders_of, print_json, print_lines
-from edge.cli.plan import columns
+from edge.cli.options import Json, StateDir, folders_of, print_result
+from edge.cli.plan import columns, terminal_width
 from edge.config.show import toml_value
 from edge.config.values import SETTINGS, Profile
 from edge.units import format_bytes
@@ -24,7 +24,6 @@ def register(root: typer.Typer) -> None:
 
 def list_profiles(as_json: Json = False, state_dir: StateDir = None) -> None:
     """List the profiles that -p takes."""
-    from edge.cli.plan import columns, terminal_width
     from edge.config.profile import load_profile, profile_names
     from edge.errors import ConfigError
 
@@ -35,10 +34,8 @@ def list_profiles(as_json: Json = False, state_dir: StateDir = None) -> None:
             rows.append((name, load_profile(name, folders).summary))
         except ConfigError as error:  # one bad file must not hide the others
             rows.append((name, f"bad: {error}"))
-    if as_json:
-        print_json({"schema": 1, "profiles": [{"name": name, "summary": text} for name, text in rows]}, indent=1)
-    else:
-        print_lines(columns(rows, width=terminal_width()))
+    document = {"schema": 1, "profiles": [{"name": name, "summary": text} for name, text in rows]}
+    print_result(as_json, document, columns(rows, width=terminal_width()), indent=1)
 
 
 def show(
@@ -52,10 +49,7 @@ def show(
     from edge.config.profile import load_profile
 
     profile = load_profile(name, folders_of(state_dir))
-    if as_json:
-        print_json({"schema": 1, **to_builtins(profile)}, indent=1)
-    else:
-        print_lines(profile_lines(profile))
+    print_result(as_json, {"schema": 1, **to_builtins(profile)}, profile_lines(profile), indent=1)
 
 
 def check(
@@ -67,10 +61,9 @@ def check(
     from edge.config.profile import check_file
 
     profile = check_file(file, folders_of(state_dir))
-    if as_json:
-        print_json({"schema": 1, "name": profile.name, "ok": True, "values": len(profile.origins)}, indent=None)
-    else:
-        typer.echo(f"{file}: a valid profile, {len(profile.origins)} values, {len(profile.tiers)} tiers")
+    document = {"schema": 1, "name": profile.name, "ok": True, "values": len(profile.origins)}
+    line = f"{file}: a valid profile, {len(profile.origins)} values, {len(profile.tiers)} tiers"
+    print_result(as_json, document, [line], indent=None)
 
 
 # Text of `edgellm profile show`.

@@ -6,15 +6,18 @@ import os
 import time
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edge.cli.complete import served_models
-from edge.cli.options import Json, StateDir, print_json, print_lines
+from edge.cli.options import Json, StateDir, client_of, print_json, print_lines, print_result
 from edge.config.fields import did_you_mean
 from edge.errors import EdgeError, NotRunningError, TimedOutError, UnavailableError
 from edge.units import format_seconds
+
+if TYPE_CHECKING:
+    from edge.cli.client import Client
 
 ModelArgument = Annotated[
     str | None, typer.Argument(metavar="[ID]", help="one model (default: all)", autocompletion=served_models)
@@ -42,8 +45,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="repeat every second until Ctrl-C")] = False,
 ) -> None:
     """Show state, gates and failures of a running edgellm. Exit code 69 when none runs."""
-
-    client = _client(state_dir)
+    client = client_of(state_dir)
     while True:
         document = client.status()
         if as_json:
@@ -67,7 +69,7 @@ def wait(
     """
     from edge.cli.client import not_running
 
-    client, began = _client(state_dir), time.monotonic()
+    client, began = client_of(state_dir), time.monotonic()
     seen = False
     while True:
         document = _status_or_none(client)
@@ -98,7 +100,7 @@ def stop(
     from edge.daemon.lock import held
     from edge.service import unit
 
-    client = _client(state_dir)
+    client = client_of(state_dir)
     service = client.status().get("service")
     if service:
         # systemd starts the service again at the next connection to the socket unit.
@@ -111,7 +113,7 @@ def stop(
 
 def restart(state_dir: StateDir = None, model: ModelArgument = None) -> None:
     """Restart the engine of one model, or of all that do not sleep, after open requests have finished."""
-    client = _client(state_dir)
+    client = client_of(state_dir)
     _must_serve(client, model)
     restarting, asleep = client.restart(model)
     for name in restarting:
@@ -126,12 +128,8 @@ def reload(state_dir: StateDir = None, as_json: Json = False) -> None:
     A changed model is started beside the old engine if both fit, else after it; if it does not start, the old one
     continues. Addresses, keys and limits of the gateway need a restart.
     """
-
-    document = _client(state_dir).reload()
-    if as_json:
-        print_json(document)
-    else:
-        print_lines(reload_lines(document))
+    document = client_of(state_dir).reload()
+    print_result(as_json, document, reload_lines(document))
     if document["failures"]:
         first = next(iter(document["failures"]))
         raise EdgeError(f"{first} could not be changed; the old engine continues", document["failures"][first]["hint"])
@@ -147,7 +145,7 @@ def logs(
     ] = None,
 ) -> None:
     """Print the last log lines of edgellm, or of its engine."""
-    client = _client(state_dir)
+    client = client_of(state_dir)
     _must_serve(client, model)
     since: dict[str, int] = {}
     while True:
@@ -159,7 +157,7 @@ def logs(
         time.sleep(FOLLOW_S)
 
 
-def _must_serve(client: Any, model: str | None) -> None:
+def _must_serve(client: Client, model: str | None) -> None:
     """Raise UnavailableError for a model that the running edgellm does not serve."""
     served = list(client.status()["models"]) if model is not None else []
     if model is not None and model not in served:
@@ -168,20 +166,13 @@ def _must_serve(client: Any, model: str | None) -> None:
         )
 
 
-def _client(state_dir: Any) -> Any:
-    from edge.cli.client import Client, find
-
-    return Client(find(os.environ, state_dir))
-
-
-def _status_or_none(client: Any) -> dict[str, Any] | None:
+def _status_or_none(client: Client) -> dict[str, Any] | None:
     from edge.daemon.lock import held
 
     if not held(client.folders.lock):
         return None
     try:
-        document: dict[str, Any] = client.status()
-        return document
+        return client.status()
     except NotRunningError:
         return None
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Iterable, Sequence
+import shutil
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -69,8 +72,6 @@ def install(
     The launch of `edgellm up` is planned first, and the plan names engine and models. Running it again changes only
     what differs. Drop-ins of the administrator stay.
     """
-    import os
-
     from edge.service.installer import Installer
     from edge.service.request import InstallRequest
     from edge.service.takeover import source_folders
@@ -114,7 +115,7 @@ def diff(as_json: Json = False) -> None:
     if recorded is None:
         raise EdgeError("no edgellm service is installed on this machine", "sudo edgellm service install")
     found = compare(replace(recorded, groups=existing_groups(GPU_GROUPS), jtop=bool(existing_groups(("jtop",)))))
-    (show_differences_json if as_json else show_differences)(found)
+    show_differences(found, as_json)
     # A drop-in of the administrator is a difference that is meant: a check in CI passes with it.
     if any(one.kind != "yours" for one in found):
         raise typer.Exit(1)
@@ -139,11 +140,9 @@ def uninstall(
 
 def _carry_out(steps: list[InstallStep], *, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Show the steps, ask on a terminal, and apply them. A step with a note needs a yes."""
-    import sys
-
     from edge.service.contents import apply_all
 
-    (show_steps_json if as_json else show_steps)(steps)
+    show_steps(steps, as_json)
     if dry_run or all(step.done for step in steps):
         return
     # A step with a note changes something that the operator owns, such as creating a program in /opt.
@@ -158,8 +157,6 @@ def _carry_out(steps: list[InstallStep], *, dry_run: bool, yes: bool, as_json: b
 
 def _caller_uid() -> int:
     """Return the user that called sudo, else the running one."""
-    import os
-
     caller = os.environ.get("SUDO_UID", "")
     return int(caller) if caller.isdigit() else os.geteuid()
 
@@ -169,10 +166,6 @@ def _become_root(verb: str) -> None:
 
     Raises UsageError where there is no sudo. With SUDO_UID set sudo has been tried, so that it cannot loop.
     """
-    import os
-    import shutil
-    import sys
-
     if os.geteuid() == 0:
         return
     command = [sys.executable, "-I", "-m", "edge", *sys.argv[1:]]
@@ -195,7 +188,11 @@ KINDS = {
 }
 
 
-def show_steps(steps: Sequence[InstallStep]) -> None:
+def show_steps(steps: Sequence[InstallStep], as_json: bool) -> None:
+    if as_json:
+        rows = [{"step": step.what, "done": step.done, "note": step.note} for step in steps]
+        print_json({"schema": 1, "steps": rows})
+        return
     out = console()
     for step in steps:
         line = Text("✓ " if step.done else "+ ", style="dim" if step.done else "bold green")
@@ -204,16 +201,18 @@ def show_steps(steps: Sequence[InstallStep]) -> None:
         out.print(line, soft_wrap=True)
 
 
-def show_steps_json(steps: Sequence[InstallStep]) -> None:
-    rows = [{"step": step.what, "done": step.done, "note": step.note} for step in steps]
-    print_json({"schema": 1, "steps": rows})
-
-
 def show_doing(step: InstallStep) -> None:
     error_console().print(Text(f"  {step.what} ...", style="dim"), soft_wrap=True)
 
 
-def show_differences(differences: Iterable[Difference]) -> None:
+def show_differences(differences: Sequence[Difference], as_json: bool) -> None:
+    if as_json:
+        rows = [
+            {"path": str(one.path), "kind": one.kind, "diff": list(one.lines), "warnings": list(one.warnings)}
+            for one in differences
+        ]
+        print_json({"schema": 1, "differences": rows})
+        return
     out = console()
     for one in differences:
         head = Text(f"{one.path} {KINDS[one.kind]}", style="bold" if one.kind != "yours" else "")
@@ -223,11 +222,3 @@ def show_differences(differences: Iterable[Difference]) -> None:
             out.print(Text(f"  {line}", style=style), soft_wrap=True)
         for warning in one.warnings:
             out.print(Text(f"  warning: {warning}", style="yellow"), soft_wrap=True)
-
-
-def show_differences_json(differences: Iterable[Difference]) -> None:
-    rows = [
-        {"path": str(one.path), "kind": one.kind, "diff": list(one.lines), "warnings": list(one.warnings)}
-        for one in differences
-    ]
-    print_json({"schema": 1, "differences": rows})

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edge.cli.options import Json, StateDir, print_json, print_lines
+from edge.cli.options import Json, StateDir, print_lines, print_result
 from edge.errors import UnavailableError, UsageError
 from edge.units import format_bytes, format_seconds
 
@@ -45,10 +45,8 @@ def timeline(
         typer.echo(f"wrote {trace}: open it in https://ui.perfetto.dev or chrome://tracing")
         return
     chosen = records[-last:]
-    if as_json:
-        print_json({"schema": 1, "starts": chosen})
-        return
-    print_lines(line for record in chosen for line in ("", *waterfall(record)))
+    lines = (line for record in chosen for line in ("", *waterfall(record)))
+    print_result(as_json, {"schema": 1, "starts": chosen}, lines)
 
 
 # Text of `edgellm timeline`: a start record as a waterfall.

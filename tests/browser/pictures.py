@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
 from edge.cli.client import Client
-from edge.cli.top_screen import Past, screen
+from edge.cli.top import Past, screen
 from edge.models.pull import pull
 from edge.paths import folders
 from tests.browser.chromium import chromium

@@ -20,7 +20,7 @@ from unittest.mock import Mock
 import pytest
 
 from edge.board.probe import probe
-from edge.cli.top_screen import Past, plain, screen
+from edge.cli.top import Past, plain, screen
 from edge.config.values import TelemetryConfig
 from edge.daemon.control import Control
 from edge.daemon.lock import acquire
