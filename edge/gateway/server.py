@@ -17,7 +17,7 @@ from typing import Any
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from edge.errors import ConfigError
 from edge.gateway import own_routes
@@ -29,7 +29,7 @@ from edge.gateway.context import Context, TelemetrySource
 from edge.gateway.handler import CONTEXT, handle
 from edge.gateway.keys import KeyRing
 from edge.gateway.metrics import GatewayCollector
-from edge.gateway.openai import HttpFault
+from edge.gateway.openai import HttpFault, RejectedError
 from edge.gateway.origin import OriginPolicy, is_loopback
 from edge.gateway.page import Page
 from edge.gateway.waiting_room import WaitingQueue
@@ -42,6 +42,8 @@ from edge.units import KIB
 READ_BYTES = 64 * KIB
 BACKLOG = 64  # clients that the kernel lets wait for accept(), where the socket asks for no more by itself
 _SPARE_AFTER_S = 0.005  # by then the first request of the connection that took the last one has left for the engine
+
+_NO_HTTP = HttpFault(400, "bad_request", "this is not a valid HTTP request", "check its start line, headers and chunks")
 
 log = logging.getLogger("edge.gateway")
 
@@ -63,6 +65,13 @@ class _Protocol(RequestHandler):
 
     __slots__ = ()
 
+    def data_received(self, data: bytes) -> None:
+        """End the request whose body has broken framing: aiohttp would let it wait for the rest until its limit."""
+        super().data_received(data)
+        request, waiting = self._current_request, self._messages
+        if request is not None and waiting and isinstance(waiting[-1][0], _ErrInfo) and not request.content.is_eof():
+            request.content.set_exception(RejectedError(_NO_HTTP))
+
     def handle_error(
         self,
         request: web.BaseRequest,
@@ -72,12 +81,20 @@ class _Protocol(RequestHandler):
     ) -> web.StreamResponse:
         """Raises ConnectionError if a part of an answer was sent already."""
         super().handle_error(request, status, exc, message)  # logs it
-        fault = HttpFault(status, "bad_request", "this is not a valid HTTP request", "check its start line and headers")
+        fault = _NO_HTTP
         if status >= 500:
             fault = HttpFault(status, "bug", "edgellm made a mistake", "edgellm logs has the details")
         answer = own_routes.fault_response(fault)
         answer.force_close()
         return answer
+
+
+class _Router(web.UrlDispatcher):
+    """Resolves every target to the one route: `*`, `host:port` and `/a%0Ab` too, which no pattern matches."""
+
+    async def resolve(self, request: web.Request) -> web.UrlMappingMatchInfo:
+        (route,) = self.routes()
+        return web.UrlMappingMatchInfo({}, route)
 
 
 def make_app(
@@ -122,7 +139,8 @@ def make_app(
     )
     app = web.Application()
     app[CONTEXT] = context
-    app.router.add_route("*", "/{tail:.*}", handle, expect_handler=_defer_continue)
+    app.router.__class__ = _Router  # a router as an argument is deprecated; _Router adds no attribute
+    app.router.add_route("*", "/", handle, expect_handler=_defer_continue)
     app.on_shutdown.append(_stop_waiting)
     app.on_cleanup.append(_close)
     return app

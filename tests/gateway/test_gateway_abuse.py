@@ -268,6 +268,45 @@ async def test_odd_paths_get_a_code(rig: Rigs, target: bytes) -> None:
     assert answer.status in (200, 400, 404)
 
 
+@pytest.mark.parametrize(
+    ("method", "target"),
+    [("OPTIONS", "*"), ("CONNECT", "localhost:22"), ("GET", "/%0a"), ("GET", "/v1/models%0A"), ("POST", "/a%0d%0ab")],
+)
+async def test_a_target_that_is_no_path_is_rejected_in_the_envelope_and_counted(
+    rig: Rigs, method: str, target: str
+) -> None:
+    here = await rig()
+    answer = await here.once(f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nExpect: x\r\n\r\n".encode())
+    assert (answer.status, answer.header("server")) == (400, "edgellm")
+    assert json.loads(answer.body)["error"]["kind"] == "bad_path"
+    assert here.engine.requests == [] and (await here.once(OK)).status == 200
+    counted = (await here.once(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")).body.decode()
+    assert 'route="bad"' in counted
+
+
+@pytest.mark.parametrize("rest", [b"zz\r\n", b"-1\r\n", b"2\r\n{}X\r\n", b"0\r\n" + b"X: y\r\n" * 200 + b"\r\n"])
+@pytest.mark.parametrize("replay_bytes", [0, 1000])
+async def test_a_body_whose_chunks_break_is_rejected_at_once(rig: Rigs, rest: bytes, replay_bytes: int) -> None:
+    """`replay_bytes` 0: on its way to the engine already."""
+
+    async def script(line, request):  # type: ignore[no-untyped-def]
+        await line.until_gone()
+
+    limits = ClientLimits(body_idle_s=3600, stall_s=3600, replay_bytes=replay_bytes)
+    here = await rig(script, read_body=False, config=GatewayOptions(limits=limits))
+    client = await here.connect()
+    await client.send(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+        b"Expect: 100-continue\r\n\r\n"
+    )
+    assert (await client.head()).status == 100  # the handler reads the body
+    await client.send(b"3\r\n{  \r\n")
+    await client.send(rest)
+    answer = await client.answer()
+    assert (answer.status, json.loads(answer.body)["error"]["kind"]) == (400, "bad_request")
+    await until(lambda: here.engine.open == 0 and len(here.context.connections) == 0)
+
+
 async def test_headers_that_are_no_utf8_pass_or_are_refused_but_break_nothing(rig: Rigs) -> None:
     here = await rig()
     for header in (b"Authorization: Bearer \xff\xfe", b"Host: \xff", b"Origin: \xff", b"X: \xe4"):
