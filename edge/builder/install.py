@@ -105,14 +105,11 @@ def describe(
         **{key: value for key, value in made.items() if key != "target"},
         "target": target,
         "files": files,
-        "flags": {
-            name: {"arity": flag.arity, "spelling": flag.spelling, "values": list(flag.values)}
-            for name, flag in proof.engine.flags.items()
-        },
+        "flags": to_builtins(proof.engine.flags),
         "progress_protocol": proof.traits.progress_protocol,
         "rpc": proof.traits.rpc,
         "library_path": proof.engine.library_path,
-        "without": [to_builtins(off, enc_hook=str) for off in proof.engine.without],
+        "without": to_builtins(proof.engine.without),
         "proof": proof_document(proof),
         "previous": previous,
     }
@@ -120,7 +117,7 @@ def describe(
 
 def proof_document(proof: Proof) -> dict[str, Any]:
     return {
-        "devices": [to_builtins(device, enc_hook=str) for device in proof.engine.devices],
+        "devices": to_builtins(proof.engine.devices),
         "smoke_tokens": proof.smoke.tokens,
         "smoke_tokens_s": proof.smoke.tokens_s,
         "smoke_ready_s": proof.smoke.ready_s,

@@ -16,24 +16,17 @@ from msgspec import Struct
 # \x7fELF, 64-bit, little-endian; elf(5).
 _ELF64 = b"\x7fELF\x02\x01"
 _MAGIC = 0xBA55ED50
-_PTX, _MACHINE_CODE = 1, 2
+PTX, MACHINE_CODE = 1, 2  # PTX is compiled by the driver at the first start
 # e_machine: EM_X86_64, EM_AARCH64; <elf.h>.
 _MACHINES = {62: "x86_64", 183: "aarch64"}
 # e_shnum has 16 bits.
 _MAX_SECTIONS = 65_535
 # Elf64_Shdr, elf(5).
 _SECTION = struct.Struct("<IIQQQQIIQQ")
+_SECTIONS = (b".nv_fatbin", b"__nv_relfatbin")
 _CONTAINER = struct.Struct("<IHHQ")
 
 Buffer: TypeAlias = "bytes | mmap.mmap"
-
-
-class Kernels(Struct, frozen=True):
-    """Compute capabilities as numbers (87): machine code, and PTX that a driver compiles at the first start."""
-
-    sass: tuple[int, ...]
-    ptx: tuple[int, ...]
-    entries: int
 
 
 def elf_machine(data: Buffer) -> str | None:
@@ -44,23 +37,15 @@ def elf_machine(data: Buffer) -> str | None:
     return _MACHINES.get(number, f"elf-{number}")
 
 
-def kernels(data: Buffer) -> Kernels | None:
-    """Read the `.nv_fatbin` sections; None without one (no CUDA is linked in)."""
-    found = sections(data, (".nv_fatbin", "__nv_relfatbin"))
-    if not found:
-        return None
-    sass: set[int] = set()
-    ptx: set[int] = set()
-    count = 0
-    for start, size in found:
-        for kind, arch in _entries(data, start, start + size):
-            (sass if kind == _MACHINE_CODE else ptx).add(arch)
-            count += 1
-    return Kernels(tuple(sorted(sass)), tuple(sorted(ptx)), count)
+def architectures(data: Buffer, kind: int = MACHINE_CODE) -> set[int]:
+    """Return the compute capabilities, as numbers (87), that the file has this kind of code for."""
+    return {
+        arch for start, size in _fatbins(data) for found, arch in _entries(data, start, start + size) if found == kind
+    }
 
 
-def sections(data: Buffer, names: tuple[str, ...]) -> list[tuple[int, int]]:
-    """Return (offset, size) of the named sections; damaged tables give an empty list."""
+def _fatbins(data: Buffer) -> list[tuple[int, int]]:
+    """Return (offset, size) of nvcc's sections; damaged tables give an empty list."""
     if elf_machine(data) is None:
         return []
     table, entry_size, count, names_index = _section_table(data)
@@ -70,8 +55,7 @@ def sections(data: Buffer, names: tuple[str, ...]) -> list[tuple[int, int]]:
         return []
     headers = [_SECTION.unpack_from(data, table + index * entry_size) for index in range(count)]
     names_at = headers[names_index][4]
-    wanted = {name.encode() for name in names}
-    return [(h[4], h[5]) for h in headers if h[4] + h[5] <= len(data) and _name(data, names_at + h[0]) in wanted]
+    return [(h[4], h[5]) for h in headers if h[4] + h[5] <= len(data) and _name(data, names_at + h[0]) in _SECTIONS]
 
 
 def _section_table(data: Buffer) -> tuple[int, int, int, int]:
@@ -84,8 +68,7 @@ def _name(data: Buffer, at: int) -> bytes:
     return bytes(data[at : at + 32]).split(b"\0", 1)[0]
 
 
-def _entries(data: Buffer, start: int, end: int) -> list[tuple[int, int]]:
-    found = []
+def _entries(data: Buffer, start: int, end: int) -> Iterator[tuple[int, int]]:
     at = start
     while at + _CONTAINER.size <= end:
         magic, _, header, size = _CONTAINER.unpack_from(data, at)
@@ -97,11 +80,10 @@ def _entries(data: Buffer, start: int, end: int) -> list[tuple[int, int]]:
         while entry + 32 <= stop:
             kind, _, entry_header, payload = struct.unpack_from("<HHIQ", data, entry)
             arch = struct.unpack_from("<I", data, entry + 28)[0]
-            if kind in (_PTX, _MACHINE_CODE) and 10 <= arch <= 999:
-                found.append((kind, arch))
+            if 10 <= arch <= 999:
+                yield kind, arch
             entry += max(entry_header + payload, 8)
         at = max(stop, at + 16)
-    return found
 
 
 # The prefix of the progress lines on stdout, tools/server/server-models.cpp of llama.cpp.
@@ -123,7 +105,6 @@ class Traits(Struct, frozen=True):
     cuda: bool
     no_vmm: bool | None
     built_for: tuple[int, ...] = ()
-    ptx: tuple[int, ...] = ()
     machine: str | None = None
     rpc: bool = False
 
@@ -131,8 +112,7 @@ class Traits(Struct, frozen=True):
 def traits(binary: Path) -> Traits:
     """Search the file and the .so files beside it: split builds keep the server and CUDA in libraries."""
     seen: set[bytes] = set()
-    sass: set[int] = set()
-    ptx: set[int] = set()
+    built_for: set[int] = set()
     machine = None
     for path in (binary, *neighbours(binary)):
         with _mapped(path) as data:
@@ -140,13 +120,10 @@ def traits(binary: Path) -> Traits:
                 continue
             machine = machine or elf_machine(data)
             seen.update(marker for marker in _MARKERS if marker not in seen and data.find(marker) >= 0)
-            found = kernels(data)
-        if found is not None:
-            sass.update(found.sass)
-            ptx.update(found.ptx)
+            built_for |= architectures(data)
     cuda = _CUDA in seen
     no_vmm = _VMM not in seen if cuda else None
-    return Traits(_PROGRESS in seen, cuda, no_vmm, tuple(sorted(sass)), tuple(sorted(ptx)), machine, _RPC in seen)
+    return Traits(_PROGRESS in seen, cuda, no_vmm, tuple(sorted(built_for)), machine, _RPC in seen)
 
 
 def neighbours(binary: Path) -> list[Path]:

@@ -97,7 +97,6 @@ def choose(
     profile: str = "auto",
     capabilities: Sequence[str] = (),
     starts: Iterable[Mapping[str, Any]] = (),
-    python: str = sys.executable,
 ) -> Engine:
     """Choose an engine. `wanted` is --engine: an id, `embedded`, or a path. `capabilities` ("8.7"): the GPUs'.
 
@@ -106,7 +105,7 @@ def choose(
     this instance's starts, which may speak against the selected engine.
     """
     if wanted:
-        return _wanted(folders, wanted, python)
+        return _wanted(folders, wanted)
     selected = read_selection(folders.engines)
     if selected.current is not None:
         instead = fallback_now(folders.engines, starts)
@@ -116,10 +115,10 @@ def choose(
         return engine
     if needs_gpu:
         raise missing("no engine is built yet, and the plan asks for the GPU", profile)
-    engine_or_none = find_embedded(python)
-    if engine_or_none is None:
+    embedded = find_embedded(sys.executable)
+    if embedded is None:
         raise missing("no engine is built yet, and the embedded one is not installed", profile, embedded=True)
-    return engine_or_none
+    return embedded
 
 
 def fallback_now(engines: Path, starts: Iterable[Mapping[str, Any]]) -> EngineFallback | None:
@@ -135,9 +134,9 @@ def fallback_now(engines: Path, starts: Iterable[Mapping[str, Any]]) -> EngineFa
     )
 
 
-def _wanted(folders: Folders, wanted: str, python: str) -> Engine:
+def _wanted(folders: Folders, wanted: str) -> Engine:
     if wanted == "embedded" or wanted.startswith("embedded-"):
-        engine = find_embedded(python)
+        engine = find_embedded(sys.executable)
         if engine is None or wanted not in ("embedded", engine.id):
             raise EngineMissingError(f"no engine {wanted}", "pip install 'edgellm[embedded]'")
         return engine

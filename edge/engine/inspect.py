@@ -13,16 +13,20 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edge.board.device_nodes import GPU_GROUPS
+from msgspec import MsgspecError, convert, to_builtins
+from msgspec.structs import replace
+
+from edge.board.device_nodes import GPU_GROUPS, present
 from edge.engine.binary import traits
-from edge.engine.engine import Device, Engine, Flag, era_of
+from edge.engine.engine import Device, Engine, era_of
 from edge.engine.output import parse_devices, parse_help, parse_version
 from edge.errors import EngineBrokenError, EngineMissingError
 from edge.linux.files import read_json, write_shared
+from edge.linux.tree import Tree
 from edge.resources import data_dir, load_toml
 
-# Increase it when the answers get another form: old cache files are then ignored.
-_CACHE_SCHEMA = 4
+# Increase it when Engine gets another form or the answers another meaning: old cache files are then ignored.
+_CACHE_SCHEMA = 5
 # The kernel's overflow uid, which is `nobody` on Debian and Ubuntu.
 _NOBODY = 65534
 # systemd/edgellm.sysusers and the installer create it.
@@ -51,9 +55,7 @@ _ENVIRONMENT = {
 }
 
 
-def inspect(
-    path: Path, cache_dir: Path | None, *, engine_id: str | None = None, root: Path = Path("/"), bare: bool = False
-) -> Engine:
+def inspect(path: Path, cache_dir: Path | None, *, root: Path = Path("/"), bare: bool = False) -> Engine:
     """Run the binary, or read the cache (key: path, mtime, size, the GPUs present under `root`).
 
     `bare`: with an empty environment and no search for its libraries, as the proof of a build requires.
@@ -71,39 +73,39 @@ def inspect(
         "size": stat.st_size,
         "gpus": gpus_present(root),
     }
-    file = cache_dir / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.json" if cache_dir else None
-    cached = _cached(file, key)
-    if cached is not None:
-        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):  # an odd cache is no answer
-            return _engine(path, cached, engine_id)
-    answers = _ask(path, {} if bare else _ENVIRONMENT, root)
-    # A CUDA engine that saw no device is asked again next time: the driver may only have been late.
-    if file is not None and (answers["devices"] or not answers["cuda"]):
-        with contextlib.suppress(OSError):
-            write_shared(file, json.dumps({"key": key, "answers": answers}))
-    return _engine(path, answers, engine_id)
+    digest = hashlib.sha256(os.fsencode(path)).hexdigest()
+    file = cache_dir / f"{digest[:16]}.json" if cache_dir else None
+    engine = _cached(file, key)
+    if engine is None:
+        engine = _ask(path, digest[:8], {} if bare else _ENVIRONMENT, root)
+        # A CUDA engine that saw no device is asked again next time: the driver may only have been late.
+        if file is not None and (engine.devices or not engine.cuda):
+            with contextlib.suppress(OSError):
+                write_shared(file, json.dumps({"key": key, "engine": to_builtins(engine)}))
+    # Not of the cache: the table of eras comes with edgellm.
+    return replace(engine, era=era_of(engine.flags, load_toml(data_dir("build") / "llama-server.toml")["eras"]))
 
 
 def gpus_present(root: Path) -> list[str]:
     """List PCI GPUs of NVIDIA's driver and Tegra's device nodes; a change makes a cached device list stale."""
-    nodes = ("dev/nvhost-ctrl-gpu", "dev/nvgpu/igpu0/ctrl", "dev/nvidia0", "dev/nvmap", "dev/dxg")
-    found = [f"/{node}" for node in nodes if (root / node).exists()]
+    found = list(present(Tree(root)))
     with contextlib.suppress(OSError):
         found += sorted(entry.name for entry in (root / "proc/driver/nvidia/gpus").iterdir())
     return found
 
 
-def _cached(file: Path | None, key: dict[str, Any]) -> dict[str, Any] | None:
+def _cached(file: Path | None, key: dict[str, Any]) -> Engine | None:
     if file is None:
         return None
     try:
         kept = read_json(file)
-        return dict(kept["answers"]) if kept["key"] == key else None
-    except (OSError, ValueError, KeyError, TypeError):
+        return convert(kept["engine"], Engine) if kept["key"] == key else None
+    except (OSError, ValueError, KeyError, TypeError, MsgspecError):
         return None
 
 
-def _ask(path: Path, environment: dict[str, str], root: Path) -> dict[str, Any]:
+def _ask(path: Path, suffix: str, environment: dict[str, str], root: Path) -> Engine:
+    """Ask the binary. `suffix` ends the engine's id: two binaries may have one version."""
     library_path, version_text = _first_answer(path, environment)
     version = parse_version(version_text)
     answer = run_probe(path, ["--help"], library_path, environment=environment)
@@ -119,18 +121,21 @@ def _ask(path: Path, environment: dict[str, str], root: Path) -> dict[str, Any]:
     # A second look only for CUDA engines: each probe of a driver that is missing costs seconds.
     if found.cuda and "--list-devices" in flags and not devices:
         devices, library_path = _with_the_drivers_folder(path, library_path, environment, root)
-    return {
-        "version": version.number if version else None,
-        "commit": version.commit if version else None,
-        "flags": {name: [flag.spelling, flag.arity, list(flag.values)] for name, flag in flags.items()},
-        "devices": [[d.id, d.name, d.total_bytes, d.free_bytes] for d in devices],
-        "cuda": found.cuda,
-        "no_vmm": found.no_vmm,
-        "built_for": list(found.built_for),
-        "progress_protocol": found.progress_protocol,
-        "library_path": library_path,
-        "rpc": found.rpc,
-    }
+    return Engine(
+        id=f"path-{(version.commit or version.number) if version else 'unknown'}-{suffix}",
+        kind="llama-server",
+        path=str(path),
+        version=version.number if version else None,
+        commit=version.commit if version else None,
+        flags=flags,
+        devices=devices,
+        cuda=found.cuda,
+        no_vmm=found.no_vmm,
+        built_for=found.built_for,
+        progress_protocol=found.progress_protocol,
+        library_path=library_path,
+        rpc=found.rpc,
+    )
 
 
 def _devices(path: Path, library_path: str | None, environment: dict[str, str]) -> tuple[Device, ...]:
@@ -280,24 +285,3 @@ def identity(path: Path) -> Identity:
 
 def _open_to_others(stat: os.stat_result) -> bool:
     return bool(stat.st_mode & 0o002 or (stat.st_mode & 0o020 and stat.st_gid != 0))
-
-
-def _engine(path: Path, answers: dict[str, Any], engine_id: str | None) -> Engine:
-    flags = {name: Flag(spelling, arity, tuple(values)) for name, (spelling, arity, values) in answers["flags"].items()}
-    label = answers["commit"] or answers["version"] or "unknown"
-    return Engine(
-        id=engine_id or f"path-{label}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}",
-        kind="llama-server",
-        path=str(path),
-        version=answers["version"],
-        commit=answers["commit"],
-        era=era_of(flags, load_toml(data_dir("build") / "llama-server.toml")["eras"]),
-        flags=flags,
-        devices=tuple(Device(*device) for device in answers["devices"]),
-        cuda=answers["cuda"],
-        no_vmm=answers["no_vmm"],
-        built_for=tuple(answers["built_for"]),
-        progress_protocol=answers["progress_protocol"],
-        library_path=answers["library_path"],
-        rpc=answers["rpc"],
-    )

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct, to_builtins
+from msgspec import MsgspecError, Struct, convert, to_builtins
 
 from edge.engine.embedded_engine import find_embedded
 from edge.engine.engine import Acceleration, Device, Engine, Flag, era_of
@@ -108,17 +108,14 @@ def load(engines: Path, engine_id: str) -> Engine:
         raise EngineBrokenError(f"{binary} has {actual} bytes instead of {expected}", "build or import it again")
     try:
         return _engine(binary, engine_id, document)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, MsgspecError) as error:
         raise EngineBrokenError(
             f"the manifest of engine {engine_id} is not whole: {error!r}", "build it again"
         ) from error
 
 
 def _engine(binary: Path, engine_id: str, document: dict[str, Any]) -> Engine:
-    flags = {
-        name: Flag(flag["spelling"], int(flag["arity"]), tuple(flag.get("values", ())))
-        for name, flag in document["flags"].items()
-    }
+    flags = convert(document["flags"], dict[str, Flag])
     target = document["target"]
     built_for = tuple(int(arch) for arch in target.get("cuda_arch", ()))
     return Engine(
@@ -129,19 +126,14 @@ def _engine(binary: Path, engine_id: str, document: dict[str, Any]) -> Engine:
         commit=document["source"].get("commit"),
         era=era_of(flags, load_toml(data_dir("build") / "llama-server.toml")["eras"]),
         flags=flags,
-        devices=tuple(
-            Device(d["id"], d["name"], d.get("total_bytes"), d.get("free_bytes")) for d in document["proof"]["devices"]
-        ),
+        devices=convert(document["proof"]["devices"], tuple[Device, ...]),
         cuda=bool(built_for),
         built_for=built_for,
         no_vmm=target.get("no_vmm"),
         progress_protocol=bool(document.get("progress_protocol", True)),
         library_path=document.get("library_path"),
         rpc=bool(document.get("rpc", False)),
-        without=tuple(
-            Acceleration(str(off["id"]), tuple(off["args"]), dict(off["environment"]), str(off["lost"]))
-            for off in document.get("without", ())
-        ),
+        without=convert(document.get("without", ()), tuple[Acceleration, ...]),
     )
 
 
@@ -197,11 +189,6 @@ def about(folders: Folders, wanted: str | None) -> dict[str, Any]:
         return {**manifest(engines, chosen), "path": load(engines, chosen).path}
     path = Path(chosen).expanduser()
     if os.sep in chosen or path.exists():
-        return _engine_document(inspect(path / "llama-server" if path.is_dir() else path, folders.cache / "inspect"))
+        engine = inspect(path / "llama-server" if path.is_dir() else path, folders.cache / "inspect")
+        return {"schema": SCHEMA, **to_builtins(engine)}
     raise unknown_engine(chosen)
-
-
-def _engine_document(engine: Engine) -> dict[str, Any]:
-    document = to_builtins(engine, enc_hook=str)
-    document["flags"] = {name: to_builtins(flag, enc_hook=str) for name, flag in engine.flags.items()}
-    return {"schema": SCHEMA, **document}

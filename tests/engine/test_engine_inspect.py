@@ -179,7 +179,7 @@ def test_a_damaged_cache_is_asked_again(tmp_path: Path, quiet: Path, answers: st
     inspect(server, tmp_path / "cache", root=quiet)
     file = next((tmp_path / "cache").iterdir())
     kept = json.loads(file.read_text())
-    file.write_text(f'{{"key": {json.dumps(kept["key"])}, "answers": {answers}}}')
+    file.write_text(f'{{"key": {json.dumps(kept["key"])}, "engine": {answers}}}')
     assert inspect(server, tmp_path / "cache", root=quiet).has("--host")
 
 
