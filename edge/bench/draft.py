@@ -17,7 +17,7 @@ from msgspec import Struct, field
 from edge.bench.load import EngineBench, running, wait_ready
 from edge.builder.smoke import request
 from edge.errors import EdgeError, UnavailableError
-from edge.plan.draft_choice import DraftChoice, model_key
+from edge.plan.choices import DraftChoice, model_key
 from edge.plan.plan import LaunchPlan, ModelPlan, Plan
 from edge.supervisor.process import Child
 

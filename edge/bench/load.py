@@ -20,7 +20,7 @@ from edge.errors import TimedOutError, UnavailableError
 from edge.linux import prefetch
 from edge.linux.procfs import drop_pages
 from edge.linux.tree import Tree
-from edge.plan.load_choice import LoadChoice, offload_of, size_class
+from edge.plan.choices import LoadChoice, offload_of, size_class
 from edge.plan.plan import LaunchPlan, ModelPlan, Plan
 from edge.supervisor.process import Child, spawn
 

@@ -16,9 +16,8 @@ from edge.board.nvml import process_bytes
 from edge.builder.smoke import request
 from edge.errors import TimedOutError, UnavailableError
 from edge.linux.procfs import family_pids, read_family_usage
-from edge.plan.load_choice import size_class
+from edge.plan.choices import SLEEP_OPTION, SleepChoice, can_sleep, size_class, winner
 from edge.plan.plan import LaunchPlan, ModelPlan, Plan
-from edge.plan.sleep_choice import OPTION, SleepChoice, can_sleep, winner
 from edge.supervisor.process import Child
 
 IDLE_S = 1  # until the engine sleeps, the least that the option takes
@@ -76,7 +75,7 @@ def sleeping(launch: LaunchPlan) -> LaunchPlan:
         place = words.index("--params") + 1
         words[place] = json.dumps(json.loads(words[place]) | {"sleep_idle_seconds": IDLE_S})
     else:
-        words += [OPTION, str(IDLE_S)]
+        words += [SLEEP_OPTION, str(IDLE_S)]
     return replace(launch, argv=tuple(words))
 
 

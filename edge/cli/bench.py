@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from edge.bench.serve import LoadLevel
     from edge.bench.sleep import SleepRow
     from edge.paths import Folders
-    from edge.plan.choices import MeasuredChoice
-    from edge.plan.load_choice import LoadChoice
+    from edge.plan.choices import LoadChoice, MeasuredChoice, SleepChoice
     from edge.plan.plan import Plan
-    from edge.plan.sleep_choice import SleepChoice
 
 B = TypeVar("B", bound="EngineBench")
 MODES = ("none", "mmap", "dio", "none+prefetch", "mmap+prefetch")
@@ -64,7 +62,6 @@ def load(
 ) -> None:
     """Start the engine on the model in each load mode, with the file in the page cache and without."""
     from edge.bench.load import LoadBench, choice_of, may_change, winner
-    from edge.plan.load_choice import choices_path
 
     folders = _folders_at_rest(state_dir)
     wanted = _words(modes)
@@ -75,7 +72,7 @@ def load(
     rows = bench.measure(wanted, repeat=repeat, cold=True, warm=not cold)
     best = winner(rows, warm=may_change(*next(iter(bench.plans.values()))))
     choice = choice_of(best, *bench.plans[best.mode], rows) if best else None
-    kept = _keep(choices_path(folders), choice, apply=apply)
+    kept = _keep(folders, choice, apply=apply)
     lines = _load_lines(rows, best.mode if best else None, choice, applied=apply)
     print_result(as_json, _document(bench, {"rows": rows, "winner": choice}, applied=kept), lines)
 
@@ -94,7 +91,6 @@ def draft(
 ) -> None:
     """Measure tokens/s without drafts and with each drafting that engine and model offer, on two kinds of text."""
     from edge.bench.draft import WAYS, DraftBench, choice_of, winner
-    from edge.plan.draft_choice import drafts_path
 
     folders = _folders_at_rest(state_dir)
     wanted = _words(ways)
@@ -106,7 +102,7 @@ def draft(
     best = winner(rows)
     without = next(row for row in rows if row.way == "off")
     choice = choice_of(best, without, *bench.plans[best.way]) if best else None
-    kept = _keep(drafts_path(folders), choice, apply=apply)
+    kept = _keep(folders, choice, apply=apply)
     lines = _draft_lines(rows, best, applied=apply)
     print_result(as_json, _document(bench, {"rows": rows, "winner": choice}, applied=kept), lines)
 
@@ -123,14 +119,13 @@ def sleep(
 ) -> None:
     """Time the first token of a model whose engine was ended while idle, and of one whose engine slept by itself."""
     from edge.bench.sleep import SleepBench, choice_of
-    from edge.plan.sleep_choice import sleeps_path
 
     folders = _folders_at_rest(state_dir)
     plan_for = _planner(folders, "saved_prompts", profile=profile, model=model, set=set, engine=engine)
     bench = _bench(SleepBench, plan_for, "off", folders, quiet=as_json)
     row = bench.measure(repeat=repeat)
     choice = choice_of(row, *bench.plans["stop"])
-    kept = _keep(sleeps_path(folders), choice, apply=apply)
+    kept = _keep(folders, choice, apply=apply)
     lines = _sleep_lines(row, choice, applied=apply)
     print_result(as_json, _document(bench, {"row": row, "winner": choice}, applied=kept), lines)
 
@@ -170,13 +165,13 @@ def _planner(folders: Folders, key: str, *, set: list[str] | None, **flags: obje
     return plan_for
 
 
-def _keep(path: Path, choice: MeasuredChoice | None, *, apply: bool) -> bool:
+def _keep(folders: Folders, choice: MeasuredChoice | None, *, apply: bool) -> bool:
     """Keep the choice of a measurement, if --apply is given and there is one; return whether it was kept."""
-    from edge.plan.choices import write_choice
+    from edge.plan.choices import choices_path, write_choice
 
     if not apply or choice is None:
         return False
-    write_choice(path, choice)
+    write_choice(choices_path(folders, type(choice)), choice)
     return True
 
 

@@ -50,9 +50,8 @@ from edge.linux.tree import Tree
 from edge.paths import Folders
 from edge.plan import start_records
 from edge.plan.calibration_file import calibration_path
-from edge.plan.choices import read_choices
+from edge.plan.choices import LoadChoice, choice_for, choices_path, offload_of, read_choices
 from edge.plan.choose import NotDownloadedError
-from edge.plan.load_choice import LoadChoice, choice_for, choices_path, offload_of
 from edge.plan.plan import LaunchPlan, ModelPlan
 from edge.plan.prepare import HostView, Prepared, preloaded, prepare, preset_of
 from edge.supervisor.process import ProcessLimits
@@ -312,7 +311,7 @@ def _prefetch_least_bytes(prepared: Prepared, model_id: str, folders: Folders) -
     model = prepared.plan.models[model_id]
     plan = model.ladder.plans[model.ladder.chosen]
     file = plan.model or model.model
-    choices = read_choices(choices_path(folders), LoadChoice, prepared.board.id, prepared.plan.engine.id)
+    choices = read_choices(choices_path(folders, LoadChoice), LoadChoice, prepared.board.id, prepared.plan.engine.id)
     offload = offload_of(plan.settings.n_gpu_layers, file.meta.n_layer)
     choice = choice_for(choices, file.path, file.bytes, offload)
     if choice is None or not choice.prefetch or choice.mode != plan.settings.load_mode:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ def _load(path: Path) -> tuple[CatalogueRow, ...]:
     return tuple(_row(row, path, sources) for row in data.get("model", ()))
 
 
-def find(name: str, rows: tuple[CatalogueRow, ...] | None = None) -> CatalogueRow | None:
+def find(name: str, rows: Sequence[CatalogueRow] | None = None) -> CatalogueRow | None:
     """Return the row of a name, in any case."""
     return next((row for row in (load() if rows is None else rows) if row.name.lower() == name.lower()), None)
 

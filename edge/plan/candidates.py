@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from edge.errors import BadDataError, ConfigError
 from edge.models.meta import ModelMeta
@@ -21,15 +22,11 @@ if TYPE_CHECKING:
     from edge.models.catalogue import CatalogueQuant, CatalogueRow
 
 
-# A model that could be served: a file of the store, or a row of the catalogue with what its figures allow to
-# plan.
-
 UNRANKED = 1 << 20
 # Rows that do not know their KV cache: eight heads of 128 values for K and V in f16, as Llama 3 and Qwen3 have.
 _KV_BYTES_PER_LAYER = 2 * 8 * 128 * 2
 _N_LAYER = 32  # of 3 to 9 GB models; rows that do not know theirs
 _N_VOCAB = 150_000  # Qwen3 152k, Llama 3 128k, gpt-oss 201k
-
 
 # The fingerprint of a file that is only planned with.
 NOT_DOWNLOADED = "not downloaded"
@@ -60,14 +57,16 @@ class DownloadCandidate(Struct, frozen=True):
         return f"{self.id} ({format_bytes(self.bytes)})" if self.bytes else self.id
 
 
-def expected_subject(row: CatalogueRow, quant: CatalogueQuant, folder: str) -> Candidate:
+def not_downloaded(offer: DownloadCandidate, models_dir: Path, rows: Sequence[CatalogueRow] | None = None) -> Candidate:
     """Build a candidate from the catalogue's figures, for a plan before the download; the header decides afterwards."""
+    row, quant = _row_of(offer, _rows(rows))
     n_layer = max(1, row.n_layer or _N_LAYER)
     kv_bytes = _KV_BYTES_PER_LAYER * n_layer if row.kv_bytes_per_token is None else row.kv_bytes_per_token
     per_layer = kv_bytes // (4 * n_layer)  # values of K, and as many of V, in f16
     # What does not grow with the context counts as recurrent state, divided over all layers.
     layer = LayerShape("full", per_layer, per_layer, recurrent=row.fixed_bytes > 0)
-    paths = tuple(f"{folder}/{file.path}" for file in quant.files) or (f"{folder}/{row.name}-{quant.quant}.gguf",)
+    names = [file.path for file in quant.files] or [f"{row.name}-{quant.quant}.gguf"]
+    paths = tuple(f"{models_dir}/{name}" for name in names)
     meta = _expected_meta(row, quant, n_layer)
     return Candidate(
         ModelFile(row.name, quant.quant, paths[0], paths, quant.bytes, NOT_DOWNLOADED, meta),
@@ -134,11 +133,7 @@ def offers(
     entries: Iterable[StoreEntry], ranks: dict[str, Rank], rows: Sequence[CatalogueRow] | None = None
 ) -> list[DownloadCandidate]:
     """Return usable files and the catalogue's other chat models. `rows` None is the shipped catalogue."""
-    here = [
-        _ranked(DownloadCandidate(entry.name, entry.quant, entry.bytes, str(entry.path)), ranks)
-        for entry in entries
-        if entry.verdict is None
-    ]
+    here = [_ranked(offer, ranks) for offer in stored(entries)]
     present = {(offer.name.lower(), offer.quant) for offer in here}
     there = [
         _ranked(DownloadCandidate(row.name, quant.quant, quant.bytes, None, quant.source), ranks)
@@ -163,7 +158,7 @@ def loader(
                 known[key] = (
                     candidate_of(open_model(Path(offer.path), headers=store.headers))
                     if offer.path
-                    else absent(offer, store.models_dir, rows)
+                    else not_downloaded(offer, store.models_dir, rows)
                 )
             except BadDataError as error:
                 skipped.append(str(error))
@@ -173,16 +168,10 @@ def loader(
     return load
 
 
-def absent(offer: DownloadCandidate, models_dir: Path, rows: Sequence[CatalogueRow] | None = None) -> Candidate:
-    """Return what the catalogue expects of a file that is not downloaded."""
-    row, quant = _row_of(offer, _rows(rows))
-    return expected_subject(row, quant, str(models_dir))
-
-
-def of_name(entries: Iterable[StoreEntry], name: str, ranks: dict[str, Rank]) -> list[DownloadCandidate]:
-    """Return the files of one model in the store."""
-    same = (entry for entry in entries if entry.name.lower() == name.lower() and entry.verdict is None)
-    return [_ranked(DownloadCandidate(entry.name, entry.quant, entry.bytes, str(entry.path)), ranks) for entry in same]
+def stored(entries: Iterable[StoreEntry]) -> list[DownloadCandidate]:
+    """Return the usable files of the store."""
+    usable = (entry for entry in entries if entry.verdict is None)
+    return [DownloadCandidate(entry.name, entry.quant, entry.bytes, str(entry.path)) for entry in usable]
 
 
 def _rows(rows: Sequence[CatalogueRow] | None) -> Sequence[CatalogueRow]:
@@ -195,8 +184,8 @@ def _rows(rows: Sequence[CatalogueRow] | None) -> Sequence[CatalogueRow]:
 
 
 def _ranked(offer: DownloadCandidate, ranks: dict[str, Rank]) -> DownloadCandidate:
-    rank = ranks.get(offer.name.lower(), Rank(UNRANKED, 1.0))
-    return DownloadCandidate(offer.name, offer.quant, offer.bytes, offer.path, offer.source, rank.position, rank.active)
+    rank = ranks.get(offer.name.lower())
+    return offer if rank is None else replace(offer, rank=rank.position, active=rank.active)
 
 
 def _row_of(offer: DownloadCandidate, rows: Sequence[CatalogueRow]) -> tuple[CatalogueRow, CatalogueQuant]:

@@ -14,7 +14,7 @@ from edge.config.values import Config, ModelConfig, Preset
 from edge.errors import ConfigError, ModelMissingError
 from edge.models.quant import QuantPreference, matching, order
 from edge.models.store import Store, StoreEntry
-from edge.plan.candidates import DownloadCandidate, Rank, absent, loader, of_name, offers, ranking
+from edge.plan.candidates import DownloadCandidate, loader, not_downloaded, offers, ranking, stored
 from edge.plan.companions import with_companions
 from edge.plan.inputs import Candidate, PlanInputs, candidate_of
 from edge.plan.select import pick, select, smaller_quants
@@ -105,7 +105,7 @@ class Chooser:
             known = isinstance(parsed, (source.HubSource, source.PypiSource))
             return DownloadCandidate(str(parsed), "", 0, None, str(parsed)) if known else None
         name, _, quant = preset.draft.partition(":")
-        row = catalogue.find(name, tuple(self._rows) if self._rows is not None else None)
+        row = catalogue.find(name, self._rows)
         group = _offers_of(row) if row is not None else []
         group = matching(group, quant) if quant else group
         return order(group, QuantPreference(preset.quant, preset.prefer))[0] if group else None
@@ -123,8 +123,7 @@ class Chooser:
         # A path or a source, not a name of the catalogue.
         if "/" in model.ref or model.ref.lower().endswith(".gguf"):
             return candidate_of(self._store.resolve(model.ref)), (), None
-        ranks: dict[str, Rank] = {}
-        group = of_name(self.entries, name, ranks)
+        group = stored(entry for entry in self.entries if entry.name.lower() == name.lower())
         exact = matching(group, quant) if quant else group
         if exact:
             found = None if quant or len(exact) == 1 else pick(exact, preset, self._inputs, self._load)
@@ -140,7 +139,7 @@ class Chooser:
         """Take a model that is not in the store from the catalogue. Raises ModelMissingError."""
         from edge.models import catalogue  # late: a start with a downloaded model does without it
 
-        row = catalogue.find(name, tuple(self._rows) if self._rows is not None else None)
+        row = catalogue.find(name, self._rows)
         if row is None:
             return candidate_of(self._store.resolve(model.ref)), (), None
         group = _offers_of(row)
@@ -151,7 +150,7 @@ class Chooser:
                 raise ModelMissingError(f"there is no {quant} of {row.name}", f"the catalogue has {there}")
         found = pick(group, preset, self._inputs, self._load)
         offer = found[0] if found else min(group, key=lambda one: one.bytes)
-        return absent(offer, self._store.models_dir, self._rows), (), offer
+        return not_downloaded(offer, self._store.models_dir, self._rows), (), offer
 
 
 def _offers_of(row: CatalogueRow) -> list[DownloadCandidate]:

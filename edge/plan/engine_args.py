@@ -13,122 +13,83 @@ from edge.config.fields import did_you_mean
 from edge.engine.engine import Engine, Flag
 from edge.errors import ConfigError
 
+
+def _by_word(groups: dict[str, str]) -> dict[str, str]:
+    """Return the key of each word in the texts of `groups`."""
+    return {word: key for key, words in groups.items() for word in words.split()}
+
+
 _GATEWAY = "nothing: the gateway depends on it"
 _MODEL = "ref in [[model]], or -m"
 # Ends the names of llama.cpp's presets, --gpt-oss-20b-default: each sets a model, its context, its batch and a port at
 # once (common/arg.cpp).
 _PRESET = "-default"
-# Options that the plan or the gateway decides, by any of their names, and what sets them instead.
-OWNED = {
-    "--model": _MODEL,
-    "--fim-qwen-7b-spec": _MODEL,
-    "--fim-qwen-14b-spec": _MODEL,
-    "--alias": "id and aliases in [[model]]",
-    "--host": "listen",
-    "--port": "listen",
-    "--path": _GATEWAY,
-    "--api-prefix": _GATEWAY,
-    "--reuse-port": "listen",
-    "--ctx-size": "n_ctx",
-    "--parallel": "n_parallel",
-    "--batch-size": "n_batch",
-    "--ubatch-size": "n_ubatch",
-    "--n-gpu-layers": "offload",
-    "--cache-type-k": "kv_type_k",
-    "--cache-type-v": "kv_type_v",
-    "--flash-attn": "flash_attention",
-    "--load-mode": "load_mode",
-    "--mmap": "load_mode",
-    "--no-mmap": "load_mode",
-    "--mlock": "load_mode",
-    "--direct-io": "load_mode",
-    "--threads": "n_threads",
-    "--threads-batch": "n_threads",
-    "--cache-ram": "cache_ram",
-    "--ctx-checkpoints": "cache_ram",
-    "--slot-save-path": "saved_prompts",
-    "--split-mode": "split_mode",
-    "--tensor-split": "tensor_split",
-    "--device": "gpus",
-    "--main-gpu": "gpus",
-    "--override-tensor": "offload",
-    "--rpc": "[[device]]",
-    "--fit": "n_ctx_min",
-    "--fit-target": "reserve",
-    "--fit-ctx": "n_ctx_min",
-    "--kv-unified": "n_parallel",
-    "--kv-unified-per-slot": "n_ctx",
-    "--context-shift": "n_ctx",
-    "--mmproj": "mmproj",
-    "--mmproj-auto": "mmproj",
-    "--mmproj-url": "edgellm model pull --projector",
-    "--lora": "lora",
-    "--lora-scaled": "lora",
-    "--chat-template": "chat_template_file",
-    "--chat-template-file": "chat_template_file",
-    "--chat-template-kwargs": "chat_template_kwargs",
-    "--jinja": "chat_template_file",
-    "--reasoning": "reasoning",
-    "--reasoning-budget": "reasoning_budget",
-    "--pooling": "pooling",
-    "--embedding": "role in [[model]]",
-    "--rerank": "role in [[model]]",
-    "--rope-scaling": "rope_scaling",
-    "--rope-scale": "rope_scale",
-    "--spec-type": "speculation",
-    "--spec-default": "speculation",
-    "--spec-draft-model": "draft",
-    "--spec-draft-hf": "draft",
-    "--spec-draft-device": "gpus",
-    "--spec-draft-ngl": "gpus",
-    "--sleep-idle-seconds": "ttl_s in [[model]]",
-    "--models-dir": "[[model]]",
-    "--models-preset": "[[model]]",
-    "--models-max": "[[model]]",
-    "--models-autoload": "preload in [[model]]",
-    "--hf-repo": "edgellm model pull",
-    "--hf-file": "edgellm model pull",
-    "--hf-token": "edgellm model pull",
-    "--model-url": "edgellm model pull",
-    "--docker-repo": "edgellm model pull",
-    "--offline": "edgellm model pull",
-    "--api-key": "edgellm key add",
-    "--api-key-file": "gateway.keys_file",
-    "--ssl-key-file": "gateway.tls_key",
-    "--ssl-cert-file": "gateway.tls_cert",
-    "--cors-origins": "gateway.cors_origins",
-    "--ui": "ui",
-    "--metrics": _GATEWAY,
-    "--slots": _GATEWAY,
-    "--props": _GATEWAY,
-    "--warmup": "warmup_tokens",
-    "--verbosity": "edgellm logs --engine",
-    "--verbose": "edgellm logs --engine",
-    "--log-disable": "edgellm logs --engine",
-    "--log-file": "edgellm logs --engine",
-    "--log-jsonl": "edgellm logs --engine",
-    "--log-colors": "edgellm logs --engine",
-    "--log-prefix": "edgellm logs --engine",
-    "--log-timestamps": "edgellm logs --engine",
-}
+# Options that the plan or the gateway decides, by any of their names: what sets them instead.
+OWNED = _by_word(
+    {
+        _MODEL: "--model --fim-qwen-7b-spec --fim-qwen-14b-spec",
+        "id and aliases in [[model]]": "--alias",
+        "listen": "--host --port --reuse-port",
+        _GATEWAY: "--path --api-prefix --metrics --slots --props",
+        "n_ctx": "--ctx-size --kv-unified-per-slot --context-shift",
+        "n_parallel": "--parallel --kv-unified",
+        "n_batch": "--batch-size",
+        "n_ubatch": "--ubatch-size",
+        "offload": "--n-gpu-layers --override-tensor",
+        "kv_type_k": "--cache-type-k",
+        "kv_type_v": "--cache-type-v",
+        "flash_attention": "--flash-attn",
+        "load_mode": "--load-mode --mmap --no-mmap --mlock --direct-io",
+        "n_threads": "--threads --threads-batch",
+        "cache_ram": "--cache-ram --ctx-checkpoints",
+        "saved_prompts": "--slot-save-path",
+        "split_mode": "--split-mode",
+        "tensor_split": "--tensor-split",
+        "gpus": "--device --main-gpu --spec-draft-device --spec-draft-ngl",
+        "[[device]]": "--rpc",
+        "n_ctx_min": "--fit --fit-ctx",
+        "reserve": "--fit-target",
+        "mmproj": "--mmproj --mmproj-auto",
+        "edgellm model pull --projector": "--mmproj-url",
+        "lora": "--lora --lora-scaled",
+        "chat_template_file": "--chat-template --chat-template-file --jinja",
+        "chat_template_kwargs": "--chat-template-kwargs",
+        "reasoning": "--reasoning",
+        "reasoning_budget": "--reasoning-budget",
+        "pooling": "--pooling",
+        "role in [[model]]": "--embedding --rerank",
+        "rope_scaling": "--rope-scaling",
+        "rope_scale": "--rope-scale",
+        "speculation": "--spec-type --spec-default",
+        "draft": "--spec-draft-model --spec-draft-hf",
+        "ttl_s in [[model]]": "--sleep-idle-seconds",
+        "[[model]]": "--models-dir --models-preset --models-max",
+        "preload in [[model]]": "--models-autoload",
+        "edgellm model pull": "--hf-repo --hf-file --hf-token --model-url --docker-repo --offline",
+        "edgellm key add": "--api-key",
+        "gateway.keys_file": "--api-key-file",
+        "gateway.tls_key": "--ssl-key-file",
+        "gateway.tls_cert": "--ssl-cert-file",
+        "gateway.cors_origins": "--cors-origins",
+        "ui": "--ui",
+        "warmup_tokens": "--warmup",
+        "edgellm logs --engine": (
+            "--verbosity --verbose --log-disable --log-file --log-jsonl --log-colors --log-prefix --log-timestamps"
+        ),
+    }
+)
 # Options that end the engine at once, or let a client run programs.
-_REFUSED = {
-    "--help": "it prints and exits",
-    "--version": "it prints and exits",
-    "--cache-list": "it prints and exits",
-    "--list-devices": "it prints and exits",
-    "--completion-bash": "it prints and exits",
-    "--tools": "it lets clients run programs",
-    "--agent": "it lets clients run programs",
-    "--mcp-servers-config": "it lets clients run programs",
-    "--mcp-servers-json": "it lets clients run programs",
-    "--ui-mcp-proxy": "it lets clients reach other machines",
-}
+_REFUSED = _by_word(
+    {
+        "it prints and exits": "--help --version --cache-list --list-devices --completion-bash",
+        "it lets clients run programs": "--tools --agent --mcp-servers-config --mcp-servers-json",
+        "it lets clients reach other machines": "--ui-mcp-proxy",
+    }
+)
 # Other names of the options above, for engines whose help is not known: embedded, or not built yet (common/arg.cpp of
 # llama.cpp 0c1e57098).
-_OTHER_NAMES = {
-    name: option
-    for option, names in {
+_OTHER_NAMES = _by_word(
+    {
         "--help": "-h --usage",
         "--cache-list": "-cl",
         "--threads": "-t",
@@ -174,9 +135,8 @@ _OTHER_NAMES = {
         "--embedding": "--embeddings",
         "--rerank": "--reranking",
         "--reasoning": "-rea",
-    }.items()
-    for name in names.split()
-}
+    }
+)
 # Options that llama-server takes and ignores (common/arg.cpp).
 _IGNORED = {"--defrag-thold": "llama.cpp defragments no KV cache any more"}
 # Options that move work between GPUs and host, by their longest names: a build for the CPU has nothing to move.
@@ -276,17 +236,19 @@ _EMBEDDED_NAMES = {
     "--draft-p-min": "--spec-draft-p-min",
     "--draft-p-split": "--spec-draft-p-split",
 }
-# Options that llama-server takes as `args`, and the embedded engine as keys.
-_SAMPLING_KEYS = {
-    "--temp": "temperature",
-    "--temperature": "temperature",
-    "--top-p": "top_p",
-    "--top-k": "top_k",
-    "--min-p": "min_p",
-    "--repeat-penalty": "repeat_penalty",
-    "--presence-penalty": "presence_penalty",
-    "--frequency-penalty": "frequency_penalty",
+# Sampling keys: option of llama-server, field of CommonParamsSampling, bit of its user_sampling_config (which keeps the
+# value over the one in the file's metadata; common/common.h).
+SAMPLING = {
+    "temperature": ("--temp", "temp", "TEMP"),
+    "top_p": ("--top-p", "top_p", "TOP_P"),
+    "top_k": ("--top-k", "top_k", "TOP_K"),
+    "min_p": ("--min-p", "min_p", "MIN_P"),
+    "repeat_penalty": ("--repeat-penalty", "penalty_repeat", "PENALTY_REPEAT"),
+    "presence_penalty": ("--presence-penalty", "penalty_present", ""),
+    "frequency_penalty": ("--frequency-penalty", "penalty_freq", ""),
 }
+# Options that llama-server takes as `args`, and the embedded engine only as keys.
+_SAMPLING_KEYS = {option: name for name, (option, _, _) in SAMPLING.items()} | {"--temperature": "temperature"}
 
 _HINT = "the options are those of `llama-server --help`"
 _NUMBER = re.compile(r"-[0-9.]+")

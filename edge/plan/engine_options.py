@@ -16,22 +16,11 @@ from msgspec.structs import replace
 from edge.config.values import Preset
 from edge.engine.engine import Engine
 from edge.errors import ConfigError
-from edge.plan.engine_args import check_args, embedded_fields
+from edge.plan.engine_args import SAMPLING, check_args, embedded_fields
 from edge.plan.plan import EngineOptions, Reason
 
-# Sampling keys: option of llama-server, field of CommonParamsSampling, bit of its user_sampling_config (which keeps the
-# value over the one in the file's metadata; common/common.h).
-_SAMPLING = {
-    "temperature": ("--temp", "temp", "TEMP"),
-    "top_p": ("--top-p", "top_p", "TOP_P"),
-    "top_k": ("--top-k", "top_k", "TOP_K"),
-    "min_p": ("--min-p", "min_p", "MIN_P"),
-    "repeat_penalty": ("--repeat-penalty", "penalty_repeat", "PENALTY_REPEAT"),
-    "presence_penalty": ("--presence-penalty", "penalty_present", ""),
-    "frequency_penalty": ("--frequency-penalty", "penalty_freq", ""),
-}
-# By field, the same bit; llama-server sets those of `args` itself.
-_BITS = {f"sampling.{field}": bit for _, field, bit in _SAMPLING.values() if bit} | {
+# By field, its bit of user_sampling_config; llama-server sets those of `args` itself.
+_BITS = {f"sampling.{field}": bit for _, field, bit in SAMPLING.values() if bit} | {
     "sampling.samplers": "SAMPLERS",
     "sampling.penalty_last_n": "PENALTY_LAST_N",
     "sampling.xtc_probability": "XTC_PROBABILITY",
@@ -104,7 +93,7 @@ _KEYS = (
     "chat_template_kwargs",
     "reasoning",
     "reasoning_budget",
-    *_SAMPLING,
+    *SAMPLING,
     "pooling",
     "lora",
     "rope_scaling",
@@ -117,8 +106,8 @@ _KEYS = (
 CHAT_KEYS = frozenset(_KEYS) - {"pooling", "lora", "rope_scaling", "rope_scale", "args"}
 # Options of llama-server that the keys are rendered with, in their newest spelling.
 OPTION_NAMES = (
-    *(option for option, _, _ in _SAMPLING.values()),
-    *("--" + key.replace("_", "-") for key in _KEYS if key not in (*_SAMPLING, "args", "draft", "speculation")),
+    *(option for option, _, _ in SAMPLING.values()),
+    *("--" + key.replace("_", "-") for key in _KEYS if key not in (*SAMPLING, "args", "draft", "speculation")),
     *("--lora-scaled", "--spec-type", "--spec-draft-model", "--spec-draft-device", "--spec-draft-ngl"),
 )
 _BECAUSE = {
@@ -136,8 +125,8 @@ def _options(
         return [((option,), words) for option, words in check_args(value, engine)]
     if name == "lora":
         return [_adapter(entry, engine) for entry in value]
-    if name in _SAMPLING:
-        return [((_SAMPLING[name][0],), (f"{value:g}",))]
+    if name in SAMPLING:
+        return [((SAMPLING[name][0],), (f"{value:g}",))]
     if name in ("draft", "speculation"):
         if name == "speculation" and preset.draft:
             return []  # told with the drafter
@@ -186,8 +175,8 @@ def adapter(entry: str) -> tuple[str, float]:
 
 def _embedded(name: str, value: Any, preset: Preset, draft_type: str) -> dict[str, Any]:
     """Return the fields of CommonParams for one key."""
-    if name in _SAMPLING:
-        return {f"sampling.{_SAMPLING[name][1]}": value}
+    if name in SAMPLING:
+        return {f"sampling.{SAMPLING[name][1]}": value}
     if name == "args":
         return embedded_fields(value, Engine("embedded", "embedded", ""))
     fields: dict[str, Any] = {

@@ -17,8 +17,8 @@ from edge.engine.engine import Engine
 from edge.models.meta import ModelMeta, Tensor
 from edge.models.open import ModelFile
 from edge.plan.calibration import Calibration
+from edge.plan.choices import LoadChoice
 from edge.plan.kv_cache import ENCODERS, KvBytes, integer, memory_of
-from edge.plan.load_choice import LoadChoice
 from edge.plan.other_load import free_cores
 from edge.plan.plan import DomainBudget, MemoryBudget
 

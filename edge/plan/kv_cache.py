@@ -42,21 +42,8 @@ _INTERVALS = {"minimax-01": 8, "qwen35": 4, "qwen35moe": 4, "qwen3next": 4, "qwe
 _INDEXED = frozenset({"deepseek32", "dots3note", "glm-dsa", "glm5-next", "hy_v4", "minimax-m3", "qwen4exp"})
 _BOTH = frozenset({"falcon-h1"})  # attention and state in every layer
 # They compute their input in one batch and cache nothing.
-ENCODERS = frozenset(
-    {
-        *(
-            "bert",
-            "jina-bert-v2",
-            "jina-bert-v3",
-            "nomic-bert",
-            "nomic-bert-moe",
-            "neo-bert",
-            "eurobert",
-            "modern-bert",
-        ),
-        *("gemma-embedding", "dream", "llada", "llada-moe", "rnd1", "wavtokenizer-dec"),
-    }
-)
+ENCODERS = frozenset({"bert", "jina-bert-v2", "jina-bert-v3", "nomic-bert", "nomic-bert-moe", "neo-bert", "eurobert"})
+ENCODERS |= {"modern-bert", "gemma-embedding", "dream", "llada", "llada-moe", "rnd1", "wavtokenizer-dec"}
 _OWNERS = {"gemma3n": 20}  # layers from the start that have a cache of their own
 
 
@@ -93,9 +80,7 @@ def state_values(meta: ModelMeta) -> int:
         return meta.n_embd * (head + (integer(meta, "token_shift_count") or 2))
     if length := integer(meta, "shortconv.l_cache"):  # LFM2
         return meta.n_embd * (length - 1)
-    if head := integer(
-        meta, "kda.head_dim"
-    ):  # Kimi's delta attention: a matrix a head, and the convolutions of Q, K, V
+    if head := integer(meta, "kda.head_dim"):  # Kimi's delta attention: a matrix a head, convolutions of Q, K and V
         kernel = integer(meta, "ssm.conv_kernel") or 4
         return meta.n_head * head * (3 * (kernel - 1) + head)
     if meta.arch == "minimax-01":
@@ -136,12 +121,9 @@ def _index_keys(meta: ModelMeta, index: int) -> int:
     if meta.arch not in _INDEXED:
         return 0
     marked = per_layer(meta, "attention.indexer.types")
-    owns = bool(marked[index]) if index < len(marked) else index >= _dense_layers(meta)
+    dense = integer(meta, "leading_dense_block_count") if meta.arch == "minimax-m3" else 0
+    owns = bool(marked[index]) if index < len(marked) else index >= dense
     return integer(meta, "attention.indexer.key_length") if owns else 0
-
-
-def _dense_layers(meta: ModelMeta) -> int:
-    return integer(meta, "leading_dense_block_count") if meta.arch == "minimax-m3" else 0
 
 
 def _windowed(meta: ModelMeta, count: int) -> tuple[bool, ...]:

@@ -8,23 +8,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from edge.config.values import Preset
-from edge.plan.companions import images_of
-from edge.plan.drafters import draft_device, places
-from edge.plan.inputs import (
-    HOST,
-    Candidate,
-    PlanInputs,
-    device_sets,
-    gpu_sets,
-    in_one_batch,
-    is_remote,
-)
+from edge.plan.choices import choice_for, chosen_mode, offload_of
+from edge.plan.companions import draft_device, images_of, places
+from edge.plan.inputs import HOST, Candidate, PlanInputs, device_sets, gpu_sets, in_one_batch, is_remote
 from edge.plan.kv_cache import PLAIN_KV, checkpoint_bytes
 from edge.plan.ladder_steps import LadderStep, context_levels, steps
-from edge.plan.load_choice import choice_for, chosen_mode, offload_of
-from edge.plan.memory import budget, device_required, layer_split
+from edge.plan.memory import budget, device_required, layer_split, repacked_bytes
 from edge.plan.plan import MemoryBudget, Settings
-from edge.plan.repacking import repacked_bytes
 from edge.units import MIB
 
 # Build engine settings from a preset and one step of the ladder. Pure.
@@ -80,19 +70,14 @@ def load_mode(preset: Preset, chosen: Settings, candidate: Candidate, inputs: Pl
         return preset.load_mode
     if preset.load_mode == "dio":
         return "dio" if full else "mmap"
-    measured = measured_load_mode(chosen, candidate, inputs)
+    # What `edgellm bench load --apply` found for this file's disk and size.
+    file, offload = candidate.file, offload_of(chosen.n_gpu_layers, candidate.file.meta.n_layer)
+    measured = chosen_mode(inputs.load_choices, file.path, candidate.weights.file_bytes, offload)
     if measured is not None:
         return measured
     # WSL2: a drive of Windows is a 9p mount there, whose page faults cost a message each.
     mapped = inputs.discrete and not inputs.used_servers and inputs.board.container != "wsl2"
     return "none" if (full and not mapped) or repacked else "mmap"
-
-
-def measured_load_mode(chosen: Settings, candidate: Candidate, inputs: PlanInputs) -> str | None:
-    """Return what `edgellm bench load --apply` found for this file's disk and size; None where nothing was measured."""
-    file = candidate.file
-    offload = offload_of(chosen.n_gpu_layers, file.meta.n_layer)
-    return chosen_mode(inputs.load_choices, file.path, candidate.weights.file_bytes, offload)
 
 
 def _with_checkpoints(chosen: Settings, candidate: Candidate) -> Settings:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from msgspec.structs import replace
 
+from edge.board.board import Board
+from edge.engine.engine import Engine
 from edge.plan.calibration import Calibration, calibration_key, settled
+from edge.plan.companions import drafter_bytes, drafting, mtp_bytes
 from edge.plan.compute import compute_bytes, device_compute_bytes, host_compute_bytes
-from edge.plan.drafters import drafter_bytes, drafting, mtp_bytes
-from edge.plan.inputs import Candidate, PlanInputs, is_remote
+from edge.plan.inputs import Candidate, PlanInputs, Weights, is_remote
 from edge.plan.kv_cache import cache_by_layer, checkpoint_bytes
 from edge.plan.plan import MemoryBudget, Settings
-from edge.plan.repacking import host_weights_bytes
 from edge.units import GIB, MIB
 
 # Measured on x86: llama-server with a tiny model keeps 30-40 MiB of its own, and about 400 bytes a token of vocabulary.
@@ -35,9 +37,9 @@ def budget(candidate: Candidate, settings: Settings, inputs: PlanInputs) -> Memo
     if settings.n_gpu_layers > 0 and inputs.gpus:
         _offloaded(domains, candidate, settings, inputs)
     else:
-        meta, calibration = candidate.file.meta, _calibration(candidate, settings, inputs)
-        engine = {"all_logits": inputs.all_logits, "mixed": inputs.mixed_batches}
-        compute = compute_bytes(meta, candidate.memory, settings, **engine)
+        calibration = _calibration(candidate, settings, inputs)
+        build = {"all_logits": inputs.all_logits, "mixed": inputs.mixed_batches}
+        compute = compute_bytes(candidate.file.meta, candidate.memory, settings, **build)
         _add(
             domains,
             inputs,
@@ -65,9 +67,17 @@ def draft_bytes(candidate: Candidate, settings: Settings, inputs: PlanInputs) ->
     """Return the bytes of the drafter, with the compute buffers of its context."""
     if candidate.drafter is None:
         return 0
-    meta, memory = candidate.drafter.file.meta, candidate.drafter.memory
-    compute = device_compute_bytes(meta, memory, drafting(settings), all_logits=inputs.all_logits)
-    return drafter_bytes(candidate, settings) + compute
+    return drafter_bytes(candidate, settings) + _device_compute(candidate.drafter, drafting(settings), inputs)
+
+
+def _device_compute(candidate: Candidate, settings: Settings, inputs: PlanInputs) -> int:
+    return device_compute_bytes(candidate.file.meta, candidate.memory, settings, all_logits=inputs.all_logits)
+
+
+def _copied_bytes(candidate: Candidate, settings: Settings) -> int:
+    """Return the bytes of a GPU's copy of host weights: it computes those too for a large batch (--op-offload)."""
+    weights, partial = candidate.weights, settings.n_gpu_layers <= candidate.file.meta.n_layer
+    return weights.largest_bytes if partial or settings.cpu_expert_layers or weights.hosted_bytes else 0
 
 
 def device_required(domains: MemoryBudget, inputs: PlanInputs) -> int:
@@ -110,10 +120,8 @@ def layer_split(candidate: Candidate, settings: Settings, inputs: PlanInputs) ->
         weights.of(range(i, i + 1), settings.cpu_expert_layers) + sum(caches[i : i + 1])
         for i in range(first, meta.n_layer + 1)
     ]
-    compute = device_compute_bytes(meta, candidate.memory, settings, all_logits=inputs.all_logits)
-    fixed = int(compute * calibration.compute)
-    copies = first or settings.cpu_expert_layers or weights.hosted_bytes
-    copied = weights.largest_bytes if copies else 0
+    fixed = int(_device_compute(candidate, settings, inputs) * calibration.compute)
+    copied = _copied_bytes(candidate, settings)
     local = [0 if is_remote(gpu) else _context_bytes(inputs, gpu) + copied for gpu in inputs.gpus]
     rooms = [inputs.room_bytes(gpu) - fixed - own for gpu, own in zip(inputs.gpus, local, strict=True)]
     rooms[0] -= candidate.file.beside_bytes + _image_bytes(settings)
@@ -137,10 +145,9 @@ def _on_host_bytes(candidate: Candidate, settings: Settings, inputs: PlanInputs)
     alone = replace(inputs, gpus=(inputs.host,))
     whole = budget(candidate, replace(settings, devices=(), tensor_split=()), alone)[inputs.host]
     layers = candidate.weights.of(range(candidate.file.meta.n_layer + 1), 0)
-    compute = device_compute_bytes(candidate.file.meta, candidate.memory, settings, all_logits=inputs.all_logits)
-    scale = _calibration(candidate, settings, inputs).compute
+    compute = int(_device_compute(candidate, settings, inputs) * _calibration(candidate, settings, inputs).compute)
     kv = sum(cache_by_layer(candidate.memory, settings))
-    return max(0, whole.required_bytes - layers - kv - int(compute * scale) - _context_bytes(inputs, inputs.host))
+    return max(0, whole.required_bytes - layers - kv - compute - _context_bytes(inputs, inputs.host))
 
 
 def _packed(sizes: Sequence[int], rooms: Sequence[int], part: float) -> list[int] | None:
@@ -167,10 +174,9 @@ def _context_bytes(inputs: PlanInputs, domain: str) -> int:
 def _offloaded(domains: MemoryBudget, candidate: Candidate, settings: Settings, inputs: PlanInputs) -> None:
     meta, weights, calibration = candidate.file.meta, candidate.weights, _calibration(candidate, settings, inputs)
     caches = _caches(candidate, settings, calibration)
-    compute = device_compute_bytes(meta, candidate.memory, settings, all_logits=inputs.all_logits)
+    compute = _device_compute(candidate, settings, inputs)
     first, on_host = max(0, meta.n_layer + 1 - settings.n_gpu_layers), settings.cpu_expert_layers
-    # For a large batch the GPU computes host weights too, from a copy in its compute buffer (--op-offload).
-    copied = weights.largest_bytes if first or on_host or weights.hosted_bytes else 0
+    copied = _copied_bytes(candidate, settings)
     for index, (name, share) in enumerate(shares(settings, inputs, meta.n_layer)):
         remote = is_remote(name)  # its process has its context, and never computes host weights
         _add(
@@ -236,3 +242,61 @@ def _page_cache(settings: Settings, candidate: Candidate) -> int:
     return (
         _DIO_STAGING_BYTES if settings.load_mode == "dio" else min(_STREAM_WINDOW_BYTES, candidate.weights.file_bytes)
     )
+
+
+# Weights that a CPU engine keeps in a layout of its own, beside those of the file.
+
+# AMX adds four bytes a block to these (ggml-cpu/amx/mmq.cpp, get_row_size): old and new size.
+_AMX_BLOCKS = {"Q8_0": (34, 38), "Q4_K": (144, 148), "Q5_K": (176, 180)}
+
+
+def repacked_types(board: Board, engine: Engine) -> frozenset[str]:
+    """Return the tensor types that the engine keeps in a layout of this CPU (ggml-cpu/repack.cpp), with its kernels."""
+    isa = set(board.cpu.isa)
+    if "asimd" in isa:  # the embedded engine is built for the base of Armv8, without these instructions
+        fast = {"asimddp", "i8mm"} & isa and engine.kind != "embedded"
+        return frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4"}) if fast else frozenset()
+    if _amx(board, engine):
+        return frozenset({"F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ4_NL", "MXFP4"})
+    return _x86_types(isa, engine)
+
+
+def _x86_types(isa: set[str], engine: Engine) -> frozenset[str]:
+    found = {"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"} if "avx2" in isa else set()
+    return frozenset(found | ({"Q2_K"} if "avx512f" in isa and engine.kind != "embedded" else set()))
+
+
+def _amx(board: Board, engine: Engine) -> bool:
+    """Whether ggml-cpu/amx has the matrices: a native build, seen on the host of an H200."""
+    return "amx_int8" in board.cpu.isa and engine.kind != "embedded"
+
+
+def repacked_bytes(weights: Weights, inputs: PlanInputs) -> int:
+    """Return the bytes of the matrices that this engine repacks for this CPU; AMX takes no stacks of experts."""
+    types, stacked = repacked_types(inputs.board, inputs.engine), weights.stacked
+    if not _amx(inputs.board, inputs.engine):
+        return sum(size for kind, size in weights.matrices.items() if kind in types)
+    stacked_types = _x86_types(set(inputs.board.cpu.isa), inputs.engine)
+    flat = {kind: size - stacked.get(kind, 0) for kind, size in weights.matrices.items() if kind in types}
+    grown = sum(size + _amx_bytes(kind, size) for kind, size in flat.items())
+    return grown + sum(size for kind, size in stacked.items() if kind in stacked_types)
+
+
+def _amx_bytes(kind: str, size: int) -> int:
+    """Return what a matrix of this type grows by in the layout of AMX."""
+    old, new = _AMX_BLOCKS.get(kind, (1, 1))
+    return size * (new - old) // old
+
+
+def host_weights_bytes(weights: Weights, settings: Settings, inputs: PlanInputs) -> int:
+    """Return the bytes of all weights on the CPU: repacked matrices beside the mapping that they were read from.
+
+    Without a mapping only a table that is the output too is there twice, once repacked.
+    """
+    types = repacked_types(inputs.board, inputs.engine)
+    if settings.load_mode != "mmap":
+        flat = {kind: size - weights.stacked.get(kind, 0) for kind, size in weights.matrices.items()}
+        grown = sum(_amx_bytes(*each) for each in flat.items()) if _amx(inputs.board, inputs.engine) else 0
+        return weights.file_bytes + grown + (weights.tied_bytes if weights.tied_type in types else 0)
+    unmapped = sum(size for kind, size in takewhile(lambda each: each[0] in types, weights.tail))
+    return weights.file_bytes - unmapped + repacked_bytes(weights, inputs)

@@ -11,24 +11,29 @@ from msgspec.structs import replace
 from edge.board.board import Board
 from edge.board.memory import MemorySnapshot
 from edge.config.values import ModelConfig, Preset, Profile
-from edge.engine import gpu_code
-from edge.engine.engine import Engine, Flag
+from edge.engine.engine import Engine
 from edge.errors import EngineMissingError, ModelMissingError, UnavailableError
 from edge.models.open import ModelFile
 from edge.plan.argv import EnvFacts, cold_start, environment, render
 from edge.plan.calibration import Calibration, last_start
-from edge.plan.draft_choice import DraftChoice, measured_drafts
-from edge.plan.drafters import with_mtp_layers
-from edge.plan.engine_options import OPTION_NAMES, engine_options
+from edge.plan.choices import (
+    SLEEP_OPTION,
+    DraftChoice,
+    LoadChoice,
+    SleepChoice,
+    measured_drafts,
+    own_sleep_s,
+    sleep_reasons,
+)
+from edge.plan.companions import with_mtp_layers
+from edge.plan.engine_options import engine_options
 from edge.plan.inputs import Candidate, PlanInputs, is_remote, restricted, role_of, situation, usable_gpus, with_hosted
 from edge.plan.kv_cache import PLAIN_KV
 from edge.plan.ladder import Rung, cold_choice, walk_ladder
-from edge.plan.load_choice import LoadChoice
 from edge.plan.other_engine import fingerprint, plan_other
 from edge.plan.plan import EngineOptions, Ladder, LaunchPlan, MemoryBudget, ModelPlan, Plan, SavedPrompts
 from edge.plan.reasons import cold_reasons, does_not_fit, no_template, reasons, without_effect
 from edge.plan.remotes import Remotes, with_remotes
-from edge.plan.sleep_choice import OPTION, SleepChoice, own_sleep_s, sleep_reasons
 from edge.units import GIB
 
 Wanted = tuple[Candidate, ModelConfig]  # the file that a model's entry asks for, and the entry
@@ -233,7 +238,7 @@ class _Job(Struct, frozen=True):
         sleep_s = sleep_s if saved is None else 0
         if sleep_s:
             params = {**options.params, "sleep_idle_seconds": sleep_s}
-            options = replace(options, args=(*options.args, OPTION, str(sleep_s)), params=params)
+            options = replace(options, args=(*options.args, SLEEP_OPTION, str(sleep_s)), params=params)
         line = render(rung.settings, inputs.engine, file, config.id, options)
         choice = cold_choice(preset, rung, inputs)
         cold = cold_start(choice, rung.settings, inputs.engine, file, config.id, options) if choice else None
@@ -363,37 +368,3 @@ def _board_notes(board: Board, preset: Preset, plans: Mapping[str, ModelPlan]) -
     if not any(rung.settings.n_gpu_layers and rung.budget["unified"].weights_bytes > 3 * GIB for rung in chosen):
         return ()
     return ("L4T 36.4.7 may refuse buffers this large: update to 36.5 or later, or --set managed_memory=true",)
-
-
-# The engine that `edgellm build` would make, for boards that are not present or have none yet. Pure.
-
-_VALUES = (
-    "--model --alias --host --ctx-size --parallel --batch-size --ubatch-size --cache-type-k --cache-type-v "
-    "--flash-attn --cache-ram --ctx-checkpoints --n-gpu-layers --device --split-mode --tensor-split --fit --threads "
-    "--threads-batch --mmproj --image-max-tokens --load-mode --log-colors --override-tensor --rpc"
-)
-_LEAST_ARCH = 50  # no toolkit that llama.cpp still supports compiles for older ones (CUDA 12: 50, CUDA 13: 75)
-_SWITCHES = (
-    "--no-context-shift --log-timestamps --log-prefix --no-ui --offline --no-warmup --slots --props --metrics "
-    "--embedding --reranking --jinja"
-)
-
-
-def assumed_engine(board: Board, recipe: str, path: str) -> Engine:
-    """Return a llama-server of the newest spelling, with CUDA where the board has a GPU and the recipe is for one."""
-    cuda = recipe != "cpu" and board.compute_capability is not None and board.refused is None
-    archs = [gpu_code.architecture(gpu.compute_capability) or 0 for gpu in board.gpus] if cuda else []
-    flags = {name: Flag(name, 1) for name in (*_VALUES.split(), *OPTION_NAMES)} | {
-        name: Flag(name, 0) for name in _SWITCHES.split()
-    }
-    flags["--verbosity"] = Flag("--verbosity", 1, ("0", "1", "2", "3", "4", "5"))
-    return Engine(
-        id=f"{recipe or 'cpu'} (not built yet)",
-        kind="llama-server",
-        path=path,
-        flags=flags,
-        cuda=cuda,
-        assumed=True,
-        built_for=tuple(sorted({arch for arch in archs if arch >= _LEAST_ARCH})),
-        rpc=True,
-    )

@@ -17,8 +17,9 @@ from edge.board.probe import probe
 from edge.board.storage import classify
 from edge.config import Config, resolve_profile
 from edge.config.values import ModelConfig, Override, Preset, Profile
+from edge.engine import gpu_code
 from edge.engine.choose import EngineFallback, choose, fallback_now
-from edge.engine.engine import Engine
+from edge.engine.engine import Engine, Flag
 from edge.errors import DeviceMissingError, EngineMissingError, UsageError
 from edge.linux.files import read_bounded
 from edge.linux.tree import Tree
@@ -27,15 +28,13 @@ from edge.paths import Folders
 from edge.plan import start_records
 from edge.plan.argv import EnvFacts, other_environment
 from edge.plan.calibration_file import calibration_path, load, read_claims
-from edge.plan.choices import read_choices
+from edge.plan.choices import DraftChoice, LoadChoice, SleepChoice, choices_path, read_choices
 from edge.plan.choose import Chooser, fetch_first
-from edge.plan.draft_choice import DraftChoice, drafts_path
-from edge.plan.load_choice import LoadChoice, choices_path
+from edge.plan.engine_options import OPTION_NAMES
 from edge.plan.other_load import load_path, read_busy_cores
 from edge.plan.plan import LaunchPlan, ModelPlan, Plan
-from edge.plan.planner import Extras, PromptFolder, assumed_engine, make_plan, plan_inputs
+from edge.plan.planner import Extras, PromptFolder, make_plan, plan_inputs
 from edge.plan.remotes import Absent, Remotes, find_remotes
-from edge.plan.sleep_choice import SleepChoice, sleeps_path
 from edge.units import MIB, format_bytes
 
 # Each saved prompt is a write of some 100 MB: eMMC, SD cards and USB sticks wear, network disks are slow, what lies in
@@ -170,19 +169,23 @@ def _plan(
     *,
     here: bool,
 ) -> Plan:
-    calibrations = load(calibration_path(folders), engine.id)
-    choices = read_choices(choices_path(folders), LoadChoice, board.id, engine.id)
-    preset, inputs = plan_inputs(board, memory, profile, engine, calibrations)
-    busy = read_busy_cores(load_path(folders))
-    inputs = replace(inputs, load_choices=choices, busy_cores=busy)
+    others = tuple(model for model in config.models if model.command)
+    extras = Extras(
+        calibrations=load(calibration_path(folders), engine.id),
+        load_choices=read_choices(choices_path(folders, LoadChoice), LoadChoice, board.id, engine.id),
+        busy_cores=read_busy_cores(load_path(folders)),
+        draft_choices=read_choices(choices_path(folders, DraftChoice), DraftChoice, board.id, engine.id),
+        remotes=remotes,
+        prompts=_prompt_folder(folders) if here else None,
+        others=others,
+        claims=read_claims(folders),
+        sleep_choices=read_choices(choices_path(folders, SleepChoice), SleepChoice, board.id, engine.id),
+    )
+    preset, inputs = plan_inputs(board, memory, profile, engine, extras.calibrations)
+    inputs = replace(inputs, load_choices=extras.load_choices, busy_cores=extras.busy_cores)
     chosen = Chooser(standard(folders, config.store.dirs, os.environ), inputs).choose(config, preset)
     facts = EnvFacts(str(folders.cache), str(folders.cache), wsl=board.container == "wsl2")
-    drafts = read_choices(drafts_path(folders), DraftChoice, board.id, engine.id)
-    prompts = _prompt_folder(folders) if here else None
-    others = tuple(model for model in config.models if model.command)
-    sleeps = read_choices(sleeps_path(folders), SleepChoice, board.id, engine.id)
-    claims = read_claims(folders)
-    extras = Extras(chosen.smaller, calibrations, choices, busy, drafts, remotes, prompts, others, claims, sleeps)
+    extras = replace(extras, alternatives=chosen.smaller)
     plan = make_plan(board, memory, profile, engine, chosen.models, facts, extras)
     if chosen.absent and not allow_missing:
         raise fetch_first(chosen.absent)
@@ -288,3 +291,37 @@ def capability_of(prepared: Prepared, plan: LaunchPlan) -> str | None:
     """Return the highest compute capability of the GPUs that a plan uses; the board's where it names none."""
     used = [gpu for gpu in prepared.board.gpus if gpu.uuid and gpu.uuid in plan.budget]
     return newest_capability(used) or prepared.board.compute_capability
+
+
+# The engine that `edgellm build` would make, for boards that are not present or have none yet.
+
+_VALUES = (
+    "--model --alias --host --ctx-size --parallel --batch-size --ubatch-size --cache-type-k --cache-type-v "
+    "--flash-attn --cache-ram --ctx-checkpoints --n-gpu-layers --device --split-mode --tensor-split --fit --threads "
+    "--threads-batch --mmproj --image-max-tokens --load-mode --log-colors --override-tensor --rpc"
+)
+_LEAST_ARCH = 50  # no toolkit that llama.cpp still supports compiles for older ones (CUDA 12: 50, CUDA 13: 75)
+_SWITCHES = (
+    "--no-context-shift --log-timestamps --log-prefix --no-ui --offline --no-warmup --slots --props --metrics "
+    "--embedding --reranking --jinja"
+)
+
+
+def assumed_engine(board: Board, recipe: str, path: str) -> Engine:
+    """Return a llama-server of the newest spelling, with CUDA where the board has a GPU and the recipe is for one."""
+    cuda = recipe != "cpu" and board.compute_capability is not None and board.refused is None
+    archs = [gpu_code.architecture(gpu.compute_capability) or 0 for gpu in board.gpus] if cuda else []
+    flags = {name: Flag(name, 1) for name in (*_VALUES.split(), *OPTION_NAMES)} | {
+        name: Flag(name, 0) for name in _SWITCHES.split()
+    }
+    flags["--verbosity"] = Flag("--verbosity", 1, ("0", "1", "2", "3", "4", "5"))
+    return Engine(
+        id=f"{recipe or 'cpu'} (not built yet)",
+        kind="llama-server",
+        path=path,
+        flags=flags,
+        cuda=cuda,
+        assumed=True,
+        built_for=tuple(sorted({arch for arch in archs if arch >= _LEAST_ARCH})),
+        rpc=True,
+    )

@@ -8,11 +8,11 @@ from typing import Any
 from edge.config.values import ModelConfig, Preset, Profile
 from edge.errors import DoesNotFitError
 from edge.models.open import ModelFile
+from edge.plan.choices import offload_of
 from edge.plan.engine_options import CHAT_KEYS
 from edge.plan.inputs import PlanInputs
 from edge.plan.kv_cache import BLOCKS, PLAIN_KV, checkpoint_bytes
 from edge.plan.ladder import Rung
-from edge.plan.load_choice import offload_of
 from edge.plan.plan import ColdStart, DomainBudget, MemoryBudget, Reason, Settings
 from edge.units import GIB, MIB, format_bytes
 
@@ -32,27 +32,21 @@ def reasons(
     n_layer = file.meta.n_layer
     fewer = chosen.n_parallel < preset.n_parallel
     shrunk = chosen.n_ctx // chosen.n_parallel < preset.n_ctx
-    dropped = bool(preset.cache_ram) and not chosen.cache_ram_bytes
+    kv_types = (chosen.kv_type_k, chosen.kv_type_v)
+    kv_given = kv_types == (preset.kv_type_k, preset.kv_type_v)
+    kv_why = "as requested" if kv_given else "a smaller cache, so that it fits"
+    load_key = None if preset.load_mode == "auto" else "load_mode"
+    cache, dropped = f"{chosen.cache_ram_bytes // MIB} MiB", preset.cache_ram and not chosen.cache_ram_bytes
     found = [
         _model(file, wanted),
         reason("n_ctx", chosen.n_ctx, _context(chosen, preset, file), None if shrunk else "n_ctx"),
         reason("n_parallel", chosen.n_parallel, _slots(chosen, preset), None if fewer else "n_parallel"),
         reason("n_gpu_layers", f"{chosen.n_gpu_layers}/{n_layer + 1}", _offload(chosen, n_layer, preset, inputs)),
-        reason("kv_type", _kv(chosen), _kv_reason(chosen, preset), "kv_type_k" if _kv_wished(chosen, preset) else None),
+        reason("kv_type", "/".join(dict.fromkeys(kv_types)), kv_why, "kv_type_k" if kv_given else None),
         reason("flash_attention", chosen.flash_attention, _flash(chosen, preset), "flash_attention"),
-        reason(
-            "load_mode",
-            chosen.load_mode,
-            _load(chosen, n_layer, preset, inputs),
-            None if preset.load_mode == "auto" else "load_mode",
-        ),
+        reason("load_mode", chosen.load_mode, _load(chosen, n_layer, preset, inputs), load_key),
         reason("n_threads", chosen.n_threads, _threads(preset, inputs), "n_threads"),
-        reason(
-            "cache_ram",
-            f"{chosen.cache_ram_bytes // MIB} MiB",
-            _cache(chosen, preset),
-            None if dropped else "cache_ram",
-        ),
+        reason("cache_ram", cache, _cache(chosen, preset), None if dropped else "cache_ram"),
     ]
     return (*found, *_special(rung, preset, role, inputs, reason))
 
@@ -153,24 +147,6 @@ def _offload(chosen: Settings, n_layer: int, preset: Preset, inputs: PlanInputs)
     return "this engine has no CUDA" if inputs.board.gpus else "no GPU here"
 
 
-def _kv(chosen: Settings) -> str:
-    same = chosen.kv_type_k == chosen.kv_type_v
-    return chosen.kv_type_k if same else f"{chosen.kv_type_k}/{chosen.kv_type_v}"
-
-
-def _kv_reason(chosen: Settings, preset: Preset) -> str:
-    return "as requested" if _kv_wished(chosen, preset) else "a smaller cache, so that it fits"
-
-
-def _kv_wished(chosen: Settings, preset: Preset) -> bool:
-    return (chosen.kv_type_k, chosen.kv_type_v) == (preset.kv_type_k, preset.kv_type_v)
-
-
-def _measured(chosen: Settings, n_layer: int, inputs: PlanInputs) -> bool:
-    offload = offload_of(chosen.n_gpu_layers, n_layer)
-    return any((each.offload, each.mode) == (offload, chosen.load_mode) for each in inputs.load_choices)
-
-
 def _flash(chosen: Settings, preset: Preset) -> str:
     needed = chosen.kv_type_v not in PLAIN_KV and preset.flash_attention != "on"
     return "a quantized V cache needs it" if needed else "as requested"
@@ -187,7 +163,8 @@ def cold_reasons(cold: ColdStart | None) -> tuple[Reason, ...]:
 def _load(chosen: Settings, n_layer: int, preset: Preset, inputs: PlanInputs) -> str:
     if preset.load_mode == chosen.load_mode:
         return "as requested"
-    if inputs.load_choices and preset.load_mode == "auto" and _measured(chosen, n_layer, inputs):
+    measured = {(each.offload, each.mode) for each in inputs.load_choices}
+    if preset.load_mode == "auto" and (offload_of(chosen.n_gpu_layers, n_layer), chosen.load_mode) in measured:
         return "measured by `edgellm bench load`"
     if chosen.load_mode == "mmap" and chosen.n_gpu_layers > n_layer and not chosen.cpu_expert_layers:
         return "a GPU is sooner ready from a mapped file in the page cache, and as soon without"

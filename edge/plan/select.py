@@ -131,12 +131,10 @@ def _nothing_fits(
     return does_not_fit(nearest.candidate.file.name, nearest, preset)
 
 
-def smaller_quants(
-    chosen: DownloadCandidate, group: Iterable[DownloadCandidate], load: Load, most: int = 2
-) -> list[Candidate]:
-    """Return smaller files of the same model in the store, largest first."""
+def smaller_quants(chosen: DownloadCandidate, group: Iterable[DownloadCandidate], load: Load) -> list[Candidate]:
+    """Return the next two smaller files of the same model in the store, largest first."""
     files = sorted((o for o in group if o.path and o.bytes < chosen.bytes), key=lambda offer: -offer.bytes)
-    loaded = (load(offer) for offer in files[:most])
+    loaded = (load(offer) for offer in files[:2])
     return [candidate for candidate in loaded if candidate is not None]
 
 

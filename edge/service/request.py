@@ -13,7 +13,7 @@ from edge.board.device_nodes import GPU_GROUPS
 from edge.config.devices import rpc_address
 from edge.errors import ConfigError, UsageError
 from edge.paths import Folders, system_folders
-from edge.plan.load_choice import choices_path, prefetch_helps
+from edge.plan.choices import LoadChoice, choices_path, prefetch_helps
 from edge.service import program
 from edge.service.access import user_exists
 from edge.service.config_file import NAME, read_base
@@ -72,7 +72,7 @@ def unit_settings(request: InstallRequest, wheels: Path | None = None) -> UnitSe
         model_dirs=tuple(map(str, request.model_dirs)) or before.model_dirs,
         groups=existing_groups(GPU_GROUPS),
         jtop=not request.rpc_only and bool(existing_groups(("jtop",))),
-        prefetch=prefetch_helps(choices_path(system_folders()), choices_path(request.source)),
+        prefetch=prefetch_helps(*(choices_path(place, LoadChoice) for place in (system_folders(), request.source))),
         power_mode=request.power_mode or before.power_mode,
         rpc_only=request.rpc_only,
         **_rpc(request, before),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.paths import folders
-from edge.plan.load_choice import choices_path
+from edge.plan.choices import LoadChoice, choices_path
 
 
 def bench_parser(about: str | None, *, reports: bool = True) -> argparse.ArgumentParser:
@@ -40,7 +40,7 @@ def state_of(options: argparse.Namespace) -> Path:
     """Return a new state folder, with what `edgellm bench load --apply` kept if the options name it."""
     state = Path(tempfile.mkdtemp(prefix="e-"))
     if options.measured is not None:
-        kept = choices_path(folders(os.environ, state))
+        kept = choices_path(folders(os.environ, state), LoadChoice)
         kept.parent.mkdir(parents=True)
         shutil.copyfile(options.measured, kept)
     return state

@@ -17,8 +17,7 @@ from edge.engine.installed import SelectedEngine, write_selection
 from edge.linux.procfs import resident_ratio
 from edge.models.open import open_model
 from edge.plan import start_records
-from edge.plan.choices import read_choices, write_choice
-from edge.plan.load_choice import LoadChoice, choice_for, chosen_mode, size_class
+from edge.plan.choices import LoadChoice, choice_for, chosen_mode, read_choices, size_class, write_choice
 from edge.plan.plan import Ladder, LaunchPlan, ModelPlan, Plan
 from edge.units import GIB
 from tests.daemon.served import Served, config_text, install, served

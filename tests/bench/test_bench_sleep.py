@@ -12,10 +12,8 @@ from edge.board.probe import probe
 from edge.config.values import ModelConfig
 from edge.engine.engine import Flag
 from edge.paths import folders
-from edge.plan.choices import read_choices, write_choice
-from edge.plan.load_choice import size_class
+from edge.plan.choices import SleepChoice, choices_path, read_choices, size_class, winner, write_choice
 from edge.plan.planner import Extras, PromptFolder
-from edge.plan.sleep_choice import SleepChoice, sleeps_path, winner
 from edge.units import GIB, MIB
 from tests.daemon.served import Served, config_text
 from tests.plan import shapes
@@ -98,7 +96,7 @@ def test_the_bench_measures_both_ways_and_keeps_the_winner(short_dir: Path, smol
     row, best = result["row"], result["winner"]
     assert len(row["stop_s"]) == len(row["engine_s"]) == 1 and row["left_bytes"] > MIB and result["applied"]
     assert best["mode"] == winner(best["stop_s"], best["engine_s"], best["left_bytes"], smollm2.stat().st_size)
-    (kept,) = read_choices(sleeps_path(folders({}, state)), SleepChoice, probe().id, best["engine"])
+    (kept,) = read_choices(choices_path(folders({}, state), SleepChoice), SleepChoice, probe().id, best["engine"])
     assert kept.mode == best["mode"]
 
 

@@ -13,7 +13,7 @@ from edge.engine import embedded
 from edge.engine.engine import Engine
 from edge.plan.argv import SOCKET, EnvFacts, argv, common_params, environment, redacted, redacted_args, render
 from edge.plan.plan import Settings
-from edge.plan.planner import assumed_engine
+from edge.plan.prepare import assumed_engine
 from tests.plan import shapes
 
 FULL = Settings(

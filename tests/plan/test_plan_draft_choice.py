@@ -8,8 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from edge.config.values import Preset
-from edge.plan.choices import read_choices, write_choice
-from edge.plan.draft_choice import NOT_MEASURED, DraftChoice, measured_drafts, model_key
+from edge.plan.choices import NOT_MEASURED, DraftChoice, measured_drafts, model_key, read_choices, write_choice
 from tests.plan import shapes
 
 FILE = shapes.model("Small")

@@ -15,10 +15,11 @@ from edge.engine.engine import Engine, Flag
 from edge.errors import DoesNotFitError
 from edge.plan.argv import EnvFacts
 from edge.plan.calibration import measure
-from edge.plan.drafters import drafter_bytes
+from edge.plan.companions import drafter_bytes
 from edge.plan.inputs import Candidate, candidate_of
 from edge.plan.plan import LaunchPlan
-from edge.plan.planner import assumed_engine, make_plan
+from edge.plan.planner import make_plan
+from edge.plan.prepare import assumed_engine
 from edge.units import GIB, MIB
 from tests.plan import shapes
 from tests.plan.test_plan_calibration import LOG

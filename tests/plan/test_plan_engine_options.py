@@ -25,7 +25,7 @@ from edge.plan.engine_args import OWNED, check_args, embedded_name
 from edge.plan.engine_options import engine_options
 from edge.plan.ladder_steps import requested_slot_context
 from edge.plan.plan import EngineOptions
-from edge.plan.planner import assumed_engine
+from edge.plan.prepare import assumed_engine
 from tests.fakes.gguf_writer import Gguf
 from tests.plan import shapes
 from tests.plan.test_plan_argv import FULL, MODEL

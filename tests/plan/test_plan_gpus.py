@@ -16,7 +16,8 @@ from edge.errors import DoesNotFitError
 from edge.plan.argv import EnvFacts
 from edge.plan.inputs import Candidate, candidate_of
 from edge.plan.plan import LaunchPlan, Plan, Settings
-from edge.plan.planner import assumed_engine, make_plan
+from edge.plan.planner import make_plan
+from edge.plan.prepare import assumed_engine
 from edge.units import GIB
 from tests.plan import shapes
 

@@ -18,8 +18,8 @@ from edge.models.open import ModelFile
 from edge.paths import folders
 from edge.plan.argv import EnvFacts
 from edge.plan.calibration import Calibration, calibration_key
+from edge.plan.choices import LoadChoice, size_class
 from edge.plan.inputs import Candidate, candidate_of
-from edge.plan.load_choice import LoadChoice, size_class
 from edge.plan.plan import DomainBudget, LaunchPlan, Measured, Plan
 from edge.plan.planner import Extras, make_plan
 from edge.units import GIB, MIB

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from edge.board.board import Board
 from edge.models.open import open_model
 from edge.plan.inputs import Candidate, candidate_of, situation
+from edge.plan.memory import host_weights_bytes, repacked_types
 from edge.plan.plan import Settings
-from edge.plan.repacking import host_weights_bytes, repacked_types
 from edge.units import MIB
 from tests.bench.memory_models import MODELS, WIDE, dense, write_model
 from tests.plan import shapes

@@ -19,7 +19,8 @@ from edge.paths import folders
 from edge.plan.candidates import DownloadCandidate, ranking
 from edge.plan.choose import Chooser, Chosen
 from edge.plan.inputs import candidate_of, situation
-from edge.plan.planner import assumed_engine, plan_inputs
+from edge.plan.planner import plan_inputs
+from edge.plan.prepare import assumed_engine
 from edge.plan.select import select, tokens_s
 from tests.plan import shapes
 from tests.plan.golden import machine

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge.board.probe import probe
-from edge.plan.choices import write_choice
-from edge.plan.sleep_choice import SleepChoice
+from edge.plan.choices import SleepChoice, write_choice
 from edge.units import MIB
 from tests.daemon.served import Served, config_text
 from tests.pool.test_pool_up import LIMIT, ask

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from edge.plan.choices import write_choice
-from edge.plan.load_choice import LoadChoice, prefetch_helps
+from edge.plan.choices import LoadChoice, prefetch_helps, write_choice
 from edge.resources import data_dir
 from edge.service.units import UNITS, UnitFile, UnitSettings, files
 
