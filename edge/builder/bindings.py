@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from edge.builder.build import BuildReport
 from edge.builder.commands import BuildInputs, overrides
 from edge.builder.compile import build_environment, diagnose, run_logged
 from edge.builder.download import download, pip_command
 from edge.builder.install import locked
-from edge.builder.preflight import Preflight
 from edge.builder.request import BuildPlan, BuildRequest
 from edge.builder.source import unpack
-from edge.errors import BuildError, UnavailableError, UsageError, full_disk_named
+from edge.errors import UnavailableError, UsageError, full_disk_named
 
 # Options that make one program: the bindings load libllama.so, and scikit-build-core brings its own ninja.
 _NOT_FOR_LIBRARIES = frozenset({"BUILD_SHARED_LIBS", "LLAMA_BUILD_SERVER", "CMAKE_MAKE_PROGRAM"})
@@ -28,7 +25,8 @@ def build_bindings(request: BuildRequest, plan: BuildPlan, report: BuildReport) 
     """Build the wheel and return its path, in a cache folder named by the build's fingerprint. Raises EdgeError."""
     if request.source.type != "pypi":
         raise UsageError("the bindings are built from the pinned sdist", "leave --source out")
-    _stop(plan.preflight)
+    for finding in plan.preflight.failed:
+        raise UnavailableError(finding.sentence, finding.hint)
     wheels = request.folders.cache / "wheels" / plan.commands.fingerprint
     with locked(request.folders.engines), full_disk_named():
         archive = download(plan.pin.pypi, request.source_dir, report.say)
@@ -36,7 +34,9 @@ def build_bindings(request: BuildRequest, plan: BuildPlan, report: BuildReport) 
         shutil.rmtree(work, ignore_errors=True)
         sources, build = work / "source", work / "build"
         work.mkdir(parents=True)
-        unpack(archive, _whole(plan.pin.pypi), sources, _LEFT_OUT)
+        # The whole archive: the bindings around llama.cpp's tree.
+        inside = PurePosixPath(plan.pin.pypi["inside"]).parts[0]
+        unpack(archive, {**plan.pin.pypi, "inside": inside}, sources, _LEFT_OUT)
         report.say(f"building the {plan.pin.pypi['name']} wheel (about {plan.minutes} min)")
         log = wheels / "edgellm-build.log"
         log.unlink(missing_ok=True)
@@ -44,21 +44,9 @@ def build_bindings(request: BuildRequest, plan: BuildPlan, report: BuildReport) 
         code = run_logged(_command(sources, build, wheels), _environment(request, plan), log, lines.append)
         if code != 0:
             lines.append(f"pip ended with {code}")
-            failure = diagnose(lines, plan.table["failures"])
-            evidence = "\n".join(f"  {line}" for line in failure.evidence)
-            raise BuildError(f"{failure.sentence} (log: {log})", failure.hint, table=evidence)
+            raise diagnose(lines, plan.table["failures"]).error(log)
         shutil.rmtree(work)
     return max(wheels.glob("*.whl"), key=lambda wheel: wheel.stat().st_mtime)
-
-
-def _stop(preflight: Preflight) -> None:
-    for finding in preflight.failed:
-        raise UnavailableError(finding.sentence, finding.hint)
-
-
-def _whole(pypi: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the pin for the whole archive: the bindings around llama.cpp's tree."""
-    return {**pypi, "inside": PurePosixPath(pypi["inside"]).parts[0]}
 
 
 def _command(sources: Path, build: Path, wheels: Path) -> list[str]:

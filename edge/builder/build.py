@@ -98,7 +98,7 @@ def _check_options(plan: BuildPlan, report: BuildReport) -> tuple[str, ...]:
 def _compile(request: BuildRequest, plan: BuildPlan, log: Path, report: BuildReport) -> Commands:
     """Configure and compile; halve the jobs after an out-of-memory kill, use the baseline CPU after a header mismatch.
 
-    Return the commands that succeeded, under the plan's fingerprint: the same order makes the same engine.
+    Return the commands that succeeded, under the plan's fingerprint: the same request makes the same engine.
     """
     made, inputs = plan.commands, plan.inputs
     environment = build_environment(request.environment, [str(Path(inputs.ninja.path).parent)])
@@ -116,8 +116,7 @@ def _compile(request: BuildRequest, plan: BuildPlan, log: Path, report: BuildRep
             inputs = replace(inputs, baseline=True)
             report.say(f"{failure.sentence}: once more with the baseline CPU architecture")
         else:
-            evidence = "\n".join(f"  {line}" for line in failure.evidence)
-            raise BuildError(f"{failure.sentence} (log: {log})", failure.hint, table=evidence or None)
+            raise failure.error(log)
         made = commands(replace(inputs, jobs=jobs), str(request.build_root), keep=plan.commands.fingerprint)
 
 
@@ -158,14 +157,7 @@ def _made(plan: BuildPlan, unknown: tuple[str, ...]) -> dict[str, Any]:
     options = {option.name: option.value for option in (*plan.recipe.options, *plan.commands.overrides)}
     return {
         "fingerprint": plan.commands.fingerprint,
-        "source": {
-            "type": plan.source.type,
-            "name": plan.source.name,
-            "version": plan.source.version,
-            "commit": plan.source.commit[:9],
-            "sha256": plan.source.sha256,
-            "pinned": plan.source.pinned,
-        },
+        "source": {**plan.source.document(), "commit": plan.source.commit[:9]},
         "recipe": {"name": plan.recipe.name, "sha256": plan.recipe.sha256},
         "options": options,
         "unknown_options": list(unknown),

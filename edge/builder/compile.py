@@ -14,6 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from edge.errors import BuildError
 from edge.linux.procfs import session_pids
 
 # Turn ninja's counter into progress and remaining time. Pure.
@@ -199,6 +200,10 @@ class BuildFailure(Struct, frozen=True):
     hint: str | None
     retry: str | None
     evidence: tuple[str, ...]
+
+    def error(self, log: Path) -> BuildError:
+        table = "\n".join(f"  {line}" for line in self.evidence)
+        return BuildError(f"{self.sentence} (log: {log})", self.hint, table=table or None)
 
 
 def diagnose(

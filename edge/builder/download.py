@@ -26,32 +26,24 @@ def download(pypi: Mapping[str, Any], src_dir: Path, say: Say) -> Path:
     requirement.write_text(f"{pypi['name']}=={pypi['version']} --hash=sha256:{pypi['sha256']}\n")
     command = [*pip_command(), "download", "--no-deps", "--no-binary", ":all:", "--require-hashes"]
     # The sdist's own build back end is only asked for its metadata; it may come as a wheel.
-    command += [
-        "--only-binary",
-        "scikit-build-core,cmake,ninja,packaging,pathspec",
-        "--dest",
-        str(src_dir),
-        "-r",
-        str(requirement),
-    ]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    command += ["--only-binary", "scikit-build-core,cmake,ninja,packaging,pathspec"]
+    command += ["--dest", str(src_dir), "-r", str(requirement)]
+    done = _run(command)
     text = done.stdout + done.stderr
     if "DO NOT MATCH THE HASHES" in text:
         raise BadDataError(
             f"{pypi['file']} has another hash than the pinned one", "the index serves another file: do not use it"
         )
     if done.returncode != 0 or not archive.is_file():
-        last = (text.strip().splitlines() or ["pip printed nothing"])[-1]
-        raise UnavailableError(
-            f"{pypi['file']} could not be fetched: {last}", "fetch it elsewhere and give --source path:FILE"
-        )
+        why = f"{pypi['file']} could not be fetched: {_last_line(text, 'pip')}"
+        raise UnavailableError(why, "fetch it elsewhere and give --source path:FILE")
     return archive
 
 
 def pip_command() -> list[str]:
     """Return this Python's pip, else the system's. Raises UnavailableError."""
     own = [sys.executable, "-m", "pip"]
-    if subprocess.run([*own, "--version"], stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0:
+    if _run([*own, "--version"]).returncode == 0:
         return own
     found = shutil.which("pip3") or shutil.which("pip")
     if found is None:
@@ -86,26 +78,29 @@ def clone(url: str, ref: str, tree: Path, say: Say) -> None:
 
 def _git(command: list[str], folder: Path) -> None:
     try:
-        done = subprocess.run(
-            command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-        )
+        done = _run(command, folder)
     except OSError as error:
         raise UnavailableError("git is not installed", "sudo apt install git, or use --source pypi") from error
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["git printed nothing"])[-1]
-        raise UnavailableError(
-            f"{' '.join(command[:2])} failed: {last}", "check the tag and the network, or use --source pypi"
-        )
+        why = f"{' '.join(command[:2])} failed: {_last_line(done.stderr, 'git')}"
+        raise UnavailableError(why, "check the tag and the network, or use --source pypi")
+
+
+def _run(command: Sequence[str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
+    )
+
+
+def _last_line(text: str, program: str) -> str:
+    return (text.strip().splitlines() or [f"{program} printed nothing"])[-1]
 
 
 def head(tree: Path) -> str | None:
     """Return the commit of a git tree, None without one."""
     if not (tree / ".git").exists():
         return None
-    done = subprocess.run(
-        ["git", "-c", f"safe.directory={tree}", "-C", str(tree), "rev-parse", "HEAD"],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = _run(["git", "-c", f"safe.directory={tree}", "-C", str(tree), "rev-parse", "HEAD"])
     return done.stdout.strip() if done.returncode == 0 else None
 
 
@@ -122,18 +117,10 @@ def fetch_tools(tools_dir: Path, requirements: Sequence[str], say: Say) -> None:
         listed = partial / "requirements.txt"
         listed.write_text("".join(" ".join(line.split()) + "\n" for line in requirements))
         command = [*pip_command(), "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes"]
-        done = subprocess.run(
-            [*command, "--target", str(partial), "-r", str(listed)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = _run([*command, "--target", str(partial), "-r", str(listed)])
         if done.returncode != 0:
-            last = (done.stderr.strip().splitlines() or ["pip printed nothing"])[-1]
-            raise UnavailableError(
-                f"cmake and ninja could not be fetched: {last}", "sudo apt install cmake ninja-build"
-            )
+            why = f"cmake and ninja could not be fetched: {_last_line(done.stderr, 'pip')}"
+            raise UnavailableError(why, "sudo apt install cmake ninja-build")
         # The wheels' own commands are Python scripts that look for their package; the programs lie inside.
         (partial / "bin").mkdir(exist_ok=True)
         for name in ("cmake", "ninja"):

@@ -25,6 +25,7 @@ from edge.engine.installed import (
     SCHEMA,
     SERVER,
     SelectedEngine,
+    find_same,
     ids,
     is_id,
     load,
@@ -250,7 +251,7 @@ def import_engine(engines: Path, file: Path, *, machine: str | None = None, root
         if document["target"].get("machine") not in (None, here):
             built = document["target"]["machine"]
             raise BadDataError(f"{file.name} holds an engine for {built}, and this machine is {here}")
-        same = _same(engines, document)
+        same = find_same(engines, "files", document["files"])
         if same is not None:
             use(engines, same)
             return same, False
@@ -297,16 +298,6 @@ _OURS = {
 
 def _next_id(engines: Path, document: dict[str, Any]) -> str:
     return new_id(engines, str(document["source"].get("commit") or "unknown"), str(document["recipe"]["name"]))
-
-
-def _same(engines: Path, document: dict[str, Any]) -> str | None:
-    """Return an installed engine with the same files."""
-    for engine_id in ids(engines):
-        with contextlib.suppress(EdgeError):  # a broken neighbour is not the same engine
-            if manifest(engines, engine_id).get("files") == document["files"]:
-                load(engines, engine_id)
-                return engine_id
-    return None
 
 
 def _unpack(file: Path, folder: Path) -> dict[str, Any]:

@@ -9,15 +9,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
+
 from edge.builder.commands import BuildInputs, commands, estimate_minutes
 from edge.builder.measure import assumed_toolchain, find_arch, matching_cc, measure
 from edge.builder.preflight import BuildNeeds, Preflight, compilable, preflight
 from edge.builder.recipe import Recipe, hopeless
 from edge.builder.request import BuildPlan, BuildRequest, BuildResult, find_recipe
 from edge.builder.source import Pin, SourceArchive, locate, pin_for
-from edge.builder.toolchain import WARN, BuildFinding, Tool, Toolchain, numbers, survey
-from edge.engine.installed import ids, load, manifest
-from edge.errors import EdgeError, UnavailableError
+from edge.builder.toolchain import Tool, Toolchain, numbers, survey, warn
+from edge.engine.installed import find_same
+from edge.errors import UnavailableError
 from edge.resources import data_dir, load_toml
 
 
@@ -58,7 +60,9 @@ def make_plan(request: BuildRequest) -> BuildPlan:
         minutes=estimate_minutes(recipe, inputs.jobs),
         drop=tuple(table["tree"]["drop"]),
         table=table,
-        built=find_built(request.folders.engines, made.fingerprint) if source.pinned and not request.force else None,
+        built=find_same(request.folders.engines, "fingerprint", made.fingerprint)
+        if source.pinned and not request.force
+        else None,
     )
 
 
@@ -109,7 +113,7 @@ def _cmake_min(recipe: Recipe, pin: Pin) -> tuple[int, ...]:
 def _not_checked(tools: Toolchain, wanted: BuildNeeds) -> Preflight:
     sentence = "planned for another board: its tools, memory, disk and clock are assumed, not checked"
     kit = tools.toolkits[0] if tools.toolkits else None
-    return Preflight((BuildFinding("machine", WARN, sentence),), kit, tools.cxx[0], wanted.jobs or 4)
+    return Preflight((warn("machine", sentence),), kit, tools.cxx[0], wanted.jobs or 4)
 
 
 def _wanted(request: BuildRequest, recipe: Recipe, pin: Pin, arch: tuple[int, ...]) -> BuildNeeds:
@@ -159,19 +163,6 @@ def _inputs(
     )
 
 
-def find_built(engines: Path, fingerprint: str) -> str | None:
-    """Return the newest complete engine of this fingerprint."""
-    for engine_id in reversed(ids(engines)):
-        try:
-            if manifest(engines, engine_id).get("fingerprint") == fingerprint:
-                # load() checks that the files are there: a manifest alone is an engine that was deleted by hand.
-                load(engines, engine_id)
-                return engine_id
-        except EdgeError:
-            continue
-    return None
-
-
 # Describe a build plan and its result as JSON documents. Pure.
 
 SCHEMA = 1
@@ -183,24 +174,14 @@ def plan_document(request: BuildRequest, plan: BuildPlan) -> dict[str, Any]:
         "schema": SCHEMA,
         "board": {"id": request.board.id, "module": request.board.module, "stand_in": request.stand_in},
         "recipe": {"name": recipe.name, "script": recipe.script, "sha256": recipe.sha256, "trust": recipe.trust},
-        "source": {
-            "type": plan.source.type,
-            "name": plan.source.name,
-            "version": plan.source.version,
-            "commit": plan.source.commit,
-            "sha256": plan.source.sha256,
-            "pinned": plan.source.pinned,
-        },
+        "source": plan.source.document(),
         "cuda_arch": list(plan.arch),
         "fingerprint": plan.commands.fingerprint,
         "built": plan.built,
         "jobs": plan.inputs.jobs,
         "minutes": plan.minutes,
         "disk_bytes": recipe.disk_bytes,
-        "findings": [
-            {"name": f.name, "verdict": f.verdict, "sentence": f.sentence, "hint": f.hint}
-            for f in plan.preflight.findings
-        ],
+        "findings": [to_builtins(finding) for finding in plan.preflight.findings],
         "options": [
             {"name": option.name, "value": option.value, "because": option.why}
             for option in (*recipe.options, *plan.commands.overrides)

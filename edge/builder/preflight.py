@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct
 
 from edge.builder.recipe import Recipe
 from edge.builder.toolchain import (
-    FAIL,
-    OK,
-    WARN,
     BuildFinding,
     Tool,
     Toolchain,
     Toolkit,
     choose_host_compiler,
     choose_toolkit,
+    dotted,
+    fail,
     numbers,
+    ok,
     toolkit_row,
+    warn,
 )
 from edge.units import format_bytes, parse_size
 
@@ -62,12 +63,11 @@ class Preflight(Struct, frozen=True):
 
     @property
     def failed(self) -> tuple[BuildFinding, ...]:
-        return tuple(finding for finding in self.findings if finding.verdict == FAIL)
+        return tuple(finding for finding in self.findings if finding.verdict == "fail")
 
 
 def preflight(wanted: BuildNeeds, machine: BuildHost, table: Mapping[str, Any]) -> Preflight:
-    findings: list[BuildFinding] = [_machine(wanted, machine)]
-    findings += _tools(wanted, machine)
+    findings: list[BuildFinding] = [_machine(wanted, machine), *_tools(wanted, machine)]
     toolkit, host = None, machine.toolchain.cxx[0] if machine.toolchain.cxx else None
     if wanted.recipe.cuda:
         toolkit, about = choose_toolkit(
@@ -80,57 +80,44 @@ def preflight(wanted: BuildNeeds, machine: BuildHost, table: Mapping[str, Any]) 
             findings.append(about)
             findings.append(_glibc(toolkit, machine, table))
     jobs = choose_jobs(wanted, machine, table)
-    findings.append(BuildFinding("jobs", OK, _jobs_sentence(jobs, wanted, machine)))
+    findings.append(ok("jobs", _jobs_sentence(jobs, wanted, machine)))
     findings += _disk(wanted, machine, jobs, table)
     findings.append(_clock(machine))
-    return Preflight(tuple(f for f in findings if f.sentence), toolkit, host, jobs)
+    return Preflight(tuple(findings), toolkit, host, jobs)
 
 
 def _machine(wanted: BuildNeeds, machine: BuildHost) -> BuildFinding:
     recipe = wanted.recipe
     if recipe.machine and recipe.machine != machine.toolchain.machine:
-        return BuildFinding(
+        return fail(
             "machine",
-            FAIL,
             f"the recipe {recipe.name} builds on {recipe.machine}, and this machine is {machine.toolchain.machine}",
             "run it on the board; --dry-run shows what it would do",
         )
-    return BuildFinding("machine", OK, f"{machine.toolchain.machine}")
+    return ok("machine", f"{machine.toolchain.machine}")
 
 
-def _tools(wanted: BuildNeeds, machine: BuildHost) -> list[BuildFinding]:
+def _tools(wanted: BuildNeeds, machine: BuildHost) -> Iterator[BuildFinding]:
     tools = machine.toolchain
-    findings = []
     fetch = "run it again with --fetch-tools (takes cmake and ninja from PyPI)"
     if tools.cmake is None:
-        findings.append(BuildFinding("cmake", FAIL, "cmake is not installed", fetch))
+        yield fail("cmake", "cmake is not installed", fetch)
     elif tools.cmake.version < wanted.cmake_min:
-        need = ".".join(map(str, wanted.cmake_min))
-        findings.append(
-            BuildFinding("cmake", FAIL, f"cmake {tools.cmake.text} is too old: {need} or newer is needed", fetch)
-        )
+        need = dotted(wanted.cmake_min)
+        yield fail("cmake", f"cmake {tools.cmake.text} is too old: {need} or newer is needed", fetch)
     else:
-        findings.append(BuildFinding("cmake", OK, f"cmake {tools.cmake.text}"))
+        yield ok("cmake", f"cmake {tools.cmake.text}")
     if tools.ninja is None:
-        findings.append(
-            BuildFinding("ninja", FAIL, "ninja is not installed", f"sudo apt install ninja-build, or {fetch}")
-        )
+        yield fail("ninja", "ninja is not installed", f"sudo apt install ninja-build, or {fetch}")
     if not tools.cxx or tools.cc is None:
-        findings.append(
-            BuildFinding("compiler", FAIL, "no C++ compiler is installed", "sudo apt install build-essential")
-        )
+        yield fail("compiler", "no C++ compiler is installed", "sudo apt install build-essential")
     elif not wanted.recipe.cuda and tools.cxx[0].version[0] < wanted.gcc_min:
-        newer = f"gcc {tools.cxx[0].text} is too old: {wanted.gcc_min} or newer is needed"
-        findings.append(BuildFinding("compiler", FAIL, newer, f"sudo apt install g++-{wanted.gcc_min}"))
+        too_old = f"gcc {tools.cxx[0].text} is too old: {wanted.gcc_min} or newer is needed"
+        yield fail("compiler", too_old, f"sudo apt install g++-{wanted.gcc_min}")
     elif not wanted.recipe.cuda:
-        findings.append(BuildFinding("compiler", OK, f"gcc {tools.cxx[0].text}"))
+        yield ok("compiler", f"gcc {tools.cxx[0].text}")
     if tools.ccache is None:
-        findings.append(
-            BuildFinding(
-                "ccache", WARN, "ccache is not installed: a rebuild starts from nothing", "sudo apt install ccache"
-            )
-        )
-    return findings
+        yield warn("ccache", "ccache is not installed: a rebuild starts from nothing", "sudo apt install ccache")
 
 
 def compilable(toolkit: Toolkit, arch: tuple[int, ...], table: Mapping[str, Any]) -> tuple[int, ...]:
@@ -142,27 +129,27 @@ def compilable(toolkit: Toolkit, arch: tuple[int, ...], table: Mapping[str, Any]
 def _architecture(toolkit: Toolkit, arch: tuple[int, ...], table: Mapping[str, Any]) -> BuildFinding:
     if not arch:
         hint = "name it: --arch 90"
-        return BuildFinding("architecture", FAIL, "no GPU answers, so its architecture is unknown", hint)
+        return fail("architecture", "no GPU answers, so its architecture is unknown", hint)
     row, known = toolkit_row(toolkit.version, table), toolkit.archs
     able = compilable(toolkit, arch, table)
     text = ", ".join(f"sm_{a}" for a in arch)
     if len(able) == len(arch):
-        return BuildFinding("architecture", OK, f"{text}, which this nvcc compiles")
+        return ok("architecture", f"{text}, which this nvcc compiles")
     listed = ", ".join(map(str, known)) if known else f"{row['arch_min']} to {row['arch_max']}"
     hint = "install the toolkit that belongs to this board"
-    return BuildFinding("architecture", FAIL, f"nvcc {toolkit.text} cannot compile for {text}: it knows {listed}", hint)
+    return fail("architecture", f"nvcc {toolkit.text} cannot compile for {text}: it knows {listed}", hint)
 
 
 def _glibc(toolkit: Toolkit, machine: BuildHost, table: Mapping[str, Any]) -> BuildFinding:
     """Check the C library against the toolkit's headers: they declare the same functions in another way."""
     most = toolkit_row(toolkit.version, table)["glibc_max"]
     if machine.glibc is None or machine.patched or numbers(machine.glibc) <= numbers(most):
-        return BuildFinding("glibc", OK, f"glibc {machine.glibc or 'of unknown version'}")
+        return ok("glibc", f"glibc {machine.glibc or 'of unknown version'}")
     sentence = f"CUDA {toolkit.text} compiles with glibc up to {most}, and this system has {machine.glibc}"
     hint = "install a newer CUDA toolkit, or patch crt/math_functions.h as llama.cpp's build guide shows"
     # What is listed was reported; a release after the newest row may well be mended.
     newer = toolkit.version > numbers(max(table["toolkits"], key=lambda row: numbers(row["cuda"]))["cuda"])
-    return BuildFinding("glibc", WARN if newer else FAIL, sentence, hint)
+    return (warn if newer else fail)("glibc", sentence, hint)
 
 
 def choose_jobs(wanted: BuildNeeds, machine: BuildHost, table: Mapping[str, Any]) -> int:
@@ -185,26 +172,21 @@ def _jobs_sentence(jobs: int, wanted: BuildNeeds, machine: BuildHost) -> str:
     return f"{jobs} at once: {machine.cores} cores, {available} available ({limit} decides)"
 
 
-def _disk(wanted: BuildNeeds, machine: BuildHost, jobs: int, table: Mapping[str, Any]) -> list[BuildFinding]:
+def _disk(wanted: BuildNeeds, machine: BuildHost, jobs: int, table: Mapping[str, Any]) -> Iterator[BuildFinding]:
     """Check the space of the build folder and TMPDIR, together if they share a disk (FC-14)."""
     build = wanted.recipe.disk_bytes
     tmp = jobs * parse_size(table["costs"]["tmp_per_job"])
-    needs = [("disk", "the build folder", machine.build_free_bytes, build + (tmp if machine.same_disk else 0))]
+    need = build + (tmp if machine.same_disk else 0)
+    yield _space("disk", "the build folder", machine.build_free_bytes, need, "free some space")
     if not machine.same_disk:
-        needs.append(("tmpdir", "TMPDIR", machine.tmp_free_bytes, tmp))
-    findings = []
-    for name, where, free, need in needs:
-        if free < need:
-            sentence = f"{where} has {format_bytes(free)} free and needs {format_bytes(need)}"
-            hint = (
-                "free some space" if name == "disk" else "free some space, or set TMPDIR to a folder on a larger disk"
-            )
-            findings.append(BuildFinding(name, FAIL, sentence, hint))
-        else:
-            findings.append(
-                BuildFinding(name, OK, f"{where} has {format_bytes(free)} free, {format_bytes(need)} needed")
-            )
-    return findings
+        hint = "free some space, or set TMPDIR to a folder on a larger disk"
+        yield _space("tmpdir", "TMPDIR", machine.tmp_free_bytes, tmp, hint)
+
+
+def _space(name: str, where: str, free: int, need: int, hint: str) -> BuildFinding:
+    if free < need:
+        return fail(name, f"{where} has {format_bytes(free)} free and needs {format_bytes(need)}", hint)
+    return ok(name, f"{where} has {format_bytes(free)} free, {format_bytes(need)} needed")
 
 
 def _clock(machine: BuildHost) -> BuildFinding:
@@ -212,10 +194,9 @@ def _clock(machine: BuildHost) -> BuildFinding:
     # A minute of slack: file systems and NTP round.
     if machine.now_s + 60 < machine.newest_source_s:
         days = (machine.newest_source_s - machine.now_s) / 86400
-        return BuildFinding(
+        return fail(
             "clock",
-            FAIL,
             f"the clock is {days:.1f} days before the newest source file",
             "set the time first: sudo timedatectl set-ntp true",
         )
-    return BuildFinding("clock", OK, "the clock is later than the sources")
+    return ok("clock", "the clock is later than the sources")

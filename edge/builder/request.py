@@ -103,30 +103,30 @@ class BuildOptions(Struct, frozen=True):
     rpc: bool = False
 
 
-def request_for(order: BuildOptions, folders: Folders, environment: Mapping[str, str]) -> BuildRequest:
+def request_for(options: BuildOptions, folders: Folders, environment: Mapping[str, str]) -> BuildRequest:
     """Resolve the options. Raises UsageError or ConfigError for unknown names."""
-    root = Path(order.root) if order.root else Path("/")
-    board = _board(order, root)
+    root = Path(options.root) if options.root else Path("/")
+    board = _board(options, root)
     return BuildRequest(
         folders=folders,
         board=board,
         environment=environment,
-        recipe=order.recipe or _recipe_of(order.profile, board, folders),
-        source=parse_source(order.source),
-        jobs=order.jobs,
-        arch=parse_arch(order.arch),
-        force=order.force,
-        fetch_tools=order.fetch_tools,
-        stand_in=order.board is not None,
-        native=order.native,
-        rpc=order.rpc,
+        recipe=options.recipe or _recipe_of(options.profile, board, folders),
+        source=parse_source(options.source),
+        jobs=options.jobs,
+        arch=parse_arch(options.arch),
+        force=options.force,
+        fetch_tools=options.fetch_tools,
+        stand_in=options.board is not None,
+        native=options.native,
+        rpc=options.rpc,
         root=root,
     )
 
 
-def _board(order: BuildOptions, root: Path) -> Board:
-    board = board_by_id(order.board) if order.board else probe(root)
-    return replace(board, memory_bytes=parse_size(order.memory)) if order.memory else board
+def _board(options: BuildOptions, root: Path) -> Board:
+    board = board_by_id(options.board) if options.board else probe(root)
+    return replace(board, memory_bytes=parse_size(options.memory)) if options.memory else board
 
 
 def _recipe_of(profile: str | None, board: Board, folders: Folders) -> str | None:

@@ -155,6 +155,9 @@ class SourceArchive(Struct, frozen=True):
     sha256: str | None = None
     pinned: bool = True
 
+    def document(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("type", "name", "version", "commit", "sha256", "pinned")}
+
 
 def locate(choice: SourceChoice, pin: Pin, src_dir: Path) -> SourceArchive:
     """Return where the tree is or will be, without fetching it."""

@@ -14,6 +14,15 @@ from msgspec import Struct
 # Programs that build an engine. Values only.
 
 
+def numbers(text: str) -> tuple[int, ...]:
+    """Parse a version: `"12.6"` → (12, 6)."""
+    return tuple(int(part) for part in text.split("."))
+
+
+def dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
 class Tool(Struct, frozen=True):
     """One program. `version` compares as numbers: (3, 25, 1)."""
 
@@ -22,7 +31,7 @@ class Tool(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        return ".".join(map(str, self.version))
+        return dotted(self.version)
 
 
 class Toolkit(Struct, frozen=True):
@@ -34,7 +43,7 @@ class Toolkit(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        return ".".join(map(str, self.version))
+        return dotted(self.version)
 
 
 class Toolchain(Struct, frozen=True):
@@ -185,8 +194,8 @@ def _tool(name: str, path: list[str], run: Run, *flags: str) -> Tool | None:
     if program is None:
         return None
     answer = run([program, *(flags or ("--version",))])
-    numbers = _NUMBERS.search(answer or "")
-    return Tool(program, tuple(int(part) for part in numbers[0].split("."))) if numbers else None
+    found = _NUMBERS.search(answer or "")
+    return Tool(program, numbers(found[0])) if found else None
 
 
 def _compilers(names: list[str], path: list[str], run: Run) -> tuple[Tool, ...]:
@@ -200,8 +209,6 @@ def _compilers(names: list[str], path: list[str], run: Run) -> tuple[Tool, ...]:
 
 # Choose among several CUDA toolkits and host compilers. Pure.
 
-OK, WARN, FAIL = "ok", "warn", "fail"
-
 
 class BuildFinding(Struct, frozen=True):
     """One finding of the preflight. `verdict` is ok, warn or fail."""
@@ -212,9 +219,16 @@ class BuildFinding(Struct, frozen=True):
     hint: str | None = None
 
 
-def numbers(text: str) -> tuple[int, ...]:
-    """Parse a version: `"12.6"` → (12, 6)."""
-    return tuple(int(part) for part in text.split("."))
+def ok(name: str, sentence: str) -> BuildFinding:
+    return BuildFinding(name, "ok", sentence)
+
+
+def warn(name: str, sentence: str, hint: str | None = None) -> BuildFinding:
+    return BuildFinding(name, "warn", sentence, hint)
+
+
+def fail(name: str, sentence: str, hint: str) -> BuildFinding:
+    return BuildFinding(name, "fail", sentence, hint)
 
 
 def choose_toolkit(
@@ -225,9 +239,8 @@ def choose_toolkit(
 ) -> tuple[Toolkit | None, BuildFinding]:
     """Choose this JetPack's toolkit, else the nearest older, else the nearest newer of the same major (FC-05)."""
     if not toolkits:
-        return None, BuildFinding(
+        return None, fail(
             "toolkit",
-            FAIL,
             "no nvcc is installed, neither on PATH nor under /usr/local/cuda*",
             "sudo apt install cuda-toolkit (JetPack: sudo apt install nvidia-jetpack); without a GPU: --recipe cpu",
         )
@@ -235,23 +248,18 @@ def choose_toolkit(
     listed = f" (found {', '.join(kit.text for kit in toolkits)})" if len(toolkits) > 1 else ""
     name = f"CUDA {best.text} at {best.nvcc}{listed}"
     if best.version < cuda_min:
-        need = ".".join(map(str, cuda_min))
         hint = "use the CPU build (edgellm build -p cpu), or install a newer toolkit if the driver allows it"
-        return None, BuildFinding(
-            "toolkit", FAIL, f"CUDA {best.text} is too old: llama.cpp needs {need} or newer", hint
-        )
+        too_old = f"CUDA {best.text} is too old: llama.cpp needs {dotted(cuda_min)} or newer"
+        return None, fail("toolkit", too_old, hint)
     if board is not None and best.version[0] > board[0]:
-        own = ".".join(map(str, board))
-        hint = (
-            f"install the toolkit that belongs to the driver: sudo apt install cuda-toolkit-{'-'.join(map(str, board))}"
-        )
-        return None, BuildFinding("toolkit", FAIL, f"{name} is newer than the driver, which serves CUDA {own}", hint)
+        package = f"cuda-toolkit-{'-'.join(map(str, board))}"
+        hint = f"install the toolkit that belongs to the driver: sudo apt install {package}"
+        return None, fail("toolkit", f"{name} is newer than the driver, which serves CUDA {dotted(board)}", hint)
     if board is not None and best.version[:2] != board[:2]:
-        own = ".".join(map(str, board))
-        return best, BuildFinding("toolkit", WARN, f"{name}; this system's own is {own}: minor versions usually work")
+        return best, warn("toolkit", f"{name}; this system's own is {dotted(board)}: minor versions usually work")
     if best.version < (12, 0) <= cuda_proven:
-        return best, BuildFinding("toolkit", WARN, f"{name}; llama.cpp with CUDA 11 is unproven")
-    return best, BuildFinding("toolkit", OK, name)
+        return best, warn("toolkit", f"{name}; llama.cpp with CUDA 11 is unproven")
+    return best, ok("toolkit", name)
 
 
 def _distance(version: tuple[int, ...], board: tuple[int, ...] | None) -> tuple[int, int]:
@@ -280,12 +288,10 @@ def choose_host_compiler(
     most = int(toolkit_row(toolkit.version, table)["gcc_max"])
     fitting = [tool for tool in compilers if gcc_min <= tool.version[0] <= most]
     if fitting and fitting[0] == compilers[0]:
-        return fitting[0], BuildFinding("compiler", OK, f"gcc {fitting[0].text}")
+        return fitting[0], ok("compiler", f"gcc {fitting[0].text}")
     if fitting:
         best = max(fitting, key=lambda tool: tool.version)
-        return best, BuildFinding(
-            "compiler", OK, f"gcc {best.text} for nvcc: the default one does not suit CUDA {toolkit.text}"
-        )
+        return best, ok("compiler", f"gcc {best.text} for nvcc: the default one does not suit CUDA {toolkit.text}")
     installed = ", ".join(tool.text for tool in compilers) or "none"
     sentence = f"CUDA {toolkit.text} takes gcc {gcc_min} to {most}; installed: {installed}"
-    return None, BuildFinding("compiler", FAIL, sentence, f"sudo apt install g++-{most}")
+    return None, fail("compiler", sentence, f"sudo apt install g++-{most}")

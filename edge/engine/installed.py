@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,17 @@ def ids(engines: Path) -> list[str]:
         entry.name
         for entry in sorted(found, key=lambda entry: ((entry / "engine.json").stat().st_mtime, entry.name))
     ]
+
+
+def find_same(engines: Path, key: str, value: object) -> str | None:
+    """Return the newest complete engine that has this value in its manifest."""
+    for engine_id in reversed(ids(engines)):
+        with suppress(EdgeError):  # a broken neighbour is not the same engine
+            if manifest(engines, engine_id).get(key) == value:
+                # It checks that the files are there: a manifest alone is an engine that was deleted by hand.
+                load(engines, engine_id)
+                return engine_id
+    return None
 
 
 def load(engines: Path, engine_id: str) -> Engine:
