@@ -36,7 +36,6 @@ WARM = 0.9  # of the file in the page cache: nothing is left to prefetch
 def up(argv: list[str]) -> int:
     """Run until stopped and return the exit code. Faults before the first spawn raise EdgeError."""
     limit_malloc_arenas()
-    gc.disable()  # nothing of the launch is garbage, and looking for some costs more than a tenth of its CPU time
     clock = Clock(process_started_s() or time.monotonic())
     notifier = Notifier.take(os.environ)
     children = Children()
@@ -128,10 +127,15 @@ class Children(dict[str, Child]):
 
     def start(self, model_id: str, command: Command, socket: Path) -> None:
         """Raises UnavailableError if the engine cannot be executed."""
-        resident = self.resident[model_id] = resident_ratio(Path(command.files[0]))
-        is_cold = bool(command.cold_argv) and resident is not None and resident < command.cold_below
+        path, resident = Path(command.files[0]), None
+        if command.cold_argv:
+            resident = resident_ratio(path)
+        is_cold = resident is not None and resident < command.cold_below
         argv = command.cold_argv if is_cold else command.argv
         child = self[model_id] = spawn(argv, command.env, socket, command.limits)
+        if not command.cold_argv:  # 1 to 3 ms, in which no engine has come to its weights
+            resident = resident_ratio(path)
+        self.resident[model_id] = resident
         if command.prefetch_least_bytes is not None and resident is not None and resident < WARM and not is_cold:
             from edge.linux import prefetch
 

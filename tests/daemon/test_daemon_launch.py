@@ -48,3 +48,21 @@ print(early, msgspec.json.decode(b'{"a": [1], "b": 2}', type=Both))
 def test_msgspec_is_imported_without_typing_extensions_and_works() -> None:
     done = subprocess.run([sys.executable, "-c", EXTENSIONS], env=environment(), capture_output=True, text=True)
     assert done.stdout == "False Both(a=[1], b=2)\n", done.stderr
+
+
+PATHS = """
+import sys
+before = {"pathlib", "urllib.parse"} & set(sys.modules)
+from edge import cli
+cli._import_pathlib()
+import edge.daemon.launch
+early = not before and sys.version_info < (3, 13) and "urllib.parse" in sys.modules
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+print(early, Path("/a b").as_uri(), quote("c d"), urlsplit("http://e/f").netloc)
+"""
+
+
+def test_pathlib_is_imported_without_urllib_and_works() -> None:
+    done = subprocess.run([sys.executable, "-c", PATHS], env=environment(), capture_output=True, text=True)
+    assert done.stdout == "False file:///a%20b c%20d e\n", done.stderr
