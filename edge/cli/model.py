@@ -180,30 +180,26 @@ def pull(
     as_json: Json = False,
 ) -> None:
     """Fetch and verify a model, or resume an interrupted fetch. A model that is present is not fetched again."""
+    from msgspec.structs import replace
+
     from edge.cli import model_json
     from edge.cli import model_output as drawing
     from edge.cli.output import progress
     from edge.models.pull import pull as fetch
+    from edge.models.transfer import PullOptions
 
     # A named quantization is taken as it is: the board is not asked.
     room_bytes, preference = (None, None) if quant else _room(state_dir)
+    options = PullOptions(quant, room_bytes, preference, projector)
     models_dir = folders_of(state_dir).models
     if check_only:
         from edge.models.pull import check as can_fetch
 
-        size = can_fetch(ref, models_dir, quant=quant, room_bytes=room_bytes, preference=preference)
+        size = can_fetch(ref, models_dir, options)
         typer.echo(model_json.dump(ref=ref, bytes=size) if as_json else drawing.fetchable(ref, size))
         return
     with progress(quiet=as_json) as report:
-        model = fetch(
-            ref,
-            models_dir,
-            quant=quant,
-            room_bytes=room_bytes,
-            preference=preference,
-            with_projector=projector,
-            progress=report,
-        )
+        model = fetch(ref, models_dir, replace(options, progress=report))
     if as_json:
         typer.echo(model_json.dump(model=model_json.model(model)))
     else:

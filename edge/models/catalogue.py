@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, ValidationError, convert, field
 
 from edge.errors import ConfigError, DoesNotFitError, UsageError
 from edge.models.quant import QuantPreference, matching, select
@@ -51,14 +51,14 @@ class CatalogueRow(Struct, frozen=True):
 
     name: str
     family: str
-    quants: tuple[CatalogueQuant, ...]
-    n_layer: int | None
-    kv_bytes_per_token: int | None  # f16 K and V, full-attention layers
-    fixed_bytes: int  # state and windows that do not grow with the context, per slot
-    n_ctx_train: int | None
+    quants: tuple[CatalogueQuant, ...] = field(name="quant")
     licence: str
     checked: str  # date, or "never": when it was last fetched
-    role: str  # chat | embedding | vision
+    n_layer: int | None = None
+    kv_bytes_per_token: int | None = None  # f16 K and V, full-attention layers
+    fixed_bytes: int = 0  # state and windows that do not grow with the context, per slot
+    n_ctx_train: int | None = None
+    role: str = "chat"  # chat | embedding | vision
     mmproj: CatalogueFile | None = None
     notes: tuple[str, ...] = ()
     pooling: str | None = None  # of embedding models: mean | last | cls
@@ -131,28 +131,10 @@ def by_source(text: str) -> tuple[CatalogueRow, CatalogueQuant] | None:
 
 def _row(row: Mapping[str, Any], path: Path, sources: Mapping[str, str]) -> CatalogueRow:
     try:
-        return CatalogueRow(
-            name=row["name"],
-            family=row["family"],
-            quants=tuple(_quant(quant, sources) for quant in row["quant"]),
-            n_layer=row.get("n_layer"),
-            kv_bytes_per_token=row.get("kv_bytes_per_token"),
-            fixed_bytes=row.get("fixed_bytes", 0),
-            n_ctx_train=row.get("n_ctx_train"),
-            licence=row["licence"],
-            checked=row["checked"],
-            role=row.get("role", "chat"),
-            mmproj=_file(row["mmproj"]) if "mmproj" in row else None,
-            notes=tuple(row.get("notes", ())),
-            pooling=row.get("pooling"),
-        )
-    except (KeyError, TypeError, AttributeError) as error:
+        return convert({**row, "quant": [_quant(quant, sources) for quant in row["quant"]]}, CatalogueRow)
+    except (KeyError, TypeError, AttributeError, ValidationError) as error:
         name = row.get("name", "?")
         raise ConfigError(f"{path}: model {name!r} lacks or misuses {error}", "see profiles/README.md") from error
-
-
-def _file(file: Mapping[str, Any]) -> CatalogueFile:
-    return CatalogueFile(file["path"], file.get("bytes"), file.get("sha256"), file.get("approx_bytes"))
 
 
 def _read_on(looked_up: str, sources: Mapping[str, str]) -> str | None:
@@ -161,19 +143,9 @@ def _read_on(looked_up: str, sources: Mapping[str, str]) -> str | None:
     return max((day for text in texts for day in _DAY.findall(text)), default=None)
 
 
-def _quant(quant: Mapping[str, Any], sources: Mapping[str, str]) -> CatalogueQuant:
-    files = tuple(_file(file) for file in quant["files"])
-    sizes = [file.bytes for file in files]
-    exact = all(size is not None for size in sizes)
-    total = sum(size or 0 for size in sizes) if exact else quant["approx_bytes"]
-    return CatalogueQuant(
-        quant["quant"],
-        files,
-        total,
-        exact,
-        quant["source"],
-        quant["looked_up"],
-        quant.get("wheel_sha256"),
-        quant.get("wheel_bytes"),
-        _read_on(quant["looked_up"], sources),
-    )
+def _quant(quant: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, Any]:
+    """Return the row of a quantization with what follows from its files and sources."""
+    sizes = [file.get("bytes") for file in quant["files"]]
+    exact = None not in sizes
+    read_on = _read_on(quant["looked_up"], sources)
+    return {**quant, "bytes": sum(sizes) if exact else quant["approx_bytes"], "exact": exact, "read_on": read_on}

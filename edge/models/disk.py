@@ -22,7 +22,7 @@ CHUNK_BYTES = 1024 * 1024
 
 
 def need_space(folder: Path, count: int) -> None:
-    """Raises DoesNotFitError when `count` more bytes would fill the disk of `folder`."""
+    """Raise DoesNotFitError if `count` more bytes would fill the disk of `folder`."""
     free = shutil.disk_usage(folder).free
     if free < count + _SPARE_BYTES:
         raise DoesNotFitError(

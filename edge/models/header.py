@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from hashlib import sha256
 from io import FileIO
+from math import prod
 from pathlib import Path
 from typing import BinaryIO
 
@@ -303,9 +304,7 @@ def _tensor(tensor: RawTensor, starts: list[int], data_bytes: int) -> Tensor:
         at = bisect_right(starts, tensor.offset)
         following = starts[at] if at < len(starts) else max(data_bytes, tensor.offset)
         return Tensor(tensor.name, f"TYPE{tensor.type}", tensor.dims, tensor.offset, following - tensor.offset)
-    count = 1
-    for dim in tensor.dims:
-        count *= dim
+    count = prod(tensor.dims)
     # The product of four 64-bit dimensions overflows llama.cpp's own size_t arithmetic.
     if count > 1 << 62 or (tensor.dims and tensor.dims[0] % known.block):
         raise _BadError(damaged(f"tensor {tensor.name!r} has shape {list(tensor.dims)}, impossible in {known.name}"))

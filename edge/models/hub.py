@@ -33,9 +33,8 @@ from edge.models.pick import (
     principal,
     projectors,
 )
-from edge.models.quant import QuantPreference
 from edge.models.source import HubSource, is_relative
-from edge.models.transfer import RemoteInfo, make_client
+from edge.models.transfer import PullOptions, RemoteInfo, make_client
 from edge.models.verdict import VerdictError
 
 if TYPE_CHECKING:
@@ -195,26 +194,16 @@ def _token(env: Mapping[str, str]) -> str | None:
     return text if text.isprintable() and text else None
 
 
-def plan(
-    wanted: HubSource,
-    quant: str | None = None,
-    room_bytes: int | None = None,
-    projector: str | None = None,
-    *,
-    preference: QuantPreference | None = None,
-    endpoint: str | None = None,
-    client: httpx.Client | None = None,
-    sleep: Callable[[float], None] = time.sleep,
-) -> HubPlan:
+def plan(wanted: HubSource, options: PullOptions, projector: str | None = None) -> HubPlan:
     """Choose the files and their URLs. `projector` is a file name, or `*` for any."""
-    site = Site(wanted.site, endpoint, os.environ)
-    own = client or make_client()
+    site = Site(wanted.site, options.endpoint, os.environ)
+    client = options.client or make_client()
     try:
-        listing = list_repo(wanted, site, own, sleep)
-        choice = _choice(wanted, listing, quant or wanted.quant, room_bytes, preference, _Peeker(own, site, listing))
+        listing = list_repo(wanted, site, client, options.sleep)
+        choice = _choice(wanted, listing, options, _Peeker(client, site, listing))
     finally:
-        if client is None:
-            own.close()
+        if options.client is None:
+            client.close()
     files = [*choice.option.files]
     if projector:
         files.append(_projector(listing, projector))
@@ -261,19 +250,12 @@ class _Peeker:
             return None
 
 
-def _choice(
-    wanted: HubSource,
-    listing: Listing,
-    quant: str | None,
-    room_bytes: int | None,
-    preference: QuantPreference | None,
-    peeker: _Peeker,
-) -> QuantChoice:
+def _choice(wanted: HubSource, listing: Listing, how: PullOptions, peeker: _Peeker) -> QuantChoice:
     whole = options(listing.files)
     if wanted.file is None:
         groups = by_model(whole)
         own = principal(groups, peeker.peek(groups), wanted.repo, wanted.site) if len(groups) > 1 else whole
-        return choose(own, wanted.repo, quant, room_bytes, preference)
+        return choose(own, wanted.repo, how.quant or wanted.quant, how.room_bytes, how.preference)
     found = [option for option in whole if any(file.path == wanted.file for file in option.files)]
     if not found:
         there = ", ".join(file.path for file in listing.files if file.path.lower().endswith(".gguf")) or "no GGUF file"

@@ -115,7 +115,7 @@ def sweep(models_dir: Path) -> list[str]:
         if lock is None:
             continue
         try:
-            if kind_of(folder) != "pull":
+            if _field(folder, "kind") != "pull":
                 shutil.rmtree(folder, ignore_errors=True)
                 gone.append(folder.name)
         finally:
@@ -136,7 +136,7 @@ def jobs(models_dir: Path) -> list[Pending]:
     """List the jobs in `.partial/`."""
     found = []
     for folder in _folders(models_dir):
-        source, kind = job_field(folder, "source"), kind_of(folder)
+        source, kind = _field(folder, "source"), _field(folder, "kind")
         if source and kind:
             lock = _lock(folder)
             if lock is not None:
@@ -146,12 +146,8 @@ def jobs(models_dir: Path) -> list[Pending]:
     return found
 
 
-def kind_of(folder: Path) -> str | None:
-    """Return a job's kind, None if it was killed before job.json was written."""
-    return job_field(folder, "kind")
-
-
-def job_field(folder: Path, key: str) -> str | None:
+def _field(folder: Path, key: str) -> str | None:
+    """Return a value of job.json; None if the job was killed before it was written."""
     try:
         value = read_json(folder / "job.json").get(key)
     except (OSError, ValueError, AttributeError):

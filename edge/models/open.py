@@ -12,11 +12,20 @@ from msgspec.structs import replace
 
 from edge.errors import BadModelError, UsageError
 from edge.models import ollama, receipt
-from edge.models import quant as arch
 from edge.models.header import peek_kind, quant_of, read_kept, weight_bytes
 from edge.models.meta import ModelMeta
 from edge.models.projector import Projector, read_projector
-from edge.models.quant import FILE_TYPES, UNKNOWN, confirms, label_from_name, plain, public_name, shard_of
+from edge.models.quant import (
+    FILE_TYPES,
+    UNKNOWN,
+    arch_note,
+    confirms,
+    label_from_name,
+    plain,
+    public_name,
+    shard_of,
+    types_note,
+)
 from edge.models.scan import ModelCandidate, scan, size_of, unfinished
 from edge.models.verdict import PULL_AGAIN, HeaderVerdict, VerdictError, bad_name, not_a_model
 
@@ -43,12 +52,12 @@ class ModelFile(Struct, frozen=True):
 
     @property
     def mmproj_bytes(self) -> int:
-        """Bytes of the projector's tensors."""
+        """Return the bytes of the projector's tensors."""
         return self.projector.tensor_bytes if self.projector else 0
 
     @property
     def beside_bytes(self) -> int:
-        """Bytes of projector and adapters: they lie in the first GPU, or in the host."""
+        """Return the bytes of projector and adapters: they lie in the first GPU, or in the host."""
         return self.mmproj_bytes + self.adapter_bytes
 
 
@@ -179,8 +188,8 @@ def open_model(path: Path, *, drafter: bool = False, headers: Path | None = None
         raise VerdictError(wrong, found.path.name)
     paired, projector = usable(ProjectorPairing(found.projector) if found.projector else beside(found.path), whole)
     quant, doubt = label(found, whole)
-    newer = arch.types_note(tensor.type for tensor in whole.tensors)
-    notes = (arch.note(whole.arch), newer, doubt, paired.note)
+    newer = types_note(tensor.type for tensor in whole.tensors)
+    notes = (arch_note(whole.arch), newer, doubt, paired.note)
     return ModelFile(
         name=found.name or receipt.name_of(found.path, receipt.read(found.path.parent)),
         quant=quant,

@@ -21,7 +21,7 @@ _DRAFTER_LAYERS = 4
 
 
 class RemoteFile(Struct, frozen=True):
-    """One file of a repository. None: the hub does not tell."""
+    """One file of a repository. None: the hub does not state it."""
 
     path: str
     bytes: int | None = None
@@ -44,7 +44,7 @@ class QuantOption(Struct, frozen=True):
 
 
 class Peek(Struct, frozen=True):
-    """What the first keys of a file tell. `n_layer` is 0 where they do not."""
+    """The first keys of a file. `n_layer` is 0 where it is not among them."""
 
     kind: str
     arch: str

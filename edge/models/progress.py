@@ -52,7 +52,7 @@ class TransferMeter:
         self._shown_at = self._measured_at = clock()
         self._measured = start
         self._rate: float | None = None
-        self._tell(None)
+        self._tell()
 
     def add(self, count: int) -> None:
         self.at(self.done + count)
@@ -63,10 +63,10 @@ class TransferMeter:
         if self._report is not None and now - self._shown_at >= _EVERY_S:
             self._shown_at = now
             self._measure(now)
-            self._tell(None)
+            self._tell()
 
-    def end(self, note: str | None = None) -> None:
-        self._tell(note)
+    def end(self) -> None:
+        self._tell()
 
     def _measure(self, now: float) -> None:
         took = now - self._measured_at
@@ -77,10 +77,10 @@ class TransferMeter:
         self._rate = rate if self._rate is None else self._rate + weight * (rate - self._rate)
         self._measured_at, self._measured = now, self.done
 
-    def _tell(self, note: str | None) -> None:
+    def _tell(self) -> None:
         if self._report is None:
             return
         rest = None
         if self._rate and self._total is not None:
             rest = max(0.0, (self._total - self.done) / self._rate)
-        self._report(TransferProgress(self._phase, self.what, self.done, self._total, self._rate, rest, note))
+        self._report(TransferProgress(self._phase, self.what, self.done, self._total, self._rate, rest))

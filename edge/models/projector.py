@@ -19,7 +19,7 @@ from edge.units import MIB
 _PATCHES, _PATCH, _WIDTH, _INNER, _HEADS = 4096, 14, 1152, 4304, 16
 _AUDIO_POSITIONS = 1500  # of 30 s, the window of Whisper's encoder after its strided convolution
 # The most tokens of one image where --image-max-tokens sets another (set_limit_image_tokens), and the patches of a side
-# that become one token where the header does not say so.
+# that become one token where the header does not state it.
 _TOKENS = {
     "pixtral": (1024, 1),
     "kimivl": (1024, 2),

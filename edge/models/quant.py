@@ -298,10 +298,7 @@ def types_note(types: Iterable[str]) -> str | None:
     return f"tensor type {', '.join(newer)} is newer than edgellm's list; the engine decides whether it loads"
 
 
-def note(arch: str) -> str | None:
+def arch_note(arch: str) -> str | None:
     """Return a note on an architecture that is not in the list, else None."""
-    return (
-        None
-        if arch in KNOWN
-        else f"architecture {arch!r} is not in edgellm's list; the engine decides whether it loads"
-    )
+    unknown = f"architecture {arch!r} is not in edgellm's list; the engine decides whether it loads"
+    return None if arch in KNOWN else unknown

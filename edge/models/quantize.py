@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections import Counter, deque
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 
 from msgspec import Struct
@@ -102,12 +103,7 @@ def _estimate(meta: ModelMeta, label: str) -> int:
     """Estimate the bytes of the result, rather too high: the base type for all weights, plus a fifth."""
     kinds = [kind for kind in TENSOR_TYPES.values() if kind.name in base_types(label)]
     density = max(kind.bytes / kind.block for kind in kinds)
-    count = 0
-    for tensor in meta.tensors:
-        elements = 1
-        for dim in tensor.shape:
-            elements *= dim
-        count += elements
+    count = sum(prod(tensor.shape) for tensor in meta.tensors)
     return meta.data_offset + int(count * density * 1.2)
 
 

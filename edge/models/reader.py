@@ -28,20 +28,10 @@ _KEYS = 65536
 _TENSORS = 65536  # the largest real ones have a few thousand
 _STRINGS = 2_000_000  # in all arrays; vocabularies have 0.3 million tokens and 0.5 million merges
 
-_SCALARS: dict[int, struct.Struct] = {
+# gguf_type: 0 uint8, 1 int8, ... 6 float32, 10 uint64, 11 int64, 12 float64 (ggml/include/gguf.h).
+_SCALARS = {
     number: struct.Struct(f"<{code}")
-    for number, code in (
-        (0, "B"),
-        (1, "b"),
-        (2, "H"),
-        (3, "h"),
-        (4, "I"),
-        (5, "i"),
-        (6, "f"),
-        (10, "Q"),
-        (11, "q"),
-        (12, "d"),
-    )
+    for number, code in zip((0, 1, 2, 3, 4, 5, 6, 10, 11, 12), "BbHhIifQqd", strict=True)
 }
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 _U32 = struct.Struct("<I").unpack_from
@@ -123,7 +113,7 @@ class GgufReader:
     def _start(self) -> tuple[RawHeader, int, int]:
         if self._size:  # reading /proc/kmsg, whose size is 0, takes messages from its readers
             self._fill(32)
-        # 512 bytes: enough to tell web pages with a byte order mark or a comment before their first tag.
+        # 512 bytes: enough to recognize web pages with a byte order mark or a comment before their first tag.
         wrong = not_gguf(self._buffer[:512], self._size)
         if wrong:
             self._fail(wrong)

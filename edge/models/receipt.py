@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct, convert, field, to_builtins
+from msgspec import Struct, convert, to_builtins
 
 from edge.linux.files import read_json
 from edge.models.quant import public_name
@@ -34,20 +34,11 @@ class Receipt(Struct, frozen=True):
     files: tuple[InstalledFile, ...]
     revision: str | None = None
     at: str | None = None  # UTC, ISO 8601
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     name: str | None = None  # public name where the file's own is another (the catalogue's, or one that was given)
 
     def to_json(self) -> dict[str, Any]:
-        files = [to_builtins(file) for file in self.files]
-        return {
-            "schema": SCHEMA,
-            "name": self.name,
-            "source": self.source,
-            "revision": self.revision,
-            "at": self.at,
-            "files": files,
-            "notes": list(self.notes),
-        }
+        return {"schema": SCHEMA, **to_builtins(self)}
 
     def file(self, path: str) -> InstalledFile | None:
         return next((file for file in self.files if file.path == path), None)
@@ -71,10 +62,6 @@ def read(folder: Path) -> Receipt | None:
     try:
         data = read_json(folder / FILE_NAME)
         # A newer edgellm wrote it: its files are good, its meaning is unknown here.
-        if data["schema"] > SCHEMA:
-            return None
-        files = tuple(convert(data["files"], list[InstalledFile]))
-        notes = tuple(str(note) for note in data.get("notes", ()))
-        return Receipt(str(data["source"]), files, data.get("revision"), data.get("at"), notes, data.get("name"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return convert(data, Receipt) if data["schema"] <= SCHEMA else None
+    except (OSError, ValueError, KeyError, TypeError):  # msgspec's ValidationError is a ValueError
         return None

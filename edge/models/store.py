@@ -13,9 +13,9 @@ from msgspec import Struct
 
 from edge.errors import ModelMissingError
 from edge.linux.slow_reads import reading
-from edge.models import ollama, open, receipt, source
+from edge.models import ollama, receipt, source
 from edge.models.header import peek_kind
-from edge.models.open import ModelFile, open_model
+from edge.models.open import ModelFile, missing_shards, open_model
 from edge.models.quant import UNKNOWN, canonical, is_named, label_from_name, matching, order
 from edge.models.scan import ModelCandidate, scan
 from edge.models.verdict import HeaderVerdict, VerdictError, of_kind
@@ -24,14 +24,14 @@ from edge.paths import Folders, system_folders
 # The user's Hugging Face cache: its folder, and the repository and revision of a file in it. Pure.
 
 
-def folder(env: Mapping[str, str]) -> Path | None:
+def hub_cache(env: Mapping[str, str]) -> Path | None:
     """Return the cache that other programs fill (`llama-server -hf`, `hf download`). It need not exist."""
-    named = named_folder(env)
+    named = named_hub_cache(env)
     base = env.get("XDG_CACHE_HOME") or (f"{env['HOME']}/.cache" if env.get("HOME") else None)
     return named or (Path(base) / "huggingface" / "hub" if base else None)
 
 
-def named_folder(env: Mapping[str, str]) -> Path | None:
+def named_hub_cache(env: Mapping[str, str]) -> Path | None:
     """Return the cache that a variable names; None where only the default place is left."""
     # In the order of huggingface_hub's constants.py.
     for variable, below in (("HF_HUB_CACHE", ""), ("HUGGINGFACE_HUB_CACHE", ""), ("HF_HOME", "hub")):
@@ -73,6 +73,11 @@ class StoreEntry(Struct, frozen=True):
     def id(self) -> str:
         return self.name if self.quant == UNKNOWN else f"{self.name}:{self.quant}"
 
+    @property
+    def order(self) -> tuple[str, int, bool, str]:
+        """Return the place in a list: by name, then size, then our own copy first."""
+        return self.name.lower(), self.bytes, not self.writable, str(self.path)
+
 
 class Store:
     """`models_dir` is ours; `extra_dirs` are only read (a hub cache among them). Nothing is created here.
@@ -87,10 +92,7 @@ class Store:
 
     def list(self) -> list[StoreEntry]:
         """List everything by name, then size. A bad file is an entry with a verdict, never an error."""
-        return sorted(
-            (self.entry(found) for found in self.found()),
-            key=lambda entry: (entry.name.lower(), entry.bytes, not entry.writable, str(entry.path)),
-        )
+        return sorted((self.entry(found) for found in self.found()), key=lambda entry: entry.order)
 
     def found(self) -> Iterable[ModelCandidate]:
         """Yield every candidate once: a hub cache has the same file under each revision."""
@@ -104,7 +106,7 @@ class Store:
                     yield found
 
     def entry(self, found: ModelCandidate) -> StoreEntry:
-        verdict = found.wrong or (open.missing_shards(found.missing) if found.missing else None)
+        verdict = found.wrong or (missing_shards(found.missing) if found.missing else None)
         if verdict is None and any(word in found.path.name.lower() for word in _BESIDE_MODELS):
             kind = peek_kind(found.path)
             verdict = of_kind(kind) if kind in ("mmproj", "drafter") else None
@@ -190,7 +192,7 @@ def standard(folders: Folders, dirs: Iterable[str], env: Mapping[str, str]) -> S
     system = system_folders()
     if folders.shared_stores and folders.models != system.models:
         extra.append(system.models)
-    cache = folder(env) if folders.shared_stores else named_folder(env)
+    cache = hub_cache(env) if folders.shared_stores else named_hub_cache(env)
     extra += [cache] if cache else []
     extra += ollama.stores(env, named_only=not folders.shared_stores)
     if folders.shared_stores and env.get("HOME", "").startswith("/"):

@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct, field, to_builtins
+from msgspec import Struct, ValidationError, convert, to_builtins
+from msgspec.structs import replace
 
 from edge.linux.files import read_json, write_json
-from edge.models import open
-from edge.models import quant as arch
 from edge.models.meta import ModelMeta
-from edge.models.open import fingerprint, label, read_found
+from edge.models.open import ProjectorPairing, fingerprint, label, pair, read_found
+from edge.models.quant import arch_note, types_note
 from edge.models.scan import ModelCandidate
 from edge.models.store import Store, StoreEntry
 from edge.models.verdict import HeaderVerdict, VerdictError, not_a_model
@@ -25,6 +25,7 @@ _SCHEMA = 3
 _CACHE_NAME = "headers.json"
 # 700 bytes a model: a store of a thousand files has under 1 MB.
 _CACHE_MAX_BYTES = 32 << 20
+_NO_PROJECTOR = ProjectorPairing()
 
 
 class HeaderSummary(Struct, frozen=True):
@@ -49,7 +50,7 @@ class SurveyLine(Struct, frozen=True):
     summary: HeaderSummary | None
     verdict: HeaderVerdict | None
     mmproj: Path | None = None
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -63,19 +64,15 @@ class SurveyLine(Struct, frozen=True):
 def survey(store: Store, cache_dir: Path | None = None) -> list[SurveyLine]:
     """Judge every entry, in the order of `Store.list`. Without a cache all headers are read."""
     cache = _Cache(cache_dir / _CACHE_NAME if cache_dir else None)
-    judged = [(store.entry(found), *cache.judge(found)) for found in store.found()]
+    lines = [SurveyLine(store.entry(found), *cache.judge(found)) for found in store.found()]
     cache.save()
-    lines = _paired(judged)
-    return sorted(
-        lines,
-        key=lambda line: (line.entry.name.lower(), line.entry.bytes, not line.entry.writable, str(line.entry.path)),
-    )
+    return sorted(_paired(lines), key=lambda line: line.entry.order)
 
 
 def summarize(found: ModelCandidate, meta: ModelMeta) -> HeaderSummary:
     quant, doubt = label(found, meta)
-    newer = arch.types_note(tensor.type for tensor in meta.tensors)
-    notes = (arch.note(meta.arch) if meta.kind == "model" else None, newer, doubt)
+    newer = types_note(tensor.type for tensor in meta.tensors)
+    notes = (arch_note(meta.arch) if meta.kind == "model" else None, newer, doubt)
     return HeaderSummary(
         arch=meta.arch,
         kind=meta.kind,
@@ -96,6 +93,11 @@ def _judge(found: ModelCandidate) -> tuple[HeaderSummary | None, HeaderVerdict |
     except VerdictError as error:
         return None, error.verdict
     return summarize(found, meta), not_a_model(meta)
+
+
+class _Judged(Struct, frozen=True):
+    summary: HeaderSummary | None
+    verdict: HeaderVerdict | None
 
 
 class _Cache:
@@ -120,20 +122,14 @@ class _Cache:
         # A set that lacks shards has the fingerprint of the present ones: its verdict changes when one arrives.
         if found.missing:
             key += "-" + str(len(found.missing))
-        hit = self._old.get(key)
-        if hit is not None:
-            with contextlib.suppress(TypeError, KeyError):
-                kept = hit["summary"]
-                summary = HeaderSummary(**{**kept, "notes": tuple(kept["notes"])}) if kept else None
-                verdict = HeaderVerdict(**hit["verdict"]) if hit["verdict"] else None
-                self._new[key] = hit
-                return summary, verdict
+        if key in self._old:
+            with contextlib.suppress(ValidationError):
+                kept = convert(self._old[key], _Judged)
+                self._new[key] = self._old[key]
+                return kept.summary, kept.verdict
         summary, verdict = _judge(found)
         if verdict is None or verdict.kind != "unreadable":
-            self._new[key] = {
-                "summary": to_builtins(summary, enc_hook=str) if summary else None,
-                "verdict": to_builtins(verdict, enc_hook=str) if verdict else None,
-            }
+            self._new[key] = to_builtins(_Judged(summary, verdict))
         return summary, verdict
 
     def save(self) -> None:
@@ -145,41 +141,34 @@ class _Cache:
             write_json(self._path, {"schema": _SCHEMA, "files": self._new})
 
 
-def _paired(judged: Iterable[tuple[StoreEntry, HeaderSummary | None, HeaderVerdict | None]]) -> list[SurveyLine]:
-    """Assign each model its projector, by folder."""
-    judged = list(judged)
+def _paired(lines: Sequence[SurveyLine]) -> Iterator[SurveyLine]:
+    """Yield the lines with the projector of each model, by folder, and a note on an id that means another file."""
     projectors: dict[Path, list[Path]] = defaultdict(list)
     models: dict[Path, set[str]] = defaultdict(set)
-    for entry, _, verdict in judged:
-        if verdict and verdict.kind == "mmproj":
-            projectors[entry.path.parent].append(entry.path)
+    for line in lines:
+        folder = line.entry.path.parent
+        if line.verdict and line.verdict.kind == "mmproj":
+            projectors[folder].append(line.entry.path)
         else:
-            models[entry.path.parent].add(entry.name)
-    lines = []
-    winners = _winners(judged)
-    for entry, summary, verdict in judged:
-        pairing = open.ProjectorPairing()
-        if verdict is None:
-            pairing = open.pair(entry.path, projectors[entry.path.parent], models[entry.path.parent])
-        notes = (summary.notes if summary else ()) + ((pairing.note,) if pairing.note else ())
-        first = winners.get(_id(entry, summary)) if summary and verdict is None else None
-        if first not in (None, entry.path):
-            notes += (f"its id means {first}; name this one by its path: {entry.path}",)
-        lines.append(SurveyLine(entry, summary, verdict, pairing.path, notes))
-    return lines
+            models[folder].add(line.entry.name)
+    winners = _winners(lines)
+    for line in lines:
+        path, notes = line.entry.path, line.summary.notes if line.summary else ()
+        pairing = pair(path, projectors[path.parent], models[path.parent]) if line.usable else _NO_PROJECTOR
+        notes += (pairing.note,) if pairing.note else ()
+        first = winners.get(line.id.lower()) if line.usable else None
+        if first not in (None, path):
+            notes += (f"its id means {first}; name this one by its path: {path}",)
+        yield replace(line, mmproj=pairing.path, notes=notes)
 
 
-def _winners(judged: Iterable[tuple[StoreEntry, HeaderSummary | None, HeaderVerdict | None]]) -> dict[str, Path]:
-    """On equal ids prefer the file whose name contains the id, then the first."""
+def _winners(lines: Iterable[SurveyLine]) -> dict[str, Path]:
+    """Return the file that each id means: on equal ids the one whose name contains the id, then the first."""
     found: dict[str, tuple[bool, Path]] = {}
-    for entry, summary, verdict in judged:
-        if verdict is None and summary is not None:
-            by_header_only = entry.quant != summary.quant
-            name = _id(entry, summary)
+    for line in lines:
+        if line.usable and line.summary is not None:
+            by_header_only = line.entry.quant != line.summary.quant
+            name = line.id.lower()
             if name not in found or by_header_only < found[name][0]:
-                found[name] = (by_header_only, entry.path)
+                found[name] = (by_header_only, line.entry.path)
     return {name: path for name, (_, path) in found.items()}
-
-
-def _id(entry: StoreEntry, summary: HeaderSummary) -> str:
-    return f"{entry.name}:{summary.quant}".lower()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import re
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,12 +21,29 @@ from edge.linux.files import read_json, write_json
 from edge.linux.procfs import read_boot_id
 from edge.models.disk import Sink, need_space
 from edge.models.job import ResumableError
-from edge.models.progress import TransferMeter
+from edge.models.progress import Report, TransferMeter
+from edge.models.quant import QuantPreference
 from edge.models.verdict import VerdictError, not_gguf
 
 if TYPE_CHECKING:
     import httpx
 
+
+class PullOptions(Struct, frozen=True):
+    """How to fetch. `room_bytes`: for weights on this board; `preference`: the preset's; `python` runs pip."""
+
+    quant: str | None = None
+    room_bytes: int | None = None
+    preference: QuantPreference | None = None
+    with_projector: bool = False
+    progress: Report | None = None
+    python: str = sys.executable
+    client: httpx.Client | None = None
+    endpoint: str | None = None
+    sleep: Callable[[float], None] = time.sleep
+
+
+DEFAULTS = PullOptions()
 
 # State of a partial download: `x.json` beside `x.part`, so that a later process can resume it.
 
@@ -78,7 +96,7 @@ def load(part: Path, remote: RemoteInfo) -> Known:
 
 
 def save(part: Path, known: Known) -> None:
-    write_json(part.with_suffix(".json"), to_builtins(known, enc_hook=str))
+    write_json(part.with_suffix(".json"), to_builtins(known))
 
 
 _TRIES = 6  # in a row without progress
@@ -129,8 +147,8 @@ def download(
 ) -> tuple[str, str | None]:
     """Download into `part`, verify it; return its SHA-256 and the expected one, None where no hash is known.
 
-    Raises Resumable if it was interrupted, UnavailableError if the server refuses, MismatchError or BadDataError for
-    other bytes than expected, VerdictError if it is no GGUF at all.
+    Raises ResumableError if it was interrupted, UnavailableError if the server refuses, HashMismatchError or
+    BadDataError for other bytes than expected, VerdictError if it is no GGUF at all.
     """
     import httpx
 
@@ -171,7 +189,7 @@ class _Pace:
         self._since_s, self._from, self._checked = time.monotonic(), size, size
 
     def look(self, size: int, unbounded: Path | None) -> None:
-        """Raises _Retry below the floor, DoesNotFitError at the free-space reserve."""
+        """Check rate and free space. Raises _Retry below the floor, DoesNotFitError at the free-space reserve."""
         if unbounded is not None and size - self._checked >= _SPACE_EVERY_BYTES:
             self._checked = size
             need_space(unbounded, _SPACE_EVERY_BYTES)

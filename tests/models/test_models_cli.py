@@ -87,13 +87,18 @@ def test_list_shows_what_is_not_complete(edge: Edge, models: Path, tmp_path: Pat
     """FC-59: our own partial downloads are marked, with the way to resume them."""
     from edge.models.job import ResumableError
     from edge.models.pull import pull
+    from edge.models.transfer import PullOptions
     from tests.fakes.hub import Fault
 
     Gguf("llama").model(n_layer=9).save(tmp_path / "h" / "owner" / "repo" / "Slow-Q5_K_M.gguf")
     with Hub(tmp_path / "h") as hub:
         hub.faults += [Fault("cut", 300_000)] + [Fault("503")] * 5
         with pytest.raises(ResumableError):
-            pull(f"{hub.url}/files/owner/repo/Slow-Q5_K_M.gguf?key=s3cret", models, sleep=lambda seconds: None)
+            pull(
+                f"{hub.url}/files/owner/repo/Slow-Q5_K_M.gguf?key=s3cret",
+                models,
+                PullOptions(sleep=lambda seconds: None),
+            )
     out = edge("list")[1]
     assert "Slow-Q5_K_M.gguf" in out and "the same pull resumes it" in out and "s3cret" not in out
     (pending,) = json.loads(edge("list", "--json")[1])["pending"]
@@ -290,7 +295,8 @@ def test_pull_through_a_proxy(hub: Hub, state: Path) -> None:
     env["no_proxy"] = ""
     program = (
         "import sys; from pathlib import Path; from edge.models.pull import pull\n"
-        "pull(sys.argv[1], Path(sys.argv[2]), sleep=lambda s: None)"
+        "from edge.models.transfer import PullOptions\n"
+        "pull(sys.argv[1], Path(sys.argv[2]), PullOptions(sleep=lambda s: None))"
     )
     url = f"{hub.url.replace('127.0.0.1', 'models.invalid')}/files/acme/Gamma-GGUF/Gamma-Q5_K_M.gguf"
     command = [sys.executable, "-c", program, url, str(state)]

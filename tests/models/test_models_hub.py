@@ -15,6 +15,7 @@ from edge.models.pull import check, pull
 from edge.models.receipt import read
 from edge.models.source import is_source, parse
 from edge.models.store import Store
+from edge.models.transfer import PullOptions
 from edge.models.verdict import VerdictError
 from tests.fakes.gguf_writer import Gguf
 from tests.fakes.hub import Fault, Hub
@@ -36,7 +37,7 @@ def _model(path: Path, arch: str = "qwen35", kind: str = "Q4_K", number: int = 1
 
 
 def fetch(hub: Hub, models: Path, ref: str) -> str:
-    return Path(pull(ref, models, endpoint=hub.url, sleep=lambda seconds: None).path).name
+    return Path(pull(ref, models, PullOptions(endpoint=hub.url, sleep=lambda seconds: None)).path).name
 
 
 def test_case_05_a_drafter_is_never_taken_for_the_model(hub: Hub, models: Path) -> None:
@@ -110,14 +111,14 @@ def test_modelscope_is_a_source_with_the_same_checks(hub: Hub, models: Path) -> 
     _model(hub.root / "Qwen/Alpha-GGUF/Alpha-Q4_K_M.gguf")
     ref = "modelscope://Qwen/Alpha-GGUF:Q4_K_M"
     assert str(parse(ref)) == ref
-    found = pull(ref, models, endpoint=hub.url, sleep=lambda seconds: None)
+    found = pull(ref, models, PullOptions(endpoint=hub.url, sleep=lambda seconds: None))
     assert Path(found.path).name == "Alpha-Q4_K_M.gguf"
     assert [seen.path.partition("?")[0] for seen in hub.requests if "/api/" in seen.path] == [
         "/api/v1/models/Qwen/Alpha-GGUF/repo/files"
     ]
     hub.faults.append(Fault("corrupt"))
     with pytest.raises(EdgeError, match="SHA-256"):
-        pull(ref, models.with_name("other"), endpoint=hub.url, sleep=lambda seconds: None)
+        pull(ref, models.with_name("other"), PullOptions(endpoint=hub.url, sleep=lambda seconds: None))
 
 
 MODELSCOPE = "modelscope://Qwen/Alpha-GGUF:Q4_K_M"
@@ -134,7 +135,7 @@ def modelscope(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Hub:
 
 
 def fetch_there(models: Path) -> str:
-    return pull(MODELSCOPE, models, sleep=lambda seconds: None).path
+    return pull(MODELSCOPE, models, PullOptions(sleep=lambda seconds: None)).path
 
 
 def test_modelscope_has_its_own_mirror_and_gets_no_token_of_hugging_face(modelscope: Hub, models: Path) -> None:
@@ -172,7 +173,7 @@ def test_hints_about_modelscope_name_modelscope(modelscope: Hub, models: Path) -
     _model(modelscope.root / "Qwen/Two-GGUF/beta-Q5_K_M.gguf", kind="Q5_K", number=17)
     for ref, hint in (("Qwen/Two-GGUF", "modelscope://Qwen/Two-GGUF/"), ("Qwen/None-GGUF", "of ModelScope")):
         with pytest.raises(EdgeError) as error:
-            pull(f"modelscope://{ref}", models, sleep=lambda seconds: None)
+            pull(f"modelscope://{ref}", models, PullOptions(sleep=lambda seconds: None))
         assert hint in (error.value.hint or "")
 
 
@@ -231,15 +232,15 @@ def test_a_check_fetches_nothing_and_finds_what_would_fail(
 ) -> None:
     _model(hub.root / "o/Alpha-GGUF/Alpha-Q4_K_M.gguf")
     size = (hub.root / "o/Alpha-GGUF/Alpha-Q4_K_M.gguf").stat().st_size
-    assert check("hf://o/Alpha-GGUF", models, endpoint=hub.url) == size
+    assert check("hf://o/Alpha-GGUF", models, PullOptions(endpoint=hub.url)) == size
     assert check(f"{hub.url}/files/o/Alpha-GGUF/Alpha-Q4_K_M.gguf", models) == size
     with pytest.raises(UnavailableError, match="404"):
         check(f"{hub.url}/files/o/none.gguf", models)
     with pytest.raises(UnavailableError, match="no repository"):
-        check("hf://o/Nothing-GGUF", models, endpoint=hub.url)
+        check("hf://o/Nothing-GGUF", models, PullOptions(endpoint=hub.url))
     monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 1))  # type: ignore[attr-defined]
     with pytest.raises(DoesNotFitError):
-        check("hf://o/Alpha-GGUF", models, endpoint=hub.url)
+        check("hf://o/Alpha-GGUF", models, PullOptions(endpoint=hub.url))
     assert not models.exists()
 
 
@@ -253,14 +254,14 @@ def test_a_check_asks_a_gated_repository_for_its_first_file(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_TOKEN_PATH", str(models / "token"))
     with pytest.raises(UnavailableError, match="not public") as caught:
-        check("hf://o/Alpha-GGUF", models, endpoint=hub.url)
+        check("hf://o/Alpha-GGUF", models, PullOptions(endpoint=hub.url))
     assert "accept its licence" in (caught.value.hint or "") and "HF_TOKEN" in (caught.value.hint or "")
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    assert check("hf://o/Alpha-GGUF", models, endpoint=hub.url)
+    assert check("hf://o/Alpha-GGUF", models, PullOptions(endpoint=hub.url))
     (asked,) = hub.files_asked()
     assert asked.headers["range"] == "bytes=0-0"
     hub.faults.append(Fault("503"))
-    assert check("hf://o/Alpha-GGUF", models, endpoint=hub.url), "the download repeats these"
+    assert check("hf://o/Alpha-GGUF", models, PullOptions(endpoint=hub.url)), "the download repeats these"
 
 
 def test_a_check_does_not_read_what_a_hub_without_ranges_sends(hub: Hub, models: Path) -> None:
@@ -269,7 +270,7 @@ def test_a_check_does_not_read_what_a_hub_without_ranges_sends(hub: Hub, models:
     rest = threading.Event()
     hub.faults.append(Fault("slow", event=rest))
     try:
-        assert check("hf://o/Alpha-GGUF", models, endpoint=hub.url)
+        assert check("hf://o/Alpha-GGUF", models, PullOptions(endpoint=hub.url))
         assert not rest.is_set() and len(hub.files_asked()) == 1
     finally:
         rest.set()

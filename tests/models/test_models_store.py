@@ -13,7 +13,7 @@ import pytest
 
 from edge.errors import ModelMissingError, UsageError
 from edge.models import source
-from edge.models import store as hubcache
+from edge.models import store as store_module
 from edge.models.open import fingerprint, open_model
 from edge.models.store import Store, standard
 from edge.models.survey import survey
@@ -192,10 +192,10 @@ def test_a_state_dir_is_the_only_store_unless_others_are_named(three_stores: dic
 
 
 def test_where_the_hub_cache_is() -> None:
-    assert hubcache.folder({"HF_HOME": "/h"}) == Path("/h/hub")
-    assert hubcache.folder({"HOME": "/root"}) == Path("/root/.cache/huggingface/hub")
-    assert hubcache.folder({"XDG_CACHE_HOME": "/c", "HOME": "/root"}) == Path("/c/huggingface/hub")
-    assert hubcache.folder({}) is None
+    assert store_module.hub_cache({"HF_HOME": "/h"}) == Path("/h/hub")
+    assert store_module.hub_cache({"HOME": "/root"}) == Path("/root/.cache/huggingface/hub")
+    assert store_module.hub_cache({"XDG_CACHE_HOME": "/c", "HOME": "/root"}) == Path("/c/huggingface/hub")
+    assert store_module.hub_cache({}) is None
 
 
 def test_links_in_circles_end(models: Path) -> None:
