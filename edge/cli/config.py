@@ -31,7 +31,7 @@ def init(
     """Write edgellm.toml with every key as a comment, at its value for this board. An existing file stays."""
     from edge.board.probe import probe
     from edge.config import load, resolve_profile
-    from edge.config.schema import example
+    from edge.config.show import example
     from edge.linux.files import write_atomic
 
     folders, board = folders_of(state_dir), probe()

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Struct
 
-from edge.config.fields import Place, fields_of, key, read_field
+from edge.config.fields import Place, fields_of, key, read_table, tables
 from edge.errors import ConfigError
 
 RPC_PORT = 50052  # rpc-server's own default (tools/rpc/rpc-server.cpp)
@@ -84,9 +84,8 @@ def rpc_address(text: str, interface: str = "") -> RpcAddress:
 
 def read_devices(rows: object, source: str, place: Place) -> tuple[DeviceConfig, ...]:
     """Read the `[[device]]` tables. Raises ConfigError naming file and key."""
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ConfigError(f"{source}: device wants tables, written [[device]]")
-    devices = tuple(_device(row, f"{source}: device {index + 1}", place) for index, row in enumerate(rows))
+    numbered = enumerate(tables(rows, "device", source), 1)
+    devices = tuple(_device(row, f"{source}: device {number}", place) for number, row in numbered)
     seen: set[str] = set()
     for device in devices:
         if device.rpc in seen:
@@ -96,7 +95,7 @@ def read_devices(rows: object, source: str, place: Place) -> tuple[DeviceConfig,
 
 
 def _device(row: dict[str, Any], source: str, place: Place) -> DeviceConfig:
-    values: dict[str, Any] = {name: read_field(DEVICE_KEYS, name, value, source, place) for name, value in row.items()}
+    values = read_table(DEVICE_KEYS, row, source, place)
     if not values.get("rpc"):
         raise ConfigError(f"{source}: rpc is missing", f'write rpc = "10.0.0.2:{RPC_PORT}"')
     try:

@@ -68,7 +68,7 @@ class Field(Struct, frozen=True):
         return get_origin(self.type.__origin__) is tuple
 
     def read(self, value: object) -> Any:
-        """Convert a TOML value. Raises ValueError that says what is wanted."""
+        """Convert a TOML value. Raises ValueError that states what is wanted."""
         return self._convert(value, strict=True)
 
     def parse(self, text: str) -> Any:
@@ -95,7 +95,7 @@ class Field(Struct, frozen=True):
                 value = parse_size(value)
             except UsageError as error:
                 raise ValueError(f"{error}: {error.hint}") from None
-        # TOML tells 8192.0 from 8192; a program that writes the file may not.
+        # TOML distinguishes 8192.0 from 8192; a program that writes the file may not.
         if isinstance(value, float) and value.is_integer() and self.type.__origin__ is int:
             value = int(value)
         if not strict and isinstance(value, str) and self.type.__origin__ is bool:
@@ -136,23 +136,34 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def read_field(fields: Mapping[str, Field], key: str, value: object, source: str, place: Place | None = None) -> Any:
     """Convert one key of a TOML file. Raises ConfigError naming file and key."""
-    field = known_field(fields, key, source, place)
-    try:
-        return field.read(value)
-    except ValueError as error:
-        raise ConfigError(f"{source}: {key} {error}", f"{key}: {field.help}") from None
+    return _converted(_known(fields, key, source, place), key, value, source, Field.read)
+
+
+def read_table(fields: Mapping[str, Field], table: Mapping[str, object], source: str, place: Place) -> dict[str, Any]:
+    """Convert the keys of a table of a TOML file. Raises ConfigError naming file and key."""
+    return {key: read_field(fields, key, value, source, place) for key, value in table.items()}
 
 
 def parse_field(fields: Mapping[str, Field], key: str, text: str, source: str) -> Any:
     """Convert one key given as text. Raises ConfigError naming source and key."""
-    field = known_field(fields, key, source)
+    return _converted(_known(fields, key, source), key, text, source, Field.parse)
+
+
+def tables(rows: object, key: str, source: str) -> list[dict[str, Any]]:
+    """Return the tables `[[key]]` of a TOML file. Raises ConfigError."""
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ConfigError(f"{source}: {key} wants tables, written [[{key}]]")
+    return rows
+
+
+def _converted(field: Field, key: str, value: Any, source: str, convert: Callable[[Field, Any], Any]) -> Any:
     try:
-        return field.parse(text)
+        return convert(field, value)
     except ValueError as error:
         raise ConfigError(f"{source}: {key} {error}", f"{key}: {field.help}") from None
 
 
-def known_field(fields: Mapping[str, Field], key: str, source: str, place: Place | None = None) -> Field:
+def _known(fields: Mapping[str, Field], key: str, source: str, place: Place | None = None) -> Field:
     """Return the field of a key. Raises ConfigError with the place of the key, or the nearest known one."""
     field = fields.get(key)
     if field is None:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from edge.board.board import Board
 from edge.config.devices import DeviceConfig, read_devices
-from edge.config.fields import did_you_mean, flatten, nested, parse_field, read_field
+from edge.config.fields import did_you_mean, flatten, nested, parse_field, read_field, read_table
 from edge.config.models import check_names, read_models, with_flags
 from edge.config.profile import SYSTEM_CONFIG, choose, load_profile, resolve_tier
 from edge.config.values import CONFIG_KEYS, SETTINGS, Config, ModelConfig, Override, Profile, place_of
@@ -69,10 +69,8 @@ def file_layer(path: Path) -> ConfigLayer | None:
     settings = table.pop("set", {})
     if not isinstance(settings, dict):
         raise ConfigError(f"{source}: set wants a table, written [set]")
-    values = {
-        key: read_field(CONFIG_KEYS, key, value, source, place_of) for key, value in flatten(table, CONFIG_KEYS).items()
-    }
-    values |= {key: read_field(SETTINGS, key, value, f"{source}: set", place_of) for key, value in settings.items()}
+    values = read_table(CONFIG_KEYS, flatten(table, CONFIG_KEYS), source, place_of)
+    values |= read_table(SETTINGS, settings, f"{source}: set", place_of)
     return ConfigLayer(source, _renamed(values), models, devices)
 
 

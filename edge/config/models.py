@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from edge.config.fields import read_field
+from edge.config.fields import read_table, tables
 from edge.config.values import MODEL_KEYS, SETTINGS, ModelConfig, place_of
 from edge.errors import ConfigError, UsageError
 from edge.models.quant import public_name
@@ -25,9 +25,9 @@ _QUANT = re.compile(r"(UD-)?(I?Q\d\w*|TQ\d\w*|MXFP\d\w*|NVFP\d\w*|B?F(16|32))", 
 
 def read_models(rows: object, source: str) -> tuple[ModelConfig, ...]:
     """Read the `[[model]]` tables. Raises ConfigError naming file and key."""
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ConfigError(f"{source}: model wants tables, written [[model]]")
-    return tuple(_model(row, f"{source}: model {index + 1}") for index, row in enumerate(rows))
+    return tuple(
+        _model(row, f"{source}: model {number}") for number, row in enumerate(tables(rows, "model", source), 1)
+    )
 
 
 def _model(row: dict[str, Any], source: str) -> ModelConfig:
@@ -35,13 +35,9 @@ def _model(row: dict[str, Any], source: str) -> ModelConfig:
     if not isinstance(own, dict):
         raise ConfigError(f"{source}: set wants a table, written set = {{ n_ctx = 8192 }}")
     direct = {key: value for key, value in row.items() if key in SETTINGS and SETTINGS[key].one_model}
-    values: dict[str, Any] = {
-        key: read_field(MODEL_KEYS, key, value, source, place_of)
-        for key, value in row.items()
-        if key != "set" and key not in direct
-    }
-    settings = {key: read_field(SETTINGS, key, value, f"{source}: set", place_of) for key, value in own.items()}
-    settings |= {key: read_field(SETTINGS, key, value, source) for key, value in direct.items()}
+    rest = {key: value for key, value in row.items() if key != "set" and key not in direct}
+    values = read_table(MODEL_KEYS, rest, source, place_of)
+    settings = read_table(SETTINGS, own, f"{source}: set", place_of) | read_table(SETTINGS, direct, source, place_of)
     if "command" in values:
         _check_command(values, source)
     elif not values.get("ref"):
@@ -53,7 +49,7 @@ def _model(row: dict[str, Any], source: str) -> ModelConfig:
     values.setdefault("id", id_of(values["ref"]) if "ref" in values else "")
     if values.get("warm_at") and not _TIME.fullmatch(values["warm_at"]):
         raise ConfigError(f"{source}: warm_at wants a time like 08:00, got {values['warm_at']!r}")
-    return ModelConfig(**values, set=dict(settings), origin=source)
+    return ModelConfig(**values, set=settings, origin=source)
 
 
 def _check_command(values: dict[str, Any], source: str) -> None:

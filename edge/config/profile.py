@@ -10,7 +10,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from edge.board.board import Board
-from edge.config.fields import Field, did_you_mean, flatten, read_field
+from edge.config.fields import Field, did_you_mean, flatten, read_field, read_table, tables
 from edge.config.values import (
     CHOICE_KEYS,
     SECTIONS,
@@ -137,12 +137,13 @@ def _over(profile: Profile, table: dict[str, Any], path: Path) -> Profile:
     source = str(path)
     origin = f"profile {path.stem}" if path.parent == data_dir("profiles") else f"profile {path}"
     rest = {key: value for key, value in table.items() if key not in ("schema", "summary", "extends", "tier", "use")}
-    values = _values(flatten(rest, PROFILE_KEYS), source, PROFILE_KEYS)
+    values = read_table(PROFILE_KEYS, flatten(rest, PROFILE_KEYS), source, _in_config)
     preset = {key: value for key, value in values.items() if key in SETTINGS}
     sections = {key: value for key, value in values.items() if key in SECTIONS}
     summary = read_field(_SUMMARY, "summary", table.get("summary", profile.summary), source)
-    tiers = tuple(_tier(row, f"{source}: tier {index + 1}") for index, row in enumerate(_rows(table, "tier", source)))
-    choices = tuple(_choice(row, f"{source}: use {index + 1}") for index, row in enumerate(_rows(table, "use", source)))
+    rows = {key: enumerate(tables(table.get(key, []), key, source), 1) for key in ("tier", "use")}
+    tiers = tuple(_tier(row, f"{source}: tier {number}") for number, row in rows["tier"])
+    choices = tuple(_choice(row, f"{source}: use {number}") for number, row in rows["use"])
     return replace(
         profile,
         summary=summary,
@@ -160,28 +161,17 @@ def _without(tier: Tier, preset: dict[str, Any]) -> Tier:
     return replace(tier, values={key: value for key, value in tier.values.items() if key not in preset})
 
 
-def _rows(table: dict[str, Any], key: str, source: str) -> list[dict[str, Any]]:
-    rows = table.get(key, [])
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ConfigError(f"{source}: {key} wants tables, written [[{key}]]")
-    return rows
-
-
 def _tier(row: dict[str, Any], source: str) -> Tier:
-    values = _values(row, source, {**TIER_KEYS, **PROFILE_SETTINGS})
+    values = read_table({**TIER_KEYS, **PROFILE_SETTINGS}, row, source, _in_config)
     settings = {key: values.pop(key) for key in list(values) if key in SETTINGS}
     return Tier(memory_max_bytes=values.pop("memory_max", None), values=settings, **values)
 
 
 def _choice(row: dict[str, Any], source: str) -> ModelChoice:
-    values = _values(row, source, CHOICE_KEYS)
+    values = read_table(CHOICE_KEYS, row, source, _in_config)
     if "profile" not in values:
         raise ConfigError(f"{source}: profile is missing")
     return ModelChoice(**values)
-
-
-def _values(flat: dict[str, Any], source: str, fields: dict[str, Field]) -> dict[str, Any]:
-    return {key: read_field(fields, key, value, source, _in_config) for key, value in flat.items()}
 
 
 def _in_config(key: str) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from edge.config.schema import config_schema, reference, schema
+from edge.config.show import config_schema, reference, schema
 from edge.resources import data_dir
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"

@@ -11,7 +11,7 @@ import pytest
 from edge.board.named import board_by_id, board_ids
 from edge.cli import main
 from edge.config.profile import check_file, choose, load_profile, profile_names, resolve_tier
-from edge.config.schema import schema
+from edge.config.show import schema
 from edge.config.values import SETTINGS
 from edge.errors import ConfigError
 from edge.paths import Folders, folders

@@ -11,8 +11,7 @@ import pytest
 from edge.cli import main
 from edge.config import load, resolve_profile
 from edge.config.load import file_layer
-from edge.config.schema import config_schema, reference
-from edge.config.show import rows
+from edge.config.show import config_schema, reference, rows
 from edge.config.values import CONFIG_KEYS, MODEL_KEYS, SETTINGS, Preset
 from edge.errors import ConfigError
 from edge.paths import folders
