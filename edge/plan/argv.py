@@ -70,15 +70,10 @@ class Argv(Struct, frozen=True):
     dropped: tuple[str, ...] = ()
 
 
-def argv(settings: Settings, engine: Engine, model: ModelFile, alias: str) -> tuple[str, ...]:
-    """Return the engine's whole command line; `{socket}` stands for its private socket."""
-    return render(settings, engine, model, alias).args
-
-
 def render(
     settings: Settings, engine: Engine, model: ModelFile, alias: str, options: EngineOptions = NO_OPTIONS
 ) -> Argv:
-    """Return the command line, `options` last, and the options that this engine does not know."""
+    """Return the command line, `options` last, with `{socket}` for the engine's private socket."""
     if engine.kind == "embedded":
         fields = {**common_params(settings, model, alias), **options.params}
         params = json.dumps(fields, separators=(",", ":"), sort_keys=True)

@@ -48,7 +48,7 @@ class Calibration(Struct, frozen=True):
 
     @property
     def compute(self) -> float:
-        """The factor on the compute estimate."""
+        """Return the factor on the compute estimate."""
         return min(_MOST, max(_LEAST, settled(self.compute_factors, 1.0)))
 
 

@@ -53,7 +53,7 @@ class DownloadCandidate(Struct, frozen=True):
 
     @property
     def sized(self) -> str:
-        """The id with the size of the download, where that is known."""
+        """Return the id with the size of the download, where that is known."""
         return f"{self.id} ({format_bytes(self.bytes)})" if self.bytes else self.id
 
 

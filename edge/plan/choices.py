@@ -142,7 +142,7 @@ class DraftChoice(MeasuredChoice, frozen=True):
 
 
 def model_key(file: ModelFile) -> str:
-    """Return what tells one model from another on this machine: a file may be moved, or linked from another store."""
+    """Return the key of a model on this machine, without its path: a file may be moved, or linked from elsewhere."""
     return f"{file.name} {file.quant} {file.bytes}"
 
 

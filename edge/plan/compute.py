@@ -213,7 +213,7 @@ def _sample(meta: ModelMeta, memory: KvBytes) -> list[tuple[LayerShape, str]]:
 
 
 def _reads_history(meta: ModelMeta, layer: LayerShape) -> bool:
-    """Whether the layer before this one reads the state of its convolution."""
+    """Return whether the layer before this one reads the state of its convolution."""
     return layer.recurrent and layer.cells == "none" and bool(_inner(meta)) and meta.arch not in _DELTA_NETS
 
 

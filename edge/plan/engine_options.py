@@ -129,7 +129,7 @@ def _options(
         return [((SAMPLING[name][0],), (f"{value:g}",))]
     if name in ("draft", "speculation"):
         if name == "speculation" and preset.draft:
-            return []  # told with the drafter
+            return []  # rendered with the drafter
         # Before it had names for drafters, an engine drafted with any that it was given.
         kinds = [kind for kind in _types(preset, draft_type) if not _lacking(kind, engine)]
         types = [(("--spec-type",), (",".join(kinds),))] if kinds else []

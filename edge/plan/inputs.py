@@ -67,12 +67,12 @@ class PlanInputs(Struct, frozen=True):
 
     @property
     def all_logits(self) -> bool:
-        """Whether logits are reserved for every token of a batch, as before autumn 2026."""
+        """Return whether logits are reserved for every token of a batch, as before autumn 2026."""
         return self.engine.era != "load-mode"
 
     @property
     def mixed_batches(self) -> bool:
-        """Whether a batch may mix tokens and images, as since October 2026: the pinned build is of before."""
+        """Return whether a batch may mix tokens and images, as since October 2026; the pinned build is older."""
         return not self.engine.assumed and not (self.engine.commit or "").startswith("0c1e57098")
 
     @property
@@ -81,7 +81,7 @@ class PlanInputs(Struct, frozen=True):
 
     @property
     def overrides_tensors(self) -> bool:
-        """Whether this engine places single tensors (--override-tensor, since April 2025)."""
+        """Return whether this engine places single tensors (--override-tensor, since April 2025)."""
         return bool({"--override-tensor", "-ot"} & self.engine.flags.keys())
 
     def room_bytes(self, name: str) -> int:
@@ -104,7 +104,7 @@ class PlanInputs(Struct, frozen=True):
 
     @property
     def used_servers(self) -> tuple[str, ...]:
-        """The endpoints whose devices are among `gpus`."""
+        """Return the endpoints whose devices are among `gpus`."""
         return tuple(server.endpoint for server in self.remotes if set(server.domains) & set(self.gpus))
 
     def domain(self, name: str) -> DomainBudget:

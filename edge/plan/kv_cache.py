@@ -183,7 +183,7 @@ class KvBytes(Struct, frozen=True):
 
     @property
     def needs_checkpoints(self) -> bool:
-        """Whether the engine keeps snapshots to reuse a prompt: a window or a state cannot be rolled back."""
+        """Return whether the engine keeps snapshots to reuse a prompt: a window or a state cannot be rolled back."""
         return any(layer.recurrent or layer.cells == "window" for layer in self.layers)
 
 

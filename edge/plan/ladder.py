@@ -134,7 +134,7 @@ class Rung(Struct, frozen=True):
 
     @property
     def visible_gpus(self) -> tuple[str, ...]:
-        """GPUs of this board that the engine has to see, in llama.cpp's order: the drafter's own one is the last."""
+        """Return the GPUs of this board that the engine has to see, in its order: a drafter's own one is the last."""
         own = tuple(gpu for gpu in self.gpus if not is_remote(gpu))
         return (*own, self.draft_on) if self.draft_on in self.budget and self.draft_on not in (*own, HOST) else own
 
@@ -144,12 +144,12 @@ class Rung(Struct, frozen=True):
 
     @property
     def headroom_bytes(self) -> int:
-        """Of the fullest domain; negative where it does not fit."""
+        """Return the free bytes of the fullest domain; negative where it does not fit."""
         return min(domain.headroom_bytes for domain in self.budget.values())
 
     @property
     def device_headroom_bytes(self) -> int:
-        """Of the fullest GPU, and of the host where no GPU is used."""
+        """Return the free bytes of the fullest GPU, or of the host where no GPU is used."""
         return min(domain.headroom_bytes for name, domain in self.budget.items() if name in self.gpus or not self.gpus)
 
 

@@ -70,13 +70,13 @@ def _kv_types(preset: Preset) -> list[tuple[str, str]]:
 
 def requested_slot_context(preset: Preset, n_ctx_train: int) -> int:
     """Return the tokens of one slot: as requested, never above the trained context (FC-22) as RoPE extends it."""
-    # A file that does not tell its context has no limit here; 16M tokens is beyond any model.
+    # A file without a trained context has no limit here; 16M tokens is beyond any model.
     trained = usable_context(preset, n_ctx_train) or 1 << 24
     return slot_context(min(preset.n_ctx or trained, trained), 1)
 
 
 def usable_context(preset: Preset, n_ctx_train: int) -> int:
-    """Return the trained context, times rope_scale where the preset extends it; 0 where the file does not tell."""
+    """Return the trained context, times rope_scale where the preset extends it; 0 where the file states none."""
     return int(n_ctx_train * max(1.0, preset.rope_scale)) if preset.rope_scaling in ("linear", "yarn") else n_ctx_train
 
 

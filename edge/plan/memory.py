@@ -267,7 +267,7 @@ def _x86_types(isa: set[str], engine: Engine) -> frozenset[str]:
 
 
 def _amx(board: Board, engine: Engine) -> bool:
-    """Whether ggml-cpu/amx has the matrices: a native build, seen on the host of an H200."""
+    """Return whether ggml-cpu/amx has the matrices: a native build, seen on the host of an H200."""
     return "amx_int8" in board.cpu.isa and engine.kind != "embedded"
 
 

@@ -244,7 +244,7 @@ def limited(memory: MemorySnapshot, limit_bytes: int, reserve: str) -> MemorySna
 
 
 def _memory(view: HostView, board: Board) -> MemorySnapshot:
-    """Raises UsageError for available memory that this board cannot have."""
+    """Return the memory to plan with. Raises UsageError for available memory that this board cannot have."""
     if view.available_bytes is not None and not _LEAST_BYTES <= view.available_bytes <= board.memory_bytes:
         raise UsageError(
             f"{format_bytes(view.available_bytes)} of available memory: {board.module} has "

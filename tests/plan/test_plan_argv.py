@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from edge.engine import embedded
 from edge.engine.engine import Engine
-from edge.plan.argv import SOCKET, EnvFacts, argv, common_params, environment, redacted, redacted_args, render
+from edge.models.open import ModelFile
+from edge.plan.argv import SOCKET, EnvFacts, common_params, environment, redacted, redacted_args, render
 from edge.plan.plan import Settings
 from edge.plan.prepare import assumed_engine
 from tests.plan import shapes
@@ -31,6 +32,10 @@ FULL = Settings(
 MODEL = shapes.model()
 FACTS = EnvFacts("/home/e", "/cache")
 ERAS = ("load-mode", "both", "flash-value", "flash-bare")
+
+
+def argv(settings: Settings, engine: Engine, model: ModelFile, alias: str) -> tuple[str, ...]:
+    return render(settings, engine, model, alias).args
 
 
 def pairs(line: tuple[str, ...]) -> set[tuple[str, str]]:
