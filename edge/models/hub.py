@@ -57,10 +57,9 @@ class Listing(Struct, frozen=True):
 
 
 class HubPlan(Struct, frozen=True):
-    """The files to fetch. `source` names the first file; `commit` pins it."""
+    """The files to fetch. `source` names the first file at its commit."""
 
     source: HubSource
-    commit: str
     choice: QuantChoice
     remotes: tuple[RemoteInfo, ...]
 
@@ -209,7 +208,7 @@ def plan(wanted: HubSource, options: PullOptions, projector: str | None = None) 
         files.append(_projector(listing, projector))
     remotes = tuple(_remote(site, listing, file) for file in files)
     first = HubSource(wanted.repo, choice.option.files[0].path, None, listing.commit, wanted.site)
-    return HubPlan(first, listing.commit, choice, remotes)
+    return HubPlan(first, choice, remotes)
 
 
 def _remote(site: Site, listing: Listing, file: RemoteFile) -> RemoteInfo:

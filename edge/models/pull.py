@@ -162,7 +162,7 @@ def _pull_hub(wanted: WantedFile, what: source.HubSource, models_dir: Path, opti
     name = row.name if row else chosen.choice.option.name
     with job(models_dir, name, str(chosen.source), "pull") as work:
         if not work.final.is_dir():
-            _install(work, _fetch_all(remotes, work, options), str(chosen.source), chosen.commit, row)
+            _install(work, _fetch_all(remotes, work, options), str(chosen.source), chosen.source.revision, row)
     return open_model(work.final / remotes[0].path, drafter=True)
 
 
