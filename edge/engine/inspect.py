@@ -21,7 +21,7 @@ from edge.engine.binary import traits
 from edge.engine.engine import Device, Engine, era_of
 from edge.engine.output import parse_devices, parse_help, parse_version
 from edge.errors import EngineBrokenError, EngineMissingError
-from edge.linux.files import read_json, write_shared
+from edge.linux.files import open_to_others, read_json, write_shared
 from edge.linux.tree import Tree
 from edge.resources import data_dir, load_toml
 
@@ -271,7 +271,7 @@ def identity(path: Path) -> Identity:
     stat = path.stat()
     parent = path.parent.stat()
     owner = stat.st_uid or parent.st_uid
-    if owner == 0 and not _open_to_others(stat) and not _open_to_others(parent):
+    if owner == 0 and not open_to_others(stat) and not open_to_others(parent):
         return Identity()
     owner = owner or _NOBODY
     import pwd  # only here: root with a user's file
@@ -281,7 +281,3 @@ def identity(path: Path) -> Identity:
     except KeyError:
         return Identity(owner, stat.st_gid, [])
     return Identity(owner, entry.pw_gid, os.getgrouplist(entry.pw_name, entry.pw_gid))
-
-
-def _open_to_others(stat: os.stat_result) -> bool:
-    return bool(stat.st_mode & 0o002 or (stat.st_mode & 0o020 and stat.st_gid != 0))

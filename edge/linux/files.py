@@ -94,6 +94,32 @@ def is_trusted_dir(path: Path) -> bool:
     return mine or not parent.st_mode & stat.S_IWOTH
 
 
+def writable_by_others(path: Path, owners: frozenset[int] = frozenset({0})) -> Path | None:
+    """Return the first part of a path, or of its link target, that users other than `owners` can replace.
+
+    Raises OSError for a path that does not exist.
+    """
+    for end in dict.fromkeys((path, Path(os.path.realpath(path)))):
+        for part in [*reversed(end.parents), end]:
+            state = part.lstat()
+            if state.st_uid not in owners:
+                return part
+            if stat.S_ISLNK(state.st_mode):
+                continue  # the kernel ignores the mode of a link
+            # In a sticky folder (/tmp) other users may add files, and replace none.
+            sticky = stat.S_ISDIR(state.st_mode) and state.st_mode & stat.S_ISVTX
+            if open_to_others(state) and not sticky:
+                return part
+    return None
+
+
+def open_to_others(state: os.stat_result) -> bool:
+    """Return whether the mode lets other users than the owner and root write."""
+    # Group root has no members but root; other groups may get some at any time.
+    others = stat.S_IWOTH | (stat.S_IWGRP if state.st_gid != 0 else 0)
+    return bool(state.st_mode & others)
+
+
 def visible(path: Path) -> bool:
     """Return whether a path exists for this process; Path.exists() raises in a closed folder before Python 3.14."""
     try:

@@ -93,25 +93,6 @@ def allowed(state: os.stat_result, user: PathUser, bit: int) -> bool:
     return state.st_mode >> shift & bit == bit
 
 
-def writable_by_others(path: Path, owners: frozenset[int] = frozenset({0})) -> Path | None:
-    """Return the first part of a path, or of its link target, that users other than `owners` can replace."""
-    for end in dict.fromkeys((path, Path(os.path.realpath(path)))):
-        for part in [*reversed(end.parents), end]:
-            state = part.lstat()
-            if state.st_uid not in owners:
-                return part
-            if stat.S_ISLNK(state.st_mode):
-                continue  # the kernel ignores the mode of a link
-            sticky = (
-                stat.S_ISDIR(state.st_mode) and state.st_mode & stat.S_ISVTX
-            )  # other users may add files, not replace any
-            # Group root has no members but root; other groups may get some at any time.
-            others = stat.S_IWOTH | (stat.S_IWGRP if state.st_gid != 0 else 0)
-            if state.st_mode & others and not sticky:
-                return part
-    return None
-
-
 def _missing(part: Path) -> PathProblem:
     parent = part.parent
     empty = parent.is_dir() and _is_empty(parent)

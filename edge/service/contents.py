@@ -18,7 +18,7 @@ from edge.engine.choose import choose
 from edge.engine.engine import Engine
 from edge.engine.installed import ids, manifest, read_selection
 from edge.errors import BadDataError, ConfigError, EdgeError, EngineMissingError, UsageError
-from edge.linux.files import sha256_file
+from edge.linux.files import sha256_file, writable_by_others
 from edge.models import receipt
 from edge.models.install import import_model
 from edge.models.open import ModelFile
@@ -26,7 +26,7 @@ from edge.models.progress import Report
 from edge.models.store import Store
 from edge.paths import system_folders
 from edge.service import program
-from edge.service.access import belongs_to, find_problem, future_user, give, writable_by_others, write_file
+from edge.service.access import belongs_to, find_problem, future_user, give, write_file
 from edge.service.config_file import NAME, Served, config_text, merge, read_base
 from edge.service.request import ETC, InstallRequest
 from edge.service.takeover import OfflineBundle, Takeover, inside, plan_takeover
@@ -126,13 +126,9 @@ class InstallStep(Struct, frozen=True):
     """One repeatable step, described by `what` in the imperative. A step with a `note` needs the user's consent."""
 
     what: str
-    apply: Callable[[], object]
+    apply: Callable[[], object] = lambda: None
     done: bool = False
     note: str = ""
-
-
-def nothing() -> None:
-    """Do nothing, for a step that is done already."""
 
 
 def apply_all(steps: Iterable[InstallStep], report: Callable[[InstallStep], None] = lambda _: None) -> int:
@@ -180,24 +176,23 @@ class Contents:
         target = self.system.engines
         if engine.kind == "embedded":
             check = partial(program.must_have_embedded, self.settings.python)
-            if program.is_running(self.settings.python):
+            done = program.is_running(self.settings.python)
+            if done:
                 check()
-            return InstallStep(
-                f"use the embedded engine {engine.version} (CPU)", check, done=program.is_running(self.settings.python)
-            )
+            return InstallStep(f"use the embedded engine {engine.version} (CPU)", check, done=done)
         if inside(engine.path, source):
             copy = partial(install_engine, engine.id, source, target)
             done = has_engine(engine.id, source, target)
             return InstallStep(f"copy the engine {engine.id} to {target}, verified", copy, done=done)
         check_engine_path(engine)
-        return InstallStep(f"use the engine {engine.path} in place", nothing, done=True)
+        return InstallStep(f"use the engine {engine.path} in place", done=True)
 
     def _models(self, found: Takeover) -> Iterator[InstallStep]:
         owners = frozenset({0, self.request.caller_uid})
         for file in {file.path: file for files in found.models.values() for file in files}.values():
             if self._stays(file):
                 self._must_reach(file)
-                yield InstallStep(f"use {file.path} in place", nothing, done=True)
+                yield InstallStep(f"use {file.path} in place", done=True)
                 continue
             take = partial(install_model, file, self.system.models, owners)
             what = f"install {file.name} {file.quant} in {self.system.models} (hard link or copy, verified)"

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from edge.builder.install import import_engine
 from edge.errors import AddressInUseError, UnavailableError, UsageError
 from edge.linux import systemctl
 from edge.linux.sockets import bind
@@ -18,7 +19,7 @@ from edge.paths import ROOT_CACHE, system_folders
 from edge.service import program
 from edge.service import units as layout
 from edge.service.access import has_text, user_exists, write_file
-from edge.service.contents import Contents, InstallStep, apply_all, nothing
+from edge.service.contents import Contents, InstallStep, apply_all
 from edge.service.program import COMMAND
 from edge.service.request import ETC, RECORD, InstallRequest, unit_settings
 from edge.service.takeover import OfflineBundle
@@ -43,12 +44,10 @@ class Installer:
         steps = [*self._program(), *self._users()]
         if self.bundle is not None and self.bundle.engine is not None:
             # The models depend on the engine, so the engine has to be installed before they are planned.
-            archive = partial(self.bundle.import_engine, self.system.engines)
+            archive = partial(import_engine, self.system.engines, self.bundle.engine)
             steps.append(InstallStep(f"import the engine of {self.bundle.engine}, verified", archive))
-            later = InstallStep(
-                "install the models and the configuration of the plan", lambda: apply_all(contents.steps())
-            )
-            steps.append(later)
+            what = "install the models and the configuration of the plan"
+            steps.append(InstallStep(what, lambda: apply_all(contents.steps())))
         else:
             steps += contents.steps()
         steps += self._units()
@@ -64,7 +63,7 @@ class Installer:
     def _program(self) -> list[InstallStep]:
         source = program.needed(wheels=self.bundle.wheels if self.bundle else None)
         if source is None:
-            return [InstallStep(f"run {self.settings.python}", nothing, done=True)]
+            return [InstallStep(f"run {self.settings.python}", done=True)]
         origin = f"the wheels of {source.wheels}" if source.wheels else "the running edgellm"
         make = InstallStep(f"create {PREFIX} from {origin}", partial(program.make, source), note=source.why)
         target = PREFIX / "bin/edgellm"

@@ -20,10 +20,9 @@ import edge
 from edge import __version__
 from edge.engine.embedded_engine import find_embedded
 from edge.errors import EdgeError, EngineMissingError, UnavailableError
-from edge.linux.files import read_json
+from edge.linux.files import read_json, writable_by_others
 from edge.linux.systemctl import run
 from edge.resources import data_dir
-from edge.service.access import writable_by_others
 from edge.service.units import HOMES, PREFIX, TEMPORARY, within
 
 # Copy the running edgellm with the distributions it needs: works offline, and installs what was tested.

@@ -10,7 +10,6 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from edge.builder.install import import_engine
 from edge.config import load
 from edge.config.values import StoreConfig
 from edge.engine.engine import Engine
@@ -86,17 +85,11 @@ class OfflineBundle:
             raise UnavailableError(f"{folder} is not a folder", "see `edgellm service install --help`")
         self.folder = folder
         self.models = folder / "models"
-        self.config = folder / "edgellm.toml"
         self.wheels = folder / "wheels" if any(folder.glob("wheels/*.whl")) else None
         self.keys = folder / "keys.toml" if (folder / "keys.toml").is_file() else None
         self.engine = self._one_engine()
         if not (self.wheels or self.engine or self.models.is_dir()):
             raise UnavailableError(f"{folder} holds no wheels, engine or models", "see systemd/README.md, Offline")
-
-    def import_engine(self, engines: Path) -> None:
-        """Import the engine of the folder, verified."""
-        assert self.engine is not None
-        import_engine(engines, self.engine)
 
     def _one_engine(self) -> Path | None:
         found = sorted(path for pattern in ("*.tar", "*.tar.gz", "*.tgz") for path in self.folder.glob(pattern))

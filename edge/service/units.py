@@ -54,7 +54,7 @@ def read_record(path: Path) -> UnitSettings | None:
 
 def record_text(settings: UnitSettings) -> str:
     """Return the text of the record."""
-    return json.dumps({"schema": SCHEMA, "units": to_builtins(settings, enc_hook=str)}, indent=2) + "\n"
+    return json.dumps({"schema": SCHEMA, "units": to_builtins(settings)}, indent=2) + "\n"
 
 
 def write_record(path: Path, settings: UnitSettings) -> None:

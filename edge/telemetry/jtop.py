@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from edge.linux.files import writable_by_others
 from edge.linux.timeouts import in_thread
 from edge.telemetry.jtop_line import IDLE_INTERVAL_S, JtopFault, error_line, interval_of, jtop_fault, parse
 from edge.telemetry.sample import Sample
@@ -46,19 +47,10 @@ def trusted(path: Path) -> bool:
 
     Any user can start a process named jtop; without this check its program would run as ours.
     """
-    return all(_safe(part) for end in (path, path.resolve()) for part in (end, *end.parents))
-
-
-def _safe(path: Path) -> bool:
     try:
-        state = path.lstat()
+        return writable_by_others(path, frozenset({0, os.geteuid()})) is None
     except OSError:
         return False
-    if state.st_uid not in (0, os.geteuid()):
-        return False
-    others = stat.S_IWOTH | (stat.S_IWGRP if state.st_gid != 0 else 0)
-    # In a sticky folder (/tmp) others can add names but not replace ours. A link's own mode means nothing.
-    return bool(stat.S_ISLNK(state.st_mode) or state.st_mode & stat.S_ISVTX or not state.st_mode & others)
 
 
 def _of_process(root: Path) -> Path | None:

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.errors import ConfigError
-from edge.service.access import PathUser, find_problem, future_user, writable_by_others
+from edge.linux.files import writable_by_others
+from edge.service.access import PathUser, find_problem, future_user
 
 STRANGER = PathUser("edgellm", 987_654, frozenset({987_654}))
 

@@ -75,7 +75,7 @@ def assert_whole(out: Path, engines: Path) -> None:
     offline = OfflineBundle(out)
     assert offline.wheels and offline.engine == out / "engine.tar.gz"
     assert [path.name for path in offline.models.iterdir()] == ["Tiny-Q5_K_M.gguf"]
-    offline.import_engine(engines)
+    install.import_engine(engines, offline.engine)
     assert read_selection(engines).current == "a-cpu-1"
 
 
