@@ -29,8 +29,8 @@ from edge.supervisor.model_handle import ModelHandle
 from edge.supervisor.state import ENDING, STARTING_STATES, AfterExit, SupervisorState
 from edge.supervisor.status import State
 from edge.supervisor.supervisor import Supervisor
-from edge.telemetry import metrics
 from edge.telemetry.governor import AdmissionLimit
+from edge.telemetry.metrics import TelemetryCollector
 from edge.telemetry.sample import Sample
 from edge.telemetry.sampler import TracePoint
 from edge.telemetry.telemetry import Telemetry
@@ -117,7 +117,7 @@ class ThermalControl:
             return -priority(model), default is None or default.model_id != model
 
         context.admission.rank = rank
-        metrics.register(context.metrics, self.telemetry)
+        context.metrics.add(TelemetryCollector(self.telemetry))
         self.telemetry.slots = lambda: sum(handle.slots for handle in self._handles.values())
         self.telemetry.on_limit(lambda limit: context.admission.govern(limit.fraction, limit.hold_new, limit.cause))
         return context

@@ -18,31 +18,27 @@ def sample_document(sample: Sample | None, now: float) -> dict[str, Any]:
     """Build the document of a sample. Unknown values are null; without a sample `source` is "none"."""
     if sample is None:
         return {"source": "none", "age_s": None}
-    memory = (
-        None
-        if sample.memory is None
-        else {**to_builtins(sample.memory, enc_hook=str), "gpu_used_bytes": sample.gpu_used_bytes}
-    )
-    mode = sample.power_mode
+    plain = to_builtins(sample)
+    memory = plain["memory"]
     return {
         "source": sample.source,
         "age_s": round(sample.age_s(now), 2),
-        "power": None if sample.power is None else to_builtins(sample.power, enc_hook=str),
-        "rails": [to_builtins(rail, enc_hook=str) for rail in sample.rails],
-        "temperatures": [to_builtins(zone, enc_hook=str) for zone in sample.zones],
+        "power": plain["power"],
+        "rails": list(plain["rails"]),
+        "temperatures": list(plain["zones"]),
         "temp_c": sample.temp_c,
-        "gpus": [to_builtins(gpu, enc_hook=str) for gpu in sample.gpus],
+        "gpus": list(plain["gpus"]),
         # By NVML or jtop; empty where neither lists processes, as on an Orin without jtop.
-        "gpu_processes": [to_builtins(process, enc_hook=str) for process in sample.gpu_processes],
-        "memory": memory,
+        "gpu_processes": list(plain["gpu_processes"]),
+        "memory": memory and {**memory, "gpu_used_bytes": sample.gpu_used_bytes},
         "cpu_load_ratio": sample.cpu_load_ratio,
         "emc": {"load_ratio": sample.emc_load_ratio, "clock_hz": sample.emc_clock_hz},
-        "fan": None if sample.fan is None else to_builtins(sample.fan, enc_hook=str),
+        "fan": plain["fan"],
         "disk_free_bytes": sample.disk_free_bytes,
-        "throttled": list(sample.throttled),
-        "supply": list(sample.supply),
-        "overcurrent": dict(sample.overcurrent),
-        "power_mode": None if mode is None else {"id": mode.id, "name": mode.name},
+        "throttled": list(plain["throttled"]),
+        "supply": list(plain["supply"]),
+        "overcurrent": plain["overcurrent"],
+        "power_mode": plain["power_mode"],
         "jetson_clocks": sample.jetson_clocks,
     }
 
@@ -55,7 +51,7 @@ def governor_document(decision: Decision, act: bool, max_watts: float | None) ->
         "act": act,
         "max_watts": max_watts,
         "warning": decision.warning,
-        "limit": to_builtins(decision.limit, enc_hook=str),
+        "limit": to_builtins(decision.limit),
     }
 
 
@@ -100,13 +96,7 @@ def history_document(history: History, offset_s: float) -> dict[str, Any]:
 
 def _rows(points: Iterable[HistoryPoint], offset_s: float) -> list[list[float | int | None]]:
     return [
-        [
-            round(m.at_s + offset_s, 1),
-            _round(m.power_w),
-            _round(m.temp_c),
-            _round(m.gpu_load_ratio),
-            m.memory_used_bytes,
-        ]
+        [round(m.at_s + offset_s, 1), *map(_round, (m.power_w, m.temp_c, m.gpu_load_ratio)), m.memory_used_bytes]
         for m in points
     ]
 

@@ -52,9 +52,8 @@ class JtopShare:
             while line := await reader.readline():
                 words = line.split()
                 if words[:1] == [b"interval"] and words[1:]:
-                    self._intervals[writer] = (
-                        IDLE_INTERVAL_S if words[1] != b"%g" % WATCHED_INTERVAL_S else WATCHED_INTERVAL_S
-                    )
+                    often = words[1] == b"%g" % WATCHED_INTERVAL_S
+                    self._intervals[writer] = WATCHED_INTERVAL_S if often else IDLE_INTERVAL_S
                     self._apply_interval()
         except (OSError, ValueError):
             pass  # the client left, or sent an endless line

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from edge.telemetry.governor import Level
 from edge.telemetry.sample import Sample
 from edge.telemetry.telemetry import Telemetry
-
-
-class Registry(Protocol):
-    """The part of the gateway's registry that is used here."""
-
-    def add(self, collector: TelemetryCollector) -> None: ...
-
-
-def register(registry: Registry, telemetry: Telemetry) -> None:
-    """Add the metrics of `telemetry` to the gateway's registry."""
-    registry.add(TelemetryCollector(telemetry))
 
 
 class TelemetryCollector:
@@ -87,12 +76,7 @@ def _power(sample: Sample) -> Iterator[Any]:
     events = [((line,), count) for line, count in sample.overcurrent.items()]
     yield _counter("overcurrent_events", "Over-current events, since start.", events, "line")
     yield _gauge("supply_alarm", "1 for each trouble of the supply.", [((s,), 1) for s in sample.supply], "alarm")
-    yield _gauge(
-        "throttled",
-        "1 for each reason to lower clocks.",
-        [((r,), 1) for r in sample.throttled],
-        "reason",
-    )
+    yield _gauge("throttled", "1 for each reason to lower clocks.", [((r,), 1) for r in sample.throttled], "reason")
 
 
 def _heat(sample: Sample) -> Iterator[Any]:

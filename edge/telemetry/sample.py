@@ -115,7 +115,6 @@ class Sample(Struct, frozen=True):
     overcurrent: Mapping[str, int] = field(default_factory=dict)
     power_mode: PowerMode | None = None
     jetson_clocks: bool | None = None
-    at_by_source: Mapping[str, float] = field(default_factory=dict)
 
     def age_s(self, now: float) -> float:
         return max(0.0, now - self.at_s)
@@ -208,7 +207,6 @@ def merge(parts: Iterable[Sample]) -> Sample | None:
         at_s=main.at_s,
         zones=_join_zones(ordered),
         gpus=_join_gpus(ordered),
-        at_by_source={p.source: p.at_s for p in ordered},
         throttled=tuple(dict.fromkeys(reason for p in ordered for reason in p.throttled)),
         supply=tuple(dict.fromkeys(trouble for p in ordered for trouble in p.supply)),
         notes=tuple(dict.fromkeys(note for p in ordered for note in p.notes)),

@@ -186,7 +186,7 @@ async def test_metrics_follow_the_conventions(board: FakeBoard) -> None:
     board.set_total_power(20.0)
     registry = Registry()
     telemetry = telemetry_of(board)
-    metrics.register(registry, telemetry)
+    registry.add(metrics.TelemetryCollector(telemetry))
     registry.values()  # before anything was measured
     async with running(telemetry.run()):
         await until(lambda: telemetry.energy.total_joules > 0)
@@ -256,7 +256,7 @@ async def test_an_alarm_of_the_supply_is_in_document_metric_and_log(
     alarm.write_text("1\n")
     clock, registry = Clock(), Registry()
     telemetry = telemetry_of(board, clock=clock)
-    metrics.register(registry, telemetry)
+    registry.add(metrics.TelemetryCollector(telemetry))
     for state in (1, 1, 0):
         alarm.write_text(f"{state}\n")
         clock.now += OVERCURRENT_QUIET_S + 1
