@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 from msgspec import Struct
@@ -65,7 +66,13 @@ class Patterns:
         self._quotes = _compiled(table.get("noise", {}).get("quotes", []))
         self._template_begins = _compiled(table.get("noise", {}).get("template_begins", []))
         self._template_ends = _compiled(table.get("noise", {}).get("template_ends", []))
-        self.signatures = tuple(_signature(row) for row in table["signatures"])
+        self._rows = table["signatures"]
+        self._of_template = [re.compile(row["pattern"]) for row in self._rows if row.get("template", False)]
+
+    @cached_property
+    def signatures(self) -> tuple[Signature, ...]:
+        """The causes of failure, compiled once a log has trouble: 66 patterns take 10 ms."""
+        return tuple(_signature(row) for row in self._rows)
 
     def gates(self, text: str) -> Iterator[PatternMatch]:
         """Yield matches of weights and kv_cache. The other gates depend on facts and on the plan."""
@@ -95,6 +102,13 @@ class Patterns:
 
     def cause(self, text: str) -> Signature | None:
         return next((signature for signature in self.signatures if signature.pattern.search(text)), None)
+
+    def is_template_error(self, text: str) -> bool:
+        """Return whether the cause in a line, without its prefix, counts while the engine prints the chat template."""
+        if not any(pattern.search(text) for pattern in self._of_template):
+            return False
+        cause = self.cause(text)  # an earlier signature may take precedence
+        return cause is not None and cause.template
 
 
 def _compiled(patterns: str | list[str]) -> list[re.Pattern[str]]:

@@ -59,8 +59,7 @@ class StartLog:
             self._serving = deque(maxlen=KEPT_LINES)
         elif self._serving is not None:
             self._serving.append(raw)
-        cause = self._patterns.cause(line.text)
-        if cause is not None and cause.template:
+        if self._patterns.is_template_error(line.text):
             self._template.append(raw)
 
     def time(self, engine_s: float | None, now_s: float) -> tuple[float, float]:

@@ -179,6 +179,6 @@ class SysfsSource:
 
 def sensors_of(board: Board | None) -> Sensors:
     """Return what a board's sensors mean; without a board, or for one that is not listed, nothing is assumed."""
-    if board is None:
+    if board is None or board.id == "x86_64":  # not listed, and the table takes 5 ms to read
         return Sensors()
     return next((row for row in release_table().sensors if board.id in row.boards), Sensors())
