@@ -1,4 +1,4 @@
-"""The data folders `build/`, `profiles/`, `systemd/`: beside the package in a checkout, inside it in a wheel."""
+"""Find the data folders `build/`, `profiles/`, `systemd/`, beside the package or inside it; run a module of Python."""
 
 from __future__ import annotations
 
@@ -20,6 +20,15 @@ def data_dir(name: str) -> Path:
     """Return the folder `build`, `profiles` or `systemd`: of the checkout, or in a wheel `edge/_data/`."""
     packed = _PACKAGE / "_data" / name
     return packed if packed.is_dir() else _PACKAGE.parent / name
+
+
+def module_command(module: str, python: str = sys.executable) -> list[str]:
+    """Return `python -m module` that imports nothing from the current folder, which may be /tmp with files of others.
+
+    `-P` exists since Python 3.11; `-I` would ignore PYTHONPATH and the user's own packages, where pip may be.
+    """
+    start = f"import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module({module!r}, None, "
+    return [python, "-c", start + "'__main__', True)"]
 
 
 def load_toml(path: Path) -> dict[str, Any]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from edge.errors import BadDataError, UnavailableError
+from edge.resources import module_command
 
 Say = Callable[[str], None]
 
@@ -42,7 +42,7 @@ def download(pypi: Mapping[str, Any], src_dir: Path, say: Say) -> Path:
 
 def pip_command() -> list[str]:
     """Return this Python's pip, else the system's. Raises UnavailableError."""
-    own = [sys.executable, "-m", "pip"]
+    own = module_command("pip")
     if _run([*own, "--version"]).returncode == 0:
         return own
     found = shutil.which("pip3") or shutil.which("pip")

@@ -21,6 +21,7 @@ from edge.paths import Folders
 from edge.plan.candidates import NOT_DOWNLOADED, DownloadCandidate
 from edge.plan.choose import fetch_first
 from edge.plan.prepare import Prepared
+from edge.resources import module_command
 
 _TOOLS = "Missing build tools (cmake, ninja) are taken from PyPI."
 
@@ -84,6 +85,6 @@ def _agrees(question: str) -> bool:
 def _run(arguments: Sequence[str], state_dir: Path | None) -> None:
     place = ["--state-dir", str(state_dir)] if state_dir else []
     # The same interpreter by path: PATH of a service may hold another edgellm, or none.
-    code = subprocess.run([sys.executable, "-m", "edge", *arguments, *place], check=False).returncode
+    code = subprocess.run([*module_command("edge"), *arguments, *place], check=False).returncode
     if code:
         raise EdgeError(f"`edgellm {' '.join(arguments)}` failed with exit code {code}", "see the message above")

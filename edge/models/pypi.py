@@ -24,6 +24,7 @@ from edge.models.job import Job, ResumableError
 from edge.models.progress import Report, TransferMeter
 from edge.models.receipt import InstalledFile
 from edge.models.source import PypiSource
+from edge.resources import module_command
 
 # pip's own read timeout is 15 s with 5 tries; a proxy that scans a wheel holds it for minutes.
 _STALL_S = 300.0
@@ -69,7 +70,7 @@ def _download(wanted: PypiSource, target: Path, report: Report | None, total: in
     log = target.parent / "pip.log"
     spec = f"{wanted.dist}=={wanted.version}"
     # --only-binary: a source distribution would run its setup.py here.
-    command = [python, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
+    command = [*module_command("pip", python), "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
     # No cache: it would keep a second copy of gigabytes in the home folder.
     command += ["--disable-pip-version-check", "--no-cache-dir", "--progress-bar", "off", "-d", str(target), spec]
     meter = TransferMeter("fetch", spec, total, report)

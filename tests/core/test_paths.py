@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge.builder.download import pip_command
+from edge.daemon import consent
 from edge.errors import UnavailableError
 from edge.paths import ROOT_CACHE, SOCKET_PATH_MAX_BYTES, folders, system_folders
+from edge.resources import module_command
 
 
 def test_a_user_has_the_folders_of_the_desktop_standard() -> None:
@@ -69,3 +73,25 @@ def test_a_named_folder_that_another_user_prepared_is_refused(short_dir: Path) -
     assert folders({"SUDO_UID": "12345"}, open_to_all / "x").state == open_to_all / "x/state"
     assert folders({}, home / "x").state == home / "x/state", "a closed folder: its owner decides"
     assert folders({}, open_to_all / "mine").state == open_to_all / "mine/state"
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder with modules of another user, as /tmp may be; returns what they would write."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+    monkeypatch.chdir(tmp_path)
+    ran = tmp_path / "ran"
+    for name in ("edge", "pip", "runpy", "typer", "httpx", "h2", "sitecustomize"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"open({str(ran)!r}, 'a').write({name!r})\n")
+    return ran
+
+
+def test_a_command_of_ours_imports_nothing_from_the_current_folder(planted: Path) -> None:
+    consent._run(["model", "list", "--json"], planted.parent / "state")
+    assert (
+        subprocess.run([*pip_command(), "--version"], check=True, capture_output=True, text=True).stdout[:4] == "pip "
+    )
+    arguments = subprocess.run([*module_command("json.tool"), "-h"], check=True, capture_output=True, text=True).stdout
+    assert "infile" in arguments
+    assert not planted.exists(), planted.read_text()
