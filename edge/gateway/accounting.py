@@ -6,7 +6,8 @@ import json
 import re
 from bisect import bisect_left
 from collections import Counter, deque
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from edge.gateway import access_log
 from edge.gateway.access_log import AccessEntry, AccessLog
@@ -19,16 +20,13 @@ RECENT = 20  # requests on the status page
 DURATION_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
 
 
-@dataclass(slots=True)
 class Histogram:
     """`counts[i]` holds values ≤ bounds[i]; the last entry holds what is above all bounds."""
 
-    bounds: tuple[float, ...]
-    counts: list[int] = field(init=False)
-    sum: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.counts = [0] * (len(self.bounds) + 1)
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
 
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
@@ -44,8 +42,7 @@ class Histogram:
         return rows
 
 
-@dataclass(slots=True)
-class ModelStats:
+class ModelStats(Struct):
     first_token_s: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_S))
     between_tokens_s: Histogram = field(default_factory=lambda: Histogram(BETWEEN_TOKENS_S))
     duration_s: Histogram = field(default_factory=lambda: Histogram(DURATION_S))
@@ -59,8 +56,7 @@ class ModelStats:
     gone: int = 0  # clients that left before the end of their answer
 
 
-@dataclass(slots=True)
-class Stats:
+class Stats(Struct):
     """All counters, and the last requests to engines.
 
     `requests` is by (route, code, model), with "" as the model of the gateway's own routes. Routes are a closed set of
@@ -117,8 +113,7 @@ _COMPLETED = _ENDS["/v1/responses"]  # its event holds the whole answer, so that
 _MOST_TOKENS = 1e12  # more is no count: an engine or a model can make such a number appear
 
 
-@dataclass(frozen=True, slots=True)
-class TokenUsage:
+class TokenUsage(Struct, frozen=True):
     """None where the answer has no figure. `per_s` is the engine's own: tokens generated per second."""
 
     prompt: int | None = None
@@ -181,8 +176,7 @@ def _error_document(text: bytes) -> bool:
     return any(isinstance(row, dict) and row.get("finish_reason") == "error" for row in rows)
 
 
-@dataclass(slots=True)
-class UsageCounter:
+class UsageCounter(Struct):
     """The running count of one answer. All times are seconds of one monotonic clock."""
 
     began_s: float
@@ -259,8 +253,7 @@ class UsageCounter:
 GONE = 499
 
 
-@dataclass(slots=True)
-class RequestRecord:
+class RequestRecord(Struct):
     """One request, filled in while it is answered. `usage` is set where an engine answered it."""
 
     method: str

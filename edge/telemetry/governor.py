@@ -14,8 +14,9 @@ board and over-current are reported and never change a level.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from enum import IntEnum
+
+from msgspec import Struct, field
 
 from edge.board.board import PowerMode
 from edge.telemetry.power_limit import PowerAllowance, PowerLimit
@@ -40,8 +41,7 @@ class Level(IntEnum):
     CRITICAL = 3
 
 
-@dataclass(frozen=True, slots=True)
-class ThermalLimits:
+class ThermalLimits(Struct, frozen=True):
     """Limits of the governor, see [thermal]. Margins are in °C below a zone's trip point."""
 
     act: bool = False
@@ -55,8 +55,7 @@ class ThermalLimits:
     passive_fraction: float = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class AdmissionLimit:
+class AdmissionLimit(Struct, frozen=True):
     """Limit for gateway and supervisor. `fraction` of the slots, at least one, may be busy at once.
 
     `hold_new`: new requests wait, then get 503 with Retry-After. `drain`: finish or abort running requests and stop the
@@ -69,8 +68,7 @@ class AdmissionLimit:
     cause: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """A level and the limit that follows from temperature and power. `warning`: a limit that cannot be held."""
 
     level: Level
@@ -80,22 +78,18 @@ class Decision:
     warning: str | None = None
 
 
-@dataclass(slots=True)
 class Governor:
     """The governor of one board, fed with every sample."""
 
-    limits: ThermalLimits = field(default_factory=ThermalLimits)
-    level: Level = Level.UNKNOWN
-    _heat: _Heat = field(init=False)
-    _power: PowerLimit | None = field(init=False)
-    _state: PowerAllowance | None = field(default=None, init=False)
-    _power_seen_s: float = field(default=_NEVER_S, init=False)
-    _shown: _Shown = field(default_factory=lambda: _Shown(), init=False)
-    _stopped: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, limits: ThermalLimits | None = None) -> None:
+        self.limits = limits or ThermalLimits()
+        self.level = Level.UNKNOWN
         self._heat = _Heat(self.limits)
         self._power = None if self.limits.max_watts is None else PowerLimit(self.limits.max_watts)
+        self._state: PowerAllowance | None = None
+        self._power_seen_s = _NEVER_S
+        self._shown = _Shown()
+        self._stopped = False
 
     def decide(self, sample: Sample | None, now: float, *, active: int = 0, slots: int = 1) -> Decision:
         """Return the decision for one sample, with `active` requests open of `slots`.
@@ -152,8 +146,7 @@ def _power_level(state: PowerAllowance | None) -> Level:
     return Level.HOT if state.pauses else Level.PASSIVE
 
 
-@dataclass(slots=True)
-class _Heat:
+class _Heat(Struct):
     """Level by temperature."""
 
     limits: ThermalLimits
@@ -210,8 +203,7 @@ _FLAPPING_S = 300.0
 _SHOWN_S = (40.0, 600.0)  # for how long a lower level must hold before it is shown, the first and the longest
 
 
-@dataclass(slots=True)
-class _Shown:
+class _Shown(Struct):
     """The reported level: it follows downwards more and more slowly if levels return, at most 20 changes an hour."""
 
     level: Level = Level.UNKNOWN
@@ -251,8 +243,7 @@ THROTTLED_QUIET_S = 10.0  # a board at its limit throttles and stops several tim
 OVERCURRENT_QUIET_S = 60.0  # some healthy boards count events all the time (7.6 a second on an Orin Nano)
 
 
-@dataclass(slots=True)
-class Debouncer:
+class Debouncer(Struct):
     """A condition that comes and goes; it has ended when it was absent for `quiet_s`."""
 
     quiet_s: float
@@ -272,8 +263,7 @@ class Debouncer:
         return joined
 
 
-@dataclass(slots=True)
-class ChangeReporter:
+class ChangeReporter(Struct):
     """Log lines of one board, from every sample."""
 
     _throttled: Debouncer = field(default_factory=lambda: Debouncer(THROTTLED_QUIET_S))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,17 @@ _SLOW_S = 10.0  # free space and a package temperature change slowly, and listin
 _PACKAGE_CHIPS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
 
 
-@dataclass(slots=True)
 class HostSource:
     """A sensor source for any machine. `disk` is a folder on the models' file system."""
 
-    disk: Path = Path("/")
-    name: str = field(default="host", init=False)
-    _slow_at_s: float = field(default=float("-inf"), init=False)
-    _disk_free_bytes: int | None = field(default=None, init=False)
-    _zones: tuple[Zone, ...] = field(default=(), init=False)
-    _primed: bool = field(default=False, init=False)
+    name = "host"
+
+    def __init__(self, disk: Path = Path("/")) -> None:
+        self.disk = disk
+        self._slow_at_s = float("-inf")
+        self._disk_free_bytes: int | None = None
+        self._zones: tuple[Zone, ...] = ()
+        self._primed = False
 
     def read(self, now: float, *, quick: bool = False) -> Sample:
         """Return one sample. The first has no `cpu_load_ratio`: a load is a difference between two reads."""

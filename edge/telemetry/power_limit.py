@@ -7,7 +7,7 @@ above the limit is saved later, so the mean holds for any board, model and reque
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 # The budget saved for a burst, in seconds of the limit: long enough that admission does not change with every sample
 # and that a slow board loses little of it, short enough that the mean of an hour exceeds the limit by 0.4 % at most.
@@ -25,8 +25,7 @@ _DEMAND_RATIO = 0.75  # of the admitted requests are open: more would run if the
 _LONGEST_STEP_S = 10.0  # between samples; more is a gap, whose energy is unknown
 
 
-@dataclass(frozen=True, slots=True)
-class PowerAllowance:
+class PowerAllowance(Struct, frozen=True):
     """What the limit allows now: `allowed` requests at once (None: any number; 0: a pause)."""
 
     allowed: int | None
@@ -36,8 +35,7 @@ class PowerAllowance:
     held: bool = True  # False: the board exceeds the limit without any request, and no admission can change that
 
 
-@dataclass(slots=True)
-class PowerLimit:
+class PowerLimit(Struct):
     """The controller of one board. `slots` is how many requests its engines take at once."""
 
     limit_w: float

@@ -6,9 +6,9 @@ Nodes are found by name and type once and read each second. While one is missing
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from edge.board.board import Board, PowerMode
@@ -45,8 +45,7 @@ _CLOCK_LOW_RATIO = 0.9
 _LOW_CLOCK_SAMPLES = 3
 
 
-@dataclass(slots=True)
-class _Nodes:
+class _Nodes(Struct, frozen=True):
     """Paths of all sensors found."""
 
     rails: tuple[RailNode, ...]
@@ -58,8 +57,7 @@ class _Nodes:
     fan: tuple[str | None, str | None]
 
 
-@dataclass(slots=True)
-class _Slow:
+class _Slow(Struct, frozen=True):
     """Values that are read every `_SLOW_S`."""
 
     at_s: float = float("-inf")
@@ -67,28 +65,23 @@ class _Slow:
     jetson_clocks: bool | None = None
 
 
-@dataclass(slots=True)
 class SysfsSource:
     """A sensor source for Jetson and other boards. `read()` takes about 1 ms of file reads. `root` replaces "/".
 
     `board` selects what the sensors mean. `since_boot`: over-current events since boot, not since the first read.
     """
 
-    root: Path = Path("/")
-    board: Board | None = None
-    since_boot: bool = False
-    name: str = field(default="sysfs", init=False)
-    _sys: str = field(init=False)
-    _facts: Sensors = field(init=False)
-    _nodes: _Nodes | None = field(default=None, init=False)
-    _probed_s: float = field(default=float("-inf"), init=False)
-    _slow: _Slow = field(default_factory=_Slow, init=False)
-    _overcurrent_base: dict[str, int] = field(default_factory=dict, init=False)
-    _low_clock: int = field(default=0, init=False)
+    name = "sysfs"
 
-    def __post_init__(self) -> None:
-        self._sys = str(self.root / "sys")
-        self._facts = sensors_of(self.board)
+    def __init__(self, root: Path = Path("/"), board: Board | None = None, *, since_boot: bool = False) -> None:
+        self.root, self.board, self.since_boot = root, board, since_boot
+        self._sys = str(root / "sys")
+        self._facts = sensors_of(board)
+        self._nodes: _Nodes | None = None
+        self._probed_s = float("-inf")
+        self._slow = _Slow()
+        self._overcurrent_base: dict[str, int] = {}
+        self._low_clock = 0
 
     def read(self, now: float, *, quick: bool = False) -> Sample:
         """Return one sample; with `quick` only power, temperature and memory (10 Hz while a model starts)."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from edge.board.probe import probe
 from edge.config.values import TelemetryConfig, ThermalConfig
