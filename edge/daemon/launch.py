@@ -10,27 +10,24 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from signal import SIGKILL
-from typing import Any, NamedTuple
+from typing import Any
 
 from edge.daemon import remembered_launch
-from edge.daemon.lock import Lock, acquire
+from edge.daemon.children import Children, Clock, Early, claim
 from edge.daemon.remembered_launch import RememberedLaunch
 from edge.errors import UnavailableError
-from edge.linux.procfs import limit_malloc_arenas, process_started_s, resident_ratio
+from edge.linux.procfs import limit_malloc_arenas, process_started_s
 from edge.linux.sd_notify import Notifier
 from edge.linux.slow_reads import ReadHangs, answer_of
-from edge.linux.sockets import Listeners, bind, inherited
+from edge.linux.sockets import inherited
 from edge.paths import Folders, folders
-from edge.supervisor.process import Child, ProcessLimits, spawn
 
 # Some hundred stat(2) of an SD card take a fraction of it; a plan is the answer to what is slower.
 COMPARE_S = 5.0
-WARM = 0.9  # of the file in the page cache: nothing is left to prefetch
 # How long a thread keeps the interpreter while another waits for it. Python's 5 ms, for a first sample of the sensors,
 # came twice between an engine that is ready and the request that waits for it.
 SWITCH_S = 0.001
@@ -55,8 +52,8 @@ def up(argv: list[str]) -> int:
         options = parse(argv)
         places = folders(os.environ, Path(options["state_dir"]) if options["state_dir"] else None)
         launched = launch(Request(argv, options, places, sockets), early, children, clock, notifier)
-        with without_authorities():
-            from edge.daemon.app import run
+        without_client()
+        from edge.daemon.app import run
 
         gc.freeze()
         gc.enable()
@@ -84,116 +81,28 @@ def without_extensions() -> Iterator[None]:
         del sys.modules[name]
 
 
-@contextmanager
-def without_authorities() -> Iterator[None]:
-    """Keep OpenSSL from reading the system's certificate authorities, which `import aiohttp` does: 45 ms of CPU time.
+def without_client() -> None:
+    """Make `import aiohttp` leave out its HTTP client: 25 ms of CPU time, and 45 ms for certificate authorities.
 
-    The gateway's connections to engines are unix sockets, and its server has a certificate of its own.
+    The server is aiohttp.web, and engines are asked by supervisor/engine_connection.py. Whatever asks the package for
+    another name than a module gets the whole of it.
     """
-    names = ("SSL_CERT_FILE", "SSL_CERT_DIR")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(dict.fromkeys(names, os.devnull))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    from importlib.util import find_spec, module_from_spec
 
+    spec = None if "aiohttp" in sys.modules else find_spec("aiohttp")
+    if spec is None or spec.loader is None:
+        return
+    loader, package = spec.loader, module_from_spec(spec)
 
-class Clock:
-    """Records the phases of the launch as laps that follow each other: name, start and end since the process began."""
+    def attribute(name: str) -> Any:
+        if find_spec(f"aiohttp.{name}") is not None:
+            raise AttributeError(name)  # the import of the module follows
+        loader.exec_module(package)
+        return getattr(package, name)
 
-    def __init__(self, began_s: float) -> None:
-        self.laps: list[tuple[str, float, float]] = []
-        self.began_s = self._last_s = began_s
-        self.spawn_cpu_s: float | None = None
-
-    def lap(self, name: str) -> None:
-        now = time.monotonic()
-        self.laps.append((name, self._last_s - self.began_s, now - self.began_s))
-        self._last_s = now
-
-    def spawned(self) -> None:
-        self.lap("spawn")
-        self.spawn_cpu_s = time.process_time()
-
-
-class Children(dict[str, Child]):
-    """The engines that the launcher spawned, by model id. `resident`: how much of each file was in the page cache."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.resident: dict[str, float | None] = {}
-        self._prefetching: list[Any] = []  # processes
-
-    def start(self, model_id: str, command: Command, socket: Path) -> None:
-        """Raises UnavailableError if the engine cannot be executed."""
-        path, resident = Path(command.files[0]), None
-        if command.cold_argv:
-            resident = resident_ratio(path)
-        is_cold = resident is not None and resident < command.cold_below
-        argv = command.cold_argv if is_cold else command.argv
-        child = self[model_id] = spawn(argv, command.env, socket, command.limits)
-        if not command.cold_argv:  # 1 to 3 ms, in which no engine has come to its weights
-            resident = resident_ratio(path)
-        self.resident[model_id] = resident
-        if command.prefetch_least_bytes is not None and resident is not None and resident < WARM and not is_cold:
-            from edge.linux import prefetch
-
-            self._prefetching.append(prefetch.start(command.files, child.pid, command.prefetch_least_bytes))
-
-    def end_prefetch(self) -> None:
-        """End the prefetching processes and reap them."""
-        for process in self._prefetching:
-            process.kill()
-            process.wait()
-        self._prefetching.clear()
-
-    def kill(self) -> None:
-        self.end_prefetch()
-        for child in self.values():
-            child.send(SIGKILL)
-        for child in self.values():
-            child.wait(5)
-            child.end_rest()
-            child.close()
-            child.socket_path.unlink(missing_ok=True)
-        self.clear()
-
-
-class Command(NamedTuple):
-    """How an engine is executed. `files`: of its model, in the order of their reading.
-
-    `prefetch_least_bytes`: they are read ahead of it while so much memory is available; None: they are not.
-    `cold_argv`: in place of `argv` while less than `cold_below` (0…1) of them is in the page cache; empty: never.
-    """
-
-    argv: Sequence[str]
-    env: Mapping[str, str]
-    limits: ProcessLimits
-    files: Sequence[str]
-    prefetch_least_bytes: int | None
-    cold_argv: Sequence[str] = ()
-    cold_below: float = 0.0
-
-
-class Early(NamedTuple):
-    """A start whose engines run already, by a remembered launch that the plan has yet to confirm."""
-
-    remembered: RememberedLaunch
-    lock: Lock
-    listeners: Listeners
-
-
-def claim(places: Folders, sockets: list[Any], listen: list[str], *, tls: bool) -> tuple[Lock, Listeners]:
-    """Lock the run folder and listen. Raises AlreadyRunningError, AddressInUseError, ConfigError, UnavailableError."""
-    lock = acquire(places)
-    listeners = Listeners(sockets or bind(listen), inherited=bool(sockets))
-    lock.publish(listeners.urls(tls=tls))
-    return lock, listeners
+    # The version is part of two headers that aiohttp would send by itself, and that edge sends otherwise.
+    vars(package).update(__version__="", __getattr__=attribute)
+    sys.modules["aiohttp"] = package
 
 
 def _state_dir(argv: list[str]) -> Path | None:
@@ -228,18 +137,7 @@ def _spawn_remembered(
     lock, listeners = claim(places, sockets, record.listen, tls=record.tls)
     clock.lap("compare")
     try:
-        for model_id, model in record.models.items():
-            nice, oom_score_adj, cpus = model.limits
-            limits = ProcessLimits(nice, oom_score_adj, tuple(cpus))
-            command = Command(
-                model.argv,
-                model.env,
-                limits,
-                model.files,
-                model.prefetch_least_bytes,
-                model.cold_argv or (),
-                model.cold_below,
-            )
+        for model_id, command in record.models.items():
             children.start(model_id, command, places.model_socket(model_id))
     except UnavailableError:
         children.kill()  # the plan finds out what is wrong with the engine

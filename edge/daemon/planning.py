@@ -15,15 +15,15 @@ from edge.board.device_nodes import WAIT_S, gpu_nodes
 from edge.config import Config, load
 from edge.config.values import Preset
 from edge.daemon import consent
+from edge.daemon.children import Children, Clock, Early, claim
 from edge.daemon.console import Console
 from edge.daemon.kept_remedies import KeptRemedies, key, remedies_path
-from edge.daemon.launch import Children, Clock, Command, Early, claim
 from edge.daemon.lock import Lock
 from edge.daemon.options import given
 from edge.daemon.remembered_launch import (
+    EngineCommand,
     Identity,
     RememberedLaunch,
-    RememberedModel,
     board_identity,
     identity,
     keep,
@@ -162,14 +162,7 @@ def remember(launched: Launched, prepared: Prepared) -> RememberedLaunch | None:
         plan = model.ladder.plans[model.ladder.chosen]
         if plan.settings.rpc:
             return None  # the next start asks the rpc-servers first
-        limits = process_limits(preset_of(prepared, model_id))
-        held = {domain: freed_bytes(plan, domain) for domain in plan.budget}
-        files = list((plan.model or model.model).shards)
-        ahead = _prefetch_least_bytes(prepared, model_id, launched.folders)
-        cold = list(plan.cold.argv) if plan.cold else None
-        models[model_id] = RememberedModel(
-            list(plan.argv), dict(plan.env), list(limits), files, ahead, held, cold, _cold_below(plan)
-        )
+        models[model_id] = _command(prepared, model_id, launched.folders)
         uses_gpu |= plan.settings.n_gpu_layers > 0
         host = plan.budget.get("unified") or plan.budget.get("host")
         needed += host.required_bytes + (0 if needed else host.reserve_bytes) if host else 0
@@ -288,18 +281,28 @@ def _spawn(prepared: Prepared, folders: Folders, children: Children, *, inherite
             continue  # its first request starts it, or its supervisor
         if kept.of(model_id, key(model.model.fingerprint, prepared.plan.engine.id, model.ladder.chosen)):
             continue  # its supervisor starts it, with the remedies that its last start needed
-        plan = model.ladder.plans[model.ladder.chosen]
-        limits = process_limits(preset_of(prepared, model_id))
-        ahead = _prefetch_least_bytes(prepared, model_id, folders)
-        cold = plan.cold.argv if plan.cold else ()
-        files = (plan.model or model.model).shards
-        command = Command(plan.argv, plan.env, limits, files, ahead, cold, _cold_below(plan))
         try:
-            children.start(model_id, command, folders.model_socket(model_id))
+            children.start(model_id, _command(prepared, model_id, folders), folders.model_socket(model_id))
         except UnavailableError:
             # Behind a socket unit the supervisor tries once more and reports the reason.
             if not inherited:
                 raise
+
+
+def _command(prepared: Prepared, model_id: str, folders: Folders) -> EngineCommand:
+    model = prepared.plan.models[model_id]
+    plan = model.ladder.plans[model.ladder.chosen]
+    nice, oom_score_adj, cpus = process_limits(preset_of(prepared, model_id))
+    return EngineCommand(
+        argv=list(plan.argv),
+        env=dict(plan.env),
+        limits=[nice, oom_score_adj, list(cpus)],
+        files=list((plan.model or model.model).shards),
+        prefetch_least_bytes=_prefetch_least_bytes(prepared, model_id, folders),
+        held_bytes={domain: freed_bytes(plan, domain) for domain in plan.budget},
+        cold_argv=list(plan.cold.argv) if plan.cold else None,
+        cold_below=_cold_below(plan),
+    )
 
 
 def _cold_below(plan: LaunchPlan) -> float:
@@ -358,7 +361,7 @@ def _confirm(
     return plan, tuple(better)
 
 
-def _rung(model: ModelPlan, running: RememberedModel) -> int | None:
+def _rung(model: ModelPlan, running: EngineCommand) -> int | None:
     """Return the rung that a command belongs to."""
     commands = [
         (list(plan.argv), plan.env, list(plan.cold.argv) if plan.cold else None, _cold_below(plan))

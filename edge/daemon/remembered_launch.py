@@ -29,10 +29,12 @@ _SECRET = ("API_KEY", "TOKEN", "SECRET", "PASSWORD")
 Identity = list[int] | None  # of a file: size, mtime in ns, inode; of a folder: mtime, inode; None: absent
 
 
-class RememberedModel(NamedTuple):
-    """One engine command. `limits`: nice, oom_score_adj, CPUs. `held_bytes`: what it takes at most, by domain.
+class EngineCommand(NamedTuple):
+    """How an engine is executed. `limits`: nice, oom_score_adj, CPUs. `held_bytes`: what it takes at most, by domain.
 
-    `files` are the model's. `prefetch_least_bytes`, `cold_argv`, `cold_below`: see `launch.Command`.
+    `files`: of its model, in the order of their reading. `prefetch_least_bytes`: they are read ahead of it while so
+    much memory is available; None: they are not. `cold_argv`: in place of `argv` while less than `cold_below` (0…1) of
+    them is in the page cache; None: never.
     """
 
     argv: list[str]
@@ -57,7 +59,7 @@ class RememberedLaunch(NamedTuple):
     board: dict[str, Any]
     nodes: list[str]  # device nodes that must open
     needed_bytes: int  # of host or unified memory, with the reserve
-    models: dict[str, RememberedModel]
+    models: dict[str, EngineCommand]
     at: float = 0.0
     version: str = __version__
 
@@ -84,7 +86,7 @@ def read_record(path: Path) -> RememberedLaunch | None:
         document = json.loads(read_bounded(path, mine=True))
         if document.pop("schema") != SCHEMA:
             return None
-        models = {name: RememberedModel(**model) for name, model in document.pop("models").items()}
+        models = {name: EngineCommand(**model) for name, model in document.pop("models").items()}
         return RememberedLaunch(**document, models=models) if models else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

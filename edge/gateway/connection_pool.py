@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from edge.gateway.engine_connection import EngineConnection
+from edge.supervisor.engine_connection import EngineConnection
 from edge.supervisor.upstream import Endpoint
 
 # cpp-httplib in llama-server closes a connection after 5 s of idleness or 100 requests (CPPHTTPLIB_KEEPALIVE_*). A pool

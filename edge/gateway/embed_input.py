@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 from typing import Any
 
-import aiohttp
 import msgspec
+from aiohttp.client_exceptions import ClientError
 
 from edge.gateway.connection_pool import Pools
 from edge.gateway.ollama import OllamaCall
@@ -36,7 +36,7 @@ async def cut_texts(pools: Pools, exchange: Exchange, call: OllamaCall, endpoint
     texts, most = given if isinstance(given, list) else [given], n_ctx - _SPARE_TOKENS
     if most <= 0 or not any(_may_exceed(text, most) for text in texts):
         return
-    with contextlib.suppress(aiohttp.ClientError, OSError, asyncio.TimeoutError, TimeoutError, ValueError, LookupError):
+    with contextlib.suppress(ClientError, OSError, asyncio.TimeoutError, TimeoutError, ValueError, LookupError):
         cut = [await _cut(pools, exchange, endpoint, text, most) if _may_exceed(text, most) else text for text in texts]
         asked["input"] = cut if isinstance(given, list) else cut[0]
         exchange.body.replace(msgspec.json.encode(asked))

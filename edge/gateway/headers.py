@@ -1,8 +1,10 @@
-"""Select the headers that pass between client and engine, and write the head of a request. Pure."""
+"""Select the headers that pass between client and engine. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+from edge.supervisor.engine_connection import Pairs
 
 # RFC 9110 7.6.1: these belong to one connection.
 HOP_BY_HOP = frozenset(
@@ -23,9 +25,6 @@ _FOR_GATEWAY = frozenset({"authorization", "x-api-key", "expect", "edgellm-max-w
 _NOT_UP = HOP_BY_HOP | _FOR_GATEWAY
 _OF_ENCODED_BODY = frozenset({"content-encoding", "content-length"})
 _CORS = "access-control-"
-_WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})  # of these no Content-Length means no body
-
-Pairs = list[tuple[str, str]]
 
 
 def to_upstream(headers: Iterable[tuple[str, str]], decoded: bool = False) -> Pairs:
@@ -56,30 +55,3 @@ def _named_by_connection(pairs: Pairs) -> frozenset[str]:
     names = {part.strip().lower() for value in values for part in value.split(",")}
     # A client must not be able to remove the headers that frame the message.
     return frozenset(names - {"content-length", "content-type", "host", "close", "keep-alive", ""})
-
-
-def in_chunks(pairs: Pairs, body_bytes: int | None) -> bool:
-    """Return whether a body is sent in chunks: of unknown length, and the client named none. Head and body obey it."""
-    return body_bytes is None and not any(name.lower() == "content-length" for name, _ in pairs)
-
-
-def request_head(method: str, target: str, pairs: Pairs, body_bytes: int | None, *, keep: bool) -> bytes:
-    """Return a request's first line and headers, with those that frame its body.
-
-    `body_bytes` None: sent in chunks, unless the client named its length. Raises ValueError for a header of two lines.
-    """
-    names = {name.lower() for name, _ in pairs}
-    lines = [f"{method} {target.partition('#')[0]} HTTP/1.1", *(f"{name}: {value}" for name, value in pairs)]
-    if "host" not in names:
-        lines.append("Host: engine")
-    if not keep:
-        lines.append("Connection: close")
-    if in_chunks(pairs, body_bytes):
-        lines.append("Transfer-Encoding: chunked")
-    elif "content-length" not in names and (body_bytes or method not in _WITHOUT_BODY):
-        lines.append(f"Content-Length: {body_bytes}")
-    text = "\r\n".join(lines)
-    if text.count("\n") != len(lines) - 1 or text.count("\r") != len(lines) - 1:
-        raise ValueError("a line break in a header")
-    # As aiohttp's server decodes them: the engine gets the client's bytes.
-    return text.encode("utf-8", "surrogateescape") + b"\r\n\r\n"

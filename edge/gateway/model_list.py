@@ -17,20 +17,20 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 from aiohttp import web
+from aiohttp.client_exceptions import ClientError
 from multidict import CIMultiDict
 
 from edge.errors import EdgeError
 from edge.gateway import headers, openai, own_routes
 from edge.gateway.body import Body
 from edge.gateway.context import Context
-from edge.gateway.engine_connection import EngineAnswer
 from edge.gateway.openai import HttpFault, ListedModel, RejectedError
 from edge.gateway.routes import LM_STUDIO, ONE_LM_STUDIO, ONE_MODEL, Route, plain_path
 from edge.gateway.waiting_room import failed_fault
 from edge.linux.files import parse_json
 from edge.linux.timeouts import DeadlineExceeded, in_thread
+from edge.supervisor.engine_connection import EngineAnswer
 from edge.supervisor.status import State
 from edge.supervisor.upstream import Endpoint, Upstream
 
@@ -327,7 +327,7 @@ async def _fetch(context: Context, upstream: Upstream, target: str) -> web.Respo
         return None
     try:
         answer = await asyncio.wait_for(_get(context, upstream, endpoint, target), _TIMEOUT_S)
-    except (aiohttp.ClientError, OSError, asyncio.TimeoutError):
+    except (ClientError, OSError, asyncio.TimeoutError):
         return None
     passed = CIMultiDict(headers.to_client(answer.headers.items()))
     return web.Response(body=await answer.read(), headers=passed) if answer.status == 200 else None

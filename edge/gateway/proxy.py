@@ -8,8 +8,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import aiohttp
 from aiohttp import web
+from aiohttp.client_exceptions import ClientError
 from msgspec import Struct, field
 from multidict import CIMultiDict
 
@@ -17,12 +17,12 @@ from edge.gateway import headers
 from edge.gateway.accounting import RequestRecord, UsageCounter
 from edge.gateway.body import Body
 from edge.gateway.connection_pool import Pools
-from edge.gateway.engine_connection import EngineAnswer, EngineConnection
 from edge.gateway.ollama_answer import NDJSON, OllamaAnswer, error_text
 from edge.gateway.openai import HttpFault, RejectedError, engine_error, is_json, sse_document, sse_error
 from edge.gateway.retry import RetryPolicy, UpstreamDied, died_fault
 from edge.gateway.waiting_room import ByteReservation
 from edge.linux.files import parse_json
+from edge.supervisor.engine_connection import EngineAnswer, EngineConnection
 from edge.supervisor.upstream import Endpoint, RequestProgress, Upstream
 
 # Answers with a known length up to this size are sent in one packet with their headers.
@@ -194,7 +194,7 @@ async def _unusable(exchange: Exchange, answer: EngineAnswer) -> bool:
         return kind != "application/json"
     try:
         return not is_json(await answer.read())
-    except (aiohttp.ClientError, OSError):
+    except (ClientError, OSError):
         return False  # the next read raises it again
 
 
@@ -207,7 +207,7 @@ async def _send(connection: EngineConnection, exchange: Exchange) -> EngineAnswe
         exchange.translation.sent()
     try:
         return await connection.request(request.method, exchange.target, passed, exchange.body.payload())
-    except (aiohttp.ClientError, OSError) as error:
+    except (ClientError, OSError) as error:
         if exchange.body.fault is not None:
             raise RejectedError(exchange.body.fault) from error
         raise UpstreamDied(error) from error
@@ -216,7 +216,7 @@ async def _send(connection: EngineConnection, exchange: Exchange) -> EngineAnswe
 async def _whole(exchange: Exchange, answer: EngineAnswer, loop: asyncio.AbstractEventLoop) -> web.StreamResponse:
     try:
         data = await answer.read()
-    except (aiohttp.ClientError, OSError) as error:
+    except (ClientError, OSError) as error:
         exchange.record.outcome = "cut"  # part of the answer came: a retry could do the work twice
         raise RejectedError(died_fault(exchange.upstream, type(error).__name__)) from error
     if data:
@@ -290,7 +290,7 @@ async def _arrived(answer: EngineAnswer) -> bytes:
             await asyncio.sleep(0)
             first = answer.content.read_nowait()
         return first
-    except (aiohttp.ClientError, OSError):
+    except (ClientError, OSError):
         return b""  # the next read raises it again
 
 
@@ -313,7 +313,7 @@ async def _copy(
     while True:
         try:
             chunk = await read()
-        except (aiohttp.ClientError, OSError):
+        except (ClientError, OSError):
             await _cut(response, exchange)
             return
         if not chunk:
@@ -345,7 +345,7 @@ async def _into(
     try:
         data = await answer.read()
         document = json.loads(data)
-    except (aiohttp.ClientError, OSError, ValueError, RecursionError):
+    except (ClientError, OSError, ValueError, RecursionError):
         raise RejectedError(died_fault(exchange.upstream, f"status {answer.status}")) from None
     exchange.usage.chunk(data, loop.time())
     if answer.status >= 400:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-import aiohttp
+from aiohttp.client_exceptions import ClientConnectionError, ServerDisconnectedError
 
-from edge.gateway.engine_connection import ConnectFailed
 from edge.gateway.openai import HttpFault, RejectedError
 from edge.gateway.waiting_room import failed_fault, not_ready_fault, retry_in_s
+from edge.supervisor.engine_connection import ConnectFailed
 from edge.supervisor.upstream import Endpoint, Upstream
 
 # A dead engine can look READY for a while: its supervisor sees the exit when the kernel has torn the process down, and
@@ -26,9 +26,9 @@ class UpstreamDied(Exception):
     def __init__(self, error: Exception) -> None:
         super().__init__(type(error).__name__)
         self.unsent = isinstance(error, ConnectFailed)
-        lost = isinstance(error, (aiohttp.ClientConnectionError, OSError))
+        lost = isinstance(error, (ClientConnectionError, OSError))
         # aiohttp puts a head that was received in part in place of the message.
-        partial = isinstance(error, aiohttp.ServerDisconnectedError) and not isinstance(error.message, str)
+        partial = isinstance(error, ServerDisconnectedError) and not isinstance(error.message, str)
         # Any other error was raised while parsing, so bytes had come.
         self.partial = partial or not lost
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import aiohttp
+from aiohttp.client_exceptions import ClientError
 
 from edge.linux.timeouts import in_thread
 from edge.plan.plan import LaunchPlan, SavedPrompts
@@ -99,7 +99,7 @@ class PromptCache(NoPrompts):
 
     async def _restore(self, found: asyncio.Future[dict[int, Path]]) -> None:
         """Restore each file. One that the engine refuses is removed; one that it dies of keeps the name for that."""
-        with suppress(aiohttp.ClientError, OSError):
+        with suppress(ClientError, OSError):
             for slot, path in (await asyncio.shield(found)).items():
                 name = await in_thread(partial(self._files.begin_read, path), None)
                 if name is None:
@@ -141,7 +141,7 @@ class PromptCache(NoPrompts):
             await self.restore()
         await self._know(range(self._slots))
         while True:
-            with suppress(aiohttp.ClientError, OSError):
+            with suppress(ClientError, OSError):
                 quiet_s = monotonic() - self._traffic.moved_s
                 if not self._traffic.open and self._may_pin and self._pinned is None:
                     await self._pin(warming)
@@ -150,11 +150,11 @@ class PromptCache(NoPrompts):
             await asyncio.sleep(self._idle_s)
 
     async def save(self) -> None:
-        with suppress(aiohttp.ClientError, OSError):
+        with suppress(ClientError, OSError):
             await self._save_changed()
 
     async def _save_changed(self) -> None:
-        """Save each changed slot. Raises aiohttp.ClientError or OSError if the engine goes away."""
+        """Save each changed slot. Raises ClientError or OSError if the engine goes away."""
         async with self._saving:
             moved_s = self._traffic.moved_s
             if moved_s <= self._saved_s:

@@ -3,99 +3,80 @@
 from __future__ import annotations
 
 import asyncio
-import socket
+import json
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin, urlsplit, urlunsplit
 
-import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.client_exceptions import ClientError
 
 from edge.linux.files import parse_json
+from edge.linux.timeouts import DeadlineExceeded, within
 from edge.plan.plan import Settings
 from edge.supervisor import warmup
+from edge.supervisor.engine_connection import EngineAnswer, EngineConnection, Pairs
 from edge.supervisor.policy import ExpectedSpeed, SupervisorOptions
 from edge.supervisor.status import Degraded, Failure
 from edge.supervisor.traffic import Traffic
-
-# Ask one engine over its private unix socket, or over its loopback port.
+from edge.supervisor.upstream import Endpoint
 
 # A long prompt may block /health for seconds: a late answer means a busy engine, and the next poll asks again.
 HEALTH_TIMEOUT_S = 2.0
-
-
-class EnginePort(AbstractResolver):
-    """A resolver by which every host name is one loopback port: URLs stay the same for unix sockets and ports."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        return [
-            ResolveResult(
-                hostname=host,
-                host="127.0.0.1",
-                port=self._port,
-                family=socket.AF_INET,
-                proto=0,
-                flags=socket.AI_NUMERICHOST,
-            )
-        ]
-
-    async def close(self) -> None:
-        """Do nothing: a port holds no resource."""
-
-
-def connector(socket_path: str, port: int | None) -> aiohttp.BaseConnector:
-    """Return a connector to an engine: its unix socket, or its loopback port where it has one."""
-    if port is None:
-        return aiohttp.UnixConnector(path=socket_path)
-    return aiohttp.TCPConnector(resolver=EnginePort(port), use_dns_cache=False)
+_REDIRECTS = (301, 302, 303, 307, 308)
+_MOST_REDIRECTS = 10  # a framework adds a slash, or leads from / to a page
+_JSON: Pairs = [("Content-Type", "application/json")]
 
 
 class EngineClient:
-    """The HTTP client of one child; a new child gets a new Probe."""
+    """The client of one child, over its private unix socket or its loopback port: one connection for each request."""
 
     def __init__(self, socket_path: Path, port: int | None = None, ready: str = "/health") -> None:
         """`ready`: the path that answers 2xx once the engine serves."""
+        self._endpoint = Endpoint(str(socket_path), 0, port=port)
         self._ready = ready
-        self._session = aiohttp.ClientSession(connector=connector(str(socket_path), port))
 
     async def serves(self) -> bool:
         return (await self.health() or 0) // 100 == 2
 
     async def health(self) -> int | None:
-        """Return the status of the readiness path; None when nothing answers."""
-        try:
-            timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
-            async with self._session.get(f"http://engine{self._ready}", timeout=timeout) as response:
-                await response.read()  # closing it half-read would make the engine log a broken connection
-                return response.status
-        except (aiohttp.ClientError, OSError, asyncio.TimeoutError):
-            return None
+        """Return the status of the readiness path, after redirects; None when nothing answers."""
+        with suppress(ClientError, OSError, asyncio.TimeoutError, DeadlineExceeded, ValueError):
+            return await within(self._follow(self._ready), HEALTH_TIMEOUT_S)
+        return None
+
+    async def _follow(self, path: str) -> int:
+        for _ in range(_MOST_REDIRECTS):
+            answer, _body = await self._ask("GET", path)
+            if answer.status not in _REDIRECTS or "Location" not in answer.headers:
+                break
+            target = urlsplit(urljoin(path, answer.headers["Location"]))  # whatever host it names: there is one engine
+            path = urlunsplit(("", "", target.path or "/", target.query, ""))
+        return answer.status
 
     async def get(self, path: str, timeout_s: float | None = None) -> Any | None:
         """Return a JSON document; None when there is none in time."""
-        try:
-            timeout = aiohttp.ClientTimeout(total=timeout_s)
-            async with self._session.get(f"http://engine{path}", timeout=timeout) as response:
-                return await response.json(loads=parse_json) if response.status == 200 else None
-        except (aiohttp.ClientError, OSError, asyncio.TimeoutError, ValueError):
-            return None
+        with suppress(ClientError, OSError, asyncio.TimeoutError, DeadlineExceeded, ValueError):
+            answer, body = await within(self._ask("GET", path), timeout_s)
+            return parse_json(body) if answer.status == 200 else None
+        return None
 
     async def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        """Return status and JSON, without a timeout. Raises aiohttp.ClientError or OSError if the engine goes away."""
-        timeout = aiohttp.ClientTimeout(total=None)
-        async with self._session.post(f"http://engine{path}", json=body, timeout=timeout) as response:
-            try:
-                return response.status, await response.json(content_type=None, loads=parse_json)
-            except ValueError:
-                return response.status, None
+        """Return status and JSON, without a timeout. Raises ClientError or OSError if the engine goes away."""
+        answer, text = await self._ask("POST", path, json.dumps(body).encode())
+        try:
+            return answer.status, parse_json(text)
+        except ValueError:
+            return answer.status, None
 
-    async def close(self) -> None:
-        await self._session.close()
+    async def _ask(self, method: str, path: str, body: bytes | None = None) -> tuple[EngineAnswer, bytes]:
+        connection = EngineConnection(self._endpoint)
+        try:
+            answer = await connection.request(method, path, _JSON if body is not None else [], body)
+            return answer, await answer.read()  # closed half-read, it would make the engine log a broken connection
+        finally:
+            connection.close()  # of a request that is cancelled: the engine ends its work
 
 
 # Pauses after a 503 of a completion, first and longest: mostly it lasts milliseconds, in some builds minutes (FC-31).
@@ -214,7 +195,7 @@ class Warming:
     async def _ask(self, request: warmup.WarmupRequest) -> tuple[int, Any]:
         try:
             return await self._probe.post(request.path, request.body)
-        except (aiohttp.ClientError, OSError) as error:
+        except (ClientError, OSError) as error:
             raise ConnectionLost(type(error).__name__) from error
 
     def _note_prompt_speed(self, answer: Any) -> None:

@@ -164,7 +164,6 @@ class Watch:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._probe.close()
         self.child.close()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:

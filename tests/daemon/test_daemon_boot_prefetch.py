@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from edge.config.values import Preset
 from edge.daemon.boot_prefetch import files_to_read, read_ahead
 from edge.daemon.fleet import give_pages_back, gives_pages_back
-from edge.daemon.remembered_launch import RememberedLaunch, RememberedModel, identity, record_path
+from edge.daemon.remembered_launch import EngineCommand, RememberedLaunch, identity, record_path
 from edge.linux.procfs import resident_ratio
 from edge.paths import Folders
 from edge.plan.plan import Ladder, LaunchPlan, ModelPlan
@@ -27,7 +27,7 @@ def cold(tmp_path: Path) -> Path:
 
 
 def remembered(path: Path, least_bytes: int | None, *argv: str) -> RememberedLaunch:
-    model = RememberedModel(["llama-server", *argv], {}, [0, 500, []], [str(path)], least_bytes, {})
+    model = EngineCommand(["llama-server", *argv], {}, [0, 500, []], [str(path)], least_bytes, {})
     return RememberedLaunch([], "/", {}, [], False, {str(path): identity(str(path))}, {}, [], 0, {"chat": model})
 
 

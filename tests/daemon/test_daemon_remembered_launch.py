@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from edge.config import load, resolve_profile
-from edge.daemon import launch as launch_module
+from edge.daemon import children as children_module
 from edge.daemon import planning
+from edge.daemon.children import Children
 from edge.daemon.kept_remedies import KeptRemedies, key
-from edge.daemon.launch import Children, Command
 from edge.daemon.remembered_launch import (
+    EngineCommand,
     RememberedLaunch,
-    RememberedModel,
     board_identity,
     changed,
     forget,
@@ -40,7 +40,6 @@ from edge.models.header import read_kept
 from edge.models.open import fingerprint
 from edge.paths import folders
 from edge.plan import start_records
-from edge.supervisor.process import ProcessLimits
 from tests.daemon.served import Served, config_text, install
 from tests.fakes.gguf_writer import Gguf
 from tests.fakes.llama_switches import Death, change
@@ -86,7 +85,7 @@ def record(machine: Path, tmp_path: Path) -> RememberedLaunch:
         board=board_identity(machine),
         nodes=[str(machine / "dev/nvidiactl")],
         needed_bytes=5 << 30,
-        models={"chat": RememberedModel(["llama-server"], {}, [0, 500, []], ["m.gguf"], None, {"unified": 1})},
+        models={"chat": EngineCommand(["llama-server"], {}, [0, 500, []], ["m.gguf"], None, {"unified": 1})},
     )
 
 
@@ -287,9 +286,7 @@ def confirm(rung_running: int, rung_planned: int, **changes: Any) -> tuple[Any, 
     plan = planned("orin-nano-8", ERAS[0])
     (model,) = plan.models.values()
     running = model.ladder.plans[rung_running]
-    known = RememberedModel(list(running.argv), dict(running.env), [0, 500, []], ["m.gguf"], None, {})._replace(
-        **changes
-    )
+    known = EngineCommand(list(running.argv), dict(running.env), [0, 500, []], ["m.gguf"], None, {})._replace(**changes)
     ladder = planning.replace(model.ladder, chosen=rung_planned)
     plan = planning.replace(plan, models={model.id: planning.replace(model, ladder=ladder)})
     profile = resolve_profile(load(FOLDERS, {"profile": "orin"}, {}, NOWHERE), plan.board, FOLDERS, NOWHERE)
@@ -334,9 +331,9 @@ def test_another_command_for_a_cold_start_replaces_it() -> None:
 def test_a_start_takes_the_command_for_what_the_page_cache_holds(
     resident: float | None, started: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch_module, "resident_ratio", lambda _: resident)
-    monkeypatch.setattr(launch_module, "spawn", lambda argv, *_: argv)
-    command = Command(["usual"], {}, ProcessLimits(), [str(tmp_path / "m.gguf")], None, ["cold"], 0.2)
+    monkeypatch.setattr(children_module, "resident_ratio", lambda _: resident)
+    monkeypatch.setattr(children_module, "spawn", lambda argv, *_: argv)
+    command = EngineCommand(["usual"], {}, [0, 500, []], [str(tmp_path / "m.gguf")], None, {}, ["cold"], 0.2)
     children = Children()
     children.start("chat", command, tmp_path / "s")
     assert children["chat"] == [started] and children.resident == {"chat": resident}

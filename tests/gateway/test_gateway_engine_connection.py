@@ -11,7 +11,7 @@ import pytest
 
 from edge.gateway import connection_pool
 from edge.gateway.connection_pool import Pools
-from edge.gateway.engine_connection import (
+from edge.supervisor.engine_connection import (
     HEADER_BYTES,
     BadAnswer,
     ConnectFailed,

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from edge.gateway.headers import Pairs, request_head, to_client, to_upstream
+from edge.gateway.headers import to_client, to_upstream
+from edge.supervisor.engine_connection import Pairs, request_head
 
 
 def test_what_belongs_to_a_connection_or_to_us_stays_here() -> None:

@@ -257,14 +257,10 @@ async def test_the_warm_up_sends_an_image_so_that_no_client_pays_for_the_first(t
         images = images_of(candidate_of(file), Preset(), "on", 8 * GIB, ABLE)
         assert images is not None
         chosen = Settings(4096, 1, 0, "f16", "f16", "on", "mmap", 1, 0, images=replace(images, like_tokens=1))
-        client = EngineClient(sock)
-        try:
-            policy = Policy(idle_before_s=0, idle_set_s=300)
-            warming = Warming(client, chosen, True, SupervisorOptions(policy=policy))
-            assert await warming.first() is None
-            await asyncio.wait_for(warming.idle(Traffic()), 300)
-        finally:
-            await client.close()
+        policy = Policy(idle_before_s=0, idle_set_s=300)
+        warming = Warming(EngineClient(sock), chosen, True, SupervisorOptions(policy=policy))
+        assert await warming.first() is None
+        await asyncio.wait_for(warming.idle(Traffic()), 300)
         assert warmup.AN_IMAGE in warming.idle_done
         assert allocated(sock)
 

@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import aiohttp
 import pytest
 from aiohttp import web
 
@@ -24,7 +23,7 @@ from edge.supervisor.other_engine import (
     over_claim,
 )
 from edge.supervisor.status import GATES
-from edge.supervisor.warmup_run import connector
+from edge.supervisor.warmup_run import EngineClient
 from edge.units import GIB, MIB
 
 SETTINGS = Settings(0, 1, 0, "", "", "", "", 0, 0, 0, 0, role="other")
@@ -162,19 +161,31 @@ def test_clearly_more_than_the_claim_is_a_degradation(measured: int, over: bool)
     assert over_claim(engine(), {}) == ()
 
 
-async def test_every_host_name_leads_to_the_port() -> None:
+async def test_readiness_is_asked_at_the_port_and_follows_a_redirect_whatever_host_it_names() -> None:
     async def answer(request: web.Request) -> web.Response:
-        return web.Response(text=request.headers["Host"])
+        assert request.headers["Host"] == "engine"
+        return web.Response(status=200 if request.query.get("deep") else 404)
+
+    async def elsewhere(request: web.Request) -> web.Response:
+        raise web.HTTPTemporaryRedirect("http://example.invalid/health/?deep=1")
+
+    async def round_about(request: web.Request) -> web.Response:
+        raise web.HTTPFound("/loop")
 
     app = web.Application()
-    app.router.add_get("/health", answer)
+    app.router.add_get("/health", elsewhere)
+    app.router.add_get("/health/", answer)
+    app.router.add_get("/loop", round_about)
     runner = web.AppRunner(app)
     await runner.setup()
     port = free_port()
     await web.TCPSite(runner, "127.0.0.1", port).start()
     try:
-        session = aiohttp.ClientSession(connector=connector("/none.sock", port))
-        async with session, session.get("http://engine/health") as response:
-            assert (response.status, await response.text()) == (200, "engine")
+        nowhere = Path("/none.sock")
+        assert await EngineClient(nowhere, port).health() == 200
+        assert await EngineClient(nowhere, port, "/health/").health() == 404
+        assert await EngineClient(nowhere, port, "/loop").health() == 302
+        assert not await EngineClient(nowhere, port, "/loop").serves()
     finally:
         await runner.cleanup()
+    assert await EngineClient(nowhere, port).health() is None

@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-import aiohttp
+from aiohttp.client_exceptions import ClientConnectionError, ClientError
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.http import HttpProcessingError, RawResponseMessage, StreamWriter
 from aiohttp.streams import StreamReader
 
-from edge.gateway.headers import Pairs, in_chunks, request_head
 from edge.supervisor.upstream import Endpoint
 from edge.units import KIB
 
@@ -21,14 +20,44 @@ READ_BYTES = 64 * KIB  # buffered for a client that reads slowly
 HEADER_BYTES = 64 * KIB
 _CONNECT_S = 10.0
 
+_WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})  # of these no Content-Length means no body
+
+Pairs = list[tuple[str, str]]
 Payload = bytes | AsyncIterator[bytes] | None
 
 
-class ConnectFailed(aiohttp.ClientConnectionError):
+def in_chunks(pairs: Pairs, body_bytes: int | None) -> bool:
+    """Return whether a body is sent in chunks: of unknown length, and the client named none. Head and body obey it."""
+    return body_bytes is None and not any(name.lower() == "content-length" for name, _ in pairs)
+
+
+def request_head(method: str, target: str, pairs: Pairs, body_bytes: int | None, *, keep: bool) -> bytes:
+    """Return a request's first line and headers, with those that frame its body.
+
+    `body_bytes` None: sent in chunks, unless the client named its length. Raises ValueError for a header of two lines.
+    """
+    names = {name.lower() for name, _ in pairs}
+    lines = [f"{method} {target.partition('#')[0]} HTTP/1.1", *(f"{name}: {value}" for name, value in pairs)]
+    if "host" not in names:
+        lines.append("Host: engine")
+    if not keep:
+        lines.append("Connection: close")
+    if in_chunks(pairs, body_bytes):
+        lines.append("Transfer-Encoding: chunked")
+    elif "content-length" not in names and (body_bytes or method not in _WITHOUT_BODY):
+        lines.append(f"Content-Length: {body_bytes}")
+    text = "\r\n".join(lines)
+    if text.count("\n") != len(lines) - 1 or text.count("\r") != len(lines) - 1:
+        raise ValueError("a line break in a header")
+    # As aiohttp's server decodes them: the engine gets the client's bytes.
+    return text.encode("utf-8", "surrogateescape") + b"\r\n\r\n"
+
+
+class ConnectFailed(ClientConnectionError):
     """No process accepted the connection."""
 
 
-class BadAnswer(aiohttp.ClientError):
+class BadAnswer(ClientError):
     """The head of an answer is no HTTP, or larger than HEADER_BYTES."""
 
 
@@ -155,4 +184,4 @@ class EngineConnection:
                 await writer.write(piece)
             await writer.write_eof()
         except Exception as error:  # of the client, whose body ended too early, or of this connection
-            self._protocol.set_exception(aiohttp.ClientConnectionError("the body was not sent to its end"), error)
+            self._protocol.set_exception(ClientConnectionError("the body was not sent to its end"), error)
