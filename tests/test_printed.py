@@ -143,7 +143,8 @@ def read_names() -> frozenset[str]:
 def test_each_key_is_read_by_something(key: str) -> None:
     """The table of engine options reads its keys by name."""
     name = key.split(".", 1)[-1] if key.count(".") == 2 else key.rpartition(".")[2]
-    table = (ROOT / "edge/plan/engine_options.py").read_text(encoding="utf-8")
+    files = ("edge/plan/engine_options.py", "edge/plan/engine_args.py")
+    table = "".join((ROOT / file).read_text(encoding="utf-8") for file in files)
     assert any(read.endswith(f".{name}") for read in read_names()) or f'"{name}"' in table
 
 
