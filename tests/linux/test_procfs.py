@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import socket
@@ -99,6 +100,18 @@ def test_a_huge_sparse_file_costs_no_more_than_its_windows(tmp_path: Path) -> No
         file.truncate(40 << 30)
     assert resident_ratio(path) == 0.0
     assert WINDOWS * WINDOW_BYTES == 64 << 20
+
+
+def test_ctrl_c_while_the_kernel_is_asked_stays_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Python's mmap it became a BufferError: its buffer was still ctypes'."""
+
+    def interrupted(size: int) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "model").write_bytes(b"x")
+    monkeypatch.setattr(ctypes, "create_string_buffer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        resident_ratio(tmp_path / "model")
 
 
 def test_what_cannot_be_told_is_none(tmp_path: Path) -> None:
