@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import TracebackType
 
 from msgspec import Struct, field
 
@@ -96,11 +97,6 @@ class Admission:
     def queued(self, model: str) -> int:
         return len(self._queue(model).waiters)
 
-    def crowded(self, upstream: Upstream) -> bool:
-        """Return whether a request would have to wait for a slot."""
-        queue = self._current(upstream)
-        return bool(queue.waiters) or queue.full
-
     def govern(self, fraction: float, hold_new: bool = False, cause: str = "heat") -> None:
         """Apply the governor's limit: `fraction` of all slots and of each model's; with `hold_new` all wait.
 
@@ -176,11 +172,17 @@ class Admission:
 
 
 class SlotLease:
-    """One of an engine's slots, held by a request. Call leave() exactly once."""
+    """One of an engine's slots, held by a request until the end of `with`, or until leave() is called, exactly once."""
 
     def __init__(self, queue: _ModelQueue) -> None:
         self._queue = queue
         self._since_s = asyncio.get_running_loop().time()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.leave()
 
     def leave(self) -> None:
         took_s = asyncio.get_running_loop().time() - self._since_s

@@ -44,7 +44,7 @@ class _Pool:
             connection.close()
             return
         loop = asyncio.get_running_loop()
-        connection.idle_since_s = loop.time()
+        connection.rest(loop.time())
         self._idle.append(connection)
         if self._timer is None:
             self._timer = loop.call_later(KEEP_S, self._expire)

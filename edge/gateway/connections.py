@@ -34,7 +34,7 @@ _AT_ONCE_BYTES = 4 * 1024
 _PIECE_BYTES = 8 * 1024  # in chunks of one byte it takes 55 KB in aiohttp, and a millisecond
 # asyncio reads 256 KiB (_SelectorSocketTransport.max_size, Python 3.10 to 3.14), which 512 connections may hold. More
 # than `header_bytes` in one read: a head that is too large is rejected here before aiohttp has parsed a part of it.
-_READ_BYTES = 40 * 1024
+ONE_READ_BYTES = 40 * 1024
 # asyncio fills a buffer of 256 KiB for each TLS connection (SSLProtocol.max_size, Python 3.11 to 3.14): 512 connections
 # took 180 MB before the first byte. A record of TLS holds at most 16 KiB (RFC 8446 5.1).
 _TLS_BUFFER_BYTES = 16 * 1024
@@ -208,7 +208,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         if hasattr(transport, "max_size"):
-            transport.max_size = _READ_BYTES
+            transport.max_size = ONE_READ_BYTES
         self.since_s = asyncio.get_running_loop().time()
         if not self._connections._join(self, self._transport):
             if self._tls is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 
 from aiohttp import web
@@ -22,7 +22,7 @@ from edge.gateway.ollama import OllamaCall, read_call
 from edge.gateway.ollama_answer import NDJSON, OllamaAnswer
 from edge.gateway.openai import HttpFault, RejectedError, sse_error
 from edge.gateway.proxy import Exchange, forward
-from edge.gateway.routes import ADMIN, OLLAMA, Route, plain_path, wakes
+from edge.gateway.routes import ADMIN, OLLAMA, Route, wakes
 from edge.gateway.streams import HEADER, check_stream
 from edge.gateway.waiting_room import ByteReservation, WaitingQueue, failed_fault
 from edge.supervisor.status import ModelStatus, State
@@ -33,32 +33,45 @@ from edge.units import MIB
 # Acquire an engine's slot for a request: wait for the model, then in the queue, reading the body meanwhile.
 
 
-@asynccontextmanager
-async def acquire_slot(
-    waiting: WaitingQueue, admission: Admission, exchange: Exchange, *, slot: bool
-) -> AsyncIterator[Endpoint]:
-    """Yield an endpoint that can be used now. `slot`: the request runs inference. Raises RejectedError."""
-    upstream, asks = exchange.upstream, wakes(exchange.request.method, exchange.target)
-    endpoint = None if upstream.held and asks else upstream.endpoint()
-    lease: SlotLease | None = None if endpoint is None else admission.enter_now(upstream, slot=slot)
-    try:
-        if endpoint is None or lease is None:
-            # A model that failed is answered at once: nothing would end the wait before its time is up.
-            status = upstream.status()
-            if status.state is State.FAILED:
-                raise RejectedError(failed_fault(status))
-            with waiting.ticket(upstream, exchange.body, exchange.reserved, exchange.wait_until_s) as ticket:
-                if endpoint is None:
-                    await ticket.endpoint(first=slot)
-                lease = await admission.enter(upstream, ticket.wait, patient=endpoint is None, slot=slot)
-                await ticket.body_read()
-                # Meanwhile the engine may have been replaced, or its memory may have been given to another model.
-                endpoint = None if upstream.held and asks else upstream.endpoint()
-                endpoint = endpoint or await ticket.endpoint(first=slot)
-        yield endpoint
-    finally:
-        if lease is not None:
+Taken = tuple[Endpoint, SlotLease]  # an endpoint that can be used now, and the request's slot there
+
+
+def slot_now(admission: Admission, exchange: Exchange, *, slot: bool) -> Taken | None:
+    """Return a slot, None where the request has to wait. `slot`: it runs inference."""
+    endpoint = _endpoint(exchange)
+    lease = None if endpoint is None else admission.enter_now(exchange.upstream, slot=slot)
+    return None if endpoint is None or lease is None else (endpoint, lease)
+
+
+async def acquire_slot(waiting: WaitingQueue, admission: Admission, exchange: Exchange, *, slot: bool) -> Taken:
+    """Return a slot, after a wait where it is needed. Raises RejectedError."""
+    taken = slot_now(admission, exchange, slot=slot)
+    if taken is not None:
+        return taken
+    upstream = exchange.upstream
+    # A model that failed is answered at once: nothing would end the wait before its time is up.
+    status = upstream.status()
+    if status.state is State.FAILED:
+        raise RejectedError(failed_fault(status))
+    with waiting.ticket(upstream, exchange.body, exchange.reserved, exchange.wait_until_s) as ticket:
+        is_ready = _endpoint(exchange) is not None
+        if not is_ready:
+            await ticket.endpoint(first=slot)
+        lease = await admission.enter(upstream, ticket.wait, patient=not is_ready, slot=slot)
+        try:
+            await ticket.body_read()
+            # Meanwhile the engine may have been replaced, or its memory may have been given to another model.
+            return _endpoint(exchange) or await ticket.endpoint(first=slot), lease
+        except BaseException:
             lease.leave()
+            raise
+
+
+def _endpoint(exchange: Exchange) -> Endpoint | None:
+    """Return where to send the request now; None too while another model waits for the memory of this one."""
+    upstream = exchange.upstream
+    held = upstream.held and wakes(exchange.request.method, exchange.target)
+    return None if held else upstream.endpoint()
 
 
 @contextmanager
@@ -188,18 +201,23 @@ async def dispatch(
             check_stream(context.stream_owners, request.method, found.target, made, body, record)
         if call is not None:
             return await _send_call(context, exchange, found, call)
-        heartbeat = _heartbeat(context, exchange, found)
+        taken = slot_now(context.admission, exchange, slot=found.slot)
+        # A request that goes ahead at once needs no task and no timer.
+        heartbeat = None if taken is not None else _heartbeat(context, exchange, found)
         if heartbeat is None:
-            return await _send(context, exchange, found, None)
+            return await _send(context, exchange, found, taken=taken)
         async with heartbeat:
             return await _send_with_heartbeat(context, exchange, found, heartbeat)
 
 
-async def _send(context: Context, exchange: Exchange, found: Route, heartbeat: Heartbeat | None) -> web.StreamResponse:
-    """Wait for a slot, end the heartbeat if there is one, and proxy. Raises RejectedError."""
+async def _send(
+    context: Context, exchange: Exchange, found: Route, heartbeat: Heartbeat | None = None, taken: Taken | None = None
+) -> web.StreamResponse:
+    """Wait for a slot unless it is `taken`, end the heartbeat if there is one, and proxy. Raises RejectedError."""
     upstream = exchange.upstream
     stats = context.stats.model(upstream.model_id)
-    async with acquire_slot(context.waiting, context.admission, exchange, slot=found.slot) as endpoint:
+    endpoint, lease = taken or await acquire_slot(context.waiting, context.admission, exchange, slot=found.slot)
+    with lease:
         # A comment in the middle of an event would break it: the heartbeat ends before the answer begins.
         exchange.opened = None if heartbeat is None else await heartbeat.stop()
         exchange.extra = _with_degraded(context, upstream, exchange.extra)
@@ -243,24 +261,21 @@ async def _send_call(context: Context, exchange: Exchange, found: Route, call: O
     # Ollama's clients load a model before the user has typed, and unload it when they close.
     if call.only_loads:
         if call.keep_alive_s != 0 and not exchange.upstream.held:  # held: its engine is there, no other has to end
-            async with acquire_slot(context.waiting, context.admission, exchange, slot=False):
-                pass
+            _, lease = await acquire_slot(context.waiting, context.admission, exchange, slot=False)
+            lease.leave()
         kind = {"Content-Type": NDJSON if call.stream else "application/json"}
         return web.Response(body=exchange.translation.loaded(), headers={"Server": "edgellm", **kind, **exchange.extra})
     exchange.target = call.target
     exchange.body.replace(call.body)
-    return await _send(context, exchange, found, None)
+    return await _send(context, exchange, found)
 
 
 def _heartbeat(context: Context, exchange: Exchange, found: Route) -> Heartbeat | None:
-    """Return the heartbeat of a request that has to wait; `Edgellm-Heartbeat` 1 starts it at once, 0 turns it off."""
+    """Return the heartbeat for a request that waits; `Edgellm-Heartbeat` 1 starts it at once, 0 turns it off."""
     upstream, request = exchange.upstream, exchange.request
     asked, every_s = request.headers.get("Edgellm-Heartbeat"), context.config.heartbeat_s
     at_once = asked == "1"
     if not at_once and (asked == "0" or not found.slot or every_s <= 0):
-        return None
-    # A request that goes ahead at once needs no task and no timer.
-    if not (upstream.held or upstream.endpoint() is None or (found.slot and context.admission.crowded(upstream))):
         return None
 
     def headers() -> Mapping[str, str]:
@@ -305,7 +320,7 @@ async def _choose(
     """Return the model by /upstream/{id}, else by the name or the path where it matters. Raises RejectedError."""
     if found.model is not None:
         return _named(context, found.model)
-    path = plain_path(found.target) or ""
+    path = found.path
     only = context.only(path) if len(context.upstreams) == 1 else None
     if only is not None and context.config.unknown_model != "strict":
         return only

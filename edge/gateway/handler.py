@@ -23,9 +23,8 @@ log = logging.getLogger("edge.gateway")
 CONTEXT = web.AppKey("context", Context)
 
 
-async def handle(request: web.Request) -> web.StreamResponse:
+async def handle(context: Context, request: web.Request) -> web.StreamResponse:
     """Answer a request of any method and path, and count it however it ends."""
-    context = request.app[CONTEXT]
     loop = asyncio.get_running_loop()
     transport = request.transport
     connection = context.connections.request_began(transport)

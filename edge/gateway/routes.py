@@ -22,8 +22,9 @@ class Kind(Enum):
 class Route(Struct, frozen=True):
     """How a request is handled.
 
-    `name` labels metrics and logs, `target` goes to the engine, `model` is set by /upstream/{id}/. `slot`: the request
-    runs inference, so it takes one of the engine's slots.
+    `name` labels metrics and logs, `target` goes to the engine, `path` is that of `target`, decoded, where the engine
+    answers. `model` is set by /upstream/{id}/. `slot`: the request runs inference, so it takes one of the engine's
+    slots.
     """
 
     kind: Kind
@@ -31,6 +32,7 @@ class Route(Struct, frozen=True):
     target: str = ""
     model: str | None = None
     slot: bool = False
+    path: str = ""
 
 
 OURS = frozenset(
@@ -160,9 +162,9 @@ def _engine_route(method: str, path: str, target: str, model: str | None) -> Rou
     if any(bare == refused or bare.startswith(refused + "/") for refused in REFUSED):
         return Route(Kind.REFUSED, "refused", target, model)
     if method in _CHANGES and (bare in ADMIN or bare == "/slots" or bare.startswith("/slots/")):
-        return Route(Kind.ADMIN, "/slots" if bare.startswith("/slots") else bare, target, model)
+        return Route(Kind.ADMIN, "/slots" if bare.startswith("/slots") else bare, target, model, path=path)
     slot = method == "POST" and path not in _LIGHT and not path.endswith(_LIGHT_ENDS)
-    return Route(Kind.HELD, name, target, model, slot)
+    return Route(Kind.HELD, name, target, model, slot, path)
 
 
 def of_ollama(method: str, found: Route) -> bool:

@@ -93,7 +93,7 @@ class EngineConnection:
         self._endpoint = endpoint
         self._loop = asyncio.get_running_loop()
         self._protocol = ResponseHandler(self._loop)
-        self._opened = False
+        self._opened = self._has_parser = False
         self._content: StreamReader | None = None  # the body of the last answer
         self._upload: asyncio.Task[None] | None = None
 
@@ -108,14 +108,9 @@ class EngineConnection:
         if not self._opened:
             self._opened = True
             await self._open()
-        self._protocol.set_response_params(
-            skip_payload=method == "HEAD",
-            read_until_eof=True,
-            auto_decompress=False,
-            read_bufsize=READ_BYTES,
-            max_line_size=HEADER_BYTES,
-            max_field_size=HEADER_BYTES,
-        )
+        if method == "HEAD" or not self._has_parser:
+            self._make_parser(bodiless=method == "HEAD")
+        self._has_parser = False
         transport = self._protocol.transport
         if transport is not None:  # where it is lost already, read() raises the reason
             if isinstance(body, bytes) and len(body) <= READ_BYTES:
@@ -143,6 +138,22 @@ class EngineConnection:
         # An engine that answers early may not have read the request to its end.
         sent = transport is not None and not transport.get_write_buffer_size()
         return self.keep and ended and sent and self._protocol.is_connected() and not self._protocol.should_close
+
+    def rest(self, since_s: float) -> None:
+        """Keep it for the next request, whose answer is most likely one with a body: none then waits for a parser."""
+        self.idle_since_s = since_s
+        self._make_parser(bodiless=False)
+        self._has_parser = True
+
+    def _make_parser(self, *, bodiless: bool) -> None:
+        self._protocol.set_response_params(
+            skip_payload=bodiless,
+            read_until_eof=True,
+            auto_decompress=False,
+            read_bufsize=READ_BYTES,
+            max_line_size=HEADER_BYTES,
+            max_field_size=HEADER_BYTES,
+        )
 
     def close(self) -> None:
         """Close it at once. An engine that still works on an answer sees that nothing waits for it."""
