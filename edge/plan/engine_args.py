@@ -154,60 +154,45 @@ def _reasoning_format(text: str) -> str:
     return text
 
 
-# `args` that the embedded engine has as fields of CommonParams: how the value is read, or what a switch sets. Without
-# --escape, which only changes texts while llama.cpp reads its arguments.
-EMBEDDED: dict[str, tuple[str, Callable[[str], Any] | bool]] = {
+_Read = Callable[[str], Any] | bool  # of a value, or what a switch sets
+
+
+def _fields(read: _Read, inside: str, words: str) -> dict[str, tuple[str, _Read]]:
+    """Return the options whose field of CommonParams, or of the struct `inside` it, has their name."""
+    return {f"--{word}": (inside + word.replace("-", "_"), read) for word in words.split()}
+
+
+# `args` that the embedded engine has as fields of CommonParams, and how they are read. Without --escape, which only
+# changes texts while llama.cpp reads its arguments.
+EMBEDDED: dict[str, tuple[str, _Read]] = {
+    **_fields(True, "", "swa-full check-tensors special cont-batching cache-prompt cache-idle-slots"),
+    **_fields(True, "", "no-host prefill-assistant"),
+    **_fields(int, "", "yarn-orig-ctx embd-normalize image-min-tokens image-max-tokens checkpoint-min-step"),
+    **_fields(int, "", "mtmd-batch-max-tokens sse-ping-interval"),
+    **_fields(float, "", "rope-freq-base rope-freq-scale slot-prompt-similarity"),
+    **_fields(float, "", "yarn-ext-factor yarn-attn-factor yarn-beta-slow yarn-beta-fast"),
+    **_fields(int, "sampling.", "dry-allowed-length dry-penalty-last-n mirostat"),
+    **_fields(float, "sampling.", "xtc-probability xtc-threshold dry-multiplier dry-base dynatemp-range"),
+    **_fields(float, "sampling.", "adaptive-target adaptive-decay"),
+    **_fields(str, "sampling.", "samplers"),
+    **_fields(True, "sampling.", "ignore-eos"),
     "--predict": ("n_predict", int),
     "--keep": ("n_keep", int),
-    "--swa-full": ("swa_full", True),
-    "--rope-freq-base": ("rope_freq_base", float),
-    "--rope-freq-scale": ("rope_freq_scale", float),
-    "--yarn-orig-ctx": ("yarn_orig_ctx", int),
-    "--yarn-ext-factor": ("yarn_ext_factor", float),
-    "--yarn-attn-factor": ("yarn_attn_factor", float),
-    "--yarn-beta-slow": ("yarn_beta_slow", float),
-    "--yarn-beta-fast": ("yarn_beta_fast", float),
-    "--check-tensors": ("check_tensors", True),
     "--cache-reuse": ("n_cache_reuse", int),
-    "--slot-prompt-similarity": ("slot_prompt_similarity", float),
-    "--embd-normalize": ("embd_normalize", int),
-    "--image-min-tokens": ("image_min_tokens", int),
-    "--image-max-tokens": ("image_max_tokens", int),
-    "--special": ("special", True),
     "--threads-http": ("n_threads_http", int),
-    "--cont-batching": ("cont_batching", True),
     "--no-cont-batching": ("cont_batching", False),
-    "--cache-prompt": ("cache_prompt", True),
     "--no-cache-prompt": ("cache_prompt", False),
-    "--cache-idle-slots": ("cache_idle_slots", True),
     "--no-cache-idle-slots": ("cache_idle_slots", False),
-    "--checkpoint-min-step": ("checkpoint_min_step", int),
+    "--no-prefill-assistant": ("prefill_assistant", False),
     "--repack": ("no_extra_bufts", False),
     "--no-repack": ("no_extra_bufts", True),
-    "--no-host": ("no_host", True),
-    "--prefill-assistant": ("prefill_assistant", True),
-    "--no-prefill-assistant": ("prefill_assistant", False),
     "--reasoning-format": ("reasoning_format", _reasoning_format),
-    "--mtmd-batch-max-tokens": ("mtmd_batch_max_tokens", int),
-    "--sse-ping-interval": ("sse_ping_interval", int),
     "--seed": ("sampling.seed", _seed),
     "--repeat-last-n": ("sampling.penalty_last_n", int),
     "--typical": ("sampling.typ_p", float),
-    "--xtc-probability": ("sampling.xtc_probability", float),
-    "--xtc-threshold": ("sampling.xtc_threshold", float),
-    "--dry-multiplier": ("sampling.dry_multiplier", float),
-    "--dry-base": ("sampling.dry_base", float),
-    "--dry-allowed-length": ("sampling.dry_allowed_length", int),
-    "--dynatemp-range": ("sampling.dynatemp_range", float),
-    "--mirostat": ("sampling.mirostat", int),
-    "--ignore-eos": ("sampling.ignore_eos", True),
-    "--dry-penalty-last-n": ("sampling.dry_penalty_last_n", int),
     "--dynatemp-exp": ("sampling.dynatemp_exponent", float),
     "--mirostat-lr": ("sampling.mirostat_eta", float),
     "--mirostat-ent": ("sampling.mirostat_tau", float),
-    "--adaptive-target": ("sampling.adaptive_target", float),
-    "--adaptive-decay": ("sampling.adaptive_decay", float),
-    "--samplers": ("sampling.samplers", str),
     "--spec-draft-n-max": ("speculative.draft.n_max", int),
     "--spec-draft-n-min": ("speculative.draft.n_min", int),
     "--spec-draft-p-min": ("speculative.draft.p_min", float),
