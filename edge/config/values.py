@@ -17,6 +17,10 @@ from edge.units import MIB
 
 # A profile: requested settings and limits for a kind of board. Values only; profiles/*.toml hold them.
 
+_NotNegative = Annotated[float, Meta(ge=0)]
+_Share = Annotated[float, Meta(ge=0, le=1)]
+_Penalty = Annotated[float, Meta(ge=-2, le=2)]
+_PER_REQUEST = key("default of a request without one")
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "iq4_nl", "q4_1", "q4_0"]
 
 
@@ -58,9 +62,7 @@ class Preset(Struct, frozen=True):
         tuple[str, ...],
         key("GPUs to use: UUIDs, indexes of nvidia-smi or names; empty is every visible one", kind="words"),
     ] = ()
-    tensor_split: Annotated[
-        tuple[Annotated[float, Meta(ge=0)], ...], key("share of each GPU; empty is by free memory")
-    ] = ()
+    tensor_split: Annotated[tuple[_NotNegative, ...], key("share of each GPU; empty is by free memory")] = ()
     # GGML_CUDA_ENABLE_UNIFIED_MEMORY
     managed_memory: Annotated[bool, key("CUDA managed memory (works around NvMap refusals of L4T 36.4.7)")] = False
     reserve: Annotated[str, key("memory that stays free, e.g. max(1GiB, 10%)", kind="reserve")] = DEFAULT_RESERVE
@@ -86,19 +88,13 @@ class Preset(Struct, frozen=True):
     chat_template_kwargs: Annotated[dict[str, Any], key("arguments of the chat template")] = {}
     reasoning: Annotated[Literal["auto", "on", "off"], key("thinking; auto leaves it to the chat template")] = "auto"
     reasoning_budget: Annotated[int, key("most tokens of thinking; -1 is no limit, 0 ends it at once", ge=-1)] = -1
-    temperature: Annotated[
-        Annotated[float, Meta(ge=0)] | None, key("default of a request without one; (none): the model's own")
-    ] = None
-    top_p: Annotated[Annotated[float, Meta(ge=0, le=1)] | None, key("default of a request without one")] = None
-    top_k: Annotated[Annotated[int, Meta(ge=0)] | None, key("default of a request without one")] = None
-    min_p: Annotated[Annotated[float, Meta(ge=0, le=1)] | None, key("default of a request without one")] = None
-    repeat_penalty: Annotated[Annotated[float, Meta(ge=0)] | None, key("default of a request without one")] = None
-    presence_penalty: Annotated[Annotated[float, Meta(ge=-2, le=2)] | None, key("default of a request without one")] = (
-        None
-    )
-    frequency_penalty: Annotated[
-        Annotated[float, Meta(ge=-2, le=2)] | None, key("default of a request without one")
-    ] = None
+    temperature: Annotated[_NotNegative | None, key("default of a request without one; (none): the model's own")] = None
+    top_p: Annotated[_Share | None, _PER_REQUEST] = None
+    top_k: Annotated[Annotated[int, Meta(ge=0)] | None, _PER_REQUEST] = None
+    min_p: Annotated[_Share | None, _PER_REQUEST] = None
+    repeat_penalty: Annotated[_NotNegative | None, _PER_REQUEST] = None
+    presence_penalty: Annotated[_Penalty | None, _PER_REQUEST] = None
+    frequency_penalty: Annotated[_Penalty | None, _PER_REQUEST] = None
     pooling: Annotated[
         Literal["auto", "none", "mean", "cls", "last", "rank"], key("how embeddings are pooled; auto: as the file says")
     ] = "auto"
