@@ -24,39 +24,24 @@ from edge.models.quant import TENSOR_TYPES
 
 # Positions of the floating-point scales in ggml's blocks: a NaN there spoils every answer. Data only.
 
-# Type -> (offset in the block, format) of each scale.
-SCALES: dict[str, tuple[tuple[int, str], ...]] = {
-    "F32": ((0, "f32"),),
-    "F16": ((0, "f16"),),
-    "BF16": ((0, "bf16"),),
-    "F64": ((0, "f64"),),
-    "Q1_0": ((0, "f16"),),
-    "Q2_0": ((0, "f16"),),
-    "Q4_0": ((0, "f16"),),
-    "Q4_1": ((0, "f16"), (2, "f16")),
-    "Q5_0": ((0, "f16"),),
-    "Q5_1": ((0, "f16"), (2, "f16")),
-    "Q8_0": ((0, "f16"),),
-    "Q8_1": ((0, "f16"), (2, "f16")),
-    "Q2_K": ((80, "f16"), (82, "f16")),
-    "Q3_K": ((108, "f16"),),
-    "Q4_K": ((0, "f16"), (2, "f16")),
-    "Q5_K": ((0, "f16"), (2, "f16")),
-    "Q6_K": ((208, "f16"),),
-    "Q8_K": ((0, "f32"),),
-    "IQ1_S": ((0, "f16"),),
-    "IQ2_XXS": ((0, "f16"),),
-    "IQ2_XS": ((0, "f16"),),
-    "IQ2_S": ((0, "f16"),),
-    "IQ3_XXS": ((0, "f16"),),
-    "IQ3_S": ((0, "f16"),),
-    "IQ4_NL": ((0, "f16"),),
-    "IQ4_XS": ((0, "f16"),),
-    "TQ1_0": ((52, "f16"),),
-    "TQ2_0": ((64, "f16"),),
-    "MXFP4": ((0, "e8m0"),),
+# Types by the (offset in the block, format) of each of their scales.
+_LAYOUTS: dict[tuple[tuple[int, str], ...], str] = {
+    ((0, "f16"),): (
+        "F16 Q1_0 Q2_0 Q4_0 Q5_0 Q8_0 IQ1_S IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S IQ4_NL IQ4_XS"  # the scale comes first
+    ),
+    ((0, "f16"), (2, "f16")): "Q4_1 Q5_1 Q8_1 Q4_K Q5_K",  # a scale and a minimum, or sum
+    ((80, "f16"), (82, "f16")): "Q2_K",
+    ((108, "f16"),): "Q3_K",
+    ((208, "f16"),): "Q6_K",
+    ((52, "f16"),): "TQ1_0",
+    ((64, "f16"),): "TQ2_0",
+    ((0, "bf16"),): "BF16",
+    ((0, "f32"),): "F32 Q8_K",
+    ((0, "f64"),): "F64",
+    ((0, "e8m0"),): "MXFP4",
     # IQ1_M spreads its scale over four words and NVFP4's cannot be NaN: they are hashed, not scanned.
 }
+SCALES = {name: scales for scales, names in _LAYOUTS.items() for name in names.split()}
 
 # Format -> (numpy type, mask of what is looked at, value from which it is infinite or no number).
 FORMATS: dict[str, tuple[str, int, int]] = {

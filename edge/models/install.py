@@ -93,11 +93,6 @@ class Removed(Struct, frozen=True):
     bytes: int
 
 
-def remove(store: Store, ref: str) -> Removed:
-    """Remove `NAME[:QUANT]`, usable or not. Raises UsageError if that matches several models or none of ours."""
-    return remove_entry(store, removable(store, ref))
-
-
 def removable(store: Store, ref: str) -> StoreEntry:
     """Return the model of our own folder that `NAME[:QUANT]` means. Raises UsageError for several, or none of ours."""
     found = store.named(ref)

@@ -7,11 +7,15 @@ from pathlib import Path
 import pytest
 
 from edge.errors import BadModelError, ModelMissingError, UsageError
-from edge.models.install import import_model, remove
+from edge.models.install import Removed, import_model, removable, remove_entry
 from edge.models.pull import pull
 from edge.models.receipt import read
 from edge.models.store import Store
 from tests.fakes.gguf_writer import Gguf, save_set
+
+
+def remove(store: Store, ref: str) -> Removed:
+    return remove_entry(store, removable(store, ref))
 
 
 def test_import_copies_shards_and_projector(tmp_path: Path) -> None:

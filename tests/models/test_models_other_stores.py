@@ -12,13 +12,14 @@ import pytest
 from edge.cli import main
 from edge.errors import ModelMissingError, UsageError
 from edge.models.check import check_deep
-from edge.models.install import import_model, remove
+from edge.models.install import import_model
 from edge.models.job import jobs
 from edge.models.open import open_model
 from edge.models.store import Store, standard
 from edge.models.survey import survey
 from edge.paths import folders, user_folders
 from tests.fakes.gguf_writer import Gguf
+from tests.models.test_models_install import remove
 from tests.plan.random_gguf import Shape, write
 from tests.serving import Up
 
