@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import to_builtins
 
+from edge.config.values import ThermalConfig
 from edge.telemetry.energy import EnergyMeter
 from edge.telemetry.governor import Decision
 from edge.telemetry.sample import History, HistoryPoint, Sample
@@ -43,13 +44,13 @@ def sample_document(sample: Sample | None, now: float) -> dict[str, Any]:
     }
 
 
-def governor_document(decision: Decision, act: bool, max_watts: float | None) -> dict[str, Any]:
+def governor_document(decision: Decision, config: ThermalConfig) -> dict[str, Any]:
     """Build the document of the thermal governor's last decision."""
     return {
         "level": decision.level.name,
         "because": decision.because,
-        "act": act,
-        "max_watts": max_watts,
+        "act": config.act,
+        "max_watts": config.max_watts,
         "warning": decision.warning,
         "limit": to_builtins(decision.limit),
     }

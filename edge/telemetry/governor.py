@@ -19,12 +19,18 @@ from enum import IntEnum
 from msgspec import Struct, field
 
 from edge.board.board import PowerMode
+from edge.config.values import ThermalConfig
 from edge.telemetry.power_limit import PowerAllowance, PowerLimit
 from edge.telemetry.sample import Sample, Zone
 
 # Between software throttling and shutdown: Orin 99.0 and 104.5 (NVIDIA's kernel patch for p3701), Thor about 109 and
 # 114.5 (L4T R38.4).
 _PASSIVE_BELOW_CRITICAL_C = 5.5
+_CRITICAL_MARGIN_C = 2.0  # below the point at which the hardware shuts down
+_HYSTERESIS_C = 3.0
+DWELL_S = 10.0  # a level is kept at least this long before the next lower one
+_STALE_S = 60.0  # without data for this long the level is UNKNOWN: missing data stops no model
+_PASSIVE_FRACTION = 0.5  # of the slots
 # No heat sink warms by so much between two samples; a glitch of a sensor's bus does.
 _JUMP_C = 15.0
 _NEVER_S = float("-inf")  # an instant before any other
@@ -39,20 +45,6 @@ class Level(IntEnum):
     PASSIVE = 1
     HOT = 2
     CRITICAL = 3
-
-
-class ThermalLimits(Struct, frozen=True):
-    """Limits of the governor, see [thermal]. Margins are in °C below a zone's trip point."""
-
-    act: bool = False
-    max_watts: float | None = None
-    passive_margin_c: float = 10.0
-    hot_margin_c: float = 4.0
-    critical_margin_c: float = 2.0
-    hysteresis_c: float = 3.0
-    dwell_s: float = 10.0  # a level is kept at least this long before the next lower one
-    stale_s: float = 60.0  # without data for this long the level is UNKNOWN: missing data stops no model
-    passive_fraction: float = 0.5
 
 
 class AdmissionLimit(Struct, frozen=True):
@@ -81,11 +73,11 @@ class Decision(Struct, frozen=True):
 class Governor:
     """The governor of one board, fed with every sample."""
 
-    def __init__(self, limits: ThermalLimits | None = None) -> None:
-        self.limits = limits or ThermalLimits()
+    def __init__(self, config: ThermalConfig | None = None, dwell_s: float = DWELL_S) -> None:
+        self.config = config or ThermalConfig()
         self.level = Level.UNKNOWN
-        self._heat = _Heat(self.limits)
-        self._power = None if self.limits.max_watts is None else PowerLimit(self.limits.max_watts)
+        self._heat = _Heat(self.config, dwell_s)
+        self._power = None if self.config.max_watts is None else PowerLimit(self.config.max_watts)
         self._state: PowerAllowance | None = None
         self._power_seen_s = _NEVER_S
         self._shown = _Shown()
@@ -94,7 +86,7 @@ class Governor:
     def decide(self, sample: Sample | None, now: float, *, active: int = 0, slots: int = 1) -> Decision:
         """Return the decision for one sample, with `active` requests open of `slots`.
 
-        A missing value keeps what followed from the last one for `stale_s`.
+        A missing value keeps what followed from the last one for a minute.
         """
         heat = self._heat.step(sample, now)
         warning = self._step_power(sample, now, active, slots)
@@ -116,21 +108,21 @@ class Governor:
         if power_w is not None:
             self._power_seen_s = now
             self._state = self._power.step(power_w, active, slots, now)
-        elif now - self._power_seen_s >= self.limits.stale_s:
+        elif now - self._power_seen_s >= _STALE_S:
             self._state = None
-            return f"max_watts = {self.limits.max_watts:g} cannot be held: no total power is measured"
+            return f"max_watts = {self.config.max_watts:g} cannot be held: no total power is measured"
         if self._state is None or self._state.held:
             return None
-        return f"max_watts = {self.limits.max_watts:g} cannot be held: {self._state.because}"
+        return f"max_watts = {self.config.max_watts:g} cannot be held: {self._state.because}"
 
     def _limit(self, heat: Level, slots: int) -> AdmissionLimit:
         """Combine the limits of temperature and power."""
         if heat <= Level.NOMINAL:
             limit = AdmissionLimit()
-        elif heat is Level.PASSIVE or not self.limits.act:
-            limit = AdmissionLimit(self.limits.passive_fraction, cause="heat")
+        elif heat is Level.PASSIVE or not self.config.act:
+            limit = AdmissionLimit(_PASSIVE_FRACTION, cause="heat")
         else:
-            limit = AdmissionLimit(self.limits.passive_fraction, hold_new=True, drain=self._stopped, cause="heat")
+            limit = AdmissionLimit(_PASSIVE_FRACTION, hold_new=True, drain=self._stopped, cause="heat")
         allowed = None if self._state is None else self._state.allowed
         if allowed is None or limit.hold_new:
             return limit
@@ -149,7 +141,8 @@ def _power_level(state: PowerAllowance | None) -> Level:
 class _Heat(Struct):
     """Level by temperature."""
 
-    limits: ThermalLimits
+    config: ThermalConfig
+    dwell_s: float
     level: Level = Level.UNKNOWN
     because: str = NO_TEMPERATURE
     since_s: float = _NEVER_S
@@ -157,10 +150,10 @@ class _Heat(Struct):
     _before: dict[str, float] = field(default_factory=dict)  # the last temperature of each zone
 
     def step(self, sample: Sample | None, now: float) -> Level:
-        """Return the level after one sample; one without zones keeps it for `stale_s`."""
+        """Return the level after one sample; one without zones keeps it for a minute."""
         zones = [zone for zone in sample.zones if _limiting(zone)] if sample else []
         if not zones:
-            if now - self.seen_s >= self.limits.stale_s:
+            if now - self.seen_s >= _STALE_S:
                 self._enter(Level.UNKNOWN, now)
                 self.because = NO_TEMPERATURE
                 self._before = {}
@@ -169,10 +162,10 @@ class _Heat(Struct):
         wanted = max(self._rising(zone) for zone in zones)
         self._before = {zone.name: zone.temp_c or 0.0 for zone in zones}
         # Down one level at a time, and only when cooler than the threshold by the hysteresis.
-        kept = max(self._of(zone, self.limits.hysteresis_c) for zone in zones)
+        kept = max(self._of(zone, _HYSTERESIS_C) for zone in zones)
         if wanted > self.level:
             self._enter(wanted, now)
-        elif kept < self.level and now - self.since_s >= self.limits.dwell_s:
+        elif kept < self.level and now - self.since_s >= self.dwell_s:
             self._enter(Level(self.level - 1), now)
         nearest = min(zones, key=lambda zone: _passive(zone) - (zone.temp_c or 0.0))
         self.because = f"{nearest.name} {nearest.temp_c:.1f} °C, passive at {_passive(nearest):.1f} °C"
@@ -191,11 +184,11 @@ class _Heat(Struct):
 
     def _of(self, zone: Zone, added_c: float) -> Level:
         temp, passive = (zone.temp_c or 0.0) + added_c, _passive(zone)
-        if zone.critical_c is not None and temp >= zone.critical_c - self.limits.critical_margin_c:
+        if zone.critical_c is not None and temp >= zone.critical_c - _CRITICAL_MARGIN_C:
             return Level.CRITICAL
-        if temp >= passive - self.limits.hot_margin_c:
+        if temp >= passive - self.config.act_margin_c:
             return Level.HOT
-        return Level.PASSIVE if temp >= passive - self.limits.passive_margin_c else Level.NOMINAL
+        return Level.PASSIVE if temp >= passive - self.config.warn_margin_c else Level.NOMINAL
 
 
 # A level that returns within this time was left too early for an operator who reads levels and their log lines.

@@ -25,7 +25,7 @@ from edge.config.values import TelemetryConfig, ThermalConfig
 from edge.telemetry import nvml
 from edge.telemetry.document import energy_document, governor_document, history_document, notes, sample_document
 from edge.telemetry.energy import SLEEP_MEAN_S, SLEEP_SETTLES_S, EnergyMeter, SleepPower, mean_power_w
-from edge.telemetry.governor import AdmissionLimit, ChangeReporter, Decision, Governor, Level, ThermalLimits
+from edge.telemetry.governor import DWELL_S, AdmissionLimit, ChangeReporter, Decision, Governor, Level
 from edge.telemetry.host import HostSource
 from edge.telemetry.jtop import JtopSource
 from edge.telemetry.sample import Sample
@@ -66,10 +66,10 @@ class Telemetry:
         *,
         root: Path = Path("/"),
         jtop: JtopSource | None = None,
-        limits: ThermalLimits | None = None,
+        dwell_s: float = DWELL_S,
         clock: Clock = time.monotonic,
     ) -> Telemetry:
-        """Build the telemetry of a board. `root`, `jtop`, `limits` and `clock` replace the real ones in tests."""
+        """Build the telemetry of a board. `root`, `jtop`, `dwell_s` and `clock` replace the real ones in tests."""
         settings, thermal = settings or TelemetryConfig(), thermal or ThermalConfig()
         sources: list[SensorSource] = [SysfsSource(root, board), HostSource(disk)]
         # NVML reports the integrated GPU of a Thor (JetPack 7), and not that of an Orin.
@@ -80,7 +80,7 @@ class Telemetry:
         if jtop is None and settings.jtop == "auto" and board.soc is not None:
             jtop = JtopSource(share=JTOP_SHARE, total=sensors_of(board).total)
         sampler = Sampler(sources, jtop, interval_s=settings.interval_s, clock=clock)
-        telemetry = cls(sampler, Governor(limits or limits_of(thermal)))
+        telemetry = cls(sampler, Governor(thermal, dwell_s))
         if asked and not nvml.installed():
             telemetry.missing["nvml"] = ("nvidia-ml-py is not installed", "pip install 'edgellm[nvml]'")
         return telemetry
@@ -160,12 +160,11 @@ class Telemetry:
         self.sampler.watched()
         sampler, now = self.sampler, self.sampler.clock()
         rate = sampler.tokens_per_s()
-        limits = self.governor.limits
         document = {
             "schema": 1,
             **sample_document(sampler.latest, now),
             "thermal": self.decision.level.name,
-            "governor": governor_document(self.decision, limits.act, limits.max_watts),
+            "governor": governor_document(self.decision, self.governor.config),
             "tokens_per_s": rate,
             "energy": energy_document(sampler.energy),
             "sleep": {model: to_builtins(power) for model, power in self.sleep_power.items()},
@@ -240,16 +239,6 @@ def _effect(limit: AdmissionLimit, slots: int) -> str:
     if limit.hold_new:
         return "; new requests wait"
     return "; fewer requests at once" if max(1, int(slots * limit.fraction)) < slots else ""
-
-
-def limits_of(thermal: ThermalConfig) -> ThermalLimits:
-    """Return the governor's limits of a configuration."""
-    return ThermalLimits(
-        act=thermal.act,
-        max_watts=thermal.max_watts,
-        passive_margin_c=thermal.warn_margin_c,
-        hot_margin_c=thermal.act_margin_c,
-    )
 
 
 def _age(sample: Sample | None, now: float) -> float | None:

@@ -11,7 +11,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 
-from edge.telemetry.governor import ThermalLimits
+from edge.config.values import ThermalConfig
 from tests.telemetry.plant import Plant, best_speed, simulate
 
 WORK_S = ((0.5, 3.0), (5.0, 30.0), (60.0, 200.0))
@@ -23,7 +23,7 @@ def rows(hours: float) -> Iterator[tuple[str, bool]]:
         for limit_w in (12.0, 20.0, 30.0, 40.0):
             for tau_s in (10.0, 60.0, 300.0):
                 plants = [Plant(slots, power_tau_s=tau_s, work_s=work_s) for work_s in WORK_S]
-                results = [simulate(plant, ThermalLimits(max_watts=limit_w), hours=hours) for plant in plants]
+                results = [simulate(plant, ThermalConfig(max_watts=limit_w), hours=hours) for plant in plants]
                 mean = max(result.mean_w for result in results)
                 changes = max(result.changes_per_hour for result in results)
                 speed = min(r.speed / best_speed(p, limit_w) for p, r in zip(plants, results, strict=True))

@@ -9,21 +9,19 @@ import asyncio
 import sys
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from edge.board.probe import probe
 from edge.config.values import TelemetryConfig, ThermalConfig
 from edge.daemon import app, launch
 from edge.telemetry.jtop import JtopSource
-from edge.telemetry.telemetry import Telemetry, limits_of
+from edge.telemetry.telemetry import Telemetry
 
 
 def main(root: Path, dwell_s: float, act: bool, watts: float | None, arguments: list[str]) -> int:
     def run(launched: app.Launched) -> int:
-        limits = replace(limits_of(ThermalConfig(act=act, max_watts=watts)), dwell_s=dwell_s)
+        thermal = ThermalConfig(act=act, max_watts=watts)
         jtop = JtopSource(pauses_s=(0.2, 1.0))
         settings = TelemetryConfig(interval_s=1.0 if dwell_s >= 1 else 0.1)
-        telemetry = Telemetry.of(probe(root), settings, root=root, limits=limits, jtop=jtop)
+        telemetry = Telemetry.of(probe(root), settings, thermal, root=root, dwell_s=dwell_s, jtop=jtop)
         return asyncio.run(app.App(launched, telemetry).run())
 
     app.run = run

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
 
-from edge.telemetry.governor import Governor, Level, ThermalLimits
+from edge.config.values import ThermalConfig
+from edge.telemetry.governor import Governor, Level
 from edge.telemetry.sample import PowerState, Sample, Zone
 
 
@@ -90,7 +91,7 @@ class Result:
 
 def simulate(
     plant: Plant,
-    limits: ThermalLimits,
+    limits: ThermalConfig,
     *,
     hours: float,
     passive_c: float | None = 199.0,

@@ -17,9 +17,9 @@ from edge.config.values import TelemetryConfig, ThermalConfig
 from edge.telemetry import metrics, nvml
 from edge.telemetry.document import notes
 from edge.telemetry.energy import EnergyMeter
-from edge.telemetry.governor import OVERCURRENT_QUIET_S, AdmissionLimit, ChangeReporter, Decision
-from edge.telemetry.sample import GpuState, PowerState, Sample
-from edge.telemetry.telemetry import Telemetry, limits_of
+from edge.telemetry.governor import OVERCURRENT_QUIET_S, AdmissionLimit, ChangeReporter, Decision, Level
+from edge.telemetry.sample import GpuState, PowerState, Sample, Zone
+from edge.telemetry.telemetry import Telemetry
 from tests.fakes.fake_jetson.tree import FakeBoard
 from tests.fakes.waiting import running, until
 from tests.trees.trees import tree
@@ -340,8 +340,12 @@ def test_a_gpu_without_its_library_says_what_to_install(monkeypatch: pytest.Monk
 
 
 def test_thermal_settings_become_limits() -> None:
-    limits = limits_of(ThermalConfig(act=True, max_watts=25.0, warn_margin_c=12.0, act_margin_c=5.0))
-    assert (limits.act, limits.max_watts, limits.passive_margin_c, limits.hot_margin_c) == (True, 25.0, 12.0, 5.0)
+    thermal = ThermalConfig(act=True, max_watts=25.0, warn_margin_c=12.0, act_margin_c=5.0)
+    telemetry = Telemetry.of(probe(tree("rtx-4090")), thermal=thermal)
+    assert [telemetry.document()["governor"][name] for name in ("act", "max_watts")] == [True, 25.0]
+    samples = [Sample(at_s, "sysfs", zones=(Zone("tj", c, 99.0),)) for at_s, c in enumerate((86.9, 87.0, 93.9, 94.0))]
+    levels = [telemetry.governor.decide(sample, sample.at_s).level for sample in samples]
+    assert levels == [Level.NOMINAL, Level.PASSIVE, Level.PASSIVE, Level.HOT]
 
 
 def test_jtop_is_not_asked_where_there_is_no_jetson(tmp_path: Path, board: FakeBoard) -> None:

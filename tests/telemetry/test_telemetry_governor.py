@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.telemetry.governor import AdmissionLimit, Decision, Governor, Level, ThermalLimits
+from edge.config.values import ThermalConfig
+from edge.telemetry.governor import AdmissionLimit, Decision, Governor, Level
 from edge.telemetry.sample import PowerState, Sample, Zone
 
 N, P, H, C = Level.NOMINAL, Level.PASSIVE, Level.HOT, Level.CRITICAL
-ACT = ThermalLimits(act=True)
+ACT = ThermalConfig(act=True)
 
 
 def hot(celsius: float | None, at: float = 0.0, watts: float | None = None) -> Sample:
@@ -155,7 +156,7 @@ def test_throttling_and_overcurrent_are_apart_from_heat() -> None:
 
 
 def test_max_watts_slows_down_step_by_step_and_never_stops_the_engine() -> None:
-    governor = Governor(ThermalLimits(max_watts=30.0))
+    governor = Governor(ThermalConfig(max_watts=30.0))
     busy = [
         governor.decide(hot(50.0, float(t), 45.0), float(t), active=4 if t < 60 else 1, slots=4) for t in range(120)
     ]
@@ -167,13 +168,13 @@ def test_max_watts_slows_down_step_by_step_and_never_stops_the_engine() -> None:
 
 
 def test_a_short_peak_of_power_is_averaged_away() -> None:
-    governor = Governor(ThermalLimits(act=True, max_watts=30.0))
+    governor = Governor(ThermalConfig(act=True, max_watts=30.0))
     series = [20.0] * 20 + [60.0] * 2 + [20.0] * 20
     assert changes([governor.decide(hot(50.0, float(t), w), float(t)) for t, w in enumerate(series)]) == []
 
 
 def test_a_limit_without_a_power_sensor_is_reported_as_not_held() -> None:
-    decision = Governor(ThermalLimits(max_watts=20.0)).decide(hot(50.0), 0.0)
+    decision = Governor(ThermalConfig(max_watts=20.0)).decide(hot(50.0), 0.0)
     assert decision.limit == AdmissionLimit()
     assert decision.warning == "max_watts = 20 cannot be held: no total power is measured"
 
@@ -181,7 +182,7 @@ def test_a_limit_without_a_power_sensor_is_reported_as_not_held() -> None:
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.one_of(st.none(), st.floats(-40, 130)), min_size=1, max_size=60), st.floats(0.2, 20), st.booleans())
 def test_levels_fall_by_one_and_limits_follow_levels(series: list[float | None], step_s: float, act: bool) -> None:
-    governor, before = Governor(ThermalLimits(act=act)), Level.UNKNOWN
+    governor, before = Governor(ThermalConfig(act=act)), Level.UNKNOWN
     for decision in drive(governor, series, step_s):
         fell = before - decision.level
         assert fell <= 1 or decision.because.startswith("no temperature")
