@@ -90,13 +90,13 @@ class Residents:
         ready = supervisor.machine.state is State.READY
         configured = self._configured(model_id)
         idle_s = self.pool.idle_s(supervisor) if ready else None
-        ttl_s = supervisor.terms.ttl_s or supervisor.plan.own_sleep_s
+        left_s = handle.sleeps_in_s() if handle is not None else None
         return {
             "memory_bytes": held_bytes(supervisor),
             "open_requests": supervisor.open_requests,
             "tokens_per_s": tokens_per_s,
             "idle_s": None if idle_s is None else round(idle_s, 1),
-            "ttl_left_s": None if idle_s is None or not ttl_s else round(max(0.0, ttl_s - idle_s), 1),
+            "ttl_left_s": None if left_s is None else round(left_s, 1),
             "priority": configured.priority,
             "pin": configured.pin,
             "last_load_s": configured.load_s,

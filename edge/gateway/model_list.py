@@ -221,13 +221,14 @@ def _digest(upstream: Upstream) -> str:
 
 
 def _loaded_entry(context: Context, upstream: Upstream) -> dict[str, Any]:
-    """Return an entry of /api/ps. `expires_at`: a model without idle time is never unloaded."""
+    """Return an entry of /api/ps. `expires_at`: when the model sleeps if no request comes."""
+    left_s = upstream.sleeps_in_s()
     # As Ollama shows keep_alive -1; its clients parse a date here.
-    never = "2318-01-01T00:00:00Z"
+    expires = "2318-01-01T00:00:00Z" if left_s is None else _moment(context.wall() + left_s)
     entry = _ollama_entry(context, upstream, upstream.model_id)
     info = upstream.model_info
     sizes = {"size_vram": info.get("size_vram") or 0, "context_length": info.get("n_ctx") or 0}
-    return {**entry, "expires_at": never, **sizes}
+    return {**entry, "expires_at": expires, **sizes}
 
 
 def _details(meta: Mapping[str, Any]) -> dict[str, Any]:

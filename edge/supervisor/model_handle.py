@@ -303,7 +303,17 @@ class ModelHandle:
 
     def keep_alive(self, seconds: float) -> None:
         if self.supervisor:
-            self.supervisor.keep_alive(seconds)
+            self.supervisor.traffic.keep_alive_s = seconds
+
+    def sleeps_in_s(self) -> float | None:
+        supervisor = self.supervisor
+        if supervisor is None or supervisor.watch is None or supervisor.machine.state is not State.READY:
+            return None
+        traffic, own_s = supervisor.traffic, supervisor.plan.own_sleep_s or None  # the engine's own option
+        limits = [each for each in (traffic.idle_limit_s(supervisor.terms.ttl_s), own_s) if each is not None]
+        since_s = max(traffic.moved_s, supervisor.watch.first_token_s or 0.0)
+        idle_s = 0.0 if traffic.open else time.monotonic() - since_s
+        return max(0.0, min(limits) - idle_s) if limits else None
 
     def expected_ready_in_s(self) -> float | None:
         if self._limit.drain:

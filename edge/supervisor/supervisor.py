@@ -87,7 +87,7 @@ class Supervisor:
             rungs=self._plans.count, home=chosen, state=rest, rung=chosen, kept=tuple(Applied(*each) for each in kept)
         )
         self._events: asyncio.Queue[tuple[int | None, Event]] = asyncio.Queue()
-        self._traffic = Traffic(on_idle=self._idle, on_answer=self._answered)
+        self.traffic = Traffic(on_idle=self._idle, on_answer=self._answered)
         self._held = 0  # requests that wait and may be the engine's first
         self._memory = MemoryWait(lambda: self.callbacks.memory_back(self), self.callbacks.gpu_holders)
         self._changed = asyncio.Event()
@@ -237,28 +237,25 @@ class Supervisor:
         if self.watch is not None and generation == self.generation:
             self.watch.answered.set()
 
-    def keep_alive(self, seconds: float) -> None:
-        self._traffic.keep_alive_s = seconds
-
     def expected_ready_in_s(self) -> float | None:
         if self._expected_ready_s is None or self.started_at_s is None:
             return self._expected_ready_s
         return max(0.0, self._expected_ready_s - (time.monotonic() - self.started_at_s))
 
     def request(self, fingerprint: Fingerprint = lambda: None) -> AbstractContextManager[RequestProgress]:
-        return self._traffic.request(fingerprint)
+        return self.traffic.request(fingerprint)
 
     def kills(self, fingerprint: Fingerprint) -> bool:
-        return self._traffic.kills(fingerprint)
+        return self.traffic.kills(fingerprint)
 
     @property
     def open_requests(self) -> int:
-        return self._traffic.open
+        return self.traffic.open
 
     @property
     def moved_s(self) -> float:
         """When the last byte of an answer came, monotonic; 0 before the first request."""
-        return self._traffic.moved_s
+        return self.traffic.moved_s
 
     # --- the task ----------------------------------------------------------------------------------------------------
 
@@ -305,14 +302,14 @@ class Supervisor:
             self._missing = None
 
     def _idle(self) -> None:
-        if self.machine.state is State.DRAINING and self._traffic.open == 0 and self.watch is not None:
+        if self.machine.state is State.DRAINING and self.traffic.open == 0 and self.watch is not None:
             self.watch.drained()
 
     def _become(self, machine: SupervisorState) -> None:
         before, self.machine = self.machine, machine
         if machine != before:
             if before.admitted and died(before, machine) and not shot(machine.failure):
-                self._traffic.engine_died()
+                self.traffic.engine_died()
             self._memory.follow(short=machine.short_of_memory, served=machine.state is State.READY)
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
@@ -372,7 +369,7 @@ class Supervisor:
             self.terms,
             post=lambda event: self._events.put_nowait((generation, event)),
             on_line=self.callbacks.on_line,
-            traffic=self._traffic,
+            traffic=self.traffic,
             held=lambda: self._held if self.machine.unharmed else 0,
             chat_template=meta.chat_template,
             before=before_start(

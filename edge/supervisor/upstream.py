@@ -89,6 +89,10 @@ class Upstream(Protocol):
         """Let the model sleep after so many idle seconds, until the next call; negative is never."""
         ...
 
+    def sleeps_in_s(self) -> float | None:
+        """Return the seconds until a READY model sleeps if no request comes; None is never."""
+        ...
+
     def expected_ready_in_s(self) -> float | None:
         """Return the seconds to READY as the last start took them; None without a record."""
         ...

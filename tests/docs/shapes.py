@@ -104,7 +104,7 @@ class StatusModel(ModelHealth, kw_only=True):
     open_requests: int
     tokens_per_s: float | None  # of the last answer; null before the first
     idle_s: float | None  # null unless READY
-    ttl_left_s: float | None  # until it sleeps; null without `ttl_s`, or while it is not READY
+    ttl_left_s: float | None  # until it sleeps; null where it never does, or while it is not READY
     priority: int
     pin: bool
     last_load_s: float | None  # seconds of its last recorded start; null before the first

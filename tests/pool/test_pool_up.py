@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 from threading import Event
 
@@ -86,6 +88,13 @@ def test_ps_load_and_unload(two: Served) -> None:
     assert all(len(line) <= 80 for line in table)
     assert table[1].split()[-1] in ("s", "min", "h"), "and until it sleeps"
     assert float(table[1].split()[5]) == pytest.approx(rows["a"]["tokens_per_s"], abs=0.06)
+    asked = {"model": "a", "keep_alive": 600}
+    assert httpx.post(f"{two.url}/api/generate", json=asked, timeout=PATIENCE_S, verify=False).status_code == 200
+    row = json.loads(two.cli("ps", "--json"))["models"]["a"]
+    assert row["ttl_left_s"] == pytest.approx(600 - row["idle_s"], abs=0.2), "of a client, in place of ttl_s"
+    (loaded,) = httpx.get(f"{two.url}/api/ps", timeout=PATIENCE_S, verify=False).json()["models"]
+    expires_s = datetime.fromisoformat(loaded["expires_at"].replace("Z", "+00:00")).timestamp()
+    assert 0 < expires_s - time.time() <= 600
     two.cli("unload", "first")
     eventually(lambda: two.model("a")["state"] == "SLEEPING", "a sleeps")
     with pytest.raises(UsageError, match="no model is called nosuch"):

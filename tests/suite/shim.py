@@ -67,6 +67,9 @@ class Server:
     def keep_alive(self, seconds: float) -> None:
         pass
 
+    def sleeps_in_s(self) -> float | None:
+        return None
+
     def expected_ready_in_s(self) -> float | None:
         return None
 

@@ -430,11 +430,11 @@ async def test_a_client_may_keep_it_awake_and_let_it_sleep(short_dir: Path) -> N
     """Ollama's keep_alive stands above ttl_s until the next one."""
     async with rigged(short_dir, terms=SupervisorOptions(policy=FAST, ttl_s=0.3)) as rig:
         await rig.ready()
-        rig.supervisor.keep_alive(-1)
+        rig.supervisor.traffic.keep_alive_s = -1
         await asyncio.sleep(1.0)  # three times ttl_s
         assert rig.states[-1] == "READY"
         with rig.supervisor.request():
-            rig.supervisor.keep_alive(0)
+            rig.supervisor.traffic.keep_alive_s = 0
             await asyncio.sleep(0.3)
             assert rig.states[-1] == "READY", "a request is open"
         await rig.settle(State.SLEEPING)

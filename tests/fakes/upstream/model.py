@@ -50,6 +50,7 @@ class FakeModel:
         self.refused: set[str | None] = set()  # fingerprints
         self.fingerprints: list[str | None] = []
         self.kept_alive: list[float] = []
+        self.left_s: float | None = None  # until it sleeps
         self.actions: list[str] = []
         self.expected_s: float | None = None
         self.elapsed: float | None = None  # seconds
@@ -121,6 +122,9 @@ class FakeModel:
 
     def keep_alive(self, seconds: float) -> None:
         self.kept_alive.append(seconds)
+
+    def sleeps_in_s(self) -> float | None:
+        return self.left_s
 
     def expected_ready_in_s(self) -> float | None:
         return self.expected_s
