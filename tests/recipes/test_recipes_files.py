@@ -83,7 +83,7 @@ async def exported(rig: Rigs) -> tuple[Rig, str]:
     assert telemetry.energy.request(start_s, start_s + 10.0, 80, work) is not None
     here = await rig(chat)
     here.model.state = ModelStatus("chat", State.READY, gates={"warm": Gate(True, 1.0, 0.5, "")})
-    metrics.register(here.context.metrics, telemetry)
+    here.context.metrics.add(metrics.TelemetryCollector(telemetry))
     assert (await here.once(POST)).status == 200
     return here, (await here.once(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")).body.decode()
 
