@@ -144,7 +144,7 @@ def with_drafter(candidate: Candidate, preset: Preset, store: Store) -> Candidat
     found = _resolved(store, preset.draft, file)
     file = replace(file, drafter=found.path, draft_type=_draft_type(found, file))
     drafted = replace(candidate, file=file, drafter=candidate_of(found))
-    return _shown(drafted, preset)
+    return _with_draft_bytes(drafted, preset)
 
 
 def _resolved(store: Store, ref: str, model: ModelFile) -> ModelFile:
@@ -220,10 +220,10 @@ def with_mtp_layers(candidate: Candidate, preset: Preset) -> Candidate:
     count = mtp_layers(candidate.file.meta)
     if preset.speculation != "mtp" or not count:
         return candidate
-    return _shown(replace(candidate, mtp_layers=count), preset)
+    return _with_draft_bytes(replace(candidate, mtp_layers=count), preset)
 
 
-def _shown(candidate: Candidate, preset: Preset) -> Candidate:
+def _with_draft_bytes(candidate: Candidate, preset: Preset) -> Candidate:
     """Return the candidate with the bytes of what drafts, at the requested context."""
     context = (preset.n_ctx or candidate.file.meta.n_ctx_train or preset.n_ctx_min) * preset.n_parallel
     settings = Settings(context, preset.n_parallel, 0, "f16", "f16", "auto", "mmap", 1, 0)

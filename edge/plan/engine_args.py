@@ -21,8 +21,8 @@ def _by_word(groups: dict[str, str]) -> dict[str, str]:
 
 _GATEWAY = "nothing: the gateway depends on it"
 _MODEL = "ref in [[model]], or -m"
-# Ends the names of llama.cpp's presets, --gpt-oss-20b-default: each sets a model, its context, its batch and a port at
-# once (common/arg.cpp).
+# The end of the names of llama.cpp's presets, as in --gpt-oss-20b-default: each sets a model, its context, its batch
+# and a port at once (common/arg.cpp).
 _PRESET = "-default"
 # Options that the plan or the gateway decides, by any of their names: what sets them instead.
 OWNED = _by_word(

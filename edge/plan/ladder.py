@@ -60,7 +60,7 @@ def _pooled_rows(preset: Preset, step: LadderStep, candidate: Candidate) -> int:
 def load_mode(preset: Preset, chosen: Settings, candidate: Candidate, inputs: PlanInputs) -> str:
     """Return `none` or `dio` only when all weights leave the host: a host part could not be dropped (FC-19).
 
-    On a CPU that repacks most of them a mapping would stand beside them: then they are read without one, too. A
+    On a CPU that repacks most of them a mapping would be a second copy: they are read without one there, too. A
     discrete GPU reads them from a mapping: an H200 was ready 0.4 to 0.6 s sooner with 8.72 GB in the page cache, and as
     soon without (docs/numbers.md).
     """
@@ -191,7 +191,7 @@ def walk_ladder(preset: Preset, candidates: Sequence[Candidate], role: str, inpu
 def _needs_less(rung: Rung, before: Rung, inputs: PlanInputs) -> bool:
     """Return whether a rung is a step down: it fits where the one before does not, or needs less of its GPUs.
 
-    A card more pays a CUDA context, and both together have more room: then room is compared, not bytes.
+    One more GPU costs a CUDA context and brings more room: then the free bytes are compared, not the required ones.
     """
     if rung.fits != before.fits:
         return rung.fits
@@ -265,7 +265,7 @@ def _fitting(rungs: Iterable[Rung]) -> Rung:
 
 
 def _may_fit(candidate: Candidate, preset: Preset, inputs: PlanInputs) -> bool:
-    """Return whether the weights alone may fit, a cheap bound: most sets of GPUs are smaller than those."""
+    """Return whether the weights alone may fit, a cheap bound: most sets of GPUs are too small for them."""
     if preset.offload != "full" or not inputs.discrete or inputs.used_servers:
         return True
     room = sum(inputs.room_bytes(gpu) for gpu in inputs.gpus)

@@ -100,7 +100,7 @@ def shares(settings: Settings, inputs: PlanInputs, n_layer: int) -> list[tuple[s
     found, start, reached = [], first, 0.0
     for index, name in enumerate(gpus):
         reached += split[index] / total
-        # The tiny amount keeps 0.3 * 10 from being cut above 3.
+        # 1e-6 keeps a product such as 0.3 * 10 from being rounded above 3.
         stop = n_layer + 1 if index == len(gpus) - 1 else first - int(-(reached * count - 1e-6) // 1)
         found.append((name, range(start, max(start, stop))))
         start = max(start, stop)

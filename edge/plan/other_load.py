@@ -56,7 +56,7 @@ def free_cores(cores: int, busy: int) -> int:
 
 
 class LoadWatch:
-    """A record of the CPU load while no request is open. `cpus`: those that a load ratio of 1 means."""
+    """A record of the CPU load while no request is open. `cpus`: how many are busy at a load ratio of 1."""
 
     def __init__(self, path: Path, cpus: int) -> None:
         self._cpus = cpus

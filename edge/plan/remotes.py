@@ -1,6 +1,6 @@
 """The rpc-servers of a plan: ask each for its memory, and make its devices memory domains of the plan.
 
-The last answer of each server is kept in the state folder: a server that serves an engine answers no one else.
+The last answer of each server is kept in the state folder: a server that serves an engine answers no other client.
 """
 
 from __future__ import annotations
