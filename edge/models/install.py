@@ -96,7 +96,7 @@ class Removed(Struct, frozen=True):
 def removable(store: Store, ref: str) -> StoreEntry:
     """Return the model of our own folder that `NAME[:QUANT]` means. Raises UsageError for several, or none of ours."""
     found = store.named(ref)
-    # Through a link to a folder of another program its file would go; of a link to a file only the link goes.
+    # A file behind a linked folder is another program's and stays; of a link to a file only the link is removed.
     base = store.models_dir.resolve()
     own = [entry for entry in found if entry.writable and base in (entry.path.parent.resolve() / "x").parents]
     # A projector in the model's folder has its name, and goes with it.

@@ -209,7 +209,7 @@ def read_found(found: ModelCandidate, headers: Path | None = None) -> ModelMeta:
     if found.wrong:
         raise VerdictError(found.wrong, found.path.name)
     metas = [_header(shard, headers) for shard in found.shards]
-    # A lone file whose name merely looks like a shard's: the header knows.
+    # A lone file whose name merely looks like a shard's: the header decides.
     if found.missing and not (metas[0].split is None and len(metas) == 1):
         raise VerdictError(missing_shards(found.missing), found.path.name)
     for shard, meta in zip(found.shards, metas, strict=True):

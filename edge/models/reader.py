@@ -66,7 +66,7 @@ class GgufReader:
     """A cursor over `file`, which holds `size` bytes. Raises VerdictError for everything that exceeds them."""
 
     def __init__(self, file: BinaryIO, size: int, where: str, *, whole: str | None = None) -> None:
-        """`whole`: strings of keys that begin so are kept however long they are."""
+        """Start before the first byte. `whole`: a prefix of keys whose strings are kept at any length up to 2 MiB."""
         self._file = file
         self._whole = whole
         self._size = size
