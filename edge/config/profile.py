@@ -1,4 +1,4 @@
-"""Profiles from TOML files: a user's profile of a shipped name lies over it; `extends` goes one level deep."""
+"""Profiles from TOML files: one with the name of a shipped one is laid over it; `extends` goes one level deep."""
 
 from __future__ import annotations
 
