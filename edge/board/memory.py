@@ -115,6 +115,8 @@ def _add_gpus(tree: Tree, board: Board, totals: dict[str, int], free: dict[str, 
 DEFAULT_RESERVE = "max(1GiB, 10%)"
 _CALL = re.compile(r"\s*(max|min)\(([^()]*)\)\s*")
 _PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
+# A KV cache of some thousand tokens, compute buffers, the CUDA context.
+_ALLOWANCE_BYTES = GIB
 
 
 def reserve_bytes(formula: str, total_bytes: int) -> int:
@@ -124,6 +126,16 @@ def reserve_bytes(formula: str, total_bytes: int) -> int:
         return _term(formula, total_bytes)
     terms = [_term(part, total_bytes) for part in call[2].split(",")]
     return max(terms) if call[1] == "max" else min(terms)
+
+
+def room_bytes(total: Mapping[str, int], available: Mapping[str, int], reserve: str) -> int:
+    """Return the bytes available for weights in unified memory, else in the largest GPU, else in host memory.
+
+    `reserve` is the configured formula. An allowance stands for KV cache and buffers, which follow from a header.
+    """
+    gpus = [domain for domain in available if domain not in ("unified", "host")]
+    domain = "unified" if "unified" in available else max(gpus, key=lambda gpu: available[gpu], default="host")
+    return max(0, available[domain] - reserve_bytes(reserve, total[domain]) - _ALLOWANCE_BYTES)
 
 
 def check_reserve(formula: str) -> None:

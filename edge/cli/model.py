@@ -303,10 +303,9 @@ def _store(state_dir: Path | None) -> Store:
 
 def _room(state_dir: Path | None) -> tuple[int, QuantPreference]:
     """Return the memory that weights may take on this board now, and the quantization its profile asks for."""
-    from edge.board.memory import snapshot
+    from edge.board.memory import room_bytes, snapshot
     from edge.board.probe import probe
     from edge.config import load, resolve_profile
-    from edge.models.pick import room_bytes
     from edge.models.quant import QuantPreference
 
     folders = folders_of(state_dir)

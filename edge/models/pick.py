@@ -7,13 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from edge.board.memory import reserve_bytes
 from edge.errors import DoesNotFitError, UnavailableError, UsageError
 from edge.models.quant import QuantPreference, label_from_name, matching, public_name, select, shard_of
-from edge.units import GIB, format_bytes
+from edge.units import format_bytes
 
-# A KV cache of some thousand tokens, compute buffers, the CUDA context.
-_ALLOWANCE_BYTES = GIB
 # Names of GGUF files that are no model: projectors, importance matrices, vocabularies, adapters.
 _NOT_MODELS = ("mmproj", "imatrix", "-vocab", "lora", "adapter")
 # A drafter predicts for a much larger model: the published ones have 1 to 6 layers beside 24 to 94.
@@ -149,16 +146,6 @@ def choose(
         return QuantChoice(best, f"{best.quant}: the preferred one of this repository")
     room = f"{format_bytes(best.bytes)} of the {format_bytes(room_bytes)} available for weights"
     return QuantChoice(best, f"{best.quant}: the preferred one that fits, {room}")
-
-
-def room_bytes(total: Mapping[str, int], available: Mapping[str, int], reserve: str) -> int:
-    """Return the bytes available for weights in unified memory, else in the largest GPU, else in host memory.
-
-    `reserve` is the configured formula. An allowance stands for KV cache and buffers, which only the header tells.
-    """
-    gpus = [domain for domain in available if domain not in ("unified", "host")]
-    domain = "unified" if "unified" in available else max(gpus, key=lambda gpu: available[gpu], default="host")
-    return max(0, available[domain] - reserve_bytes(reserve, total[domain]) - _ALLOWANCE_BYTES)
 
 
 def table(found: Sequence[QuantOption]) -> str:

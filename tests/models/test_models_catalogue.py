@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from edge.board.memory import room_bytes
 from edge.errors import ConfigError, DoesNotFitError, UsageError
 from edge.models import catalogue, source
 from edge.models.catalogue import CatalogueRow, choose, find, load
-from edge.models.pick import RemoteFile, options, room_bytes
+from edge.models.pick import RemoteFile, options
 from edge.models.pull import wanted_of
 from edge.models.quant import label_from_name, public_name
 from edge.resources import data_dir, load_toml
