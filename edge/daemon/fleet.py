@@ -46,8 +46,7 @@ from edge.supervisor.process import Child
 from edge.supervisor.remedies import Remedies
 from edge.supervisor.state import KILLED, SupervisorState
 from edge.supervisor.status import Degraded, State
-from edge.supervisor.supervisor import Supervisor
-from edge.supervisor.variants import SupervisorCallbacks
+from edge.supervisor.supervisor import Supervisor, SupervisorCallbacks
 from edge.supervisor.warmup import expected_speed
 from edge.telemetry.sample import Sample
 

@@ -93,7 +93,7 @@ class Residents:
         left_s = handle.sleeps_in_s() if handle is not None else None
         return {
             "memory_bytes": held_bytes(supervisor),
-            "open_requests": supervisor.open_requests,
+            "open_requests": supervisor.traffic.open,
             "tokens_per_s": tokens_per_s,
             "idle_s": None if idle_s is None else round(idle_s, 1),
             "ttl_left_s": None if left_s is None else round(left_s, 1),

@@ -146,10 +146,10 @@ class ThermalControl:
 
 def _works(supervisor: Supervisor) -> bool:
     """Return whether an engine starts, answers, warms up, or did so moments ago."""
-    if supervisor.machine.state in STARTING_STATES | ENDING or supervisor.open_requests:
+    if supervisor.machine.state in STARTING_STATES | ENDING or supervisor.traffic.open:
         return True
     watch = supervisor.watch
-    began_s = max(supervisor.moved_s, (watch.first_token_s or 0.0) if watch else 0.0)
+    began_s = max(supervisor.traffic.moved_s, (watch.first_token_s or 0.0) if watch else 0.0)
     return time.monotonic() - began_s < SETTLED_S
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 
@@ -168,7 +168,7 @@ class Pool:
 
     def idle_s(self, supervisor: Supervisor) -> float:
         """Return the seconds since the last byte of an answer, or since READY."""
-        return time.monotonic() - max(supervisor.moved_s, self._ready_s.get(supervisor.model_id, 0.0))
+        return time.monotonic() - max(supervisor.traffic.moved_s, self._ready_s.get(supervisor.model_id, 0.0))
 
     # --- deciding ----------------------------------------------------------------------------------------------------
 
@@ -234,7 +234,8 @@ class Pool:
             else:
                 self._starting.add(name)
                 begins = [each.begin for each in self._waiters if each.handle.model_id == name and each.begin]
-                [supervisor.start, *begins][-1]()  # a reload that replaces the model follows the start of its own
+                begin = begins[-1] if begins else supervisor.start
+                begin()  # the last one: a reload that replaces the model follows the start of its own
         for waiter in self._waiters:
             if waiter.handle.model_id == name:
                 _resolve(waiter, failure)
@@ -259,27 +260,27 @@ class Pool:
         since_s = self._waking.get(supervisor.model_id)
         # A request that was let through and left before it reached the engine woke nothing.
         let_in = since_s is not None and time.monotonic() - since_s < self._policy.turn_s
-        return supervisor.asleep and not supervisor.open_requests and not let_in
+        return supervisor.asleep and not supervisor.traffic.open and not let_in
 
     def _arrivals(self) -> list[Arrival]:
-        now, first = time.monotonic(), dict[str, _Waiter]()
+        """Return one arrival for each model that requests or starts wait for, by its first waiter."""
+        now_s, found = time.monotonic(), dict[str, Arrival]()
         for waiter in self._waiters:
-            supervisor = waiter.handle.supervisor
-            if waiter.outcome.done() or supervisor is None:
+            name, supervisor = waiter.handle.model_id, waiter.handle.supervisor
+            if name in found or supervisor is None or waiter.outcome.done():
                 continue
             starts = waiter.begin is not None or supervisor.machine.state is State.SLEEPING
             if starts or self._dozes(supervisor):
-                first.setdefault(waiter.handle.model_id, waiter)
-        return [
-            Arrival(name, waiter.handle.supervisor.needs_bytes, now - waiter.since_s, self._model(name).priority)
-            for name, waiter in first.items()
-            if waiter.handle.supervisor is not None
-        ]
+                found[name] = self._arrival(supervisor, now_s - waiter.since_s)
+        return list(found.values())
+
+    def _arrival(self, supervisor: Supervisor, waited_s: float) -> Arrival:
+        name = supervisor.model_id
+        return Arrival(name, supervisor.needs_bytes, waited_s, self._model(name).priority)
 
     def _returning(self) -> list[Arrival]:
-        asleep = [name for name in self._back - self._starting if self._state(name) is State.SLEEPING]
-        found = [supervisor for name in asleep if (supervisor := self._supervisor(name)) is not None]
-        return [Arrival(each.model_id, each.needs_bytes, 0.0, self._model(each.model_id).priority) for each in found]
+        found = [self._supervisor(name) for name in self._back - self._starting]
+        return [self._arrival(each, 0.0) for each in found if each and each.machine.state is State.SLEEPING]
 
     def _state(self, name: str) -> State | None:
         return supervisor.machine.state if (supervisor := self._supervisor(name)) is not None else None
@@ -302,7 +303,7 @@ class Pool:
             kept_bytes(supervisor) if dozes else supervisor.needs_bytes,
             loading=state in _LOADING or state in AT_REST or (supervisor.asleep and not dozes),
             leaving=state in ENDING,
-            open=supervisor.open_requests,
+            open=supervisor.traffic.open,
             idle_s=self.idle_s(supervisor),
             load_s=known.load_s,
             priority=known.priority,
@@ -313,9 +314,12 @@ class Pool:
         self, snapshot: MemorySnapshot, residents: list[Resident], *second: Supervisor
     ) -> tuple[dict[str, int], dict[str, int]]:
         """Return what is free for another model now, and what would be without residents, by domain."""
-        supervisors = [each.supervisor for each in self._handles.values() if each.supervisor is not None]
-        free, whole = room(snapshot, residents, supervisors, (*self._second, *second), self._limit_bytes())
+        more = (*self._second, *second)
+        free, whole = room(snapshot, residents, self._supervisors(), more, self._limit_bytes())
         return self._claims.left(residents, free), whole
+
+    def _supervisors(self) -> list[Supervisor]:
+        return [each.supervisor for each in self._handles.values() if each.supervisor is not None]
 
     def _supervisor(self, name: str) -> Supervisor | None:
         return handle.supervisor if (handle := self._handles.get(name)) is not None else None
@@ -325,12 +329,12 @@ class Pool:
     async def _warm(self) -> None:
         """Admit each model with a `warm_at` early enough to be warm by then."""
         begun: set[tuple[str, datetime]] = set()
-        admitting: set[asyncio.Task[None]] = set()
+        admitting: set[asyncio.Task[Failure | None]] = set()
         while True:
             now, since_s = datetime.now(), time.monotonic()
             names, pause_s = warm_now(now, {name: self._model(name) for name in self._handles}, begun)
             for name in names:
-                task = asyncio.create_task(_quietly(self.admit(self._handles[name])))
+                task = asyncio.create_task(self.admit(self._handles[name]))
                 admitting.add(task)
                 task.add_done_callback(admitting.discard)
             try:
@@ -343,15 +347,13 @@ class Pool:
 
     async def _read_ahead(self, now: datetime) -> None:
         """Read the next model ahead while no request waits, none loads or ends and the board is cool. Answers go on."""
-        supervisors = [each.supervisor for each in self._handles.values() if each.supervisor is not None]
-        busy = (
-            self._waiters or self._starting or any(each.machine.state in (*_LOADING, *ENDING) for each in supervisors)
-        )
+        supervisors = self._supervisors()
+        changing = any(each.machine.state in _LOADING | ENDING for each in supervisors)
         asleep = [each for each in supervisors if each.machine.state is State.SLEEPING]
         # A cold start read past the page cache: a restart would be as cold.
         cold = [each for each in supervisors if each.machine.state is State.READY and each.plan.cold is not None]
         limited = any(handle.limited for handle in self._handles.values())
-        if busy or limited or not (asleep or cold):
+        if self._waiters or self._starting or changing or limited or not (asleep or cold):
             return
         snapshot = await in_thread(self._measured, None)
         main = next((name for name in ("unified", "host") if name in snapshot.available_bytes), None)
@@ -366,24 +368,15 @@ class Pool:
 
     def _sleeper(self, supervisor: Supervisor, now: datetime) -> Sleeper:
         name, file = supervisor.model_id, supervisor.plan.model or supervisor.model.model
-        since = self._ready_s if supervisor.machine.state is State.READY else self._slept_s
-        begin, slept = warm_from(now, self._model(name)), since.get(name)
+        begin, slept_at_s = warm_from(now, self._model(name)), self._slept_s.get(name)
+        slept_s = None if slept_at_s is None else time.monotonic() - slept_at_s
         return Sleeper(
             name,
             file.shards,
             file.bytes,
-            slept_s=0.0
-            if supervisor.machine.state is State.READY
-            else None
-            if slept is None
-            else time.monotonic() - slept,
+            slept_s=0.0 if supervisor.machine.state is State.READY else slept_s,
             warm_in_s=None if begin is None else (begin - now).total_seconds(),
         )
-
-
-async def _quietly(work: Awaitable[Failure | None]) -> None:
-    with suppress(asyncio.CancelledError):
-        await work
 
 
 def _resolve(waiter: _Waiter, failure: Failure | None) -> None:

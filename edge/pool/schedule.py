@@ -50,7 +50,7 @@ class PoolPolicy(Struct, frozen=True):
     `turn_s`: for at most this long requests of a resident are served before those of a model that needs its memory;
     then its new requests wait, so that it becomes idle. `idle_s`: a model counts as idle only after this pause, in
     which the requests that waited for its READY reach it. `back_s`: how long the memory of an ended engine may take to
-    be free again (the CUDA driver gives a dead process's memory back within a second).
+    be free again (the CUDA driver frees the memory of a dead process within a second).
     """
 
     turn_s: float = 10.0
@@ -112,7 +112,7 @@ def decide(
     if pinned and (missing := _missing(_minus(whole, pinned), first.needs)):
         names = ", ".join(each.id for each in pinned)
         return PoolDecision(refuse=first.id, because=f"it does not fit beside {names}, which is pinned: {missing}")
-    idle = [each for each in residents if _is_idle(each, policy)]
+    idle = [each for each in residents if _may_leave(each) and each.idle_s >= policy.idle_s]
     victims = cheapest(idle, _lack(free, first.needs))
     if victims is None and idle and len(idle) == len(residents) - len(pinned):
         victims = tuple(each.id for each in idle)  # not enough, and nothing else can be done for it
@@ -142,18 +142,14 @@ def _wait_for_turn(residents: Sequence[Resident], first: Arrival, policy: PoolPo
     busy = frozenset(each.id for each in residents if not each.pin and not each.leaving and not each.loading)
     if left_s <= 0:
         return PoolDecision(hold=busy, again_s=policy.idle_s, because=f"{first.id} has waited for its turn")
-    pause_s = min((policy.idle_s - each.idle_s for each in residents if _pauses(each, policy)), default=left_s)
-    return PoolDecision(again_s=max(0.001, min(left_s, pause_s)), because="the models that hold its memory are busy")
+    # Without a request since less than `idle_s`: it counts as idle soon.
+    pauses_s = [policy.idle_s - each.idle_s for each in residents if _may_leave(each) and each.idle_s < policy.idle_s]
+    again_s = max(0.001, min([left_s, *pauses_s]))
+    return PoolDecision(again_s=again_s, because="the models that hold its memory are busy")
 
 
-def _is_idle(each: Resident, policy: PoolPolicy) -> bool:
-    settled = not (each.pin or each.loading or each.leaving)
-    return settled and each.open == 0 and each.idle_s >= policy.idle_s
-
-
-def _pauses(each: Resident, policy: PoolPolicy) -> bool:
-    """Return whether it has no request and counts as idle soon."""
-    return not (each.pin or each.loading or each.leaving) and each.open == 0 and each.idle_s < policy.idle_s
+def _may_leave(each: Resident) -> bool:
+    return each.open == 0 and not (each.pin or each.loading or each.leaving)
 
 
 def _cost(victims: Sequence[Resident]) -> tuple[int, float, float, int, tuple[str, ...]]:

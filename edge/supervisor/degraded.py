@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -33,7 +33,7 @@ class EngineFacts(Struct, frozen=True):
 
 
 def differences(plan: LaunchPlan, facts: EngineFacts, props: Mapping[str, Any] | None) -> tuple[Degraded, ...]:
-    """Return the degradations. `props`: the document of /props, None where it was not to be had."""
+    """Return the degradations. `props`: the document of /props, None without an answer."""
     shown = props or {}
     found = [*_rung(plan), *_offload(plan, facts), *_devices(plan, facts), *_placed(plan, facts)]
     found += [*_kv(plan, facts, shown), *_load_mode(plan, facts), *_slots(plan, shown), *_context(plan, facts, shown)]
@@ -182,14 +182,12 @@ def before_start(
 
     `missing`: why the GPU is not used although the plan needs it; `remedied`: what remedies changed.
     """
-    return (*terms.known, *_absent(missing), *remedied)
-
-
-def _absent(missing: Failure | None) -> Iterator[Degraded]:
-    if missing is not None and missing.kind.startswith("remote_"):
-        yield Degraded("rpc", "layers on other boards", "this board alone", f"{missing.kind}: {missing.hint}")
-    elif missing is not None:
-        yield Degraded("device", "GPU", "CPU", f"{missing.kind}: {missing.hint}")
+    if missing is None:
+        return (*terms.known, *remedied)
+    what = ("device", "GPU", "CPU")
+    if missing.kind.startswith("remote_"):
+        what = ("rpc", "layers on other boards", "this board alone")
+    return (*terms.known, Degraded(*what, f"{missing.kind}: {missing.hint}"), *remedied)
 
 
 def refused(first: Degraded) -> Failure:

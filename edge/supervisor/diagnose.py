@@ -83,8 +83,8 @@ def find_cause(log: Iterable[str], patterns: Patterns) -> Signature | None:
     Line by line: a search holds Python's global lock, and the whole of a flooded log takes it 50 ms for each signature.
     """
     harmless = [signature.pattern for signature in patterns.signatures if signature.serves]
-    told = [line for line in dict.fromkeys(log) if not patterns.quotes(parse_line(line).text)]
-    lines = [line for line in told if not any(pattern.search(line) for pattern in harmless)]
+    own = [line for line in dict.fromkeys(log) if not patterns.quotes(parse_line(line).text)]
+    lines = [line for line in own if not any(pattern.search(line) for pattern in harmless)]
     for signature in patterns.signatures:
         if not signature.serves and any(signature.pattern.search(line) for line in lines):
             return signature

@@ -1,4 +1,4 @@
-"""Judge by bytes, CPU time and the engine's counters whether it makes progress; total time does not count. Pure."""
+"""Judge by bytes, CPU time and its own counters whether an engine makes progress; total time does not count. Pure."""
 
 from __future__ import annotations
 
@@ -70,11 +70,13 @@ _COUNTERS = {"id_task", "n_past", "n_decoded", "n_prompt_tokens_processed", "nex
 
 
 def stalled(quiet_s: float) -> Failure:
+    """Return the failure of an engine that makes no progress while it loads."""
     what = f"no log line, byte or CPU time for {quiet_s:.0f} s while the model loads"
     return Failure("stalled", what, "check the disk: `dmesg` and `edgellm doctor`")
 
 
 def wedged(quiet_s: float) -> Failure:
+    """Return the failure of an engine that makes no progress with an open request."""
     what = f"a request waits and nothing moved for {quiet_s:.0f} s: no byte, no CPU or GPU time, no slot that counts"
     return Failure("wedged", what, "it is restarted; if it happens again, update the engine or the driver")
 

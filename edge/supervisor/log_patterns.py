@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, convert
 
 # "0.00.285.018 I cmn  common_param: ..." (--log-prefix --log-timestamps): minutes.seconds.ms.us since the first line.
 _PREFIX = re.compile(r"(\d+)\.(\d\d)\.(\d\d\d)\.(\d\d\d) ([DIWEF]) ")
@@ -72,7 +72,7 @@ class Patterns:
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
         """The causes of failure, compiled once a log has trouble: 66 patterns take 10 ms."""
-        return tuple(_signature(row) for row in self._rows)
+        return convert(self._rows, tuple[Signature, ...], dec_hook=lambda _, text: re.compile(text))
 
     def gates(self, text: str) -> Iterator[PatternMatch]:
         """Yield matches of weights and kv_cache. The other gates depend on facts and on the plan."""
@@ -122,17 +122,3 @@ def _matches(table: Mapping[str, list[re.Pattern[str]]], text: str) -> Iterator[
                 yield PatternMatch(name, {key: value for key, value in match.groupdict().items() if value is not None})
                 # The first pattern of a name is enough: later ones are the spellings of other versions.
                 break
-
-
-def _signature(row: Mapping[str, Any]) -> Signature:
-    return Signature(
-        id=row["id"],
-        pattern=re.compile(row["pattern"]),
-        kind=row["kind"],
-        hint=row["hint"],
-        permanent=row["permanent"],
-        oom=row["oom"],
-        serves=row.get("serves", False),
-        device=row.get("device", False),
-        template=row.get("template", False),
-    )

@@ -109,7 +109,7 @@ class ModelHandle:
     def limit_admission(self, limit: AdmissionLimit, reason: str) -> None:
         """Stop the engine while `limit.drain` holds, and start it afterwards if it ran. Call on the event loop.
 
-        Fewer admitted requests are the gateway's matter. `reason`: the temperature that set the limit.
+        The gateway itself admits fewer requests. `reason`: the temperature that set the limit.
         """
         self._limit, self._heat = limit, reason
         self._stop_for_heat()
@@ -255,8 +255,10 @@ class ModelHandle:
 
         def begin() -> None:
             current = self.supervisor  # a reload may have replaced it meanwhile
-            if current is not None:
-                (current.restart if afresh else current.start)()
+            if current is not None and afresh:
+                current.restart()
+            elif current is not None:
+                current.start()
 
         if self.admission is None:
             begin()
@@ -327,10 +329,10 @@ class ModelHandle:
         return time.monotonic() - began_s
 
     def request(self, fingerprint: Fingerprint = lambda: None) -> AbstractContextManager[RequestProgress]:
-        return self.supervisor.request(fingerprint) if self.supervisor else nullcontext(_NoProgress())
+        return self.supervisor.traffic.request(fingerprint) if self.supervisor else nullcontext(_NoProgress())
 
     def kills(self, fingerprint: Fingerprint) -> bool:
-        return self.supervisor is not None and self.supervisor.kills(fingerprint)
+        return self.supervisor is not None and self.supervisor.traffic.kills(fingerprint)
 
 
 def _closed(failure: Failure | None) -> dict[str, Gate]:

@@ -1,4 +1,4 @@
-"""Find out whether the kernel killed a child for memory: cgroup counters and, where readable, the kernel log."""
+"""Detect whether the kernel killed a child for memory, by cgroup counters and, where readable, the kernel log."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class OtherAttempt(Attempt):
         return ()
 
     def on_gpu(self, now_s: float, size_bytes: int, domain: str) -> None:
-        """Take NVML's word that a process of this engine holds memory of a GPU."""
+        """Open the context gate: NVML shows memory of this engine on a GPU."""
         self.gates = self.gates.open("context", now_s, f"NVML: {format_bytes(size_bytes)} of {domain}")
 
 
@@ -168,6 +168,8 @@ def begin_attempt(
 
 class OtherWatch(Watch):
     """The observation of an engine beside llama.cpp: by its readiness path, its port and its memory."""
+
+    attempt: OtherAttempt
 
     def __init__(self, found: EngineFoundAt, *args: Any, **options: Any) -> None:
         probe = EngineClient(Path("/nonexistent"), found.port, found.engine.ready)
@@ -200,7 +202,7 @@ class OtherWatch(Watch):
             self.attempt.on_gpu(time.monotonic(), measured[domain], domain)
 
     async def _warm(self) -> None:
-        """Take the probe's answer for readiness: a request that warms another engine up is not known."""
+        """Report readiness by the probe's answer: a request that warms another engine up is not known."""
         await self._look_at_memory(None)
         self.first_token_s = time.monotonic()
         evidence = f"GET {self._found.engine.ready} is answered; no warm-up request is known"

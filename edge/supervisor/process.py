@@ -11,7 +11,6 @@ import ctypes
 import fcntl
 import os
 import signal
-import signal as signals
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -45,15 +44,15 @@ class ExitStatus(NamedTuple):
 
     def of_engine(self) -> ExitStatus:
         """Return the engine's status where a shell reports it: 128 + n is the end of its command by signal n."""
-        if self.code is None or not 128 < self.code <= 128 + signals.NSIG:
+        if self.code is None or not 128 < self.code <= 128 + signal.NSIG:
             return self
         return ExitStatus(None, self.code - 128, self.lived_s)
 
     def __str__(self) -> str:
         if self.signal is None:
             return f"exit code {self.code} after {self.lived_s:.1f} s"
-        known = self.signal in {number.value for number in signals.Signals}
-        name = signals.Signals(self.signal).name if known else str(self.signal)
+        known = self.signal in {number.value for number in signal.Signals}
+        name = signal.Signals(self.signal).name if known else str(self.signal)
         return f"signal {name} after {self.lived_s:.1f} s"
 
 
@@ -141,7 +140,7 @@ class Child:
                 os.kill(stray, number)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
-            if number == signals.SIGTERM and self._reads_commands and self._process.stdin is not None:
+            if number == signal.SIGTERM and self._reads_commands and self._process.stdin is not None:
                 # After SIGTERM such a server still joins the thread that waits for this line (server.cpp, `setup`).
                 with contextlib.suppress(OSError, ValueError):
                     self._process.stdin.write(EXIT_COMMAND)

@@ -119,10 +119,9 @@ class PromptCache(NoPrompts):
         return self._traffic.moved_s > self._saved_s
 
     async def _know(self, slots: Container[int]) -> None:
-        """Take the present tasks of these slots as none of a client's, unless a client has come.
+        """Note the present tasks of these slots as the warm-up's own, which are not saved, unless a client has come.
 
-        The prompt of a client that came before the idle warm-up has ended is saved, and once a long one of the warm-up
-        beside it.
+        A client that came before the idle warm-up ended has its prompt saved, with a long one of the warm-up beside it.
         """
         rows = await self._rows() or []
         if not self._came:

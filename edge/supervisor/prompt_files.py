@@ -33,7 +33,7 @@ def file_key(*parts: str) -> str:
 
 
 class PromptFiles:
-    """The files of one folder, of all models at most `limit_bytes`. Blocking; every fault costs only a file."""
+    """The files of one folder, those of all models at most `limit_bytes`. Blocking; a fault costs only one file."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self.folder = folder
@@ -151,7 +151,7 @@ def _tokens(path: Path) -> bytes | None:
 
 
 def _common(one: bytes, other: bytes) -> int:
-    """Return how many bytes two begin with in common."""
+    """Return the length in bytes of the common beginning."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
 

@@ -113,7 +113,7 @@ def _prompts_of(saved: SavedPrompts | None, planned: Settings, settings: Setting
 
 
 def consistent(settings: Settings, planned: Settings) -> Settings:
-    """Return settings that exclude no other, in no more memory than planned.
+    """Return settings that the engine accepts together and that take no more memory than planned.
 
     llama.cpp refuses a quantized V cache without flash attention (llama-context.cpp, "V cache quantization requires
     flash_attn"): the V cache becomes f16, and the context smaller by as much.

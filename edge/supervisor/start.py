@@ -78,9 +78,7 @@ class Attempt:
         self._let_in = False
         self._has_protocol = False
         self._beside = False  # a drafter is loaded, after the model
-        self._prefixed = (
-            False  # the engine prefixes its lines (--log-prefix): one without is text of a model or a library
-        )
+        self._prefixed = False  # it prefixes its lines (--log-prefix): one without is text of a model or a library
         if not self.wants_gpu:
             self.gates = self.gates.open("driver", spawned_at_s, "no GPU wanted")
         elif driver is not None:
@@ -193,9 +191,6 @@ class Attempt:
         self.gates = self.gates.open_up_to("kv_cache", now_s, "the engine reports ready (no log line shows it)")
         self.progress = 1.0
         return seen
-
-    def on_gpu(self, now_s: float, size_bytes: int, domain: str) -> None:
-        """Take NVML's size of the process, which the log of llama.cpp states in more detail."""
 
     def let_in(self) -> None:
         """Take the engine's first request: from now on its lines open nothing and explain no start."""
@@ -359,7 +354,7 @@ class Attempt:
         return [_missing(self._first_cause() or signature)] if signature.serves else []
 
     def _first_cause(self) -> Signature | None:
-        """Return the driver's own complaint, which is more precise than "no device" (B-15: a closed device node)."""
+        """Return the driver's own complaint, which is more precise than "no device", e.g. a closed device node."""
         found = find_cause(self.log.causes, self._patterns)
         return found if found is not None and (found.device or found.kind == "device_permission") else None
 

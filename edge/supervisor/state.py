@@ -1,7 +1,7 @@
 """The lifecycle of one model's engine as a pure function: machine and event to the next machine and its effects.
 
-One task owns a Machine (supervisor.py); everything else posts events. ARCHITECTURE.md draws it, and a test compares
-the two.
+One task owns a SupervisorState (supervisor.py); everything else posts events. ARCHITECTURE.md draws it, and a test
+compares the two.
 """
 
 from __future__ import annotations

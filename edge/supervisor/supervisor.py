@@ -6,12 +6,13 @@ import asyncio
 import itertools
 import signal
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from edge.errors import EdgeError
@@ -37,20 +38,35 @@ from edge.supervisor.events import (
     WarmUp,
 )
 from edge.supervisor.log_patterns import Patterns
-from edge.supervisor.memory_wait import MemoryWait
+from edge.supervisor.memory_wait import GpuHolders, MemoryWait
 from edge.supervisor.other_engine import NO_PATTERNS, EngineFoundAt, begin_attempt, begin_watch, place
 from edge.supervisor.policy import EngineFault, SupervisorOptions
 from edge.supervisor.process import Child, spawn
+from edge.supervisor.remedies import Remedies
 from edge.supervisor.state import ENDING, AfterExit, Applied, SupervisorState, died, step
 from edge.supervisor.status import Failure, ModelStatus, State
-from edge.supervisor.traffic import Fingerprint, Traffic
-from edge.supervisor.upstream import Endpoint, RequestProgress
-from edge.supervisor.variants import PlanVariants, SupervisorCallbacks, model_info
+from edge.supervisor.traffic import Traffic
+from edge.supervisor.upstream import Endpoint
+from edge.supervisor.variants import PlanVariants, model_info
 from edge.supervisor.watch import Watch
 
 SETTLED = (State.READY, State.FAILED, State.STOPPED)
 # Counts the children of this process: a pooled connection to one child must never be used for another.
 _generations = itertools.count(1)
+
+
+class SupervisorCallbacks(Struct, frozen=True):
+    """Callbacks of a supervisor. All but `cpu` and `driver` run on the event loop and must not block."""
+
+    on_change: Callable[[Supervisor, SupervisorState, SupervisorState], None] = lambda *_: None  # before, after
+    on_line: Callable[[str], None] = lambda _: None  # each log line of the engine
+    on_speed: Callable[[Supervisor, float], None] = lambda *_: None  # tokens/s, measured while idle
+    remedies: Remedies | None = None  # changes of the plan that may cure a failed start
+    cpu: Callable[[], LaunchPlan] | None = None  # plan for the CPU when the GPU stays absent, in a thread; None: refuse
+    gpu_holders: GpuHolders = lambda: ()  # processes with memory of a GPU
+    gpu_load: Callable[[], float | None] = lambda: None  # 0…1, of the busiest GPU; None unknown
+    memory_back: Callable[[Supervisor], None] = lambda each: each.memory_back()  # memory that it waited for is free
+    driver: Callable[[], str | None] = lambda: None  # evidence that the GPU's device nodes open, or None
 
 
 class Supervisor:
@@ -241,21 +257,6 @@ class Supervisor:
         if self._expected_ready_s is None or self.started_at_s is None:
             return self._expected_ready_s
         return max(0.0, self._expected_ready_s - (time.monotonic() - self.started_at_s))
-
-    def request(self, fingerprint: Fingerprint = lambda: None) -> AbstractContextManager[RequestProgress]:
-        return self.traffic.request(fingerprint)
-
-    def kills(self, fingerprint: Fingerprint) -> bool:
-        return self.traffic.kills(fingerprint)
-
-    @property
-    def open_requests(self) -> int:
-        return self.traffic.open
-
-    @property
-    def moved_s(self) -> float:
-        """When the last byte of an answer came, monotonic; 0 before the first request."""
-        return self.traffic.moved_s
 
     # --- the task ----------------------------------------------------------------------------------------------------
 

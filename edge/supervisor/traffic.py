@@ -80,7 +80,7 @@ class Traffic:
     def engine_died(self) -> None:
         """Count a death against the requests that were in flight, and refuse those that were there twice.
 
-        A request of the warm-up is blamed at its first: without, an engine would die at each start.
+        A request of the warm-up is refused after one death: it is sent at each start, and would end each of them.
         """
         now = self._clock()
         if self.unanswered is not None and (self.unanswered_s is None or now - self.unanswered_s < BLAMED_S):

@@ -7,9 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from edge.errors import BugError, EdgeError, TimedOutError
@@ -17,32 +16,12 @@ from edge.linux.procfs import resident_ratio
 from edge.linux.slow_reads import ReadHangs, answer_of
 from edge.linux.timeouts import DeadlineExceeded, in_thread
 from edge.plan.plan import LaunchPlan, ModelPlan, Reason
-from edge.supervisor.memory_wait import GpuHolders
 from edge.supervisor.remedies import Remedies
-from edge.supervisor.state import SupervisorState
 from edge.supervisor.status import Degraded
-
-if TYPE_CHECKING:
-    from edge.supervisor.supervisor import Supervisor
-
 
 # Planning asks NVML (5 s each call), rpc-servers and an engine for its flags: most of a minute if all of them are slow.
 CPU_PLAN_S = 60.0
 CACHE_LOOK_S = 1.0  # the event loop waits meanwhile: the disk of the model may hang
-
-
-class SupervisorCallbacks(Struct, frozen=True):
-    """Callbacks of a supervisor. All but `cpu` and `driver` run on the event loop and must not block."""
-
-    on_change: Callable[[Supervisor, SupervisorState, SupervisorState], None] = lambda *_: None  # before, after
-    on_line: Callable[[str], None] = lambda _: None  # each log line of the engine
-    on_speed: Callable[[Supervisor, float], None] = lambda *_: None  # tokens/s, measured while idle
-    remedies: Remedies | None = None  # changes of the plan that may cure a failed start
-    cpu: Callable[[], LaunchPlan] | None = None  # plan for the CPU when the GPU stays absent, in a thread; None: refuse
-    gpu_holders: GpuHolders = lambda: ()  # processes with memory of a GPU
-    gpu_load: Callable[[], float | None] = lambda: None  # 0…1, of the busiest GPU; None unknown
-    memory_back: Callable[[Supervisor], None] = lambda each: each.memory_back()  # memory that it waited for is free
-    driver: Callable[[], str | None] = lambda: None  # evidence that the GPU's device nodes open, or None
 
 
 class PlanVariants:
@@ -51,12 +30,7 @@ class PlanVariants:
     `cpu_rung` is None where the CPU is no fallback. For layers on other boards it is the plan for this board alone.
     """
 
-    def __init__(
-        self,
-        model: ModelPlan,
-        remedies: Remedies | None,
-        cpu: Callable[[], LaunchPlan] | None,
-    ) -> None:
+    def __init__(self, model: ModelPlan, remedies: Remedies | None, cpu: Callable[[], LaunchPlan] | None) -> None:
         self.count = len(model.ladder.plans)
         self.cpu_rung = _cpu_rung(model, cpu is not None)
         self._model = model
@@ -93,7 +67,7 @@ class PlanVariants:
         look = partial(resident_ratio, Path((plan.model or self._model.model).path))
         try:
             return plan.argv_at(answer_of(look, CACHE_LOOK_S, CACHE_LOOK_S))
-        except ReadHangs:  # the engine finds out
+        except ReadHangs:  # the engine meets the same disk, and its start is watched
             return plan.argv
 
     def abandon(self) -> None:

@@ -194,18 +194,18 @@ class Watch:
         self._handle(self.attempt.stdout(raw, time.monotonic()))
 
     async def _reap(self) -> None:
-        errors, error_lines = await read_lines(self.child.stderr, self._stderr)
-        outputs, output_lines = await read_lines(self.child.stdout, self._stdout)
-        self._pipes = (error_lines, output_lines)
+        sources = ((self.child.stderr, self._stderr), (self.child.stdout, self._stdout))
+        read = [await read_lines(pipe, on_line) for pipe, on_line in sources]
+        self._pipes = tuple(lines for _, lines in read)
         try:
             await gone(self.child.pid)
             for pipe in self._pipes:
                 pipe.hurry()
             with suppress(DeadlineExceeded):
-                await within(asyncio.gather(error_lines.ended.wait(), output_lines.ended.wait()), PIPES_END_S)
+                await within(asyncio.gather(*(pipe.ended.wait() for pipe in self._pipes)), PIPES_END_S)
         finally:
-            errors.close()
-            outputs.close()
+            for transport, _ in read:
+                transport.close()
         status = await reaped(self.child)
         # What a script started goes with it; after our SIGTERM it gets the time of a graceful end.
         grace_s = self._terms.policy.term_s if self.signalled and status.signal != signal.SIGKILL else 0.0
@@ -280,7 +280,10 @@ class Watch:
                 return
             failure = Failure("warm_up_failed", f"the connection broke: {lost}", "see `edgellm logs --engine`")
         if failure is not None:
-            self._post(StartRefused(failure)) if self.warming.refused else self._hang(failure)
+            if self.warming.refused:
+                self._post(StartRefused(failure))
+            else:
+                self._hang(failure)
             return
         self.first_token_s = time.monotonic()
         await self._ask_gpu_bytes()
@@ -341,8 +344,8 @@ class Watch:
                 if self._disconnected():
                     return
                 self._memory_back()  # a rung that was lost comes back while no request is open
-            limit_s = self._traffic.idle_limit_s(self._terms.ttl_s)
-            if idle and limit_s is not None and self._idle_s(now) >= limit_s:
+            idle_limit_s = self._traffic.idle_limit_s(self._terms.ttl_s)
+            if idle and idle_limit_s is not None and self._idle_s(now) >= idle_limit_s:
                 self._post(Sleep())
             limit_s = self._wedge_s if serving else self._terms.policy.stall_s
             if serving and quiet_s >= limit_s / 2:  # ask before it is judged: the answer counts at the next look
@@ -372,11 +375,7 @@ class Watch:
             if await in_thread(partial(reachable, endpoint), None):
                 continue
             lost = remote_lost(f"{endpoint} takes no connection\n{failure.evidence}")
-            if serving:
-                self._hang(lost)
-            else:
-                self._hung = lost.kind
-                self._post(DeviceMissing(lost))
+            self._hang(lost, loading=not serving)
             return True
         if self.attempt.plan.settings.rpc and self._patience == 1:
             self._patience = REMOTE_PATIENCE
@@ -384,9 +383,10 @@ class Watch:
         self._hang(failure)
         return True
 
-    def _hang(self, failure: Failure) -> None:
+    def _hang(self, failure: Failure, *, loading: bool = False) -> None:
+        """Post why the engine has to be ended. `loading`: a planned device is missing, which another plan can mend."""
         self._hung = failure.kind
-        self._post(Hung(failure))
+        self._post(DeviceMissing(failure) if loading else Hung(failure))
 
     def _idle_s(self, now: float) -> float:
         return now - max(self._traffic.moved_s, self.first_token_s or now)

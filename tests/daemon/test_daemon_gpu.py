@@ -21,7 +21,7 @@ from edge.errors import DeviceMissingError
 from edge.paths import Folders, folders
 from edge.plan.prepare import HostView, Prepared, prepare
 from edge.supervisor.status import State
-from edge.supervisor.variants import SupervisorCallbacks
+from edge.supervisor.supervisor import SupervisorCallbacks
 from tests.board.test_board_nvml import library as library
 from tests.daemon.served import install
 from tests.fakes.llama_switches import argv, write_fake

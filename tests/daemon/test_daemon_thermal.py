@@ -29,7 +29,8 @@ from edge.telemetry.telemetry import Telemetry
 def engine(state: State, *, open_requests: int = 0, moved_s: float = 0.0, first_token_s: float | None = None) -> Any:
     watch = SimpleNamespace(first_token_s=first_token_s)
     machine = SimpleNamespace(state=state)
-    return SimpleNamespace(machine=machine, open_requests=open_requests, moved_s=moved_s, watch=watch)
+    traffic = SimpleNamespace(open=open_requests, moved_s=moved_s)
+    return SimpleNamespace(machine=machine, traffic=traffic, watch=watch)
 
 
 @pytest.fixture(autouse=True)

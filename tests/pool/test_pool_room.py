@@ -124,7 +124,7 @@ async def test_new_requests_of_a_busy_model_wait_once_another_has_waited_for_its
     for handle in handles.values():
         handle.admission = pool
     deciding = asyncio.create_task(pool.run())
-    with busy.request():
+    with busy.traffic.request():
         assert not handles["busy"].held
         turn = asyncio.create_task(pool.admit(handles["other"]))
         await until(lambda: handles["busy"].held)
@@ -155,11 +155,11 @@ async def test_an_engine_that_sleeps_by_itself_is_asked_for_room_before_a_reques
     assert dozing.posted == [] and not handle.held, "the request wakes it"
     pool._waking["dozing"] -= 60.0  # its client left before the request was sent
     assert handle.held
-    with dozing.request():
+    with dozing.traffic.request():
         assert not handle.held
     (resident,) = pool._residents()
     assert (resident.loading, resident.needs) == (False, {})
-    with dozing.request():
+    with dozing.traffic.request():
         (resident,) = pool._residents()
     assert (resident.loading, resident.needs) == (True, {"host": NEED})
 
@@ -271,7 +271,7 @@ async def test_the_next_model_is_read_ahead_only_while_nothing_else_needs_disk_o
         handles["resident"].limit_admission(AdmissionLimit(fraction=0.5), "80 °C")
     waiting = asyncio.create_task(pool.admit(handles["sleeper"])) if what == "a request waits" else None
     await asyncio.sleep(0)
-    with resident.request() if what == "a request is open" else nullcontext():
+    with resident.traffic.request() if what == "a request is open" else nullcontext():
         await pool._read_ahead(datetime.now())
     if waiting is not None:
         waiting.cancel()

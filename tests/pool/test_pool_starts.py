@@ -213,7 +213,7 @@ async def test_a_second_engine_beside_the_old_one_is_counted_while_it_loads(shor
     """A blue/green reload and a first request for another model must not be given the same memory."""
     board = Board(short_dir, 1, chat=State.READY, other=State.SLEEPING)
     new = Posted("chat", READ, "host", State.STOPPED, short_dir / "new")
-    with board.supervisors["chat"].request():
+    with board.supervisors["chat"].traffic.request():
         async with board.pool.beside(new) as fits:
             assert fits
             asking = asyncio.create_task(board.pool.admit(board.handles["other"]))

@@ -26,8 +26,7 @@ from edge.supervisor.policy import Policy, SupervisorOptions
 from edge.supervisor.remedies import Remedies
 from edge.supervisor.state import SupervisorState
 from edge.supervisor.status import State
-from edge.supervisor.supervisor import Supervisor
-from edge.supervisor.variants import SupervisorCallbacks
+from edge.supervisor.supervisor import Supervisor, SupervisorCallbacks
 from edge.units import MIB
 from tests import leftovers
 from tests.fakes import llama_switches
@@ -167,7 +166,7 @@ class Rig:
     async def complete(self, **body: Any) -> tuple[int, bytes]:
         """Send one completion through the child's socket, counted as the gateway counts it."""
         connector = aiohttp.UnixConnector(path=str(self.socket_path))
-        with self.supervisor.request():
+        with self.supervisor.traffic.request():
             async with (
                 aiohttp.ClientSession(connector=connector) as session,
                 session.post("http://engine/completion", json={"n_predict": 1, **body}) as response,

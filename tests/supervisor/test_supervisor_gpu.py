@@ -14,7 +14,7 @@ from edge.supervisor import variants, watch
 from edge.supervisor.events import DeviceBack
 from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.status import State
-from edge.supervisor.variants import SupervisorCallbacks
+from edge.supervisor.supervisor import SupervisorCallbacks
 from tests.fakes.llama_switches import Death, argv
 from tests.supervisor.rig import FAST, PATIENCE_S, gpu_settings, launch_plan, model_plan, rigged, settings
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from edge.supervisor.policy import ExpectedSpeed, SupervisorOptions
-from edge.supervisor.variants import SupervisorCallbacks
+from edge.supervisor.supervisor import SupervisorCallbacks
 from tests.supervisor.rig import FAST, Rig, rigged, settings
 
 IDLE = replace(FAST, idle_before_s=0.05, second_look_s=0.1)
@@ -50,7 +50,7 @@ async def test_a_request_ends_it_at_once(short_dir: Path) -> None:
     """The engine hangs on the second completion: the idle set's. A client that comes meanwhile does not wait for it."""
     async with rigged(short_dir, terms=SupervisorOptions(policy=IDLE), wedge_after=1) as rig:
         await rig.until(lambda: len(rig.requests()) == 2)
-        with rig.supervisor.request():
+        with rig.supervisor.traffic.request():
             watch = rig.supervisor.watch
             assert watch is not None
             await rig.until(lambda: not watch.warming.busy)
@@ -71,7 +71,7 @@ async def test_it_ends_after_its_time(short_dir: Path) -> None:
 async def test_it_does_not_begin_while_somebody_asks(short_dir: Path) -> None:
     async with rigged(short_dir, terms=SupervisorOptions(policy=replace(IDLE, idle_before_s=0.5))) as rig:
         await rig.ready()
-        with rig.supervisor.request():
+        with rig.supervisor.traffic.request():
             await asyncio.sleep(0.8)
         await asyncio.sleep(0.2)
         assert len(rig.requests()) == 1

@@ -13,7 +13,7 @@ from edge.supervisor import warmup_run
 from edge.supervisor.liveness import BUSY_LIMITS, busy_excuses, slots_work
 from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.status import State
-from edge.supervisor.variants import SupervisorCallbacks
+from edge.supervisor.supervisor import SupervisorCallbacks
 from tests.supervisor.rig import FAST, rigged
 from tests.supervisor.test_supervisor_session import script
 

@@ -17,7 +17,7 @@ from edge.supervisor import memory_wait
 from edge.supervisor.memory_wait import HOLDER_BYTES, MemoryHolder, MemoryWait, find_holders
 from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.status import State
-from edge.supervisor.variants import SupervisorCallbacks
+from edge.supervisor.supervisor import SupervisorCallbacks
 from edge.units import GIB
 from tests.fakes.llama_switches import Death
 from tests.fakes.waiting import until

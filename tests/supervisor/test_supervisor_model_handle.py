@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import time
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import cast
 
@@ -17,9 +16,10 @@ from edge.supervisor.model_handle import HOT_RETRY_S, ModelHandle
 from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.state import AfterExit, SupervisorState
 from edge.supervisor.status import Failure, Gate, ModelStatus, State
-from edge.supervisor.supervisor import Supervisor
-from edge.supervisor.upstream import Endpoint, RequestProgress
-from edge.supervisor.variants import SupervisorCallbacks, model_info, template_file
+from edge.supervisor.supervisor import Supervisor, SupervisorCallbacks
+from edge.supervisor.traffic import Traffic
+from edge.supervisor.upstream import Endpoint
+from edge.supervisor.variants import model_info, template_file
 from edge.telemetry.governor import AdmissionLimit
 from edge.units import MIB
 from tests.supervisor.rig import FAST, FILE, PATIENCE_S, PATTERNS, Rig, model_plan, rigged, settings
@@ -38,6 +38,7 @@ class Model:
         self.state, self.slots = state, slots
         self.started_at_s: float | None = None
         self.calls: list[str] = []
+        self.traffic = Traffic()
         self.changed = asyncio.Event()
 
     def become(self, state: State) -> None:
@@ -59,13 +60,6 @@ class Model:
 
     def expected_ready_in_s(self) -> float | None:
         return 7.0
-
-    def request(self, fingerprint: object = None) -> AbstractContextManager[RequestProgress]:
-        return nullcontext(self)  # type: ignore[arg-type]
-
-    def moved(self) -> None: ...
-
-    def answered(self, generation: int) -> None: ...
 
     def start(self) -> None:
         self.calls.append("start")
@@ -104,6 +98,7 @@ async def test_open_it_is_the_model_itself() -> None:
     assert seen.expected_ready_in_s() == 7.0
     with seen.request() as progress:
         progress.moved()
+        assert model.traffic.open == 1
 
 
 async def test_elapsed_is_of_the_start_that_is_under_way() -> None:
@@ -330,7 +325,7 @@ async def test_who_makes_place_for_another_is_not_started_again(tmp_path: Path) 
             rig.supervisor.model, tmp_path / "n.sock", PATTERNS, SupervisorOptions(policy=FAST, preload=False)
         )
         owner = asyncio.create_task(new.run())
-        with rig.supervisor.request():  # it drains for as long as this is open
+        with rig.supervisor.traffic.request():  # it drains for as long as this is open
             turning = asyncio.create_task(while_asleep(handle, rig.supervisor, new))
             await rig.settle(State.DRAINING)
             rig.supervisor.restart()

@@ -16,7 +16,7 @@ from edge.linux.procfs import read_usage
 from edge.supervisor import watch
 from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.status import State
-from edge.supervisor.variants import SupervisorCallbacks
+from edge.supervisor.supervisor import SupervisorCallbacks
 from tests.fakes.llama_switches import Death
 from tests.supervisor.rig import FAST, rigged, settings
 
@@ -98,7 +98,7 @@ async def test_the_answer_of_a_request_that_waited_makes_it_ready(short_dir: Pat
         assert (await held).state is State.WARMING
         endpoint = model.endpoint(first=True)
         assert endpoint is not None and endpoint.first and model.endpoint() is None and not plain.done()
-        with model.request() as progress:
+        with model.traffic.request() as progress:
             progress.answered(endpoint.generation - 1)  # an earlier engine's says nothing of this one
             assert model.watch is not None and not model.watch.answered.is_set()
             progress.answered(endpoint.generation)
@@ -200,7 +200,7 @@ async def test_an_idle_engine_is_not_wedged_and_a_busy_one_neither(short_dir: Pa
     async with rigged(short_dir, terms=hasty) as rig:
         await rig.ready()
         await asyncio.sleep(1.8)  # no request is open: no progress is expected
-        with rig.supervisor.request() as progress:  # tokens come, slowly
+        with rig.supervisor.traffic.request() as progress:  # tokens come, slowly
             for _ in range(18):
                 await asyncio.sleep(0.1)
                 progress.moved()
@@ -280,7 +280,7 @@ async def test_a_request_that_comes_while_prompts_are_saved_is_not_cut_off(
         seen.warming.busy = False
         rig.supervisor.sleep()
         await asyncio.wait_for(saving.wait(), 30)
-        with rig.supervisor.request():
+        with rig.supervisor.traffic.request():
             go_on.set()
             await rig.until(lambda: not seen.warming.ended)
             assert rig.supervisor.machine.state is State.DRAINING and rig.supervisor.machine.alive
@@ -366,7 +366,7 @@ async def test_stop_while_it_loads_and_143_is_no_crash(short_dir: Path) -> None:
 async def test_stop_waits_for_an_open_request_and_starts_no_new_one(short_dir: Path) -> None:
     async with rigged(short_dir) as rig:
         await rig.ready()
-        with rig.supervisor.request():
+        with rig.supervisor.traffic.request():
             rig.supervisor.stop()
             await rig.settle(State.DRAINING)
             assert rig.supervisor.endpoint() is None
@@ -419,7 +419,7 @@ async def test_strict_refuses_to_serve_what_is_degraded(short_dir: Path) -> None
 async def test_it_sleeps_after_its_idle_time_and_not_before(short_dir: Path) -> None:
     async with rigged(short_dir, terms=SupervisorOptions(policy=FAST, ttl_s=0.5)) as rig:
         await rig.ready()
-        with rig.supervisor.request():
+        with rig.supervisor.traffic.request():
             await asyncio.sleep(1.0)
             assert rig.states[-1] == "READY", "a request is open"
         await rig.settle(State.SLEEPING)
@@ -433,7 +433,7 @@ async def test_a_client_may_keep_it_awake_and_let_it_sleep(short_dir: Path) -> N
         rig.supervisor.traffic.keep_alive_s = -1
         await asyncio.sleep(1.0)  # three times ttl_s
         assert rig.states[-1] == "READY"
-        with rig.supervisor.request():
+        with rig.supervisor.traffic.request():
             rig.supervisor.traffic.keep_alive_s = 0
             await asyncio.sleep(0.3)
             assert rig.states[-1] == "READY", "a request is open"

@@ -17,7 +17,7 @@ from edge.models.store import Store
 from edge.plan.argv import render
 from edge.plan.plan import Ladder, LaunchPlan, ModelPlan, Settings
 from edge.supervisor.status import State
-from edge.supervisor.variants import SupervisorCallbacks
+from edge.supervisor.supervisor import SupervisorCallbacks
 from tests.supervisor.rig import ENV, gpu_settings, launch_plan, rigged, settings
 
 CROSS = Path.home() / ".cache/edgellm-cross/cuda/llama-server.sh"

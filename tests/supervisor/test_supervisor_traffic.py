@@ -135,11 +135,11 @@ async def test_a_request_that_kills_engines_costs_no_rung_and_is_refused(short_d
     async with rigged(short_dir, rungs=3, poison="fatal grammar") as rig:
         await rig.ready()
         for number in (2, 3):
-            with pytest.raises((aiohttp.ClientError, OSError)), rig.supervisor.request(same):
+            with pytest.raises((aiohttp.ClientError, OSError)), rig.supervisor.traffic.request(same):
                 await rig.complete(grammar="fatal grammar")
             await rig.until(lambda number=number: len(rig.pids) == number)  # type: ignore[misc]
             await rig.ready()
-        assert rig.supervisor.kills(same)
+        assert rig.supervisor.traffic.kills(same)
         assert rig.supervisor.machine.rung == 0 and rig.supervisor.status().state is State.READY
         assert set(rig.kinds) == {"signal_segv"}
 
@@ -152,31 +152,31 @@ async def test_the_first_request_of_an_engine_is_blamed_and_what_waits_for_the_n
     async with rigged(short_dir, poison="fatal grammar") as rig:
         await rig.until(lambda: rig.supervisor.machine.alive)
         assert (await rig.supervisor.ensure_ready(first=True)).state is State.WARMING
-        with pytest.raises((aiohttp.ClientError, OSError)), rig.supervisor.request(same):
+        with pytest.raises((aiohttp.ClientError, OSError)), rig.supervisor.traffic.request(same):
             await rig.complete(grammar="fatal grammar")
         await rig.until(lambda: len(rig.pids) == 2)
         await rig.ready()
         rig.change(first_starts=9, first={"death": {"at": "line", "lines": [], "code": 1}})
-        with rig.supervisor.request(lambda: "waits"):
+        with rig.supervisor.traffic.request(lambda: "waits"):
             os.kill(rig.pids[-1], signal.SIGKILL)
             await rig.until(lambda: len(rig.pids) >= 5)
             rig.change(first_starts=0)
             await rig.ready()
-        assert not rig.supervisor.kills(lambda: "waits") and not rig.supervisor.kills(same)
-        with pytest.raises((aiohttp.ClientError, OSError)), rig.supervisor.request(same):
+        assert not rig.supervisor.traffic.kills(lambda: "waits") and not rig.supervisor.traffic.kills(same)
+        with pytest.raises((aiohttp.ClientError, OSError)), rig.supervisor.traffic.request(same):
             await rig.complete(grammar="fatal grammar")
-        await rig.until(lambda: rig.supervisor.kills(same))
+        await rig.until(lambda: rig.supervisor.traffic.kills(same))
 
 
 async def test_an_engine_that_another_process_kills_blames_no_request(short_dir: Path) -> None:
     async with rigged(short_dir) as rig:
         await rig.ready()
         for number in (2, 3, 4):
-            with rig.supervisor.request(same):
+            with rig.supervisor.traffic.request(same):
                 os.kill(rig.pids[-1], signal.SIGKILL)
                 await rig.until(lambda number=number: len(rig.pids) == number)  # type: ignore[misc]
             await rig.ready()
-        assert rig.kinds == ["killed"] and not rig.supervisor.kills(same)
+        assert rig.kinds == ["killed"] and not rig.supervisor.traffic.kills(same)
 
 
 async def test_a_warm_up_request_that_killed_the_engine_is_not_sent_again() -> None:
