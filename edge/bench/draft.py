@@ -62,7 +62,7 @@ class DraftBench(EngineBench):
     def measure(self, ways: Sequence[str], *, repeat: int, tokens: int) -> list[DraftRow]:
         """Measure the ways in turns, so that other load falls on all of them.
 
-        A way that cannot be planned, or that the engine does not start or draft with, keeps the reason as its note.
+        A way that cannot be planned, started or drafted with has the reason as its note.
         """
         rows = [DraftRow(way) for way in ways]
         for row in rows:
@@ -100,7 +100,7 @@ class DraftBench(EngineBench):
 
 @contextmanager
 def _drained(child: Child) -> Iterator[None]:
-    """Read the engine's log meanwhile: a full pipe would stop it."""
+    """Read the engine's log while the context lasts: a full pipe would stop it."""
     ended = threading.Event()
     pipes = [child.stdout.fileno(), child.stderr.fileno()]
 
@@ -137,7 +137,7 @@ def _answer(path: Path, prompt: str, tokens: int) -> dict[str, Any]:
 def winner(rows: Sequence[DraftRow]) -> DraftRow | None:
     """Return the fastest way; `off` unless another is 5 % ahead of it, and in no round behind.
 
-    One of which the model accepted no token can only be ahead by chance. None where `off` was not measured.
+    A way without accepted tokens can only be ahead by chance. None where `off` was not measured.
     """
     measured = {row.way: row for row in rows if row.tokens_s is not None and row.note is None}
     without = measured.get("off")

@@ -91,8 +91,9 @@ class LoadBench(EngineBench):
     def _start(self, mode: str, *, cold: bool) -> float:
         _, model, launch = self.plans[mode]
         file = launch.model or model.model
+        prepare = drop_pages if cold else read_through
         for path in file.shards:
-            drop_pages(Path(path)) if cold else read_through(Path(path))
+            prepare(Path(path))
         host = launch.budget.get("unified") or launch.budget.get("host")
         with running(replace(launch, argv=launch.argv_at(0.0 if cold else 1.0)), self._socket_path) as child:
             ahead = mode.endswith(PREFETCH) and cold
