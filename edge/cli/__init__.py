@@ -106,7 +106,7 @@ def _flush(code: int) -> int:
 
 
 def _explained(error: OSError) -> tuple[Exception, str | None]:
-    """Return what could not be read or written, whose it is, and the next step."""
+    """Return an error that names the file, its owner and the reason, and the next step."""
     import errno
     from pathlib import Path
 
@@ -125,7 +125,7 @@ def _explained(error: OSError) -> tuple[Exception, str | None]:
 
 
 def _located(error: Exception) -> tuple[Exception, str]:
-    """Return an error that no command expects as one sentence with its place in the source, and the next step."""
+    """Describe an unexpected exception in one sentence, with its place in the source and the next step."""
     import traceback
     from pathlib import Path
 

@@ -130,6 +130,50 @@ def sleep(
     print_result(as_json, _document(bench, {"row": row, "winner": choice}, applied=kept), lines)
 
 
+def serve(
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="write one page with plots")] = None,
+    clients: Clients = None,
+    seconds: Seconds = 10.0,
+    prompt_tokens: PromptTokens = 200,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", metavar="N", min=1, help="tokens of each answer")] = 64,
+    model: ModelId = None,
+    as_json: Json = False,
+    state_dir: StateDir = None,
+) -> None:
+    """Measure the running edgellm: first token, tokens/s at 1 … slots clients, energy, drift."""
+    from edge.bench.serve import ServeBench, document, llama_bench, llama_bench_command, page
+    from edge.cli.client import Client, find
+
+    client = Client(find(os.environ, state_dir))
+    status = client.status()
+    name = model or next(iter(status["models"]), "")
+    url = next((each for each in status["urls"] if each.startswith("http")), None)
+    if name not in status["models"] or url is None:
+        raise UnavailableError(f"no model {name} is served over HTTP", "see `edgellm status`")
+    slots = int(status["models"][name].get("slots") or 1)
+    # Beyond the slots requests queue: more clients measure the queue.
+    levels = [int(each) for each in clients.split(",")] if clients else sorted({1, *range(2, slots + 1)})
+    key = os.environ.get("EDGELLM_API_KEY")
+    bench = ServeBench(url, name, key, lambda: _watts(client), prompt_tokens=prompt_tokens, max_tokens=max_tokens)
+
+    async def measured() -> list[LoadLevel]:
+        return [await bench.level(count, seconds) for count in levels]
+
+    about = {"engine": status["engine"], "version": status["version"], "max_tokens": max_tokens}
+    results = document(name, about, asyncio.run(measured()))
+    cmdline = _cmdline(status["models"][name].get("pid"))
+    command = llama_bench_command(cmdline, prompt_tokens=prompt_tokens, max_tokens=max_tokens)
+    results["llama_bench"] = llama_bench(command) if command else None
+    if html is not None:
+        html.write_text(page(results), encoding="utf-8")
+    if as_json:
+        typer.echo(json.dumps(results))
+        return
+    print_lines(_serve_lines(results))
+    if html is not None:
+        typer.echo(f"wrote {html}")
+
+
 def _words(listed: str) -> list[str]:
     return [word.strip() for word in listed.split(",") if word.strip()]
 
@@ -179,50 +223,6 @@ def _document(bench: EngineBench, found: dict[str, Any], *, applied: bool) -> di
     from msgspec import to_builtins
 
     return {"schema": 1, "model": bench.model_id, **to_builtins(found), "applied": applied}
-
-
-def serve(
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="write one page with plots")] = None,
-    clients: Clients = None,
-    seconds: Seconds = 10.0,
-    prompt_tokens: PromptTokens = 200,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", metavar="N", min=1, help="tokens of each answer")] = 64,
-    model: ModelId = None,
-    as_json: Json = False,
-    state_dir: StateDir = None,
-) -> None:
-    """Measure the running edgellm: first token, tokens/s at 1 … slots clients, energy, drift."""
-    from edge.bench.serve import ServeBench, document, llama_bench, llama_bench_command, page
-    from edge.cli.client import Client, find
-
-    client = Client(find(os.environ, state_dir))
-    status = client.status()
-    name = model or next(iter(status["models"]), "")
-    url = next((each for each in status["urls"] if each.startswith("http")), None)
-    if name not in status["models"] or url is None:
-        raise UnavailableError(f"no model {name} is served over HTTP", "see `edgellm status`")
-    slots = int(status["models"][name].get("slots") or 1)
-    # Beyond the slots requests queue: more clients measure the queue.
-    levels = [int(each) for each in clients.split(",")] if clients else sorted({1, *range(2, slots + 1)})
-    key = os.environ.get("EDGELLM_API_KEY")
-    bench = ServeBench(url, name, key, lambda: _watts(client), prompt_tokens=prompt_tokens, max_tokens=max_tokens)
-
-    async def measured() -> list[LoadLevel]:
-        return [await bench.level(count, seconds) for count in levels]
-
-    about = {"engine": status["engine"], "version": status["version"], "max_tokens": max_tokens}
-    results = document(name, about, asyncio.run(measured()))
-    cmdline = _cmdline(status["models"][name].get("pid"))
-    command = llama_bench_command(cmdline, prompt_tokens=prompt_tokens, max_tokens=max_tokens)
-    results["llama_bench"] = llama_bench(command) if command else None
-    if html is not None:
-        html.write_text(page(results), encoding="utf-8")
-    if as_json:
-        typer.echo(json.dumps(results))
-        return
-    print_lines(_serve_lines(results))
-    if html is not None:
-        typer.echo(f"wrote {html}")
 
 
 def _cmdline(pid: int | None) -> list[str]:

@@ -188,7 +188,7 @@ class ChatScreen:
             self._thinking = False
 
     def _write(self, part: str) -> None:
-        """Write at once. What a model says may hold control characters: a terminal must not obey them."""
+        """Write and flush. A model's text may hold control characters, which must not reach a terminal."""
         typer.echo(printable(part, newlines=True) if self._terminal else part, nl=False)
         sys.stdout.flush()
 

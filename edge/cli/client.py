@@ -51,7 +51,10 @@ class Client:
     """A connection to one running instance. Methods raise NotRunningError when nothing answers."""
 
     def __init__(self, instance: Folders) -> None:
-        """Connect to nothing yet. Raises UnavailableError for a run folder that another user prepared in /tmp."""
+        """Make a client that connects at its first request.
+
+        Raises UnavailableError for a run folder that another user prepared in /tmp.
+        """
         if instance.run.is_symlink() or (visible(instance.run) and not is_trusted_dir(instance.run)):
             hint = "remove it as root, or name a folder of your own with --state-dir"
             raise UnavailableError(f"the run folder {instance.run} belongs to another user", hint)
@@ -114,7 +117,7 @@ class Client:
         return answer
 
 
-# What a running instance uses, before a command takes it away. Each answer names the instance, for a sentence.
+# Find the running instance that uses something, before a command removes it. Each answer is the end of a sentence.
 
 
 def serving(place: Folders, files: Iterable[Path]) -> str | None:

@@ -67,8 +67,8 @@ def given(**flags: object) -> dict[str, object]:
 
 
 def confirm_in_use(subject: str, user: str | None, verb: str) -> None:
-    """Ask on a terminal before something that `user` uses goes; None is no user. Raises UsageError if not confirmed."""
-    # Without a terminal no one can answer, so the command refuses: a script has to name --force.
+    """Ask on a terminal before removing what `user` uses; None is no user. Raises UsageError if not confirmed."""
+    # Without a terminal there is no answer, so the command refuses: a script has to use --force.
     if user and not (sys.stdin.isatty() and typer.confirm(f"{subject} {user}: {verb} it?")):
         raise UsageError(f"{subject} {user}", "stop it first, or use --force")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +14,8 @@ from edge.errors import TemporaryError, UsageError
 from edge.units import parse_size, printable
 
 if TYPE_CHECKING:
+    from edge.config.devices import RpcAddress
+    from edge.paths import Folders
     from edge.supervisor.rpc_server import RpcRequest
 
 
@@ -60,10 +61,7 @@ def serve(
     cache_bytes = parse_size(cache_limit or "16GiB") if cache else None
     if not address.loopback and address.host not in own_addresses(interface):
         raise TemporaryError(f"{interface} has no address {address.host}", "see `ip -4 addr`; at boot it may be late")
-    request = _request(state_dir, engine, tuple(device or ()))
-    from msgspec.structs import replace
-
-    asyncio.run(_serve(replace(request, address=address, threads=threads, cache_bytes=cache_bytes)))
+    asyncio.run(_serve(_request(folders_of(state_dir), engine, address, tuple(device or ()), threads, cache_bytes)))
 
 
 def ask(
@@ -87,16 +85,21 @@ def ask(
         typer.echo(f"device {number}: {format_bytes(device.free_bytes)} of {format_bytes(device.total_bytes)} free")
 
 
-def _request(state_dir: Path | None, engine_id: str | None, devices: tuple[str, ...]) -> RpcRequest:
+def _request(
+    folders: Folders,
+    engine_id: str | None,
+    address: RpcAddress,
+    devices: tuple[str, ...],
+    threads: int,
+    cache_bytes: int | None,
+) -> RpcRequest:
     """Choose the engine of this board, whose rpc-server is run. Raises EngineMissingError."""
     from edge.board.device_nodes import check_nodes
     from edge.board.probe import probe
-    from edge.config.devices import RpcAddress
     from edge.engine.choose import choose
     from edge.plan.argv import EnvFacts, environment
     from edge.supervisor.rpc_server import RpcRequest, program_of
 
-    folders = folders_of(state_dir)
     board = probe()
     engine = choose(folders, engine_id, needs_gpu=False)
     wants_gpu = engine.cuda and bool(board.gpus) and board.refused is None and not _cpu_only(devices)
@@ -104,9 +107,11 @@ def _request(state_dir: Path | None, engine_id: str | None, devices: tuple[str, 
     facts = EnvFacts(str(folders.cache), str(folders.cache), wsl=board.container == "wsl2")
     return RpcRequest(
         program_of(engine),
-        RpcAddress("127.0.0.1", 50052),
+        address,
         environment(engine, facts),
         devices,
+        threads,
+        cache_bytes,
         wants_gpu=wants_gpu,
         driver=nodes.evidence if nodes is not None and nodes.ready else None,
     )
