@@ -26,6 +26,19 @@ _NAMES = ("HOME", "PATH", "TMPDIR", "LD_LIBRARY_PATH", "HF_HOME", "HF_HUB_CACHE"
 _XDG = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR")
 _SECRET = ("API_KEY", "TOKEN", "SECRET", "PASSWORD")
 
+_OPTIONAL = type(None)
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("argv", "listen", "nodes", "limits"), list),
+    **dict.fromkeys(("env", "board", "models", "held_bytes"), dict),
+    **dict.fromkeys(("cwd", "version"), str),
+    **dict.fromkeys(("at", "cold_below"), (int, float)),
+    "files": dict,  # a list in an EngineCommand
+    "tls": bool,
+    "needed_bytes": int,
+    "prefetch_least_bytes": (int, _OPTIONAL),
+    "cold_argv": (list, _OPTIONAL),
+}
+_OF_TEXT = ("argv", "env", "listen", "nodes", "files", "cold_argv")
 Identity = list[int] | None  # of a file: size, mtime in ns, inode; of a folder: mtime, inode; None: absent
 
 
@@ -87,9 +100,25 @@ def read_record(path: Path) -> RememberedLaunch | None:
         if document.pop("schema") != SCHEMA:
             return None
         models = {name: EngineCommand(**model) for name, model in document.pop("models").items()}
-        return RememberedLaunch(**document, models=models) if models else None
+        launch = RememberedLaunch(**document, models=models)
+        _check_types(launch._asdict(), _TYPES)
+        for model in models.values():
+            _check_types(model._asdict(), {**_TYPES, "files": list})
+        return launch if models else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+
+
+def _check_types(values: dict[str, Any], types: Mapping[str, type | tuple[type, ...]]) -> None:
+    """Raise TypeError or ValueError for a field of another type, and for text that no argument or path can hold."""
+    texts: list[Any] = []
+    for name, value in values.items():
+        if not isinstance(value, types[name]):
+            raise TypeError(name)
+        if name in _OF_TEXT and value is not None:
+            texts += values[name].values() if name == "env" else values[name]
+    if any(b"\0" in os.fsencode(each) for each in texts):
+        raise ValueError("a zero byte")
 
 
 def keep(folders: Folders, launch: RememberedLaunch) -> None:

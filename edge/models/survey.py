@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct, ValidationError, convert, to_builtins
+from msgspec import Struct, convert, to_builtins
 from msgspec.structs import replace
 
 from edge.linux.files import read_json, write_json
@@ -123,7 +123,7 @@ class _Cache:
         if found.missing:
             key += "-" + str(len(found.missing))
         if key in self._old:
-            with contextlib.suppress(ValidationError):
+            with contextlib.suppress(ValueError):
                 kept = convert(self._old[key], _Judged)
                 self._new[key] = self._old[key]
                 return kept.summary, kept.verdict

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from msgspec import ValidationError, convert, to_builtins
+from msgspec import convert, to_builtins
 
 from edge.linux.files import read_json
 from edge.models.meta import ModelMeta
@@ -58,7 +58,7 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
 def _calibration(row: object) -> Calibration:
     try:
         return convert(row, Calibration)
-    except ValidationError:
+    except ValueError:  # msgspec's ValidationError, or a lone surrogate that no UTF-8 can hold
         return Calibration()
 
 

@@ -71,6 +71,8 @@ def parse(line: bytes, now: float, total: Sequence[Sequence[str]] = ()) -> Sampl
     """Parse one line; None if it is no reader's line of this schema. `total`: rails that make up the board's power."""
     try:
         row = json.loads(line, parse_constant=_no_number, parse_float=_finite)
+        if b"\\ud" in line.lower() or not line.isascii():  # a lone surrogate, which no document of ours could hold
+            row = json.loads(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace"))
         if not isinstance(row, dict) or row.get("schema") != SCHEMA:
             return None
         if row.get("event") == "error":

@@ -106,6 +106,21 @@ def test_a_damaged_record_is_none(text: str, tmp_path: Path) -> None:
     assert read_record(tmp_path / "launch.json") is None
 
 
+@pytest.mark.parametrize("odd", [None, [], {}, 5, "", "\ud800", "a\0b", True, [None], {"a": None}, [["\ud800"]]])
+def test_a_field_of_another_kind_ends_no_start(
+    record: RememberedLaunch, machine: Path, tmp_path: Path, odd: object
+) -> None:
+    path = tmp_path / "launch.json"
+    for name in (*record._fields, *record.models["chat"]._fields):
+        record.write(path)
+        document = json.loads(path.read_text())
+        (document if name in document else document["models"]["chat"])[name] = odd
+        path.write_text(json.dumps(document))
+        found = read_record(path)
+        if found is not None:
+            why_not(found, ARGV, ENV, machine)
+
+
 def test_a_record_that_another_user_could_have_written_is_none(record: RememberedLaunch, tmp_path: Path) -> None:
     """Its commands are executed before anything else is read: as root, they would be another user's."""
     path = tmp_path / "launch.json"

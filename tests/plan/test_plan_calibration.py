@@ -163,7 +163,17 @@ def test_a_damaged_or_newer_file_teaches_nothing(tmp_path: Path, text: str) -> N
     assert len(load(path, "e")[KEY].compute_factors) == 1
 
 
-@pytest.mark.parametrize("row", [3, {"compute_factors": "x"}, {"context_bytes": [-1.5]}, {"last": {"rss_bytes": "y"}}])
+@pytest.mark.parametrize(
+    "row",
+    [
+        3,
+        "\ud800",
+        {"compute_factors": "x"},
+        {"context_bytes": [-1.5]},
+        {"last": {"rss_bytes": "y"}},
+        {"last": "\udfff"},
+    ],
+)
 def test_a_damaged_row_teaches_nothing(tmp_path: Path, row: object) -> None:
     path = tmp_path / "calibration.json"
     path.write_text(json.dumps({"schema": 2, "engines": {"e": {KEY: row}}}))

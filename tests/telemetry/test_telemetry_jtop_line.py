@@ -202,6 +202,20 @@ def test_one_bad_value_costs_one_value() -> None:
     assert [(gpu.name, gpu.load_ratio, gpu.clock_hz) for gpu in sample.gpus] == [("gpu", None, 5.0)]
 
 
+def test_text_that_no_document_can_hold_costs_its_characters_only() -> None:
+    """/metrics and to_builtins need UTF-8; JSON may name half a surrogate pair."""
+    rails = [{"name": "VDD\ud800_IN", "power_w": 3.0}, {"name": "VDD_CPU", "power_w": 1.0}]
+    text = line(
+        rails=rails, temps_c={"cpu\udfff": 50.0, "gpu \U0001f525": 40.0}, power_mode={"id": 1, "name": "\udc80"}
+    )
+    for each in (text, text.replace(b"\\ud800", b"\xed\xa0\x80")):
+        sample = parse(each, 20.0)
+        assert isinstance(sample, Sample)
+        assert [rail.name for rail in sample.rails][1:] == ["VDD_CPU"] and len(sample.rails) == 2
+        assert {"gpu \U0001f525"} < {zone.name for zone in sample.zones}
+        json.dumps(sample_document(sample, 20.0), ensure_ascii=False).encode()
+
+
 def test_a_sum_of_jtop_is_the_total_only_if_it_is_the_whole_board() -> None:
     rails = [{"name": "VDD_CPU_GPU_CV", "power_w": 1.2}, {"name": "VDD_SOC", "power_w": 0.7}]
     row = line(power={"power_w": 1.9, "rail": "sum of rails", "parts": ["VDD_CPU_GPU_CV", "VDD_SOC"]}, rails=rails)
