@@ -111,7 +111,7 @@ def _context(line: _Line, settings: Settings) -> None:
     line.flash_attention(settings.flash_attention)
     line.add(("--cache-ram", "-cram"), str(settings.cache_ram_bytes // MIB))
     line.add(("--ctx-checkpoints", "-ctxcp", "--swa-checkpoints"), str(settings.ctx_checkpoints))
-    line.switch(("--no-context-shift",))
+    line.add(("--no-context-shift",))
 
 
 def _experts_on_cpu(settings: Settings, n_layer: int) -> str:
@@ -171,25 +171,23 @@ def _logging(line: _Line) -> None:
         # The last level prints prompts and answers; the one before it every stage line that the gates read. Builds
         # before December 2025 list no levels: their default prints the stages, anything above it the prompts.
         line.add(names, levels[-2])
-    line.switch(("--log-timestamps",))
-    line.switch(("--log-prefix",))
+    line.add(("--log-timestamps",))
+    line.add(("--log-prefix",))
     line.add(("--log-colors",), "off")
 
 
 def _endpoints(line: _Line, settings: Settings) -> None:
     if not settings.ui:
-        line.switch(("--no-ui", "--no-webui"))
-    line.switch(("--offline",))
-    line.switch(("--no-warmup",))  # the supervisor warms with real completions
-    line.switch(("--slots",))
-    line.switch(("--props",))
-    line.switch(("--metrics",))
+        line.add(("--no-ui", "--no-webui"))
+    # Without its own warm-up: the supervisor warms with real completions.
+    for name in ("--offline", "--no-warmup", "--slots", "--props", "--metrics"):
+        line.add((name,))
     if settings.role == "embedding":
-        line.switch(("--embedding", "--embeddings"), needed=True)
+        line.add(("--embedding", "--embeddings"), needed=True)
     elif settings.role == "rerank":
-        line.switch(("--reranking", "--rerank"), needed=True)
+        line.add(("--reranking", "--rerank"), needed=True)
     else:
-        line.switch(("--jinja",))
+        line.add(("--jinja",))
 
 
 class _Line:
@@ -203,39 +201,31 @@ class _Line:
     def known(self, names: Iterable[str]) -> tuple[str, Flag] | None:
         return next(((name, self.flags[name]) for name in names if name in self.flags), None)
 
-    def add(self, names: tuple[str, ...], value: str, *, needed: bool = False) -> None:
-        """Append an option; a `needed` one even where --help does not list it."""
+    def add(self, names: tuple[str, ...], *value: str, needed: bool = False) -> None:
+        """Append an option, or without a value a switch; a `needed` one even where --help does not list it."""
         found = self.known(names)
         if found or needed:
-            self.args += [found[0] if found else names[0], value]
+            self.args += [found[0] if found else names[0], *value]
         else:
-            self.dropped.append(f"{names[0]} {value}: this engine does not know it")
-
-    def switch(self, names: tuple[str, ...], *, needed: bool = False) -> None:
-        found = self.known(names)
-        if found or needed:
-            self.args.append(found[0] if found else names[0])
-        else:
-            self.dropped.append(f"{names[0]}: this engine does not know it")
+            self.dropped.append(f"{' '.join((names[0], *value))}: this engine does not know it")
 
     def flash_attention(self, value: str) -> None:
         """Append --flash-attn: with a value since mid-2025, a bare switch before."""
-        found = self.known(("--flash-attn", "-fa"))
-        if found is None:
-            self.dropped.append(f"--flash-attn {value}: this engine does not know it")
-        elif found[1].arity:
-            self.args += [found[0], value]
+        names = ("--flash-attn", "-fa")
+        found = self.known(names)
+        if found is None or found[1].arity:
+            self.add(names, value)
         elif value == "on":
-            self.args.append(found[0])
+            self.add(names)
 
     def load_mode(self, mode: str) -> None:
         """Append --load-mode (since mid-2026), or --no-mmap and --direct-io, which it replaced (FC-28)."""
         if self.known(("--load-mode",)):
-            self.args += ["--load-mode", mode]
+            self.add(("--load-mode",), mode)
         elif mode == "none":
-            self.switch(("--no-mmap",))
+            self.add(("--no-mmap",))
         elif mode == "dio":  # engines without it: reading without a mapping is the nearest
-            self.switch(("--direct-io", "-dio", "--no-mmap"))
+            self.add(("--direct-io", "-dio", "--no-mmap"))
 
 
 # Build the engine's whole environment from an allow-list: an inherited LLAMA_ARG_* would undo the plan. Pure.
