@@ -149,15 +149,15 @@ def _json(client: httpx.Client, site: Site, wanted: HubSource) -> dict[str, Any]
                     hint = f"name the file: {site.scheme}://repo/file"
                     raise UnavailableError(f"the list of {wanted.repo} is too long", hint)
         document = json.loads(body)
+        if not isinstance(document, dict):
+            raise ValueError("no JSON object")
+        return document
     except httpx.TransportError as error:
         raise ResumableError(f"the hub cannot be reached ({type(error).__name__})", site.network_hint) from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise UnavailableError(f"the hub's answer leads nowhere: {error}", f"look at {site.variable}") from error
     except (ValueError, RecursionError) as error:
         raise ResumableError("the hub answers with something else than its list", site.network_hint) from error
-    if not isinstance(document, dict):
-        raise ResumableError("the hub answers with something else than its list", site.network_hint)
-    return document
 
 
 def _refused(response: httpx.Response, site: Site, wanted: HubSource) -> EdgeError:

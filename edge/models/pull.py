@@ -253,14 +253,17 @@ def _one(
     file = InstalledFile(remote.path, part.stat().st_size, digest, expected)
     # First what it is, then its place: a process that dies between the two finds it again.
     write_json(job.work / f"{number}.done", to_builtins(file))
-    target = job.payload / remote.path
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part.rename(target)
+    _place(part, job.payload / remote.path)
     return file
 
 
+def _place(part: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part.rename(target)
+
+
 def _finished(job: Job, number: int, remote: RemoteInfo) -> InstalledFile | None:
-    """Return the path of a file that a former try completed and verified."""
+    """Return a file that a former try completed and verified, else None."""
     try:
         file = convert(read_json(job.work / f"{number}.done"), InstalledFile)
     except (OSError, ValueError):
@@ -270,6 +273,5 @@ def _finished(job: Job, number: int, remote: RemoteInfo) -> InstalledFile | None
     target, part = job.payload / file.path, job.work / f"{number}.part"
     # The process died between the record and the rename in `_one`: finish its work.
     if not target.exists() and part.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part.rename(target)
+        _place(part, target)
     return file if target.exists() and target.stat().st_size == file.bytes else None
