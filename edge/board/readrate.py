@@ -19,6 +19,7 @@ from edge.units import MIB
 BUDGET_BYTES = 64 * MIB  # 0.7 s of an SD card at 90 MB/s
 _CHUNK_BYTES = 2 * MIB  # larger requests are split by the block layer anyway
 _LIMIT_S = 4.0  # a network file system may be slower than any guess
+_DEPTH = 3  # folders below the store that may hold a model
 _ALIGN_BYTES = 4096  # O_DIRECT wants offsets in logical blocks, 512 or 4096 bytes
 
 
@@ -71,12 +72,12 @@ def measure(
     return ReadRate(rates[best], best, total, clock() - started, rates)
 
 
-def biggest_file(folders: tuple[Path, ...], depth: int = 3) -> Path | None:
+def biggest_file(folders: tuple[Path, ...]) -> Path | None:
     """Return the largest regular file under the folders; unreadable folders are skipped."""
     best: tuple[int, Path] | None = None
     for folder in folders:
         for root, names, files in os.walk(folder):
-            if len(Path(root).relative_to(folder).parts) >= depth:
+            if len(Path(root).relative_to(folder).parts) >= _DEPTH:
                 names.clear()
             for name in files:
                 path = Path(root, name)

@@ -22,6 +22,7 @@ from edge.linux.procfs import session_pids
 # NINJA_STATUS of our builds; the rest of the line is what is being made.
 STATUS = "[%f/%t] "
 _LINE = re.compile(r"^\[(\d+)/(\d+)\] (.*)$")
+_CUDA_WEIGHT = 8.0  # so many C++ steps take as long as one of CUDA
 
 
 class NinjaProgress(Struct, frozen=True):
@@ -39,10 +40,9 @@ class NinjaProgress(Struct, frozen=True):
 
 
 class BuildMeter(Struct):
-    """Estimator of the remaining time. CUDA steps have a weight: one takes many times a C++ step's time."""
+    """Estimator of the remaining time."""
 
     cuda_steps: int = 0  # how many .cu files the whole build has
-    cuda_weight: float = 8.0
     _cuda_done: int = 0
 
     def read(self, line: str, elapsed_s: float) -> NinjaProgress | None:
@@ -60,8 +60,8 @@ class BuildMeter(Struct):
         if done < 8 or elapsed_s < 5:
             return None
         cuda_total = min(self.cuda_steps, total)
-        spent = (done - self._cuda_done) + self._cuda_done * self.cuda_weight
-        whole = (total - cuda_total) + cuda_total * self.cuda_weight
+        spent = (done - self._cuda_done) + self._cuda_done * _CUDA_WEIGHT
+        whole = (total - cuda_total) + cuda_total * _CUDA_WEIGHT
         return max(0.0, elapsed_s * (whole - spent) / spent)
 
 

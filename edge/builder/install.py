@@ -240,16 +240,15 @@ def _anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo:
     return info
 
 
-def import_engine(engines: Path, file: Path, *, machine: str | None = None, root: Path = Path("/")) -> tuple[str, bool]:
+def import_engine(engines: Path, file: Path, *, root: Path = Path("/")) -> tuple[str, bool]:
     """Check every file against the manifest, prove the engine here, install and select it.
 
     Return (id, whether it was new). A bad file (BadDataError) or a failed proof (BuildError) changes nothing.
     """
     with locked(engines), staging(engines) as folder:
         document = _unpack(file, folder)
-        here = machine or os.uname().machine
-        if document["target"].get("machine") not in (None, here):
-            built = document["target"]["machine"]
+        built, here = document["target"].get("machine"), os.uname().machine
+        if built not in (None, here):
             raise BadDataError(f"{file.name} holds an engine for {built}, and this machine is {here}")
         same = find_same(engines, "files", document["files"])
         if same is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,18 +46,17 @@ SMALLEST = Shape()
 NO_TEXTS: Mapping[str, str] = {}
 
 
-def write_tiny_model(path: Path, shape: Shape = SMALLEST, *, seed: int = 1) -> Path:
+def write_tiny_model(path: Path, shape: Shape = SMALLEST) -> Path:
     """Write the model piece by piece; the same arguments give the same bytes. Raises OSError."""
     with path.open("wb") as file:
-        for piece in tiny_model(shape, seed=seed):
-            file.write(piece)
+        file.writelines(tiny_model(shape))
     return path
 
 
-def tiny_model(shape: Shape = SMALLEST, *, seed: int = 1, texts: Mapping[str, str] = NO_TEXTS) -> Iterator[bytes]:
+def tiny_model(shape: Shape = SMALLEST, *, texts: Mapping[str, str] = NO_TEXTS) -> Iterator[bytes]:
     """Yield the file in pieces. The matrices of a larger shape repeat a pattern. `texts`: more keys of the header."""
     tokens, scores, types = _vocabulary()
-    tensors = _tensors(shape, len(tokens), random.Random(seed))
+    tensors = _tensors(shape, len(tokens), random.Random(1))
     metadata: list[tuple[str, int, Any]] = [
         ("general.architecture", _STRING, "llama"),
         ("general.name", _STRING, "edgellm tiny"),
@@ -159,9 +158,5 @@ def _value(kind: int, value: Any) -> bytes:
         return _string(value)
     if kind == _ARRAY:
         inner, items = value
-        return struct.pack("<IQ", inner, len(items)) + b"".join(_items(inner, items))
+        return struct.pack("<IQ", inner, len(items)) + b"".join(_value(inner, item) for item in items)
     return struct.pack({_U32: "<I", _I32: "<i", _F32: "<f", _BOOL: "<?"}[kind], value)
-
-
-def _items(kind: int, items: Iterable[Any]) -> Iterable[bytes]:
-    return (_value(kind, item) for item in items)

@@ -145,8 +145,7 @@ def read_facts(
     env: Mapping[str, str],
     flags: Mapping[str, object],
     *,
-    measure: bool = True,
-    systemctl: str = "systemctl",
+    measure: bool,
 ) -> DoctorFacts:
     """Read everything once. A `root` other than / is a copied tree without processes, units and ports."""
     tree = Tree(root)
@@ -168,7 +167,7 @@ def read_facts(
         environment=read_environment(tree, places, env, account.user),
         power_modes=jetson.modes(tree.text("/etc/nvpmodel.conf") or ""),
         systemd=booted(root),
-        units=read_units(tree, systemctl),
+        units=read_units(tree),
         drop_ins=unit_texts,
         jtop=read_jtop(tree, account) if board.soc else None,
         wsl=read_wsl(tree) if board.container == "wsl2" else None,

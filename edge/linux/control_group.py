@@ -62,9 +62,9 @@ class ControlGroup:
             time.sleep(LOOK_S)
 
 
-def create(proc: Path = Path("/proc"), mounts: tuple[Path, ...] = MOUNTS) -> ControlGroup | None:
+def create(proc: Path = Path("/proc")) -> ControlGroup | None:
     """Make a group below our own; None where that is not delegated to this process or cgroup v2 is missing."""
-    parent = delegated(proc, mounts)
+    parent = delegated(proc)
     if parent is None:
         return None
     # A supervisor that was killed left its group; a thousand of them would slow systemd down.

@@ -48,9 +48,9 @@ def write_atomic(
         raise
 
 
-def write_json(path: Path, data: object, mode: int = 0o644) -> None:
-    """Replace a JSON file in one step. Raises OSError."""
-    write_atomic(path, json.dumps(data, indent=1) + "\n", mode)
+def write_json(path: Path, data: object) -> None:
+    """Replace a JSON file that every user may read in one step. Raises OSError."""
+    write_atomic(path, json.dumps(data, indent=1) + "\n", 0o644)
 
 
 def write_shared(path: Path, text: str) -> None:

@@ -341,7 +341,7 @@ class Ring:
         return list(self._lines)[-missing:] if missing else []
 
 
-def limit_malloc_arenas(count: int = 2) -> None:
+def limit_malloc_arenas() -> None:
     """Let malloc of this process use few arenas, and give large blocks back. Call before the first thread starts.
 
     glibc gives each thread an arena of 64 MiB of address space, up to 8 for each core (mallopt(3), M_ARENA_MAX): with
@@ -354,5 +354,5 @@ def limit_malloc_arenas(count: int = 2) -> None:
 
     with suppress(AttributeError, OSError):  # musl has no mallopt
         libc = ctypes.CDLL(None)
-        libc.mallopt(_M_ARENA_MAX, count)
+        libc.mallopt(_M_ARENA_MAX, 2)
         libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)

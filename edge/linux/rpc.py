@@ -58,11 +58,11 @@ def ask_memory(host: str, port: int, timeout_s: float = ANSWER_S) -> tuple[Devic
     return tuple(DeviceMemory(*row) for row in rows)
 
 
-def reachable(endpoint: str, timeout_s: float = ANSWER_S) -> bool:
+def reachable(endpoint: str) -> bool:
     """Return whether a connection to `host:port` is accepted. Blocking."""
     host, _, port = endpoint.rpartition(":")
     try:
-        _connected(host, int(port), timeout_s).close()
+        _connected(host, int(port), ANSWER_S).close()
     except RemoteMissingError:
         return False
     return True
@@ -71,7 +71,7 @@ def reachable(endpoint: str, timeout_s: float = ANSWER_S) -> bool:
 _ESTABLISHED, _CLOSE_WAIT = "01", "08"  # enum of include/net/tcp_states.h
 
 
-def connected(pid: int | None, endpoint: str, root: Path = Path("/")) -> bool:
+def connected(pid: int | None, endpoint: str) -> bool:
     """Return whether the network namespace of a process has an open connection to `host:port`; True where unknown.
 
     `pid` None is this process.
@@ -79,7 +79,7 @@ def connected(pid: int | None, endpoint: str, root: Path = Path("/")) -> bool:
     A server that ends closes its connections, which the engine notices only when it uses them.
     """
     host, _, port = endpoint.rpartition(":")
-    rows = _connections(pid, root)
+    rows = _connections(pid)
     wanted = _as_in_proc(host, int(port))
     return rows is None or any(row[2] == wanted and row[3] == _ESTABLISHED for row in rows)
 
@@ -101,10 +101,10 @@ class Clients(Struct, frozen=True):
         return self.served & (again | self.open)
 
 
-def clients(pid: int, host: str, port: int, root: Path = Path("/")) -> Clients:
+def clients(pid: int, host: str, port: int) -> Clients:
     """Return the peers of a server in the network namespace of its process, as text that names an address."""
     own = _as_in_proc(host, port)
-    rows = [(row[2].partition(":")[0], row[3], row[9]) for row in _connections(pid, root) or () if row[1] == own]
+    rows = [(row[2].partition(":")[0], row[3], row[9]) for row in _connections(pid) or () if row[1] == own]
     # A connection has no inode before accept(2) makes a file of it.
     served = frozenset(peer for peer, state, inode in rows if inode != "0" and state == _ESTABLISHED)
     waiting = [(peer, state) for peer, state, inode in rows if inode == "0" and state in (_ESTABLISHED, _CLOSE_WAIT)]
@@ -117,9 +117,9 @@ def _as_in_proc(host: str, port: int) -> str:
     return f"{int.from_bytes(socket.inet_aton(host), sys.byteorder):08X}:{port:04X}"
 
 
-def _connections(pid: int | None, root: Path) -> list[list[str]] | None:
+def _connections(pid: int | None) -> list[list[str]] | None:
     try:
-        lines = (root / f"proc/{'self' if pid is None else pid}/net/tcp").read_text().splitlines()[1:]
+        lines = Path(f"/proc/{'self' if pid is None else pid}/net/tcp").read_text().splitlines()[1:]
     except OSError:
         return None
     return [fields for line in lines if len(fields := line.split()) > 9]

@@ -22,7 +22,6 @@ from edge.linux.files import sha256_file, writable_by_others
 from edge.models import receipt
 from edge.models.install import import_model
 from edge.models.open import ModelFile
-from edge.models.progress import Report
 from edge.models.store import Store
 from edge.paths import system_folders
 from edge.service import program
@@ -101,7 +100,7 @@ def has_model(file: ModelFile, models: Path) -> bool:
     )
 
 
-def install_model(file: ModelFile, models: Path, owners: frozenset[int], progress: Report | None = None) -> None:
+def install_model(file: ModelFile, models: Path, owners: frozenset[int]) -> None:
     """Link files of these owners, copy all others. The caller of sudo owns the machine anyway, as root does."""
 
     def link(path: Path) -> bool:
@@ -111,7 +110,7 @@ def install_model(file: ModelFile, models: Path, owners: frozenset[int], progres
         # fs.protected_hardlinks refuses others to non-root; root has to refuse them itself.
         return bool(plain and state.st_uid in owners)
 
-    import_model(Path(file.path), models, name=file.name, progress=progress, link=link)
+    import_model(Path(file.path), models, name=file.name, link=link)
 
 
 def _sha256(path: Path) -> str:

@@ -163,21 +163,22 @@ class Installer:
 
 # `edgellm service uninstall`: remove the units; with `--purge` also models, engines and configuration.
 
+_ROOT = Path("/")
 
-def removal_steps(*, purge: bool, root: Path = Path("/")) -> list[InstallStep]:
+
+def removal_steps(*, purge: bool) -> list[InstallStep]:
     """Return the steps in order; what does not exist counts as done."""
-    return [*_stop_units(root), *_remove_files(root), *(_purge(root) if purge else [])]
+    return [*_stop_units(), *_remove_files(), *(_purge() if purge else [])]
 
 
-def kept_folders(root: Path = Path("/")) -> list[str]:
+def kept_folders() -> list[str]:
     """Return the folders that a removal without --purge leaves."""
     system = system_folders()
-    places = [root / str(path).lstrip("/") for path in (system.data, system.cache, Path("/") / ETC, PREFIX)]
-    return [str(path) for path in places if path.exists()]
+    return [str(path) for path in (system.data, system.cache, _ROOT / ETC, PREFIX) if path.exists()]
 
 
-def _stop_units(root: Path) -> Iterator[InstallStep]:
-    units = [unit for unit in layout.UNITS if (root / layout.UNIT_DIR / unit).exists()]
+def _stop_units() -> Iterator[InstallStep]:
+    units = [unit for unit in layout.UNITS if (_ROOT / layout.UNIT_DIR / unit).exists()]
     enabled = [unit for unit in units if systemctl.enabled(unit)]
     running = [unit for unit in units if systemctl.active(unit)] if systemctl.booted() else []
     # Sockets first: otherwise a client starts the service again.
@@ -188,9 +189,9 @@ def _stop_units(root: Path) -> Iterator[InstallStep]:
     yield InstallStep(f"disable {', '.join(enabled)}" if enabled else "disable it", disable, done=not enabled)
 
 
-def _remove_files(root: Path) -> Iterator[InstallStep]:
+def _remove_files() -> Iterator[InstallStep]:
     for path in layout.all_paths():
-        full = root / path
+        full = _ROOT / path
         if full.exists():
             yield InstallStep(f"remove {full}", partial(_unlink, full))
     if systemctl.booted():
@@ -204,12 +205,11 @@ def _unlink(path: Path) -> None:
         path.parent.rmdir()
 
 
-def _purge(root: Path) -> Iterator[InstallStep]:
+def _purge() -> Iterator[InstallStep]:
     system = system_folders()
-    for folder in (system.data, system.cache, ROOT_CACHE, Path("/") / ETC, Path("/var/lib/edgellm-power")):
-        full = root / str(folder).lstrip("/")
-        if full.exists():
-            yield InstallStep(f"delete {full}", partial(shutil.rmtree, full))
+    for folder in (system.data, system.cache, ROOT_CACHE, _ROOT / ETC, Path("/var/lib/edgellm-power")):
+        if folder.exists():
+            yield InstallStep(f"delete {folder}", partial(shutil.rmtree, folder))
     if program.stamp() is not None:
         yield InstallStep(f"delete {PREFIX}", partial(shutil.rmtree, PREFIX))
         if COMMAND.is_symlink() and COMMAND.readlink() == PREFIX / "bin/edgellm":

@@ -23,7 +23,7 @@ from edge.errors import EdgeError, EngineMissingError, UnavailableError
 from edge.linux.files import read_json, writable_by_others
 from edge.linux.systemctl import run
 from edge.resources import data_dir
-from edge.service.units import HOMES, PREFIX, TEMPORARY, within
+from edge.service.units import HOMES, PREFIX, PYTHON, TEMPORARY, within
 
 # Copy the running edgellm with the distributions it needs: works offline, and installs what was tested.
 
@@ -164,11 +164,11 @@ def needed(prefix: Path = PREFIX, wheels: Path | None = None) -> PrefixSource | 
     return None if stamp(prefix) == _mark(source) else source
 
 
-def service_python(prefix: Path = PREFIX, wheels: Path | None = None) -> str:
-    """Return the Python for the units: the running one where a service may run it, else that of the prefix."""
+def service_python(wheels: Path | None = None) -> str:
+    """Return the Python for the units: the running one where a service may run it, else that of /opt/edgellm."""
     python, package = running_program()
-    safe = unsafe(python, package) is None and needed(prefix, wheels) is None
-    return str(python if safe else prefix / "bin/python")
+    safe = unsafe(python, package) is None and needed(wheels=wheels) is None
+    return str(python) if safe else PYTHON
 
 
 def base_python() -> Path:

@@ -39,7 +39,7 @@ class Unit(Struct, frozen=True):
         return cls(str(document["unit"]), bool(document["user"]), tuple(document.get("warnings", ())))
 
 
-def own(proc: Path = Path("/proc"), root: Path = Path("/")) -> Unit | None:
+def own(proc: Path = Path("/proc")) -> Unit | None:
     """Return the unit of this process by its control group; None outside a service."""
     try:
         lines = (proc / "self/cgroup").read_text().splitlines()
@@ -52,7 +52,7 @@ def own(proc: Path = Path("/proc"), root: Path = Path("/")) -> Unit | None:
         if services and services[-1] == parts[-1] and not services[-1].startswith("user@"):
             # user@1000.service/app.slice/edgellm.service: a unit of the user manager.
             user = any(part.startswith("user@") for part in services[:-1])
-            return Unit(services[-1], user, () if user else drop_in_conflicts(services[-1], root))
+            return Unit(services[-1], user, () if user else drop_in_conflicts(services[-1]))
     return None
 
 

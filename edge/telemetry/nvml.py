@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -42,15 +42,14 @@ class _Device(Struct, frozen=True):
 
 
 class NvmlSource:
-    """A sensor source for the GPUs `uuids` (None: all). `integrated`: one GPU that shares the board's memory (Thor).
+    """A sensor source for all GPUs. `integrated`: one GPU that shares the board's memory (Thor).
 
     An integrated GPU has no UUID here, as in the other sources it is merged with, and its power is not the total.
     """
 
     name = "nvml"
 
-    def __init__(self, uuids: Collection[str] | None = None, *, integrated: bool = False) -> None:
-        self._uuids = uuids
+    def __init__(self, *, integrated: bool = False) -> None:
         self._integrated = integrated
         self._nvml: ModuleType | None = None
         self._devices: list[_Device] = []
@@ -108,12 +107,11 @@ class NvmlSource:
         nvml = self._nvml
         assert nvml is not None
         uuid = nvml.nvmlDeviceGetUUID(handle)
-        if self._uuids is None or uuid in self._uuids:
-            name = self._ask(nvml.nvmlDeviceGetName, handle) or "NVIDIA GPU"
-            slowdown, shutdown = (
-                self._ask(nvml.nvmlDeviceGetTemperatureThreshold, handle, kind) for kind in (_SLOWDOWN, _SHUTDOWN)
-            )
-            self._devices.append(_Device(handle, uuid, name, slowdown, shutdown))
+        name = self._ask(nvml.nvmlDeviceGetName, handle) or "NVIDIA GPU"
+        slowdown, shutdown = (
+            self._ask(nvml.nvmlDeviceGetTemperatureThreshold, handle, kind) for kind in (_SLOWDOWN, _SHUTDOWN)
+        )
+        self._devices.append(_Device(handle, uuid, name, slowdown, shutdown))
 
     def _states(self, quick: bool) -> list[tuple[_Device, GpuState]]:
         """Read each GPU that answers. Raises NVMLError if the driver is gone."""

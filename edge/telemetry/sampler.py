@@ -36,7 +36,6 @@ class Sampler:
         *,
         interval_s: float = 1.0,
         clock: Clock = time.monotonic,
-        wall: Clock = time.time,
     ) -> None:
         self.latest: Sample | None = None
         self.history = History()
@@ -44,7 +43,7 @@ class Sampler:
         self.readers = [SourceReader(source, interval_s, clock) for source in sources]
         self.jtop = jtop
         self.clock = clock
-        self.wall = wall
+        self.wall: Clock = time.time
         self._interval_s = interval_s
         self._listeners: list[Callable[[Sample | None], None]] = []
         self._traces: list[list[TracePoint]] = []

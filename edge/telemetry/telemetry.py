@@ -41,14 +41,13 @@ JTOP_SHARE = Path("/run/edgellm-jtop/share.sock")  # edgellm-jtop.service
 class Telemetry:
     """The telemetry of one application, used on one event loop."""
 
-    def __init__(self, sampler: Sampler, governor: Governor, *, pauses_s: tuple[float, float] = (10.0, 300.0)) -> None:
-        """`pauses_s`: the first and the longest pause before sampling restarts after a failure."""
+    def __init__(self, sampler: Sampler, governor: Governor) -> None:
         self.sampler = sampler
         self.governor = governor
         self.decision = Decision(Level.UNKNOWN, AdmissionLimit(), "nothing measured yet")
         self.slots: Callable[[], int] = lambda: 1  # how many requests the engines take at once
         self.missing: dict[str, tuple[str, str]] = {}  # sources that this board should have: (because, hint)
-        self._pauses_s = pauses_s
+        self._pauses_s = (10.0, 300.0)  # before sampling restarts after a failure: the first, and the longest
         self._listeners: list[Callable[[AdmissionLimit], None]] = []
         self._history: dict[str, Any] | None = None
         self._changes = ChangeReporter()

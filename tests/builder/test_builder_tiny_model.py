@@ -31,5 +31,4 @@ def test_our_own_header_reader_takes_it(tmp_path: Path) -> None:
 def test_same_seed_same_bytes() -> None:
     first = b"".join(tiny_model())
     assert first == b"".join(tiny_model())
-    assert first != b"".join(tiny_model(seed=2))
     assert len(first) < 1_000_000
