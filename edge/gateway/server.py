@@ -253,8 +253,12 @@ class Acceptor:
             data = accepted.recv(ONE_READ_BYTES)
         except OSError:
             return
-        if data:
-            connection.data_received(data)
+        try:
+            if data:
+                connection.data_received(data)
+        except Exception:  # a bug, which the loop logs
+            transport.abort()
+            raise
         if not transport.is_reading():
             # Python 3.10 begins to read whatever pause_reading() was called before.
             self._loop.call_soon(_pause_again, transport)

@@ -103,6 +103,14 @@ async def test_a_rejected_connection_is_not_read(listener: socket.socket, client
     assert seen == ["made", "another callback", "lost"]
 
 
+async def test_a_protocol_that_fails_at_its_first_data_is_ended(listener: socket.socket, client: socket.socket) -> None:
+    errors: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(str(context["exception"])))
+    async with accepted(listener, Recorder("no_such_method")) as seen:
+        await until(lambda: "lost" in seen)
+    assert len(errors) == 1 and "no_such_method" in errors[0]
+
+
 async def test_a_client_that_left_before_its_turn_is_lost(listener: socket.socket, client: socket.socket) -> None:
     client.close()
     async with accepted(listener, Recorder()) as seen:
