@@ -51,7 +51,10 @@ def chat(
     an incomplete answer; one that --max-tokens ended is complete.
     """
     most = max_tokens or MOST_TOKENS
-    server = ChatServer(url or server_url(os.environ, state_dir), os.environ.get(KEY_VARIABLE))
+    key = os.environ.get(KEY_VARIABLE, "")
+    if not (key.isascii() and key.isprintable()):
+        raise UsageError(f"{KEY_VARIABLE} holds no key", "a key is ASCII; `edgellm key add NAME` makes one")
+    server = ChatServer(url or server_url(os.environ, state_dir), key or None)
     messages = [{"role": "system", "content": system}] if system else []
     if not text and not as_json and sys.stdin.isatty():
         _converse(server, messages, model or server.first_model(), most)
@@ -228,10 +231,14 @@ class ChatServer(Struct, frozen=True):
         request: dict[str, Any] = {"messages": messages, "stream": True, "max_tokens": max_tokens}
         request |= {"stream_options": {"include_usage": True}} | ({"model": model} if model else {})
         answer = Answer()
+        # An argument or a line of a pipe that is no UTF-8 holds lone surrogates.
+        body, kind = json.dumps(request, ensure_ascii=False).encode("utf-8", "replace"), "application/json"
         try:
             with (
                 self._client() as client,
-                client.stream("POST", f"{self._base}/v1/chat/completions", json=request) as got,
+                client.stream(
+                    "POST", f"{self._base}/v1/chat/completions", content=body, headers={"Content-Type": kind}
+                ) as got,
             ):
                 if got.status_code != 200:
                     got.read()
@@ -247,9 +254,9 @@ class ChatServer(Struct, frozen=True):
             raise TimedOutError(
                 f"{self.url} sent nothing for {SILENCE_S:.0f} s", "`edgellm status` shows its state"
             ) from error
-        except httpx.InvalidURL as error:
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError) as error:  # UnicodeError: a host's name
             raise UsageError(f"not a URL: {self.url!r}", "write it like http://127.0.0.1:8080") from error
-        except httpx.TransportError as error:
+        except httpx.HTTPError as error:
             raise _broken() from error
         screen.finish(answer)
         if answer.finish_reason in (None, "error"):  # the connection closed in order, but the engine had not ended

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from edge.daemon.lock import held
-from edge.errors import EdgeError, NotRunningError, UnavailableError
+from edge.errors import EdgeError, NotRunningError, UnavailableError, UsageError
 from edge.linux.files import is_trusted_dir, visible
 from edge.paths import Folders, folders, system_folders, user_folders
 
@@ -107,6 +107,8 @@ class Client:
             response = self._http.request(method, path, params=query, timeout=timeout_s)
         except (httpx.TransportError, OSError) as error:
             raise not_running(self.folders) from error
+        except (httpx.InvalidURL, UnicodeError) as error:
+            raise UsageError("no model has such a name", "`edgellm status` names those that are served") from error
         answer: dict[str, Any] = response.json()
         if response.status_code == 403:
             raise UnavailableError(answer["error"]["message"], "run it as that user, or with sudo")

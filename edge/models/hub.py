@@ -245,7 +245,7 @@ class _Peeker:
                     if len(head) >= _PEEK_BYTES or response.status_code not in (200, 206):
                         break
             return Peek(*peek_stream(io.BytesIO(head), len(head), file.path))
-        except (httpx.HTTPError, httpx.InvalidURL, VerdictError):
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError, VerdictError):
             return None
 
 

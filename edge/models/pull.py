@@ -104,7 +104,7 @@ def _size_at(remote: RemoteInfo) -> int | None:
                 total = response.headers.get("Content-Range", "").rpartition("/")[2]
                 length = total or response.headers.get("Content-Length", "")
                 return int(length) if length.isdigit() else None
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # UnicodeError: a host that is no name
             why = type(error).__name__
             raise ResumableError(f"{remote.shown} cannot be reached ({why})", "look at the network") from error
 

@@ -125,8 +125,10 @@ def parse(text: str) -> Source:
         return PypiSource(match["dist"], match["version"], match["member"])
     if text.startswith(("https://", "http://")):
         try:
-            named = urlsplit(text).hostname and UrlSource(text).file
-            named = named if named and is_plain(named) else None
+            parts = urlsplit(text)
+            named = parts.hostname and UrlSource(text).file
+            # A port that is none raises ValueError; urlsplit leaves line breaks out, and the URL is sent as it stands.
+            named = named if named and is_plain(named) and parts.port != 0 and text.isprintable() else None
         except ValueError:
             named = None
         if not named:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from msgspec import Struct, convert, field, to_builtins
 
-from edge.errors import BadDataError, UnavailableError
+from edge.errors import BadDataError, ConfigError, UnavailableError
 from edge.linux.files import read_json, write_json
 from edge.linux.procfs import read_boot_id
 from edge.models.disk import Sink, need_space
@@ -24,6 +24,7 @@ from edge.models.job import ResumableError
 from edge.models.progress import Report, TransferMeter
 from edge.models.quant import QuantPreference
 from edge.models.verdict import VerdictError, not_gguf
+from edge.units import printable
 
 if TYPE_CHECKING:
     import httpx
@@ -132,10 +133,14 @@ class _Retry(Exception):
 
 
 def make_client() -> httpx.Client:
-    """Return an HTTP client that follows the environment: proxies, certificates, netrc."""
+    """Return an HTTP client that follows the environment: proxies, certificates, netrc. Raises ConfigError."""
     import httpx
 
-    return httpx.Client(timeout=httpx.Timeout(60.0, connect=20.0), headers={"User-Agent": "edgellm"})
+    try:
+        return httpx.Client(timeout=httpx.Timeout(60.0, connect=20.0), headers={"User-Agent": "edgellm"})
+    except (ValueError, ImportError, httpx.InvalidURL) as error:
+        hint = "look at http_proxy, https_proxy and all_proxy; SOCKS needs: pip install 'httpx[socks]'"
+        raise ConfigError(f"a proxy of the environment cannot be used: {printable(str(error))}", hint) from error
 
 
 def download(
@@ -161,7 +166,13 @@ def download(
         except _Restart:
             one.forget()
             failures, why, pause = failures + 1, "the file keeps changing at its source", 0.0
-        except (httpx.TooManyRedirects, httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.DecodingError) as error:
+        except (
+            httpx.TooManyRedirects,
+            httpx.InvalidURL,
+            httpx.UnsupportedProtocol,
+            httpx.DecodingError,
+            UnicodeError,  # a host that is no name
+        ) as error:
             why = str(error) or type(error).__name__
             raise UnavailableError(
                 f"{remote.shown} leads nowhere: {why}", "look at the address, or try a mirror"

@@ -320,6 +320,29 @@ async def test_failures_have_a_sentence_a_hint_and_a_code(rig: Rigs, capsys: pyt
     assert await asyncio.to_thread(main, ["chat", "--url", f"http://127.0.0.1:{here.port}", " "]) == 64
 
 
+@pytest.mark.parametrize("url", ["http://..", "http://xn--", f"http://{'a' * 300}.x", "ftp://x", "x", "http://a:b"])
+def test_an_address_of_no_server_is_a_usage_error(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--url", url, "Hello"]) == 64
+    assert "not a URL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["ключ", "\udcff", "a\nb"])
+def test_a_key_that_no_header_can_carry_is_refused(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGELLM_API_KEY", key)
+    assert main(["chat", "--url", "http://127.0.0.1:9", "Hello"]) == 64
+
+
+async def test_a_question_that_is_no_utf_8_is_asked(rig: Rigs) -> None:
+    here = await rig(story)
+    command = [sys.executable, "-m", "edge", "chat", "-m", "chat", "--url", f"http://127.0.0.1:{here.port}"]
+    for arguments, piped in (([b"caf\xe9"], b""), ([], b"caf\xe9")):
+        done = await asyncio.to_thread(
+            subprocess.run, [*command, *arguments], input=piped, capture_output=True, cwd=ROOT
+        )
+        assert done.returncode == 0, done.stderr
+        assert json.loads(here.engine.requests[-1].body)["messages"][0]["content"][:3] == "caf"
+
+
 async def test_a_key_comes_from_the_environment(
     rig: Rigs,
     tmp_path: Path,

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from typer.main import get_command
 
+from edge.cli import main
 from edge.cli.app import MODULES, build, nouns
 from edge.cli.running import status_lines
 
@@ -48,3 +52,9 @@ def test_status_names_the_closed_gate_and_the_failure() -> None:
         "memory)",
     ):
         assert part in text, part
+
+
+@pytest.mark.parametrize("name", ["\udcff", "x" * 100_000])
+@pytest.mark.parametrize("command", ["load", "unload", "restart"])
+def test_a_name_that_no_request_can_carry_is_a_usage_error(tmp_path: Path, command: str, name: str) -> None:
+    assert main([command, name, "--state-dir", str(tmp_path)]) in (64, 69)

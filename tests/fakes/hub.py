@@ -130,6 +130,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.reply(200, HTML, "text/html")
         elif parts[0] in ("loop", "nowhere"):
             self.reply(302, b"", headers={"Location": self.path if parts[0] == "loop" else "gopher://x/y"})
+        elif parts[0] == "to":
+            self.reply(302, b"", headers={"Location": unquote(self.path.split("/")[2])})
         elif parts[:2] == ["api", "v1"]:
             self.modelscope(parts[3:5])
         elif parts[0] == "api":

@@ -9,14 +9,15 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
-from edge.errors import BadDataError, DoesNotFitError, EdgeError, UnavailableError
+from edge.errors import BadDataError, ConfigError, DoesNotFitError, EdgeError, UnavailableError
 from edge.models import transfer
 from edge.models.job import ResumableError, sweep
 from edge.models.progress import TransferProgress
-from edge.models.pull import pull
+from edge.models.pull import check, pull
 from edge.models.receipt import read
 from edge.models.store import Store
 from edge.models.transfer import PullOptions
@@ -442,6 +443,33 @@ def test_no_server_at_all(models: Path) -> None:
     with pytest.raises(ResumableError, match="broke off after 0 bytes"):
         pull("http://127.0.0.1:9/m.gguf", models, PullOptions(sleep=Pauses()))
     assert leftovers(models) == []
+
+
+@pytest.mark.parametrize("host", ["..", "xn--", "a" * 300 + ".x", "127.0.0.1:99999999", "127.0.0.1:1\n", "127.0.0.1:x"])
+def test_an_address_of_no_host_is_an_answer(models: Path, host: str) -> None:
+    for ask in (pull, check):
+        with pytest.raises(EdgeError) as raised:
+            ask(f"http://{host}/m.gguf", models, PullOptions(sleep=Pauses()))
+        assert raised.value.exit_code in (64, 69, 75)
+    assert leftovers(models) == []
+
+
+@pytest.mark.parametrize("where", ["http://../m.gguf", "http://xn--/m.gguf"])
+def test_a_redirect_to_no_host_is_one_sentence(hub: Hub, models: Path, where: str) -> None:
+    address = f"{hub.url}/to/{quote(where, safe='')}/m.gguf"
+    with pytest.raises(UnavailableError, match="leads nowhere"):
+        fetch(hub, models, address)
+    with pytest.raises(EdgeError, match="cannot be reached"):
+        check(address, models)
+    assert leftovers(models) == []
+
+
+@pytest.mark.parametrize("proxy", ["foo://x", "\x1b"])
+def test_a_proxy_that_is_none_is_named(models: Path, monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+    for name, value in {"all_proxy": proxy, "https_proxy": "", "no_proxy": ""}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="proxy"):
+        pull("https://127.0.0.1:9/m.gguf", models, PullOptions(sleep=Pauses()))
 
 
 def test_free_space_is_checked_first(hub: Hub, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
