@@ -55,6 +55,6 @@ def test_status_names_the_closed_gate_and_the_failure() -> None:
 
 
 @pytest.mark.parametrize("name", ["\udcff", "x" * 100_000])
-@pytest.mark.parametrize("command", ["load", "unload", "restart"])
+@pytest.mark.parametrize("command", ["load", "unload"])
 def test_a_name_that_no_request_can_carry_is_a_usage_error(tmp_path: Path, command: str, name: str) -> None:
     assert main([command, name, "--state-dir", str(tmp_path)]) in (64, 69)
