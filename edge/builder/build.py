@@ -1,18 +1,21 @@
-"""Run one build from the plan to the installed engine; no failure touches an installed engine."""
+"""Run one build from the plan to the installed engine, or to the wheel; no failure touches an installed engine."""
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from edge.board.cgroup import oom_kills
-from edge.builder.commands import Commands, commands
+from edge.builder.commands import BuildInputs, Commands, commands, overrides
 from edge.builder.compile import (
     BuildFailure,
     NinjaProgress,
@@ -22,14 +25,15 @@ from edge.builder.compile import (
     make,
     run_logged,
 )
+from edge.builder.download import download, pip_command
 from edge.builder.install import commit, copy_programs, describe, locked, new_id, staging, use
 from edge.builder.measure import glibc
 from edge.builder.proof import prove
 from edge.builder.recipe import declared_options, unknown_options
 from edge.builder.request import BuildPlan, BuildRequest, BuildResult
-from edge.builder.source import fetch
+from edge.builder.source import fetch, unpack
 from edge.engine.installed import SERVER, read_selection
-from edge.errors import BugError, BuildError, DoesNotFitError, UnavailableError, full_disk_named
+from edge.errors import BugError, BuildError, DoesNotFitError, UnavailableError, UsageError, full_disk_named
 from edge.linux.tree import Tree
 
 LOG = "edgellm-build.log"
@@ -172,3 +176,61 @@ def _made(plan: BuildPlan, unknown: tuple[str, ...]) -> dict[str, Any]:
             "cuda_runtime": inputs.toolkit.text if inputs.toolkit else None,
         },
     }
+
+
+# Build the llama-cpp-python wheel from the pinned source with the same recipe.
+
+# Options that make one program: the bindings load libllama.so, and scikit-build-core brings its own ninja.
+_NOT_FOR_LIBRARIES = frozenset({"BUILD_SHARED_LIBS", "LLAMA_BUILD_SERVER", "CMAKE_MAKE_PROGRAM"})
+_LEFT_OUT = ("vendor/llama.cpp/.git",)  # a file that names a folder of the machine that packed it
+
+
+def build_bindings(request: BuildRequest, plan: BuildPlan, report: BuildReport) -> Path:
+    """Build the wheel and return its path, in a cache folder named by the build's fingerprint. Raises EdgeError."""
+    if request.source.type != "pypi":
+        raise UsageError("the bindings are built from the pinned sdist", "leave --source out")
+    for finding in plan.preflight.failed:
+        raise UnavailableError(finding.sentence, finding.hint)
+    wheels = request.folders.cache / "wheels" / plan.commands.fingerprint
+    with locked(request.folders.engines), full_disk_named():
+        archive = download(plan.pin.pypi, request.source_dir, report.say)
+        work = request.folders.cache.resolve() / "bindings"
+        shutil.rmtree(work, ignore_errors=True)
+        sources, build_dir = work / "source", work / "build"
+        work.mkdir(parents=True)
+        # The whole archive: the bindings around llama.cpp's tree.
+        inside = PurePosixPath(plan.pin.pypi["inside"]).parts[0]
+        unpack(archive, {**plan.pin.pypi, "inside": inside}, sources, _LEFT_OUT)
+        report.say(f"building the {plan.pin.pypi['name']} wheel (about {plan.minutes} min)")
+        log = wheels / LOG
+        log.unlink(missing_ok=True)
+        lines: list[str] = []
+        code = run_logged(
+            _wheel_command(sources, build_dir, wheels), _wheel_environment(request, plan), log, lines.append
+        )
+        if code != 0:
+            lines.append(f"pip ended with {code}")
+            raise diagnose(lines, plan.table["failures"]).error(log)
+        shutil.rmtree(work)
+    return max(wheels.glob("*.whl"), key=lambda wheel: wheel.stat().st_mtime)
+
+
+def _wheel_command(sources: Path, build_dir: Path, wheels: Path) -> list[str]:
+    """Return pip's command line, with fixed folders in place of temporary ones: ccache knows a file by its path."""
+    options = ["--no-deps", "--verbose", f"--config-settings=build-dir={build_dir}", "--wheel-dir", str(wheels)]
+    return [*pip_command(), "wheel", *options, str(sources)]
+
+
+def _wheel_environment(request: BuildRequest, plan: BuildPlan) -> dict[str, str]:
+    """Return pip's environment: its own configuration, the recipe in CMAKE_ARGS, the jobs for cmake."""
+    environment = build_environment(request.environment, [str(Path(plan.inputs.ninja.path).parent)])
+    environment.update({name: value for name, value in os.environ.items() if name.startswith(("PIP_", "UV_"))})
+    environment["CMAKE_ARGS"] = _cmake_args(plan.inputs)
+    environment["CMAKE_BUILD_PARALLEL_LEVEL"] = str(plan.inputs.jobs)
+    return environment
+
+
+def _cmake_args(inputs: BuildInputs) -> str:
+    """Return the recipe's options without static linking: the bindings load shared libraries."""
+    options = [*inputs.recipe.options, *overrides(inputs)]
+    return shlex.join(f"-D{option.name}={option.value}" for option in options if option.name not in _NOT_FOR_LIBRARIES)

@@ -97,8 +97,8 @@ def build(
 
 
 def _build(request: BuildRequest, bindings: bool, as_json: bool) -> None:
-    from edge.builder.bindings import build_bindings
     from edge.builder.build import build as build_engine
+    from edge.builder.build import build_bindings
     from edge.builder.download import fetch_tools
     from edge.builder.plan import build_table, lacks_tools, make_plan, refuse_foreign
 
