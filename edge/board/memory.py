@@ -63,7 +63,7 @@ def snapshot(root: Path, board: Board, available_bytes: int | None = None) -> Me
     limit = cgroup.memory_limit(tree, total)
     if limit is not None:
         total = limit.limit_bytes
-        # `--memory` stands for another moment or machine: the group's present use says nothing about it.
+        # `--memory` is that of another moment or machine, to which the group's present use does not apply.
         if available_bytes is None and limit.left_bytes < available:
             available = limit.left_bytes
             notes.append(f"{limit.where} allows {format_bytes(limit.limit_bytes)}: less than the machine's memory")

@@ -20,7 +20,7 @@ BUDGET_BYTES = 64 * MIB  # 0.7 s of an SD card at 90 MB/s
 _CHUNK_BYTES = 2 * MIB  # larger requests are split by the block layer anyway
 _LIMIT_S = 4.0  # a network file system may be slower than any guess
 _DEPTH = 3  # folders below the store that may hold a model
-_ALIGN_BYTES = 4096  # O_DIRECT wants offsets in logical blocks, 512 or 4096 bytes
+_ALIGN_BYTES = 4096  # O_DIRECT needs offsets in logical blocks, 512 or 4096 bytes
 
 
 class ReadRate(Struct, frozen=True):
@@ -117,7 +117,7 @@ def _run(fd: int, regions: list[tuple[int, int]], clock: Callable[[], float], li
             if got < _CHUNK_BYTES:
                 break
 
-    buffers = [mmap.mmap(-1, _CHUNK_BYTES) for _ in regions]  # page-aligned, as O_DIRECT wants them
+    buffers = [mmap.mmap(-1, _CHUNK_BYTES) for _ in regions]  # page-aligned, as O_DIRECT needs them
     threads = [
         threading.Thread(target=stream, args=(number, buffers[number], *region))
         for number, region in enumerate(regions)

@@ -113,7 +113,7 @@ def fingerprint(inputs: BuildInputs) -> str:
     """Return the name of the build folder. Each recipe and toolchain has its own: an old CMakeCache would win."""
     parts = [
         inputs.commit,
-        # Without a commit the tree's place is all that tells two sources apart.
+        # Without a commit only the path of the tree distinguishes two sources.
         inputs.tree if inputs.commit == "unknown" else "",
         inputs.recipe.sha256,
         [[option.name, option.value] for option in overrides(inputs)],

@@ -106,7 +106,7 @@ def lacks_tools(request: BuildRequest) -> bool:
 
 
 def _cmake_min(recipe: Recipe, pin: Pin) -> tuple[int, ...]:
-    # 3.14 is llama.cpp's own cmake_minimum_required; ggml-cuda wants more.
+    # 3.14 is llama.cpp's own cmake_minimum_required; ggml-cuda needs more.
     return pin.cmake_min if recipe.cuda else (3, 14)
 
 

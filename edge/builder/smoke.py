@@ -167,7 +167,7 @@ def wait_ready(socket: Path, child: subprocess.Popen[bytes], log: Path, deadline
 
 
 def _died(code: int, log: Path) -> EngineDiedError:
-    """Tell a crash from a refusal: only a crash is a reason to try again with less."""
+    """Return the error for a server that ended: only a crash is a reason to try again with less."""
     text = log.read_text(errors="replace")
     if code >= 0:
         return EngineDiedError(f"the smoke run died (exit code {code}): {last_line(log)}", text, crashed=False)

@@ -1,4 +1,4 @@
-"""Have an engine judge a chat template by starting it on a tiny model that holds the template."""
+"""Check a chat template with the engine's own parser: start it on a tiny model that holds the template."""
 
 from __future__ import annotations
 

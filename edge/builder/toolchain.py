@@ -114,7 +114,7 @@ def find_toolkits(environment: Mapping[str, str], root: Path, run: Run) -> tuple
         toolkit = _toolkit(nvcc, run)
         if toolkit is not None:
             found[real] = toolkit
-    # A wrapper on PATH and the toolkit it belongs to are one; cmake wants the one with its headers beside it.
+    # A wrapper on PATH and the toolkit it belongs to are one; cmake needs the one with its headers beside it.
     return tuple(
         kit
         for kit in found.values()

@@ -17,7 +17,7 @@ class CheckResult(str, Enum):
     UNKNOWN = "unknown"
 
 
-# `unknown` stands behind `warn`: a value that cannot be read is no fault of the machine.
+# `unknown` comes after `warn`: a value that cannot be read is no fault of the machine.
 ORDER = (CheckResult.BAD, CheckResult.WARN, CheckResult.UNKNOWN, CheckResult.OK)
 
 

@@ -18,7 +18,7 @@ from edge.errors import EngineMissingError, UsageError
 from edge.paths import Folders
 from edge.resources import data_dir, load_toml
 
-# When a new engine must give way to the former one. Pure: start records in, a decision out.
+# When the former engine replaces a new one. Pure: start records in, a decision out.
 
 # A start may fail for a reason outside the engine; three in a row without one READY are the engine's.
 STARTS_BEFORE_ROLLBACK = 3
@@ -50,7 +50,7 @@ class EngineFallback(Struct, frozen=True):
 
 
 def rules(table: Mapping[str, Any]) -> Rules:
-    """Read the rules of build/llama-server.toml. Failures for lack of memory speak against no engine."""
+    """Read the rules of build/llama-server.toml. Failures for lack of memory are never the engine's."""
     memory = frozenset(signature["kind"] for signature in table["signatures"] if signature["oom"])
     judged = table["rollback"]
     return Rules(frozenset(judged["at_once"]), frozenset(judged["innocent"]) | memory | _KILLED)
@@ -77,7 +77,7 @@ def fallback(
     # One READY proves the engine on this machine: later failures have another cause.
     if previous is None or previous == current or any(start.ready for start in mine):
         return None
-    # A former engine that never served here is no way out.
+    # A former engine that never served here is no alternative.
     if not any(start.ready for start in known if start.engine == previous):
         return None
     for start in mine:
@@ -102,7 +102,7 @@ def choose(
 
     Raises EngineMissingError for an engine without CUDA, or without machine code for the GPU, if the plan uses the GPU:
     serving from the CPU instead would be silent. An engine requested by name is used as it is. `starts`: the records of
-    this instance's starts, which may speak against the selected engine.
+    this instance's starts; after failed ones the former engine is taken.
     """
     if wanted:
         return _wanted(folders, wanted)

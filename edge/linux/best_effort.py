@@ -1,4 +1,4 @@
-"""Write text where the receiver may stand still (a full disk, a dead terminal) without holding up the event loop."""
+"""Write text where the receiver may block (a full disk, a dead terminal) without holding up the event loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TextIO
 
 # POSIX: a pipe that poll() reports as writable takes PIPE_BUF bytes (4096 on Linux) without blocking.
 PIPE_BUF_BYTES = select.PIPE_BUF
-# Lines that wait for the disk: some seconds of a flood. An SD card that writes back stands still for as long.
+# Lines that wait for the disk: some seconds of a flood. An SD card that writes back blocks for as long.
 WAITING_BYTES = 1 << 20
 CLOSE_S = 1.0
 PAUSE_S = 0.05  # between two writes: what comes meanwhile is one write
@@ -75,7 +75,7 @@ class LogFile:
         self._thread: threading.Thread | None = None
 
     def add(self, line: str) -> None:
-        """Have a line written."""
+        """Queue a line."""
         data = line.encode("utf-8", "replace") + b"\n"
         if self._closed or self._added_bytes - self._taken_bytes > WAITING_BYTES:
             self.dropped += 1
@@ -98,7 +98,7 @@ class LogFile:
         return True
 
     def close(self) -> None:
-        """Write what waits, for at most a second, and stop. A disk that stands still keeps nothing alive."""
+        """Write what waits, for at most a second, and stop. A disk that blocks keeps nothing alive."""
         self.drain(CLOSE_S)
         self._closed = True
         self._wake.set()

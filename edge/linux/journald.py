@@ -34,7 +34,7 @@ class Journal:
 
     def __init__(self, path: Path = SOCKET, out: TextIO | None = None) -> None:
         self._out = BestEffortWriter(out or sys.stdout)
-        self.dropped = 0  # entries that a journald that stands still did not take
+        self.dropped = 0  # entries that journald did not take in time
         self._noted = 0
         self._socket: socket.socket | None = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
@@ -47,7 +47,7 @@ class Journal:
     def send(self, message: str, priority: int, **fields: str | None) -> None:
         """Send one entry without waiting; errors are ignored. The caller names fields EDGELLM_….
 
-        What journald does not take is counted, and said with the next entry that it does.
+        Entries that journald does not take are counted; a note on them follows the next one that it takes.
         """
         if self._socket is not None:
             try:

@@ -50,7 +50,7 @@ class OrderedWriter:
         self._thread: threading.Thread | None = None
 
     def put(self, job: Callable[[], T], then: Callable[[T], None] | None = None) -> None:
-        """Have a job run. Never blocks.
+        """Queue a job. Never blocks.
 
         `then` is called with its result on the event loop of the caller, unless that has ended or the job raised.
         Raises RuntimeError for `then` without a running event loop. After `close` the job is dropped.
