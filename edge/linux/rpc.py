@@ -96,7 +96,7 @@ class Clients(Struct, frozen=True):
 
     @property
     def returned(self) -> frozenset[str]:
-        """Return peers that ask again behind a connection of their own; a single closed one may be a look at the port."""
+        """Return peers that ask again behind a connection of their own; one closed one may be a look at the port."""
         again = {peer for peer in self.waiting if self.waiting.count(peer) > 1}
         return self.served & (again | self.open)
 
