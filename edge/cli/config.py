@@ -9,8 +9,18 @@ from typing import Annotated
 
 import typer
 
-from edge.cli.options import Json, Models, Profile, Set, StateDir, folders_of, given, print_result
-from edge.cli.plan import columns, terminal_width
+from edge.cli.options import (
+    Json,
+    Models,
+    Profile,
+    Set,
+    StateDir,
+    columns,
+    folders_of,
+    given,
+    print_result,
+    terminal_width,
+)
 from edge.config.show import ConfigRow, toml_value
 from edge.errors import UsageError
 

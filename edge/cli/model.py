@@ -60,6 +60,8 @@ def list_models(
     as_json: Json = False,
 ) -> None:
     """List every model with the figures of its header; unusable files come last, with the reason."""
+    from msgspec import to_builtins
+
     from edge.cli import model_json
     from edge.cli import model_output as drawing
     from edge.models.catalogue import load
@@ -77,7 +79,7 @@ def list_models(
     lines, pending = survey(_store(state_dir), folders.cache), jobs(folders.models)
     if as_json:
         documents = [model_json.line(line) for line in lines]
-        typer.echo(model_json.dump(models=documents, pending=[model_json.pending(one) for one in pending]))
+        typer.echo(model_json.dump(models=documents, pending=to_builtins(pending)))
     else:
         drawing.listing(lines, pending, folders.models)
 

@@ -11,7 +11,6 @@ from msgspec import to_builtins
 from edge.cli.model_output import kv_bytes_per_token
 from edge.models.catalogue import CatalogueRow
 from edge.models.check import DeepReport
-from edge.models.job import Pending
 from edge.models.open import ModelFile
 from edge.models.receipt import Receipt
 from edge.models.survey import SurveyLine
@@ -44,10 +43,6 @@ def line(one: SurveyLine) -> dict[str, Any]:
         "verdict": {"kind": verdict.kind, "sentence": verdict.sentence, "hint": verdict.hint} if verdict else None,
         "notes": list(one.notes),
     }
-
-
-def pending(one: Pending) -> dict[str, Any]:
-    return {"source": one.source, "kind": one.kind, "bytes": one.bytes, "active": one.active}
 
 
 def model(one: ModelFile, note: Receipt | None = None) -> dict[str, Any]:

@@ -1,11 +1,13 @@
-"""Options that several commands share, and the folders and flags that they stand for."""
+"""Options that several commands share, the folders and flags behind them, and the printing of results."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -88,6 +90,37 @@ def print_result(as_json: bool, document: Any, lines: Iterable[str], indent: int
         print_json(document, indent)
     else:
         print_lines(lines)
+
+
+def terminal_width() -> int | None:
+    """Return the columns of the terminal on stdout; None in a pipe, which takes lines of any length."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset(), width: int | None = None) -> list[str]:
+    """Return rows aligned with two spaces between; columns of `right` are right-aligned.
+
+    Where a row is longer than `width`, its last column is wrapped below itself, or below the row if that leaves less
+    than a third of the width.
+    """
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
+    if width is not None:  # one long cell must not push the others out of the line
+        widths = [min(each, width // 3) for each in widths]
+    lines = []
+    for row in rows:
+        padded = enumerate(zip(row, widths, strict=True))
+        cells = [cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in padded]
+        line = "  ".join(cells).rstrip()
+        if width is None or len(line) <= width:
+            lines.append(line)
+            continue
+        head = "  ".join(cells[:-1])
+        beside = width - len(head) - 2 >= width // 3
+        indent = " " * (len(head) + 2 if beside else 4)
+        first = f"{head}  " if beside else indent
+        lines += [] if beside else [head.rstrip()]
+        lines += textwrap.wrap(row[-1], width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
+    return lines
 
 
 def client_of(state_dir: Path | None) -> Client:

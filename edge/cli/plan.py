@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
-import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,10 +22,12 @@ from edge.cli.options import (
     RootDir,
     Set,
     StateDir,
+    columns,
     folders_of,
     given,
     print_json,
     print_lines,
+    terminal_width,
 )
 from edge.daemon.remembered_launch import next_start
 from edge.errors import UsageError
@@ -111,37 +110,6 @@ def plan_lines(plan: Plan, *, verbose: bool = False, width: int | None = None) -
         lines += ["", *_model(model, verbose, names, width and width - 2)]
     if plan.notes:
         lines += ["", *(f"note: {note}" for note in plan.notes)]
-    return lines
-
-
-def terminal_width() -> int | None:
-    """Return the columns of the terminal on stdout; None in a pipe, which takes lines of any length."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-def columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset(), width: int | None = None) -> list[str]:
-    """Return rows aligned with two spaces between; columns of `right` are right-aligned.
-
-    Where a row is longer than `width`, its last column is wrapped below itself, or below the row if that leaves less
-    than a third of the width.
-    """
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
-    if width is not None:  # one long cell must not push the others out of the line
-        widths = [min(each, width // 3) for each in widths]
-    lines = []
-    for row in rows:
-        padded = zip(range(len(row)), row, widths, strict=True)
-        cells = [cell.rjust(w) if i in right else cell.ljust(w) for i, cell, w in padded]
-        line = "  ".join(cells).rstrip()
-        if width is None or len(line) <= width:
-            lines.append(line)
-            continue
-        head = "  ".join(cells[:-1])
-        beside = width - len(head) - 2 >= width // 3
-        indent = " " * (len(head) + 2 if beside else 4)
-        first = f"{head}  " if beside else indent
-        lines += [] if beside else [head.rstrip()]
-        lines += textwrap.wrap(row[-1], width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
     return lines
 
 

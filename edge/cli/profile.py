@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edge.cli.options import Json, StateDir, folders_of, print_result
-from edge.cli.plan import columns, terminal_width
+from edge.cli.options import Json, StateDir, columns, folders_of, print_result, terminal_width
 from edge.config.show import toml_value
 from edge.config.values import SETTINGS, Profile
 from edge.units import format_bytes
