@@ -212,7 +212,7 @@ class Pool:
         return all(domain in free for domain, bytes_ in needs.items() if bytes_ > 0) and fits(free, needs)
 
     def _measured(self) -> MemorySnapshot:
-        """Measure; what cannot be read is unknown, and unknown memory is not held against a model."""
+        """Return the memory now. A figure that cannot be read is unknown, which is not held against a model."""
         try:
             return self._measure()
         except OSError:
