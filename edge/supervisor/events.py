@@ -96,9 +96,12 @@ class Tick(Struct, frozen=True):
     """Time passed: check the deadline."""
 
 
-Command = StartRequested | Stop | Restart | Sleep
-Observation = (
-    EngineLoading
+Event = (
+    StartRequested
+    | Stop
+    | Restart
+    | Sleep
+    | EngineLoading
     | EngineReady
     | FirstRequestDue
     | Warmed
@@ -111,7 +114,6 @@ Observation = (
     | Drained
     | Tick
 )
-Event = Command | Observation
 
 
 # --- effects ---------------------------------------------------------------------------------------------------------

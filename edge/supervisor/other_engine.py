@@ -191,7 +191,7 @@ class OtherWatch(Watch):
         return refused is None
 
     async def _look_at_memory(self, vitals: ProcessUsage | None) -> None:
-        """Measure what no plan knows in advance."""
+        """Measure the memory of the engine, which no plan states in advance."""
         try:
             measured = await in_thread(partial(self._found.measure, self.child.pid), GPU_BYTES_S)
         except DeadlineExceeded:

@@ -350,7 +350,7 @@ class Supervisor:
             self.post(Exited(EngineFault.PERMANENT, failed_spawn(error)))
 
     def _leave_watch(self) -> None:
-        """Drop what the child before still posts."""
+        """Close the watch of the last child; what it still posts has another generation and is ignored."""
         self.generation = next(_generations)
         if self.watch is not None:
             task = asyncio.create_task(self.watch.close())
