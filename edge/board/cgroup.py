@@ -35,13 +35,9 @@ def memory_limit(tree: Tree, total_bytes: int) -> Limit | None:
 
 def oom_kills(tree: Tree) -> int | None:
     """Return how many processes the kernel killed in this group for want of memory; None without the counter."""
-    for folder, _ in _levels(tree, "", _V2):
-        for line in tree.lines(f"{folder}/memory.events"):
-            name, _, count = line.partition(" ")
-            if name == "oom_kill":
-                return parse_count(count)
-        break  # the counter of an ancestor counts other groups too
-    return None
+    # Our own group alone: the counter of an ancestor counts other groups too.
+    own = next(_levels(tree, "", _V2), None)
+    return tree.counts(f"{own[0]}/memory.events").get("oom_kill") if own else None
 
 
 def group_bytes(tree: Tree, pid: int) -> int | None:
@@ -104,7 +100,6 @@ def _own_paths(tree: Tree) -> dict[str, str]:
 
 
 def _file_cache(tree: Tree, folder: str) -> int:
-    words = (line.split() for line in tree.lines(f"{folder}/memory.stat"))
-    stat = {pair[0]: parse_count(pair[1]) or 0 for pair in words if len(pair) == 2}
+    stat = tree.counts(f"{folder}/memory.stat")
     prefix = "total_" if "total_inactive_file" in stat else ""
     return sum(stat.get(f"{prefix}{name}", 0) for name in ("inactive_file", "active_file"))

@@ -222,4 +222,4 @@ SCHEMA = 1
 
 def document(board: Board, memory: MemorySnapshot) -> dict[str, Any]:
     """Build the document of a board and its memory."""
-    return {"schema": SCHEMA, "board": to_builtins(board, enc_hook=str), "memory": to_builtins(memory, enc_hook=str)}
+    return {"schema": SCHEMA, "board": to_builtins(board), "memory": to_builtins(memory)}

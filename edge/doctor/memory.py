@@ -167,7 +167,7 @@ def read_memory_use(tree: Tree) -> MemoryUse:
     return MemoryUse(
         swaps=tuple(swaps(tree)),
         swappiness=tree.number("/proc/sys/vm/swappiness"),
-        oom_kills=_oom_kills(tree),
+        oom_kills=tree.counts("/proc/vmstat").get("oom_kill"),
         biggest=tuple(sorted(running, key=lambda process: -process.bytes)[:_BIGGEST]),
         on_gpu=tuple(sorted(_on_gpu(tree), key=lambda process: -process.bytes)[:_BIGGEST]),
         desktop=max(desktop, key=lambda process: process.bytes, default=None),
@@ -204,11 +204,3 @@ def _on_gpu(tree: Tree) -> Iterator[Process]:
     """Yield NvMap's clients: one line `user  NAME  PID  SIZEK` each."""
     for name, pid, size, unit in _NVMAP_LINE.findall(tree.text(_NVMAP) or ""):
         yield Process(int(pid), name, int(size) * _UNITS[unit])
-
-
-def _oom_kills(tree: Tree) -> int | None:
-    for line in tree.lines("/proc/vmstat"):
-        name, _, value = line.partition(" ")
-        if name == "oom_kill":
-            return parse_count(value)
-    return None

@@ -68,6 +68,12 @@ class Tree:
     def lines(self, name: str | Path) -> Iterator[str]:
         yield from (self.text(name) or "").splitlines()
 
+    def counts(self, name: str | Path) -> dict[str, int]:
+        """Parse lines of a word and a number, as those of /proc/vmstat and of a cgroup's memory.stat."""
+        pairs = (line.split() for line in self.lines(name))
+        found = {pair[0]: parse_count(pair[1]) for pair in pairs if len(pair) == 2}
+        return {word: count for word, count in found.items() if count is not None}
+
     def _inside(self, relative: Path) -> Path:
         """Resolve links here, so that a link to `/sys/…` in a copy means the copy's."""
         done = self.root
