@@ -12,7 +12,7 @@ import zlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from aiohttp import web
+from aiohttp import StreamReader, web
 
 from edge.gateway.config import GatewayOptions
 from edge.gateway.connections import Connections
@@ -30,6 +30,49 @@ _BLOCK_BYTES = 128 * KIB  # RFC 8878 3.1.1.2.4: a zstd block is unpacked as a wh
 _ZLIB_WINDOW_BYTES = 32 * KIB  # RFC 1951: distances of at most 32 KiB
 # Of a compressed body that waits: 8 KiB of zstd may unpack to what all waiting bodies may hold. The rest is read later.
 _UNPACKED_AHEAD_BYTES = 1 * MIB
+_MOST_CHUNKS = 128  # kept apart: joining copies all that is there, up to 2 * READ_BYTES
+
+
+class JoinedChunks(StreamReader):
+    """A body in chunks that are joined as they arrive.
+
+    aiohttp keeps each of them, and where it ends, and asks its parser to go on after each that is read: 48 bytes and
+    2 µs for a chunk of one byte.
+    """
+
+    __slots__ = ()
+
+    def feed_data(self, data: bytes, size: int = 0) -> bool:
+        """Take the data of a chunk, or a part of it."""
+        paused = super().feed_data(data, size)
+        if len(self._buffer) > _MOST_CHUNKS:
+            self._join()
+        return paused
+
+    def begin_http_chunk_receiving(self) -> None:
+        """Keep no list of the ends of chunks: nothing here reads by chunk."""
+
+    def end_http_chunk_receiving(self) -> None:
+        """Keep no list of the ends of chunks."""
+
+    def _read_nowait(self, n: int) -> bytes:
+        if len(self._buffer) > 1:
+            self._join()
+        return super()._read_nowait(n)
+
+    def _join(self) -> None:
+        joined = b"".join(self._buffer)[self._buffer_offset :]
+        self._buffer.clear()
+        self._buffer.append(joined)
+        self._buffer_offset = 0
+
+
+def join_chunks(request: web.Request) -> None:
+    """Join the chunks of a body, of which nothing was read yet, from now on; do nothing where it has none."""
+    content = request.content
+    if type(content) is StreamReader and "Transfer-Encoding" in request.headers:
+        content.__class__ = JoinedChunks  # aiohttp's parser takes no class; JoinedChunks adds no attribute
+        content._http_chunk_splits = None
 
 
 class Body:
@@ -53,6 +96,7 @@ class Body:
         connections.uploading(request.transport, not self.complete)
         self._digest: str | None = None
         self.sent = False  # a part that is not kept went to the engine: the body cannot be sent again
+        self.when_sent: Callable[[], None] | None = None  # called once all of a stream went to the engine
         self.fault: HttpFault | None = None  # the reason for which the stream to the engine was cut short
         length = request.content_length
         # Refused by its length, before a byte of it is read.
@@ -140,6 +184,8 @@ class Body:
                 raise
             if part:
                 yield part
+        if self.when_sent is not None:
+            self.when_sent()
 
     async def _next(self) -> bytes:
         """Return the next piece, decompressed; empty at the end."""
@@ -158,8 +204,6 @@ class Body:
         if self._began_s is None:
             self._began_s = asyncio.get_running_loop().time()
             self._send_continue()
-        elif self._connections.turns.is_over():  # what is there already is read without a pause
-            await self._connections.turns.request()
         part = content.read_nowait()
         if not part and not content.at_eof():
             try:

@@ -18,7 +18,7 @@ from typing import cast
 
 from edge.gateway.config import ClientLimits
 from edge.gateway.openai import HttpFault
-from edge.gateway.turns import Turns
+from edge.gateway.turns import Reads, Turns
 
 _TICK_S = 1.0  # all limits here are whole seconds; one timer for all connections costs less than one for each
 # After a rejection the client's bytes are read and dropped for so long: a close with unread bytes is a TCP reset, which
@@ -29,12 +29,8 @@ _MOST_LINGERING = 64
 _SLOW_BYTES_PER_S = 16 * 1024
 _JUDGED_AFTER_S = 5.0
 _HEAD_END = b"\r\n\r\n"
-# Of a client that is parsed at once, whatever others send: the head of a request, or a chat.
-_AT_ONCE_BYTES = 4 * 1024
-_PIECE_BYTES = 8 * 1024  # in chunks of one byte it takes 55 KB in aiohttp, and a millisecond
-# asyncio reads 256 KiB (_SelectorSocketTransport.max_size, Python 3.10 to 3.14), which 512 connections may hold. More
-# than `header_bytes` in one read: a head that is too large is rejected here before aiohttp has parsed a part of it.
-ONE_READ_BYTES = 40 * 1024
+# Of a head that does not end aiohttp sees no more: what it parses takes half as much again, of 512 clients 8 MB.
+_OPEN_HEAD_BYTES = 8 * 1024
 # asyncio fills a buffer of 256 KiB for each TLS connection (SSLProtocol.max_size, Python 3.11 to 3.14): 512 connections
 # took 180 MB before the first byte. A record of TLS holds at most 16 KiB (RFC 8446 5.1).
 _TLS_BUFFER_BYTES = 16 * 1024
@@ -105,6 +101,7 @@ class Connections:
         if peer is not None:
             connection.peer = peer
             self._peers[peer] += 1
+        self.turns.connections = len(self._open)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
         return True
@@ -128,6 +125,7 @@ class Connections:
     def _leave(self, transport: asyncio.BaseTransport) -> None:
         self._handshakes.pop(transport, None)
         left = self._open.pop(transport, None)
+        self.turns.connections = len(self._open)
         if left is not None and left.peer is not None:
             self._peers[left.peer] -= 1
             if self._peers[left.peer] <= 0:
@@ -186,8 +184,7 @@ class Connection(asyncio.Protocol):
         self._tls = tls
         self._handshake: asyncio.Task[None] | None = None
         self._early: list[bytes] = []  # came with the end of the handshake
-        self._deferred: list[bytes] = []  # was read, and waits for its turn
-        self._paused = False  # reading, until that was parsed
+        self._reads = Reads(connections.turns, self._parse)
         self._transport: asyncio.Transport | None = None
         self._attached = False  # aiohttp's protocol has the transport
         self._dropping = False  # rejected: what still comes is read and dropped
@@ -200,6 +197,8 @@ class Connection(asyncio.Protocol):
         self._head_bytes = 0
         self._head_end = b""  # the last bytes of a head that is not complete
         self._head_complete = False
+        self._held: list[bytes] = []  # of the first head, until it is complete
+        self._is_first = True  # no request has begun
         self.received_bytes = 0  # since the request's head was complete
         self.pipelines = False  # its next request, if there is one, came before the answer to the one before
         self._unsent_bytes = 0
@@ -207,8 +206,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        if hasattr(transport, "max_size"):
-            transport.max_size = ONE_READ_BYTES
+        self._reads.bound(self._transport)
         self.since_s = asyncio.get_running_loop().time()
         if not self._connections._join(self, self._transport):
             if self._tls is not None:
@@ -241,6 +239,7 @@ class Connection(asyncio.Protocol):
 
     def _attach(self, transport: asyncio.Transport) -> None:
         self._attached = True
+        self._reads.attach(transport)
         # Not with the first byte: between accept() and a request lies a round trip, in which this costs no time.
         self._inner.connection_made(transport)
         early, self._early = self._early, []
@@ -251,6 +250,7 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._connections._leave(self._transport)
         if self._attached:
+            self._reads.detach()
             self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -260,46 +260,23 @@ class Connection(asyncio.Protocol):
         if not self._attached:
             self._early.append(data)
             return
-        turns = self._connections.turns
-        if self._deferred or (len(data) > _AT_ONCE_BYTES and turns.is_over()):
-            self._defer(data, turns)
-        else:
-            self._parse(data)
-
-    def _defer(self, data: bytes, turns: Turns) -> None:
-        """Keep what was read until its turn, and read no more meanwhile."""
-        if not self._deferred:
-            turns.defer(self._parse_deferred)
-        self._deferred.append(data)
-        transport = self._transport
-        assert transport is not None
-        if transport.is_reading():
-            transport.pause_reading()
-            self._paused = True
-
-    def _parse_deferred(self) -> None:
-        data, self._deferred = b"".join(self._deferred), []
-        transport = self._transport
-        if not data or self._dropping or transport is None or transport.is_closing():
-            return
-        if self._paused:  # before aiohttp sees the data: it may pause the transport itself
-            self._paused = False
-            transport.resume_reading()
-        self._parse(data)
-
-    def _parse(self, data: bytes) -> None:
-        self.pipelines = False
         if not self.busy and not self._head_complete and not self._take_head(data):
             hint = "send fewer or shorter headers"
             self._reject(HttpFault(400, "headers_too_large", "the request's headers are too large together", hint))
             return
-        for start in range(0, len(data), _PIECE_BYTES):
-            if start and self._connections.turns.is_over():
-                self._defer(data[start:], self._connections.turns)
-                return
-            piece = data[start : start + _PIECE_BYTES]
-            self.received_bytes += len(piece) if self.busy else 0
-            self._inner.data_received(piece)
+        if self._is_first and not self._head_complete and self._head_bytes > _OPEN_HEAD_BYTES:
+            self._held.append(data)
+            return
+        if self._held:
+            data, self._held = b"".join([*self._held, data]), []
+        self._reads.received(data)
+
+    def _parse(self, piece: bytes) -> None:
+        if self._dropping:
+            return
+        self.pipelines = False
+        self.received_bytes += len(piece) if self.busy else 0
+        self._inner.data_received(piece)
 
     def _take_head(self, data: bytes) -> bool:
         """Count the bytes of a request's head. Returns False if they are too many."""
@@ -326,6 +303,7 @@ class Connection(asyncio.Protocol):
 
     def answer_from(self, now_s: float) -> None:
         self.busy = True
+        self._is_first = False
         self.since_s = now_s
         self.received_bytes = 0
 

@@ -221,7 +221,7 @@ async def _send(
         # A comment in the middle of an event would break it: the heartbeat ends before the answer begins.
         exchange.opened = None if heartbeat is None else await heartbeat.stop()
         exchange.extra = _with_degraded(context, upstream, exchange.extra)
-        exchange.reserved.grow(exchange.body.unpacking_bytes)
+        exchange.reserved.cover_unpacking(exchange.body)
         if exchange.opened is not None:
             exchange.record.code = 200
             await _comment_degraded(exchange.opened, exchange.extra)

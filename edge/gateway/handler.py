@@ -12,6 +12,7 @@ from aiohttp import web
 
 from edge.gateway import keys, model_list, own_routes
 from edge.gateway.accounting import RequestRecord
+from edge.gateway.body import join_chunks
 from edge.gateway.context import Context
 from edge.gateway.dispatch import dispatch
 from edge.gateway.openai import HttpFault, RejectedError
@@ -30,6 +31,7 @@ async def handle(context: Context, request: web.Request) -> web.StreamResponse:
     connection = context.connections.request_began(transport)
     probes_only = connection is not None and connection.probes_only
     record = RequestRecord(request.method, loop.time())
+    join_chunks(request)
     try:
         if connection is not None and connection.pipelines:
             await context.connections.turns.request()

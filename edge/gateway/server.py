@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
-from aiohttp import web
+from aiohttp import web, web_protocol
 from aiohttp.http import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
@@ -26,7 +26,7 @@ from edge.gateway import own_routes
 from edge.gateway.access_log import AccessLog
 from edge.gateway.admission import Admission
 from edge.gateway.config import GatewayOptions
-from edge.gateway.connections import ONE_READ_BYTES, Connections
+from edge.gateway.connections import Connections
 from edge.gateway.context import Context, TelemetrySource
 from edge.gateway.handler import CONTEXT, handle
 from edge.gateway.keys import KeyRing
@@ -34,6 +34,7 @@ from edge.gateway.metrics import GatewayCollector
 from edge.gateway.openai import HttpFault, RejectedError
 from edge.gateway.origin import OriginPolicy, is_loopback
 from edge.gateway.page import Page
+from edge.gateway.turns import ONE_READ_BYTES
 from edge.gateway.waiting_room import WaitingQueue
 from edge.supervisor.status import Failure
 from edge.supervisor.upstream import Upstream
@@ -41,8 +42,12 @@ from edge.units import KIB
 
 # Buffered between a client and an engine that reads slowly; aiohttp pauses the socket above twice this.
 READ_BYTES = 64 * KIB
+web_protocol.MAX_MSG_QUEUE_SIZE = 4  # requests that a client pipelines; 32 took 50 KB, of 512 clients 25 MB
 BACKLOG = 64  # clients that the kernel lets wait for accept(), where the socket asks for no more by itself
 _SPARES = 8
+# Connections accepted in an iteration of the loop while clients keep it busy: a probe that came behind 512 others
+# waited for as many iterations.
+_AT_ONCE_BUSY = 32
 _SPARE_AFTER_S = 0.005  # by then the first request of the connection that took the last one has left for the engine
 # As asyncio's server: without a free descriptor the socket stays readable, and each try would fail at once.
 _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -189,12 +194,13 @@ async def serve(app: web.Application, sockets: list[socket.socket], *, drain_s: 
         # Other processes on this machine reach the unix socket; TLS would add nothing there.
         own_tls = tls if each.family != socket.AF_UNIX else None
         factory = context.connections.protocol(make, own_tls)
-        acceptors.append(Acceptor(loop, each, factory, reads_early=own_tls is None))
+        is_busy = context.connections.turns.is_busy
+        acceptors.append(Acceptor(loop, each, factory, reads_early=own_tls is None, is_busy=is_busy))
     return GatewayServer(runner, acceptors)
 
 
 class Acceptor:
-    """Accepts the connections of one socket, one in each iteration of the loop, with what their clients have sent.
+    """Accepts the connections of one socket, few in each iteration of the loop, with what their clients have sent.
 
     asyncio's server makes a task for each and reads three iterations later: 0.05 ms of the first chunk.
     """
@@ -206,12 +212,14 @@ class Acceptor:
         make: Callable[[], asyncio.Protocol],
         *,
         reads_early: bool,
+        is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`reads_early`: the client's first bytes are HTTP, not TLS."""
+        """`reads_early`: the client's first bytes are HTTP, not TLS. While `is_busy` more are accepted at once."""
         self._loop = loop
         self._listener = listener
         self._make = make
         self._reads_early = reads_early
+        self._is_busy = is_busy
         self._again: asyncio.TimerHandle | None = None
         listener.setblocking(False)
         listener.listen(BACKLOG)
@@ -226,17 +234,23 @@ class Acceptor:
             self._listener.close()
 
     def _accept(self) -> None:
+        for _ in range(_AT_ONCE_BUSY if self._is_busy() else 1):
+            if not self._accept_next():
+                return
+
+    def _accept_next(self) -> bool:
+        """Accept a connection. Returns False if there is none, or none can be accepted."""
         try:
             accepted, address = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return
+            return False
         except OSError as error:
             if error.errno not in _OUT_OF_RESOURCES:
                 raise
             self._loop.call_exception_handler({"message": "socket.accept() out of system resource", "exception": error})
             self._loop.remove_reader(self._listener)  # it stays readable
             self._again = self._loop.call_later(_ACCEPT_AGAIN_S, self._loop.add_reader, self._listener, self._accept)
-            return
+            return False
         accepted.setblocking(False)
         connection = self._make()
         # What create_server() and connect_accepted_socket() call, in all Pythons from 3.10 to 3.14.
@@ -246,11 +260,12 @@ class Acceptor:
         connection.connection_made(transport)
         if self._reads_early and not transport.is_closing():
             self._read_early(accepted, connection, transport)
+        return True
 
     def _read_early(self, accepted: socket.socket, connection: asyncio.Protocol, transport: asyncio.Transport) -> None:
         """Pass on what has arrived by now. What else was seen, an end or an error, the transport sees again."""
         try:
-            data = accepted.recv(ONE_READ_BYTES)
+            data = accepted.recv(min(transport.max_size, ONE_READ_BYTES))  # type: ignore[attr-defined]
         except OSError:
             return
         try:
@@ -266,7 +281,7 @@ class Acceptor:
 
 def _pause_again(transport: asyncio.Transport) -> None:
     if not transport.is_reading():
-        transport.resume_reading()
+        type(transport).resume_reading(transport)  # not Reads', which waits for what was read
         transport.pause_reading()
 
 

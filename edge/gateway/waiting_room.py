@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sized
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -17,8 +18,8 @@ DEFAULT_RETRY_S = 5.0  # without a record of an earlier start
 REST_LOOK_S = 0.2  # a stopped model has no event to wait for
 # Bodies that are still on their way to where they are sent or wait: 512 unfinished ones of 240 KB held 125 MiB. What a
 # short chat needs is free, so that large uploads that crawl shut no conversation out.
-_ARRIVING_BYTES = 12 * MIB
-_ARRIVING_FREE_BYTES = 16 * KIB
+_ARRIVING_BYTES = 8 * MIB
+_ARRIVING_FREE_BYTES = 8 * KIB
 T = TypeVar("T")
 
 
@@ -102,7 +103,7 @@ class ByteReservation:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._queue.held_bytes -= self._bytes
+        self.shrink(self._bytes)
         self.arrived()
 
     def arrive(self, count: int, make_room: Callable[[], bool]) -> None:
@@ -135,6 +136,19 @@ class ByteReservation:
         """Reserve `count` more bytes. Raises RejectedError."""
         self._queue.add_bytes(count)
         self._bytes += count
+
+    def cover_unpacking(self, body: Body) -> None:
+        """Reserve what the decoder may hold until the rest of the body is sent. Raises RejectedError."""
+        count = body.unpacking_bytes
+        if count:
+            self.grow(count)
+            body.when_sent = partial(self.shrink, count)
+
+    def shrink(self, count: int) -> None:
+        """Return `count` bytes, at most all."""
+        count = min(count, self._bytes)
+        self._queue.held_bytes -= count
+        self._bytes -= count
 
 
 class Ticket:

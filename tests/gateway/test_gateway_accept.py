@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from edge.gateway.server import Acceptor
+from edge.gateway.server import _AT_ONCE_BUSY, Acceptor
 from tests.gateway.raw import until
 
 
@@ -116,3 +116,27 @@ async def test_a_client_that_left_before_its_turn_is_lost(listener: socket.socke
     async with accepted(listener, Recorder()) as seen:
         await until(lambda: "lost" in seen)
     assert seen == ["made", b"first", "another callback", "lost"]
+
+
+async def test_more_are_accepted_at_once_while_clients_keep_the_loop_busy(listener: socket.socket) -> None:
+    busy, made = False, list[Recorder]()
+
+    def make() -> Recorder:
+        made.append(Recorder())
+        return made[-1]
+
+    loop = asyncio.get_running_loop()
+    acceptor = Acceptor(loop, listener, make, reads_early=True, is_busy=lambda: busy)
+    clients = [socket.socket(listener.family) for _ in range(_AT_ONCE_BUSY + 5)]
+    for client in clients:
+        client.connect(listener.getsockname())
+    counts = []
+    for busy in (False, False, True, True, True):  # noqa: B007
+        acceptor._accept()  # as the loop calls it, once in an iteration
+        counts.append(len(made))
+    assert counts == [1, 2, _AT_ONCE_BUSY + 2, len(clients), len(clients)]
+    acceptor.close()
+    for client, recorder in zip(clients, made, strict=True):
+        client.close()
+        recorder.transport.abort()
+    await until(lambda: all("lost" in recorder.seen for recorder in made))

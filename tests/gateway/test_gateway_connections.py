@@ -8,9 +8,10 @@ import gzip
 import json
 import random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -253,6 +254,28 @@ async def test_bodies_that_are_unpacked_while_they_are_sent_are_bounded(rig: Rig
     await until(lambda: here.context.stats.model("chat").in_flight == 3)
 
 
+async def test_what_the_decoder_may_hold_is_given_back_once_the_body_is_sent(rig: Rigs) -> None:
+    answering = asyncio.Event()
+
+    async def slow(line: Line, request: Received) -> None:
+        await answering.wait()
+        await line.json({})
+
+    here = await rig(slow, config=GatewayOptions(hold_bytes=20_000_000))
+    options = {zstd.CompressionParameter.window_log: 23, zstd.CompressionParameter.content_size_flag: 0}
+    text = random.Random(1).randbytes(300_000) + bytes(8_000_000)
+    data = zstd.compress(text, options=options)
+    clients = [await here.connect() for _ in range(4)]
+    for number, client in enumerate(clients):  # more than have room at a time
+        await client.send(HEAD + b"Content-Encoding: zstd\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+        await until(lambda number=number: len(here.engine.requests) == number + 1)  # type: ignore[misc]
+        await until(lambda: here.context.waiting.held_bytes < 8_000_000)
+    answering.set()
+    assert [(await client.answer()).status for client in clients] == [200] * 4
+    assert [request.body == text for request in here.engine.requests] == [True] * 4
+    assert here.context.waiting.held_bytes == 0
+
+
 async def test_a_client_that_was_not_read_from_is_not_slow(rig: Rigs, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compressed body is read in part while its model loads, here for an hour."""
     waited_s = [0.0]
@@ -292,7 +315,7 @@ def test_the_window_of_a_zstd_frame_is_read_from_its_header() -> None:
 def busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every iteration of the event loop has done enough for clients: what is read waits for the next one."""
     monkeypatch.setattr(turns, "TURN_S", -1.0)
-    monkeypatch.setattr(connections, "_AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(turns, "_AT_ONCE_BYTES", 0)
 
 
 async def test_what_waits_for_its_turn_arrives_whole_and_in_order(rig: Rigs, busy: None) -> None:
@@ -303,6 +326,129 @@ async def test_what_waits_for_its_turn_arrives_whole_and_in_order(rig: Rigs, bus
         client.writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(text) + text)
     assert [(await client.answer()).status for client in clients] == [200] * 3
     assert [request.body == text for request in here.engine.requests] == [True] * 3
+
+
+async def test_a_head_that_waits_for_its_turn_is_counted_once(rig: Rigs, busy: None) -> None:
+    here = await rig()
+    client = await here.connect()
+    await client.send(HEAD + b"X: %s\r\nY: %s" % (b"y" * 14_000, b"y" * 10_000))
+    await until(lambda: any(each._head_bytes for each in here.context.connections._open.values()))
+    await client.send(b"y" * 4_000 + b"\r\nContent-Length: 2\r\n\r\n{}")
+    answer = await client.answer()
+    assert answer.status == 200, answer.body
+
+
+async def test_a_large_first_head_reaches_aiohttp_once_it_is_complete(rig: Rigs) -> None:
+    here = await rig()
+    client = await here.connect()
+    values = [bytes([97 + number]) * 14_000 for number in range(2)]
+    head = HEAD + b"".join(b"X-%d: %s\r\n" % pair for pair in enumerate(values)) + b"Content-Length: 2\r\n\r\n"
+    await client.send(head[:-3])
+    await until(lambda: any(each._head_bytes == len(head) - 3 for each in here.context.connections._open.values()))
+    connection = next(iter(here.context.connections._open.values()))
+    held = sum(map(len, connection._held))
+    assert held >= len(head) - 3 - connections._OPEN_HEAD_BYTES
+    await client.send(head[-3:] + b"{}" + HEAD + b"X: %s\r\n" % values[0])  # the second head is not held
+    assert (await client.answer()).status == 200
+    await client.send(b"Content-Length: 2\r\n\r\n[]")
+    assert (await client.answer()).status == 200
+    assert here.engine.requests[0].header("X-0") == values[0].decode()
+    assert [request.body for request in here.engine.requests] == [b"{}", b"[]"]
+    assert not connection._held
+
+
+async def test_nothing_is_read_while_what_was_read_before_waits(busy: None) -> None:
+    """aiohttp resumes the transport with each part of a body that it passes on: each added a read to what waited."""
+
+    class Inner(asyncio.Protocol):
+        seen = 0
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, asyncio.Transport)
+            self.transport = transport
+
+        def data_received(self, data: bytes) -> None:
+            self.seen += len(data)
+            asyncio.get_running_loop().call_soon(self.transport.resume_reading)
+
+    inners: list[Inner] = []
+    waiting: list[bool] = []  # at each read
+
+    class Watched(Connection):
+        def __init__(self) -> None:
+            inners.append(Inner())
+            super().__init__(ours, inners[-1])
+
+        def data_received(self, data: bytes) -> None:
+            waiting.append(bool(self._reads._waiting))
+            super().data_received(data)
+
+    ours, size = Connections(ClientLimits(header_bytes=10**9)), 1_000_000
+    listener = await asyncio.get_running_loop().create_server(Watched, "127.0.0.1", 0)
+    writers = [(await asyncio.open_connection(*listener.sockets[0].getsockname()))[1] for _ in range(3)]
+    for writer in writers:  # in an iteration one of them has its turn
+        writer.write(b"\r\n\r\n" + b"x" * (size - 4))
+    await until(lambda: sum(inner.seen for inner in inners) == 3 * size)
+    assert len(waiting) >= 3 * size // turns.ONE_READ_BYTES
+    assert not any(waiting), f"{sum(waiting)} of {len(waiting)}"
+    for writer in writers:
+        writer.close()
+    await until(lambda: not len(ours))
+    assert not any("resume_reading" in vars(inner.transport) for inner in inners), "it refers to the connection"
+    listener.close()
+
+
+async def test_less_is_read_at_once_of_many_connections(rig: Rigs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "_MANY", 0)
+    here = await rig()
+    await here.connect()
+
+    async def bounds(count: int) -> list[int]:
+        await until(lambda: len(here.context.connections) == count)
+        return [transport.max_size for transport in here.context.connections._open]  # type: ignore[attr-defined]
+
+    assert await bounds(1) == [turns.ONE_READ_BYTES]
+    client = await here.connect()
+    assert await bounds(2) == [turns.ONE_READ_BYTES, turns._FEW_BYTES]
+    monkeypatch.setattr(turns, "_MANY", 2)
+    await client.send(HEAD + b"Content-Length: 100000\r\n\r\n" + b" " * 100_000)
+    assert (await client.answer()).status == 200
+    assert await bounds(2) == [turns.ONE_READ_BYTES, turns.ONE_READ_BYTES]
+
+
+@given(st.lists(st.binary(min_size=1, max_size=300), max_size=400), st.integers(1, 3000), st.booleans())
+def test_any_chunks_are_joined_to_the_same_body(chunks: list[bytes], piece: int, slow: bool) -> None:
+    framed = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
+    head = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    async def play() -> bytes:
+        seen, most = b"", 0
+
+        async def handle(request: web.BaseRequest) -> web.Response:
+            nonlocal seen, most
+            body_module.join_chunks(cast(web.Request, request))
+            assert type(request.content) is body_module.JoinedChunks
+            while part := await request.content.readany():
+                seen += part
+                most = max(most, len(request.content._buffer))
+                if slow:
+                    await asyncio.sleep(0)
+            return web.Response()
+
+        server = web.Server(handle, read_bufsize=4096)
+        listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
+        for start in range(0, len(framed), piece):
+            writer.write((head if not start else b"") + framed[start : start + piece])
+            await asyncio.sleep(0)
+        assert b"200" in await reader.readline()
+        assert most <= body_module._MOST_CHUNKS
+        writer.close()
+        await server.shutdown(1)
+        listener.close()
+        return seen
+
+    assert asyncio.run(play()) == b"".join(chunks)
 
 
 async def test_pipelined_requests_are_answered_in_order_and_leave_probes_their_turn(rig: Rigs) -> None:
@@ -335,7 +481,7 @@ async def test_one_that_leaves_while_it_waits_for_its_turn_is_gone(rig: Rigs, mo
 @given(st.lists(st.integers(1, 60_000), min_size=1, max_size=8), st.integers(0, 100_000))
 def test_any_cuts_of_what_is_read_reach_aiohttp_as_they_came(cuts: list[int], size: int) -> None:
     """Turns that are over at random: nothing is lost, doubled or reordered."""
-    data = random.Random(size).randbytes(size)
+    data = b"\r\n\r\n" + random.Random(size).randbytes(size)  # the end of a head
 
     class Inner(asyncio.Protocol):
         def __init__(self) -> None:
@@ -356,7 +502,7 @@ def test_any_cuts_of_what_is_read_reach_aiohttp_as_they_came(cuts: list[int], si
             at += cut
             await asyncio.sleep(0)
         writer.write(data[at:])
-        await until(lambda: len(inner.seen) >= size)
+        await until(lambda: len(inner.seen) >= len(data))
         writer.close()
         listener.close()
         return inner.seen

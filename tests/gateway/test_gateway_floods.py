@@ -108,8 +108,6 @@ async def test_a_flood_of_connections_costs_little_and_shuts_no_probe_out(floode
     most_bytes = await flooded.probe(3.0)
     # This engine takes any number of requests at once: the windows of those that are sent count as bodies that wait.
     unpacked = 64 * MIB if "zstd" in kind else 0
-    # More than 60 MiB in a whole process, see docs/numbers.md: what is read of each, and aiohttp's list of its chunks.
-    unpacked += 32 * MIB if "pipeline" in kind or "chunks" in kind else 0
     assert most_bytes <= MOST_BYTES + unpacked, f"{most_bytes / MIB:.0f} MiB"
 
 
