@@ -20,8 +20,9 @@ from edge.daemon.console import has_terminal
 from edge.daemon.control import Control, LogQuestion, PageHistory, log_lines, overview
 from edge.daemon.device_recovery import recover_devices
 from edge.daemon.fleet import Fleet, about, gateway_config
-from edge.daemon.history import PastRecords, Recorder, SpeedBaseline, lost_on_reboot
+from edge.daemon.history import PastRecords, Recorder, lost_on_reboot
 from edge.daemon.journal import console_for
+from edge.daemon.kept_by_model import SpeedBaseline
 from edge.daemon.planning import Launched, LaunchTimes, fallback_of, keep_launch
 from edge.daemon.reload import Reload, after_restart
 from edge.daemon.remembered_launch import forget

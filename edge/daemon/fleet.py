@@ -16,8 +16,7 @@ from msgspec.structs import replace
 from edge.board import device_nodes
 from edge.config import Config
 from edge.config.values import Preset
-from edge.daemon.history import SpeedBaseline
-from edge.daemon.kept_remedies import KeptRemedies, key
+from edge.daemon.kept_by_model import KeptRemedies, SpeedBaseline, key
 from edge.daemon.planning import process_limits
 from edge.gateway.config import GatewayOptions
 from edge.linux.best_effort import LogFile

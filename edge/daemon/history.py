@@ -21,7 +21,7 @@ from edge.daemon.planning import LaunchTimes
 from edge.daemon.remembered_launch import identity
 from edge.daemon.start_timeline import Instants, spans, start_record, with_limit, with_service_start
 from edge.linux.files import read_json, visible, write_atomic
-from edge.linux.ordered_writer import OrderedWriter, Put, at_once
+from edge.linux.ordered_writer import OrderedWriter
 from edge.linux.procfs import read_boot_id, read_usage, resident_ratio
 from edge.linux.slow_reads import ReadHangs, answer_of
 from edge.linux.timeouts import DeadlineExceeded, in_thread
@@ -276,49 +276,6 @@ def _keep_calibration(
 ) -> None:
     with suppress(OSError):
         record(path, engine, arch, plan, measured, meta)
-
-
-# The speed baseline of each model, last_good.json in the state folder: tokens per second when it ran as planned.
-
-SCHEMA = 1
-
-
-class SpeedBaseline:
-    """Tokens per second by model id, each valid for one file, engine and rung. `put` runs the writes."""
-
-    def __init__(self, folders: Folders, put: Put = at_once) -> None:
-        self._put = put
-        self._path = folders.instance_state / "last_good.json"
-        self._models = self._read()
-
-    def tokens_s(self, model_id: str, key: str) -> float | None:
-        """Return the baseline, or None for another file, engine or rung."""
-        kept = self._models.get(model_id, {})
-        value = kept.get("tokens_s")
-        return float(value) if kept.get("key") == key and isinstance(value, (int, float)) and value > 0 else None
-
-    def keep(self, model_id: str, key: str, tokens_s: float) -> None:
-        """Keep the highest speed, and write it if the disk allows.
-
-        With the last speed as the baseline, a slow decline would lower its own bar at every start.
-        """
-        if tokens_s <= (self.tokens_s(model_id, key) or 0.0):
-            return
-        self._models[model_id] = {"key": key, "tokens_s": round(tokens_s, 2), "at": round(time.time())}
-        self._put(partial(_write, self._path, json.dumps({"schema": SCHEMA, "models": self._models}) + "\n"))
-
-    def _read(self) -> dict[str, dict[str, Any]]:
-        document: dict[str, Any] = {}
-        with suppress(ReadHangs):
-            document = answer_of(partial(_read_object, self._path), RECORDS_S, RECORDS_S)
-        models = document.get("models") if document.get("schema") == SCHEMA else None
-        return {name: value for name, value in (models or {}).items() if isinstance(value, dict)}
-
-
-def _write(path: Path, text: str) -> None:
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomic(path, text)
 
 
 def _read_object(path: Path) -> dict[str, Any]:

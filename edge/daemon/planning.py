@@ -17,7 +17,7 @@ from edge.config.values import Preset
 from edge.daemon import consent
 from edge.daemon.children import Children, Clock, Early, claim
 from edge.daemon.console import Console
-from edge.daemon.kept_remedies import KeptRemedies, key, remedies_path
+from edge.daemon.kept_by_model import KeptRemedies, key, remedies_path
 from edge.daemon.lock import Lock
 from edge.daemon.options import given
 from edge.daemon.remembered_launch import (

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from edge.daemon.fleet import Fleet
-from edge.daemon.history import SpeedBaseline
+from edge.daemon.kept_by_model import SpeedBaseline
 from edge.paths import folders
 from edge.supervisor.memory_wait import MemoryHolder
 from edge.supervisor.model_handle import ModelHandle

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge.daemon.history import SpeedBaseline
-from edge.daemon.kept_remedies import key
+from edge.daemon.kept_by_model import SpeedBaseline, key
 from edge.paths import folders
 
 

@@ -20,7 +20,7 @@ from edge.config import load, resolve_profile
 from edge.daemon import children as children_module
 from edge.daemon import planning
 from edge.daemon.children import Children
-from edge.daemon.kept_remedies import KeptRemedies, key
+from edge.daemon.kept_by_model import KeptRemedies, key
 from edge.daemon.remembered_launch import (
     EngineCommand,
     RememberedLaunch,

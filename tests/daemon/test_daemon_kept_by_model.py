@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.daemon.kept_remedies import KeptRemedies
+from edge.daemon.kept_by_model import KeptRemedies
 from edge.paths import folders
 from tests.daemon.served import Served, served
 from tests.fakes.llama_switches import Death
