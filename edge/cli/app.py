@@ -16,6 +16,7 @@ from typer.models import CommandInfo, TyperInfo
 import edge.cli
 from edge import __version__
 from edge.board import nvidia
+from edge.units import printable
 
 # The page of the source tree that says more about a command, or a noun's commands; shown below each help.
 PAGES = {
@@ -105,12 +106,23 @@ def nouns(only: str | None = None) -> Iterator[ModuleType]:
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code: 64 (EX_USAGE) for a wrong command line, where typer has 2."""
     nvidia.on_wait = _waits
+    if any(printable(argument) != argument for argument in arguments):
+        _escape_errors()
     try:
         build(arguments[0] if arguments else None)(args=arguments or ["--help"], prog_name="edgellm")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         return USAGE if code == 2 else code
     return 0
+
+
+def _escape_errors() -> None:
+    """Show control characters in typer's own messages, which quote arguments. The import takes 40 ms."""
+    from typer import rich_utils
+
+    from edge.cli.output import SafeConsole
+
+    rich_utils.Console = SafeConsole  # type: ignore[attr-defined]
 
 
 def _waits(text: str) -> None:

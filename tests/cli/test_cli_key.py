@@ -86,3 +86,15 @@ def test_the_configured_file_is_used(tmp_path: Path, state: list[str]) -> None:
     (tmp_path / "config" / "edgellm.toml").write_text(f'schema = 1\n[gateway]\nkeys_file = "{tmp_path}/mine.toml"\n')
     assert main(["key", "add", "a", *state]) == 0
     assert (tmp_path / "mine.toml").exists()
+
+
+def test_the_path_of_the_key_file_is_shown_and_not_obeyed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a\x1b[2J\nadded admin to\u202e" / "keys.toml"
+    path.parent.mkdir()
+    assert main(["key", "add", "laptop", "--file", str(path)]) == 0
+    shown = capsys.readouterr()
+    assert "\x1b" not in shown.err and "\u202e" not in shown.err
+    assert shown.err.count("\n") == 1 and r"a\x1b[2J\nadded admin to\u202e" in shown.err
+    assert [key.name for key in keys.read(path)] == ["laptop"]
+    assert main(["key", "revoke", "absent", "--file", str(path)]) == 69
+    assert "\x1b" not in capsys.readouterr().err

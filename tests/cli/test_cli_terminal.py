@@ -133,6 +133,19 @@ def test_names_of_files_are_shown_and_not_obeyed(state: Path, capsys: pytest.Cap
     assert "\x1b[2J" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [[HOSTILE], ["plan", f"--{HOSTILE}"], ["key", HOSTILE], ["model", "show", "a", HOSTILE]],
+    ids=["command", "option", "subcommand", "argument too many"],
+)
+def test_typers_own_errors_show_what_they_quote(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "edge", *arguments]
+    done = subprocess.run(command, capture_output=True, cwd=ROOT, env={**os.environ, "FORCE_COLOR": "1"})
+    assert done.returncode == 64, done.stderr
+    printed = re.sub(r"\x1b\[[0-9;]*m", "", (done.stdout + done.stderr).decode())
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", printed), printed
+
+
 @given(st.text(alphabet=st.characters(codec="utf-8"), max_size=40))
 def test_no_text_reaches_a_terminal_as_a_control_sequence(text: str) -> None:
     """rich's own colours do; what was printed does not."""

@@ -36,6 +36,20 @@ def test_what_is_no_address(text: str) -> None:
         sockets.parse_address(text)
 
 
+@pytest.mark.parametrize(
+    "host",
+    ["a" * 300, "..", "x..y", "é" * 70, "é..", "\udcff"],
+    ids=["long", "dots", "label missing", "long label", "no label", "no UTF-8"],
+)
+def test_what_is_no_host_is_an_error_of_the_configuration(host: str) -> None:
+    """The codec of international names raises UnicodeError for some of them."""
+    before = open_descriptors()
+    with pytest.raises(ConfigError) as caught:
+        sockets.bind(["127.0.0.1:0", f"{host}:0"])
+    assert str(caught.value).startswith(("cannot listen on", "not an address"))
+    assert open_descriptors() == before
+
+
 def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 

@@ -56,6 +56,17 @@ def models(state: Path) -> Path:
     return folder
 
 
+def test_a_file_of_no_bytes_is_called_empty_by_every_command(edge: Edge, models: Path) -> None:
+    path = models / "Gone-Q4_K_M.gguf"
+    path.touch()
+    code, out, _ = edge("list")
+    assert code == 0 and "Alpha" in out and "the file is empty" in out
+    code, out, err = edge("show", path)
+    assert code == 65 and "the file is empty" in err, out
+    code, out, err = edge("check", path)
+    assert code == 65 and "the file is empty" in out + err
+
+
 def test_list_shows_what_serves_and_why_the_rest_does_not(edge: Edge, models: Path) -> None:
     """FC-46, FC-47: a web page is no 0.0 GB model; FC-50: a set is one line."""
     code, out, _ = edge("list")
