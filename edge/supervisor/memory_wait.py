@@ -10,7 +10,6 @@ import asyncio
 import os
 from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -41,17 +40,17 @@ class MemoryHolder(NamedTuple):
 GpuHolders = Callable[[], Iterable[MemoryHolder]]
 
 
-def find_holders(gpu: Iterable[MemoryHolder] = (), proc: Path = procfs.PROC) -> tuple[MemoryHolder, ...]:
+def find_holders(gpu: Iterable[MemoryHolder] = ()) -> tuple[MemoryHolder, ...]:
     """Return the processes with the most memory, the largest first. Reads /proc; this process is left out.
 
     Processes of other users are included: /proc/PID/status is readable to all.
     """
     found = {holder.pid: holder for holder in gpu if holder.bytes >= HOLDER_BYTES}
-    for pid in procfs.pids(proc):
-        usage = procfs.read_usage(pid, proc)
+    for pid in procfs.pids():
+        usage = procfs.read_usage(pid)
         size = usage.rss_anon_bytes + usage.swap_bytes if usage is not None else 0
         if size >= HOLDER_BYTES and (pid not in found or found[pid].bytes < size):
-            found[pid] = MemoryHolder(pid, procfs.process_name(pid, proc), size)
+            found[pid] = MemoryHolder(pid, procfs.process_name(pid), size)
     found.pop(os.getpid(), None)
     return tuple(sorted(found.values(), key=lambda holder: -holder.bytes)[:MOST_HOLDERS])
 
@@ -143,9 +142,9 @@ class MemoryWait:
         return self._available() - sum(holder.bytes for holder in self._gpu())
 
 
-def available_bytes(proc: Path = procfs.PROC) -> int:
+def available_bytes() -> int:
     """Return MemAvailable; 0 if it cannot be read."""
     try:
-        return mem_available_bytes(parse((proc / "meminfo").read_text()))[0]
+        return mem_available_bytes(parse((procfs.PROC / "meminfo").read_text()))[0]
     except OSError:
         return 0

@@ -247,9 +247,7 @@ class Child:
             self.group.remove()
 
 
-def spawn(
-    argv: Sequence[str], env: Mapping[str, str], socket_path: Path, limits: ProcessLimits | None = None, cwd: str = "/"
-) -> Child:
+def spawn(argv: Sequence[str], env: Mapping[str, str], socket_path: Path, limits: ProcessLimits | None = None) -> Child:
     """Start an engine. The word `{socket}` of argv becomes its socket.
 
     Raises UnavailableError if the binary cannot be executed.
@@ -271,7 +269,7 @@ def spawn(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            cwd=cwd,
+            cwd="/",
             start_new_session=True,  # Ctrl-C in the terminal goes to this process only
             umask=0o077,
             preexec_fn=_BeforeExec(os.getpid(), limits, entry),

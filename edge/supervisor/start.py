@@ -47,8 +47,7 @@ class LogEvent(Struct, frozen=True):
 class Attempt:
     """The observed start of one child: lines go in; gates, facts, progress and marks come out.
 
-    Times are monotonic seconds. `weights_bytes`: tensors of the model. `driver`: evidence that the GPU's device nodes
-    open, None where it was not checked. `capability` of the GPU: "8.7".
+    Times are monotonic seconds. `weights_bytes`: tensors of the model. `capability` of the GPU: "8.7".
     """
 
     def __init__(
@@ -58,7 +57,6 @@ class Attempt:
         spawned_at_s: float,
         weights_bytes: int,
         *,
-        driver: str | None = None,
         capability: str | None = None,
     ) -> None:
         self.plan = plan
@@ -81,8 +79,6 @@ class Attempt:
         self._prefixed = False  # it prefixes its lines (--log-prefix): one without is text of a model or a library
         if not self.wants_gpu:
             self.gates = self.gates.open("driver", spawned_at_s, "no GPU wanted")
-        elif driver is not None:
-            self.driver_opens(driver)
 
     @property
     def tail(self) -> Sequence[str]:

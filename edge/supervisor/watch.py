@@ -86,13 +86,13 @@ class Watch:
         traffic: Traffic,
         held: Callable[[], int],
         chat_template: bool,
-        before: Sequence[Degraded] = (),
-        wedge_s: float | None = None,
-        remedies: Remedies | None = None,
-        driver: Callable[[], str | None] = lambda: None,
-        gpu_load: Callable[[], float | None] = lambda: None,
-        on_speed: Callable[[float], None] = lambda _: None,
-        memory_back: Callable[[], None] = lambda: None,
+        before: tuple[Degraded, ...],
+        wedge_s: float,
+        remedies: Remedies | None,
+        driver: Callable[[], str | None],
+        gpu_load: Callable[[], float | None],
+        on_speed: Callable[[float], None],
+        memory_back: Callable[[], None],
         probe: EngineClient | None = None,
     ) -> None:
         self.child = child
@@ -114,10 +114,10 @@ class Watch:
         self._gpu_load = gpu_load
         self._slots: str | None = None  # counters of the engine's slots
         self._pipes: tuple[PipeLines, ...] = ()
-        self._before = tuple(before)
+        self._before = before
         self._differences: tuple[Degraded, ...] = ()
         self._memory: tuple[Degraded, ...] = ()
-        self._wedge_s = terms.policy.wedge_s if wedge_s is None else wedge_s
+        self._wedge_s = wedge_s
         self._probe = probe or EngineClient(child.socket_path)
         self.warming = Warming(self._probe, attempt.plan.settings, chat_template, terms)
         self._prompts = saved_prompts(self._probe, attempt.plan, terms, traffic)

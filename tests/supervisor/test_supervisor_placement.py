@@ -35,7 +35,8 @@ def lines(*changes: tuple[str, str]) -> list[str]:
 
 
 def start(log: list[str], rss_bytes: int | None = None) -> tuple[Attempt, list[str]]:
-    attempt = Attempt(PLAN, PATTERNS, 100.0, META.tensor_bytes, driver="/dev/nvmap opens")
+    attempt = Attempt(PLAN, PATTERNS, 100.0, META.tensor_bytes)
+    attempt.driver_opens("/dev/nvmap opens")
     events = [event for line in log for event in attempt.stderr(engine_log.prefixed(line, 0.5), 101.0)]
     events += attempt.answered(102.0, rss_bytes)
     return attempt, [event.what for event in events if event.what == "no_device"]
@@ -161,7 +162,8 @@ REAL = """0.00.136.616 I srv  llama_server: initializing ...
 def real(pattern: str = "", text: str = "") -> tuple[Attempt, list[str], list[tuple[str, str]]]:
     """Start by the real log, with some text of its lines replaced; an empty replacement drops the lines."""
     plan = launch_plan(("x",), 0, settings(n_ctx=4096, n_gpu_layers=41, devices=("CUDA0",)))
-    attempt = Attempt(plan, PATTERNS, 100.0, 8535 << 20, driver="/dev/nvidiactl opens")
+    attempt = Attempt(plan, PATTERNS, 100.0, 8535 << 20)
+    attempt.driver_opens("/dev/nvidiactl opens")
     events = []
     for line in REAL.splitlines():
         if text or not pattern or not re.search(pattern, line):
@@ -280,7 +282,8 @@ def test_a_models_metadata_is_no_cause_of_an_exit() -> None:
 
 
 def test_the_gate_that_failed_is_the_one_shown() -> None:
-    attempt = Attempt(PLAN, PATTERNS, 100.0, META.tensor_bytes, driver="/dev/nvmap opens")
+    attempt = Attempt(PLAN, PATTERNS, 100.0, META.tensor_bytes)
+    attempt.driver_opens("/dev/nvmap opens")
     attempt.stdout(PROTOCOL + json.dumps({"state": "loading", "payload": {"value": 0.5}}), 100.5)
     for line in [*engine_log.before_load(engine_log.Start(gpu=GPU)), *engine_log.tensors(engine_log.Start(gpu=GPU))]:
         attempt.stderr(engine_log.prefixed(line, 0.5), 101.0)

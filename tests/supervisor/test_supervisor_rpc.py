@@ -39,7 +39,8 @@ def lines(*dropped: str) -> list[str]:
 
 
 def started(log: list[str]) -> Attempt:
-    attempt = Attempt(PLAN, PATTERNS, 100.0, META.tensor_bytes, driver="/dev/nvmap opens")
+    attempt = Attempt(PLAN, PATTERNS, 100.0, META.tensor_bytes)
+    attempt.driver_opens("/dev/nvmap opens")
     for line in log:
         attempt.stderr(engine_log.prefixed(line, 0.5), 101.0)
     attempt.answered(102.0, None)

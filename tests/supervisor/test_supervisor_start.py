@@ -24,7 +24,10 @@ WEIGHTS = 900 * MIB
 
 def attempt(*devices: str, capability: str | None = "8.7", driver: str | None = None) -> Attempt:
     chosen = gpu_settings(*devices) if devices else cpu_settings()
-    return Attempt(launch_plan(("x",), 0, chosen), PATTERNS, 100.0, WEIGHTS, driver=driver, capability=capability)
+    seen = Attempt(launch_plan(("x",), 0, chosen), PATTERNS, 100.0, WEIGHTS, capability=capability)
+    if driver is not None:
+        seen.driver_opens(driver)
+    return seen
 
 
 def feed(seen: Attempt, start: Start, *, begin_s: float = 100.0, step_s: float = 0.01) -> list[str]:

@@ -62,7 +62,8 @@ PREFIXES = ["0.07.031.000 I ", "0.00.000.001 I ", "59.59.999.999 E ", ""]
 
 def start(text: list[str], *, until: str = "answered") -> tuple[Attempt, list[LogEvent]]:
     """Return a start by the real log whose template prints `text`; `until` example, end or answered."""
-    attempt = Attempt(PLAN, PATTERNS, 100.0, 8535 << 20, driver="/dev/nvidiactl opens")
+    attempt = Attempt(PLAN, PATTERNS, 100.0, 8535 << 20)
+    attempt.driver_opens("/dev/nvidiactl opens")
     lines = [*BEFORE, EXAMPLE, *text, *(AFTER if until != "example" else [])]
     events = [event for n, line in enumerate(lines) for event in attempt.stderr(line, 108.0 + n / 1000)]
     if until == "answered":
