@@ -111,6 +111,10 @@ def _explained(error: OSError) -> tuple[Exception, str | None]:
     from pathlib import Path
 
     reason = error.strerror or str(error)
+    if error.errno == errno.ENOENT and error.filename is None:  # only getcwd(2) names no file
+        return OSError("the current folder was removed"), "change to a folder that exists"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return OSError(f"no file can be opened: {reason}"), "raise the limit: `ulimit -n`"
     if error.filename is None:
         return OSError(f"the output could not be written: {reason}"), None
     hint = "check the path and the space on its disk"

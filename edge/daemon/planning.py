@@ -29,6 +29,7 @@ from edge.daemon.remembered_launch import (
     keep,
     relevant,
     trace_inputs,
+    working_directory,
 )
 from edge.daemon.start_timeline import Span
 from edge.daemon.template_verdicts import judged
@@ -170,7 +171,7 @@ def remember(launched: Launched, prepared: Prepared) -> RememberedLaunch | None:
     nodes = gpu_nodes(prepared.board, Tree(Path("/"))).names if uses_gpu else ()
     return RememberedLaunch(
         argv=launched.request.argv,
-        cwd=str(Path.cwd()),
+        cwd=working_directory(),
         env=relevant(os.environ),
         listen=list(launched.config.listen),
         tls=bool(launched.config.gateway.tls_cert),

@@ -144,13 +144,21 @@ def relevant(env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def working_directory() -> str:
+    """Return the current folder, empty where it was removed: a shell stays in a folder that is gone."""
+    try:
+        return os.getcwd()  # noqa: PTH109 - Path.cwd() is os.getcwd()
+    except OSError:
+        return ""
+
+
 def why_not(launch: RememberedLaunch, argv: list[str], env: Mapping[str, str], root: Path = Path("/")) -> str | None:
     """Return the first reason not to use a remembered launch, or None if everything is as it was."""
     if launch.version != __version__:
         return f"it is of edgellm {launch.version}"
     if launch.argv != argv:
         return "the command line differs"
-    if launch.cwd != str(Path.cwd()):
+    if launch.cwd != working_directory():
         return "the working directory differs"
     now = relevant(env)
     for name in sorted({*now, *launch.env}):

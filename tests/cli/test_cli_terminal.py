@@ -224,3 +224,13 @@ def test_a_path_that_cannot_be_written_is_named_with_its_owner(
     shown = capsys.readouterr().err
     assert f"{tmp_path / 'config' / 'edgellm.toml'}: Permission denied" in shown
     assert f"belongs to {tmp_path.owner()}" in shown and "Errno" not in shown
+
+
+def test_a_current_folder_that_is_gone_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(["status", "--state-dir", "relative"]) == 74
+    assert "the current folder was removed" in capsys.readouterr().err

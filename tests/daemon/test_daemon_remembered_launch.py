@@ -34,6 +34,7 @@ from edge.daemon.remembered_launch import (
     relevant,
     trace_inputs,
     why_not,
+    working_directory,
 )
 from edge.engine.installed import SelectedEngine, write_selection
 from edge.models.header import read_kept
@@ -150,6 +151,16 @@ def test_another_command_is_planned(
     record: RememberedLaunch, machine: Path, argv: list[str], env: dict[str, str], reason: str
 ) -> None:
     assert why_not(record, argv, ENV | env, machine) == reason
+
+
+def test_a_folder_that_is_gone_ends_no_start(
+    record: RememberedLaunch, machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert why_not(record, ARGV, ENV, machine) == "the working directory differs"
+    assert why_not(record._replace(cwd=working_directory()), ARGV, ENV, machine) is None
 
 
 def test_another_version_or_folder_is_planned(
