@@ -150,7 +150,7 @@ def _read(libraries: tuple[str, ...]) -> Reading | None:
         if (count := _count(nvml)) is None:
             return None
         gpus = tuple(gpu for index in range(count) for gpu in _gpus(nvml, index))
-        return Reading(gpus, _driver(nvml), _cuda(nvml), "nvml", mig_notes(gpus))
+        return Reading(gpus, _text(nvml, "nvmlSystemGetDriverVersion"), _cuda(nvml), "nvml", mig_notes(gpus))
     finally:
         _done(nvml, "nvmlShutdown")
 
@@ -239,10 +239,6 @@ def _text(nvml: ctypes.CDLL, name: str, *handle: c_void_p) -> str | None:
     if not _done(nvml, name, *handle, c_char_p(ctypes.addressof(buffer)), c_uint(_TEXT_BYTES)):
         return None
     return buffer.value.decode(errors="replace") or None
-
-
-def _driver(nvml: ctypes.CDLL) -> str | None:
-    return _text(nvml, "nvmlSystemGetDriverVersion")
 
 
 def _cuda(nvml: ctypes.CDLL) -> str | None:

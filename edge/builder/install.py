@@ -147,15 +147,12 @@ def use(engines: Path, engine_id: str) -> SelectedEngine:
     """Select an installed engine, or `embedded`; the one selected before becomes `previous`."""
     before = read_selection(engines)
     embedded = find_embedded(sys.executable)
-    if embedded is not None and engine_id in ("embedded", embedded.id):
-        if before.current is None:
-            return before
-        after = SelectedEngine(None, before.current)
-    else:
-        load(engines, engine_id)
-        if before.current == engine_id:
-            return before
-        after = SelectedEngine(engine_id, before.current)
+    wanted = None if embedded is not None and engine_id in ("embedded", embedded.id) else engine_id
+    if wanted is not None:
+        load(engines, wanted)
+    if wanted == before.current:
+        return before
+    after = SelectedEngine(wanted, before.current)
     write_selection(engines, after)
     return after
 
@@ -213,11 +210,7 @@ def export_engine(engines: Path, engine_id: str, file: Path) -> int:
     partial = file.with_name(f".{file.name}.partial-{os.getpid()}")
     packed = file.name.endswith((".gz", ".tgz"))
     try:
-        with (
-            tarfile.open(partial, "w:gz" if packed else "w", compresslevel=6)
-            if packed
-            else tarfile.open(partial, "w") as tar
-        ):
+        with tarfile.open(partial, "w:gz", compresslevel=6) if packed else tarfile.open(partial, "w") as tar:
             body = (json.dumps(document, indent=2) + "\n").encode()
             info = tarfile.TarInfo(_MANIFEST)
             info.size = len(body)

@@ -24,10 +24,8 @@ from edge.linux.tree import Tree
 
 def measure(request: BuildRequest, tools: Toolchain, source: SourceArchive, pin: Pin) -> BuildHost:
     """Measure disk, memory, cores and clock."""
-    build, tmp = (
-        _existing(request.build_root),
-        _existing(Path(request.environment.get("TMPDIR") or tempfile.gettempdir())),
-    )
+    build = _existing(request.build_root)
+    tmp = _existing(Path(request.environment.get("TMPDIR") or tempfile.gettempdir()))
     return BuildHost(
         toolchain=tools,
         build_free_bytes=shutil.disk_usage(build).free,

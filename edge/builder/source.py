@@ -182,16 +182,12 @@ def fetch(choice: SourceChoice, pin: Pin, src_dir: Path, drop: tuple[str, ...], 
             return source
         say(f"{source.tree} is not the tree that was unpacked there: taking it anew")
         shutil.rmtree(source.tree)
-    if choice.type == "path":
-        archive = Path(choice.ref or ".").resolve()
-        say(f"checking and unpacking {archive.name}")
-        unpack(archive, pin.pypi, source.tree, drop)
-    elif choice.type == "pypi":
-        archive = download(pin.pypi, src_dir, say)
-        say(f"checking and unpacking {archive.name}")
-        unpack(archive, pin.pypi, source.tree, drop)
-    else:
+    if choice.type == "git":
         clone(pin.git["url"], choice.ref or pin.commit, source.tree, say)
+    else:
+        archive = Path(choice.ref or ".").resolve() if choice.type == "path" else download(pin.pypi, src_dir, say)
+        say(f"checking and unpacking {archive.name}")
+        unpack(archive, pin.pypi, source.tree, drop)
     remember(source.tree)
     return locate(choice, pin, src_dir)
 

@@ -156,9 +156,7 @@ def needed(prefix: Path = PREFIX, wheels: Path | None = None) -> PrefixSource | 
     """Return what /opt/edgellm has to be made of; None where the running Python will do or it is up to date."""
     python, package = running_program()
     why = unsafe(python, package)
-    if wheels is not None and why is None and _wheel_version(wheels) in (None, __version__):
-        return None
-    if wheels is None and why is None:
+    if why is None and (wheels is None or _wheel_version(wheels) in (None, __version__)):
         return None
     source = PrefixSource(wheels, why or f"{wheels} holds another version")
     return None if stamp(prefix) == _mark(source) else source
