@@ -12,7 +12,8 @@ import zlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from aiohttp import StreamReader, web
+from aiohttp import web
+from aiohttp.streams import StreamReader
 
 from edge.gateway.config import GatewayOptions
 from edge.gateway.connections import Connections
