@@ -104,6 +104,7 @@ def read_record(path: Path) -> RememberedLaunch | None:
         _check_types(launch._asdict(), _TYPES)
         for model in models.values():
             _check_types(model._asdict(), {**_TYPES, "files": list})
+            _check_command(model)
         return launch if models else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
@@ -119,6 +120,17 @@ def _check_types(values: dict[str, Any], types: Mapping[str, type | tuple[type, 
             texts += values[name].values() if name == "env" else values[name]
     if any(b"\0" in os.fsencode(each) for each in texts):
         raise ValueError("a zero byte")
+
+
+def _check_command(command: EngineCommand) -> None:
+    """Raise TypeError or ValueError for what no process can be started with."""
+    nice, oom_score_adj, cpus = command.limits
+    if not all(isinstance(each, int) for each in (nice, oom_score_adj, *cpus, *command.held_bytes.values())):
+        raise TypeError("a number")
+    if not (command.argv and command.files) or command.cold_argv == []:
+        raise ValueError("an empty list")
+    if any(not name or "=" in name or "\0" in name for name in command.env):
+        raise ValueError("the name of a variable")
 
 
 def keep(folders: Folders, launch: RememberedLaunch) -> None:

@@ -60,11 +60,14 @@ log = logging.getLogger("edge.gateway")
 
 
 class _ClientErrorFilter(logging.Filter):
-    """Drops tracebacks for what clients do: malformed HTTP gets its 400, a closed connection is counted."""
+    """Drops tracebacks for what clients do: malformed HTTP gets its 400, a closed connection is counted.
+
+    RejectedError: of a body with broken chunks, whose rest aiohttp reads once more after the answer.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        return not isinstance(error, (HttpProcessingError, ConnectionError))
+        return not isinstance(error, (HttpProcessingError, ConnectionError, RejectedError))
 
 
 _http_log = logging.getLogger("edge.gateway.http")

@@ -109,7 +109,7 @@ def test_a_damaged_record_is_none(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("odd", [None, [], {}, 5, "", "\ud800", "a\0b", True, [None], {"a": None}, [["\ud800"]]])
 def test_a_field_of_another_kind_ends_no_start(
-    record: RememberedLaunch, machine: Path, tmp_path: Path, odd: object
+    record: RememberedLaunch, machine: Path, tmp_path: Path, odd: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "launch.json"
     for name in (*record._fields, *record.models["chat"]._fields):
@@ -120,6 +120,32 @@ def test_a_field_of_another_kind_ends_no_start(
         found = read_record(path)
         if found is not None:
             why_not(found, ARGV, ENV, machine)
+            monkeypatch.setattr(children_module, "spawn", lambda argv, env, socket, limits: os.fspath(argv[0]))
+            Children().start("chat", found.models["chat"], tmp_path / "socket")
+
+
+@pytest.mark.parametrize(
+    ("field", "odd"),
+    [
+        ("limits", [0, 500]),
+        ("limits", [0, 500, None]),
+        ("limits", [0, None, []]),
+        ("limits", [0, 500, ["1"]]),
+        ("env", {"A=B": "c"}),
+        ("env", {"": "c"}),
+        ("env", {"A\0": "c"}),
+        ("held_bytes", {"host": "x"}),
+        ("files", []),
+        ("argv", []),
+        ("cold_argv", []),
+    ],
+)
+def test_a_command_that_no_process_can_have_is_no_record(
+    record: RememberedLaunch, tmp_path: Path, field: str, odd: object
+) -> None:
+    command = record.models["chat"]._replace(**{field: odd})
+    record._replace(models={"chat": command}).write(tmp_path / "launch.json")
+    assert read_record(tmp_path / "launch.json") is None
 
 
 def test_a_record_that_another_user_could_have_written_is_none(record: RememberedLaunch, tmp_path: Path) -> None:

@@ -286,7 +286,9 @@ async def test_a_target_that_is_no_path_is_rejected_in_the_envelope_and_counted(
 
 @pytest.mark.parametrize("rest", [b"zz\r\n", b"-1\r\n", b"2\r\n{}X\r\n", b"0\r\n" + b"X: y\r\n" * 200 + b"\r\n"])
 @pytest.mark.parametrize("replay_bytes", [0, 1000])
-async def test_a_body_whose_chunks_break_is_rejected_at_once(rig: Rigs, rest: bytes, replay_bytes: int) -> None:
+async def test_a_body_whose_chunks_break_is_rejected_at_once(
+    rig: Rigs, rest: bytes, replay_bytes: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """`replay_bytes` 0: on its way to the engine already."""
 
     async def script(line, request):  # type: ignore[no-untyped-def]
@@ -305,6 +307,7 @@ async def test_a_body_whose_chunks_break_is_rejected_at_once(rig: Rigs, rest: by
     answer = await client.answer()
     assert (answer.status, json.loads(answer.body)["error"]["kind"]) == (400, "bad_request")
     await until(lambda: here.engine.open == 0 and len(here.context.connections) == 0)
+    assert not [each for each in caplog.records if each.exc_info], "a client makes the gateway log tracebacks"
 
 
 async def test_headers_that_are_no_utf8_pass_or_are_refused_but_break_nothing(rig: Rigs) -> None:
