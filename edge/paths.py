@@ -14,6 +14,7 @@ from edge.errors import UnavailableError
 SOCKET_PATH_MAX_BYTES = 107
 # systemd gives /var/cache/edgellm to the service's user, who could plant sources for a build by root.
 ROOT_CACHE = Path("/var/cache/edgellm-root")
+_XDG = ("XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME")
 _LONGEST_SOCKET_NAME = 40  # 24 bytes of the id, its hash, `~N` of a reload, `.sock`
 
 
@@ -93,6 +94,9 @@ def folders(env: Mapping[str, str], state_dir: Path | None = None, *, root_user:
         return system_folders()._replace(cache=ROOT_CACHE)
     if str(system_folders().run) in env.get("RUNTIME_DIRECTORY", "").split(":"):  # RuntimeDirectory= of our unit
         return system_folders()
+    for name in _XDG:
+        if env.get(name, "").startswith("/"):
+            _refuse_prepared(Path(env[name], "edgellm"), env)
     return user_folders(env)
 
 

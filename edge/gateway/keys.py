@@ -126,6 +126,10 @@ def _document(path: Path) -> dict[str, Any]:
             raise ConfigError(f"{path} is no regular file", "move it away; edgellm key add writes the file")
         if path.exists() and path.stat().st_mode & stat.S_IWOTH:  # any user could add a key
             raise ConfigError(f"every user may write to {path}", f"chmod 600 {shlex.quote(str(path))}")
+        owner = path.lstat().st_uid
+        if owner not in (0, os.geteuid()) and path.parent.stat().st_mode & stat.S_IWOTH:  # the keys would be theirs
+            hint = "remove it as root, or name a file in a folder of your own"
+            raise ConfigError(f"user {owner} made {path}, in a folder that every user may write to", hint)
         return load_toml(path)
     except FileNotFoundError:
         return {}

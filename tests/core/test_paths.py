@@ -70,8 +70,11 @@ def test_a_named_folder_that_another_user_prepared_is_refused(short_dir: Path) -
             folders({}, open_to_all / named)
         with pytest.raises(UnavailableError):
             folders({"EDGELLM_STATE_DIR": str(open_to_all / named)})
+        with pytest.raises(UnavailableError):
+            folders({"HOME": "/home/u", "XDG_CONFIG_HOME": str(open_to_all / named)}, root_user=False)
     assert folders({"SUDO_UID": "12345"}, open_to_all / "x").state == open_to_all / "x/state"
     assert folders({}, home / "x").state == home / "x/state", "a closed folder: its owner decides"
+    assert folders({"XDG_DATA_HOME": str(home / "x")}, root_user=False).data == home / "x/edgellm"
     assert folders({}, open_to_all / "mine").state == open_to_all / "mine/state"
 
 

@@ -125,6 +125,28 @@ def test_a_file_that_every_user_may_write_has_no_valid_key(tmp_path: Path) -> No
     assert ring.find(SECRET) is not None
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_file_that_another_user_prepared_has_no_valid_key(tmp_path: Path) -> None:
+    """In /tmp any user may make it before the operator does."""
+    path = tmp_path / "keys.toml"
+    keys.write(path, [made()])
+    ring = KeyRing(path)
+    os.chown(path, 12345, 12345)
+    assert keys.read(path), "a closed folder: its owner decides, as in the folder of the service"
+    tmp_path.chmod(0o1777)
+    os.chown(path, 12346, 12345)
+    ring.refresh()
+    assert ring.needed and ring.find(SECRET) is None
+    with pytest.raises(ConfigError, match="user 12346 made"):
+        keys.read(path)
+    path.rename(tmp_path / "theirs")
+    path.symlink_to(tmp_path / "theirs")
+    os.chown(tmp_path / "theirs", 0, 0)
+    os.chown(path, 12346, 12345, follow_symlinks=False)
+    with pytest.raises(ConfigError, match="user 12346 made"):
+        KeyRing(path)
+
+
 @pytest.mark.parametrize("kind", ["fifo", "folder"])
 def test_what_is_no_file_in_its_place_rejects_requests_and_is_not_waited_for(tmp_path: Path, kind: str) -> None:
     """The file is read on the event loop: a FIFO would hold up every request until it is written."""
