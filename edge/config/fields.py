@@ -90,6 +90,8 @@ class Field(Struct, frozen=True):
 
     def _convert(self, value: object, *, strict: bool) -> Any:
         given = value
+        if "\0" in _text_of(value):
+            raise ValueError("wants text without a zero byte, which no path and no argument can hold")
         if self.kind == "size" and isinstance(value, str):
             try:
                 value = parse_size(value)
@@ -111,6 +113,12 @@ class Field(Struct, frozen=True):
         if self.kind == "reserve":
             check_reserve(found)
         return found
+
+
+def _text_of(value: object) -> str:
+    if isinstance(value, dict):
+        return "".join(map(_text_of, value.values()))
+    return "".join(map(_text_of, value)) if isinstance(value, list) else value if isinstance(value, str) else ""
 
 
 def fields_of(section: type, prefix: str = "") -> dict[str, Field]:

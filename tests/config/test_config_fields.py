@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from msgspec import Meta
 
 from edge.board.memory import reserve_bytes
-from edge.config.fields import Field, key
+from edge.config.fields import Field, fields_of, key
+from edge.config.values import Config
 from edge.units import GIB, MIB
 
 VALUES: dict[Any, st.SearchStrategy[Any]] = {
@@ -97,3 +98,11 @@ def test_reserve(formula: str, total: int, wanted: int) -> None:
 def test_a_bad_reserve_is_refused(formula: str) -> None:
     with pytest.raises(ValueError, match="wants"):
         reserve_bytes(formula, GIB)
+
+
+@pytest.mark.parametrize("value", ["a\0b", ["a", "\0"], {"a": [[{"b": "\0"}]]}])
+def test_a_zero_byte_is_no_value(value: object) -> None:
+    """TOML may write `\\u0000`; open(2) and execve(2) raise for it, wherever it is used."""
+    for field in fields_of(Config).values():
+        with pytest.raises(ValueError, match="zero byte"):
+            field.read(value)
