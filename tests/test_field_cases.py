@@ -9,10 +9,10 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent.parent
 CATALOGUE = HERE / "docs" / "field-cases.md"
 _SUFFIXES = {".py", ".toml", ".md", ".sh", ".c", ".service", ".socket"}
-# `FC-28` and `D-11` in prose, `fc28` in a test's name. Hex and UUIDs do not match: no letter or digit may stand beside.
+# `FC-28`, `B-10` in prose, `fc28` in a test's name. Hex and UUIDs do not match: no letter or digit may stand beside.
 _CASE = re.compile(r"(?<![A-Za-z0-9])(?:FC-(\d\d)|fc(\d\d))(?![0-9A-Za-z])")
-_LOG = re.compile(r"(?<![A-Za-z0-9-])D-(\d\d)(?![0-9A-Za-z-])")
-_LINE = re.compile(r"^- \*\*((?:FC|D)-\d\d)\*\* \S", re.MULTILINE)
+_LOG = re.compile(r"(?<![A-Za-z0-9-])([ABD]-\d\d)(?![0-9A-Za-z-])")
+_LINE = re.compile(r"^- \*\*((?:FC|[ABD])-\d\d)\*\* \S", re.MULTILINE)
 
 
 def _files() -> Iterator[Path]:
@@ -25,7 +25,7 @@ def _files() -> Iterator[Path]:
 
 def _named(text: str) -> set[str]:
     cases = {f"FC-{prose or name}" for prose, name in _CASE.findall(text)}
-    return cases | {f"D-{number}" for number in _LOG.findall(text)}
+    return cases | set(_LOG.findall(text))
 
 
 def test_every_reference_resolves() -> None:
@@ -44,7 +44,8 @@ def test_every_case_stands_once() -> None:
 
 
 def test_references_are_recognized() -> None:
-    assert _named("FC-07, (FC-28); def test_fc34_a(): # D-11 GPU-D-12 fc341 0xfc12ab") == {
+    assert _named("FC-07, (FC-28); def test_fc34_a(): # D-11 B-10 GPU-D-12 fc341 0xfc12ab") == {
+        "B-10",
         "FC-07",
         "FC-28",
         "FC-34",
