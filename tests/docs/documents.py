@@ -41,7 +41,7 @@ def collect(folder: Path, board: FakeBoard, model: Path) -> Documents:
 
     state = folder / "s"
     (state / "config").mkdir(parents=True)
-    (state / "config" / "edgellm.toml").write_text(config_text(*bodies))
+    (state / "config" / "edgellm.toml").write_text(config_text(*bodies) + '[telemetry]\njtop = "off"\n')
     put(state / "data" / "engines", "fake-cpu-1")
     with Up(state, "--engine", "embedded", "--set", "n_ctx=512", program=program) as up:
         eventually(up.healthz, "the gateway answers")
