@@ -78,7 +78,7 @@ def _import_pathlib() -> None:
 
 
 def _prepare_streams() -> None:
-    """Open /dev/null for closed standard streams, and replace what the locale's encoding cannot express.
+    """Open /dev/null for closed standard streams; replace, or keep as read, what the locale's encoding cannot express.
 
     Without the first, a socket would get the number of stdout and receive what is printed.
     """
@@ -87,8 +87,9 @@ def _prepare_streams() -> None:
         if stream is None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number: this stream's
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
-        elif number and hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace" if name == "stdout" else "backslashreplace")
+        elif hasattr(stream, "reconfigure"):
+            with suppress(ValueError):  # a stdin of which a part was read
+                stream.reconfigure(errors=("surrogateescape", "replace", "backslashreplace")[number])
 
 
 def _flush(code: int) -> int:
@@ -105,13 +106,21 @@ def _flush(code: int) -> int:
     return code
 
 
+def _no_current_folder() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109 - pathlib is imported only for an error with a file
+    except OSError:
+        return True
+    return False
+
+
 def _explained(error: OSError) -> tuple[Exception, str | None]:
     """Return an error that names the file, its owner and the reason, and the next step."""
     import errno
     from pathlib import Path
 
     reason = error.strerror or str(error)
-    if error.errno == errno.ENOENT and error.filename is None:  # only getcwd(2) names no file
+    if error.errno == errno.ENOENT and error.filename is None and _no_current_folder():
         return OSError("the current folder was removed"), "change to a folder that exists"
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return OSError(f"no file can be opened: {reason}"), "raise the limit: `ulimit -n`"

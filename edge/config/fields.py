@@ -90,7 +90,7 @@ class Field(Struct, frozen=True):
 
     def _convert(self, value: object, *, strict: bool) -> Any:
         given = value
-        if "\0" in _text_of(value):
+        if _has_zero_byte(value):
             raise ValueError("wants text without a zero byte, which no path and no argument can hold")
         if self.kind == "size" and isinstance(value, str):
             try:
@@ -115,10 +115,14 @@ class Field(Struct, frozen=True):
         return found
 
 
-def _text_of(value: object) -> str:
-    if isinstance(value, dict):
-        return "".join(map(_text_of, value.values()))
-    return "".join(map(_text_of, value)) if isinstance(value, list) else value if isinstance(value, str) else ""
+def _has_zero_byte(value: object) -> bool:
+    waiting = [value]  # no recursion: JSON of a command line or the environment may be nested deeply
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, str) and "\0" in each:
+            return True
+        waiting += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
+    return False
 
 
 def fields_of(section: type, prefix: str = "") -> dict[str, Field]:

@@ -37,6 +37,7 @@ from edge.supervisor.upstream import Endpoint, Upstream
 # The list is never held: an engine that takes longer is described from its plan.
 _TIMEOUT_S = 1.0
 _HEADER_S = 5.0  # for a file's header: 40 ms of CPU time (Xeon), on a slow disk and a busy board many times that
+_LONGEST_S = 9e9  # 285 years; a ttl_s may be longer than dates are
 # The version of Ollama whose API this is. VS Code wants 0.6.4 or newer; `think` and `capabilities` came by 0.9.
 OLLAMA_VERSION = "0.12.6"
 _COMMANDS = {
@@ -224,7 +225,9 @@ def _loaded_entry(context: Context, upstream: Upstream) -> dict[str, Any]:
     """Return an entry of /api/ps. `expires_at`: when the model sleeps if no request comes."""
     left_s = upstream.sleeps_in_s()
     # As Ollama shows keep_alive -1; its clients parse a date here.
-    expires = "2318-01-01T00:00:00Z" if left_s is None else _moment(context.wall() + left_s)
+    expires = "2318-01-01T00:00:00Z"
+    if left_s is not None and left_s < _LONGEST_S:
+        expires = _moment(context.wall() + left_s)
     entry = _ollama_entry(context, upstream, upstream.model_id)
     info = upstream.model_info
     sizes = {"size_vram": info.get("size_vram") or 0, "context_length": info.get("n_ctx") or 0}

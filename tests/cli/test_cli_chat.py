@@ -335,9 +335,10 @@ def test_a_key_that_no_header_can_carry_is_refused(key: str, monkeypatch: pytest
 async def test_a_question_that_is_no_utf_8_is_asked(rig: Rigs) -> None:
     here = await rig(story)
     command = [sys.executable, "-m", "edge", "chat", "-m", "chat", "--url", f"http://127.0.0.1:{here.port}"]
+    env = {**os.environ, "PYTHONIOENCODING": "utf-8"}  # strict, as in en_US.UTF-8
     for arguments, piped in (([b"caf\xe9"], b""), ([], b"caf\xe9")):
         done = await asyncio.to_thread(
-            subprocess.run, [*command, *arguments], input=piped, capture_output=True, cwd=ROOT
+            subprocess.run, [*command, *arguments], input=piped, capture_output=True, cwd=ROOT, env=env
         )
         assert done.returncode == 0, done.stderr
         assert json.loads(here.engine.requests[-1].body)["messages"][0]["content"][:3] == "caf"

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from edge.board.memory import reserve_bytes
 from edge.config.fields import Field, fields_of, key
-from edge.config.values import Config
+from edge.config.values import Config, Preset
 from edge.units import GIB, MIB
 
 VALUES: dict[Any, st.SearchStrategy[Any]] = {
@@ -98,6 +98,13 @@ def test_reserve(formula: str, total: int, wanted: int) -> None:
 def test_a_bad_reserve_is_refused(formula: str) -> None:
     with pytest.raises(ValueError, match="wants"):
         reserve_bytes(formula, GIB)
+
+
+def test_a_deeply_nested_value_is_read() -> None:
+    nested: object = "a"
+    for _ in range(600):
+        nested = [nested]
+    assert fields_of(Preset)["chat_template_kwargs"].read({"a": nested}) == {"a": nested}
 
 
 @pytest.mark.parametrize("value", ["a\0b", ["a", "\0"], {"a": [[{"b": "\0"}]]}])

@@ -391,6 +391,9 @@ async def test_what_editors_look_at_before_they_offer_a_model(rig: Rigs) -> None
     here.context.wall, here.model.left_s = lambda: 1_800_000_000.0, 90.0
     loaded = json.loads((await here.once(b"GET /api/ps HTTP/1.1\r\nHost: localhost\r\n\r\n")).body)["models"]
     assert loaded[0]["expires_at"] == "2027-01-15T08:01:30Z"
+    here.model.left_s = 1e300
+    loaded = json.loads((await here.once(b"GET /api/ps HTTP/1.1\r\nHost: localhost\r\n\r\n")).body)["models"]
+    assert loaded[0]["expires_at"].startswith("2318-"), "later than any date"
     status, shown = await post(here, "/api/show", {"model": "owner/name"})
     assert (status, shown["capabilities"]) == (200, ["completion", "tools"])
     assert (shown["model_info"]["general.architecture"], shown["model_info"]["qwen3.context_length"]) == ("qwen3", 8192)
