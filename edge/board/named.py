@@ -8,14 +8,14 @@ from pathlib import Path
 from edge.board.board import Board, Cpu, Gpu, newest_capability
 from edge.board.memory import MemorySnapshot, assumed, snapshot
 from edge.board.probe import probe
-from edge.board.tables import BoardRow, HostFacts, Table, release_table, table
+from edge.board.tables import BoardRow, HostFacts, Table, board_reference, table
 from edge.errors import UsageError
 from edge.units import MIB
 
 
 def board_ids() -> tuple[str, ...]:
     """Return every name that `board_by_id` accepts, without aliases."""
-    return tuple(row.id for row in table().rows) + tuple(machine.id for machine in release_table().machines)
+    return tuple(row.id for row in table().rows) + tuple(machine.id for machine in board_reference().machines)
 
 
 def board_by_id(id: str) -> Board:
@@ -26,7 +26,7 @@ def board_by_id(id: str) -> Board:
     for row in known.rows:
         if wanted.removesuffix("-super") in (row.id, *row.aliases):
             return _jetson(row, known, is_super)
-    for machine in release_table().machines:
+    for machine in board_reference().machines:
         if wanted == machine.id:
             return _machine(machine)
     near = difflib.get_close_matches(wanted, board_ids(), n=1)

@@ -21,7 +21,7 @@ class Soc(Struct, frozen=True):
     compute_capability: str
     trust: str
     source: str
-    l4t: tuple[int, ...] = ()  # majors that run on it
+    l4t: tuple[int, ...] = ()  # major versions of L4T that support it
     refused: str | None = None
 
 
@@ -137,7 +137,7 @@ class Sensors(Struct, frozen=True):
     source: str = ""
 
 
-class ReleaseTable(Struct, frozen=True):
+class BoardReference(Struct, frozen=True):
     """Named machines, known issues, drivers and sensors of the shipped file."""
 
     machines: tuple[HostFacts, ...]
@@ -152,12 +152,12 @@ def _sensors(raw: dict[str, Any]) -> Sensors:
 
 
 @lru_cache(maxsize=1)
-def release_table() -> ReleaseTable:
+def board_reference() -> BoardReference:
     """Load the shipped file once. Raises BugError if it does not have this shape."""
     path = resources.data_dir("profiles") / "boards.toml"
     try:
         raw = resources.load_toml(path)
-        return ReleaseTable(
+        return BoardReference(
             machines=tuple(HostFacts(**as_tuples(value)) for value in raw["machine"]),
             issues=tuple(KnownIssue(**as_tuples(value)) for value in raw["issue"]),
             drivers=tuple(Driver(**value) for value in raw["driver"]),

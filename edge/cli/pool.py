@@ -16,7 +16,7 @@ _FIELDS = (
     *("state", "memory_bytes", "open_requests", "tokens_per_s"),
     *("idle_s", "ttl_left_s", "priority", "pin", "last_load_s"),
 )
-# States in which a child exists or is about to: the others hold no memory.
+# States in which a child exists or is about to: the others hold no memory, except SLEEPING with a process.
 _RESIDENT = ("STARTING", "LOADING", "WARMING", "READY", "DRAINING", "STOPPING", "BACKOFF")
 
 

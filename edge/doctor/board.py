@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge.board.tables import release_table
+from edge.board.tables import board_reference
 from edge.doctor.check import Finding, bad, ok, unknown, warn
 from edge.doctor.facts import DoctorFacts
 
@@ -35,7 +35,7 @@ def known_faults(facts: DoctorFacts) -> Finding | None:
     """Warn of a release with a known fault: L4T 36.4.7 refuses allocations that fit (FC-16)."""
     if facts.board.l4t is None:
         return None
-    for issue in release_table().issues:
+    for issue in board_reference().issues:
         if facts.board.l4t in issue.l4t:
             return warn(issue.says, f"{issue.next} ({issue.source})")
     return ok(f"no known fault of L4T {facts.board.l4t}")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edge.board.board import Board
-from edge.board.tables import release_table
+from edge.board.tables import board_reference
 from edge.doctor.check import Finding, bad, ok, unknown, warn
 from edge.doctor.facts import Cuda, CudaToolkit, DoctorFacts
 from edge.engine import gpu_code
@@ -97,7 +97,7 @@ def _served(board: Board) -> str | None:
     if board.driver is None:
         return None
     branch = int(board.driver.split(".")[0])
-    return next((f"{row.cuda}.0" for row in release_table().drivers if branch >= int(row.oldest)), None)
+    return next((f"{row.cuda}.0" for row in board_reference().drivers if branch >= int(row.oldest)), None)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from edge.board import nvidia
 from edge.board.board import Board
 from edge.board.device_nodes import gpu_nodes
-from edge.board.tables import release_table
+from edge.board.tables import board_reference
 from edge.doctor.accounts import Account, group_ids, group_of, reaches
 from edge.doctor.check import Finding, bad, ok, unknown, warn
 from edge.doctor.facts import Devices, DoctorFacts, Jtop, Node
@@ -98,7 +98,7 @@ def driver(facts: DoctorFacts) -> Finding | None:
     if board.driver is None:
         return unknown("the driver's version cannot be read")
     branch = int(board.driver.split(".")[0])
-    rows = release_table().drivers
+    rows = board_reference().drivers
     newest = next((row for row in rows if branch >= int(row.oldest)), None)
     if newest is None:
         says = f"driver {board.driver} is older than any CUDA that llama.cpp builds with"

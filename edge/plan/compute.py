@@ -1,7 +1,7 @@
 """Estimate the engine's compute buffers: llama.cpp's graph allocator, run over the tensors of a few layers. Pure.
 
 Source: llama.cpp 0c1e57098, ggml/src/ggml-alloc.c, and the order in which src/models/*.cpp make and last use their
-tensors. What a real start took corrects it (`edge.plan.calibration`).
+tensors. `memory.py` corrects it by what a real start took.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _NORM_AFTER = frozenset({"exaone4", "olmo2"})  # not before attention and feed-f
 _LATE_SOFTMAX = frozenset({"gpt-oss"})  # of the chosen experts only
 _SMALL_INPUTS = 128 * 1024  # copies of states, ids of outputs, and what alignment to 128 bytes adds
 
-# The tensors of a layer in the graph's order: +name:size takes memory, -name is past its last use, a>b is one that is
-# written in place and gets another name. `x` is the residual. Sizes are names of `_sizes` and `_attention_sizes`.
+# The tensors of a layer in the graph's order: +name:size takes memory, -name frees it after its last use, a>b reuses
+# a's memory for b (in-place operation). `x` is the residual. Sizes are names of `_sizes` and `_attention_sizes`.
 
-# Embeddings of the tokens, and Gemma's for all layers. Releases since October 2026 also build those of a batch that
-# mixes tokens and images (build_inp_embd): the result `c` has no use, and stays.
+# Embeddings of the tokens, and Gemma's for all layers. llama.cpp since October 2026 also builds those of a batch that
+# mixes tokens and images (build_inp_embd): its result `c` is never used, and so never freed.
 _HOST_START = "+i:embd {inputs} +x:embd +read:per_layers +pl:per_layers -read"
 _MIXED_START = "+i:embd +m:embd {inputs} +pl:per_layers +x:embd +b:embd +c:embd -m -b"
 _DEVICE_START = "+pl:per_layers +x:embd {inputs}"  # copies of what the host has
@@ -60,7 +60,7 @@ _FEED = "+n:embd +g:feed +u:feed -n +h:feed -g -u +o:embd -h -x o>x"
 _FEED_FUSED = "+n:embd +g:feed2 -n +h:feed -g +o:embd -h -x o>x"
 # The outputs of all experts of a token are one tensor until their sum is made.
 _ROUTER = "+p:experts +a:experts +v:used -p +s:one +w:used -v -s"
-# CUDA chooses the experts in one kernel, for which the steps between outlive it (ggml_cuda_topk_moe_fusion).
+# CUDA chooses the experts in one kernel: tensors between stay allocated until it ends (ggml_cuda_topk_moe_fusion).
 _ROUTER_FUSED = "+l:experts +p:experts +a:experts +v:used +s:one +c:one +w:used -l -p -v -s -c"
 _EXPERTS = "+g:expert +u:expert +h:expert -g -u +d:routed -h -a"
 _REDUCED = "-w +y:embd -d"
@@ -144,7 +144,7 @@ def compute_bytes(
 ) -> int:
     """Return the bytes where one domain holds all layers.
 
-    `all_logits`: reserved for every token of a batch. `mixed`: a batch may mix tokens and images, or it is not known.
+    `all_logits`: logits of every token of a batch. `mixed`: a batch may mix tokens and images, or it is not known.
     """
     if meta.arch in ENCODERS:
         return _encoder(meta, memory, settings)
@@ -272,7 +272,7 @@ def _attention(meta: ModelMeta, settings: Settings) -> str:
 
 
 def _feed_forward(meta: ModelMeta) -> int:
-    """Return the values a token of a dense feed-forward."""
+    """Return the number of values per token in a dense feed-forward."""
     return integer(meta, "feed_forward_length") or 4 * meta.n_embd
 
 
@@ -285,7 +285,7 @@ def _latent(meta: ModelMeta) -> bool:
 
 
 def _per_layers(meta: ModelMeta) -> int:
-    """Return the values a token of Gemma's embeddings for all layers, which are there through the whole graph."""
+    """Return the number of values per token in Gemma's embeddings for all layers; they stay through the graph."""
     return meta.n_layer * integer(meta, "embedding_length_per_layer_input")
 
 

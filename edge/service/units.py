@@ -31,7 +31,9 @@ class UnitSettings(Struct, frozen=True):
     run_as: str = USER
     listen: tuple[str, ...] = LISTEN
     model_dirs: tuple[str, ...] = ()
-    groups: tuple[str, ...] = ()  # those of video and render that exist: an unknown one is 216/GROUP
+    groups: tuple[
+        str, ...
+    ] = ()  # the existing ones of video and render: with an unknown group a unit fails (216/GROUP)
     jtop: bool = False
     prefetch: bool = False  # `edgellm bench load` found that reading ahead helps on this machine
     power_mode: str = ""
@@ -151,7 +153,7 @@ def _groups(settings: UnitSettings) -> list[str]:
 
 
 def _prefetch(settings: UnitSettings) -> Sections:
-    # No client waits for this unit, so that a mount that fails is no storm of starts here.
+    # No client waits for this unit, so a failed mount cannot cause repeated starts here.
     folders = [quoted(folder) for folder in settings.model_dirs if not within(folder, HOMES)]
     unit = [f"RequiresMountsFor={' '.join(folders)}"] if folders else []
     command = _command(settings, "-m edge.daemon.boot_prefetch")

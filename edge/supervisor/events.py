@@ -77,17 +77,17 @@ class DeviceBack(Struct, frozen=True):
 
 
 class MemoryBack(Struct, frozen=True):
-    """Memory was freed, or the child has served long enough on a smaller rung than planned."""
+    """Memory was freed, or the child has served long enough on a smaller rung: a larger one may be tried."""
 
 
 class StartRefused(Struct, frozen=True):
-    """The engine differs from its plan, and `strict` forbids to serve it."""
+    """The engine runs and differs from its plan, and `strict` forbids to serve it."""
 
     failure: Failure
 
 
 class Drained(Struct, frozen=True):
-    """The last open request ended. `saved`: the process holds nothing that its orderly end would still write."""
+    """The last open request ended. `saved`: the process has nothing left to write, so it may be killed at once."""
 
     saved: bool = False
 

@@ -135,7 +135,7 @@ class Supervisor:
             self.start()
 
     def memory_back(self) -> None:
-        """Try again what failed for want of memory; it does nothing otherwise."""
+        """Try again what failed for want of memory, or a larger rung; otherwise it does nothing."""
         self.post(MemoryBack())
 
     def sleep(self) -> None:

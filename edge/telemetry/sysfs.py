@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from edge.board.board import Board, PowerMode
-from edge.board.tables import Sensors, release_table
+from edge.board.tables import Sensors, board_reference
 from edge.telemetry.sample import GpuState, Sample
 from edge.telemetry.sensors import (
     GpuNode,
@@ -174,4 +174,4 @@ def sensors_of(board: Board | None) -> Sensors:
     """Return what a board's sensors mean; without a board, or for one that is not listed, nothing is assumed."""
     if board is None or board.id == "x86_64":  # not listed, and the table takes 5 ms to read
         return Sensors()
-    return next((row for row in release_table().sensors if board.id in row.boards), Sensors())
+    return next((row for row in board_reference().sensors if board.id in row.boards), Sensors())

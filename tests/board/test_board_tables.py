@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edge.board.named import board_by_id, board_ids
-from edge.board.tables import load, release_table, table
+from edge.board.tables import board_reference, load, table
 from edge.errors import BugError, UsageError
 
 
@@ -23,15 +23,17 @@ def test_every_row_has_a_source_and_says_how_far_it_may_be_believed() -> None:
 
 
 def test_faults_and_drivers_have_sources() -> None:
-    assert all(issue.source for issue in release_table().issues)
-    assert all(driver.source for driver in release_table().drivers)
-    oldest = [int(driver.oldest) for driver in release_table().drivers]
+    assert all(issue.source for issue in board_reference().issues)
+    assert all(driver.source for driver in board_reference().drivers)
+    oldest = [int(driver.oldest) for driver in board_reference().drivers]
     assert oldest == sorted(oldest, reverse=True)
 
 
 def test_part_numbers_and_names_are_unique() -> None:
     parts = [part for row in table().rows for part in row.part]
-    names = [name for row in table().rows for name in (row.id, *row.aliases)] + [m.id for m in release_table().machines]
+    names = [name for row in table().rows for name in (row.id, *row.aliases)] + [
+        m.id for m in board_reference().machines
+    ]
     assert len(parts) == len(set(parts))
     assert len(names) == len(set(names))
 

@@ -9,7 +9,7 @@ import pytest
 
 from edge.board.board import Board, Cpu
 from edge.board.probe import probe
-from edge.board.tables import release_table, table
+from edge.board.tables import board_reference, table
 from edge.telemetry.document import sample_document
 from edge.telemetry.sample import plausible
 from edge.telemetry.sysfs import REPROBE_S, SysfsSource
@@ -399,7 +399,7 @@ def test_numbers_of_400_digits_take_no_sample_down(board: FakeBoard) -> None:
 
 
 def test_every_board_of_the_table_has_its_sensors() -> None:
-    listed = [name for row in release_table().sensors for name in row.boards]
+    listed = [name for row in board_reference().sensors for name in row.boards]
     assert len(listed) == len(set(listed))
     assert {row.id for row in table().rows} <= set(listed)
-    assert all(row.source and row.zones for row in release_table().sensors)
+    assert all(row.source and row.zones for row in board_reference().sensors)
