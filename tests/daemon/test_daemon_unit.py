@@ -77,7 +77,7 @@ def test_stop_of_a_service_stops_its_socket_first(systemctl: Path, monkeypatch: 
         def stop(self, *, now: bool) -> None:
             raise AssertionError("the socket would start it again")
 
-    monkeypatch.setattr(running, "_client", lambda _: Client())
+    monkeypatch.setattr(running, "client_of", lambda _: Client())
     running.stop(state_dir=None, now=False)
     assert (systemctl / "calls").read_text() == "stop edgellm.socket edgellm.service\n"
 

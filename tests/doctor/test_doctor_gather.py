@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from edge import resources
 from edge.board.probe import probe
 from edge.config.devices import DeviceConfig
 from edge.doctor import doctor, own_files, service
@@ -456,8 +457,11 @@ def as_stranger(work: Callable[[], object]) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_folders_of_a_service_that_this_user_may_not_enter(short_dir: Path) -> None:
+def test_folders_of_a_service_that_this_user_may_not_enter(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the service an ordinary user meets closed folders: they are facts, and no error."""
+    monkeypatch.setattr(
+        resources, "data_dir", lambda name: short_dir / name
+    )  # the checkout may be root's own, in /root
     ours = places(short_dir / "closed")
     for folder in (ours.models, ours.state, ours.cache / "cuda", ours.config, ours.instance_run):
         folder.mkdir(parents=True, exist_ok=True)
