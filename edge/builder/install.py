@@ -43,7 +43,10 @@ from edge.models.disk import need_space
 def locked(engines: Path) -> Iterator[None]:
     """Hold the lock of builds, imports and removals. Raises UnavailableError if another process holds it."""
     engines.mkdir(parents=True, exist_ok=True)
-    with (engines / ".lock").open("w") as file:
+    # 0600: another user that may open it could hold its lock.
+    descriptor = os.open(engines / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        os.fchmod(descriptor, 0o600)
         if not try_lock(file):
             raise UnavailableError("another build or import is running here", "wait for it to end")
         yield

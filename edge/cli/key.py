@@ -76,9 +76,11 @@ def list_keys(file: File = None, state_dir: StateDir = None, as_json: Json = Fal
         return
     if not known:
         typer.echo("no keys: only clients on this machine are served, without a key", err=True)
-    width = max((len(key.name) for key in known), default=0)
-    for key in known:
-        typer.echo(f"{key.name:<{width}}  {key.created}  {'admin' if key.admin else ''}".rstrip())
+    # The file may be another user's: that of the service belongs to the service.
+    rows = [(printable(key.name), printable(key.created), "admin" if key.admin else "") for key in known]
+    width = max((len(row[0]) for row in rows), default=0)
+    for name, created, kind in rows:
+        typer.echo(f"{name:<{width}}  {created}  {kind}".rstrip())
 
 
 def revoke(

@@ -98,13 +98,17 @@ def stop(
     A service is stopped together with its socket, which would start it again.
     """
     from edge.daemon.lock import held
+    from edge.linux.sockets import listener_pid
     from edge.service import unit
 
     client = client_of(state_dir)
     service = client.status().get("service")
     if service:
         # systemd starts the service again at the next connection to the socket unit.
-        unit.stop(unit.Unit.of(service))
+        named = unit.Unit.of(service)
+        if not unit.holds(named, listener_pid(client.folders.control_socket)):
+            raise UnavailableError(f"{named.name} is not its unit", "`systemctl stop edgellm.socket edgellm.service`")
+        unit.stop(named)
     else:
         client.stop(now=now)
     while held(client.folders.lock):  # the lock is the last thing to go: then another start finds the folder free

@@ -82,7 +82,7 @@ def install(
         models=tuple(model or ()),
         listen=tuple(listen or ()),
         run_as=run_as,
-        model_dirs=tuple(folder.absolute() for folder in model_dir or ()),
+        model_dirs=tuple(Path(os.path.normpath(folder.absolute())) for folder in model_dir or ()),  # no `..`
         offline=offline.absolute() if offline else None,
         power_mode=power_mode,
         rpc_listen=rpc_listen,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -119,14 +120,22 @@ def _set_mode(path: Path, mode: int) -> None:
 
 def _remove_socket(path: Path) -> str:
     """Remove a stale socket under the instance's lock, so that an instance that is starting keeps its new socket."""
-    lock = os.open(path.parent / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
+    # Through one descriptor: the owner of the run folder, the service's user, could put a link in this one's place.
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        if not try_lock(lock):
-            return f"kept {path}: edgellm has started"
-        if path.is_socket():  # a file may have taken its place since the check
-            path.unlink()
+        if os.fstat(folder).st_uid != os.geteuid():
+            return f"kept {path}: its folder belongs to another user"
+        lock = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640, dir_fd=folder)
+        try:
+            if not try_lock(lock):
+                return f"kept {path}: edgellm has started"
+            # A file may have taken its place since the check.
+            if stat.S_ISSOCK(os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode):
+                os.unlink(path.name, dir_fd=folder)
+        finally:
+            os.close(lock)
     finally:
-        os.close(lock)
+        os.close(folder)
     return f"removed the stale socket {path}"
 
 

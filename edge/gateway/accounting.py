@@ -87,6 +87,7 @@ _NUMBER = re.compile(
 )
 
 
+_USAGE = re.compile(rb'"usage"\s*:\s*\{')
 # How an error begins that is too long to be kept: OpenAI's, Anthropic's, vLLM's.
 _ERROR_HEAD = re.compile(rb'\s*\{\s*(?:"error"\s*:\s*[^\sn]|"(?:type|object)"\s*:\s*"error")')
 _HEAD_BYTES = 64
@@ -123,7 +124,13 @@ class TokenUsage(Struct, frozen=True):
 
 
 def parse_tokens(tail: bytes) -> TokenUsage:
-    """Read the figures in the last bytes of an answer. The last occurrence of a key wins."""
+    """Read the figures in the last bytes of an answer. The last occurrence of a key wins.
+
+    Of Anthropic's answer only `usage`, its last member: arguments of a tool call are JSON before it, whose names a
+    client or a model chooses.
+    """
+    if b'"tool_use"' in tail and (usages := list(_USAGE.finditer(tail))):
+        tail = tail[usages[-1].end() - 1 :]
     found = {
         key.decode(): number for key, value in _NUMBER.findall(tail) if 0 <= (number := float(value)) < _MOST_TOKENS
     }
@@ -262,6 +269,7 @@ class RequestRecord(Struct):
     code: int = GONE
     outcome: str = "ok"
     key: str | None = None
+    key_hash: str | None = None  # a name may be given again, to another client
     admin: bool = False
     model: str | None = None
     usage: UsageCounter | None = None

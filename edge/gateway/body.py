@@ -84,7 +84,8 @@ class Body:
         self._request = request
         self._limit = config.max_body_bytes
         self._limits = config.limits
-        self._decoder = _decoder(request.headers.get("Content-Encoding", "identity"))
+        # Several lines are one list (RFC 9110 5.3): with the first alone the second would reach the engine.
+        self._decoder = _decoder(", ".join(request.headers.getall("Content-Encoding", ("identity",))))
         self.decoded = self._decoder is not None  # the client's Content-Length and Content-Encoding do not hold
         self._parts: list[bytes] = []
         self._parts_bytes = 0

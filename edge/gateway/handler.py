@@ -71,7 +71,7 @@ async def _answer(
             _check_origin(context, request, origin, loopback)
         # After the Origin: a page that may not ask learns nothing of which keys exist.
         _check_key(context, key, found)
-        record.key = key.name if key else None
+        record.key, record.key_hash = (key.name, key.sha256) if key else (None, None)
         record.admin = key is not None and key.admin
         return await _respond(context, request, found, record, extra)
     except RejectedError as refused:

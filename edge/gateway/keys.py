@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import hmac
 import logging
@@ -11,6 +10,7 @@ import os
 import secrets
 import shlex
 import stat
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 from msgspec import Struct, to_builtins
 
 from edge.errors import ConfigError, UsageError
-from edge.linux.files import write_atomic
+from edge.linux.files import try_lock, write_atomic
 from edge.resources import load_toml
 
 PREFIX = "sk-edge-"
@@ -27,6 +27,7 @@ PREFIX = "sk-edge-"
 # be guessed, and a slow hash would cost its time on every request.
 MIN_CHARACTERS = 20
 _NAME_CHARACTERS = 64
+LOCK_S = 10.0  # a change of the file takes milliseconds
 
 
 class Key(Struct, frozen=True):
@@ -154,6 +155,8 @@ def write(path: Path, entries: Iterable[Key]) -> None:
         write_atomic(path, render(entries), owner=owner)
     except OSError as error:
         hint = "run it as the file's owner, or with sudo"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            hint = f"its disk is full: `df -h {shlex.quote(str(path.parent))}`"
         if error.errno == errno.EROFS:
             hint = "its file system is read-only: mount it writable"
         raise ConfigError(f"cannot write {path}: {error.strerror}", hint) from error
@@ -163,18 +166,39 @@ def write(path: Path, entries: Iterable[Key]) -> None:
 def locked(path: Path) -> Iterator[None]:
     """Hold the key file's lock from its reading to its writing, so that commands in parallel lose no change.
 
-    The lock is on the folder: the file itself is replaced. Raises ConfigError.
+    The lock is on the file, which no other user may open, and not on its folder: any user that may read that could hold
+    its lock. The file is replaced, so a lock on one that has no name any longer is taken again. Raises
+    ConfigError.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        file = _lock(path)
     except OSError as error:
-        raise ConfigError(f"cannot open {path.parent}: {error.strerror}", "run it as the folder's owner") from error
+        raise ConfigError(f"cannot open {path}: {error.strerror}", "run it as the file's owner") from error
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(folder)
+        os.close(file)
+
+
+def _lock(path: Path) -> int:
+    """Return a descriptor that holds the lock. Raises OSError after LOCK_S: the file's owner may never let it go."""
+    end_s = time.monotonic() + LOCK_S
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        try:
+            while not try_lock(file):
+                if time.monotonic() > end_s:
+                    raise OSError(errno.EBUSY, "another process holds it")
+                time.sleep(0.02)
+            if os.path.samestat(os.fstat(file), path.stat()):
+                return file
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)
 
 
 class KeyRing:
@@ -192,9 +216,9 @@ class KeyRing:
         self._had_keys = False
         self._stamp: tuple[int, int, int] | None = None
         if path is not None:
+            self._stamp = _stamp(path)  # before the reading: a change in between is seen by the first refresh
             self._keys = read(path)
             self._had_keys = bool(self._keys)
-            self._stamp = _stamp(path)
 
     @property
     def needed(self) -> bool:

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -62,12 +62,23 @@ class _Chunk(msgspec.Struct):
     data: list[_Embedding] = []
     content: str | None = None
     stop_type: str | None = None
-    timings: _Timings | None = None
-    usage: _Usage | None = None
+    timings: msgspec.Raw = msgspec.Raw(b"null")
+    usage: msgspec.Raw = msgspec.Raw(b"null")
     error: Any = None
 
 
 _decoder = msgspec.json.Decoder(_Chunk)
+_Figures = TypeVar("_Figures", _Timings, _Usage)
+
+
+def _figures(raw: msgspec.Raw, kind: type[_Figures]) -> _Figures | None:
+    """Return figures, None for what are none: the text of the answer is good without them."""
+    try:
+        return msgspec.json.decode(raw, type=kind | None)
+    except (ValueError, RecursionError):
+        return None
+
+
 _json = msgspec.json.Encoder().encode
 
 
@@ -148,9 +159,9 @@ class OllamaAnswer:
 
     def _note(self, chunk: _Chunk) -> None:
         """Keep what the last line needs: tool calls come in pieces, figures in the last events."""
-        self._timings = chunk.timings or self._timings
-        if chunk.usage is not None:
-            self._prompt_tokens = chunk.usage.prompt_tokens
+        self._timings = _figures(chunk.timings, _Timings) or self._timings
+        if (usage := _figures(chunk.usage, _Usage)) is not None:
+            self._prompt_tokens = usage.prompt_tokens
         if chunk.stop_type not in (None, "none"):
             self._finish = "length" if chunk.stop_type == "limit" else "stop"
         for choice in chunk.choices[:1]:
@@ -199,7 +210,8 @@ class OllamaAnswer:
         return {"total_duration": int(total_s * 1e9), "load_duration": int(load_s * 1e9)}
 
     def _embed(self, chunk: _Chunk) -> dict[str, int]:
-        tokens = chunk.usage.prompt_tokens if chunk.usage is not None else None
+        usage = _figures(chunk.usage, _Usage)
+        tokens = usage.prompt_tokens if usage is not None else None
         return {**self._durations(), "prompt_eval_count": tokens or 0}
 
 

@@ -55,7 +55,7 @@ def check_stream(
     `made`: the values of X-Conversation-Id. An admin key may read and end all. Raises RejectedError for a stream of
     another key.
     """
-    key, path, ids = record.key, plain_path(target), list(made)
+    key, path, ids = record.key_hash, plain_path(target), list(made)
     assert key is not None
     # The engine takes the one whose spelling sorts first, which need not be the one that is looked at here.
     if len(ids) > 1:

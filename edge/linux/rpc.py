@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import struct
 import sys
+import time
 from pathlib import Path
 
 from msgspec import Struct
@@ -35,17 +36,17 @@ def ask_memory(host: str, port: int, timeout_s: float = ANSWER_S) -> tuple[Devic
     Raises RemoteMissingError, `busy` where the kernel accepts the connection and the server does not answer: it serves
     one client at a time. Raises ConfigError for another protocol.
     """
-    address = f"{host}:{port}"
+    address, end_s = f"{host}:{port}", time.monotonic() + 2 * timeout_s
     with _connected(host, port, timeout_s) as server:
         try:
-            hello = _call(server, _HELLO, bytes(_CAPS_BYTES), 4 + _CAPS_BYTES)
+            hello = _call(server, end_s, _HELLO, bytes(_CAPS_BYTES), 4 + _CAPS_BYTES)
             if hello[0] != PROTOCOL:
                 theirs = ".".join(map(str, hello[:3]))
                 hint = "build the engines of both boards with the same edgellm: `edgellm build --rpc`"
                 raise ConfigError(f"the rpc-server at {address} speaks protocol {theirs}, not {PROTOCOL}.x", hint)
-            (count,) = struct.unpack("<I", _call(server, _DEVICE_COUNT, b"", 4))
+            (count,) = struct.unpack("<I", _call(server, end_s, _DEVICE_COUNT, b"", 4))
             rows = [
-                struct.unpack("<QQ", _call(server, _GET_DEVICE_MEMORY, struct.pack("<I", index), 16))
+                struct.unpack("<QQ", _call(server, end_s, _GET_DEVICE_MEMORY, struct.pack("<I", index), 16))
                 for index in range(min(count, _DEVICES_MOST))
             ]
         except TimeoutError as error:
@@ -134,18 +135,21 @@ def _connected(host: str, port: int, timeout_s: float) -> socket.socket:
         raise RemoteMissingError(f"no rpc-server at {host}:{port}: {reason}", hint) from error
 
 
-def _call(server: socket.socket, command: int, data: bytes, size: int) -> bytes:
+def _call(server: socket.socket, end_s: float, command: int, data: bytes, size: int) -> bytes:
     """Send one command and return its answer. Raises EOFError where it is not `size` bytes long."""
     server.sendall(struct.pack("<BQ", command, len(data)) + data)
-    (length,) = struct.unpack("<Q", _exactly(server, 8))
+    (length,) = struct.unpack("<Q", _exactly(server, end_s, 8))
     if length != size:
         raise EOFError(f"{length} bytes where {size} are due")
-    return _exactly(server, size)
+    return _exactly(server, end_s, size)
 
 
-def _exactly(server: socket.socket, size: int) -> bytes:
+def _exactly(server: socket.socket, end_s: float, size: int) -> bytes:
+    """Read `size` bytes until `end_s`: a server that sends one byte now and then meets no limit of a single recv."""
     data = b""
     while len(data) < size:
+        if time.monotonic() > end_s:
+            raise TimeoutError
         chunk = server.recv(size - len(data))
         if not chunk:
             raise EOFError("it closed the connection")

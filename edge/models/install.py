@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from edge.errors import ModelMissingError, UsageError
+from edge.errors import BadDataError, ModelMissingError, UsageError
 from edge.linux.files import sha256_file
 from edge.models import receipt
 from edge.models.disk import copy, need_space
@@ -68,6 +69,20 @@ def _stored_name(source: Path, public: str, quant: str) -> str:
 
 
 def _take(source: Path, target: Path, meter: TransferMeter, link: bool) -> InstalledFile:
+    """Link or copy one file, and compare it with the hash that a receipt beside it gives. Raises BadDataError."""
+    taken = _taken(source, target, meter, link)
+    note = receipt.read(source.parent)
+    known = note.file(source.name) if note else None
+    if known is None:
+        return taken
+    if taken.sha256 != (known.expected or known.sha256):
+        target.unlink()
+        hint = "`edgellm model check --deep` shows it; pull it again"
+        raise BadDataError(f"{source} is not what was fetched: its hash differs", hint)
+    return replace(taken, expected=known.expected)
+
+
+def _taken(source: Path, target: Path, meter: TransferMeter, link: bool) -> InstalledFile:
     meter.what = source.name
     if link:
         with contextlib.suppress(OSError):  # another disk

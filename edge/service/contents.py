@@ -194,7 +194,8 @@ class Contents:
                 yield InstallStep(f"use {file.path} in place", done=True)
                 continue
             take = partial(install_model, file, self.system.models, owners)
-            what = f"install {file.name} {file.quant} in {self.system.models} (hard link or copy, verified)"
+            how = "hard link or copy, compared with its receipt"
+            what = f"install {file.name} {file.quant} in {self.system.models} ({how})"
             yield InstallStep(what, take, done=has_model(file, self.system.models))
 
     def _stays(self, file: ModelFile) -> bool:

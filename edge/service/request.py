@@ -54,6 +54,11 @@ def unit_settings(request: InstallRequest, wheels: Path | None = None) -> UnitSe
 
     Raises UsageError and ConfigError for what a service cannot do.
     """
+    for text in (request.power_mode, *map(str, request.model_dirs)):
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # neither a unit file nor TOML can hold it
+            raise UsageError(f"not UTF-8: {text!a}", "rename it") from None
     for folder in request.model_dirs:
         if within(str(folder), TEMPORARY):
             raise UsageError(f"the service cannot see {folder} (PrivateTmp)", "keep the models elsewhere")
@@ -98,8 +103,11 @@ def _rpc(request: InstallRequest, before: UnitSettings) -> dict[str, str]:
 
 def _addresses(request: InstallRequest) -> tuple[str, ...]:
     """Return the addresses of the socket unit: systemd binds them, not the configuration's reader."""
-    configured, _ = read_base(request.configurations)
-    given = request.listen or tuple(configured.get("listen", ()))
+    configured, made_from = read_base(request.configurations)
+    written = configured.get("listen", [])
+    if not isinstance(written, list) or not all(isinstance(each, str) for each in written):
+        raise ConfigError(f"{made_from}: listen wants a list of texts", 'listen = ["127.0.0.1:8080"]')
+    given = request.listen or tuple(written)
     for address in given:
         endpoint(address)
     return tuple(given)

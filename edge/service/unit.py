@@ -39,6 +39,15 @@ class Unit(Struct, frozen=True):
         return cls(str(document["unit"]), bool(document["user"]), tuple(document.get("warnings", ())))
 
 
+def holds(unit: Unit, pid: int, proc: Path = Path("/proc")) -> bool:
+    """Return whether a process is in the unit by its control group: its own word could name any unit of the machine."""
+    try:
+        lines = (proc / str(pid) / "cgroup").read_text().splitlines()
+    except OSError:
+        return False
+    return any(unit.name in line.rpartition(":")[2].split("/") for line in lines) and unit.name.endswith(".service")
+
+
 def own(proc: Path = Path("/proc")) -> Unit | None:
     """Return the unit of this process by its control group; None outside a service."""
     try:

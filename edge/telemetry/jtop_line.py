@@ -22,6 +22,7 @@ SCHEMA = 1  # of the lines; as in jtop_reader.py, which imports nothing of ours
 IDLE_INTERVAL_S, WATCHED_INTERVAL_S = 5.0, 1.0  # between samples: without a client that shows them, and with one
 _LONGEST_INTERVAL_S = 60.0  # the reader allows 10; a longer one would let a dead source look fresh
 _LARGEST = 1e15  # no value of a sensor; what a float holds exactly
+_MOST_BECAUSE = 300  # characters; the reader's own are shorter
 _MOST_NOTES = 8  # one for each property of the client
 # The message of jetson-stats 4.2.1 to 7.2.2 for FC-65.
 _VERSIONS = re.compile(r"service: \[([^\]]+)\] and client: \[([^\]]+)\]")
@@ -77,7 +78,7 @@ def parse(line: bytes, now: float, total: Sequence[Sequence[str]] = ()) -> Sampl
             return None
         if row.get("event") == "error":
             fault = jtop_fault(str(row.get("kind")), str(row.get("message", "")))
-            return replace(fault, because=str(row.get("because", fault.because)))
+            return replace(fault, because=str(row.get("because", fault.because))[:_MOST_BECAUSE])
         return plausible(sample_of(row, now, total)) if row.get("event") == "sample" else None
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
@@ -115,7 +116,7 @@ def sample_of(row: dict[str, Any], now: float, total: Sequence[Sequence[str]] = 
     known = [(str(name), celsius(float(value))) for name, value in zones if _is_number(value)]
     rails = tuple(_rows(Rail, row.get("rails")))
     return Sample(
-        at_s=min(now, float(row["at_s"])),
+        at_s=_instant(row["at_s"], now),
         source="jtop",
         power=_power(power, rails, total) if isinstance(power, dict) else None,
         rails=rails,
@@ -130,6 +131,13 @@ def sample_of(row: dict[str, Any], now: float, total: Sequence[Sequence[str]] = 
         jetson_clocks=row["jetson_clocks"] if isinstance(row.get("jetson_clocks"), bool) else None,
         notes=tuple(f"jtop: {str(text)[:200]}" for text in odd[:_MOST_NOTES]) if isinstance(odd, list) else (),
     )
+
+
+def _instant(value: Any, now: float) -> float:
+    """Return when it was measured. Raises TypeError for what is no number: `"-inf"` would be an age without end."""
+    if not _is_number(value):
+        raise TypeError(f"no instant: {value!r:.40}")
+    return min(now, float(value))
 
 
 _Row = TypeVar("_Row", bound=Struct)

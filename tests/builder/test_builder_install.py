@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.builder import install
+from edge.builder.install import locked
 from edge.engine.embedded_engine import find_embedded
 from edge.engine.installed import SelectedEngine, catalogue, ids, read_selection, write_selection
 from edge.errors import EngineBrokenError, EngineMissingError, UsageError
@@ -139,3 +142,9 @@ def test_whatever_is_done_two_rollbacks_change_nothing(steps: list[str]) -> None
                 after = install.use(engines, step.removeprefix("use "))
                 assert after.current == step.removeprefix("use ")
                 assert after.previous == (before.current if before.current != after.current else before.previous)
+
+
+def test_no_other_user_can_hold_the_lock_of_the_engines(tmp_path: Path) -> None:
+    os.close(os.open(tmp_path / ".lock", os.O_CREAT, 0o644))  # of an earlier edgellm
+    with locked(tmp_path):
+        assert (tmp_path / ".lock").stat().st_mode & 0o077 == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.cli import main
+from edge.cli import key, main
 from edge.gateway import keys
 
 
@@ -98,3 +98,13 @@ def test_the_path_of_the_key_file_is_shown_and_not_obeyed(tmp_path: Path, capsys
     assert [key.name for key in keys.read(path)] == ["laptop"]
     assert main(["key", "revoke", "absent", "--file", str(path)]) == 69
     assert "\x1b" not in capsys.readouterr().err
+
+
+def test_names_of_keys_are_shown_and_not_obeyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, shown = tmp_path / "keys.toml", []
+    monkeypatch.setattr(key.typer, "echo", lambda text="", **_: shown.append(text))  # click drops escapes in a pipe
+    names = r'name = "a\u001b]52;c;x\u0007\nb"' + "\n" + r'created = "\u001b[2J"'
+    path.write_text(f'[[key]]\n{names}\nsha256 = "{"0" * 64}"\n')
+    path.chmod(0o600)
+    key.list_keys(file=path)
+    assert len(shown) == 1 and shown[0].isprintable()

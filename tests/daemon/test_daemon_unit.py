@@ -10,8 +10,9 @@ import pytest
 
 from edge.cli import running
 from edge.errors import EdgeError, UnavailableError
+from edge.linux import sockets
 from edge.service import unit
-from edge.service.unit import Unit, own
+from edge.service.unit import Unit, holds, own
 
 
 @pytest.mark.parametrize(
@@ -66,10 +67,16 @@ def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="as root")
-def test_stop_of_a_service_stops_its_socket_first(systemctl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("listens", [True, False])
+def test_stop_of_a_service_stops_its_socket_first(
+    systemctl: Path, monkeypatch: pytest.MonkeyPatch, listens: bool
+) -> None:
+    """Only the unit in which the process that listens runs: as root its word could stop any unit of the machine."""
+
     class Client:
         class folders:
             lock = systemctl / "no-lock"
+            control_socket = systemctl / "control.sock"
 
         def status(self) -> dict[str, Any]:
             return {"service": Unit("edgellm.service").document()}
@@ -78,6 +85,13 @@ def test_stop_of_a_service_stops_its_socket_first(systemctl: Path, monkeypatch: 
             raise AssertionError("the socket would start it again")
 
     monkeypatch.setattr(running, "client_of", lambda _: Client())
+    monkeypatch.setattr(sockets, "listener_pid", lambda path: 7 if path == Client.folders.control_socket else 0)
+    monkeypatch.setattr(unit, "holds", lambda named, pid: listens and (named.name, pid) == ("edgellm.service", 7))
+    if not listens:
+        with pytest.raises(UnavailableError):
+            running.stop(state_dir=None, now=False)
+        assert not (systemctl / "calls").exists()
+        return
     running.stop(state_dir=None, now=False)
     assert (systemctl / "calls").read_text() == "stop edgellm.socket edgellm.service\n"
 
@@ -114,3 +128,12 @@ def test_the_start_of_the_service_is_systemds_own_time(
 def test_without_systemd_the_start_of_a_service_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert unit.begun_s(Unit("mine.service")) is None
+
+
+def test_a_unit_that_the_listening_process_is_not_in_is_not_stopped(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/cgroup").write_text("0::/system.slice/edgellm.service/supervisor\n")
+    assert holds(Unit("edgellm.service"), 7, tmp_path)
+    for name in ("ssh.service", "system.slice", "supervisor", "-Hroot@x", ""):
+        assert not holds(Unit(name), 7, tmp_path)
+    assert not holds(Unit("edgellm.service"), 0, tmp_path)

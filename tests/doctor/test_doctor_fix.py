@@ -12,6 +12,7 @@ import pytest
 
 from edge.cli import main
 from edge.doctor import doctor
+from edge.doctor.doctor import _one
 from edge.doctor.facts import OwnFile
 from edge.doctor.own_files import find_leftovers
 from tests.doctor.patients import places
@@ -128,3 +129,12 @@ def test_board_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_wrong_board_is_a_usage_error_with_a_hint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 64
     assert "hint:" in capsys.readouterr().err
+
+
+def test_no_socket_behind_a_linked_run_folder_is_removed(tmp_path: Path) -> None:
+    (victim := tmp_path / "v").mkdir()
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(victim / "o.sock"))
+    (tmp_path / "main").symlink_to(victim)
+    _one(OwnFile("socket", tmp_path / "main/o.sock", 0))
+    assert [each.name for each in victim.iterdir()] == ["o.sock"]

@@ -80,3 +80,11 @@ def test_a_histogram_counts_cumulatively() -> None:
         histogram.observe(value)
     assert histogram.buckets() == [("1.0", 2), ("2.0", 3), ("+Inf", 4)]
     assert histogram.sum == 102.0
+
+
+def test_arguments_of_a_tool_call_are_no_figures() -> None:
+    forged = '{"prompt_tokens":999999999999,"completion_tokens":888888888888,"predicted_per_second":5,'
+    forged += '"usage":{"prompt_n":7}}'
+    answer = '{"content":[{"type":"tool_use","id":"1","name":"f","input":' + forged + "}],"
+    answer += '"usage":{"input_tokens":10,"output_tokens":5}}'
+    assert parse_tokens(answer.encode()) == TokenUsage(10, 5, None, None)

@@ -12,8 +12,9 @@ import zlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from multidict import CIMultiDict
 
-from edge.gateway.body import _decoder
+from edge.gateway.body import Body, _decoder
 from edge.gateway.config import ClientLimits, GatewayOptions
 from edge.gateway.openai import RejectedError
 from edge.units import MIB
@@ -135,3 +136,15 @@ def test_any_bytes_are_decoded_or_refused(data: bytes, encoding: str, cut: int) 
             assert refused.fault.status == 400
         else:
             assert body is data or found == data
+
+
+def test_two_lines_of_content_encoding_are_one_list() -> None:
+    class Request:
+        headers = CIMultiDict([("Content-Encoding", "identity"), ("Content-Encoding", "gzip")])
+        can_read_body, content_length, transport = False, None, None
+
+    class Connections:
+        def uploading(self, *_: object) -> None: ...
+
+    with pytest.raises(RejectedError):
+        Body(Request(), GatewayOptions(), Connections())

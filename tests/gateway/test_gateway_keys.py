@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -249,3 +251,36 @@ def test_root_gives_the_key_file_back_and_no_file_behind_a_link(
     monkeypatch.setattr(Path, "replace", exchanged)
     keys.write(path, [])
     assert path.is_symlink() and victim.stat().st_uid == 0
+
+
+def test_a_lock_on_the_folder_holds_up_no_change_of_the_keys(tmp_path: Path) -> None:
+    folder = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)  # any user who may read the folder can
+    done = threading.Event()
+
+    def change() -> None:
+        with keys.locked(tmp_path / "keys.toml"):
+            done.set()
+
+    threading.Thread(target=change, daemon=True).start()
+    assert done.wait(10)
+    os.close(folder)
+    assert (tmp_path / "keys.toml").stat().st_mode & 0o077 == 0  # no other user can hold that one
+
+
+def test_a_key_that_is_revoked_while_the_gateway_starts_is_revoked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, stay = tmp_path / "keys.toml", keys.Key("stay", keys.digest("s" * 24))
+    keys.write(path, [stay, keys.Key("gone", keys.digest("g" * 24))])
+    read = keys.read
+
+    def then_revoked(where: Path) -> tuple[keys.Key, ...]:
+        found = read(where)
+        keys.write(where, [stay])
+        return found
+
+    monkeypatch.setattr(keys, "read", then_revoked)
+    ring = keys.KeyRing(path)
+    ring.refresh()
+    assert ring.find("g" * 24) is None and ring.find("s" * 24) is not None

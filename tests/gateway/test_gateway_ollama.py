@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -482,3 +483,21 @@ async def test_several_models_are_found_by_name(rig: Rigs) -> None:
     here = await rig(models={"small": FakeModel("small"), "large": FakeModel("large")})
     status, document = await post(here, "/api/chat", {"model": "chat", "messages": HELLO})
     assert (status, "small, large" in document["error"]) == (404, True)
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        '"usage":{"prompt_tokens":1e400}',
+        '"usage":{"prompt_tokens":1.5}',
+        '"usage":[]',
+        '"timings":{"prompt_ms":null}',
+        '"timings":{"prompt_ms":1e400}',
+    ],
+)
+def test_a_bad_figure_costs_no_answer(last: str) -> None:
+    call = read_call("/api/chat", b'{"model":"m","messages":[{"role":"user","content":"x"}]}')
+    answer = OllamaAnswer(call, time.monotonic, time.time)
+    text = answer.feed(b'data: {"choices":[{"delta":{"content":"Hi"}}]}\n\ndata: {"choices":[],%s}\n\n' % last.encode())
+    lines = (text + answer.feed(b"data: [DONE]\n\n") + answer.close()).splitlines()
+    assert not answer.broken and json.loads(lines[-1])["done"] is True

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from edge.gateway import keys
+from edge.gateway.accounting import RequestRecord
 from edge.gateway.config import GatewayOptions
-from edge.gateway.streams import StreamOwners
+from edge.gateway.openai import RejectedError
+from edge.gateway.streams import StreamOwners, check_stream
 from tests.gateway.conftest import Rig, Rigs
 from tests.gateway.raw import Answer
 
@@ -124,3 +126,18 @@ def test_no_key_pushes_out_the_ids_of_another() -> None:
         assert owners.claim(f"flood-{number}" + "x" * 8000, "theirs")
     assert owners.owns("victim", "mine") and not owners.claim("victim", "theirs")
     assert not owners.owns("flood-0" + "x" * 8000, "theirs") and owners.owns("flood-8191" + "x" * 8000, "theirs")
+
+
+def test_a_name_that_is_given_again_reads_no_stream_of_the_former_key() -> None:
+    class Whole:
+        complete, data = True, None
+
+    def record(key_hash: str) -> RequestRecord:
+        return RequestRecord("GET", 0.0, key="bob", key_hash=key_hash)
+
+    owners = StreamOwners()
+    check_stream(owners, "POST", "/v1/chat/completions", ["c"], Whole(), record("old"))
+    check_stream(owners, "GET", "/v1/stream?conv_id=c", [], Whole(), record("old"))
+    for method in ("GET", "DELETE"):
+        with pytest.raises(RejectedError):
+            check_stream(owners, method, "/v1/stream?conv_id=c", [], Whole(), record("new"))

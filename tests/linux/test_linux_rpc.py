@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
+import threading
+import time
 
 import pytest
 
@@ -90,3 +93,20 @@ def test_interfaces_and_routes() -> None:
     assert "127.0.0.1" in own_addresses("lo")
     assert own_addresses("nosuch0") == ()
     assert address_towards("127.0.0.1") == "127.0.0.1"
+
+
+def test_a_server_that_sends_a_byte_now_and_then_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip() -> None:
+            with server.accept()[0] as client, contextlib.suppress(OSError):
+                client.recv(100)
+                for byte in struct.pack("<Q", 28) + bytes(28):
+                    time.sleep(0.1)
+                    client.sendall(bytes([byte]))
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        with pytest.raises(RemoteMissingError):
+            ask_memory("127.0.0.1", server.getsockname()[1], 0.3)
+        thread.join()

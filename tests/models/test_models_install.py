@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from edge.errors import BadModelError, ModelMissingError, UsageError
-from edge.models.install import Removed, import_model, removable, remove_entry
+from edge.errors import BadDataError, BadModelError, ModelMissingError, UsageError
+from edge.models.install import Removed, _take, import_model, removable, remove_entry
+from edge.models.progress import TransferMeter
 from edge.models.pull import pull
 from edge.models.receipt import read
 from edge.models.store import Store
@@ -97,3 +99,14 @@ def test_a_name_for_an_import_cannot_leave_the_store(tmp_path: Path, name: str) 
 def test_the_longest_file_names_are_imported(tmp_path: Path) -> None:
     path = Gguf("llama").model().save(tmp_path / "in" / ("é" * 120 + ".gguf"))
     assert Path(import_model(path, tmp_path / "models").path).is_file()
+
+
+def test_what_changed_since_it_was_fetched_is_not_imported(tmp_path: Path) -> None:
+    source = tmp_path / "a.gguf"
+    source.write_bytes(b"changed")
+    row = {"path": "a.gguf", "bytes": 7, "sha256": "0" * 64}
+    (tmp_path / "source.json").write_text(json.dumps({"schema": 1, "source": "x", "files": [row]}))
+    for link in (True, False):
+        with pytest.raises(BadDataError):
+            _take(source, tmp_path / f"b{link}", TransferMeter("copy", "a", 7, None), link)
+        assert not (tmp_path / f"b{link}").exists()

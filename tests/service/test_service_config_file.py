@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.errors import ConfigError
+from edge.errors import ConfigError, UsageError
+from edge.paths import folders
 from edge.service.config_file import Served, config_text, merge, read_base
+from edge.service.request import InstallRequest, unit_settings
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -70,3 +72,18 @@ def test_the_first_that_is_there(tmp_path: Path) -> None:
     second.write_text("schema = ")
     with pytest.raises(ConfigError, match=r"edgellm\.toml"):
         read_base([second])
+
+
+@pytest.mark.parametrize("listen", ["8080", '"127.0.0.1:80"', "[1]", '[["a"]]', "{a = 1}"])
+def test_addresses_of_another_type_are_named(tmp_path: Path, listen: str) -> None:
+    source = folders({}, tmp_path)
+    source.config.mkdir()
+    (source.config / "edgellm.toml").write_text(f"listen = {listen}")
+    with pytest.raises(ConfigError, match="listen wants"):
+        unit_settings(InstallRequest(source=source, root=tmp_path))
+
+
+@pytest.mark.parametrize("option", [{"model_dirs": (Path("/srv/\udcff"),)}, {"power_mode": "\udcff"}])
+def test_what_no_unit_file_can_hold_is_refused_before_the_first_step(tmp_path: Path, option: dict) -> None:
+    with pytest.raises(UsageError, match="UTF-8"):
+        unit_settings(InstallRequest(source=folders({}, tmp_path), root=tmp_path, **option))

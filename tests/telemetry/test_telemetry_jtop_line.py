@@ -358,3 +358,13 @@ def test_no_line_raises(row: dict[str, Any]) -> None:
 def test_an_interval_of_another_kind_is_none(text: str) -> None:
     """400 digits ended the task that reads jtop's lines."""
     assert interval_of(b'{"interval_s": ' + text.encode() + b"}") is None
+
+
+@pytest.mark.parametrize("instant", ['"-inf"', '"nan"', '"5"', "true", "null", "[]", "1e300"])
+def test_an_instant_that_is_no_number_is_no_sample(instant: str) -> None:
+    assert parse(b'{"schema":1,"event":"sample","at_s":%s}' % instant.encode(), 9.0) is None
+
+
+def test_the_reason_of_a_share_is_bounded() -> None:
+    found = parse(b'{"schema":1,"event":"error","kind":"lost","because":"%s"}' % (b"x" * 10**6), 9.0)
+    assert isinstance(found, JtopFault) and len(found.because) <= 300
