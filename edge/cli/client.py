@@ -109,14 +109,24 @@ class Client:
             raise not_running(self.folders) from error
         except (httpx.InvalidURL, UnicodeError) as error:
             raise UsageError("no model has such a name", "`edgellm status` names those that are served") from error
-        answer: dict[str, Any] = response.json()
+        answer = self._document(response.content)
+        if response.status_code < 400:
+            return answer
+        fault = answer.get("error")
+        fault = fault if isinstance(fault, dict) else {}
+        message = str(fault.get("message", f"the control socket answered {response.status_code}"))
         if response.status_code == 403:
-            raise UnavailableError(answer["error"]["message"], "run it as that user, or with sudo")
-        if response.status_code >= 400:
-            fault = answer.get("error", {})
-            message = fault.get("message", f"the control socket answered {response.status_code}")
-            raise _kind(fault.get("kind"))(message, fault.get("hint"), table=fault.get("table"))
-        return answer
+            raise UnavailableError(message, "run it as that user, or with sudo")
+        raise _kind(fault.get("kind"))(message, fault.get("hint"), table=fault.get("table"))
+
+    def _document(self, text: bytes) -> dict[str, Any]:
+        """Return the JSON object. Raises UnavailableError for what edgellm does not send."""
+        with suppress(ValueError, RecursionError):
+            answer = json.loads(text)
+            if isinstance(answer, dict):
+                return answer
+        socket = self.folders.control_socket
+        raise UnavailableError(f"what answers at {socket} is no edgellm", "end that process, then `edgellm up`")
 
 
 # Find the running instance that uses something, before a command removes it. Each answer is the end of a sentence.

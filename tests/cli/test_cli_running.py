@@ -2,12 +2,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 import pytest
 from typer.main import get_command
 
 from edge.cli import main
 from edge.cli.app import MODULES, build, nouns
+from edge.cli.client import Client
 from edge.cli.running import status_lines
+from edge.errors import EdgeError
+from edge.paths import folders
 
 
 def test_each_command_is_in_the_only_module_that_is_imported_for_it() -> None:
@@ -58,3 +62,17 @@ def test_status_names_the_closed_gate_and_the_failure() -> None:
 @pytest.mark.parametrize("command", ["load", "unload"])
 def test_a_name_that_no_request_can_carry_is_a_usage_error(tmp_path: Path, command: str, name: str) -> None:
     assert main([command, name, "--state-dir", str(tmp_path)]) in (64, 69)
+
+
+@pytest.mark.parametrize("status", [200, 403, 500])
+@pytest.mark.parametrize("body", [b"[]", b"5", b"no JSON", b"[" * 100_000, b'{"a": "\xff"}', b'{"error": 5}', b""])
+def test_an_answer_that_edgellm_does_not_send_is_no_bug(short_dir: Path, body: bytes, status: int) -> None:
+    client = Client(folders({}, short_dir))
+    client._http = httpx.Client(
+        transport=httpx.MockTransport(lambda _: httpx.Response(status, content=body)), base_url="http://edgellm"
+    )
+    if status == 200 and body.startswith(b'{"error"'):
+        assert client.status() == {"error": 5}
+    else:
+        with pytest.raises(EdgeError, match=r"no edgellm|answered"):
+            client.status()
