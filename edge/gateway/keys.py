@@ -12,7 +12,7 @@ import shlex
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -172,12 +172,17 @@ def locked(path: Path) -> Iterator[None]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        existed = os.path.lexists(path)
         file = _lock(path)
     except OSError as error:
         raise ConfigError(f"cannot open {path}: {error.strerror}", "run it as the file's owner") from error
     try:
         yield
     finally:
+        # Made here and not written: no key was added.
+        with suppress(OSError):
+            if not existed and path.stat().st_size == 0 and os.path.samestat(os.fstat(file), path.stat()):
+                path.unlink()
         os.close(file)
 
 

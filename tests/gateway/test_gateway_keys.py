@@ -284,3 +284,14 @@ def test_a_key_that_is_revoked_while_the_gateway_starts_is_revoked(
     ring = keys.KeyRing(path)
     ring.refresh()
     assert ring.find("g" * 24) is None and ring.find("s" * 24) is not None
+
+
+def test_a_change_that_ends_before_its_writing_leaves_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    with pytest.raises(ZeroDivisionError), keys.locked(path):
+        raise ZeroDivisionError
+    assert not path.exists()
+    path.write_text("")  # emptied by the operator
+    with keys.locked(path):
+        pass
+    assert path.read_text() == ""
