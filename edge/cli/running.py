@@ -107,7 +107,10 @@ def stop(
         # systemd starts the service again at the next connection to the socket unit.
         named = unit.Unit.of(service)
         if not unit.holds(named, listener_pid(client.folders.control_socket)):
-            raise UnavailableError(f"{named.name} is not its unit", "`systemctl stop edgellm.socket edgellm.service`")
+            raise UnavailableError(
+                f"the process that answers does not run in {named.name}",
+                "`systemctl stop edgellm.socket edgellm.service`",
+            )
         unit.stop(named)
     else:
         client.stop(now=now)

@@ -167,8 +167,7 @@ def locked(path: Path) -> Iterator[None]:
     """Hold the key file's lock from its reading to its writing, so that commands in parallel lose no change.
 
     The lock is on the file, which no other user may open, and not on its folder: any user that may read that could hold
-    its lock. The file is replaced, so a lock on one that has no name any longer is taken again. Raises
-    ConfigError.
+    its lock. The file is replaced by each change: a lock on a former one is taken again. Raises ConfigError.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -199,7 +198,7 @@ def _lock(path: Path) -> int:
             if os.path.samestat(os.fstat(file), path.stat()):
                 return file
         except FileNotFoundError:
-            pass
+            pass  # replaced or removed meanwhile: lock the next one
         except BaseException:
             os.close(file)
             raise

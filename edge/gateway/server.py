@@ -256,7 +256,7 @@ class Acceptor:
             return False
         accepted.setblocking(False)
         connection = self._make()
-        # What create_server() and connect_accepted_socket() call, in all Pythons from 3.10 to 3.14.
+        # What create_server() and connect_accepted_socket() call, in Python 3.10 to 3.13.
         made = self._loop._make_socket_transport(accepted, _NO_PROTOCOL, extra={"peername": address})  # type: ignore[attr-defined]
         transport = cast(asyncio.Transport, made)
         transport.set_protocol(connection)

@@ -254,18 +254,18 @@ def test_root_gives_the_key_file_back_and_no_file_behind_a_link(
 
 
 def test_a_lock_on_the_folder_holds_up_no_change_of_the_keys(tmp_path: Path) -> None:
-    folder = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(folder, fcntl.LOCK_EX)  # any user who may read the folder can
-    done = threading.Event()
+    folder, modes = os.open(tmp_path, os.O_RDONLY), []
+    fcntl.flock(folder, fcntl.LOCK_EX)  # any user that may read the folder can
 
     def change() -> None:
         with keys.locked(tmp_path / "keys.toml"):
-            done.set()
+            modes.append((tmp_path / "keys.toml").stat().st_mode & 0o777)
 
-    threading.Thread(target=change, daemon=True).start()
-    assert done.wait(10)
+    thread = threading.Thread(target=change, daemon=True)
+    thread.start()
+    thread.join(10)
     os.close(folder)
-    assert (tmp_path / "keys.toml").stat().st_mode & 0o077 == 0  # no other user can hold that one
+    assert modes == [0o600], "no other user can hold that one"
 
 
 def test_a_key_that_is_revoked_while_the_gateway_starts_is_revoked(
