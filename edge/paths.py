@@ -15,6 +15,7 @@ SOCKET_PATH_MAX_BYTES = 107
 # systemd gives /var/cache/edgellm to the service's user, who could plant sources for a build by root.
 ROOT_CACHE = Path("/var/cache/edgellm-root")
 _XDG = ("XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME")
+_LINKS_MAX = 40  # MAXSYMLINKS of the kernel
 _LONGEST_SOCKET_NAME = 40  # 24 bytes of the id, its hash, `~N` of a reload, `.sock`
 
 
@@ -103,18 +104,33 @@ def folders(env: Mapping[str, str], state_dir: Path | None = None, *, root_user:
 def _refuse_prepared(base: Path, env: Mapping[str, str]) -> None:
     """Raise UnavailableError if another user made the folder, or one above it, where every user may make one.
 
-    Its configuration would name the engine to run, and its links the files to write. root and the caller of sudo own
-    what they prepare.
+    Its configuration would name the engine to run, and its links the files to write.
+    """
+    folder = prepared_by_another(base, env)
+    if folder is not None:
+        hint = "remove it as root, or name a folder of your own with --state-dir"
+        owner = folder.lstat().st_uid
+        raise UnavailableError(f"user {owner} made {folder}, in a folder that every user may write to", hint)
+
+
+def prepared_by_another(path: Path, env: Mapping[str, str]) -> Path | None:
+    """Return the part of a path that another user made where every user may make one, or None.
+
+    Links on the way are followed. root and the caller of sudo own what they prepare.
     """
     ours = {0, os.geteuid(), int(env["SUDO_UID"]) if env.get("SUDO_UID", "").isdecimal() else 0}
-    for folder in (base, *base.parents):
-        try:
-            owner, parent = folder.lstat().st_uid, folder.parent.stat().st_mode
-        except OSError:  # not there yet, or the next use of it fails
-            continue
-        if owner not in ours and parent & stat.S_IWOTH:
-            hint = "remove it as root, or name a folder of your own with --state-dir"
-            raise UnavailableError(f"user {owner} made {folder}, in a folder that every user may write to", hint)
+    ways = [path]
+    for way in ways:  # it grows by the target of each link
+        for part in (way, *way.parents):
+            try:
+                state, parent = part.lstat(), part.parent.stat().st_mode
+            except OSError:  # not there yet, or the next use of it fails
+                continue
+            if state.st_uid not in ours and parent & stat.S_IWOTH:
+                return part
+            if stat.S_ISLNK(state.st_mode) and len(ways) < _LINKS_MAX:
+                ways.append(part.parent / part.readlink() / way.relative_to(part))
+    return None
 
 
 def system_folders() -> Folders:

@@ -14,7 +14,7 @@ import httpx
 from edge.daemon.lock import held
 from edge.errors import EdgeError, NotRunningError, UnavailableError, UsageError
 from edge.linux.files import is_trusted_dir, visible
-from edge.paths import Folders, folders, system_folders, user_folders
+from edge.paths import Folders, folders, prepared_by_another, system_folders, user_folders
 
 # The control socket answers in milliseconds; forking a large process for an engine may hold up its event loop.
 TIMEOUT_S = 10.0
@@ -30,10 +30,12 @@ def find(env: Mapping[str, str], state_dir: Path | None) -> Folders:
     system, own = system_folders(), user_folders(env)
     if held(system.lock):
         return system
-    if not held(own.lock) and _is_closed(system.lock):
+    # Another user's process in a run folder that it made first is no instance of this user.
+    runs = held(own.lock) and prepared_by_another(own.lock, env) is None
+    if not runs and _is_closed(system.lock):
         hint = "use sudo, or join the group edgellm (`sudo usermod -aG edgellm $USER`, then log in again)"
         raise UnavailableError(f"edgellm runs as a service, and this user may not enter {system.run}", hint)
-    return own if held(own.lock) else folders(env)
+    return own if runs else folders(env)
 
 
 def _is_closed(lock: Path) -> bool:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -8,10 +10,11 @@ from typer.main import get_command
 
 from edge.cli import main
 from edge.cli.app import MODULES, build, nouns
-from edge.cli.client import Client
+from edge.cli.client import Client, find
 from edge.cli.running import status_lines
-from edge.errors import EdgeError
-from edge.paths import folders
+from edge.errors import EdgeError, UnavailableError
+from edge.linux.files import try_lock
+from edge.paths import folders, system_folders
 
 
 def test_each_command_is_in_the_only_module_that_is_imported_for_it() -> None:
@@ -76,3 +79,23 @@ def test_an_answer_that_edgellm_does_not_send_is_no_bug(short_dir: Path, body: b
     else:
         with pytest.raises(EdgeError, match=r"no edgellm|answered"):
             client.status()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_the_run_folder_of_another_user_leads_no_command_elsewhere(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In /tmp any user may make it first and hold its lock: root asked that process, and changed other keys."""
+    short_dir.chmod(0o1777)
+    env = {"HOME": str(short_dir / "home"), "XDG_RUNTIME_DIR": str(short_dir / "x")}
+    run = short_dir / "x/edgellm/main"
+    run.mkdir(parents=True)
+    monkeypatch.setattr("edge.cli.client.system_folders", lambda: system_folders()._replace(run=short_dir / "none"))
+    with (run / "lock").open("w") as lock:
+        assert try_lock(lock)
+        assert find(env, None).config == short_dir / "home/.config/edgellm", "this user's own"
+        os.chown(short_dir / "x", 12345, 12345)
+        assert find(env, None).config == system_folders().config
+        monkeypatch.setattr("edge.cli.client.folders", partial(folders, root_user=False))
+        with pytest.raises(UnavailableError, match="user 12345 made"):
+            find(env, None)

@@ -72,6 +72,12 @@ def test_a_named_folder_that_another_user_prepared_is_refused(short_dir: Path) -
             folders({"EDGELLM_STATE_DIR": str(open_to_all / named)})
         with pytest.raises(UnavailableError):
             folders({"HOME": "/home/u", "XDG_CONFIG_HOME": str(open_to_all / named)}, root_user=False)
+    (home / "cache").symlink_to(home / "once-more")
+    (home / "once-more").symlink_to(open_to_all / "x")  # a cache folder kept in /tmp, which is empty after a reboot
+    with pytest.raises(UnavailableError, match="user 12345 made"):
+        folders({"XDG_CACHE_HOME": str(home / "cache")}, root_user=False)
+    (home / "round").symlink_to(home / "round")
+    assert folders({"XDG_CACHE_HOME": str(home / "round")}, root_user=False)
     assert folders({"SUDO_UID": "12345"}, open_to_all / "x").state == open_to_all / "x/state"
     assert folders({}, home / "x").state == home / "x/state", "a closed folder: its owner decides"
     assert folders({"XDG_DATA_HOME": str(home / "x")}, root_user=False).data == home / "x/edgellm"
