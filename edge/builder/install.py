@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import secrets
 import shutil
 import sys
 import tarfile
@@ -209,11 +210,12 @@ def export_engine(engines: Path, engine_id: str, file: Path) -> int:
     """Write one tar (gzip if the name ends in .gz or .tgz), manifest first. Return its size in bytes."""
     load(engines, engine_id)
     document = manifest(engines, engine_id)
-    # Beside the target: a rename between file systems would be a copy that can break off.
-    partial = file.with_name(f".{file.name}.partial-{os.getpid()}")
+    # Beside the target: a rename between file systems would be a copy that can break off. Made anew ("x") under a name
+    # that cannot be guessed: in /tmp another user could make it first, and own the archive, or link it to a file.
+    partial = file.with_name(f".edgellm-{secrets.token_hex(8)}.partial")
     packed = file.name.endswith((".gz", ".tgz"))
     try:
-        with tarfile.open(partial, "w:gz", compresslevel=6) if packed else tarfile.open(partial, "w") as tar:
+        with tarfile.open(partial, "x:gz", compresslevel=6) if packed else tarfile.open(partial, "x") as tar:
             body = (json.dumps(document, indent=2) + "\n").encode()
             info = tarfile.TarInfo(_MANIFEST)
             info.size = len(body)

@@ -18,7 +18,7 @@ from edge.engine.choose import choose
 from edge.engine.engine import Engine
 from edge.engine.installed import ids, manifest, read_selection
 from edge.errors import BadDataError, ConfigError, EdgeError, EngineMissingError, UsageError
-from edge.linux.files import sha256_file, writable_by_others
+from edge.linux.files import open_to_others, sha256_file, writable_by_others
 from edge.models import receipt
 from edge.models.install import import_model
 from edge.models.open import ModelFile
@@ -73,7 +73,8 @@ def _copy(source: Path, folder: Path, name: str, sha256: str) -> None:
         os.fsync(writer.fileno())
     if digest.hexdigest() != sha256:
         raise BadDataError(f"{source} is not what its manifest says", "build the engine again, or import it again")
-    shutil.copymode(source, folder / name)
+    # Not the mode of the source: its owner may have set the bits of setuid(2), or let others write.
+    (folder / name).chmod(0o755 if source.stat().st_mode & stat.S_IXUSR else 0o644)
 
 
 def check_engine_path(engine: Engine) -> None:
@@ -106,7 +107,7 @@ def install_model(file: ModelFile, models: Path, owners: frozenset[int]) -> None
     def link(path: Path) -> bool:
         state = path.stat()
         # A file that others may write could change after its hash was checked; one they cannot read is no use here.
-        plain = stat.S_ISREG(state.st_mode) and state.st_mode & stat.S_IROTH and not state.st_mode & stat.S_IWOTH
+        plain = stat.S_ISREG(state.st_mode) and state.st_mode & stat.S_IROTH and not open_to_others(state)
         # fs.protected_hardlinks refuses others to non-root; root has to refuse them itself.
         return bool(plain and state.st_uid in owners)
 

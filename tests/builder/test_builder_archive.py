@@ -188,6 +188,24 @@ def test_the_file_does_not_tell_who_made_it(places: Folders, tmp_path: Path) -> 
         assert {(m.uid, m.gid, m.uname, m.mtime) for m in tar if m.name != "engine.json"} == {(0, 0, "", 0)}
 
 
+def test_an_export_writes_to_no_file_that_another_user_made(
+    places: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In /tmp it would be a link, or a file that its maker can write to later."""
+    put(places.engines, "a")
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    (tmp_path / f".a.tar.partial-{os.getpid()}").symlink_to(victim)  # a name that can be guessed
+    export_engine(places.engines, "a", tmp_path / "a.tar")
+    assert victim.read_text() == "kept" and (tmp_path / "a.tar").is_file()
+    monkeypatch.setattr("secrets.token_hex", lambda _: "same")
+    for name in ("a.tar", "a.tar.gz"):
+        (tmp_path / ".edgellm-same.partial").symlink_to(victim)
+        with pytest.raises(BuildError, match="File exists"):
+            export_engine(places.engines, "a", tmp_path / name)
+    assert victim.read_text() == "kept"
+
+
 @pytest.mark.real_user
 @pytest.mark.skipif(
     os.geteuid() != 0 or not Path("/usr/bin/python3").exists(), reason="needs root and a Python for all"

@@ -53,6 +53,14 @@ def test_an_engine_is_copied_verified_and_selected(built: Path, tmp_path: Path) 
     assert [entry.name for entry in target.iterdir() if not entry.name.startswith(".")].count("abc-cpu-1") == 1
 
 
+@pytest.mark.parametrize("mode", [0o4755, 0o6777, 0o777])
+def test_no_mode_of_an_engines_former_owner_is_kept(built: Path, tmp_path: Path, mode: int) -> None:
+    """The copy is root's: with the bit of setuid(2) each user would run it as root, others could write to it."""
+    (built / "abc-cpu-1/bin/llama-server").chmod(mode)
+    install_engine("abc-cpu-1", built, tmp_path / "engines")
+    assert (tmp_path / "engines/abc-cpu-1/bin/llama-server").stat().st_mode & 0o7777 == 0o755
+
+
 def test_an_engine_that_was_changed_is_refused(built: Path, tmp_path: Path) -> None:
     (built / "abc-cpu-1/bin/llama-server").write_bytes(b"#!/bin/sh\necho something\n")
     target = tmp_path / "system/engines"
@@ -79,10 +87,14 @@ def test_a_model_is_linked_where_that_is_safe_and_copied_elsewhere(smollm2: Path
     (mine / smollm2.name).write_bytes(smollm2.read_bytes())
     (mine / smollm2.name).chmod(0o644)
     file = open_model(mine / smollm2.name)
-    linked, copied = tmp_path / "linked", tmp_path / "copied"
-    for models, owners in ((linked, {os.getuid()}), (copied, {987_654})):
+    linked, copied, shared = tmp_path / "linked", tmp_path / "copied", tmp_path / "shared"
+    for models, owners in ((linked, {os.getuid()}), (copied, {987_654}), (shared, {os.getuid()})):
+        if models == shared:  # members of its group could change it after its hash was checked
+            os.chown(file.path, -1, os.getgid() or 12345)
+            Path(file.path).chmod(0o664)
         assert not has_model(file, models)
         install_model(file, models, frozenset(owners))
         assert has_model(file, models)
     assert next(linked.glob("*/*.gguf")).stat().st_ino == (mine / smollm2.name).stat().st_ino
+    assert next(shared.glob("*/*.gguf")).stat().st_nlink == 1
     assert next(copied.glob("*/*.gguf")).stat().st_ino != (mine / smollm2.name).stat().st_ino
