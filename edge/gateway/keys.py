@@ -20,6 +20,7 @@ from msgspec import Struct, to_builtins
 
 from edge.errors import ConfigError, UsageError
 from edge.linux.files import try_lock, write_atomic
+from edge.paths import prepared_by_another
 from edge.resources import load_toml
 
 PREFIX = "sk-edge-"
@@ -44,13 +45,16 @@ def new_secret() -> str:
 
 
 def make(name: str, secret: str, *, admin: bool, created: str, others: Iterable[Key]) -> Key:
-    """Return a key, checked against the names in `others`. Raises UsageError."""
+    """Return a key, checked against those in `others`. Raises UsageError."""
     if not name or len(name) > _NAME_CHARACTERS or not name.isprintable() or any(c in '"\\' for c in name):
         raise UsageError(f"not a name for a key: {name[:80]!r}", "use letters, digits, spaces and - _ . @")
     if any(key.name == name for key in others):
-        raise UsageError(f"there is a key named {name!r} already", f"edgellm key revoke {name!r} takes it away")
+        raise UsageError(f"there is a key named {name!r} already", f"edgellm key revoke {shlex.quote(name)}")
     if len(secret) < MIN_CHARACTERS or not secret.isascii() or not secret.isprintable() or " " in secret:
         raise UsageError("this key is too easy to guess", f"give at least {MIN_CHARACTERS} random characters")
+    same = find(others, secret)
+    if same is not None:  # revoked under one name it would be accepted under the other
+        raise UsageError(f"this key is there already, named {same.name!r}", "one secret has one name")
     return Key(name, digest(secret), admin, created)
 
 
@@ -127,10 +131,7 @@ def _document(path: Path) -> dict[str, Any]:
             raise ConfigError(f"{path} is no regular file", "move it away; edgellm key add writes the file")
         if path.exists() and path.stat().st_mode & stat.S_IWOTH:  # any user could add a key
             raise ConfigError(f"every user may write to {path}", f"chmod 600 {shlex.quote(str(path))}")
-        owner = path.lstat().st_uid
-        if owner not in (0, os.geteuid()) and path.parent.stat().st_mode & stat.S_IWOTH:  # the keys would be theirs
-            hint = "remove it as root, or name a file in a folder of your own"
-            raise ConfigError(f"user {owner} made {path}, in a folder that every user may write to", hint)
+        _refuse_prepared(path)
         return load_toml(path)
     except FileNotFoundError:
         return {}
@@ -142,6 +143,14 @@ def _document(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"cannot read {path}: {error.strerror}", "it must belong to the user that runs edgellm"
         ) from error
+
+
+def _refuse_prepared(path: Path) -> None:
+    made = prepared_by_another(path.absolute(), os.environ)
+    if made is not None:  # the keys would be theirs, or a link the file that is written
+        hint = "remove it as root, or name a file in a folder of your own"
+        owner = made.lstat().st_uid
+        raise ConfigError(f"user {owner} made {made}, in a folder that every user may write to", hint)
 
 
 def write(path: Path, entries: Iterable[Key]) -> None:
@@ -169,6 +178,7 @@ def locked(path: Path) -> Iterator[None]:
     The lock is on the file, which no other user may open, and not on its folder: any user that may read that could hold
     its lock. The file is replaced by each change: a lock on a former one is taken again. Raises ConfigError.
     """
+    _refuse_prepared(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         existed = os.path.lexists(path)

@@ -244,6 +244,8 @@ class Contents:
             if not keys.exists():
                 offered = self.bundle.keys if self.bundle else None
                 write_file(keys, offered.read_text(encoding="utf-8") if offered else "schema = 1\n", 0o600)
+            keys.chmod(0o600)  # one that was written by hand; the group of its new owner has members
             give(keys, user)
 
-        return InstallStep(f"give {keys} (0600, hashes only) to {user}", make, done=belongs_to(keys, user))
+        done = belongs_to(keys, user) and stat.S_IMODE(keys.stat().st_mode) == 0o600
+        return InstallStep(f"give {keys} (0600, hashes only) to {user}", make, done=done)

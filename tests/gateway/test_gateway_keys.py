@@ -84,6 +84,12 @@ def test_a_name_is_taken_once() -> None:
         keys.make("laptop", SECRET, admin=False, created="", others=[made()])
 
 
+def test_a_secret_has_one_name() -> None:
+    """Revoked under one name it would be accepted under the other."""
+    with pytest.raises(UsageError, match="named 'laptop'"):
+        keys.make("phone", SECRET, admin=True, created="", others=[made()])
+
+
 @given(st.lists(st.tuples(st.from_regex(r"[A-Za-z0-9_.@ -]{1,20}", fullmatch=True), st.booleans()), max_size=5))
 def test_what_is_written_is_read_again(entries: list[tuple[str, bool]]) -> None:
     import tempfile
@@ -147,6 +153,26 @@ def test_a_file_that_another_user_prepared_has_no_valid_key(tmp_path: Path) -> N
     os.chown(path, 12346, 12345, follow_symlinks=False)
     with pytest.raises(ConfigError, match="user 12346 made"):
         KeyRing(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_file_in_a_folder_that_another_user_prepared_has_no_valid_key(tmp_path: Path) -> None:
+    path = tmp_path / "theirs/deeper/keys.toml"
+    keys.write(path, [made()])
+    ring = KeyRing(path)
+    tmp_path.chmod(0o1777)
+    os.chown(path.parents[1], 12345, 12345)
+    path.touch()
+    ring.refresh()
+    assert ring.needed and ring.find(SECRET) is None
+    with pytest.raises(ConfigError, match="user 12345 made"):
+        keys.read(path)
+    link = tmp_path / "keys.toml"
+    link.symlink_to(tmp_path / "nologin")
+    os.chown(link, 12345, 12345, follow_symlinks=False)
+    with pytest.raises(ConfigError, match="user 12345 made"), keys.locked(link):
+        pass
+    assert not (tmp_path / "nologin").exists()
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from hashlib import sha256
 from pathlib import Path
 
@@ -13,7 +14,10 @@ from edge.engine.engine import Engine
 from edge.engine.installed import manifest, read_selection
 from edge.errors import BadDataError, UsageError
 from edge.models.open import open_model
-from edge.service.contents import check_engine_path, has_engine, has_model, install_engine, install_model
+from edge.paths import folders
+from edge.service.contents import Contents, check_engine_path, has_engine, has_model, install_engine, install_model
+from edge.service.request import InstallRequest
+from edge.service.units import UnitSettings
 
 SERVER = b"#!/bin/sh\necho llama-server\n"
 
@@ -98,3 +102,17 @@ def test_a_model_is_linked_where_that_is_safe_and_copied_elsewhere(smollm2: Path
     assert next(linked.glob("*/*.gguf")).stat().st_ino == (mine / smollm2.name).stat().st_ino
     assert next(shared.glob("*/*.gguf")).stat().st_nlink == 1
     assert next(copied.glob("*/*.gguf")).stat().st_ino != (mine / smollm2.name).stat().st_ino
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a file away")
+def test_keys_that_others_could_write_are_closed_before_they_are_given_away(tmp_path: Path) -> None:
+    request = InstallRequest(folders({}, tmp_path / "source"), run_as="nobody", root=tmp_path)
+    path = tmp_path / "etc/edgellm/keys.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text("schema = 1\n")
+    path.chmod(0o664)
+    for done in (False, True):
+        step = Contents(request, UnitSettings(), None)._keys()
+        assert step.done is done
+        step.apply()
+        assert (stat.S_IMODE(path.stat().st_mode), path.owner()) == (0o600, "nobody")
