@@ -16,6 +16,8 @@ from typing import Any
 import httpx
 from msgspec import Struct, field, to_builtins
 
+from edge.linux.files import parse_foreign_json
+
 # Ordinary text: random bytes would take several tokens a word and make prompts longer than asked for.
 WORDS = "The quick brown fox jumps over the lazy dog. "
 
@@ -122,11 +124,10 @@ class ServeBench:
             async for line in response.aiter_lines():
                 if not line.startswith("data: {"):
                     continue
-                chunk = json.loads(line.removeprefix("data: "))
-                delta = (chunk.get("choices") or [{}])[0].get("delta", {})
-                if delta.get("content") or delta.get("reasoning_content"):
+                chunk = read_event(line.removeprefix("data: "))
+                if chunk["text"]:
                     times.append(time.monotonic())
-                usage, timings = chunk.get("usage") or usage, chunk.get("timings") or timings
+                usage, timings = chunk["usage"] or usage, chunk["timings"] or timings
         first_s = times[0] if times else time.monotonic()
         return TimedAnswer(
             began_s - self._began_s,
@@ -137,6 +138,24 @@ class ServeBench:
             timings.get("prompt_per_second"),
             timings.get("predicted_per_second"),
         )
+
+
+def read_event(text: str) -> dict[str, Any]:
+    """Return whether an event has text, and its figures. What is no figure is left out."""
+    try:
+        chunk = parse_foreign_json(text)
+    except ValueError:
+        chunk = None
+    chunk = chunk if isinstance(chunk, dict) else {}
+    rows = chunk.get("choices")
+    delta = rows[0].get("delta") if isinstance(rows, list) and rows and isinstance(rows[0], dict) else None
+    said = isinstance(delta, dict) and bool(delta.get("content") or delta.get("reasoning_content"))
+    return {"text": said, "usage": _figures(chunk.get("usage")), "timings": _figures(chunk.get("timings"))}
+
+
+def _figures(table: object) -> dict[str, float]:
+    found = table.items() if isinstance(table, dict) else ()
+    return {key: value for key, value in found if isinstance(value, (int, float)) and 0 <= value < 1e12}
 
 
 def document(model: str, about: dict[str, Any], levels: Sequence[LoadLevel]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from msgspec import Struct, field
 
 from edge.cli.options import Json, StateDir, print_json
 from edge.errors import EdgeError, NotRunningError, TimedOutError, UnavailableError, UsageError
+from edge.linux.files import parse_foreign_json
 from edge.units import printable
 
 # Not OPENAI_API_KEY: that one belongs to another server.
@@ -136,7 +137,8 @@ class Answer(Struct):
     def summary(self) -> str:
         """Return `120 tokens, 41.3 tokens/s` as far as known."""
         tokens, speed = self.usage.get("completion_tokens"), self.timings.get("predicted_per_second")
-        shown = f"{speed:.1f} tokens/s" if isinstance(speed, (int, float)) and speed else ""
+        known_speed = isinstance(speed, (int, float)) and 0 < speed < 1e9  # a number of 400 digits is no float
+        shown = f"{speed:.1f} tokens/s" if known_speed else ""
         known = [f"{tokens} tokens" if tokens else "", shown]
         return ", ".join(part for part in known if part)
 
@@ -318,7 +320,7 @@ def _take(line: str, answer: Answer, screen: ChatScreen) -> None:
     answer.timings = _table(event.get("timings")) or answer.timings
     for choice in _rows(event.get("choices")):  # the usage event has none
         answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
-        delta = _table(choice.get("delta", choice.get("message")))
+        delta = _table(choice.get("delta") or choice.get("message"))
         if thought := delta.get("reasoning_content"):
             answer.reasoning += str(thought)
             screen.thought(str(thought))
@@ -356,7 +358,7 @@ def _error(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _json(text: str) -> dict[str, Any]:
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
+        document = parse_foreign_json(text)
+    except ValueError:
         return {}
     return document if isinstance(document, dict) else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Any, TypeVar
 
@@ -12,13 +13,14 @@ import msgspec
 
 from edge.gateway.accounting import count
 from edge.gateway.ollama import OllamaCall
+from edge.linux.files import parse_foreign_json
 
 NDJSON = "application/x-ndjson"
 
 
 class _Function(msgspec.Struct):
     name: str | None = None
-    arguments: str | None = None
+    arguments: str | dict[str, Any] | None = None  # an object from engines beside llama.cpp
 
 
 class _ToolCall(msgspec.Struct):
@@ -68,15 +70,62 @@ class _Chunk(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(_Chunk)
+_STRUCTS: dict[str, type[msgspec.Struct]] = {"delta": _Message, "message": _Message, "function": _Function}
+_LISTS: dict[str, type[msgspec.Struct]] = {"choices": _Choice, "tool_calls": _ToolCall}
+_TEXTS = frozenset({"content", "reasoning_content", "text"})
+_Kind = TypeVar("_Kind", bound=msgspec.Struct)
 _Figures = TypeVar("_Figures", _Timings, _Usage)
 
 
+def _read(data: bytes) -> _Chunk:
+    """Return a chunk without its members of another type than llama-server's. Raises ValueError for no JSON object."""
+    try:
+        return _decoder.decode(data)
+    except msgspec.ValidationError:
+        return _salvaged(data, _Chunk)
+    except msgspec.DecodeError:
+        # Python's json writes NaN and half surrogates; msgspec reads neither.
+        found = parse_foreign_json(data)
+        return _salvaged(json.dumps(found, ensure_ascii=False).encode(errors="replace"), _Chunk)
+
+
+def _salvaged(data: bytes | msgspec.Raw, kind: type[_Kind]) -> _Kind:
+    found = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    values: dict[str, Any] = {}
+    for each in msgspec.structs.fields(kind):
+        with suppress(KeyError, ValueError, RecursionError):
+            values[each.name] = _member(found[each.name], each.name, each.type)
+    return kind(**values)
+
+
+def _member(raw: msgspec.Raw, name: str, kind: Any) -> Any:
+    """Return what can be read of a member: a number as text, of a list the good elements. Raises ValueError."""
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError:
+        if name in _STRUCTS:
+            return _salvaged(raw, _STRUCTS[name])
+        if name in _TEXTS and bytes(raw)[:1] in b"-0123456789":
+            return bytes(raw).decode()
+        if name not in _LISTS:
+            raise
+    good = []
+    for each in msgspec.json.decode(raw, type=list[msgspec.Raw]):
+        with suppress(ValueError, RecursionError):
+            good.append(_salvaged(each, _LISTS[name]))
+    return good
+
+
 def _figures(raw: msgspec.Raw, kind: type[_Figures]) -> _Figures | None:
-    """Return figures, None for what are none: the text of the answer is good without them."""
+    """Return the figures that are numbers, None for no object: the text of the answer is good without them."""
     try:
         return msgspec.json.decode(raw, type=kind | None)
+    except msgspec.ValidationError:
+        with suppress(ValueError, RecursionError):
+            return _salvaged(raw, kind)
     except (ValueError, RecursionError):
-        return None
+        pass
+    return None
 
 
 _json = msgspec.json.Encoder().encode
@@ -125,13 +174,13 @@ class OllamaAnswer:
         return _json({"error": message}) + b"\n"
 
     def whole(self, data: bytes) -> bytes:
-        """Return the answer that is not streamed. Raises ValueError."""
-        chunk = _decoder.decode(data)
-        if self.call.route == "/api/embed":
-            vectors = [_cut(each.embedding, self.call.dimensions) for each in chunk.data]
-            return _json({**self._head(), "embeddings": vectors, **self._embed(chunk)})
-        if self.call.route == "/api/embeddings":
-            return _json({"embedding": chunk.data[0].embedding if chunk.data else []})
+        """Return the answer that is not streamed. Raises ValueError for an error, and for no answer."""
+        if self.call.target == "/v1/embeddings":
+            # Strict: without one of its vectors a list would name the wrong texts.
+            return self._embeddings(_decoder.decode(data))
+        chunk = _read(data)
+        if chunk.error or not (chunk.choices or chunk.content is not None):
+            raise ValueError(error_text(chunk.error))
         self._note(chunk)
         message = _text(chunk)
         return _json({**self._said(message.content or "", message.reasoning_content, self._tools), **self._final()})
@@ -146,10 +195,12 @@ class OllamaAnswer:
 
     def _event(self, data: bytes) -> bytes:
         try:
-            chunk = _decoder.decode(data)
+            chunk = _read(data)
+        except msgspec.ValidationError:
+            return b""  # null, a number: JSON that says nothing
         except (ValueError, RecursionError) as error:
             return self.failed(f"the engine's answer cannot be read: {error}")
-        if chunk.error is not None:
+        if chunk.error:
             return self.failed(error_text(chunk.error))
         self._note(chunk)
         message = _text(chunk)
@@ -171,7 +222,7 @@ class OllamaAnswer:
                 at = call.index if choice.delta else number
                 known = self._tools.setdefault(at, _Function(None, ""))
                 known.name = call.function.name or known.name
-                known.arguments = (known.arguments or "") + (call.function.arguments or "")
+                known.arguments = _joined(known.arguments, call.function.arguments)
 
     def _end(self) -> bytes:
         self._ended = True
@@ -198,7 +249,7 @@ class OllamaAnswer:
             "done": True,
             "done_reason": "length" if self._finish == "length" else "stop",
             **self._durations(),
-            "prompt_eval_count": self._prompt_tokens or count(timings.prompt_n + timings.cache_n),
+            "prompt_eval_count": count(self._prompt_tokens or 0) or count(timings.prompt_n + timings.cache_n),
             "prompt_eval_duration": count(timings.prompt_ms * 1e6),
             "eval_count": count(timings.predicted_n),
             "eval_duration": count(timings.predicted_ms * 1e6),
@@ -209,10 +260,17 @@ class OllamaAnswer:
         total_s, load_s = now_s - self._began_s, self._sent_s - self._began_s
         return {"total_duration": int(total_s * 1e9), "load_duration": int(load_s * 1e9)}
 
-    def _embed(self, chunk: _Chunk) -> dict[str, int]:
+    def _embeddings(self, chunk: _Chunk) -> bytes:
+        if not chunk.data:
+            raise ValueError("no vector")
+        if self.call.route == "/api/embeddings":
+            return _json({"embedding": chunk.data[0].embedding})
+        vectors = [_cut(each.embedding, self.call.dimensions) for each in chunk.data]
         usage = _figures(chunk.usage, _Usage)
         tokens = usage.prompt_tokens if usage is not None else None
-        return {**self._durations(), "prompt_eval_count": tokens or 0}
+        return _json(
+            {**self._head(), "embeddings": vectors, **self._durations(), "prompt_eval_count": count(tokens or 0)}
+        )
 
 
 def _cut(vector: list[float], dimensions: int | None) -> list[float]:
@@ -230,12 +288,27 @@ def _text(chunk: _Chunk) -> _Message:
     return first.delta or first.message or _Message(first.text)
 
 
+def _joined(known: str | dict[str, Any] | None, more: str | dict[str, Any] | None) -> str | dict[str, Any]:
+    """Return arguments and their next piece; an object is whole."""
+    if isinstance(known, str) and isinstance(more, str):
+        return known + more
+    return more or known or ""
+
+
 def _tool(function: _Function) -> dict[str, Any]:
+    arguments: Any = function.arguments or {}
     try:
-        arguments = json.loads(function.arguments or "{}")
+        arguments = parse_foreign_json(arguments) if isinstance(arguments, str) else arguments
+        # A model may write half of a surrogate pair, which no encoder takes.
+        written = json.dumps(arguments, ensure_ascii=False).encode(errors="replace")
     except (ValueError, RecursionError):
         arguments = {}  # cut off by num_predict, or brackets without end
-    return {"function": {"name": function.name or "", "arguments": arguments if isinstance(arguments, dict) else {}}}
+    return {
+        "function": {
+            "name": function.name or "",
+            "arguments": msgspec.Raw(written) if arguments and isinstance(arguments, dict) else {},
+        }
+    }
 
 
 def error_text(error: Any) -> str:

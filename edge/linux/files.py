@@ -176,6 +176,19 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deep") from None
 
 
+def parse_foreign_json(text: str | bytes) -> Any:
+    """Parse JSON of an engine or server: NaN, infinity and 1e400 are None there. Raises ValueError as `parse_json`."""
+    try:
+        return json.loads(text, parse_constant=lambda _: None, parse_float=_finite_or_none)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def _finite_or_none(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
 def _not_finite(text: str) -> float:
     raise ValueError(f"{text} is not a JSON number")
 

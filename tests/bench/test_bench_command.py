@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from edge.bench.load import LoadRow, choice_of, cold_winner, drop_pages, winner
-from edge.bench.serve import LoadLevel, TimedAnswer, document, page
+from edge.bench.serve import LoadLevel, TimedAnswer, document, page, read_event
 from edge.board.probe import probe
 from edge.engine.installed import SelectedEngine, write_selection
 from edge.linux.procfs import resident_ratio
@@ -187,6 +187,20 @@ def test_serve_measures_levels_and_writes_one_page(short_dir: Path, smollm2: Pat
     assert len(results["answers"]) == 6 and results["model"] == "chat"
     text = report.read_text()
     assert text.startswith("<!doctype html>") and text.count("<svg") >= 1 and "http" not in text
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        '{"choices":null,"usage":null,"timings":[]}',
+        '{"choices":[{"delta":null}],"usage":{"prompt_tokens":"x","completion_tokens":null}}',
+        '{"choices":[null],"timings":{"predicted_per_second":NaN,"prompt_per_second":1e400}}',
+        "[" * 100_000,
+        "{",
+    ],
+)
+def test_an_event_of_another_shape_ends_no_measurement(event: str) -> None:
+    assert read_event(event) == {"text": False, "usage": {}, "timings": {}}
 
 
 def test_llama_bench_beside_the_engine_is_run_with_its_options(short_dir: Path, smollm2: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import trustme
 
 from edge.cli import main
-from edge.cli.chat import reachable
+from edge.cli.chat import Answer, reachable
 from edge.gateway.config import GatewayOptions
 from tests.fakes.upstream.engine import Line, Received, Script
 from tests.fakes.upstream.model import FakeModel
@@ -164,6 +164,7 @@ async def test_figures_of_another_shape_spoil_no_answer(rig: Rigs, capsys: pytes
 
     assert await chat(await rig(script), "Hello") == 0
     assert capsys.readouterr().out == "Fine.\n"
+    assert Answer(timings={"predicted_per_second": 10**400}).summary == ""
 
 
 async def test_an_answer_of_the_length_that_was_asked_for_is_a_success(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -501,3 +503,101 @@ def test_a_bad_figure_costs_no_answer(last: str) -> None:
     text = answer.feed(b'data: {"choices":[{"delta":{"content":"Hi"}}]}\n\ndata: {"choices":[],%s}\n\n' % last.encode())
     lines = (text + answer.feed(b"data: [DONE]\n\n") + answer.close()).splitlines()
     assert not answer.broken and json.loads(lines[-1])["done"] is True
+
+
+# One event, or the whole answer with `message` in place of `delta`, and what an engine may put in place of any value.
+_TOOL = {"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+_SAID = {"role": "assistant", "content": "b", "reasoning_content": "r", "tool_calls": [_TOOL]}
+_ANSWER: dict[str, Any] = {
+    "choices": [{"index": 0, "finish_reason": "stop", "delta": _SAID}],
+    "usage": {"prompt_tokens": 3, "completion_tokens": 2},
+    "timings": TIMINGS,
+}
+_ODD: list[Any] = [
+    None,
+    True,
+    -1,
+    10**400,
+    1e308,
+    math.nan,
+    -math.inf,
+    "",
+    "x",
+    [],
+    {},
+    [None],
+    [[]],
+    {"a": None},
+    2**63,
+    2**64,
+    "\ud800",
+]
+
+
+def _mutants(document: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield the place and the document with one value replaced, for every place and every odd value."""
+    if before:
+        yield from ((before, odd) for odd in _ODD)
+    items = (
+        document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+    )
+    for key, value in items:
+        for place, changed in _mutants(value, (*before, key)):
+            made: Any = dict(document) if isinstance(document, dict) else list(document)
+            made[key] = changed
+            yield place, made
+
+
+def test_no_member_of_another_type_ends_a_stream() -> None:
+    call, _ = translated("/api/chat", {"model": "c", "messages": HELLO})
+    end = {"choices": [{"finish_reason": "stop", "delta": {}}]}
+    for place, event in [*_mutants(_ANSWER), ((), None), ((), 3), ((), [])]:
+        found = lines(call, [delta(content="A"), event, delta(content="C"), end, "[DONE]"], cut=1 << 20)
+        text = "".join(each["message"]["content"] for each in found)
+        assert found[-1]["done"] is True and (text[0], text[-1]) == ("A", "C"), (place, event)
+        if place and "content" not in place and place[-1] != "choices" and len(place) > 3:
+            assert text == "AbC", "a bad neighbour takes no text away"
+            assert "tool_calls" in place or found[-2]["message"]["tool_calls"]
+
+
+def test_a_whole_answer_is_told_from_none() -> None:
+    call, _ = translated("/api/chat", {"model": "c", "messages": HELLO, "stream": False})
+    whole = {**_ANSWER, "choices": [{"finish_reason": "stop", "message": _SAID}]}
+    for place, changed in _mutants(whole):
+        try:
+            found = json.loads(OllamaAnswer(call, float, float).whole(json.dumps(changed).encode()))
+        except ValueError:
+            assert place[0] == "choices" and len(place) < 3, "only without an answer"
+            continue
+        assert found["done"] is True and "content" in found["message"], place
+        if place[0] != "choices" or "reasoning_content" in place or "tool_calls" in place:
+            assert found["message"]["content"] == "b", place
+    for none in ({"error": {"message": "full"}}, {"choices": []}, {"choices": None}, {}, None):
+        with pytest.raises(ValueError):
+            OllamaAnswer(call, float, float).whole(json.dumps(none).encode())
+
+
+def test_arguments_that_are_an_object_reach_the_client() -> None:
+    call, _ = translated("/api/chat", {"model": "c", "messages": HELLO})
+    tool = {"index": 0, "function": {"name": "add", "arguments": {"a": 1}}}
+    first, _ = lines(call, [delta(tool_calls=[tool]), "[DONE]"])
+    assert first["message"]["tool_calls"] == [{"function": {"name": "add", "arguments": {"a": 1}}}]
+
+
+@pytest.mark.parametrize(
+    ("written", "found"), [('{"a":"\\ud83d"}', {"a": "?"}), ('{"a":NaN}', {"a": None}), ('{"a":1', {}), ("[1]", {})]
+)
+def test_arguments_that_a_model_wrote_badly_end_no_answer(written: str, found: dict[str, Any]) -> None:
+    call, _ = translated("/api/chat", {"model": "c", "messages": HELLO})
+    tool = {"index": 0, "function": {"name": "add", "arguments": written}}
+    first, last = lines(call, [delta(tool_calls=[tool]), "[DONE]"])
+    assert first["message"]["tool_calls"] == [{"function": {"name": "add", "arguments": found}}] and last["done"]
+
+
+def test_vectors_are_all_there_or_none() -> None:
+    """One vector less would give each text after it the vector of another."""
+    call, _ = translated("/api/embed", {"model": "c", "input": ["a", "b"]})
+    good = {"embedding": [1.0]}
+    for data in (None, [], [good, None], [good, {"embedding": None}], [good, {"embedding": [None]}], {"0": good}):
+        with pytest.raises(ValueError):
+            OllamaAnswer(call, float, float).whole(json.dumps({"data": data}).encode())
