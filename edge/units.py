@@ -51,6 +51,11 @@ def printable(text: str, *, newlines: bool = False) -> str:
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Format a count with its noun: 1 value, 2 values, 0 processes. `plural` where an s is not enough."""
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"
+
+
 def format_bytes(count: int) -> str:
     """Format bytes in the largest binary unit, with one decimal."""
     size = float(count)

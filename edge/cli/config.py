@@ -23,6 +23,7 @@ from edge.cli.options import (
 )
 from edge.config.show import ConfigRow, toml_value
 from edge.errors import UsageError
+from edge.units import counted
 
 
 def register(root: typer.Typer) -> None:
@@ -75,7 +76,8 @@ def check(
     config = load(folders, {}, os.environ)
     profile = resolve_profile(config, probe(), folders)
     document = {"schema": 1, "ok": True, "profile": profile.name, "values": len(config.origins)}
-    line = f"valid: {len(config.origins)} values, {len(config.models)} models, profile {profile.name}"
+    values, models = counted(len(config.origins), "value"), counted(len(config.models), "model")
+    line = f"valid: {values}, {models}, profile {profile.name}"
     print_result(as_json, document, [line], indent=None)
 
 

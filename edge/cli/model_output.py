@@ -26,7 +26,7 @@ from edge.models.receipt import Receipt
 from edge.models.survey import SurveyLine
 from edge.plan.kv_cache import cache_by_layer, memory_of
 from edge.plan.plan import Settings
-from edge.units import GIB, format_bytes, printable
+from edge.units import GIB, counted, format_bytes, printable
 
 
 def listing(lines: Sequence[SurveyLine], pending: Sequence[Pending], folder: Path) -> None:
@@ -287,7 +287,7 @@ def _mix(meta: ModelMeta) -> Iterator[tuple[str, Text]]:
         cells = round(share * _BAR_CELLS)
         letter = next((letter for letter in name if letter in _COLOURS), "")
         bar = ("█" * cells + "░" * (_BAR_CELLS - cells), _COLOURS.get(letter, "magenta"))
-        many = f"{count[name]} tensor{'s' if count[name] != 1 else ''}"
+        many = counted(count[name], "tensor")
         yield "", Text.assemble(f"{name:<8}", bar, f" {share:6.1%}  {many}")
 
 

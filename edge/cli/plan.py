@@ -34,7 +34,7 @@ from edge.errors import UsageError
 from edge.models.open import ModelFile
 from edge.plan.argv import redacted
 from edge.plan.plan import DomainBudget, LaunchPlan, Measured, ModelPlan, Plan
-from edge.units import format_bytes
+from edge.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from edge.plan.prepare import HostView
@@ -190,7 +190,7 @@ def _rungs(rungs: Sequence[LaunchPlan], names: Mapping[str | None, str], width: 
 def _rung(rung: LaunchPlan, names: Mapping[str | None, str]) -> tuple[str, ...]:
     chosen = rung.settings
     kv = chosen.kv_type_k if chosen.kv_type_k == chosen.kv_type_v else f"{chosen.kv_type_k}/{chosen.kv_type_v}"
-    parts = [f"{chosen.n_ctx} tokens", f"KV {kv}", f"{chosen.n_parallel} slot{'s' if chosen.n_parallel > 1 else ''}"]
+    parts = [f"{chosen.n_ctx} tokens", f"KV {kv}", counted(chosen.n_parallel, "slot")]
     needs = ", ".join(f"{format_bytes(d.required_bytes)} {names.get(name, name)}" for name, d in rung.budget.items())
     model = f"{rung.model.name} {rung.model.quant}" if rung.model else ""
     layers = f"{chosen.n_gpu_layers} layers on the GPU" if chosen.split_mode and chosen.n_gpu_layers else ""

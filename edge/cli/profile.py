@@ -10,7 +10,7 @@ import typer
 from edge.cli.options import Json, StateDir, columns, folders_of, print_result, terminal_width
 from edge.config.show import toml_value
 from edge.config.values import SETTINGS, Profile
-from edge.units import format_bytes
+from edge.units import counted, format_bytes
 
 
 def register(root: typer.Typer) -> None:
@@ -61,7 +61,8 @@ def check(
 
     profile = check_file(file, folders_of(state_dir))
     document = {"schema": 1, "name": profile.name, "ok": True, "values": len(profile.origins)}
-    line = f"{file}: a valid profile, {len(profile.origins)} values, {len(profile.tiers)} tiers"
+    values, tiers = counted(len(profile.origins), "value"), counted(len(profile.tiers), "tier")
+    line = f"{file}: a valid profile, {values}, {tiers}"
     print_result(as_json, document, [line], indent=None)
 
 

@@ -11,7 +11,7 @@ from edge.board.storage import classify, device_storage, unescaped
 from edge.doctor.check import Finding, ok, unknown, warn
 from edge.doctor.facts import DoctorFacts, MemoryUse, Process, Swap
 from edge.linux.tree import Tree, parse_count
-from edge.units import GIB, KIB, MIB, format_bytes
+from edge.units import GIB, KIB, MIB, counted, format_bytes
 
 _SMALL_BYTES = 17 * GIB  # 16 GB boards and smaller, on which a gigabyte decides which model fits
 _LOW_SHARE = 0.5  # without a desktop 80 % of an Orin Nano and 72 % of an AGX Orin are available (/proc/meminfo)
@@ -75,7 +75,7 @@ def zram(facts: DoctorFacts) -> Finding | None:
     devices = [swap for swap in facts.use.swaps if swap.kind == "zram"]
     if not devices:
         return None
-    says = f"zram swap: {len(devices)} devices, {format_bytes(sum(swap.bytes for swap in devices))}"
+    says = f"zram swap: {counted(len(devices), 'device')}, {format_bytes(sum(swap.bytes for swap in devices))}"
     if not facts.board.unified_memory or facts.board.memory_bytes > _SMALL_BYTES:
         return ok(f"{says}; it adds no memory for a model")
     step = "on a small board use a swap file on NVMe instead: GPU memory is never compressed"
@@ -122,7 +122,7 @@ def oom_kills(facts: DoctorFacts) -> Finding | None:
         return None
     if count == 0:
         return ok("the kernel has killed nothing for lack of memory since boot")
-    says = f"the kernel has killed {count} process{'es' if count > 1 else ''} for lack of memory since boot"
+    says = f"the kernel has killed {counted(count, 'process', 'processes')} for lack of memory since boot"
     return warn(
         says, "see which, and lower the context or the prompt cache", "journalctl -k -g 'Out of memory|oom-kill'"
     )

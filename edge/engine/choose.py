@@ -17,6 +17,7 @@ from edge.engine.installed import ids, is_id, load, read_selection
 from edge.errors import EngineMissingError, UsageError
 from edge.paths import Folders
 from edge.resources import data_dir, load_toml
+from edge.units import counted
 
 # When the former engine replaces a new one. Pure: start records in, a decision out.
 
@@ -85,7 +86,7 @@ def fallback(
             return EngineFallback(previous, current, f"{current} failed permanently ({start.failed})")
     tried = [start for start in mine if start.failed not in judged_by.innocent]
     if len(tried) >= STARTS_BEFORE_ROLLBACK:
-        return EngineFallback(previous, current, f"{current} has not become ready in {len(tried)} starts")
+        return EngineFallback(previous, current, f"{current} has not become ready in {counted(len(tried), 'start')}")
     return None
 
 

@@ -28,6 +28,7 @@ from edge.models.quant import (
 )
 from edge.models.scan import ModelCandidate, scan, size_of, unfinished
 from edge.models.verdict import PULL_AGAIN, HeaderVerdict, VerdictError, bad_name, not_a_model
+from edge.units import counted
 
 # A model in the store. Values only.
 
@@ -66,8 +67,7 @@ class ModelFile(Struct, frozen=True):
 
 def missing_shards(missing: Sequence[str]) -> HeaderVerdict:
     shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-    many = "s" if len(missing) != 1 else ""
-    return HeaderVerdict("missing_shards", f"lacks {len(missing)} shard{many} of its set: {shown}", PULL_AGAIN)
+    return HeaderVerdict("missing_shards", f"lacks {counted(len(missing), 'shard')} of its set: {shown}", PULL_AGAIN)
 
 
 def judge_shard(stem: str, meta: ModelMeta) -> HeaderVerdict | None:

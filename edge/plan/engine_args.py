@@ -12,6 +12,7 @@ from typing import Any
 from edge.config.fields import did_you_mean
 from edge.engine.engine import Engine, Flag
 from edge.errors import ConfigError
+from edge.units import counted
 
 
 def _by_word(groups: dict[str, str]) -> dict[str, str]:
@@ -258,7 +259,7 @@ def check_args(words: Sequence[str], engine: Engine) -> list[tuple[str, tuple[st
             raise ConfigError(f"args: {word} has no effect: {ignored[option]}", "leave it out")
         flag = _assumed(word, rest) if engine.assumed else _known(word, engine)
         if len(rest) < flag.arity:
-            raise ConfigError(f"args: {word} wants {flag.arity} value{'s' if flag.arity > 1 else ''}", _HINT)
+            raise ConfigError(f"args: {word} wants {counted(flag.arity, 'value')}", _HINT)
         for value in rest[: flag.arity]:
             if value in engine.flags:
                 raise ConfigError(f"args: {word} wants a value, and {value} is an option", _HINT)

@@ -36,7 +36,7 @@ from edge.supervisor.process import Child, spawn
 from edge.supervisor.process_io import read_lines, reaped
 from edge.supervisor.start_log import LINE_CHARACTERS
 from edge.supervisor.status import Failure
-from edge.units import GIB, format_bytes
+from edge.units import GIB, counted, format_bytes
 
 _PROGRAMS = ("ggml-rpc-server", "rpc-server")  # since May 2026, and before
 _START_S = 90.0  # the first CUDA calls after a cold boot have taken that long (llama.cpp#27923)
@@ -236,13 +236,13 @@ class RpcServer:
             await in_thread(partial(trim_cache, Path(folder) / "rpc", most_bytes), None)
 
     def _judge(self, free_bytes: int | None, count: int) -> Failure | None:
-        now_s, listed = time.monotonic(), ", ".join(self._listed) or f"{count} devices"
+        now_s, listed = time.monotonic(), ", ".join(self._listed) or counted(count, "device")
         if self._request.wants_gpu and self._listed and all(each.startswith("CPU") for each in self._listed):
             self.gates = self.gates.refuse("context", listed)
             hint = "was it built with CUDA, and does the driver answer (`edgellm doctor`)? `--device CPU` takes the CPU"
             return Failure("cpu_only", f"the rpc-server found no GPU: {listed}", hint)
         self.gates = self.gates.open("context", now_s, listed)
-        self.gates = self.gates.open("backend", now_s, f"answers the RPC protocol with {count} devices")
+        self.gates = self.gates.open("backend", now_s, f"answers the RPC protocol with {counted(count, 'device')}")
         self._ready_s = now_s
         free = "serves an engine" if free_bytes is None else f"{format_bytes(free_bytes)} free"
         sentence = f"rpc-server at {self._request.address}: {listed}, {free}"

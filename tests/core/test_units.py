@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.errors import UsageError
-from edge.units import GIB, format_bytes, format_seconds, parse_size
+from edge.units import GIB, counted, format_bytes, format_seconds, parse_size
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,16 @@ def test_a_printed_size_reads_back_within_its_precision(count: int) -> None:
 )
 def test_times(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "forms", "text"),
+    [
+        (1, ("value",), "1 value"),
+        (0, ("value",), "0 values"),
+        (2, ("process", "processes"), "2 processes"),
+        (1, ("process", "processes"), "1 process"),
+    ],
+)
+def test_a_count_agrees_with_its_noun(count: int, forms: tuple[str, ...], text: str) -> None:
+    assert counted(count, *forms) == text
