@@ -360,7 +360,7 @@ class Pool:
         if main is not None and not self._waiters:
             mapped = mapped_bytes([each for each in supervisors if each.machine.state is State.READY], main)
             least = reserve_bytes(supervisors, main)
-            self._ahead.look(
+            await self._ahead.look(
                 [self._sleeper(each, now) for each in asleep or cold],
                 snapshot.available_bytes[main] - mapped - least,
                 least,

@@ -10,12 +10,14 @@ import os
 import subprocess
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
 
 from edge.linux import prefetch
 from edge.linux.procfs import resident_ratio
+from edge.linux.timeouts import in_thread
 
 SOON_S = 900.0  # a 35 GB model takes ten minutes from the SD card of a Jetson (60 MB/s)
 _RESIDENT = 0.95  # mincore(2) is asked at 64 places: what is left is read by the engine in no time
@@ -51,16 +53,20 @@ class ReadAhead:
     def __init__(self) -> None:
         self.model_id: str | None = None  # the last one that was read
         self._process: subprocess.Popen[bytes] | None = None
+        self._ends = 0  # how often it was ended: a start that came while the disk was asked is not read beside
 
-    def look(self, asleep: Iterable[Sleeper], spare_bytes: int, least_bytes: int) -> None:
-        """Begin to read the next model, if the page cache lacks it and has room. Call on the main thread.
+    async def look(self, asleep: Iterable[Sleeper], spare_bytes: int, least_bytes: int) -> None:
+        """Begin to read the next model, if the page cache lacks it and has room.
 
         `spare_bytes`: memory that neither models nor the reserve need; `least_bytes`: MemAvailable at which it stops.
         """
         if self.running:
             return
-        found = likely_next(asleep)
-        if found is None or found.bytes > spare_bytes or _in_cache(found.files):
+        found, ends = likely_next(asleep), self._ends
+        if found is None or found.bytes > spare_bytes:
+            return
+        # A disk that hangs holds open(2): in a thread, so that it does not hold the event loop.
+        if await in_thread(partial(_in_cache, found.files), None) or ends != self._ends:
             return
         self.model_id = found.id
         _log.debug("%s is read ahead", found.id)
@@ -73,6 +79,7 @@ class ReadAhead:
 
     def end(self) -> None:
         """End the reader. What it has read stays in the page cache as long as the kernel has room."""
+        self._ends += 1
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -16,6 +17,10 @@ SIZE = 32 << 20
 
 def asleep(name: str, slept_s: float | None = None, warm_in_s: float | None = None) -> Sleeper:
     return Sleeper(name, (f"/{name}.gguf",), SIZE, slept_s, warm_in_s)
+
+
+def look(ahead: ReadAhead, models: list[Sleeper], spare: int, least: int) -> None:
+    asyncio.run(ahead.look(models, spare, least))
 
 
 @pytest.mark.parametrize(
@@ -50,12 +55,12 @@ def cold(tmp_path: Path) -> Path:
 
 def test_a_model_is_read_into_the_page_cache(cold: Path) -> None:
     ahead = ReadAhead()
-    ahead.look([Sleeper("m", (str(cold),), SIZE, 1.0)], SIZE, 0)
+    look(ahead, [Sleeper("m", (str(cold),), SIZE, 1.0)], SIZE, 0)
     eventually(lambda: (resident_ratio(cold) or 0.0) > 0.95, "the file is in the page cache")
     eventually(lambda: not ahead.running, "the reader ends by itself")
     assert ahead.model_id == "m"
     ahead.model_id = None
-    ahead.look([Sleeper("m", (str(cold),), SIZE, 1.0)], SIZE, 0)
+    look(ahead, [Sleeper("m", (str(cold),), SIZE, 1.0)], SIZE, 0)
     assert ahead.model_id is None  # it is there
     ahead.end()
 
@@ -63,7 +68,7 @@ def test_a_model_is_read_into_the_page_cache(cold: Path) -> None:
 @pytest.mark.parametrize(("spare", "least"), [(SIZE - 1, 0), (SIZE, 1 << 60)])
 def test_never_past_the_memory_that_is_spare(cold: Path, spare: int, least: int) -> None:
     ahead = ReadAhead()
-    ahead.look([Sleeper("m", (str(cold),), SIZE, 1.0)], spare, least)
+    look(ahead, [Sleeper("m", (str(cold),), SIZE, 1.0)], spare, least)
     eventually(lambda: not ahead.running, "no reader")
     assert resident_ratio(cold) == 0.0
     ahead.end()
@@ -71,7 +76,24 @@ def test_never_past_the_memory_that_is_spare(cold: Path, spare: int, least: int)
 
 def test_a_start_ends_the_reader(cold: Path) -> None:
     ahead = ReadAhead()
-    ahead.look([Sleeper("m", (str(cold),) * 1000, SIZE, 1.0)], SIZE, 0)
+    look(ahead, [Sleeper("m", (str(cold),) * 1000, SIZE, 1.0)], SIZE, 0)
     assert ahead.running
     ahead.end()
     assert not ahead.running
+
+
+def test_a_disk_that_hangs_holds_no_event_loop_and_a_start_meanwhile_is_not_read_beside(tmp_path: Path) -> None:
+    disk = tmp_path / "m.gguf"
+    os.mkfifo(disk)  # open(2) blocks until there is a writer, as on a disk that does not answer
+
+    async def start_while_it_looks(ahead: ReadAhead) -> None:
+        looking = asyncio.create_task(ahead.look([Sleeper("m", (str(disk),), SIZE, 1.0)], SIZE, 0))
+        await asyncio.sleep(0)
+        ahead.end()  # a model starts
+        assert not looking.done()
+        await asyncio.to_thread(disk.write_bytes, b"")  # the disk answers
+        await looking
+
+    ahead = ReadAhead()
+    asyncio.run(start_while_it_looks(ahead))
+    assert ahead.model_id is None and not ahead.running

@@ -243,7 +243,7 @@ class Looked(ReadAhead):
         super().__init__()
         self.given: list[tuple[list[str], int, int]] = []
 
-    def look(self, asleep: Iterable[Sleeper], spare_bytes: int, least_bytes: int) -> None:
+    async def look(self, asleep: Iterable[Sleeper], spare_bytes: int, least_bytes: int) -> None:
         self.given.append(([each.id for each in asleep], spare_bytes, least_bytes))
 
 
