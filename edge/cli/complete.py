@@ -7,11 +7,16 @@ word has no place for a message.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Literal, get_args, get_origin
 
 from edge.paths import Folders, folders
+
+# What stands in a shell for itself. typer has zsh evaluate the names of a completion (`eval` in its script), and bash
+# puts them into the command line as they are.
+_SHELL_WORD = re.compile(r"[\w@%+=:,./][\w@%+=:,./-]*")
 
 
 def known_profiles(incomplete: str) -> list[str]:
@@ -103,9 +108,13 @@ def _folders() -> Folders:
 
 
 def completing(names: Callable[[], Iterable[str]], incomplete: str) -> list[str]:
-    """Return those of the names that begin with a word; none where they cannot be read."""
+    """Return those of the names that begin with a word; none where they cannot be read.
+
+    A name that a shell would take for more than a word, or a command for an option, is left out: it may come from a
+    file, a hub or a service that was taken over.
+    """
     found: set[str] = set()
     # Any: a broken edgellm.toml or model file has its message in the command that is being typed.
     with suppress(Exception):
-        found.update(name for name in names() if name.startswith(incomplete))
+        found.update(name for name in names() if name.startswith(incomplete) and _SHELL_WORD.fullmatch(name))
     return sorted(found)

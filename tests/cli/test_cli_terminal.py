@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 from edge.cli import main
-from edge.cli.complete import fetched_models, known_boards, known_models, known_profiles, known_settings
+from edge.cli.complete import completing, fetched_models, known_boards, known_models, known_profiles, known_settings
 from edge.cli.key import known_keys
 from edge.cli.output import SafeConsole, draw
 from edge.units import printable
@@ -174,6 +174,18 @@ def test_values_complete(state: Path) -> None:
     assert known_keys("la") == ["laptop"]
     (state / "config" / "edgellm.toml").write_text("not toml", encoding="utf-8")
     assert known_models("") == []
+
+
+def test_a_completion_is_one_word_that_a_shell_takes_as_it_stands(state: Path) -> None:
+    """zsh evaluates what typer prints: a name with a backslash and $(…) would run on Tab. bash inserts it as it is."""
+    words = ["Qwen3-ü:Q4_0", "n_ctx=1", "org/name@main+x,y%z"]
+    hostile = [r"a\$(id)", "a$(id)", "a`id`", "a;id", "a b", "a\tb", "a\nb", "a'b", 'a"b', "a|b", "a*", "--help", ""]
+    assert completing(lambda: [*words, *hostile], "") == sorted(words)
+    row = f"[[key]]\nname = 'laptop\\$(id)'\nsha256 = '{'0' * 64}'\n"
+    assert main(["key", "add", "laptop"]) == 0
+    file = state / "config" / "keys.toml"
+    file.write_text(file.read_text(encoding="utf-8") + row, encoding="utf-8")
+    assert known_keys("la") == ["laptop"]
 
 
 def test_the_shell_gets_the_values(state: Path) -> None:
