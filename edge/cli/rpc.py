@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -122,18 +123,23 @@ def _cpu_only(devices: tuple[str, ...]) -> bool:
 
 
 async def _serve(request: RpcRequest) -> None:
+    from edge.linux.best_effort import BestEffortWriter
     from edge.linux.sd_notify import Notifier
     from edge.resources import data_dir, load_toml
     from edge.supervisor.rpc_server import RpcServer
 
-    notifier = Notifier.take(os.environ)
+    notifier, out = Notifier.take(os.environ), BestEffortWriter(sys.stderr)
+
+    def line(text: str) -> None:
+        out.write(printable(text, newlines=True) + "\n")
 
     def say(sentence: str) -> None:
-        typer.echo(sentence, err=True)
-        notifier.status(sentence)
+        line(sentence)
+        notifier.status(printable(sentence))
 
     table = load_toml(data_dir("build") / "llama-server.toml")
-    server = RpcServer(request, table, say, lambda line: typer.echo(f"  {printable(line)}", err=True), notifier.ready)
+    server = RpcServer(request, table, say, lambda text: line(f"  {text}"), notifier.ready)
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # as `up`
     loop = asyncio.get_running_loop()
     # systemd's and Ctrl-C: both end the rpc-server in order, after which clients see a closed connection.
     for number in (signal.SIGTERM, signal.SIGINT):

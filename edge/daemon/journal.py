@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import TextIO
 
 from edge.daemon.console import Console, describe, gate_lines
@@ -12,7 +13,7 @@ from edge.linux.best_effort import BestEffortWriter
 from edge.linux.journald import ERROR, INFO, NOTICE, WARNING, Handler, Journal, goes_to_journal
 from edge.plan.plan import Plan
 from edge.supervisor.status import Failure, ModelStatus
-from edge.units import format_seconds
+from edge.units import format_seconds, printable
 
 
 def console_for(env: Mapping[str, str], *, as_json: bool) -> Console:
@@ -21,7 +22,7 @@ def console_for(env: Mapping[str, str], *, as_json: bool) -> Console:
         # logging's handler of last resort would wait for a terminal or pipe that stands still.
         logging.getLogger().addHandler(_terminal(sys.stderr))
         return Console(as_json=as_json)
-    journal = Journal()
+    journal = Journal(shown=partial(printable, newlines=True))
     logging.getLogger().addHandler(Handler(journal))
     return Reporter(journal)
 

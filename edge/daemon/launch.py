@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -36,6 +37,8 @@ SWITCH_S = 0.001
 def up(argv: list[str]) -> int:
     """Run until stopped and return the exit code. Faults before the first spawn raise EdgeError."""
     limit_malloc_arenas()
+    # A line to a terminal with `stty tostop` would stop `up &` and with it every client (termios(3), TOSTOP).
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     clock = Clock(process_started_s() or time.monotonic())
     notifier = Notifier.take(os.environ)
     children = Children()

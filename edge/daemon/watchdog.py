@@ -8,6 +8,7 @@ from typing import Protocol
 
 from edge.linux.sd_notify import Notifier
 from edge.supervisor.status import ModelStatus, State
+from edge.units import printable
 
 RISING = frozenset({State.STARTING, State.LOADING, State.WARMING})
 MORE_S = 60.0  # EXTEND_TIMEOUT_USEC of a load that made progress
@@ -77,8 +78,8 @@ class Watchdog:
 
 
 def describe(statuses: Iterable[ModelStatus]) -> str:
-    """Format `chat: weights 63 %; embed: ready`, for `systemctl status`."""
-    return "; ".join(f"{status.id}: {_one(status)}" for status in statuses) or "no model"
+    """Format `chat: weights 63 %; embed: ready`, for `systemctl status`, which sends it to the terminal as it is."""
+    return printable("; ".join(f"{status.id}: {_one(status)}" for status in statuses)) or "no model"
 
 
 def _one(status: ModelStatus) -> str:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import select
+import stat
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import TextIO
+
+from edge.linux.ordered_writer import OrderedWriter
 
 # POSIX: a pipe that poll() reports as writable takes PIPE_BUF bytes (4096 on Linux) without blocking.
 PIPE_BUF_BYTES = select.PIPE_BUF
 # Lines that wait for the disk: some seconds of a flood. An SD card that writes back blocks for as long.
 WAITING_BYTES = 1 << 20
 CLOSE_S = 1.0
+DISK_S = 0.5  # the wait for a file that is stdout: lines keep their order to those of others, and /livez its second
 PAUSE_S = 0.05  # between two writes: what comes meanwhile is one write
 
 
@@ -24,32 +30,56 @@ class BestEffortWriter:
     """Writes text to a stream that may be full, closed, gone or not read: then the text is dropped.
 
     A server must not end, and its event loop must not wait, for a terminal or a disk. The descriptor is written without
-    the stream's buffer: one that cannot be flushed would turn the exit code into 120.
+    the stream's buffer: one that cannot be flushed would turn the exit code into 120. A file, which is always writable
+    to select(2), is written by a thread; once a write takes DISK_S, none is waited for until the disk has caught up.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._encoding = stream.encoding or "utf-8"
         self._descriptor: int | None = None
+        self._file: OrderedWriter | None = None
+        self._late = False  # the disk has lines that it did not take in time
+        self._cut = False  # the last text was not written to its end
         with suppress(OSError, ValueError):  # io.UnsupportedOperation is both
             self._descriptor = stream.fileno()
+            if stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+                self._file = _output_files()
 
     def write(self, text: str) -> None:
         if self._descriptor is None:
             self._stream.write(text)
             return
         data = text.encode(self._encoding, "replace")
+        if self._file is None:
+            self._put_out(self._descriptor, data)
+            return
+        self._file.put(partial(self._put_out, self._descriptor, data))
+        self._late = not self._file.drain(0 if self._late else DISK_S)
+
+    def _put_out(self, descriptor: int, data: bytes) -> None:
+        """Write what the receiver takes. A text behind one that was cut begins a line: the next JSON event is whole."""
+        whole = b"\n" + data if self._cut else data
+        rest = memoryview(whole)
         with suppress(OSError):
-            for start in range(0, len(data), PIPE_BUF_BYTES):
-                if not select.select([], [self._descriptor], [], 0)[1]:
-                    return
-                os.write(self._descriptor, data[start : start + PIPE_BUF_BYTES])
+            while rest and select.select([], [descriptor], [], 0)[1]:
+                rest = rest[os.write(descriptor, rest[:PIPE_BUF_BYTES]) :]
+        if len(rest) < len(whole):
+            self._cut = bool(rest)
 
     def flush(self) -> None:
         """Do nothing: nothing is buffered. logging.StreamHandler calls it."""
 
     def isatty(self) -> bool:
         return self._stream.isatty()
+
+
+@cache
+def _output_files() -> OrderedWriter:
+    """Return the thread that writes stdout and stderr where they are files."""
+    writer = OrderedWriter("output")
+    atexit.register(writer.drain, CLOSE_S)
+    return writer
 
 
 class LogFile:

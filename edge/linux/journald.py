@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TextIO
 
@@ -30,37 +30,62 @@ def goes_to_journal(env: Mapping[str, str], descriptor: int) -> bool:
 
 
 class Journal:
-    """A connection to journald; without its socket, `<N>text` lines go to `out`, as in sd-daemon(3)."""
+    """A connection to journald; without its socket, `<N>text` lines go to `out`, as in sd-daemon(3).
 
-    def __init__(self, path: Path = SOCKET, out: TextIO | None = None) -> None:
+    `shown` is applied to all text: journalctl prints an entry with a control character as `[37B blob data]`.
+    """
+
+    def __init__(self, path: Path = SOCKET, out: TextIO | None = None, shown: Callable[[str], str] = str) -> None:
         self._out = BestEffortWriter(out or sys.stdout)
+        self._path = path
+        self._shown = shown
         self.dropped = 0  # entries that journald did not take in time
         self._noted = 0
-        self._socket: socket.socket | None = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket = self._connected()
+
+    def _connected(self) -> socket.socket | None:
+        sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            self._socket.connect(str(path))
-            self._socket.setblocking(False)
+            sender.connect(str(self._path))
+            sender.setblocking(False)
         except OSError:
-            self._socket.close()
-            self._socket = None
+            sender.close()
+            return None
+        return sender
 
     def send(self, message: str, priority: int, **fields: str | None) -> None:
         """Send one entry without waiting; errors are ignored. The caller names fields EDGELLM_….
 
         Entries that journald does not take are counted; a note on them follows the next one that it takes.
         """
-        if self._socket is not None:
-            try:
-                self._socket.send(entry(message, priority, fields), socket.MSG_NOSIGNAL)
-                self._note_dropped(self._socket)
-                return
-            except BlockingIOError:
-                self.dropped += 1  # stdout is journald's as well
-                return
-            except OSError:
-                pass
+        message = self._shown(message)
+        data = entry(message, priority, {name: value and self._shown(value) for name, value in fields.items()})
+        if self._taken(data):
+            return
         with contextlib.suppress(OSError, ValueError):  # closed, or an encoding that lacks a character
             self._out.write("".join(f"<{priority}>{line}\n" for line in message.splitlines() or [""]))
+
+    def _taken(self, data: bytes) -> bool:
+        """Send a datagram; return False without a journald. One that was started with a new socket is found again."""
+        sender = self._socket
+        for _ in range(2):
+            if sender is None:
+                return False
+            try:
+                sender.send(data, socket.MSG_NOSIGNAL)
+                self._note_dropped(sender)
+                return True
+            except BlockingIOError:
+                self.dropped += 1  # stdout is journald's as well
+                return True
+            except ConnectionError:
+                former, sender = sender, self._connected()
+                if sender is not None:
+                    former.close()
+                    self._socket = sender
+            except OSError:
+                return False
+        return False
 
     def _note_dropped(self, sender: socket.socket) -> None:
         if self.dropped == self._noted:
@@ -83,7 +108,8 @@ def entry(message: str, priority: int, fields: Mapping[str, str | None]) -> byte
 
 
 def _field(name: str, value: str) -> bytes:
-    data = value.encode("utf-8", "replace")[: MOST_ENTRY_BYTES // 4]
+    # Not cut within a character: journalctl shows text that is no UTF-8 as blob data.
+    data = value.encode("utf-8", "replace")[: MOST_ENTRY_BYTES // 4].decode(errors="ignore").encode()
     if b"\n" not in data:
         return name.encode() + b"=" + data + b"\n"
     return name.encode() + b"\n" + len(data).to_bytes(8, "little") + data + b"\n"

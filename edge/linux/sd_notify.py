@@ -16,6 +16,9 @@ class Notifier:
     def __init__(self, address: str | None = None, watchdog_s: float | None = None) -> None:
         self.watchdog_s = watchdog_s  # WatchdogSec= of the unit; None without a watchdog
         self._socket: socket.socket | None = None
+        self._due: dict[
+            str, str
+        ] = {}  # lines by variable that the service manager did not take; the next message has them
         if address:
             with contextlib.suppress(OSError):
                 self._socket = _connect(address)
@@ -53,9 +56,15 @@ class Notifier:
     def _send(self, *lines: str) -> None:
         if self._socket is None:
             return
-        with contextlib.suppress(OSError):  # a full or vanished socket costs a message, not the service
-            data = "\n".join(lines).encode("utf-8", "replace")  # file names may hold bytes that are no UTF-8
+        self._due |= {line.partition("=")[0]: line for line in lines}
+        try:
+            data = "\n".join(self._due.values()).encode(
+                "utf-8", "replace"
+            )  # file names may hold bytes that are no UTF-8
             self._socket.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            self._due.clear()
+        except OSError:  # a full socket: without a later READY=1 the service would be ended as one that does not start
+            self._due.pop("WATCHDOG", None)  # it states that all is well now
 
 
 def _connect(address: str) -> socket.socket | None:

@@ -241,6 +241,18 @@ def test_a_sighup_with_the_terminal_still_there_reloads(short_dir: Path, smollm2
         assert status() in ("ok", "degraded") and process.poll() is None
 
 
+def test_a_terminal_with_tostop_does_not_stop_a_job_in_the_background(short_dir: Path, smollm2: Path) -> None:
+    """termios(3): with TOSTOP a write of a background process is answered with SIGTTOU, which stops it."""
+    shell = ("sh", "-c", 'set -m; stty -F /dev/tty tostop; "$@" & wait', "sh")
+    with in_a_terminal(short_dir, smollm2, *shell) as (shell_process, status, _):
+        (pid,) = llama_switches.starts(short_dir / "fake")
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: len(llama_switches.starts(short_dir / "fake")) == 2, "no second start")
+        eventually(lambda: status() in ("ok", "degraded"), "not ready again")
+        assert edgellm("stop", "--state-dir", str(short_dir / "s")).returncode == 0
+        assert shell_process.wait(PATIENCE_S) == 0
+
+
 @pytest.mark.parametrize("prefix", [("nohup",), ("setsid", "--wait")])
 def test_under_nohup_or_setsid_it_serves_on_without_its_terminal(
     short_dir: Path, smollm2: Path, prefix: tuple[str, ...]

@@ -89,6 +89,13 @@ def test_a_load_that_moves_asks_for_more_time_and_one_that_stands_does_not(
     assert heard(systemd) == ["STATUS=chat: ready"]
 
 
+def test_a_status_has_no_control_characters() -> None:
+    """`systemctl status` sends it to root's terminal as it is."""
+    failure = Failure("model_missing", "", "no such file: \x1b]52;c;QUJD\x07\u202e\nREADY=1")
+    said = describe([ModelStatus("chat", State.FAILED, failure=failure)])
+    assert said == "chat: failed: model_missing; no such file: \\x1b]52;c;QUJD\\x07\\u202e\\nREADY=1"
+
+
 async def test_it_beats_by_itself_until_cancelled(systemd: socket.socket, notifier: Notifier) -> None:
     watchdog = Watchdog(notifier, list)
     task = asyncio.create_task(watchdog.run())

@@ -61,6 +61,41 @@ def test_a_disk_that_stands_still_holds_nothing_up(tmp_path: Path, monkeypatch: 
     assert f"{lost} lost" in lines and lines[-1] == "after"
 
 
+def test_a_file_that_is_stdout_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`up > FILE`, or StandardOutput=append:FILE, on a disk that stands still: select(2) says that it is writable."""
+    over, begun, real = threading.Event(), threading.Event(), os.write
+
+    def write(descriptor: int, data: bytes) -> int:
+        begun.set()
+        over.wait(60)
+        return real(descriptor, data)
+
+    monkeypatch.setattr(best_effort, "DISK_S", 0.01)
+    monkeypatch.setattr(best_effort.os, "write", write)
+    with (tmp_path / "log").open("w") as file:
+        writer = BestEffortWriter(file)
+        for number in range(3):
+            writer.write(f"line {number}\n")  # each would wait for 60 s
+        assert begun.wait(60) and not over.is_set()
+        over.set()
+        assert best_effort._output_files().drain(60)
+        writer.write("after\n")
+        assert best_effort._output_files().drain(60)
+    assert (tmp_path / "log").read_text() == "line 0\nline 1\nline 2\nafter\n"
+
+
+def test_what_follows_a_text_that_was_cut_is_whole() -> None:
+    """A pipe takes the begin of a large event: the next one is a line of its own."""
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as stream, os.fdopen(reader, "rb", buffering=0) as pipe:
+        out = BestEffortWriter(stream)
+        for text in ("x" * 2 * 65536, "dropped"):
+            out.write(text + "\n")
+        cut = pipe.read(1 << 20)
+        out.write("whole\n")
+        assert set(cut) == {ord("x")} and pipe.read(1 << 20) == b"\nwhole\n"
+
+
 def test_a_full_disk_costs_lines_and_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full, real = True, os.write
 

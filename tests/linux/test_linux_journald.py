@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import socket
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from edge.daemon.journal import Reporter
 from edge.linux.journald import ERROR, NOTICE, WARNING, Handler, Journal, goes_to_journal
 from edge.supervisor.status import Failure, ModelStatus, State
+from edge.units import printable
 
 
 def fields(entry: bytes) -> dict[str, str]:
@@ -44,6 +46,35 @@ def test_an_entry_with_fields_and_line_breaks(short_dir: Path) -> None:
     assert got["EDGELLM_EVIDENCE"] == evidence
     assert (got["EDGELLM_MODEL"], got["EDGELLM_KIND"]) == ("chat", "bad_flag")
     assert got["SYSLOG_IDENTIFIER"] == "edgellm"
+
+
+def test_what_journalctl_would_hide_is_escaped_and_cut_between_characters(short_dir: Path) -> None:
+    """It prints an entry with a control character, or one that is no UTF-8, as `[37B blob data]`."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox:
+        inbox.bind(str(short_dir / "journal.sock"))
+        journal = Journal(short_dir / "journal.sock", shown=partial(printable, newlines=True))
+        Reporter(journal).failed("chat", Failure("bad_flag", "one\n\x1b[2J\x9b\u202e", "x" + "é" * 9000), gives_up=True)
+        got = fields(inbox.recv(1 << 18))
+        journal.close()
+    assert got["MESSAGE"].startswith("chat failed: bad_flag (\\x1b[2J\\x9b\\u202e); next: xé")
+    assert got["EDGELLM_EVIDENCE"] == "one\n\\x1b[2J\\x9b\\u202e"
+    assert set(got["EDGELLM_HINT"]) == {"x", "é"}
+
+
+def test_a_journald_with_a_new_socket_is_found_again(short_dir: Path) -> None:
+    path = short_dir / "journal.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as former:
+        former.bind(str(path))
+        journal = Journal(path, io.StringIO())
+        journal.send("one", NOTICE)
+        assert fields(former.recv(65536))["MESSAGE"] == "one"
+    path.unlink()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox:
+        inbox.bind(str(path))
+        inbox.setblocking(False)
+        journal.send("two", NOTICE)
+        assert fields(inbox.recv(65536))["MESSAGE"] == "two"
+        journal.close()
 
 
 def test_without_the_socket_priorities_stand_before_each_line(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import os
 import socket
 from pathlib import Path
 
+import pytest
+
 from edge.linux.sd_notify import MOST_STATUS_CHARACTERS, Notifier
 
 
@@ -64,4 +66,26 @@ def test_a_name_that_is_no_utf8_is_replaced(short_dir: Path) -> None:
         notifier = Notifier(str(short_dir / "notify.sock"))
         notifier.ready("model \udcff")
         assert inbox.recv(4096) == b"READY=1\nSTATUS=model ?"
+        notifier.close()
+
+
+def test_a_full_queue_costs_no_ready(short_dir: Path) -> None:
+    """Without READY=1 systemd ends a service that serves; WATCHDOG=1 is not sent later than it was true."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox:
+        inbox.bind(str(short_dir / "n.sock"))
+        inbox.setblocking(False)
+        notifier = Notifier(inbox.getsockname())
+        assert notifier._socket is not None
+        with pytest.raises(BlockingIOError):
+            while True:
+                notifier._socket.send(b"STATUS=of another service", socket.MSG_DONTWAIT)
+        notifier.ready("listening")
+        notifier.alive()
+        with pytest.raises(BlockingIOError):
+            while True:
+                assert b"READY" not in inbox.recv(4096)
+        notifier.status("loading")
+        assert inbox.recv(4096) == b"READY=1\nSTATUS=loading"
+        notifier.alive()
+        assert inbox.recv(4096) == b"WATCHDOG=1"
         notifier.close()
