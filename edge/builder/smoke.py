@@ -28,6 +28,9 @@ from edge.errors import EngineBrokenError, EngineDiedError
 _TOKENS = 16
 # The first CUDA contact took 17 s on one board; the rest is milliseconds.
 _DEADLINE_S = 180.0
+# A server at verbosity 4 prints about 100 kB on its tiny model, and answers with less.
+_READ_MAX_BYTES = 4 << 20
+_LOG_MAX_BYTES = 256 << 20  # more would fill a disk before the deadline
 # Faults of the program itself: bad instruction, bad address, failed assertion (ggml_abort).
 _CRASHES = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP)
 _OFFLOAD = re.compile(r"offloaded (\d+)/(\d+) layers to GPU")
@@ -60,16 +63,16 @@ def short_tmp() -> str | None:
 
 
 def _smoke(engine: Engine, folder: Path, gpu: bool, under: tuple[str, ...]) -> SmokeRun:
-    log = folder / "log"
-    socket = folder / "s.sock"
-    command = [*under, *smoke_command(engine, write_tiny_model(folder / "tiny.gguf"), socket, gpu)]
     who = identity(Path(engine.path))
-    with server(command, environment(engine, folder), log, who, folder) as child:
+    log, place = folder / "log", run_folder(folder, who)
+    socket = place / "s.sock"
+    command = [*under, *smoke_command(engine, write_tiny_model(folder / "tiny.gguf"), socket, gpu)]
+    with server(command, environment(engine, place), log, who) as child:
         start_s = time.monotonic()
         wait_ready(socket, child, log, start_s + _DEADLINE_S)
         ready_s = time.monotonic() - start_s
         answer = _complete(socket, child, log)
-    text = log.read_text(errors="replace")
+    text = read_log(log)
     offload = _OFFLOAD.search(text)
     timings = answer.get("timings") or {}
     return SmokeRun(
@@ -78,6 +81,26 @@ def _smoke(engine: Engine, folder: Path, gpu: bool, under: tuple[str, ...]) -> S
         ready_s=round(ready_s, 3),
         offloaded=(int(offload[1]), int(offload[2])) if offload else None,
     )
+
+
+def run_folder(folder: Path, who: Identity) -> Path:
+    """Make a folder for the server's socket and caches that its user owns; what is read here lies beside it.
+
+    A program of another user could replace a log in a folder of its own: by a link to a file of root's, or a device.
+    """
+    place = folder / "run"
+    place.mkdir(mode=0o700)
+    if who.user is not None:
+        folder.chmod(0o711)
+        os.chown(place, who.user, who.group or 0)
+    return place
+
+
+def read_log(log: Path) -> str:
+    """Return the end of a server's log: it prints as much as it likes."""
+    with log.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _READ_MAX_BYTES))
+        return file.read(_READ_MAX_BYTES).decode(errors="replace")
 
 
 def smoke_command(engine: Engine, model: Path, socket: Path, gpu: bool) -> list[str]:
@@ -116,11 +139,9 @@ def environment(engine: Engine, folder: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def server(
-    command: list[str], variables: dict[str, str], log: Path, who: Identity, folder: Path
+    command: list[str], variables: dict[str, str], log: Path, who: Identity
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a server whose socket and CUDA cache lie in `folder`, and end it. Raises EngineBrokenError."""
-    if who.user is not None:
-        os.chown(folder, who.user, who.group or 0)
+    """Start a server, and end it. Raises EngineBrokenError."""
     with log.open("wb") as file:
         try:
             child = subprocess.Popen(
@@ -161,14 +182,14 @@ def wait_ready(socket: Path, child: subprocess.Popen[bytes], log: Path, deadline
             if request(socket, "GET", "/health")[0] == 200:
                 return
         # Generous: JIT compilation of PTX on a first start takes minutes on a slow core.
-        if time.monotonic() > deadline_s:
+        if time.monotonic() > deadline_s or log.stat().st_size > _LOG_MAX_BYTES:
             raise EngineBrokenError(f"the smoke run was not ready within {_DEADLINE_S:.0f} s: {last_line(log)}")
         time.sleep(0.02)
 
 
 def _died(code: int, log: Path) -> EngineDiedError:
     """Return the error for a server that ended: only a crash is a reason to try again with less."""
-    text = log.read_text(errors="replace")
+    text = read_log(log)
     if code >= 0:
         return EngineDiedError(f"the smoke run died (exit code {code}): {last_line(log)}", text, crashed=False)
     message = f"the smoke run died ({how_ended(code)}): {last_line(log)}"
@@ -211,12 +232,15 @@ def request(
     with contextlib.closing(_UnixConnection(path, timeout_s)) as connection:
         connection.request(method, target, body, {"Content-Type": "application/json"} if body else {})
         response = connection.getresponse()
-        return response.status, response.read()
+        answer = response.read(_READ_MAX_BYTES + 1)
+        if len(answer) > _READ_MAX_BYTES:
+            raise HTTPException("the answer has no end")
+        return response.status, answer
 
 
 def last_line(log: Path) -> str:
     """Return the last error line of a log, else its last line."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [line.strip() for line in read_log(log).splitlines() if line.strip()]
     errors = [line for line in lines if " E " in line or "error" in line.lower()]
     return (errors or lines or ["it printed nothing"])[-1]
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from http.client import HTTPException
 from pathlib import Path
 
-from edge.builder.smoke import environment, request, server, short_tmp, smoke_command, wait_ready
+from edge.builder.smoke import environment, request, run_folder, server, short_tmp, smoke_command, wait_ready
 from edge.builder.tiny_model import tiny_model
 from edge.engine.engine import Engine
 from edge.engine.inspect import identity
@@ -44,11 +44,12 @@ def template_fault(engine: Engine, templates: Mapping[str, str], *, renders: boo
 
 
 def _judge(engine: Engine, templates: Mapping[str, str], folder: Path, renders: bool) -> str | None:
-    model, socket, log = folder / "tiny.gguf", folder / "s.sock", folder / "log"
+    who = identity(Path(engine.path))
+    model, log, place = folder / "tiny.gguf", folder / "log", run_folder(folder, who)
+    socket = place / "s.sock"
     with model.open("wb") as file:
         file.writelines(tiny_model(texts=templates))
-    who = identity(Path(engine.path))
-    with server(_command(engine, model, socket), environment(engine, folder), log, who, folder) as child:
+    with server(_command(engine, model, socket), environment(engine, place), log, who) as child:
         try:
             wait_ready(socket, child, log, time.monotonic() + _DEADLINE_S)
             if not renders:

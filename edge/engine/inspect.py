@@ -6,8 +6,10 @@ import contextlib
 import hashlib
 import json
 import os
+import selectors
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
@@ -33,6 +35,7 @@ _NOBODY = 65534
 _SERVICE_USER = "edgellm"
 # --help takes 10 ms; a cold SD card needs seconds to read a binary of 70 MB.
 _ASK_TIMEOUT_S = 20.0
+_OUTPUT_MAX_BYTES = 4 << 20  # --help of llama-server has 60 kB
 # The first CUDA contact took 17 s on one board.
 _DEVICES_TIMEOUT_S = 90.0
 # glibc's ld.so, elf/dl-error-skeleton.c.
@@ -201,26 +204,49 @@ def run_probe(
     """Run the binary from / with our own environment and no input; as root, under `identity`."""
     whole = {**environment, "LD_LIBRARY_PATH": library_path} if library_path else dict(environment)
     user, group, groups = identity(path)
+    options = {"cwd": "/", "env": whole, "user": user, "group": group, "extra_groups": groups}
     try:
-        return subprocess.run(
-            [str(path), *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            cwd="/",
-            env=whole,
-            user=user,
-            group=group,
-            extra_groups=groups,
-            start_new_session=True,
-            check=False,
-        )
+        return _run_bounded([str(path), *arguments], timeout_s, options)
     except subprocess.TimeoutExpired as error:
         raise EngineBrokenError(f"{path} {arguments[0]} did not answer within {timeout_s:.0f} s") from error
     except OSError as error:
         raise EngineBrokenError(f"{path} cannot be started: {error.strerror}") from error
+
+
+def _run_bounded(command: list[str], timeout_s: float, options: Mapping[str, Any]) -> subprocess.CompletedProcess[str]:
+    """Run a program as subprocess.run() does, which keeps all that it prints in memory.
+
+    Raises EngineBrokenError for one that prints too much, and what subprocess.run() raises.
+    """
+    pipe, end_s = subprocess.PIPE, time.monotonic() + timeout_s
+    printed = {"stdout": bytearray(), "stderr": bytearray()}
+    with (
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True, **options
+        ) as child,
+        selectors.DefaultSelector() as waiting,
+    ):
+        try:
+            for name in printed:
+                waiting.register(getattr(child, name), selectors.EVENT_READ, name)
+            while waiting.get_map():
+                ready = waiting.select(end_s - time.monotonic())
+                if not ready:
+                    raise subprocess.TimeoutExpired(command, timeout_s)
+                for key, _ in ready:
+                    chunk = os.read(key.fd, 1 << 16)
+                    printed[key.data] += chunk
+                    if not chunk:
+                        waiting.unregister(key.fileobj)
+                if sum(map(len, printed.values())) > _OUTPUT_MAX_BYTES:
+                    raise EngineBrokenError(f"{command[0]} {command[1]} prints without end")
+            code = child.wait(max(0.0, end_s - time.monotonic()))
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            raise
+    out, err = (text.decode(errors="replace") for text in printed.values())
+    return subprocess.CompletedProcess(command, code, out, err)
 
 
 class Identity(NamedTuple):

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
 import os
+import socket
 import tarfile
 import tempfile
+import threading
 from collections.abc import Callable
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edge.builder.install import export_engine, import_engine
+from edge.builder.smoke import request
 from edge.engine.installed import SelectedEngine, ids, load, manifest, read_selection, write_selection
 from edge.errors import BadDataError, BuildError, DoesNotFitError, EdgeError, EngineBrokenError
 from edge.paths import Folders, folders
 from tests.builder.installing import put
-from tests.fakes.toolchain.server import write_server
+from tests.fakes.toolchain.server import ERAS, write_server
 
 
 @pytest.fixture
@@ -228,6 +233,69 @@ def test_root_proves_an_archive_as_another_user(tmp_path: Path) -> None:
         import_engine(tmp_path / "there", tmp_path / "e.tar", root=tmp_path / "root")
         users = {json.loads(line)["uid"] for line in trace.read_text().splitlines()}
         assert users and 0 not in users
+
+
+def script(version: str, serve: str) -> str:
+    """Return a shell script that looks like a llama-server to its proof, until it has to serve."""
+    cases = (
+        f"--version) {version};;\n--help) cat <<'END'\n{ERAS['load-mode']}\nEND\n;;\n--list-devices) ;;\n*) {serve};;\n"
+    )
+    return f'#!/bin/sh\ncase "$1" in\n{cases}esac\n'
+
+
+def exported(tmp_path: Path, program: str) -> Path:
+    folder = put(tmp_path / "engines", "a")
+    server = folder / "bin/llama-server"
+    server.write_text(program)
+    document = json.loads((folder / "engine.json").read_text())
+    digest = hashlib.sha256(server.read_bytes()).hexdigest()
+    document["files"] = {"bin/llama-server": {"sha256": digest, "bytes": server.stat().st_size}}
+    (folder / "engine.json").write_text(json.dumps(document))
+    export_engine(tmp_path / "engines", "a", tmp_path / "e.tar")
+    return tmp_path / "e.tar"
+
+
+@pytest.mark.real_user
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs it as another user")
+@pytest.mark.parametrize("instead", ["ln -s {}", "ln {}", "mkfifo", "ln -s /dev/zero"])
+def test_what_an_archive_puts_in_place_of_its_log_is_not_read(tmp_path: Path, instead: str) -> None:
+    """root read /etc/shadow into the error, waited for a FIFO, and took all memory for /dev/zero."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        secret = Path(name) / "secret"
+        secret.write_text("secret line\n")
+        secret.chmod(0o600)
+        program = 'for d in "${2%/*}" "${2%/*}/run"; do rm -f "$d/log"; INSTEAD "$d/log"; done; echo the end; exit 1'
+        file = exported(
+            tmp_path, script("echo 'version: 1 (abcdef012)'", program.replace("INSTEAD", instead.format(secret)))
+        )
+        with pytest.raises(BuildError, match="exit code 1") as error:
+            import_engine(tmp_path / "there", file, root=tmp_path / "root")
+    assert "secret line" not in str(error.value)
+
+
+def test_a_program_that_prints_without_end_takes_no_memory(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="prints without end"):
+        import_engine(tmp_path / "there", exported(tmp_path, script("yes", "exit 1")), root=tmp_path / "root")
+
+
+def test_an_answer_without_end_takes_no_memory(short_dir: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(short_dir / "s"))
+        listener.listen()
+
+        def serve() -> None:
+            client, _ = listener.accept()
+            with client, contextlib.suppress(OSError):
+                client.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+                while True:
+                    client.sendall(bytes(1 << 20))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(HTTPException, match="no end"):
+            request(short_dir / "s", "GET", "/")
+        thread.join()
 
 
 @pytest.mark.parametrize("name", ["selected.json", "--help", "x" * 300, "a\nb", ".hidden", "a/b", "\x1b[2J"])
