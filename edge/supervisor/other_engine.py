@@ -190,6 +190,10 @@ class OtherWatch(Watch):
             self._post(StartRefused(refused))
         return refused is None
 
+    def _endless(self, *_: object) -> bool:
+        """Judge no stage of another engine: which of them only compute, and for how long, is not known."""
+        return False
+
     async def _look_at_memory(self, vitals: ProcessUsage | None) -> None:
         """Measure the memory of the engine, which no plan states in advance."""
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import signal
 import time
@@ -65,8 +66,7 @@ CORE_DUMP_S = 10.0  # from a broken connection to the exit of a process that wri
 class Watch:
     """The observation of one child. `post` takes its events; `on_line` each log line; `before`: known degradations.
 
-    `held`: how many requests wait of which one may be the engine's first. `probe`: its client, by default of its
-    socket. `measured`: the most that an engine beside llama.cpp held, by memory domain.
+    `held`: how many requests wait of which one may be the engine's first. `probe`: by default of the child's socket.
     """
 
     _patience = 1  # times the limit of silence
@@ -97,7 +97,7 @@ class Watch:
     ) -> None:
         self.child = child
         self.attempt = attempt
-        self.measured: dict[str, int] = {}
+        self.measured: dict[str, int] = {}  # the most that an engine beside llama.cpp held, by memory domain
         self.gpu_bytes: int | None = None  # of the child on all GPUs, after its first decode
         self.signalled = False  # the supervisor sent it a signal
         self.answered = asyncio.Event()  # a client got a token before the engine was READY
@@ -194,8 +194,7 @@ class Watch:
         self._handle(self.attempt.stdout(raw, time.monotonic()))
 
     async def _reap(self) -> None:
-        sources = ((self.child.stderr, self._stderr), (self.child.stdout, self._stdout))
-        read = [await read_lines(pipe, on_line) for pipe, on_line in sources]
+        read = [await read_lines(self.child.stderr, self._stderr), await read_lines(self.child.stdout, self._stdout)]
         self._pipes = tuple(lines for _, lines in read)
         try:
             await gone(self.child.pid)
@@ -266,8 +265,7 @@ class Watch:
         self._memory = grown(self.attempt.plan, vitals)
 
     async def _warm(self) -> None:
-        props = await self._probe.get("/props")
-        self._differences = differences(self.attempt.plan, self.attempt.facts, props)
+        self._differences = differences(self.attempt.plan, self.attempt.facts, await self._probe.get("/props"))
         if self._terms.strict and self.degraded:
             self._post(StartRefused(refused(self.degraded[0])))
             return
@@ -323,11 +321,12 @@ class Watch:
 
     async def _watch_liveness(self) -> None:
         """Post a stall or a hang. While starting it is always judged, while serving only with a request open."""
-        stalls = StallDetector(time.monotonic())
+        stalls = StallDetector(time.monotonic(), self._terms.policy.look_s + 2 * SLOTS_TIMEOUT_S)
         while True:
             serving = self.first_token_s is not None
             if serving and not self._traffic.open:
-                await happens(self._traffic.opened, self._idle_look_s())
+                in_s = max(self._terms.policy.look_s, self._sleeps_in_s(time.monotonic()))
+                await happens(self._traffic.opened, min(IDLE_LOOK_S, in_s))
             else:
                 await asyncio.sleep(self._terms.policy.look_s)
             vitals, now = read_family_usage(self.child.pid), time.monotonic()
@@ -344,27 +343,34 @@ class Watch:
                 if self._disconnected():
                     return
                 self._memory_back()  # a rung that was lost comes back while no request is open
-            idle_limit_s = self._traffic.idle_limit_s(self._terms.ttl_s)
-            if idle and idle_limit_s is not None and self._idle_s(now) >= idle_limit_s:
+            if idle and self._sleeps_in_s(now) <= 0:
                 self._post(Sleep())
-            limit_s = self._wedge_s if serving else self._terms.policy.stall_s
+            limit_s = self._patience * (self._wedge_s if serving else self._terms.policy.stall_s)
             if serving and quiet_s >= limit_s / 2:  # ask before it is judged: the answer counts at the next look
                 self._slots = slots_work(await self._probe.get("/slots", SLOTS_TIMEOUT_S)) or self._slots
             if not serving:
                 self.child.guard()
                 self._witness.pids.update(family_pids(self.child.pid))
-            most_s = limit_s * self._patience
-            silent = quiet_s >= most_s and not busy_excuses(self._gpu_load(), quiet_s, most_s)
+                if not self._traffic.open and self._endless(stalls, now, vitals):
+                    return
+            silent = quiet_s >= limit_s and not busy_excuses(self._gpu_load(), quiet_s, limit_s)
             if silent and await self._quiet(wedged(quiet_s) if serving else stalled(quiet_s), serving):
                 return
 
+    def _endless(self, stalls: StallDetector, now: float, vitals: ProcessUsage | None) -> bool:
+        """Report a start that has no end, and kill it: in a template it takes no SIGTERM, and may take more memory."""
+        loaded = self.attempt.log.loaded and self.engine_ready_s is None
+        if (failure := stalls.endless(now, vitals, loaded=loaded)) is not None:
+            self._hang(failure)
+            self.signalled = self.child.send(signal.SIGKILL)
+        return failure is not None
+
     def _disconnected(self) -> bool:
         """Report an rpc-server whose connection is gone while no request is open, so that none has to find it."""
-        for endpoint in self.attempt.plan.settings.rpc:
-            if not connected(self.child.pid, endpoint):
-                self._hang(remote_lost(f"{endpoint} closed its connection"))
-                return True
-        return False
+        lost = next((each for each in self.attempt.plan.settings.rpc if not connected(self.child.pid, each)), None)
+        if lost is not None:
+            self._hang(remote_lost(f"{lost} closed its connection"))
+        return lost is not None
 
     async def _quiet(self, failure: Failure, serving: bool) -> bool:
         """Report a hang, and return whether it is one. An rpc-server that takes no connection any more is its cause.
@@ -388,10 +394,7 @@ class Watch:
         self._hung = failure.kind
         self._post(DeviceMissing(failure) if loading else Hung(failure))
 
-    def _idle_s(self, now: float) -> float:
-        return now - max(self._traffic.moved_s, self.first_token_s or now)
-
-    def _idle_look_s(self) -> float:
+    def _sleeps_in_s(self, now: float) -> float:
+        """Return the seconds until the model may sleep; infinity is never."""
         limit_s = self._traffic.idle_limit_s(self._terms.ttl_s)
-        left_s = IDLE_LOOK_S if limit_s is None else limit_s - self._idle_s(time.monotonic())
-        return min(IDLE_LOOK_S, max(self._terms.policy.look_s, left_s))
+        return math.inf if limit_s is None else limit_s + max(self._traffic.moved_s, self.first_token_s or now) - now

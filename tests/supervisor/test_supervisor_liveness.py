@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from edge.supervisor import warmup_run
-from edge.supervisor.liveness import BUSY_LIMITS, busy_excuses, slots_work
+from edge.linux.procfs import ProcessUsage
+from edge.supervisor import liveness, warmup_run
+from edge.supervisor.liveness import BUSY_LIMITS, StallDetector, busy_excuses, slots_work
 from edge.supervisor.policy import SupervisorOptions
 from edge.supervisor.status import State
 from edge.supervisor.supervisor import SupervisorCallbacks
@@ -127,3 +129,71 @@ async def test_an_engine_that_is_unavailable_without_end_is_failed(
     async with rigged(short_dir, refuse_warm_up=503, chatter=True) as rig:
         assert await rig.settle(State.READY, State.FAILED) is State.FAILED
         assert rig.kinds == ["warm_up_failed"] and len(rig.pids) == 3
+
+
+# --- a start that computes without end -------------------------------------------------------------------------------
+
+LOADED = "srv    load_model: initializing, n_slots = 1, n_ctx_slot = 2048"
+TEMPLATES = {
+    "loops": "while True: pass",
+    "grows": "import time; kept = []\nfor _ in range(40): kept.append(b'x' * (16 << 20)); time.sleep(0.05)\n"
+    "while True: pass",
+}
+
+
+@pytest.mark.parametrize("code", TEMPLATES.values(), ids=TEMPLATES)
+async def test_a_chat_template_without_an_end_is_a_failure_with_a_name(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    """CPU time was life: two nested loops kept a model LOADING without limit, a text that doubles took all memory."""
+    monkeypatch.setattr(liveness, "TEMPLATE_BYTES", 64 << 20)
+    monkeypatch.setattr(liveness, "TEMPLATE_S", 1.0 if "kept" not in code else 60.0)
+    (short_dir / "template.py").write_text(f"import sys; print({LOADED!r}, file=sys.stderr, flush=True)\n{code}\n")
+    terms = SupervisorOptions(policy=replace(FAST, stall_s=60.0))
+    argv = (sys.executable, "-S", "-E", str(short_dir / "template.py"))
+    async with rigged(short_dir, argv=argv, terms=terms) as rig:
+        assert await rig.settle(State.FAILED, State.READY) is State.FAILED
+        assert rig.kinds == ["template_endless"] and rig.supervisor.restarts == 2
+        failure = rig.supervisor.status().failure
+        assert failure is not None and "probably its chat template" in failure.evidence
+        assert rig.supervisor.status().rung == 0
+
+
+def usage(cpu_s: float, read: int = 0, anon: int = 0) -> ProcessUsage:
+    return ProcessUsage(cpu_s, read, 0, anon, 0, anon)
+
+
+def test_what_only_computes_has_an_end_and_what_reads_has_none() -> None:
+    computes, reads, drips = StallDetector(0.0), StallDetector(0.0), StallDetector(0.0)
+    for now in range(1, 3700):
+        for each, read in ((computes, 0), (reads, now << 20), (drips, now)):
+            assert each.look(now, usage(now, read), 0) == 0.0
+        assert reads.endless(now, usage(now, now << 20), loaded=False) is None
+    for each in (computes, drips):
+        failure = each.endless(3700.0, usage(3700), loaded=False)
+        assert failure is not None and failure.kind == "stalled"
+
+
+# --- a supervisor that stood still ------------------------------------------------------------------------------------
+
+
+def test_the_time_that_this_process_stood_still_is_no_silence_of_the_engine() -> None:
+    stalls = StallDetector(0.0, apart_s=3.0)
+    assert stalls.look(1.0, usage(0), 0) == 0.0
+    assert stalls.look(2.0, usage(0), 0) == 1.0
+    assert stalls.look(602.0, usage(0), 0) == 1.0
+    assert stalls.look(603.0, usage(0), 0) == 2.0
+    assert stalls.endless(603.0, usage(0), loaded=True) is None
+
+
+async def test_a_supervisor_that_was_stopped_ends_no_engine(short_dir: Path) -> None:
+    """SIGSTOP, Ctrl-Z, a paused container: the answer was there, and the engine was killed as one that hangs."""
+    async with rigged(short_dir, terms=HASTY, slow_s=0.3) as rig:
+        await rig.ready()
+        before = len(rig.requests())
+        request = asyncio.create_task(rig.complete())
+        await rig.until(lambda: len(rig.requests()) > before)
+        time.sleep(4)  # noqa: ASYNC251  (nothing of this process runs, as after SIGSTOP)
+        assert (await request)[0] == 200
+        await asyncio.sleep(3 * HASTY.policy.look_s)
+        assert not rig.kinds and len(rig.pids) == 1
