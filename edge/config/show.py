@@ -15,6 +15,7 @@ from edge.config.fields import Field
 from edge.config.models import OTHER_ENGINE_KEYS
 from edge.config.profile import PROFILE_SETTINGS, SCHEMA
 from edge.config.values import CHOICE_KEYS, CONFIG_KEYS, MODEL_KEYS, SECTIONS, SETTINGS, TIER_KEYS, Config, Profile
+from edge.units import printable
 
 DEFAULT = "default"
 
@@ -66,8 +67,9 @@ def _value(config: Config, key: str) -> Any:
 def toml_value(value: object) -> str:
     """Return a value as TOML writes it; None, which TOML lacks, as (none)."""
     if isinstance(value, dict):
-        return f"{{ {', '.join(f'{json.dumps(key)} = {toml_value(one)}' for key, one in value.items())} }}"
-    return "(none)" if value is None else json.dumps(_plain(value), ensure_ascii=False)
+        return f"{{ {', '.join(f'{toml_value(key)} = {toml_value(one)}' for key, one in value.items())} }}"
+    # Of the characters that JSON leaves as they are, TOML has no DEL in its strings.
+    return "(none)" if value is None else json.dumps(_plain(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _plain(value: Any) -> Any:
@@ -176,7 +178,7 @@ def example(profile: Profile, board: Board) -> str:
     """Return edgellm.toml with every key as a comment, at its value for this board. `profile` is resolved for it."""
     tier = f", tier {profile.tier}" if profile.tier else ""
     lines = [
-        f"# edgellm.toml for {board.module}: profile {profile.name}{tier}.",
+        printable(f"# edgellm.toml for {board.module}: profile {profile.name}{tier}."),
         "# Every line is optional. `edgellm config check` checks this file, `edgellm config show` prints what counts.",
         f"schema = {SCHEMA}",
         "",

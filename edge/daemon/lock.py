@@ -54,12 +54,15 @@ def acquire(folders: Folders) -> Lock:
         raise _unusable(folders.instance_run, error) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
         os.close(descriptor)
         holder = read_holder(folders.lock)
         where = f" (pid {holder.pid}) at {', '.join(holder.urls)}" if holder else ""
         hint = "`edgellm status` shows it, `edgellm stop` ends it; --state-dir DIR runs another beside it"
         raise AlreadyRunningError(f"edgellm is already running{where}", hint) from error
+    except OSError as error:  # ENOLCK of some NFS mounts
+        os.close(descriptor)
+        raise _unusable(folders.instance_run, error) from error
     lock = Lock(descriptor, folders.instance_run)
     try:
         lock.publish([])
@@ -110,8 +113,10 @@ def held(lock: Path) -> bool:
     try:
         # A shared lock, so that two commands that ask at once do not see each other as the holder.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return True
+    except OSError:  # a file system without locks, where no edgellm starts
+        return False
     finally:
         os.close(descriptor)
     return False

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,6 +18,17 @@ from edge.linux.slow_reads import reading
 CHUNK_BYTES = 1 << 20  # far above the cost of a read(2), far below the cache of a CPU
 # Our largest file, the device answers of one engine, is under 100 kB; a file far beyond that is not ours.
 READ_MAX_BYTES = 4 << 20
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give an OSError of write(2), fsync(2) or flock(2), which know a descriptor only, the name of its file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def write_atomic(
@@ -33,7 +44,7 @@ def write_atomic(
 
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        with naming(path), os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fchmod(file.fileno(), mode)
@@ -133,7 +144,8 @@ def sync_folder(folder: Path) -> None:
     """Make renames inside the folder survive a power cut: POSIX syncs a directory entry only with its directory."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        with naming(folder):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from edge.errors import BadDataError, TemporaryError
-from edge.linux.files import read_json, sync_folder, try_lock, write_json
+from edge.linux.files import naming, read_json, sync_folder, try_lock, write_json
 from edge.models import receipt
 from edge.models.receipt import Receipt
 from edge.models.scan import PARTIAL, size_of
@@ -51,7 +51,7 @@ class Job(Struct, frozen=True):
         write_json(self.payload / receipt.FILE_NAME, what.to_json())
         # Reversed: a folder is synced after the files in it, so that no name points at data that is not on disk.
         for path in sorted(self.payload.rglob("*"), reverse=True):
-            with path.open("rb") as file:
+            with naming(path), path.open("rb") as file:
                 os.fsync(file.fileno())
         sync_folder(self.payload)
         self.payload.rename(self.final)

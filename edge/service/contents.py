@@ -18,7 +18,7 @@ from edge.engine.choose import choose
 from edge.engine.engine import Engine
 from edge.engine.installed import ids, manifest, read_selection
 from edge.errors import BadDataError, ConfigError, EdgeError, EngineMissingError, UsageError
-from edge.linux.files import open_to_others, sha256_file, writable_by_others
+from edge.linux.files import naming, open_to_others, sha256_file, writable_by_others
 from edge.models import receipt
 from edge.models.install import import_model
 from edge.models.open import ModelFile
@@ -65,7 +65,7 @@ def _copy(source: Path, folder: Path, name: str, sha256: str) -> None:
     if len(parts) != 2 or parts[0] != "bin" or parts[1] == "..":
         raise BadDataError(f"the engine's manifest lists {name!r}", "build it again")
     digest = hashlib.sha256()
-    with source.open("rb") as reader, (folder / name).open("wb") as writer:
+    with naming(folder / name), source.open("rb") as reader, (folder / name).open("wb") as writer:
         while chunk := reader.read(1 << 20):
             digest.update(chunk)
             writer.write(chunk)

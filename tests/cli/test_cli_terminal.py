@@ -163,6 +163,12 @@ def test_any_text_is_one_line_without_control_characters(text: str) -> None:
     assert printable(text, newlines=True).count("\n") == text.count("\n")
 
 
+def test_no_mark_reorders_what_stands_beside_it() -> None:
+    """Every character with the property Bidi_Control (Unicode, PropList.txt)."""
+    marks = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+    assert all(printable(mark) == f"\\u{ord(mark):04x}" for mark in marks)
+
+
 def test_values_complete(state: Path) -> None:
     assert known_profiles("orin-n") == ["orin-nano", "orin-nx"]
     assert known_settings("offload=") == ["offload=full", "offload=none"]

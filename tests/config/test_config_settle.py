@@ -7,11 +7,14 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from edge import resources
 from edge.cli import main
 from edge.config import load, resolve_profile
 from edge.config.load import file_layer
-from edge.config.show import config_schema, reference, rows
+from edge.config.show import config_schema, reference, rows, toml_value
 from edge.config.values import CONFIG_KEYS, MODEL_KEYS, SETTINGS, Preset
 from edge.errors import ConfigError
 from edge.paths import folders
@@ -122,6 +125,13 @@ def test_config_show_prints_origins(tmp_path: Path, capsys: pytest.CaptureFixtur
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == 1
     assert {"key": "strict", "value": False, "origin": "default"} in document["values"]
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"])))
+def test_any_text_and_any_name_are_values_of_toml(text: str) -> None:
+    """JSON's text is TOML's but for DEL and for names beyond the basic plane."""
+    document = resources.tomllib.loads(f"text = {toml_value(text)}\ntable = {toml_value({text: text})}\n")
+    assert document == {"text": text, "table": {text: text}}
 
 
 def test_config_init_writes_every_key_and_config_check_reads_it(

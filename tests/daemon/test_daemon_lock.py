@@ -49,6 +49,20 @@ def test_a_run_folder_that_cannot_be_made(tmp_path: Path) -> None:
         acquire(folders({}, tmp_path)._replace(run=blocked / "run"))
 
 
+def test_a_disk_without_locks_is_named_and_no_other_edgellm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """flock(2) on some NFS mounts: "already running" sent its reader to a process that is not there."""
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    places = folders({}, tmp_path)
+    acquire(places).release()
+    monkeypatch.setattr("fcntl.flock", refused)
+    with pytest.raises(UnavailableError, match=r"run folder .*: No locks available"):
+        acquire(places)
+    assert not held(places.lock)
+
+
 def test_a_full_run_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An inode was left for the lock file, and no block for its content."""
 

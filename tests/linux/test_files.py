@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -13,6 +14,7 @@ from edge.linux.files import (
     read_bounded,
     read_json,
     sha256_file,
+    sync_folder,
     try_lock,
     write_atomic,
     write_shared,
@@ -105,3 +107,19 @@ def test_a_lock_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
         assert try_lock(one) and not try_lock(other) and not try_lock(other, shared=True)
     with (tmp_path / "lock").open("w") as other:
         assert try_lock(other)
+
+
+def test_a_write_that_the_disk_refuses_has_the_name_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """write(2) and fsync(2) know a descriptor only: the command line blamed its own output."""
+
+    def refused(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", refused)
+    with pytest.raises(OSError, match=r"state\.json"):
+        write_atomic(tmp_path / "state.json", "new")
+    with pytest.raises(OSError, match=tmp_path.name):
+        sync_folder(tmp_path)
+    assert list(tmp_path.iterdir()) == []
