@@ -119,9 +119,19 @@ def writable_by_others(path: Path, owners: frozenset[int] = frozenset({0})) -> P
                 continue  # the kernel ignores the mode of a link
             # In a sticky folder (/tmp) other users may add files, and replace none.
             sticky = stat.S_ISDIR(state.st_mode) and state.st_mode & stat.S_ISVTX
-            if open_to_others(state) and not sticky:
+            if (open_to_others(state) or _has_list(part, state)) and not sticky:
                 return part
     return None
+
+
+def _has_list(path: Path, state: os.stat_result) -> bool:
+    """Return whether an access control list may let others write; the bits of the group are then its mask (acl(5))."""
+    if not state.st_mode & stat.S_IWGRP:
+        return False
+    try:
+        return bool(os.getxattr(path, "system.posix_acl_access", follow_symlinks=False))
+    except OSError:  # none, or a file system without
+        return False
 
 
 def open_to_others(state: os.stat_result) -> bool:

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import stat
+import struct
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from edge.linux.files import (
     sha256_file,
     sync_folder,
     try_lock,
+    writable_by_others,
     write_atomic,
     write_shared,
 )
@@ -28,6 +30,26 @@ def test_a_file_is_replaced_whole_with_its_mode(tmp_path: Path) -> None:
     write_atomic(path, "two", mode=0o640)
     assert path.read_text() == "two" and stat.S_IMODE(path.stat().st_mode) == 0o640
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the group root is trusted, so only a file of root's needs the list")
+def test_a_user_that_an_access_list_lets_write_is_found(tmp_path: Path) -> None:
+    """Bits and group of the file are those of an ordinary one: -rw-rw-r-- root root."""
+    path = tmp_path / "llama-server"
+    path.touch()
+    path.chmod(0o664)
+    ours = frozenset({os.geteuid()})
+    assert writable_by_others(path, ours) is None
+    # Version 2 of linux/posix_acl_xattr.h: tag, permissions, id; the second is user 12345, the fourth the mask.
+    entries = [(0x01, 6, -1), (0x02, 6, 12345), (0x04, 4, -1), (0x10, 6, -1), (0x20, 4, -1)]
+    try:
+        os.setxattr(
+            path, "system.posix_acl_access", struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *e) for e in entries)
+        )
+    except OSError:
+        pytest.skip("a file system without access lists")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o664
+    assert writable_by_others(path, ours) == path
 
 
 @pytest.mark.parametrize("name", ["{}.new", ".{}.new", "{}.tmp", ".{}.tmp", "{}~"])
