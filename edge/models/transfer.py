@@ -7,6 +7,7 @@ else starts again from byte 0. httpx follows the environment's proxies, netrc an
 from __future__ import annotations
 
 import errno
+import os
 import re
 import sys
 import time
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 from msgspec import Struct, convert, field, to_builtins
 
 from edge.errors import BadDataError, ConfigError, UnavailableError
-from edge.linux.files import read_json, write_json
+from edge.linux.files import read_bounded, read_json, write_json
 from edge.linux.procfs import read_boot_id
 from edge.models.disk import Sink, need_space
 from edge.models.job import ResumableError
@@ -28,6 +29,9 @@ from edge.units import printable
 
 if TYPE_CHECKING:
     import httpx
+
+
+_CERTIFICATES_MAX_BYTES = 64 << 20  # ca-certificates of a distribution has 200 kB
 
 
 class PullOptions(Struct, frozen=True):
@@ -136,8 +140,16 @@ def make_client() -> httpx.Client:
     """Return an HTTP client that follows the environment: proxies, certificates, netrc. Raises ConfigError."""
     import httpx
 
+    named = os.environ.get("SSL_CERT_FILE")
     try:
+        if named:  # OpenSSL would wait for a FIFO without end, and read a device until the memory is full
+            read_bounded(Path(named), _CERTIFICATES_MAX_BYTES)
         return httpx.Client(timeout=httpx.Timeout(60.0, connect=20.0), headers={"User-Agent": "edgellm"})
+    except OSError as error:
+        why = printable(error.strerror or str(error))
+        raise ConfigError(
+            f"the certificates of {printable(named or 'certifi')} cannot be used: {why}", "look at SSL_CERT_FILE"
+        ) from error
     except (ValueError, ImportError, httpx.InvalidURL) as error:
         hint = "look at http_proxy, https_proxy and all_proxy; SOCKS needs: pip install 'httpx[socks]'"
         raise ConfigError(f"a proxy of the environment cannot be used: {printable(str(error))}", hint) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from edge.models.progress import TransferProgress
 from edge.models.pull import check, pull
 from edge.models.receipt import read
 from edge.models.store import Store
-from edge.models.transfer import PullOptions
+from edge.models.transfer import PullOptions, make_client
 from edge.models.verdict import VerdictError
 from tests.fakes.gguf_writer import Gguf, save_set
 from tests.fakes.hub import COMMIT, Fault, Hub
@@ -576,3 +577,20 @@ def test_verified_means_compared_with_the_word_of_another(hub: Hub, models: Path
     receipts = [read(Path(model.path).parent) for model in (known, unknown)]
     assert receipts[0] and receipts[0].files[0].expected == receipts[0].files[0].sha256
     assert receipts[1] and receipts[1].files[0].expected is None and len(receipts[1].files[0].sha256) == 64
+
+
+@pytest.mark.parametrize("kind", ["absent", "fifo", "folder", "/dev/zero", "text"])
+def test_certificates_that_cannot_be_read_are_named_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    path = tmp_path / "bundle.pem"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "text":
+        path.write_text("no certificate")
+    monkeypatch.setenv("SSL_CERT_FILE", kind if kind.startswith("/") else str(path))
+    with pytest.raises(ConfigError, match="the certificates of /") as error:
+        make_client()
+    assert error.value.hint == "look at SSL_CERT_FILE"
