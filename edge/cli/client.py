@@ -57,7 +57,8 @@ class Client:
 
         Raises UnavailableError for a run folder that another user prepared in /tmp.
         """
-        if instance.run.is_symlink() or (visible(instance.run) and not is_trusted_dir(instance.run)):
+        planted = instance.run.is_symlink() or prepared_by_another(instance.run, os.environ) is not None
+        if planted or (visible(instance.run) and not is_trusted_dir(instance.run)):
             hint = "remove it as root, or name a folder of your own with --state-dir"
             raise UnavailableError(f"the run folder {instance.run} belongs to another user", hint)
         self.folders = instance

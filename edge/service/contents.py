@@ -24,6 +24,7 @@ from edge.models.install import import_model
 from edge.models.open import ModelFile
 from edge.models.store import Store
 from edge.paths import system_folders
+from edge.resources import load_toml
 from edge.service import program
 from edge.service.access import belongs_to, find_problem, future_user, give, write_file
 from edge.service.config_file import NAME, Served, config_text, merge, read_base
@@ -239,13 +240,25 @@ class Contents:
     def _keys(self) -> InstallStep:
         """Give the keys file to the service's user: in a credential, a copy, revoked keys would still work."""
         keys, user = self.request.root / ETC / "keys.toml", self.request.run_as
+        text = None if keys.exists() else self._offered_keys()
 
         def make() -> None:
-            if not keys.exists():
-                offered = self.bundle.keys if self.bundle else None
-                write_file(keys, offered.read_text(encoding="utf-8") if offered else "schema = 1\n", 0o600)
+            if text is not None:
+                write_file(keys, text, 0o600)
             keys.chmod(0o600)  # one that was written by hand; the group of its new owner has members
             give(keys, user)
 
         done = belongs_to(keys, user) and stat.S_IMODE(keys.stat().st_mode) == 0o600
         return InstallStep(f"give {keys} (0600, hashes only) to {user}", make, done=done)
+
+    def _offered_keys(self) -> str:
+        """Return the keys of the offline folder, as they are written out: a link there may name a file of root's."""
+        if self.bundle is None or self.bundle.keys is None:
+            return "schema = 1\n"
+        import tomli_w  # late: only here
+
+        try:
+            return tomli_w.dumps(load_toml(self.bundle.keys))
+        except (OSError, ValueError) as error:
+            hint = "`edgellm key add NAME --file FILE` writes one"
+            raise ConfigError(f"{self.bundle.keys} is no file of keys", hint) from error

@@ -86,7 +86,7 @@ class OfflineBundle:
         self.folder = folder
         self.models = folder / "models"
         self.wheels = folder / "wheels" if any(folder.glob("wheels/*.whl")) else None
-        self.keys = folder / "keys.toml" if (folder / "keys.toml").is_file() else None
+        self.keys = folder / "keys.toml" if (folder / "keys.toml").exists() else None
         self.engine = self._one_engine()
         if not (self.wheels or self.engine or self.models.is_dir()):
             raise UnavailableError(f"{folder} holds no wheels, engine or models", "see systemd/README.md, Offline")

@@ -12,11 +12,12 @@ import pytest
 
 from edge.engine.engine import Engine
 from edge.engine.installed import manifest, read_selection
-from edge.errors import BadDataError, UsageError
+from edge.errors import BadDataError, ConfigError, UsageError
 from edge.models.open import open_model
 from edge.paths import folders
 from edge.service.contents import Contents, check_engine_path, has_engine, has_model, install_engine, install_model
 from edge.service.request import InstallRequest
+from edge.service.takeover import OfflineBundle
 from edge.service.units import UnitSettings
 
 SERVER = b"#!/bin/sh\necho llama-server\n"
@@ -116,3 +117,23 @@ def test_keys_that_others_could_write_are_closed_before_they_are_given_away(tmp_
         assert step.done is done
         step.apply()
         assert (stat.S_IMODE(path.stat().st_mode), path.owner()) == (0o600, "nobody")
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "deep"])
+def test_keys_of_an_offline_folder_show_no_file_of_roots(tmp_path: Path, kind: str) -> None:
+    """The service's user reads what becomes its file of keys: /etc/shadow behind a link was copied for it."""
+    (tmp_path / "models").mkdir()
+    offered = tmp_path / "keys.toml"
+    if kind == "link":
+        (tmp_path / "shadow").write_text("root:$6$abc:1:0:99999:7:::\n")
+        offered.symlink_to(tmp_path / "shadow")
+    elif kind == "fifo":
+        os.mkfifo(offered)
+    else:
+        offered.write_text("key = " + "[" * 100_000)
+    request = InstallRequest(folders({}, tmp_path / "source"), root=tmp_path)
+    with pytest.raises(ConfigError, match="is no file of keys"):
+        Contents(request, UnitSettings(), OfflineBundle(tmp_path))._keys()
+    offered.unlink()
+    offered.write_text("schema = 1\n")
+    assert Contents(request, UnitSettings(), OfflineBundle(tmp_path))._offered_keys() == "schema = 1\n"
