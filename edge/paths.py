@@ -17,6 +17,7 @@ ROOT_CACHE = Path("/var/cache/edgellm-root")
 _XDG = ("XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME")
 _LINKS_MAX = 40  # MAXSYMLINKS of the kernel
 _LONGEST_SOCKET_NAME = 40  # 24 bytes of the id, its hash, `~N` of a reload, `.sock`
+_OURS = frozenset({"access", "control"})  # access.log, control.sock
 
 
 class Folders(NamedTuple):
@@ -75,9 +76,12 @@ class Folders(NamedTuple):
         return self.instance_state / "crashes.jsonl"
 
     def model_socket(self, model_id: str) -> Path:
-        """Return the path of an engine's private socket; ids that are long or no plain file name are cut and hashed."""
+        """Return the path of an engine's private socket; ids that are long or no plain file name are cut and hashed.
+
+        So are those that name a file of ours: its stem is the name of the engine's log, too.
+        """
         plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in model_id)
-        if plain != model_id or len(plain.encode()) > 24:
+        if plain != model_id or len(plain.encode()) > 24 or plain in _OURS:
             plain = f"{plain.encode()[:15].decode(errors='ignore')}-{_digest(model_id.encode(), 8)}"
         return self.instance_run / f"{plain}.sock"
 

@@ -112,7 +112,8 @@ class Console:
         self._write(json.dumps({"schema": 1, "event": event, **values}))
 
     def _write(self, line: str) -> None:
-        self.ring.add(line)
+        for each in line.split("\n"):  # `edgellm logs` shows a line break within one of its lines as \\n
+            self.ring.add(each)
         self._out.write(line + "\n")
 
 

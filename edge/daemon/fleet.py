@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from edge.config.values import Preset
 from edge.daemon.kept_by_model import KeptRemedies, SpeedBaseline, key
 from edge.daemon.planning import process_limits
 from edge.gateway.config import GatewayOptions
-from edge.linux.best_effort import LogFile
+from edge.linux.best_effort import BestEffortWriter, LogFile
 from edge.linux.ordered_writer import Put, at_once
 from edge.linux.procfs import Ring, drop_pages
 from edge.paths import Folders
@@ -351,8 +352,7 @@ class Fleet:
         self.broke.set()  # before printing, which can fail
         error = owner.exception()
         if error is not None:
-            with suppress(OSError):
-                traceback.print_exception(error)
+            traceback.print_exception(error, file=BestEffortWriter(sys.stderr))
 
     def _log(self, model_id: str) -> ChildLog:
         if model_id not in self.logs:

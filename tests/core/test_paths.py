@@ -55,6 +55,15 @@ def test_ids_that_look_alike_get_different_sockets() -> None:
     assert len(names) == 5
 
 
+def test_no_model_takes_the_place_of_a_file_of_ours() -> None:
+    """control-Q4_0.gguf had the control socket for its engine's, and access-Q4_0.gguf the access log for its log."""
+    found = folders({}, Path("/srv"))
+    names = [found.model_socket(name) for name in ("access", "control")]
+    assert (
+        found.control_socket not in names and [each.stem for each in names if each.stem in ("access", "control")] == []
+    )
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
 def test_a_named_folder_that_another_user_prepared_is_refused(short_dir: Path) -> None:
     """In /tmp any user may make it first: its edgellm.toml names the program that root would run."""
