@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import select
 import stat
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from edge.linux.ordered_writer import OrderedWriter
+from edge.paths import prepared_by_another
 
 # POSIX: a pipe that poll() reports as writable takes PIPE_BUF bytes (4096 on Linux) without blocking.
 PIPE_BUF_BYTES = select.PIPE_BUF
@@ -80,6 +82,13 @@ def _output_files() -> OrderedWriter:
     writer = OrderedWriter("output")
     atexit.register(writer.drain, CLOSE_S)
     return writer
+
+
+def _refuse_anothers(descriptor: int, path: Path) -> None:
+    """Raise OSError for a file that another user made first in /tmp: it would read what is written."""
+    theirs = os.fstat(descriptor).st_uid not in (0, os.geteuid()) and path.parent.stat().st_mode & stat.S_IWOTH
+    if theirs or prepared_by_another(path.parent, os.environ) is not None:
+        raise PermissionError(errno.EPERM, "another user made it", str(path))
 
 
 class LogFile:
@@ -195,7 +204,13 @@ class LogFile:
     def _open(self) -> int:
         # The mode is set when it is created, not after: there is no moment in which others can read it.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        return os.open(self.path, flags, 0o600)
+        descriptor = os.open(self.path, flags, 0o600)
+        try:
+            _refuse_anothers(descriptor, self.path.absolute())
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor
 
     def _shut(self) -> None:
         descriptor, self._descriptor = self._descriptor, None

@@ -123,6 +123,22 @@ def test_a_fifo_without_a_reader_and_a_link_are_no_files(tmp_path: Path) -> None
     assert not (tmp_path / "elsewhere").exists()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_log_that_another_user_made_first_is_not_written(tmp_path: Path) -> None:
+    """In /tmp it is readable for its maker, and with log_prompts it holds prompts."""
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "a.log").touch()
+    for path in (tmp_path / "theirs", tmp_path / "a.log"):
+        os.chown(path, 12345, 12345)
+    LogFile(tmp_path / "a.log", 1000, notice).close()  # a closed folder: its owner decides
+    tmp_path.chmod(0o1777)
+    for name in ("a.log", "theirs/a.log"):
+        with pytest.raises(PermissionError, match="another user made it"):
+            LogFile(tmp_path / name, 1000, notice)
+    assert (tmp_path / "a.log").read_text() == ""
+    LogFile(tmp_path / "mine.log", 1000, notice).close()
+
+
 def test_a_pipe_that_is_not_read_takes_no_time() -> None:
     read_end, write_end = os.pipe()
     with os.fdopen(write_end, "w") as out:
