@@ -28,9 +28,9 @@ from edge.models.verdict import HeaderVerdict, VerdictError, damaged, truncated
 _MAX_LAYERS = 4096
 # llama.cpp prints these as they are (llama_model_loader and print_info): a newline would forge lines of its log.
 # In an error it quotes the others: a sentence in them could be read as the cause of an exit.
-_IDENTIFIERS = ("general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.pre")
+_IDENTIFIERS = ("general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.pre", "adapter.type")
 _IDENTIFIER = re.compile(r"[\w.+-]{0,64}")
-_PRINTED = ("general.architecture", "general.name", "general.type", "tokenizer.ggml.model", "tokenizer.ggml.pre")
+_PRINTED = (*_IDENTIFIERS, "general.name", "general.type")
 # It prints the texts of special tokens and the labels too (llama_vocab::impl::print_info, llama_model::print_info). A
 # line break is legitimate there; a log line behind it is none. The shortest line that is looked for has 19 characters.
 _LOG_LINE = re.compile(r"^\d+\.\d\d\.\d{3}\.\d{3} [A-Z] ", re.MULTILINE)  # the prefix of --log-prefix

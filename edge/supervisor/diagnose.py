@@ -83,7 +83,7 @@ def find_cause(log: Iterable[str], patterns: Patterns) -> Signature | None:
     Line by line: a search holds Python's global lock, and the whole of a flooded log takes it 50 ms for each signature.
     """
     harmless = [signature.pattern for signature in patterns.signatures if signature.serves]
-    own = [line for line in dict.fromkeys(log) if not patterns.quotes(parse_line(line).text)]
+    own = [patterns.without_names(line) for line in dict.fromkeys(log) if not patterns.quotes(parse_line(line).text)]
     lines = [line for line in own if not any(pattern.search(line) for pattern in harmless)]
     for signature in patterns.signatures:
         if not signature.serves and any(signature.pattern.search(line) for line in lines):

@@ -66,6 +66,9 @@ class Patterns:
         self._quotes = _compiled(table.get("noise", {}).get("quotes", []))
         self._template_begins = _compiled(table.get("noise", {}).get("template_begins", []))
         self._template_ends = _compiled(table.get("noise", {}).get("template_ends", []))
+        # What stands between this and the last quote, or behind this, is a name that a model's author chose.
+        self._quoted_names = _compiled(table.get("noise", {}).get("quoted_names", []))
+        self._last_names = _compiled(table.get("noise", {}).get("last_names", []))
         self._rows = table["signatures"]
         self._of_template = [re.compile(row["pattern"]) for row in self._rows if row.get("template", False)]
 
@@ -100,7 +103,21 @@ class Patterns:
         """Return whether a line, without its prefix, comes after the engine has read the chat template."""
         return any(pattern.search(text) for pattern in self._template_ends)
 
+    def without_names(self, text: str) -> str:
+        """Return a line without names of files, tensors, keys and types: a name is no cause, whatever it says."""
+        ends = [found.end() for pattern in self._last_names if (found := pattern.search(text)) is not None]
+        text = text[: min(ends, default=None)]
+        begin, end = text.find("/"), text.rfind(".gguf")
+        if 0 <= begin < end:
+            text = text[: begin + 1] + text[end:]
+        for pattern in self._quoted_names:
+            found, last = pattern.search(text), text.rfind("'")
+            if found is not None and last > found.end():
+                text = text[: found.end()] + text[last:]
+        return text
+
     def cause(self, text: str) -> Signature | None:
+        text = self.without_names(text)
         return next((signature for signature in self.signatures if signature.pattern.search(text)), None)
 
     def is_template_error(self, text: str) -> bool:

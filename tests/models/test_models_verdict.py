@@ -237,7 +237,7 @@ def test_labels_keys_and_tensor_names_forge_no_log_line(tmp_path: Path) -> None:
             open_model(tmp_path / f"{name}.gguf")
 
 
-@pytest.mark.parametrize("key", ["general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.pre"])
+@pytest.mark.parametrize("key", ["general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.pre", "adapter.type"])
 def test_a_name_that_an_error_quotes_is_no_sentence(tmp_path: Path, key: str) -> None:
     """`unknown model architecture: 'NvMapMemAlloc…'` was an exit for want of memory, and took every rung."""
     Gguf("llama").model().set(key, "NvMapMemAllocInternalTagged: 1 error 12").save(tmp_path / "m.gguf")

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from edge.supervisor.diagnose import Death, diagnose
+from edge.supervisor.diagnose import Death, diagnose, find_cause
 from edge.supervisor.oom import OomWitness, named_in_kernel_log
 from edge.supervisor.policy import EngineFault
 from edge.supervisor.process import ExitStatus
+from tests.fakes import engine_log
 from tests.supervisor.rig import PATTERNS
 from tests.supervisor.test_supervisor_engine_patterns import LINES
 
@@ -33,6 +34,33 @@ def test_every_signature_is_a_diagnosis(id: str) -> None:
             expected = EngineFault.NVMAP if row.kind == "nvmap_refused" else EngineFault.OOM
         assert found.fault is expected
         assert line in found.failure.evidence and "exit code 1 after 3.2 s" in found.failure.evidence
+
+
+# As llama.cpp prints them (ggml/src/gguf.cpp, src/llama-model-loader.cpp, src/llama-adapter.cpp, tools/mtmd/clip.cpp).
+NAMED = (
+    "srv    load_model: loading model '/m/{}.gguf'",
+    "cmn  common_init_: failed to load model '/m/{}.gguf'",
+    "llama_model_load: error loading model: llama_model_loader: failed to load model from /m/{}.gguf",
+    "gguf_init_from_reader: tensor '{}' has offset 31744544, expected 31744512",
+    "gguf_init_from_reader: key '{}' has invalid GGUF type 99",
+    "llama_model_load: error loading model: unknown model architecture: '{}'",
+    "llama_model_load: error loading model: error loading model vocabulary: unknown pre-tokenizer type: '{}'",
+    "llama_adapter_lora_init: failed to apply lora adapter: LoRA tensor '{}' has unexpected suffix",
+    "llama_adapter_lora_init: failed to apply lora adapter: expect general.type to be 'adapter', but got: {}",
+    "clip_init: failed to load model '/m/x.gguf': load_hparams: unknown projector type: {}",
+)
+
+
+@pytest.mark.parametrize("line", NAMED)
+def test_no_name_of_a_file_a_tensor_or_a_key_is_a_cause(line: str) -> None:
+    """NvMapMemHandleAlloc: error.gguf took every rung with all memory free; a tensor rolled a new engine back."""
+    own = find_cause([line.format("x")], PATTERNS)
+    for id, texts in LINES.items():
+        for text in texts:
+            for name in (text, f"it's {text} ' {text}", f"a.gguf {text}"):
+                found = find_cause([line.format(name), engine_log.prefixed(line.format(name), 0.1)], PATTERNS)
+                assert found is own, (id, name)
+                assert own is None or own.kind in ("bad_model", "model_too_new", "load_failed")
 
 
 def test_there_are_enough_signatures() -> None:
