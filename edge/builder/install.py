@@ -29,6 +29,7 @@ from edge.engine.installed import (
     find_same,
     ids,
     is_id,
+    is_intact,
     load,
     manifest,
     read_selection,
@@ -210,6 +211,8 @@ def export_engine(engines: Path, engine_id: str, file: Path) -> int:
     """Write one tar (gzip if the name ends in .gz or .tgz), manifest first. Return its size in bytes."""
     load(engines, engine_id)
     document = manifest(engines, engine_id)
+    if not is_intact(engines, engine_id):
+        raise BadDataError(f"engine {engine_id} is not what its manifest says", "build or import it again")
     # Beside the target: a rename between file systems would be a copy that can break off. Made anew ("x") under a name
     # that cannot be guessed: in /tmp another user could make it first, and own the archive, or link it to a file.
     partial = file.with_name(f".edgellm-{secrets.token_hex(8)}.partial")

@@ -91,7 +91,7 @@ def show(ref: Ref, state_dir: StateDir = None, as_json: Json = False) -> None:
     from edge.models import receipt
 
     model = _store(state_dir).resolve(ref)
-    note = receipt.read(Path(model.path).parent)
+    note = receipt.read_of(Path(model.path))
     if as_json:
         typer.echo(model_json.dump(model=model_json.model(model, note)))
     else:

@@ -16,7 +16,7 @@ from edge.engine.embedded_engine import find_embedded
 from edge.engine.engine import Acceleration, Device, Engine, Flag, era_of
 from edge.engine.inspect import inspect
 from edge.errors import EdgeError, EngineBrokenError, EngineMissingError
-from edge.linux.files import read_json, write_shared
+from edge.linux.files import read_json, sha256_file, write_shared
 from edge.paths import Folders
 from edge.resources import data_dir, load_toml
 
@@ -96,14 +96,26 @@ def ids(engines: Path) -> list[str]:
 
 
 def find_same(engines: Path, key: str, value: object) -> str | None:
-    """Return the newest complete engine that has this value in its manifest."""
+    """Return the newest engine that has this value in its manifest, and its files."""
     for engine_id in reversed(ids(engines)):
         with suppress(EdgeError):  # a broken neighbour is not the same engine
-            if manifest(engines, engine_id).get(key) == value:
-                # It checks that the files are there: a manifest alone is an engine that was deleted by hand.
+            if manifest(engines, engine_id).get(key) == value and is_intact(engines, engine_id):
                 load(engines, engine_id)
                 return engine_id
     return None
+
+
+def is_intact(engines: Path, engine_id: str) -> bool:
+    """Return whether each file has the hash that its manifest lists. All are read: a start does not ask this."""
+    try:
+        files = manifest(engines, engine_id)["files"]
+        found = {name: engines / engine_id / name for name in files}
+        # The size first: a device has no end.
+        return all(
+            path.is_file() and path.stat().st_size == files[name]["bytes"] for name, path in found.items()
+        ) and all(sha256_file(path) == files[name]["sha256"] for name, path in found.items())
+    except (EdgeError, OSError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def load(engines: Path, engine_id: str) -> Engine:
@@ -115,7 +127,7 @@ def load(engines: Path, engine_id: str) -> Engine:
         actual = binary.stat().st_size
     except (KeyError, TypeError, OSError) as error:
         raise EngineBrokenError(f"engine {engine_id} is incomplete: {error}", "build or import it again") from error
-    # Size alone: hashing 70 MB would delay each start; `engine import` and the service compare hashes.
+    # Size alone: hashing 70 MB would delay each start; `build`, `engine import` and the service compare hashes.
     if actual != expected:
         raise EngineBrokenError(f"{binary} has {actual} bytes instead of {expected}", "build or import it again")
     try:

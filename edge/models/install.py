@@ -52,7 +52,7 @@ def import_model(
     if model.mmproj and not sources[-1].name.lower().endswith(".gguf"):
         names[-1] = (sources[-1], f"mmproj-{public}.gguf")
     with job(models_dir, public, f"{model.fingerprint} {public}", "import", str(path)) as work:
-        if not work.final.is_dir():
+        if not work.present(as_ for _, as_ in names):
             total = sum(source.stat().st_size for source in sources)
             need_space(work.folder, total)
             meter = TransferMeter("copy", sources[0].name, total, progress)

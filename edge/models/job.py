@@ -13,11 +13,12 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from edge.errors import BadDataError, TemporaryError
 from edge.linux.files import naming, read_json, sync_folder, try_lock, write_json
@@ -40,6 +41,10 @@ class Job(Struct, frozen=True):
     def work(self) -> Path:
         return self.folder / "work"
 
+    def present(self, names: Iterable[str]) -> bool:
+        """Return whether the model is in the store with these files, and none of them was damaged since."""
+        return self.final.is_dir() and receipt.is_whole(self.final, names)
+
     def set_aside(self, path: Path, name: str) -> None:
         """Move a bad file aside, for inspection until the next job removes it."""
         rejected = self.folder / "rejected"
@@ -48,12 +53,15 @@ class Job(Struct, frozen=True):
 
     def install(self, what: Receipt) -> Path:
         """Sync the payload and rename it to the model's folder, which is returned."""
-        write_json(self.payload / receipt.FILE_NAME, what.to_json())
+        files = tuple(file.arrived(self.payload / file.path) for file in what.files)
+        write_json(self.payload / receipt.FILE_NAME, replace(what, files=files).to_json())
         # Reversed: a folder is synced after the files in it, so that no name points at data that is not on disk.
         for path in sorted(self.payload.rglob("*"), reverse=True):
             with naming(path), path.open("rb") as file:
                 os.fsync(file.fileno())
         sync_folder(self.payload)
+        if self.final.exists():  # damaged, or without its projector
+            self.final.rename(self.work / "former")
         self.payload.rename(self.final)
         sync_folder(self.final.parent)
         return self.final

@@ -191,7 +191,7 @@ def open_model(path: Path, *, drafter: bool = False, headers: Path | None = None
     newer = types_note(tensor.type for tensor in whole.tensors)
     notes = (arch_note(whole.arch), newer, doubt, paired.note)
     return ModelFile(
-        name=found.name or receipt.name_of(found.path, receipt.read(found.path.parent)),
+        name=found.name or receipt.name_of(found.path, receipt.read_of(found.path)),
         quant=quant,
         path=str(found.path),
         shards=tuple(str(shard) for shard in found.shards),

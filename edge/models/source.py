@@ -79,6 +79,8 @@ _HUB = re.compile(
 )
 # Names and versions as in PEP 508 and PEP 440.
 _PYPI = re.compile(r"pypi://(?P<dist>[A-Za-z0-9][\w.-]*)==(?P<version>[\w.!+-]+)/(?P<member>.+)", re.ASCII)
+# What is meant as a pin, whatever is wrong with it.
+_HASH = re.compile(r"sha|md5|blake", re.IGNORECASE)
 # A page about a file on the hub: people copy it from the address bar.
 _HUB_PAGE = re.compile(r"(https?://[^/]+/[^/]+/[^/]+)/(?:blob|raw)/(.+)")
 
@@ -133,6 +135,8 @@ def parse(text: str) -> Source:
             named = None
         if not named:
             raise UsageError("that URL names no plain file", "give the address of one .gguf file")
+        if _HASH.match(parts.fragment) and UrlSource(text).sha256 is None:
+            raise UsageError("the hash of that URL pins nothing", "write it like #sha256= and 64 hex digits")
         return UrlSource(_HUB_PAGE.sub(r"\1/resolve/\2", text))
     if text.startswith("file://"):
         path = unquote(text.removeprefix("file://").removeprefix("localhost"))

@@ -111,7 +111,7 @@ class Store:
             kind = peek_kind(found.path)
             verdict = of_kind(kind) if kind in ("mmproj", "drafter") else None
         path = str(found.path)
-        note = receipt.read(found.path.parent)
+        note = receipt.read_of(found.path)
         origin = (note.source, note.revision) if note else hub_origin(found.path) or (None, None)
         return StoreEntry(
             found.name or receipt.name_of(found.path, note),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,19 @@ from msgspec import Struct
 from edge.builder import install
 from edge.engine.choose import choose
 from edge.engine.engine import Engine
-from edge.engine.installed import ids, manifest, read_selection
-from edge.errors import BadDataError, ConfigError, EdgeError, EngineMissingError, UsageError
-from edge.linux.files import naming, open_to_others, sha256_file, writable_by_others
+from edge.engine.installed import ids, is_intact, manifest, read_selection
+from edge.errors import (
+    BadDataError,
+    BadModelError,
+    ConfigError,
+    EdgeError,
+    EngineMissingError,
+    ModelMissingError,
+    UsageError,
+)
+from edge.linux.files import naming, open_to_others, writable_by_others
 from edge.models import receipt
-from edge.models.install import import_model
+from edge.models.install import import_model, removable, remove_entry
 from edge.models.open import ModelFile
 from edge.models.store import Store
 from edge.paths import system_folders
@@ -36,10 +46,13 @@ from edge.service.units import HOMES, TEMPORARY, UnitSettings, within
 
 
 def has_engine(engine_id: str, source: Path, target: Path) -> bool:
-    """Return whether the target selects this engine with the same files."""
+    """Return whether the target selects this engine with the same files, none of them damaged since."""
     if read_selection(target).current != engine_id or engine_id not in ids(target):
         return False
-    return source == target or manifest(source, engine_id).get("files") == manifest(target, engine_id).get("files")
+    if source == target:
+        return True
+    same = manifest(source, engine_id).get("files") == manifest(target, engine_id).get("files")
+    return same and is_intact(target, engine_id)
 
 
 def install_engine(engine_id: str, source: Path, target: Path) -> None:
@@ -50,7 +63,7 @@ def install_engine(engine_id: str, source: Path, target: Path) -> None:
         for name, listed in document["files"].items():
             _copy(source / engine_id / name, folder, name, str(listed["sha256"]))
         same = engine_id in ids(target) and manifest(target, engine_id).get("files") == document["files"]
-        if same:
+        if same and is_intact(target, engine_id):
             install.use(target, engine_id)
             return
         # The same id with other files: both stay, so that a rollback finds what it ran before.
@@ -90,16 +103,16 @@ def check_engine_path(engine: Engine) -> None:
 
 
 def has_model(file: ModelFile, models: Path) -> bool:
-    """Return whether the service's store has this file: the same inode, or the same bytes by hash."""
+    """Return whether the service's store has all files of this model: the same inodes, or the same bytes by hash.
+
+    A hash recorded on arrival counts while nothing has written to its file; otherwise the file is read.
+    """
     if inside(file.path, models):
         return True
     try:
-        stored = Store(models).resolve(f"{file.name}:{file.quant}")
+        return _same(Store(models).resolve(f"{file.name}:{file.quant}"), file)
     except EdgeError:
         return False
-    return stored.bytes == file.bytes and (
-        Path(stored.path).samefile(file.path) or _sha256(Path(stored.path)) == _sha256(Path(file.path))
-    )
 
 
 def install_model(file: ModelFile, models: Path, owners: frozenset[int]) -> None:
@@ -112,12 +125,39 @@ def install_model(file: ModelFile, models: Path, owners: frozenset[int]) -> None
         # fs.protected_hardlinks refuses others to non-root; root has to refuse them itself.
         return bool(plain and state.st_uid in owners)
 
+    ref = f"{file.name}:{file.quant}"
+    with suppress(ModelMissingError, BadModelError):
+        stored = Store(models).resolve(ref)
+        if stored.bytes == file.bytes and not all(map(_equal, _files(stored), _files(file))):
+            _remove_damaged(Store(models), ref, stored)
     import_model(Path(file.path), models, name=file.name, link=link)
 
 
-def _sha256(path: Path) -> str:
-    known = receipt.read(path.parent)
-    return (known.sha256_of(path.name) if known else None) or sha256_file(path)
+def _remove_damaged(store: Store, ref: str, stored: ModelFile) -> None:
+    """Remove a model of the service whose bytes are not those that arrived. Raises BadDataError for another model."""
+    folder, names = Path(stored.path).parent, [path.name for path in _files(stored)]
+    if receipt.read_of(Path(stored.path)) is None or receipt.is_whole(folder, names):
+        hint = f"remove it: {shlex.join(['sudo', 'edgellm', 'model', 'remove', ref])}"
+        raise BadDataError(f"the service has another model of the name {ref}, of the same size", hint)
+    remove_entry(store, removable(store, ref))
+
+
+def _files(model: ModelFile) -> list[Path]:
+    return [Path(path) for path in (*model.shards, model.mmproj) if path]
+
+
+def _same(stored: ModelFile, file: ModelFile) -> bool:
+    theirs, ours = _files(stored), _files(file)
+    # A projector of the store that this machine's model lacks is no difference.
+    return stored.bytes == file.bytes and len(theirs) >= len(ours) and all(map(_equal, theirs, ours))
+
+
+def _equal(one: Path, other: Path) -> bool:
+    try:
+        same_size = one.stat().st_size == other.stat().st_size
+        return one.samefile(other) or (same_size and receipt.sha256_of(one) == receipt.sha256_of(other))
+    except OSError:
+        return False
 
 
 # The steps of an installation.

@@ -58,6 +58,20 @@ def test_the_same_engine_again_is_only_selected(places: Folders, tmp_path: Path)
     assert read_selection(places.engines) == SelectedEngine("a", "b")
 
 
+def test_an_import_repairs_an_engine_that_was_damaged(places: Folders, tmp_path: Path) -> None:
+    """With the right size, which is all that a start looks at."""
+    folder = put(places.engines, "a")
+    export_engine(places.engines, "a", tmp_path / "a.tar")
+    good = (folder / "bin/llama-server").read_bytes()
+    (folder / "bin/llama-server").write_bytes(good[:-1] + b"#")
+    engine_id, new = import_engine(places.engines, tmp_path / "a.tar")
+    assert new and (places.engines / engine_id / "bin/llama-server").read_bytes() == good
+    assert read_selection(places.engines).current == engine_id != "a"
+    with pytest.raises(BadDataError, match="not what its manifest says"):
+        export_engine(places.engines, "a", tmp_path / "b.tar")
+    assert not (tmp_path / "b.tar").exists()
+
+
 def test_another_engine_of_the_same_name_gets_the_next_number(places: Folders, other: Folders, tmp_path: Path) -> None:
     put(places.engines, "0c1e57098-cpu-1")
     export_engine(places.engines, "0c1e57098-cpu-1", tmp_path / "a.tar")

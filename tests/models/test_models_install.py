@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from edge.errors import BadDataError, BadModelError, ModelMissingError, UsageError
+from edge.linux.files import sha256_file
+from edge.models import receipt
 from edge.models.install import Removed, _take, import_model, removable, remove_entry
 from edge.models.progress import TransferMeter
 from edge.models.pull import pull
-from edge.models.receipt import read
+from edge.models.receipt import read, read_of
 from edge.models.store import Store
 from tests.fakes.gguf_writer import Gguf, save_set
 
@@ -110,3 +113,47 @@ def test_what_changed_since_it_was_fetched_is_not_imported(tmp_path: Path) -> No
         with pytest.raises(BadDataError):
             _take(source, tmp_path / f"b{link}", TransferMeter("copy", "a", 7, None), link)
         assert not (tmp_path / f"b{link}").exists()
+
+
+def damage(path: Path | str) -> None:
+    """Change one byte and keep size and mtime, as rsync or a bad copy may leave a file."""
+    state, data = Path(path).stat(), bytearray(Path(path).read_bytes())
+    data[-1] ^= 1
+    Path(path).write_bytes(data)
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+
+def test_an_import_replaces_what_was_damaged_in_the_store(tmp_path: Path) -> None:
+    first = save_set(tmp_path / "in", "Big-Q5_K_M", 3)[0]
+    model = import_model(first, tmp_path / "models")
+    damage(model.shards[2])
+    assert import_model(first, tmp_path / "models").shards == model.shards
+    assert Path(model.shards[2]).read_bytes() == (tmp_path / "in" / Path(model.shards[2]).name).read_bytes()
+    Gguf("clip").projector().save(tmp_path / "in" / "mmproj-F16.gguf")
+    assert import_model(first, tmp_path / "models").mmproj, "the projector came later"
+    assert [path.name for path in (tmp_path / "models").iterdir() if path.name != ".partial"] == [
+        Path(model.path).parent.name
+    ]
+
+
+def test_a_receipt_speaks_of_its_files_only(tmp_path: Path) -> None:
+    path = Gguf("llama").model().save(tmp_path / "in" / "m-Q5_K_M.gguf")
+    model = import_model(path, tmp_path / "models", name="mine")
+    other = Path(model.path).with_name("other-Q5_K_M.gguf")
+    other.write_bytes(path.read_bytes())
+    assert read_of(Path(model.path)) and read_of(other) is None
+    store = Store(tmp_path / "models")
+    assert {entry.name: entry.source is not None for entry in store.list()} == {"mine": True, "other": False}
+
+
+def test_a_hash_of_arrival_counts_until_its_file_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Gguf("llama").model().save(tmp_path / "in" / "m-Q5_K_M.gguf")
+    model = import_model(path, tmp_path / "models")
+    digest = sha256_file(path)
+    monkeypatch.setattr(receipt, "sha256_file", lambda path: pytest.fail("a model of gigabytes is not read again"))
+    assert receipt.sha256_of(Path(model.path)) == digest
+    monkeypatch.undo()
+    damage(model.path)
+    assert receipt.sha256_of(Path(model.path)) == sha256_file(Path(model.path)) != digest
+    note = read(Path(model.path).parent)
+    assert note and note.files[0].changed(Path(model.path))

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import pytest
 
-from edge.errors import BadDataError, ConfigError, DoesNotFitError, EdgeError, UnavailableError
+from edge.errors import BadDataError, ConfigError, DoesNotFitError, EdgeError, UnavailableError, UsageError
 from edge.models import transfer
 from edge.models.job import ResumableError, sweep
 from edge.models.progress import TransferProgress
@@ -285,6 +285,43 @@ def test_a_url_may_carry_its_hash(hub: Hub, models: Path) -> None:
     assert fetch(hub, models, f"{url_of(hub)}#sha256={digest}").name == "Gamma"
     with pytest.raises(BadDataError, match="SHA-256"):
         fetch(hub, models, f"{url_of(hub)}#sha256={'0' * 64}")
+
+
+@pytest.mark.parametrize("pin", ["sha256=abc", "SHA256=" + "0" * 64, "sha256:" + "0" * 64, "md5=" + "0" * 32])
+def test_a_hash_that_pins_nothing_is_refused(hub: Hub, models: Path, pin: str) -> None:
+    with pytest.raises(UsageError, match="pins nothing"):
+        fetch(hub, models, f"{url_of(hub)}#{pin}")
+    assert not hub.files_asked()
+
+
+def test_a_hash_pins_its_file_of_a_set(hub: Hub, models: Path) -> None:
+    url = f"{hub.url}/files/acme/Big-GGUF/Q5_K_M/Big-Q5_K_M-00002-of-00003.gguf"
+    with pytest.raises(BadDataError, match="SHA-256"):
+        fetch(hub, models, f"{url}#sha256={'0' * 64}")
+    digest = hashlib.sha256(source_bytes(hub, "acme/Big-GGUF/Q5_K_M/Big-Q5_K_M-00002-of-00003.gguf")).hexdigest()
+    assert len(fetch(hub, models, f"{url}#sha256={digest}").shards) == 3
+
+
+def test_what_was_fetched_before_a_power_cut_is_read_again(hub: Hub, models: Path) -> None:
+    """The record of a shard is on disk, its last blocks are zeros."""
+    hub.faults += [Fault("none"), Fault("404")]
+    with pytest.raises(UnavailableError):
+        fetch(hub, models, "hf://acme/Big-GGUF")
+    (shard,) = models.glob(".partial/*/payload/*.gguf")
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-64] + bytes(64))
+    model = fetch(hub, models, "hf://acme/Big-GGUF")
+    assert Path(model.shards[0]).read_bytes() == whole
+
+
+def test_a_pull_replaces_what_was_damaged_in_the_store(hub: Hub, models: Path) -> None:
+    ref = "hf://acme/Gamma-GGUF:Q5_K_M"
+    model = fetch(hub, models, ref)
+    damaged = bytearray(source_bytes(hub))
+    damaged[-1] ^= 1
+    Path(model.path).write_bytes(damaged)
+    assert fetch(hub, models, ref).path == model.path and Path(model.path).read_bytes() == source_bytes(hub)
+    assert fetch(hub, models, ref, with_projector=True).mmproj, "without it the model was there"
 
 
 def test_the_hubs_hash_is_taken_from_its_redirect(hub: Hub, models: Path) -> None:

@@ -14,11 +14,14 @@ from edge.engine.engine import Engine
 from edge.engine.installed import manifest, read_selection
 from edge.errors import BadDataError, ConfigError, UsageError
 from edge.models.open import open_model
+from edge.models.store import Store
 from edge.paths import folders
 from edge.service.contents import Contents, check_engine_path, has_engine, has_model, install_engine, install_model
 from edge.service.request import InstallRequest
 from edge.service.takeover import OfflineBundle
 from edge.service.units import UnitSettings
+from tests.fakes.gguf_writer import Gguf, save_set
+from tests.models.test_models_install import damage
 
 SERVER = b"#!/bin/sh\necho llama-server\n"
 
@@ -103,6 +106,39 @@ def test_a_model_is_linked_where_that_is_safe_and_copied_elsewhere(smollm2: Path
     assert next(linked.glob("*/*.gguf")).stat().st_ino == (mine / smollm2.name).stat().st_ino
     assert next(shared.glob("*/*.gguf")).stat().st_nlink == 1
     assert next(copied.glob("*/*.gguf")).stat().st_ino != (mine / smollm2.name).stat().st_ino
+
+
+def test_what_was_damaged_in_the_services_folders_is_not_installed_already(built: Path, tmp_path: Path) -> None:
+    """With the right size and time: another shard than the first, the projector, an engine."""
+    models, target = tmp_path / "models", tmp_path / "engines"
+    shards = save_set(tmp_path / "user", "Big-Q5_K_M", 3)
+    Gguf("clip").projector().save(tmp_path / "user" / "mmproj-F16.gguf")
+    file = open_model(shards[0])
+    install_model(file, models, frozenset())
+    stored = Store(models).resolve("Big:Q5_K_M")
+    for path in (stored.shards[1], stored.mmproj):
+        assert path and has_model(file, models)
+        damage(path)
+        assert not has_model(file, models)
+        install_model(file, models, frozenset())
+    assert has_model(file, models) and len(Store(models).list()) == 2, "the model and its projector, once"
+    install_engine("abc-cpu-1", built, target)
+    damage(target / "abc-cpu-1/bin/llama-server")
+    assert not has_engine("abc-cpu-1", built, target)
+    install_engine("abc-cpu-1", built, target)
+    assert (target / (read_selection(target).current or "") / "bin/llama-server").read_bytes() == SERVER
+
+
+def test_another_model_of_the_same_name_and_size_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    path = Gguf("llama").model().save(tmp_path / "user" / "m-Q5_K_M.gguf")
+    install_model(open_model(path), models, frozenset())
+    damage(path)  # trained on: the same header
+    os.utime(path)
+    assert not has_model(open_model(path), models)
+    with pytest.raises(BadDataError, match="another model") as caught:
+        install_model(open_model(path), models, frozenset())
+    assert "model remove m:Q5_K_M" in (caught.value.hint or "")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a file away")
