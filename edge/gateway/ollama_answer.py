@@ -174,12 +174,12 @@ class OllamaAnswer:
         return _json({"error": message}) + b"\n"
 
     def whole(self, data: bytes) -> bytes:
-        """Return the answer that is not streamed. Raises ValueError for an error, and for no answer."""
+        """Return the answer that is not streamed. Raises ValueError for an error, and for no JSON object."""
         if self.call.target == "/v1/embeddings":
             # Strict: without one of its vectors a list would name the wrong texts.
             return self._embeddings(_decoder.decode(data))
         chunk = _read(data)
-        if chunk.error or not (chunk.choices or chunk.content is not None):
+        if chunk.error:
             raise ValueError(error_text(chunk.error))
         self._note(chunk)
         message = _text(chunk)
@@ -261,10 +261,8 @@ class OllamaAnswer:
         return {"total_duration": int(total_s * 1e9), "load_duration": int(load_s * 1e9)}
 
     def _embeddings(self, chunk: _Chunk) -> bytes:
-        if not chunk.data:
-            raise ValueError("no vector")
         if self.call.route == "/api/embeddings":
-            return _json({"embedding": chunk.data[0].embedding})
+            return _json({"embedding": chunk.data[0].embedding if chunk.data else []})
         vectors = [_cut(each.embedding, self.call.dimensions) for each in chunk.data]
         usage = _figures(chunk.usage, _Usage)
         tokens = usage.prompt_tokens if usage is not None else None
