@@ -11,6 +11,7 @@ import signal
 import socket as socket_module
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPException
@@ -182,7 +183,9 @@ def wait_ready(socket: Path, child: subprocess.Popen[bytes], log: Path, deadline
             if request(socket, "GET", "/health")[0] == 200:
                 return
         # Generous: JIT compilation of PTX on a first start takes minutes on a slow core.
-        if time.monotonic() > deadline_s or log.stat().st_size > _LOG_MAX_BYTES:
+        if log.stat().st_size > _LOG_MAX_BYTES:
+            raise EngineBrokenError(f"the smoke run prints without end: {last_line(log)[:200]}")
+        if time.monotonic() > deadline_s:
             raise EngineBrokenError(f"the smoke run was not ready within {_DEADLINE_S:.0f} s: {last_line(log)}")
         time.sleep(0.02)
 
@@ -228,14 +231,30 @@ class _UnixConnection(HTTPConnection):
 def request(
     path: Path, method: str, target: str, body: str | None = None, *, timeout_s: float = _DEADLINE_S
 ) -> tuple[int, bytes]:
-    """Ask an engine at its unix socket; return (status, body). Raises OSError or HTTPException."""
+    """Ask an engine at its unix socket; return (status, body). Raises OSError or HTTPException.
+
+    `timeout_s` bounds the whole answer: a socket's own timeout begins anew with each byte.
+    """
     with contextlib.closing(_UnixConnection(path, timeout_s)) as connection:
-        connection.request(method, target, body, {"Content-Type": "application/json"} if body else {})
-        response = connection.getresponse()
-        answer = response.read(_READ_MAX_BYTES + 1)
+        connection.connect()
+        end = threading.Timer(timeout_s, _hang_up, [connection.sock])
+        end.start()
+        try:
+            connection.request(method, target, body, {"Content-Type": "application/json"} if body else {})
+            response = connection.getresponse()
+            answer = response.read(_READ_MAX_BYTES + 1)
+            if end.finished.is_set():
+                raise TimeoutError("the answer has not ended in time")
+        finally:
+            end.cancel()
         if len(answer) > _READ_MAX_BYTES:
             raise HTTPException("the answer has no end")
         return response.status, answer
+
+
+def _hang_up(sock: socket_module.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket_module.SHUT_RDWR)
 
 
 def last_line(log: Path) -> str:

@@ -293,6 +293,29 @@ def test_a_program_that_prints_without_end_takes_no_memory(tmp_path: Path) -> No
         import_engine(tmp_path / "there", exported(tmp_path, script("yes", "exit 1")), root=tmp_path / "root")
 
 
+@pytest.mark.parametrize("begin", [b"HTTP/1.0 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: "])
+def test_an_answer_that_drips_is_given_up(short_dir: Path, begin: bytes) -> None:
+    """Each byte begins a socket's own timeout anew."""
+    given_up = threading.Event()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(short_dir / "s"))
+        listener.listen()
+
+        def serve() -> None:
+            client, _ = listener.accept()
+            with client, contextlib.suppress(OSError):
+                client.sendall(begin)
+                while not given_up.wait(0.01):
+                    client.sendall(b"x")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises((OSError, HTTPException)):
+            request(short_dir / "s", "GET", "/", timeout_s=0.3)
+        given_up.set()
+        thread.join()
+
+
 def test_an_answer_without_end_takes_no_memory(short_dir: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(short_dir / "s"))
