@@ -137,7 +137,7 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 # Text of `edgellm build`: plan, progress, result.
 
-_MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 # Interval of progress lines without a terminal: a log of an hour stays below 120 lines.
 _QUIET_S = 30.0
 
@@ -233,7 +233,7 @@ def _findings(plan: BuildPlan) -> Table:
     table = Table("", "check", "finding", box=None, pad_edge=False)
     for finding in plan.preflight.findings:
         hint = f"; {finding.hint}" if finding.hint and finding.verdict == "fail" else ""
-        table.add_row(_MARKS[finding.verdict], finding.name, Text(finding.sentence + hint))
+        table.add_row(Text(finding.verdict, _COLOURS[finding.verdict]), finding.name, Text(finding.sentence + hint))
     return table
 
 

@@ -180,7 +180,7 @@ class ChatScreen:
         if not self._quiet:
             typer.echo("")
         if self._terminal and answer.summary:
-            typer.echo(f"{_DIM}{answer.summary}{_PLAIN}", err=True)
+            typer.echo(f"{_DIM}{printable(answer.summary)}{_PLAIN}", err=True)
 
     def _arrived(self) -> None:
         if self._waiting:

@@ -33,12 +33,13 @@ class SafeConsole(Console):
 
 def console() -> Console:
     """Return the console of stdout: colours and the width of a terminal; plain and wide in a pipe."""
-    return SafeConsole(highlight=False, width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
+    return SafeConsole(highlight=False, markup=False, width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
 
 
 def error_console() -> Console:
     """Return the console of stderr."""
-    return SafeConsole(stderr=True, highlight=False, width=None if sys.stderr.isatty() else _PIPE_COLUMNS)
+    width = None if sys.stderr.isatty() else _PIPE_COLUMNS
+    return SafeConsole(stderr=True, highlight=False, markup=False, width=width)
 
 
 def draw(
@@ -118,8 +119,9 @@ def progress(quiet: bool) -> Iterator[Report | None]:
     if not out.is_terminal:
         yield _lines(out)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), SpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=out) as bars:
+    # Without markup, as everywhere: the name of a file may be "a[link=https://…]b".
+    name = TextColumn("{task.description}", markup=False)
+    with Progress(name, BarColumn(), DownloadColumn(), SpeedColumn(), TimeRemainingColumn(), console=out) as bars:
         yield _bars(bars)
 
 

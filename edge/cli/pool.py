@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from edge.cli.complete import served_models
-from edge.cli.options import Json, StateDir, client_of, print_result
+from edge.cli.options import Json, StateDir, client_of, print_lines, print_result
 from edge.units import format_bytes, format_seconds
 
 ModelId = Annotated[str, typer.Argument(metavar="ID", help="id or alias of a model", autocompletion=served_models)]
@@ -35,7 +35,7 @@ def ps(state_dir: StateDir = None, as_json: Json = False) -> None:
 
 def load(model: ModelId, state_dir: StateDir = None) -> None:
     """Start a model as its first request would, and wait until it serves. Idle models may go to sleep for it."""
-    typer.echo(f"{client_of(state_dir).load(model)} is READY")
+    print_lines([f"{client_of(state_dir).load(model)} is READY"])
 
 
 def unload(model: ModelId, state_dir: StateDir = None) -> None:

@@ -123,10 +123,10 @@ def restart(state_dir: StateDir = None, model: ModelArgument = None) -> None:
     client = client_of(state_dir)
     _must_serve(client, model)
     restarting, asleep = client.restart(model)
-    for name in restarting:
-        typer.echo(f"restarting {name}")
-    for name in asleep:
-        typer.echo(f"{name} stays asleep: `edgellm load {name}` starts it")
+    lines = [f"restarting {name}" for name in restarting]
+    lines += [f"{name} stays asleep: `edgellm load {name}` starts it" for name in asleep]
+    if lines:
+        print_lines(lines)
 
 
 def reload(state_dir: StateDir = None, as_json: Json = False) -> None:

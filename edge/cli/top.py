@@ -310,7 +310,7 @@ def _joules(value: float | None) -> str:
 
 def plain(renderable: RenderableType, width: int) -> Iterable[str]:
     """Render without colours, for a pipe."""
-    out = SafeConsole(width=width, no_color=True, force_terminal=False)
+    out = SafeConsole(width=width, markup=False, no_color=True, force_terminal=False)
     with out.capture() as capture:
         out.print(renderable)
     return capture.get().splitlines()

@@ -167,6 +167,24 @@ async def test_figures_of_another_shape_spoil_no_answer(rig: Rigs, capsys: pytes
     assert Answer(timings={"predicted_per_second": 10**400}).summary == ""
 
 
+async def test_figures_are_shown_on_a_terminal_and_not_obeyed(rig: Rigs) -> None:
+    """OSC 52 in a server's count of tokens wrote to the clipboard."""
+
+    async def script(line: Line, request: Received) -> None:
+        await line.stream()
+        await line.chunk(delta("Fine.", usage={"completion_tokens": "\x1b]52;c;QUJD\x07\u202e"}))
+        await line.chunk(f"data: {STOP}\n\ndata: [DONE]\n\n".encode())
+        await line.end()
+
+    here = await rig(script)
+    process, terminal = on_terminal("chat", "Hello", "--url", f"http://127.0.0.1:{here.port}")
+    shown = bytearray()
+    await asyncio.to_thread(read_until, terminal, shown, b"tokens", 1)
+    os.close(terminal)
+    await asyncio.to_thread(process.wait, 60)
+    assert b"\\x1b]52;c;QUJD\\x07\\u202e tokens" in shown and b"\x1b]52" not in shown
+
+
 async def test_an_answer_of_the_length_that_was_asked_for_is_a_success(
     rig: Rigs, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,7 +24,9 @@ from rich.text import Text
 from edge.cli import main
 from edge.cli.complete import completing, fetched_models, known_boards, known_models, known_profiles, known_settings
 from edge.cli.key import known_keys
-from edge.cli.output import SafeConsole, draw
+from edge.cli.output import SafeConsole, draw, error_console, progress
+from edge.cli.top import Past, plain, screen
+from edge.models.progress import TransferProgress
 from edge.units import printable
 from tests.fakes.gguf_writer import Gguf
 from tests.serving import ROOT
@@ -161,6 +163,24 @@ def test_any_text_is_one_line_without_control_characters(text: str) -> None:
     assert all(char == "\t" or char.isprintable() or ord(char) >= 0xA0 for char in shown)
     assert "\n" not in shown and "\x1b" not in shown
     assert printable(text, newlines=True).count("\n") == text.count("\n")
+
+
+def test_names_are_no_markup(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """rich would make a link of [link=https://…], and raise at [/]."""
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich: a terminal
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "200")
+    name = "a[link=https:x]b[blink][/]"
+    with progress(quiet=False) as report:
+        assert report is not None
+        report(TransferProgress("copy", name, 1, 2))
+    draw(error_console(), ["model"], [[name]])
+    error_console().print(name)
+    rails = {"power": {"rail": name, "power_w": 1.0}, "rails": [{"name": "[/]", "power_w": 1.0}], "source": "none"}
+    status = {"models": {}, "urls": [], "version": "1", "uptime_s": 1.0}
+    assert any(line.strip().startswith("[/]") for line in plain(screen(status, rails, Past(), 80), 80))
+    shown = capsys.readouterr().err
+    assert shown.count(name) >= 3 and "\x1b]8;" not in shown
 
 
 def test_no_mark_reorders_what_stands_beside_it() -> None:
