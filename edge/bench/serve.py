@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 from msgspec import Struct, field, to_builtins
 
+from edge.engine.inspect import Identity, identity
 from edge.linux.files import parse_foreign_json
 
 # Ordinary text: random bytes would take several tokens a word and make prompts longer than asked for.
@@ -223,18 +224,43 @@ def llama_bench_command(cmdline: Sequence[str], *, prompt_tokens: int, max_token
     return [*command, "-p", str(prompt_tokens), "-n", str(max_tokens)]
 
 
-def llama_bench(command: Sequence[str]) -> dict[str, Any]:
-    """Run it and return its tokens/s, or `note` with why there are none. It loads the model a second time."""
+def runs_as(pid: int, program: Path) -> Identity:
+    """Return the user of llama-bench. As root: that of the engine, for the server that names its process may be any.
+
+    Raises OSError or ValueError for a process that is gone.
+    """
+    if os.geteuid() != 0:
+        return Identity()
+    lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+    words = {name: rest.split() for name, _, rest in (line.partition(":") for line in lines)}
+    user, group = int(words["Uid"][1]), int(words["Gid"][1])  # the effective ones
+    return Identity(user, group, [int(each) for each in words["Groups"]]) if user else identity(program)
+
+
+def llama_bench(command: Sequence[str], pid: int) -> dict[str, Any]:
+    """Run it and return its tokens/s, or `note` with why there are none. It loads the model a second time.
+
+    `pid`: the engine's.
+    """
     try:
+        user, group, groups = runs_as(pid, Path(command[0]))
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LLAMA_BENCH_S, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LLAMA_BENCH_S,
+            check=False,
+            user=user,
+            group=group,
+            extra_groups=groups,
         )
         rows = json.loads(done.stdout) if done.returncode == 0 else None
         if rows is None:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             return {"note": f"llama-bench ended with {done.returncode}: {last[:200]}"}
         speeds = {"prompt_tokens_s" if row["n_prompt"] else "tokens_s": round(row["avg_ts"], 2) for row in rows}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, subprocess.TimeoutExpired) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, subprocess.TimeoutExpired) as error:
         return {"note": f"llama-bench: {type(error).__name__}: {error}"[:200]}
     return speeds
 

@@ -161,9 +161,9 @@ def serve(
 
     about = {"engine": status["engine"], "version": status["version"], "max_tokens": max_tokens}
     results = document(name, about, asyncio.run(measured()))
-    cmdline = _cmdline(status["models"][name].get("pid"))
-    command = llama_bench_command(cmdline, prompt_tokens=prompt_tokens, max_tokens=max_tokens)
-    results["llama_bench"] = llama_bench(command) if command else None
+    pid = int(status["models"][name].get("pid") or 0)
+    command = llama_bench_command(_cmdline(pid), prompt_tokens=prompt_tokens, max_tokens=max_tokens)
+    results["llama_bench"] = llama_bench(command, pid) if command else None
     if html is not None:
         html.write_text(page(results), encoding="utf-8")
     if as_json:
@@ -225,7 +225,7 @@ def _document(bench: EngineBench, found: dict[str, Any], *, applied: bool) -> di
     return {"schema": 1, "model": bench.model_id, **to_builtins(found), "applied": applied}
 
 
-def _cmdline(pid: int | None) -> list[str]:
+def _cmdline(pid: int) -> list[str]:
     """Return the command line of a process; empty where it cannot be read."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")

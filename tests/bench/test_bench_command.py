@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,8 +13,9 @@ import pytest
 from msgspec.structs import replace
 
 from edge.bench.load import LoadRow, choice_of, cold_winner, drop_pages, winner
-from edge.bench.serve import LoadLevel, TimedAnswer, document, page, read_event
+from edge.bench.serve import LoadLevel, TimedAnswer, document, llama_bench, page, read_event, runs_as
 from edge.board.probe import probe
+from edge.engine.inspect import Identity
 from edge.engine.installed import SelectedEngine, write_selection
 from edge.linux.procfs import resident_ratio
 from edge.models.open import open_model
@@ -219,6 +222,24 @@ def test_llama_bench_beside_the_engine_is_run_with_its_options(short_dir: Path, 
         assert "llama-bench ended with 3: no memory" in up.cli("bench", "serve", *arguments)
         bench.unlink()
         assert json.loads(up.cli("bench", "serve", *arguments, "--json"))["llama_bench"] is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_root_runs_no_llama_bench_that_a_server_names(short_dir: Path) -> None:
+    """The process of the status may be any of the service's user: its program runs as that user, or as its owner."""
+    program = short_dir / "llama-bench"
+    program.write_text("")
+    program.chmod(0o755)
+    assert runs_as(os.getpid(), program) == Identity()
+    with subprocess.Popen(["sleep", "60"], user=12345, group=12346, extra_groups=[12347]) as other:
+        assert runs_as(other.pid, program) == Identity(12345, 12346, [12347])
+        other.kill()
+    os.chown(program, 12345, 12345)
+    assert runs_as(os.getpid(), program).user == 12345
+    program.write_text(f"#!/bin/sh\nid -u > {short_dir}/ran\necho '[]'\n")
+    short_dir.chmod(0o777)
+    assert llama_bench([str(program)], os.getpid()) == {}
+    assert (short_dir / "ran").read_text() == "12345\n"
 
 
 def test_drift_and_energy_are_shown_where_they_are_known() -> None:
