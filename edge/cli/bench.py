@@ -12,6 +12,7 @@ import typer
 
 from edge.cli.options import Engine, Json, Models, Profile, Set, StateDir, folders_of, given, print_lines, print_result
 from edge.errors import UnavailableError, UsageError
+from edge.linux.files import naming
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -152,7 +153,7 @@ def serve(
         raise UnavailableError(f"no model {name} is served over HTTP", "see `edgellm status`")
     slots = int(status["models"][name].get("slots") or 1)
     # Beyond the slots requests queue: more clients measure the queue.
-    levels = [int(each) for each in clients.split(",")] if clients else sorted({1, *range(2, slots + 1)})
+    levels = _levels(clients) if clients else sorted({1, *range(2, slots + 1)})
     key = os.environ.get("EDGELLM_API_KEY")
     bench = ServeBench(url, name, key, lambda: _watts(client), prompt_tokens=prompt_tokens, max_tokens=max_tokens)
 
@@ -165,13 +166,21 @@ def serve(
     command = llama_bench_command(_cmdline(pid), prompt_tokens=prompt_tokens, max_tokens=max_tokens)
     results["llama_bench"] = llama_bench(command, pid) if command else None
     if html is not None:
-        html.write_text(page(results), encoding="utf-8")
+        with naming(html):
+            html.write_text(page(results), encoding="utf-8")
     if as_json:
         typer.echo(json.dumps(results))
         return
     print_lines(_serve_lines(results))
     if html is not None:
         typer.echo(f"wrote {html}")
+
+
+def _levels(listed: str) -> list[int]:
+    words = _words(listed)
+    if not words or any(not word.isdecimal() or not 0 < len(word) < 5 or int(word) == 0 for word in words):
+        raise UsageError(f"--clients {listed}: not numbers of clients", "write it like 1,2,8")
+    return [int(word) for word in words]
 
 
 def _words(listed: str) -> list[str]:

@@ -12,6 +12,7 @@ import typer
 
 from edge.cli.options import Json, StateDir, print_lines, print_result
 from edge.errors import UnavailableError, UsageError
+from edge.linux.files import naming
 from edge.units import format_bytes, format_seconds
 
 
@@ -41,7 +42,8 @@ def timeline(
         print_lines(comparison(records[-compare[0]], records[-compare[1]]))
         return
     if trace is not None:
-        trace.write_text(json.dumps(chrome_trace(records[-1])), encoding="utf-8")
+        with naming(trace):
+            trace.write_text(json.dumps(chrome_trace(records[-1])), encoding="utf-8")
         typer.echo(f"wrote {trace}: open it in https://ui.perfetto.dev or chrome://tracing")
         return
     chosen = records[-last:]

@@ -222,6 +222,10 @@ def test_llama_bench_beside_the_engine_is_run_with_its_options(short_dir: Path, 
         assert "llama-bench ended with 3: no memory" in up.cli("bench", "serve", *arguments)
         bench.unlink()
         assert json.loads(up.cli("bench", "serve", *arguments, "--json"))["llama_bench"] is None
+        for clients in ("x", "1,x", "0", "-1", ",", "9" * 5000):
+            assert "not numbers of clients" in up.cli("bench", "serve", "--clients", clients, rc=64)
+        lost = up.cli("bench", "serve", *arguments, "--html", "/dev/full", rc=74)
+        assert "/dev/full: No space left on device" in lost
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
