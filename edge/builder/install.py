@@ -37,7 +37,7 @@ from edge.engine.installed import (
     write_selection,
 )
 from edge.errors import BadDataError, BuildError, EdgeError, EngineMissingError, UnavailableError, UsageError
-from edge.linux.files import sha256_file, sync_folder, try_lock, write_shared
+from edge.linux.files import parse_json, sha256_file, sync_folder, try_lock, write_shared
 from edge.models.disk import need_space
 
 
@@ -327,14 +327,13 @@ def _unpack(file: Path, folder: Path) -> dict[str, Any]:
 
 def _manifest(file: Path, tar: tarfile.TarFile, member: tarfile.TarInfo) -> dict[str, Any]:
     content = tar.extractfile(member)
-    try:
-        document = json.loads(content.read()) if content else None
-    except RecursionError:
-        document = None
+    document = parse_json(content.read()) if content else None
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise BadDataError(f"{file.name} has a schema this version does not read", "update edgellm")
     if SERVER not in document["files"] or not isinstance(document["target"], dict):
         raise BadDataError(f"{file.name} holds no {SERVER}")
+    if not all(isinstance(arch, int) for arch in document["target"].get("cuda_arch", ())):
+        raise BadDataError(f"{file.name} names GPU architectures that are no numbers")
     names = (document["id"], document["recipe"]["name"], document["source"].get("commit") or "unknown")
     if not all(isinstance(name, str) and is_id(name) for name in names):
         raise BadDataError(f"{file.name} names its engine in a way that is no file name")

@@ -24,6 +24,7 @@ from edge.builder.tiny_model import write_tiny_model
 from edge.engine.engine import Engine
 from edge.engine.inspect import Identity, how_ended, identity
 from edge.errors import EngineBrokenError, EngineDiedError
+from edge.linux.files import parse_foreign_json
 
 # Enough for prompt processing, generation and a rate; a tiny model answers in milliseconds.
 _TOKENS = 16
@@ -75,10 +76,11 @@ def _smoke(engine: Engine, folder: Path, gpu: bool, under: tuple[str, ...]) -> S
         answer = _complete(socket, child, log)
     text = read_log(log)
     offload = _OFFLOAD.search(text)
-    timings = answer.get("timings") or {}
+    timings = answer.get("timings")
+    speed = timings.get("predicted_per_second") if isinstance(timings, dict) else None
     return SmokeRun(
         tokens=int(answer.get("tokens_predicted", 0)),
-        tokens_s=round(float(timings.get("predicted_per_second") or 0.0), 1),
+        tokens_s=round(float(speed), 1) if isinstance(speed, (int, float)) else 0.0,
         ready_s=round(ready_s, 3),
         offloaded=(int(offload[1]), int(offload[2])) if offload else None,
     )
@@ -205,14 +207,16 @@ def _complete(socket: Path, child: subprocess.Popen[bytes], log: Path) -> dict[s
     question = {"prompt": "edgellm", "n_predict": _TOKENS, "ignore_eos": True, "temperature": 0, "cache_prompt": False}
     try:
         status, body = request(socket, "POST", "/completion", json.dumps(question))
-        answer = json.loads(body)
-    except (OSError, HTTPException, ValueError, RecursionError) as error:
+        answer = parse_foreign_json(body)
+    except (OSError, HTTPException, ValueError) as error:
         with contextlib.suppress(subprocess.TimeoutExpired):
             raise _died(child.wait(timeout=5), log) from error
         raise EngineBrokenError(f"the smoke completion got no answer: {last_line(log)}") from error
-    if status != 200 or not isinstance(answer, dict) or not answer.get("tokens_predicted"):
+    found: dict[str, Any] = answer if isinstance(answer, dict) else {}
+    tokens = found.get("tokens_predicted")
+    if status != 200 or not isinstance(tokens, int) or tokens < 1:
         raise EngineBrokenError(f"the smoke completion failed with {status}: {last_line(log)}")
-    return answer
+    return found
 
 
 class _UnixConnection(HTTPConnection):

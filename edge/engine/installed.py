@@ -179,12 +179,16 @@ def catalogue(engines: Path) -> dict[str, Any]:
 
 def _entry(engines: Path, engine_id: str) -> dict[str, Any]:
     try:
-        document = manifest(engines, engine_id)
-        engine = load(engines, engine_id)
+        return _described(manifest(engines, engine_id), load(engines, engine_id))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return {"id": engine_id, "broken": f"the manifest of engine {engine_id} is not whole: {error!r}"}
     except EdgeError as error:
         return {"id": engine_id, "broken": str(error)}
+
+
+def _described(document: dict[str, Any], engine: Engine) -> dict[str, Any]:
     return {
-        "id": engine_id,
+        "id": engine.id,
         "version": engine.version,
         "commit": engine.commit,
         "recipe": (document.get("recipe") or {}).get("name"),

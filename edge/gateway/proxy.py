@@ -21,7 +21,7 @@ from edge.gateway.ollama_answer import NDJSON, OllamaAnswer, error_text
 from edge.gateway.openai import HttpFault, RejectedError, engine_error, is_json, sse_document, sse_error
 from edge.gateway.retry import RetryPolicy, UpstreamDied, died_fault
 from edge.gateway.waiting_room import ByteReservation
-from edge.linux.files import parse_json
+from edge.linux.files import parse_foreign_json, parse_json
 from edge.supervisor.engine_connection import EngineAnswer, EngineConnection
 from edge.supervisor.upstream import Endpoint, RequestProgress, Upstream
 
@@ -344,8 +344,8 @@ async def _into(
         return response
     try:
         data = await answer.read()
-        document = json.loads(data)
-    except (ClientError, OSError, ValueError, RecursionError):
+        document = parse_foreign_json(data)  # a NaN would be no JSON for the client either
+    except (ClientError, OSError, ValueError):
         raise RejectedError(died_fault(exchange.upstream, f"status {answer.status}")) from None
     exchange.usage.chunk(data, loop.time())
     if answer.status >= 400:

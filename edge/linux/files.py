@@ -18,6 +18,7 @@ from edge.linux.slow_reads import reading
 CHUNK_BYTES = 1 << 20  # far above the cost of a read(2), far below the cache of a CPU
 # Our largest file, the device answers of one engine, is under 100 kB; a file far beyond that is not ours.
 READ_MAX_BYTES = 4 << 20
+_DIGITS = 20  # of 2**64 - 1, and of -2**63 with its sign
 
 
 @contextlib.contextmanager
@@ -191,19 +192,28 @@ def read_json(path: Path, most_bytes: int = READ_MAX_BYTES) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON of any origin. Raises ValueError for bad JSON, NaN, infinity and too deep nesting."""
+    """Parse JSON of any origin. Raises ValueError for bad JSON, NaN, infinity, 400 digits and too deep nesting."""
     try:
-        return json.loads(text, parse_constant=_not_finite, parse_float=_finite)
+        return json.loads(text, parse_constant=_not_finite, parse_float=_finite, parse_int=_counted)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
 
 
 def parse_foreign_json(text: str | bytes) -> Any:
-    """Parse JSON of an engine or server: NaN, infinity and 1e400 are None there. Raises ValueError as `parse_json`."""
+    """Parse JSON of an engine or server: NaN, 1e400 and 400 digits are None. Raises ValueError as `parse_json`."""
     try:
-        return json.loads(text, parse_constant=lambda _: None, parse_float=_finite_or_none)
+        return json.loads(text, parse_constant=lambda _: None, parse_float=_finite_or_none, parse_int=_counted_or_none)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+
+
+def _counted(text: str) -> int:
+    """Refuse a number of 400 digits, which no float and no figure can hold."""
+    return int(text) if len(text) <= _DIGITS else int(_not_finite(text))
+
+
+def _counted_or_none(text: str) -> int | None:
+    return int(text) if len(text) <= _DIGITS else None
 
 
 def _finite_or_none(text: str) -> float | None:
@@ -212,7 +222,7 @@ def _finite_or_none(text: str) -> float | None:
 
 
 def _not_finite(text: str) -> float:
-    raise ValueError(f"{text} is not a JSON number")
+    raise ValueError(f"{text[:40]} is not a JSON number")
 
 
 def _finite(text: str) -> float:

@@ -7,7 +7,6 @@ its own download starts again after a kill, and transfer.py checks the bytes aga
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import time
@@ -19,7 +18,7 @@ from urllib.parse import quote as url_quote
 from msgspec import Struct
 
 from edge.errors import EdgeError, UnavailableError
-from edge.linux.files import read_bounded
+from edge.linux.files import parse_foreign_json, read_bounded
 from edge.models.header import peek_stream
 from edge.models.job import ResumableError
 from edge.models.pick import (
@@ -148,7 +147,7 @@ def _json(client: httpx.Client, site: Site, wanted: HubSource) -> dict[str, Any]
                 if len(body) > _LISTING_MAX_BYTES:
                     hint = f"name the file: {site.scheme}://repo/file"
                     raise UnavailableError(f"the list of {wanted.repo} is too long", hint)
-        document = json.loads(body)
+        document = parse_foreign_json(bytes(body))
         if not isinstance(document, dict):
             raise ValueError("no JSON object")
         return document
@@ -156,7 +155,7 @@ def _json(client: httpx.Client, site: Site, wanted: HubSource) -> dict[str, Any]
         raise ResumableError(f"the hub cannot be reached ({type(error).__name__})", site.network_hint) from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise UnavailableError(f"the hub's answer leads nowhere: {error}", f"look at {site.variable}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ResumableError("the hub answers with something else than its list", site.network_hint) from error
 
 

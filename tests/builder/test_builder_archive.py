@@ -11,7 +11,8 @@ import socket
 import tarfile
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import pytest
 
 from edge.builder.install import export_engine, import_engine
 from edge.builder.smoke import request
-from edge.engine.installed import SelectedEngine, ids, load, manifest, read_selection, write_selection
+from edge.engine.installed import SelectedEngine, catalogue, ids, load, manifest, read_selection, write_selection
 from edge.errors import BadDataError, BuildError, DoesNotFitError, EdgeError, EngineBrokenError
 from edge.paths import Folders, folders
 from tests.builder.installing import put
@@ -80,6 +81,33 @@ def test_another_engine_of_the_same_name_gets_the_next_number(places: Folders, o
     document["files"]["bin/llama-bench"] = {"sha256": "0" * 64, "bytes": 1}
     (folder / "engine.json").write_text(json.dumps(document))
     assert import_engine(other.engines, tmp_path / "a.tar") == ("0c1e57098-cpu-2", True)
+
+
+@pytest.mark.parametrize(
+    ("place", "odd"),
+    [
+        *((("target", "cuda_arch"), odd) for odd in (None, "x", [None], 3)),
+        *((("files", "bin/llama-server", "bytes"), odd) for odd in (10**400, None, -1, float("nan"))),
+        *(((name,), odd) for name in ("recipe", "source", "target", "files", "proof", "flags") for odd in (True, None)),
+    ],
+)
+def test_no_value_of_a_manifest_is_a_traceback(places: Folders, tmp_path: Path, place: Sequence[str], odd: Any) -> None:
+    folder = put(places.engines, "a")
+    document = json.loads((folder / "engine.json").read_text())
+    export_engine(places.engines, "a", tmp_path / "a.tar")
+    table = document
+    for name in place[:-1]:
+        table = table[name]
+    table[place[-1]] = odd
+
+    def change(members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+        members[0] = (members[0][0], json.dumps(document).encode())
+
+    (folder / "engine.json").write_text(json.dumps(document))
+    (entry,) = catalogue(places.engines)["engines"]  # one bad engine takes no list down
+    assert entry["id"] == "a"
+    with suppress(EdgeError):
+        import_engine(tmp_path / "there", _rewrite(tmp_path / "a.tar", tmp_path / "b.tar", change))
 
 
 def _rewrite(source: Path, target: Path, change: Callable[[list[tuple[tarfile.TarInfo, bytes]]], None]) -> Path:

@@ -12,6 +12,8 @@ import pytest
 from edge.linux.files import (
     CHUNK_BYTES,
     READ_MAX_BYTES,
+    parse_foreign_json,
+    parse_json,
     read_bounded,
     read_json,
     sha256_file,
@@ -145,3 +147,16 @@ def test_a_write_that_the_disk_refuses_has_the_name_of_its_file(
     with pytest.raises(OSError, match=tmp_path.name):
         sync_folder(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_number_of_400_digits_is_no_json_of_ours_and_nothing_in_that_of_others() -> None:
+    """A float cannot hold it: the first division would end a command with a traceback."""
+    for text in ("9" * 400, "-" + "9" * 400, "1e400", "NaN"):
+        with pytest.raises(ValueError):
+            parse_json(f'{{"a": {text}}}')
+        assert parse_foreign_json(f'{{"a": {text}, "b": {2**64 - 1}, "c": {-(2**63)}}}') == {
+            "a": None,
+            "b": 2**64 - 1,
+            "c": -(2**63),
+        }
+    assert parse_json(str(2**64 - 1)) == 2**64 - 1
