@@ -22,7 +22,7 @@ from edge.gateway.openai import HttpFault, RejectedError, engine_error, is_json,
 from edge.gateway.retry import RetryPolicy, UpstreamDied, died_fault
 from edge.gateway.waiting_room import ByteReservation
 from edge.linux.files import parse_foreign_json, parse_json
-from edge.supervisor.engine_connection import EngineAnswer, EngineConnection
+from edge.supervisor.engine_connection import DOCUMENT_BYTES, BadAnswer, EngineAnswer, EngineConnection
 from edge.supervisor.upstream import Endpoint, RequestProgress, Upstream
 
 # Answers with a known length up to this size are sent in one packet with their headers.
@@ -128,10 +128,16 @@ async def _as_first(
 
 
 def _fingerprint(exchange: Exchange) -> Callable[[], str | None]:
-    """Return the identity of a request, computed when an engine died."""
+    """Return the identity of a request, computed when an engine died: per key, so that no client has another's refused.
 
-    def compute() -> str:
-        return f"{exchange.request.method} {exchange.target} {exchange.body.digest()}"
+    None for a question without a body (/slots, /metrics): it waits for the engine's work, and is none.
+    """
+
+    def compute() -> str | None:
+        if exchange.request.method in ("GET", "HEAD"):
+            return None
+        who = exchange.record.key_hash or ""
+        return f"{who} {exchange.request.method} {exchange.target} {exchange.body.digest()}"
 
     return compute
 
@@ -215,7 +221,9 @@ async def _send(connection: EngineConnection, exchange: Exchange) -> EngineAnswe
 
 async def _whole(exchange: Exchange, answer: EngineAnswer, loop: asyncio.AbstractEventLoop) -> web.StreamResponse:
     try:
-        data = await answer.read()
+        data = await answer.read(DOCUMENT_BYTES if exchange.hide_paths else None)
+    except BadAnswer as error:
+        raise RejectedError(engine_error(exchange.upstream.model_id, answer.status, str(error))) from error
     except (ClientError, OSError) as error:
         exchange.record.outcome = "cut"  # part of the answer came: a retry could do the work twice
         raise RejectedError(died_fault(exchange.upstream, type(error).__name__)) from error

@@ -14,10 +14,13 @@ from aiohttp.http import HttpProcessingError, RawResponseMessage, StreamWriter
 from aiohttp.streams import StreamReader
 
 from edge.supervisor.upstream import Endpoint
-from edge.units import KIB
+from edge.units import KIB, MIB
 
 READ_BYTES = 64 * KIB  # buffered for a client that reads slowly
 HEADER_BYTES = 64 * KIB
+# Of a JSON document of an engine that is read whole. /props holds the chat template of the model's file, the largest
+# known ones 300 KiB; a file may hold one of gigabytes.
+DOCUMENT_BYTES = 4 * MIB
 _CONNECT_S = 10.0
 
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})  # of these no Content-Length means no body
@@ -58,7 +61,7 @@ class ConnectFailed(ClientConnectionError):
 
 
 class BadAnswer(ClientError):
-    """The head of an answer is no HTTP, or larger than HEADER_BYTES."""
+    """The head of an answer is no HTTP, or larger than HEADER_BYTES; or a document is larger than its reader takes."""
 
 
 class EngineAnswer:
@@ -77,11 +80,19 @@ class EngineAnswer:
         self.content_length = None if length is None else int(length)
         self._body: bytes | None = None
 
-    async def read(self) -> bytes:
-        """Return the whole body, as often as it is called."""
+    async def read(self, most_bytes: int | None = None) -> bytes:
+        """Return the whole body, as often as it is called. Raises BadAnswer beyond `most_bytes`, if they are given."""
         if self._body is None:
-            self._body = await self.content.read()
+            self._body = await (self.content.read() if most_bytes is None else self._bounded(most_bytes))
         return self._body
+
+    async def _bounded(self, most_bytes: int) -> bytes:
+        body = bytearray()
+        while piece := await self.content.readany():
+            body += piece
+            if len(body) > most_bytes:
+                raise BadAnswer(f"more than {most_bytes} bytes")
+        return bytes(body)
 
 
 class EngineConnection:

@@ -10,6 +10,8 @@ from pathlib import Path, PurePosixPath
 
 from edge.linux.control_group import PREFIX
 
+APART_S = 10.0  # from one reading of the counters to the next
+
 
 class OomWitness:
     """The OOM counters of a child's cgroup, read at its spawn: a zombie's cgroup can no longer be read."""
@@ -30,12 +32,16 @@ class OomWitness:
             path: count for path in _counters(pid, proc, cgroup_root) if (count := _read(path)) is not None
         }
         self._newer = self._counters
+        self._read_at_s = spawned_at_s
 
-    def alive(self) -> None:
+    def alive(self, now_s: float) -> None:
         """Note that the child lives, so kills counted by now hit another process of its cgroup. Call now and then.
 
         Counters are compared with the reading before the last one: a large process takes seconds from SIGKILL to exit.
         """
+        if now_s - self._read_at_s < APART_S:
+            return
+        self._read_at_s = now_s
         self._counters, self._newer = self._newer, {path: _read(path) or 0 for path in self._newer}
 
     def killed(self) -> bool:
@@ -75,10 +81,13 @@ def _read(path: Path) -> int | None:
 def named_in_kernel_log(pid: int, since_s: float, kmsg: Path = Path("/dev/kmsg")) -> bool:
     """Return whether the kernel log reports this pid killed since `since_s` (monotonic), as pids are reused.
 
-    False if the log cannot be read.
+    False if the log cannot be read. Only the kernel's own lines count, from their begin: a name of a process, a device
+    or a control group, which other users choose, may stand behind it.
     """
-    pattern = re.compile(rb"Kill(?:ed)? process %d[ ,(]" % pid)
-    return any(at_s >= since_s - 1.0 and pattern.search(text) for at_s, text in _records(kmsg))
+    pattern = re.compile(
+        rb"(?:Memory cgroup out of memory: |Out of memory[\w ()]{0,40}: )?Kill(?:ed)? process %d[ ,(]" % pid
+    )
+    return any(at_s >= since_s - 1.0 and pattern.match(text) for at_s, text in _records(kmsg))
 
 
 def _records(kmsg: Path) -> Iterator[tuple[float, bytes]]:
@@ -106,5 +115,6 @@ def _parsed(record: bytes) -> Iterator[tuple[float, bytes]]:
     for line in record.splitlines():
         head, _, text = line.partition(b";")
         fields = head.split(b",")
-        if text and len(fields) >= 3 and fields[2].isdigit():
+        # The facility is the priority's upper part: 0 is the kernel, which gives no process that writes there that one.
+        if text and len(fields) >= 3 and fields[0].isdigit() and int(fields[0]) < 8 and fields[2].isdigit():
             yield int(fields[2]) / 1e6, text

@@ -23,6 +23,7 @@ from edge.supervisor.warmup_run import EngineClient, Warming
 # Below, a prompt is computed in less time than its file takes to write: 512 tokens of a 1 GB model take 4 s on two
 # cores, 0.1 s on an Orin.
 LEAST_TOKENS = 512
+MOST_TOKENS = 1 << 24  # beyond any context: no count
 # Before READY. 100 MB from the page cache take 0.01 s, from an SD card 2 s; a client that waits may ask something else.
 RESTORE_S = 5.0
 SLOTS_TIMEOUT_S = 5.0
@@ -165,7 +166,7 @@ class PromptCache(NoPrompts):
                 slot, task, tokens = row["id"], row["id_task"], row.get("n_prompt_tokens")
                 if row.get("is_processing") or self._known.get(slot) == task or not isinstance(tokens, int):
                     continue
-                if tokens >= LEAST_TOKENS and await self._save(slot, self._key, tokens) is None:
+                if LEAST_TOKENS <= tokens <= MOST_TOKENS and await self._save(slot, self._key, tokens) is None:
                     continue
                 self._known[slot] = task
             self._saved_s = moved_s
@@ -194,7 +195,7 @@ class PromptCache(NoPrompts):
             return
         rows = {row["id"]: row for row in await self._rows() or ()}
         tokens = rows.get(0, {}).get("n_prompt_tokens")
-        if isinstance(tokens, int) and tokens >= LEAST_TOKENS and self._pinned_key is not None:
+        if isinstance(tokens, int) and LEAST_TOKENS <= tokens <= MOST_TOKENS and self._pinned_key is not None:
             self._pinned = await self._save(0, self._pinned_key, tokens)
         self._may_pin = False
         self._known[0] = rows.get(0, {}).get("id_task")
@@ -204,5 +205,5 @@ class PromptCache(NoPrompts):
         rows = await self._client.get("/slots", SLOTS_TIMEOUT_S)
         if not isinstance(rows, list):
             return None
-        known = [row for row in rows if isinstance(row, dict)]
-        return [row for row in known if isinstance(row.get("id"), int) and row.get("id_task") is not None]
+        known = [row for row in rows if isinstance(row, dict) and row.get("id_task") is not None]
+        return [row for row in known if isinstance(row.get("id"), int) and row["id"] >= 0]

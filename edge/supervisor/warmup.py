@@ -18,6 +18,7 @@ from edge.supervisor.policy import ExpectedSpeed
 SPEED_TOKENS = 16  # enough for a rate, and about a second at 16 tokens/s
 TEMPLATE_TOKENS = 32  # of one word in most chat templates, without a default system prompt
 AN_IMAGE = "an image"
+_MOST_TOKENS_S = 1e6  # llama-server states it where it made no token, and it would be the baseline of later starts
 A_TOKEN = 5  # any id: only the kernels for this number of tokens matter
 
 
@@ -104,9 +105,9 @@ def answered(request: WarmupRequest, status: int, answer: Any) -> bool:
     if status != 200 or not isinstance(answer, dict):
         return False
     if request.path == "/completion":
-        return int(answer.get("tokens_predicted", 0)) >= 1 or bool(answer.get("content"))
+        return _number(answer, "tokens_predicted") >= 1 or bool(answer.get("content"))
     if request.path == "/v1/chat/completions":
-        return int(answer.get("usage", {}).get("completion_tokens", 0)) >= 1
+        return _number(answer.get("usage"), "completion_tokens") >= 1
     return bool(answer.get("data") or answer.get("results"))
 
 
@@ -119,8 +120,14 @@ def error_message(answer: Any) -> str:
 
 def timing(answer: Any, name: str) -> float | None:
     """Return a positive number from llama-server's `timings`; None where it is absent or no number."""
-    value = answer.get("timings", {}).get(name) if isinstance(answer, dict) else None
-    return float(value) if isinstance(value, (int, float)) and value > 0 else None
+    value = _number(answer.get("timings") if isinstance(answer, dict) else None, name)
+    return float(value) if 0 < value < _MOST_TOKENS_S else None
+
+
+def _number(table: Any, name: str) -> float:
+    """Return a number of an engine's table; 0 where there is no table, or none in it."""
+    value = table.get(name) if isinstance(table, dict) else None
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else 0
 
 
 # Estimate how fast a model should answer on a board: from its memory bandwidth, or from the last good start.

@@ -16,7 +16,7 @@ from edge.linux.files import parse_json
 from edge.linux.timeouts import DeadlineExceeded, within
 from edge.plan.plan import Settings
 from edge.supervisor import warmup
-from edge.supervisor.engine_connection import EngineAnswer, EngineConnection, Pairs
+from edge.supervisor.engine_connection import DOCUMENT_BYTES, EngineAnswer, EngineConnection, Pairs
 from edge.supervisor.policy import ExpectedSpeed, SupervisorOptions
 from edge.supervisor.status import Degraded, Failure
 from edge.supervisor.traffic import Traffic
@@ -74,7 +74,8 @@ class EngineClient:
         connection = EngineConnection(self._endpoint)
         try:
             answer = await connection.request(method, path, _JSON if body is not None else [], body)
-            return answer, await answer.read()  # closed half-read, it would make the engine log a broken connection
+            # Closed half-read, it would make the engine log a broken connection.
+            return answer, await answer.read(DOCUMENT_BYTES)
         finally:
             connection.close()  # of a request that is cancelled: the engine ends its work
 

@@ -338,8 +338,8 @@ class Watch:
                 quiet_s = min(quiet_s, now - self._traffic.moved_s)
             elif vitals is not None:
                 self.attempt.bytes_read(vitals.read_bytes)
+            self._witness.alive(now)
             if idle and vitals is not None:
-                self._witness.alive()
                 if self._disconnected():
                     return
                 self._memory_back()  # a rung that was lost comes back while no request is open

@@ -272,6 +272,28 @@ async def test_paths_are_hidden_in_a_large_answer_too(rig: Rigs, keyed: GatewayO
     assert len(answer.body) > 400_000 and json.loads(answer.body)["model_path"] == "a.gguf"
 
 
+async def test_what_is_larger_than_any_template_is_not_read_whole(rig: Rigs, keyed: GatewayOptions) -> None:
+    async def script(line, request):  # type: ignore[no-untyped-def]
+        await line.json({"model_path": "/home/me/models/a.gguf", "chat_template": "t" * (5 << 20)})
+
+    here = await rig(script, config=keyed)
+    answer = await here.once(ask("GET", "/props", "X-Api-Key: " + SECRET))
+    assert answer.status == 502 and b"/home/me" not in answer.body
+    assert (await here.once(ask("GET", "/props", "X-Api-Key: " + ADMIN))).status == 200
+
+
+async def test_no_client_has_the_requests_of_another_refused(rig: Rigs, keyed: GatewayOptions) -> None:
+    """A poison request beside a copy of what monitoring asks made the copy's fingerprint, and monitoring's, a 422."""
+    here = await rig(config=keyed)
+    body = ("Content-Type: application/json", "Content-Length: 2")
+    for secret in (SECRET, ADMIN):
+        await here.once(ask("POST", "/v1/chat/completions", "X-Api-Key: " + secret, *body) + b"{}")
+    first, second = here.model.fingerprints
+    assert first is not None and second is not None and first != second
+    await here.once(ask("GET", "/slots", "X-Api-Key: " + ADMIN))
+    assert here.model.fingerprints[2:] == [None]
+
+
 async def test_a_model_is_loaded_unloaded_and_restarted_with_an_admin_key_only(
     rig: Rigs, keyed: GatewayOptions
 ) -> None:

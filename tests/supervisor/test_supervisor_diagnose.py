@@ -156,9 +156,10 @@ def test_the_counter_of_the_childs_own_cgroup_counts(tmp_path: Path) -> None:
     assert not witness.killed()
     (root / "b/memory.events").write_text("low 0\noom 2\noom_kill 2\n")
     assert witness.killed()
-    witness.alive()
-    assert witness.killed(), "one that is dying may still look alive"
-    witness.alive()
+    witness.alive(60.0)
+    witness.alive(61.0)
+    assert witness.killed(), "one that is dying may still look alive, for seconds"
+    witness.alive(70.0)
     assert not witness.killed(), "it lives on: the kernel has killed a neighbour"
 
 
@@ -175,8 +176,18 @@ def test_no_cgroup_and_no_kernel_log_are_no_evidence(tmp_path: Path) -> None:
         ("3,1,60000000,-;Out of memory: Killed process 8150 (llama-server)", 50.0, False),
         ("3,1,40000000,-;Out of memory: Killed process 815 (llama-server)", 50.0, False),
         ("garbage", 50.0, False),
+        ("11,1,60000000,-;Out of memory: Killed process 815 (llama-server)", 50.0, False),
+        (
+            "6,1,60000000,-;oom-kill:constraint=CONSTRAINT_MEMCG,task_memcg=/user/Killed process 815 (,pid=9",
+            50.0,
+            False,
+        ),
+        ("6,1,60000000,-;usb 1-1: Product: Killed process 815 (llama-server)", 50.0, False),
     ],
-    ids=["global", "cgroup", "old kernels", "another pid", "the same pid, before", "garbage"],
+    ids=[
+        *("global", "cgroup", "old kernels", "another pid", "the same pid, before", "garbage"),
+        *("written by a process", "a group of another user", "a device's name"),
+    ],
 )
 def test_the_kernel_log_names_this_pid_since_it_was_spawned(
     line: str, since_s: float, found: bool, tmp_path: Path

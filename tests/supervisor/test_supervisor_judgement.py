@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +13,15 @@ from edge.linux.procfs import ProcessUsage
 from edge.plan.plan import DomainBudget, Reason
 from edge.supervisor import warmup
 from edge.supervisor.degraded import EngineFacts, before_start, differences, grown
+from edge.supervisor.engine_connection import DOCUMENT_BYTES
 from edge.supervisor.liveness import StallDetector
 from edge.supervisor.placement import Buffers
 from edge.supervisor.policy import ExpectedSpeed, SupervisorOptions
 from edge.supervisor.status import Degraded, Failure
 from edge.supervisor.warmup import bytes_per_token, expected_speed
-from edge.supervisor.warmup_run import too_slow
+from edge.supervisor.warmup_run import EngineClient, too_slow
 from edge.units import GIB
+from tests.fakes.upstream.engine import FakeEngine, Line, Received
 from tests.supervisor.rig import META, gpu_settings, launch_plan, settings
 
 PLAN = launch_plan(("x",), 0, settings(n_ctx=4096, n_parallel=2))
@@ -213,7 +216,35 @@ def test_the_idle_set_fills_a_batch_every_slot_and_the_system_prompt_last() -> N
         ("/v1/chat/completions", 200, {"choices": []}, False),
         ("/v1/embeddings", 200, {"data": [1]}, True),
         ("/v1/rerank", 200, {"results": []}, False),
+        ("/completion", 200, {"content": "", "tokens_predicted": None}, False),
+        ("/completion", 200, {"content": "x", "tokens_predicted": "many"}, True),
+        ("/v1/chat/completions", 200, {"usage": None}, False),
+        ("/v1/chat/completions", 200, {"usage": [1]}, False),
     ],
 )
 def test_a_200_is_not_enough(path: str, code: int, answer: Any, real: bool) -> None:
     assert warmup.answered(warmup.WarmupRequest(path, {}), code, answer) == real
+
+
+@pytest.mark.parametrize("value", [None, "5", True, [], 0, -1, 1e6, 10**400])
+def test_a_speed_that_is_none_is_no_measure(value: Any) -> None:
+    """10**400 ended the engine as a bug, and llama-server's million for no token was the baseline of later starts."""
+    assert warmup.timing({"timings": {"predicted_per_second": value}}, "predicted_per_second") is None
+    assert warmup.timing({"timings": value}, "predicted_per_second") is None
+    assert warmup.timing({"timings": {"predicted_per_second": 41.5}}, "predicted_per_second") == 41.5
+
+
+async def test_a_document_of_any_size_is_read_as_far_as_it_is_one(short_dir: Path) -> None:
+    """/props holds the chat template of a model's file: one of 100 MiB took 350 MiB of this process."""
+    size = 0
+
+    async def script(line: Line, request: Received) -> None:
+        await line.json({"chat_template": "t" * size})
+
+    engine = FakeEngine(short_dir / "e.sock", script)
+    await engine.start()
+    client = EngineClient(short_dir / "e.sock")
+    assert await client.get("/props") == {"chat_template": ""}
+    size = DOCUMENT_BYTES
+    assert await client.get("/props") is None
+    await engine.stop()
