@@ -73,8 +73,13 @@ def _check_command(values: dict[str, Any], source: str) -> None:
             'write memory = "1.5GiB", about what it takes: it is measured at the first start',
         )
     for path in (values.get("ready", "/health"), *values.get("routes", ())):
-        if not path.startswith("/"):
+        if not path.startswith("/") or not path.isprintable() or " " in path:
             raise ConfigError(f"{source}: {path!r} is no path", "write it like /v1/audio/transcriptions")
+    for name in values.get("env", {}):
+        if not name or set(name) & {"=", "\0"}:  # execve(2) takes none, and a reload would end on it
+            raise ConfigError(
+                f"{source}: env: {name!r} is no name of a variable", 'write env = { HF_HOME = "/srv/hf" }'
+            )
 
 
 def with_flags(configured: tuple[ModelConfig, ...], flags: Sequence[str]) -> tuple[ModelConfig, ...]:

@@ -49,6 +49,7 @@ from edge.supervisor.status import Degraded, State
 from edge.supervisor.supervisor import Supervisor, SupervisorCallbacks
 from edge.supervisor.warmup import expected_speed
 from edge.telemetry.sample import Sample
+from edge.units import printable
 
 # Convert configuration and plan into the options of supervisor and gateway. Pure.
 
@@ -175,7 +176,7 @@ class ChildLog:
     def add(self, line: str) -> None:
         self.ring.add(line)
         if self._file is not None:
-            self._file.add(line)
+            self._file.add(printable(line))
 
     def close(self) -> None:
         if self._file is not None:

@@ -24,6 +24,14 @@ def test_the_ring_and_two_files_are_bounded(tmp_path: Path) -> None:
     assert all(path.stat().st_size <= FILE_BYTES for path in files)
 
 
+def test_the_file_has_no_codes_that_a_terminal_obeys(tmp_path: Path) -> None:
+    """A chat template, and so a model, prints into it; `tail -f` shows it as it is."""
+    log = ChildLog(tmp_path, "chat")
+    log.add("\x1b]52;c;QUJD\x07\u202e\tok")
+    log.close()
+    assert (tmp_path / "chat.log").read_text() == "\\x1b]52;c;QUJD\\x07\\u202e\tok\n"
+
+
 def test_a_folder_that_cannot_be_written_costs_only_the_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     log = ChildLog(tmp_path / "file", "chat")
