@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Container, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -30,6 +30,35 @@ class SafeConsole(Console):
         safe = (each if each.control else Segment(printable(each.text, newlines=True), each.style) for each in buffer)
         return super()._render_buffer(safe)
 
+    def on_broken_pipe(self) -> None:
+        """Leave the exit code to `main`. rich would send stdout to /dev/null and exit with 1."""
+        raise BrokenPipeError
+
+
+class _Messages:
+    """stderr whose loss ends no work: a terminal that is gone (EIO), a full disk. A closed pipe does, as in sh."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._attempt(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._attempt(self._stream.flush)
+
+    def _attempt(self, step: Callable[[], object]) -> None:
+        try:
+            step()
+        except BrokenPipeError:
+            raise
+        except OSError:
+            return  # `main` flushes the stream at the end, and the exit code is 74 then
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
 
 def console() -> Console:
     """Return the console of stdout: colours and the width of a terminal; plain and wide in a pipe."""
@@ -39,7 +68,7 @@ def console() -> Console:
 def error_console() -> Console:
     """Return the console of stderr."""
     width = None if sys.stderr.isatty() else _PIPE_COLUMNS
-    return SafeConsole(stderr=True, highlight=False, markup=False, width=width)
+    return SafeConsole(file=cast("TextIO", _Messages(sys.stderr)), highlight=False, markup=False, width=width)
 
 
 def draw(

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -202,7 +203,8 @@ def show_steps(steps: Sequence[InstallStep], as_json: bool) -> None:
 
 
 def show_doing(step: InstallStep) -> None:
-    error_console().print(Text(f"  {step.what} ...", style="dim"), soft_wrap=True)
+    with suppress(BrokenPipeError):  # `2>&1 | head` must leave no service half installed
+        error_console().print(Text(f"  {step.what} ...", style="dim"), soft_wrap=True)
 
 
 def show_differences(differences: Sequence[Difference], as_json: bool) -> None:

@@ -25,8 +25,10 @@ from edge.cli import main
 from edge.cli.complete import completing, fetched_models, known_boards, known_models, known_profiles, known_settings
 from edge.cli.key import known_keys
 from edge.cli.output import SafeConsole, draw, error_console, progress
+from edge.cli.service import show_doing
 from edge.cli.top import Past, plain, screen
 from edge.models.progress import TransferProgress
+from edge.service.contents import InstallStep
 from edge.units import printable
 from tests.fakes.gguf_writer import Gguf
 from tests.serving import ROOT
@@ -181,6 +183,38 @@ def test_names_are_no_markup(capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert any(line.strip().startswith("[/]") for line in plain(screen(status, rails, Past(), 80), 80))
     shown = capsys.readouterr().err
     assert shown.count(name) >= 3 and "\x1b]8;" not in shown
+
+
+class Lost(io.StringIO):
+    """A stream that takes nothing."""
+
+    def __init__(self, reason: int) -> None:
+        super().__init__()
+        self.reason = reason
+
+    def write(self, _: str) -> int:
+        raise OSError(self.reason, os.strerror(self.reason))
+
+
+@pytest.mark.parametrize("reason", [errno.EIO, errno.ENOSPC])
+def test_progress_that_cannot_be_shown_ends_no_work(reason: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job of an hour that was sent to the background, `disown`, and its terminal closed."""
+    monkeypatch.setattr("sys.stderr", Lost(reason))
+    for terminal in ("", "1"):
+        monkeypatch.setenv("FORCE_COLOR", terminal)
+        with progress(quiet=False) as report:
+            assert report is not None
+            report(TransferProgress("copy", "model.gguf", 1, 2, note="a note"))
+        error_console().print("a warning")
+    show_doing(InstallStep("start edgellm.service", lambda: None))
+
+
+def test_a_closed_pipe_ends_a_pull_and_no_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`2>&1 | head`: a pull is resumed later, and half a service is none."""
+    monkeypatch.setattr("sys.stderr", Lost(errno.EPIPE))
+    with pytest.raises(BrokenPipeError):
+        error_console().print("a warning")
+    show_doing(InstallStep("start edgellm.service", lambda: None))
 
 
 def test_no_mark_reorders_what_stands_beside_it() -> None:
