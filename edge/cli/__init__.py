@@ -119,6 +119,8 @@ def _explained(error: OSError) -> tuple[Exception, str | None]:
     import errno
     from pathlib import Path
 
+    from edge.linux.files import visible
+
     reason = error.strerror or str(error)
     if error.errno == errno.ENOENT and error.filename is None and _no_current_folder():
         return OSError("the current folder was removed"), "change to a folder that exists"
@@ -132,7 +134,7 @@ def _explained(error: OSError) -> tuple[Exception, str | None]:
     if error.errno in (errno.EACCES, errno.EPERM):
         path = Path(error.filename)
         with suppress(OSError, KeyError):  # a folder that may not be entered; a user that passwd(5) does not list
-            near = next((step for step in (path, *path.parents) if step.exists()), path)
+            near = next((step for step in (path, *path.parents) if visible(step)), path)
             hint = f"{near} belongs to {near.owner()}: run it as that user, or with sudo"
     return OSError(f"{error.filename}: {reason}"), hint
 

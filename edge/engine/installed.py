@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -84,15 +85,23 @@ def manifest(engines: Path, engine_id: str) -> dict[str, Any]:
 
 
 def ids(engines: Path) -> list[str]:
-    """Return the installed engines, oldest first."""
+    """Return the installed engines, oldest first. One whose folder is closed or whose disk fails is one of them."""
     if not engines.is_dir():
         return []
-    found = [entry for entry in engines.iterdir() if is_id(entry.name) and (entry / "engine.json").is_file()]
-    return [
-        # By engine.json, which is written last: a folder's own mtime changes with every file in it.
-        entry.name
-        for entry in sorted(found, key=lambda entry: ((entry / "engine.json").stat().st_mtime, entry.name))
-    ]
+    found = [(_installed_s(entry), entry.name) for entry in engines.iterdir() if is_id(entry.name)]
+    return [name for when_s, name in sorted((when_s, name) for when_s, name in found if when_s is not None)]
+
+
+def _installed_s(folder: Path) -> float | None:
+    """Return when an engine was installed, 0 where that cannot be read; None for what is no engine."""
+    try:
+        # Of engine.json, which is written last: a folder's own mtime changes with every file in it.
+        state = (folder / "engine.json").stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        return 0.0
+    return state.st_mtime if stat.S_ISREG(state.st_mode) else None
 
 
 def find_same(engines: Path, key: str, value: object) -> str | None:

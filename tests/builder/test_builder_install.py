@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from edge.builder import install
 from edge.builder.install import locked
 from edge.engine.embedded_engine import find_embedded
-from edge.engine.installed import SelectedEngine, catalogue, ids, read_selection, write_selection
+from edge.engine.installed import SelectedEngine, catalogue, find_same, ids, read_selection, write_selection
 from edge.errors import EngineBrokenError, EngineMissingError, UsageError
 from edge.paths import Folders
 from tests.builder.installing import put
@@ -148,3 +150,22 @@ def test_no_other_user_can_hold_the_lock_of_the_engines(tmp_path: Path) -> None:
     os.close(os.open(tmp_path / ".lock", os.O_CREAT, 0o644))  # of an earlier edgellm
     with locked(tmp_path):
         assert (tmp_path / ".lock").stat().st_mode & 0o077 == 0
+
+
+def test_an_engine_on_a_disk_that_fails_takes_no_list_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EIO, ESTALE, or a folder that this user may not enter: the others are listed, this one with the reason."""
+    for name in ("good-1", "bad-1"):
+        put(tmp_path, name)
+    (tmp_path / "no-engine").mkdir()
+    real = Path.stat
+
+    def stat(path: Path, **more: Any) -> os.stat_result:
+        if "bad-1" in path.parts:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return real(path, **more)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert ids(tmp_path) == ["bad-1", "good-1"]
+    bad, good = catalogue(tmp_path)["engines"]
+    assert "Input/output error" in bad["broken"] and "broken" not in good
+    assert find_same(tmp_path, "fingerprint", "fingerprint-good-1") == "good-1"
