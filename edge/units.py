@@ -58,6 +58,14 @@ def counted(count: int, noun: str, plural: str = "") -> str:
     return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
+def logged_number(text: str) -> float | None:
+    """Return a number as a log prints it, with a point or, by its locale, a comma; None for any other text."""
+    try:
+        return float(text.replace(",", "."))
+    except ValueError:
+        return None
+
+
 def format_bytes(count: int) -> str:
     """Format bytes in the largest binary unit, with one decimal."""
     size = float(count)

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from edge.models.meta import ModelMeta
 from edge.plan.plan import LaunchPlan, Measured, Settings
-from edge.units import MIB
+from edge.units import MIB, logged_number
 
 # The estimate was within these for every generated model (python -m tests.bench.memory): a factor outside them is a log
 # that was misread.
@@ -97,8 +97,8 @@ def measure(
             sums = sums if drafts and contexts else dict.fromkeys(sums, 0)
         if "reserve_compute_meta" in line:  # of a projector
             continue
-        if (found := _BUFFER.match(line)) is not None:
-            size = int(float(found["mib"]) * MIB)
+        if (found := _BUFFER.match(line)) is not None and (mib := logged_number(found["mib"])) is not None:
+            size = int(mib * MIB)
             sums[found["kind"]] += 0 if drafts and contexts > 1 else size
             sums["gpu"] += size if _ON_GPU.fullmatch(found["where"]) else 0
     kv, compute = sums["KV"] + sums["RS"], sums["compute"] + sums["output"]

@@ -34,7 +34,7 @@ class EngineFacts(Struct, frozen=True):
 
 def differences(plan: LaunchPlan, facts: EngineFacts, props: Mapping[str, Any] | None) -> tuple[Degraded, ...]:
     """Return the degradations. `props`: the document of /props, None without an answer."""
-    shown = props or {}
+    shown = props if isinstance(props, dict) else {}
     found = [*_rung(plan), *_offload(plan, facts), *_devices(plan, facts), *_placed(plan, facts)]
     found += [*_kv(plan, facts, shown), *_load_mode(plan, facts), *_slots(plan, shown), *_context(plan, facts, shown)]
     return tuple(found)

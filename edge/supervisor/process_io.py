@@ -110,10 +110,16 @@ class PipeLines(asyncio.Protocol):
         if self._waiting:
             return
         done = 0
-        while self._lines and done < TURN_BYTES:
-            line = self._lines.popleft()
-            done += len(line) + 1
-            self._on_line(_text(line))
+        try:
+            while self._lines and done < TURN_BYTES:
+                line = self._lines.popleft()
+                done += len(line) + 1
+                self._on_line(_text(line))
+        finally:  # also after a line that cannot be taken: the engine waits for its pipe
+            self._go_on(done)
+
+    def _go_on(self, done: int) -> None:
+        """Schedule the next turn, or read on. `done`: bytes of the lines of this turn."""
         flood = done > 0 and self._floods(done)
         if self._lines or flood:
             self._pause(True)

@@ -18,7 +18,7 @@ from edge.supervisor.log_patterns import PatternMatch, Patterns, Signature, pars
 from edge.supervisor.placement import Buffers, add, is_host, misplaced_cache, misplaced_weights
 from edge.supervisor.start_log import AFTER_LOAD, LINE_CHARACTERS, LOADED, StartLog
 from edge.supervisor.status import Failure
-from edge.units import format_bytes
+from edge.units import format_bytes, logged_number
 
 # Facts that a line states before the weights were read: what the process finds, and the load of the model.
 OF_WEIGHTS = frozenset({"cpu", "answers", "device", "archs", "offload", "weights_on", "load_mode"})
@@ -306,14 +306,15 @@ class Attempt:
                 self.facts = replace(facts, n_ctx=int(groups["n_ctx"]))
             case "load_mode":
                 self.facts = replace(facts, load_mode=groups["load_mode"])
-            case "kv":
-                self.facts = replace(facts, kv_mib=(facts.kv_mib or 0.0) + float(groups["mib"].replace(",", ".")))
+            case "kv" if (mib := logged_number(groups["mib"])) is not None:
+                self.facts = replace(facts, kv_mib=(facts.kv_mib or 0.0) + mib)
         return []
 
     def _buffer(self, use: str, groups: Mapping[str, str]) -> None:
-        buffers, mib = self.facts.buffers, float(groups["mib"].replace(",", "."))
-        sizes = add(getattr(buffers, use), groups["device"], mib)
-        self.facts = replace(self.facts, buffers=replace(buffers, **{use: sizes}))
+        buffers, mib = self.facts.buffers, logged_number(groups["mib"])
+        if mib is not None:
+            sizes = add(getattr(buffers, use), groups["device"], mib)
+            self.facts = replace(self.facts, buffers=replace(buffers, **{use: sizes}))
 
     def _device(self, device: str, name: str, at_s: float) -> None:
         if device not in self.facts.devices:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,12 +13,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from edge.plan.calibration import measure
-from edge.supervisor.degraded import differences
+from edge.supervisor.degraded import EngineFacts, differences
 from edge.supervisor.diagnose import Death, Diagnosis, diagnose
+from edge.supervisor.placement import Buffers
 from edge.supervisor.policy import EngineFault
 from edge.supervisor.process import ExitStatus
+from edge.supervisor.process_io import TURN_BYTES, read_lines
 from edge.supervisor.start import Attempt, LogEvent
-from tests.supervisor.rig import META, PATTERNS, launch_plan, settings
+from tests.fakes import engine_log
+from tests.supervisor.rig import META, PATIENCE_S, PATTERNS, launch_plan, settings
 from tests.supervisor.test_supervisor_engine_patterns import LINES
 from tests.supervisor.test_supervisor_placement import REAL
 
@@ -211,3 +217,52 @@ def test_the_description_of_a_projector_is_no_missing_device(cause: str) -> None
     text = ["0.06.950.000 I clip_model_loader: description:  Reads images", cause, f"0.06.950.000 E {cause}"]
     events = [event for line in [*BEFORE[:-1], *text, LOADED] for event in attempt.stderr(line, 108.0)]
     assert [event for event in events if event.missing is not None] == []
+
+
+# --- figures and lines that are none ---------------------------------------------------------------------------------
+
+SIZED = (
+    "load_tensors:        CUDA0 model buffer size =   {} MiB",
+    "llama_kv_cache:        CPU KV buffer size =   {} MiB",
+    "llama_kv_cache: size =   {} MiB (  2048 cells,  28 layers, 1/1 seqs), K (f16): 1.0 MiB, V (f16): 1.0 MiB",
+    "sched_reserve:      CUDA0 compute buffer size = {} MiB",
+    "llama_new_context_with_model: KV self size  =   {} MiB, K (f16): 1 MiB",
+    "llama_memory_recurrent: size = {} MiB",
+)
+
+
+@pytest.mark.parametrize("line", SIZED)
+@pytest.mark.parametrize("figure", ["1,234.50", "1.2.3", ".", ",", "..."])
+def test_a_figure_that_is_none_states_nothing(line: str, figure: str) -> None:
+    """A locale that groups digits ended the reading of the log, and with it the engine at its full pipe."""
+    attempt = Attempt(launch_plan(("x",), 0, settings()), PATTERNS, 100.0, META.tensor_bytes)
+    text = engine_log.prefixed(line.format(figure), 0.1)
+    attempt.stderr(text, 100.1)
+    assert (attempt.facts.kv_mib, attempt.facts.buffers) == (None, Buffers())
+    assert measure("x", [text]) == measure("x", [])
+
+
+async def test_a_line_that_cannot_be_taken_ends_no_reading() -> None:
+    taken: list[str] = []
+    faults: list[object] = []
+
+    def take(line: str) -> None:
+        if line == "bad":
+            raise ValueError(line)
+        taken.append(line)
+
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context["exception"]))
+    ours, theirs = os.pipe()
+    lines = ["first", "x" * 3 * TURN_BYTES, "bad", "y" * 3 * TURN_BYTES, "bad", "last"]
+    os.write(theirs, "".join(f"{line}\n" for line in lines).encode())
+    os.close(theirs)
+    transport, pipe = await read_lines(os.fdopen(ours, "rb", 0), take)
+    await asyncio.wait_for(pipe.ended.wait(), PATIENCE_S)
+    transport.close()
+    assert taken == [line for line in lines if line != "bad"] and len(faults) == 2
+
+
+@pytest.mark.parametrize("props", [5, "x", [1], True])
+def test_a_document_of_props_that_is_none_is_no_answer(props: Any) -> None:
+    plan = launch_plan(("x",), 0, settings())
+    assert differences(plan, EngineFacts(kv_mib=56.0), props) == ()
