@@ -70,6 +70,8 @@ def staging(engines: Path) -> Iterator[Path]:
         shutil.rmtree(leftover, ignore_errors=True)
     folder = engines / f".new-{os.getpid()}"
     (folder / "bin").mkdir(parents=True)
+    for each in (folder, folder / "bin"):
+        each.chmod(0o755)  # whatever root's umask: the service's user runs what root builds and imports
     try:
         yield folder
     finally:

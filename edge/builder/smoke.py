@@ -68,7 +68,9 @@ def _smoke(engine: Engine, folder: Path, gpu: bool, under: tuple[str, ...]) -> S
     who = identity(Path(engine.path))
     log, place = folder / "log", run_folder(folder, who)
     socket = place / "s.sock"
-    command = [*under, *smoke_command(engine, write_tiny_model(folder / "tiny.gguf"), socket, gpu)]
+    model = write_tiny_model(folder / "tiny.gguf")
+    model.chmod(0o644)  # whatever root's umask
+    command = [*under, *smoke_command(engine, model, socket, gpu)]
     with server(command, environment(engine, place), log, who) as child:
         start_s = time.monotonic()
         wait_ready(socket, child, log, start_s + _DEADLINE_S)

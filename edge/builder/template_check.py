@@ -49,6 +49,7 @@ def _judge(engine: Engine, templates: Mapping[str, str], folder: Path, renders: 
     socket = place / "s.sock"
     with model.open("wb") as file:
         file.writelines(tiny_model(texts=templates))
+    model.chmod(0o644)  # whatever root's umask
     with server(_command(engine, model, socket), environment(engine, place), log, who) as child:
         try:
             wait_ready(socket, child, log, time.monotonic() + _DEADLINE_S)

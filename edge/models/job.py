@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -53,6 +54,8 @@ class Job(Struct, frozen=True):
 
     def install(self, what: Receipt) -> Path:
         """Sync the payload and rename it to the model's folder, which is returned."""
+        for path in (self.payload, *self.payload.rglob("*")):
+            _open_for_the_service(path)
         files = tuple(file.arrived(self.payload / file.path) for file in what.files)
         write_json(self.payload / receipt.FILE_NAME, replace(what, files=files).to_json())
         # Reversed: a folder is synced after the files in it, so that no name points at data that is not on disk.
@@ -65,6 +68,14 @@ class Job(Struct, frozen=True):
         self.payload.rename(self.final)
         sync_folder(self.final.parent)
         return self.final
+
+
+def _open_for_the_service(path: Path) -> None:
+    """Let every user read what root made, whatever its umask: the service's user serves what root fetches."""
+    state = path.stat()
+    mode = stat.S_IMODE(state.st_mode) | (0o755 if path.is_dir() else 0o644)
+    if state.st_uid == os.geteuid() == 0 and mode != stat.S_IMODE(state.st_mode):
+        path.chmod(mode)
 
 
 @contextlib.contextmanager

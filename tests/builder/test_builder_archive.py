@@ -257,8 +257,9 @@ def test_an_export_writes_to_no_file_that_another_user_made(
 @pytest.mark.skipif(
     os.geteuid() != 0 or not Path("/usr/bin/python3").exists(), reason="needs root and a Python for all"
 )
-def test_root_proves_an_archive_as_another_user(tmp_path: Path) -> None:
-    """The archive may come from anywhere: what it holds does not run as root at import."""
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_root_proves_an_archive_as_another_user(tmp_path: Path, umask: int) -> None:
+    """The archive may come from anywhere: what it holds does not run as root at import. A hardened root has 077."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         trace = Path(name) / "trace"
         trace.touch()
@@ -272,7 +273,14 @@ def test_root_proves_an_archive_as_another_user(tmp_path: Path) -> None:
         document["files"] = {"bin/llama-server": {"sha256": digest, "bytes": server.stat().st_size}}
         (folder / "engine.json").write_text(json.dumps(document))
         export_engine(engines, "0c1e57098-cpu-1", tmp_path / "e.tar")
-        import_engine(tmp_path / "there", tmp_path / "e.tar", root=tmp_path / "root")
+        former = os.umask(umask)
+        try:
+            import_engine(tmp_path / "there", tmp_path / "e.tar", root=tmp_path / "root")
+        finally:
+            os.umask(former)
+        installed = tmp_path / "there/0c1e57098-cpu-1"
+        for path in (installed, *installed.rglob("*")):
+            assert path.stat().st_mode & 0o044 == 0o044, f"the service's user cannot read {path}"
         users = {json.loads(line)["uid"] for line in trace.read_text().splitlines()}
         assert users and 0 not in users
 

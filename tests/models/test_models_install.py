@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,16 @@ def test_a_hash_of_arrival_counts_until_its_file_is_written_to(tmp_path: Path, m
     assert receipt.sha256_of(Path(model.path)) == sha256_file(Path(model.path)) != digest
     note = read(Path(model.path).parent)
     assert note and note.files[0].changed(Path(model.path))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only what root fetches is for the service's user")
+def test_the_service_reads_what_a_root_with_a_closed_umask_imports(tmp_path: Path) -> None:
+    Gguf("llama").model().save(tmp_path / "m.gguf")
+    former = os.umask(0o077)
+    try:
+        made = import_model(tmp_path / "m.gguf", tmp_path / "models")
+    finally:
+        os.umask(former)
+    folder = Path(made.path).parent
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.iterdir())}
+    assert modes == {folder.name: 0o755, "m.gguf": 0o644, "source.json": 0o644}
