@@ -125,7 +125,7 @@ def test_a_fifo_without_a_reader_and_a_link_are_no_files(tmp_path: Path) -> None
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_a_log_that_another_user_made_first_is_not_written(tmp_path: Path) -> None:
-    """In /tmp it is readable for its maker, and with log_prompts it holds prompts."""
+    """The run folder may lie below /tmp: the maker of a file there reads it, with log_prompts the prompts."""
     (tmp_path / "theirs").mkdir()
     (tmp_path / "a.log").touch()
     for path in (tmp_path / "theirs", tmp_path / "a.log"):
