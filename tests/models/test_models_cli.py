@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 
 from edge.cli import main
+from edge.errors import EngineBrokenError
 from edge.models.store import Store
 from tests.fakes.gguf_writer import Gguf, save_set
 from tests.fakes.hub import Hub
 from tests.fakes.llama_quantize import install
+from tests.serving import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 Edge = Callable[..., tuple[int, str, str]]
@@ -190,6 +192,30 @@ def test_check_asks_the_engine_for_its_verdict_on_a_chat_template(
     faults = {each["id"]: each["template_fault"] for each in document["models"]}
     assert code == 65 and faults["Sound:Q5_K_M"] is None and said in faults["Odd:Q5_K_M"]
     assert document["templates_judged_by"].startswith("embedded-")
+
+
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+DOUBLES = "{% set n = namespace(s='x') %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}"
+
+
+@pytest.mark.parametrize(("template", "said"), [(LOOPS, "not ready with it"), (DOUBLES, "takes more than")])
+def test_check_refuses_a_template_without_an_end(
+    edge: Edge, state: Path, monkeypatch: pytest.MonkeyPatch, template: str, said: str
+) -> None:
+    """It took a minute and all memory, and then no engine was ready here."""
+    from edge.builder import template_check
+
+    def not_ready(socket: Path, child: subprocess.Popen[bytes], log: Path, deadline_s: float) -> None:
+        eventually(lambda: template_check._LOADED.search(template_check.read_log(log)), "the engine loads no model")
+        raise EngineBrokenError("the smoke run was not ready in time")
+
+    monkeypatch.setattr(template_check, "_MOST_BYTES", 512 << 20)
+    if template is LOOPS:
+        monkeypatch.setattr(template_check, "wait_ready", not_ready)
+    path = state / "data" / "models" / "Odd-Q5_K_M.gguf"
+    Gguf("llama").model().set("tokenizer.chat_template", template).save(path)
+    code, out, _ = edge("check", "Odd", "--engine", "embedded")
+    assert code == 65 and said in out and "probably no end" in out
 
 
 def test_check_judges_a_template_of_a_file_before_it_is_used(edge: Edge, models: Path, tmp_path: Path) -> None:
