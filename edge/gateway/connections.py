@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import cast
 
 from edge.gateway.config import ClientLimits
+from edge.gateway.headers import AllHeads, KeptHeads
 from edge.gateway.openai import HttpFault
 from edge.gateway.turns import Reads, Turns
 
@@ -50,6 +51,7 @@ class Connections:
         self._handshakes: dict[asyncio.BaseTransport, None] = {}  # in progress, the oldest first
         self._timer: asyncio.TimerHandle | None = None
         self.turns = Turns()
+        self.heads = AllHeads()
         self.lingering = 0
         self.refused = 0
 
@@ -81,11 +83,11 @@ class Connections:
         if found is not None:
             found.idle_from(asyncio.get_running_loop().time(), unread)
 
-    def uploading(self, transport: asyncio.BaseTransport | None, is_pending: bool) -> None:
-        """Note whether the body of the connection's request is still on its way."""
+    def uploading(self, transport: asyncio.BaseTransport | None, is_pending: bool, *, is_left: bool = False) -> None:
+        """Note whether the body of the connection's request is still on its way. `is_left`: it is read later."""
         found = self._open.get(transport) if transport is not None else None
         if found is not None:
-            found.body_pending = is_pending
+            found.body_pending, found.body_left = is_pending, is_pending or is_left
 
     def _join(self, connection: Connection, transport: asyncio.Transport) -> bool:
         limits, peer = self._limits, self._peer(transport)
@@ -185,13 +187,14 @@ class Connection(asyncio.Protocol):
         self._handshake: asyncio.Task[None] | None = None
         self._early: list[bytes] = []  # came with the end of the handshake
         self._reads = Reads(connections.turns, self._parse)
+        self.heads = KeptHeads(connections.heads)
         self._transport: asyncio.Transport | None = None
         self._attached = False  # aiohttp's protocol has the transport
         self._dropping = False  # rejected: what still comes is read and dropped
         self.busy = False
         self.peer: str | None = None  # see _peer; set when it has joined
         self.probes_only = False
-        self.body_pending = False
+        self.body_pending = self.body_left = False
         self.since_s = 0.0
         self._first_byte_s: float | None = None
         self._head_bytes = 0
@@ -247,6 +250,7 @@ class Connection(asyncio.Protocol):
             self.data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.heads.clear()
         if self._transport is not None:
             self._connections._leave(self._transport)
         if self._attached:
@@ -260,9 +264,8 @@ class Connection(asyncio.Protocol):
         if not self._attached:
             self._early.append(data)
             return
-        if not self.busy and not self._head_complete and not self._take_head(data):
-            hint = "send fewer or shorter headers"
-            self._reject(HttpFault(400, "headers_too_large", "the request's headers are too large together", hint))
+        if not self.busy and not self._head_complete and (fault := self._take_head(data)) is not None:
+            self._reject(fault)
             return
         if self._is_first and not self._head_complete and self._head_bytes > _OPEN_HEAD_BYTES:
             self._held.append(data)
@@ -276,18 +279,28 @@ class Connection(asyncio.Protocol):
             return
         self.pipelines = False
         self.received_bytes += len(piece) if self.busy else 0
+        if self.busy and not self.body_left and not self.heads.add(piece, pipelined=True):
+            assert self._transport is not None
+            self._transport.abort()  # in the middle of an answer nothing else can be said
+            return
         self._inner.data_received(piece)
 
-    def _take_head(self, data: bytes) -> bool:
-        """Count the bytes of a request's head. Returns False if they are too many."""
+    def _take_head(self, data: bytes) -> HttpFault | None:
+        """Count the bytes of a request's head. Returns a fault if they are too many."""
         if self._first_byte_s is None:
             self._first_byte_s = asyncio.get_running_loop().time()
         # With the last bytes of the chunk before: the blank line may be cut by a TCP segment.
         at = (self._head_end + data).find(_HEAD_END)
         self._head_complete = at >= 0
-        self._head_bytes += len(data) if at < 0 else at + len(_HEAD_END) - len(self._head_end)
+        taken = len(data) if at < 0 else at + len(_HEAD_END) - len(self._head_end)
+        self._head_bytes += taken
         self._head_end = (self._head_end + data)[-3:]
-        return self._head_bytes <= self._connections._limits.header_bytes
+        hint = "send fewer or shorter headers"
+        if self._head_bytes > self._connections._limits.header_bytes:
+            return HttpFault(400, "headers_too_large", "the request's headers are too large together", hint)
+        if not self.heads.add(data[:taken]):
+            return HttpFault(503, "headers_waiting", "the headers of all requests are too large together", hint, 1.0)
+        return None
 
     def eof_received(self) -> bool | None:
         """Treat a half-closed connection as closed: no HTTP client in use sends FIN and then waits for its answer."""
@@ -308,7 +321,8 @@ class Connection(asyncio.Protocol):
         self.received_bytes = 0
 
     def idle_from(self, now_s: float, unread: bool = False) -> None:
-        self.busy = self.body_pending = False
+        self.busy = self.body_pending = self.body_left = False
+        self.heads.answered()
         self.pipelines = True  # until more is read
         self.since_s = now_s
         self._first_byte_s = None
@@ -342,6 +356,7 @@ class Connection(asyncio.Protocol):
         transport, connections = self._transport, self._connections
         assert transport is not None
         self._dropping = True
+        self.heads.clear()
         transport.write(_answer(fault))
         if not transport.can_write_eof() or connections.lingering >= _MOST_LINGERING:
             transport.close()

@@ -21,6 +21,8 @@ from edge.supervisor.upstream import Endpoint
 
 # Tokens left for those that the engine adds around a text, and for a cut text that is split into some more again.
 _SPARE_TOKENS = 8
+# More than any token stands for (runs of 128 blanks in some vocabularies): of 60 MB only what may stay is split.
+_TOKEN_CHARACTERS = 256
 _TIMEOUT_S = 10.0  # an HTTP thread of the engine answers without a slot; one that hangs is found by the request itself
 _JSON = [("Content-Type", "application/json")]
 
@@ -48,6 +50,7 @@ def _may_exceed(text: object, most: int) -> bool:
 
 async def _cut(pools: Pools, exchange: Exchange, endpoint: Endpoint, text: str, most: int) -> str:
     """Return the text, or what its first tokens stand for. Raises ValueError, LookupError without an answer."""
+    text = text[: most * _TOKEN_CHARACTERS]
     tokens = (await _ask(pools, exchange, endpoint, "/tokenize", {"content": text}))["tokens"]
     if len(tokens) <= most:
         return text

@@ -37,7 +37,7 @@ async def handle(context: Context, request: web.Request) -> web.StreamResponse:
             await context.connections.turns.request()
         response = await _answer(context, request, record, probes_only)
         record.code = response.status
-        if probes_only:
+        if probes_only or (connection is not None and connection.heads.weigh):
             response.force_close()
         return response
     except (asyncio.CancelledError, ConnectionError):  # aiohttp cancels the handler of a client that left
@@ -59,6 +59,7 @@ async def _answer(
     found = route(request.method, request.raw_path)
     record.route = found.name
     try:
+        _check_framing(request)
         if probes_only and (found.kind is not Kind.OURS or found.name not in own_routes.PUBLIC):
             raise RejectedError(HttpFault(503, "too_many_connections", "too many connections", "close some", 1.0))
         key = _find_key(context, headers)
@@ -92,9 +93,30 @@ def _rejection(
 ) -> web.Response:
     response = own_routes.fault_response(fault, record.admin, ollama=of_ollama(request.method, found))
     response.headers.extend(extra)
-    if request.can_read_body and not request.content.at_eof():
-        response.force_close()  # the rest of the body is not read
+    if fault.kind in _FRAMING or (request.can_read_body and not request.content.at_eof()):
+        response.force_close()  # the rest of the body is not read, or its end is not sure
     return response
+
+
+_FRAMING = frozenset({"transfer_coding", "bad_request"})  # a proxy may see the end of such a body elsewhere
+
+
+def _check_framing(request: web.Request) -> None:
+    """Raise RejectedError for a Transfer-Encoding that nothing here undoes: the engine would get the packed body.
+
+    RFC 9112 6.1: 501 for a coding that is not understood, and in HTTP/1.0, which has none, a broken framing.
+    """
+    lines = request.headers.getall("Transfer-Encoding", ())
+    if not lines:
+        return
+    if request.version < (1, 1):
+        fault = HttpFault(400, "bad_request", "HTTP/1.0 has no Transfer-Encoding", "send a Content-Length")
+        raise RejectedError(fault)
+    if [coding.strip(" \t").lower() for line in lines for coding in line.split(",")] != ["chunked"]:
+        message = f"Transfer-Encoding {', '.join(lines)[:50]!r} is not supported"
+        raise RejectedError(
+            HttpFault(501, "transfer_coding", message, "send chunked alone; pack with Content-Encoding")
+        )
 
 
 def _check_host(context: Context, request: web.Request) -> None:

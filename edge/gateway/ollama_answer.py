@@ -14,8 +14,13 @@ import msgspec
 from edge.gateway.accounting import count
 from edge.gateway.ollama import OllamaCall
 from edge.linux.files import parse_foreign_json
+from edge.units import MIB
 
 NDJSON = "application/x-ndjson"
+# Of a stream: a line that is not complete (the last one of /infill holds the prompt), and tool calls.
+_MOST_KEPT_BYTES = 8 * MIB
+_MOST_PARTS = 128  # of a line, before they are joined
+_TOOL_BYTES = 500  # objects of one call
 
 
 class _Function(msgspec.Struct):
@@ -139,7 +144,8 @@ class OllamaAnswer:
         self._clock = clock
         self._wall = wall
         self._began_s = self._sent_s = clock()
-        self._pending = b""
+        self._pending: list[bytes] = []  # of a line that is not complete
+        self._kept_bytes = 0  # of it and of the tool calls
         # Ollama sends a tool call whole, llama-server its arguments in pieces: they are collected until the end.
         self._tools: dict[int, _Function] = {}
         self._finish: str | None = None
@@ -154,7 +160,17 @@ class OllamaAnswer:
     def feed(self, data: bytes) -> bytes:
         """Return the lines for the events in the next bytes of a stream."""
         # Chunks end anywhere, also within a character: only whole lines are decoded.
-        *lines, self._pending = (self._pending + data).split(b"\n")
+        first, *lines = data.split(b"\n")
+        self._pending.append(first)
+        self._kept_bytes += len(first)
+        if lines:
+            lines.insert(0, b"".join(self._pending))
+            self._kept_bytes += len(lines[-1]) - len(lines[0])
+            self._pending = [lines.pop()]
+        elif self._kept_bytes > _MOST_KEPT_BYTES:
+            return self._too_large()
+        elif len(self._pending) > _MOST_PARTS:
+            self._pending = [b"".join(self._pending)]
         found = []
         for line in lines:
             if line.startswith(b"data:") and not self._ended:
@@ -202,13 +218,19 @@ class OllamaAnswer:
             return self.failed(f"the engine's answer cannot be read: {error}")
         if chunk.error:
             return self.failed(error_text(chunk.error))
-        self._note(chunk)
+        self._note(chunk, len(data))
+        if self._kept_bytes > _MOST_KEPT_BYTES:
+            return self._too_large()
         message = _text(chunk)
         if not message.content and not message.reasoning_content:
             return b""
         return _json({**self._said(message.content or "", message.reasoning_content), "done": False}) + b"\n"
 
-    def _note(self, chunk: _Chunk) -> None:
+    def _too_large(self) -> bytes:
+        self._pending, self._tools, self._kept_bytes = [], {}, 0
+        return b"" if self._ended else self.failed("a line or a tool call of the engine is too large")
+
+    def _note(self, chunk: _Chunk, event_bytes: int = 0) -> None:
         """Keep what the last line needs: tool calls come in pieces, figures in the last events."""
         self._timings = _figures(chunk.timings, _Timings) or self._timings
         if (usage := _figures(chunk.usage, _Usage)) is not None:
@@ -220,9 +242,12 @@ class OllamaAnswer:
             message = choice.delta or choice.message or _Message()
             for number, call in enumerate(message.tool_calls or []):
                 at = call.index if choice.delta else number
+                more = call.function.arguments
+                self._kept_bytes += (at not in self._tools) * _TOOL_BYTES
+                self._kept_bytes += len(more) if isinstance(more, str) else event_bytes
                 known = self._tools.setdefault(at, _Function(None, ""))
                 known.name = call.function.name or known.name
-                known.arguments = _joined(known.arguments, call.function.arguments)
+                known.arguments = _joined(known.arguments, more)
 
     def _end(self) -> bytes:
         self._ended = True

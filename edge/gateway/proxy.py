@@ -22,7 +22,13 @@ from edge.gateway.openai import HttpFault, RejectedError, engine_error, is_json,
 from edge.gateway.retry import RetryPolicy, UpstreamDied, died_fault
 from edge.gateway.waiting_room import ByteReservation
 from edge.linux.files import parse_foreign_json, parse_json
-from edge.supervisor.engine_connection import DOCUMENT_BYTES, BadAnswer, EngineAnswer, EngineConnection
+from edge.supervisor.engine_connection import (
+    ANSWER_BYTES,
+    DOCUMENT_BYTES,
+    BadAnswer,
+    EngineAnswer,
+    EngineConnection,
+)
 from edge.supervisor.upstream import Endpoint, RequestProgress, Upstream
 
 # Answers with a known length up to this size are sent in one packet with their headers.
@@ -221,7 +227,8 @@ async def _send(connection: EngineConnection, exchange: Exchange) -> EngineAnswe
 
 async def _whole(exchange: Exchange, answer: EngineAnswer, loop: asyncio.AbstractEventLoop) -> web.StreamResponse:
     try:
-        data = await answer.read(DOCUMENT_BYTES if exchange.hide_paths else None)
+        most_bytes = DOCUMENT_BYTES if exchange.hide_paths else ANSWER_BYTES
+        data = await answer.read(most_bytes, exchange.reserved.grow)
     except BadAnswer as error:
         raise RejectedError(engine_error(exchange.upstream.model_id, answer.status, str(error))) from error
     except (ClientError, OSError) as error:
@@ -351,7 +358,7 @@ async def _into(
         await _copy(response, exchange, answer, progress, loop)
         return response
     try:
-        data = await answer.read()
+        data = await answer.read(grow=exchange.reserved.grow)
         document = parse_foreign_json(data)  # a NaN would be no JSON for the client either
     except (ClientError, OSError, ValueError):
         raise RejectedError(died_fault(exchange.upstream, f"status {answer.status}")) from None

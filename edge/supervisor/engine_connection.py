@@ -6,7 +6,8 @@ A session does much for any server (redirects, cookies, proxies, traces), which 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Callable
 
 from aiohttp.client_exceptions import ClientConnectionError, ClientError
 from aiohttp.client_proto import ResponseHandler
@@ -21,6 +22,8 @@ HEADER_BYTES = 64 * KIB
 # Of a JSON document of an engine that is read whole. /props holds the chat template of the model's file, the largest
 # known ones 300 KiB; a file may hold one of gigabytes.
 DOCUMENT_BYTES = 4 * MIB
+# Of any answer that is read whole before it is passed on: 10 000 embeddings of 4096 numbers take 400 MB of JSON.
+ANSWER_BYTES = 64 * MIB
 _CONNECT_S = 10.0
 
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})  # of these no Content-Length means no body
@@ -64,6 +67,23 @@ class BadAnswer(ClientError):
     """The head of an answer is no HTTP, or larger than HEADER_BYTES; or a document is larger than its reader takes."""
 
 
+# What aiohttp's parser lets through and its server refuses to send; a tab may stand in a header.
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_FREE_BYTES = 1 * MIB  # of an answer that is read whole, before it is counted
+_MOST_INFORMATIONAL = 100  # answers 1xx before the one that counts
+
+
+def _unfit(message: RawResponseMessage) -> str | None:
+    """Return why the head of an answer cannot be passed on, None for a usual one."""
+    if message.code < 200:  # 101 was asked by nobody: Upgrade is not sent to engines
+        return f"status {message.code}"
+    if [value.strip().lower() for value in message.headers.getall("Transfer-Encoding", ["chunked"])] != ["chunked"]:
+        return "a Transfer-Encoding other than chunked"  # the client would get the packed body, and no word of it
+    if _CONTROL.search(message.reason or "") or any(_CONTROL.search(value) for value in message.headers.values()):
+        return "a control character in its head"
+    return None
+
+
 class EngineAnswer:
     """The head of an engine's answer, and its body as it arrives.
 
@@ -71,6 +91,9 @@ class EngineAnswer:
     """
 
     def __init__(self, message: RawResponseMessage, content: StreamReader) -> None:
+        """Raises BadAnswer for a head that cannot be passed on."""
+        if (why := _unfit(message)) is not None:
+            raise BadAnswer(why)
         self.status = message.code
         self.reason = message.reason
         self.headers = message.headers
@@ -80,19 +103,21 @@ class EngineAnswer:
         self.content_length = None if length is None else int(length)
         self._body: bytes | None = None
 
-    async def read(self, most_bytes: int | None = None) -> bytes:
-        """Return the whole body, as often as it is called. Raises BadAnswer beyond `most_bytes`, if they are given."""
-        if self._body is None:
-            self._body = await (self.content.read() if most_bytes is None else self._bounded(most_bytes))
-        return self._body
+    async def read(self, most_bytes: int = ANSWER_BYTES, grow: Callable[[int], None] | None = None) -> bytes:
+        """Return the whole body, as often as it is called. Raises BadAnswer beyond `most_bytes`.
 
-    async def _bounded(self, most_bytes: int) -> bytes:
-        body = bytearray()
-        while piece := await self.content.readany():
-            body += piece
-            if len(body) > most_bytes:
-                raise BadAnswer(f"more than {most_bytes} bytes")
-        return bytes(body)
+        `grow` is called with what comes beyond _FREE_BYTES, and may raise.
+        """
+        if self._body is None:
+            body = bytearray()
+            while piece := await self.content.readany():
+                body += piece
+                if len(body) > most_bytes:
+                    raise BadAnswer(f"more than {most_bytes} bytes")
+                if grow is not None and len(body) > _FREE_BYTES:
+                    grow(len(piece))
+            self._body = bytes(body)
+        return self._body
 
 
 class EngineConnection:
@@ -133,9 +158,10 @@ class EngineConnection:
                 elif body is not None:
                     self._upload = asyncio.ensure_future(self._send(body, chunked=in_chunks(pairs, size)))
         try:
-            message, content = await self._protocol.read()
-            while 100 <= message.code < 200 and message.code != 101:  # Continue, Early Hints: the answer follows
+            for _ in range(_MOST_INFORMATIONAL):
                 message, content = await self._protocol.read()
+                if not 100 <= message.code < 200 or message.code == 101:
+                    break  # not Continue or Early Hints, which an answer follows
         except HttpProcessingError as error:
             raise BadAnswer(error.message) from error
         self._content = content

@@ -261,6 +261,34 @@ async def test_what_is_not_http_is_a_400_and_reaches_nobody(
     assert (await here.once(OK)).status == 200
 
 
+@pytest.mark.parametrize(
+    ("version", "coding", "code"),
+    [
+        (1, b"gzip, chunked", 501),
+        (1, b"GZIP ,Chunked", 501),
+        (1, b"identity,chunked", 501),
+        (1, b", chunked", 501),
+        (1, b"chunked", 200),
+        (1, b" Chunked ", 200),
+        (0, b"chunked", 400),
+        (0, b"gzip, chunked", 400),
+    ],
+)
+async def test_a_transfer_coding_that_is_not_undone_here_is_refused(
+    rig: Rigs, version: int, coding: bytes, code: int
+) -> None:
+    """The engine would get the packed body: a coding is a property of the connection (RFC 9112 6.1)."""
+    here = await rig()
+    client = await here.connect()
+    head = b"POST /v1/chat/completions HTTP/1.%d\r\nHost: localhost\r\nConnection: keep-alive\r\n" % version
+    await client.send(head + b"Transfer-Encoding: " + coding + b"\r\n\r\n2\r\n{}\r\n0\r\n\r\n")
+    answer = await client.answer()
+    assert (answer.status, len(here.engine.requests)) == (code, code == 200)
+    if code != 200:
+        assert json.loads(answer.body)["error"]["kind"] == ("transfer_coding" if code == 501 else "bad_request")
+        assert await client.rest() == b"", "the end of such a body is not sure: no other request follows it"
+
+
 @pytest.mark.parametrize("target", [b"/\xff\xfe", b"/%ff", b"/a%00", b"/%", b"/" + b"%2e" * 3000])
 async def test_odd_paths_get_a_code(rig: Rigs, target: bytes) -> None:
     here = await rig()

@@ -15,7 +15,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.gateway import admission, connections, turns, waiting_room
+from edge.gateway import admission, connections, headers, turns, waiting_room
 from edge.gateway import body as body_module
 from edge.gateway.body import _zstd_window_bytes
 from edge.gateway.config import ClientLimits, GatewayOptions
@@ -44,6 +44,61 @@ async def test_all_headers_together_are_bounded_however_they_come(rig: Rigs, pie
     assert (answer.status, json.loads(answer.body)["error"]["kind"]) == (400, "headers_too_large")
     assert here.engine.requests == []
     assert (await here.once(LIVEZ)).status == 200
+
+
+COOKIES = b"GET %s HTTP/1.1\r\nHost: localhost\r\nCookie: " + b"c" * 15_000 + b"\r\n\r\n"
+
+
+async def _waits(line: Line, request: Received) -> None:
+    await line.until_gone()
+
+
+async def test_the_heads_of_all_clients_are_bounded_together(rig: Rigs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(headers, "_ALL_BYTES", 400_000)
+    here = await rig(_waits)
+    heads, clients = here.context.connections.heads, [await here.connect() for _ in range(30)]
+    for client in clients:
+        await client.send(COOKIES % b"/slots")
+    await until(lambda: heads.kept_bytes > 350_000)
+    answer = await here.once(COOKIES % b"/livez")
+    assert (answer.status, json.loads(answer.body)["error"]["kind"]) == (503, "headers_waiting")
+    assert heads.kept_bytes <= 400_000
+    assert (await here.once(LIVEZ)).status == 200, "a small head needs no room"
+    for client in clients:
+        client.reset()
+    await until(lambda: not heads.kept_bytes)
+    assert (await here.once(COOKIES % b"/livez")).status == 200
+
+
+async def test_a_client_that_pipelines_more_heads_than_there_is_room_for_is_dropped(
+    rig: Rigs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(headers, "_ALL_BYTES", 30_000)
+    here = await rig(_waits)
+    client = await here.connect()
+    await client.send(COOKIES % b"/slots")
+    await until(lambda: here.engine.requests)
+    await client.send(COOKIES % b"/slots")
+    with contextlib.suppress(ConnectionError):
+        assert await client.rest() == b""
+    await until(lambda: not here.context.connections.heads.kept_bytes)
+
+
+async def test_a_connection_with_a_large_head_is_kept_only_while_there_is_room(
+    rig: Rigs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(headers, "_ALL_BYTES", 100_000)
+    here = await rig()
+    clients = [await here.connect() for _ in range(12)]
+    kept = 0
+    for client in clients:
+        await client.send(COOKIES % b"/livez")
+        kept += (await client.answer()).header("connection") != "close"
+    assert 1 <= kept <= 3
+    small = await here.connect()
+    for _ in range(3):
+        await small.send(LIVEZ)
+        assert (await small.answer()).header("connection") != "close"
 
 
 async def test_each_request_of_a_connection_has_the_whole_limit(rig: Rigs) -> None:
@@ -470,7 +525,7 @@ async def test_one_that_leaves_while_it_waits_for_its_turn_is_gone(rig: Rigs, mo
     monkeypatch.setattr(turns.Turns, "_next", lambda _: None)
     here = await rig()
     client = await here.connect()
-    client.writer.write(LIVEZ * 5)
+    client.writer.write(LIVEZ * 3)
     assert (await client.answer()).status == 200, "the first of them waits for no turn"
     await until(lambda: len(here.context.connections.turns._requests) == 1)
     client.reset()

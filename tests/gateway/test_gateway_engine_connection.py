@@ -108,6 +108,11 @@ async def test_an_answer_to_head_has_no_body_whatever_its_length(pools: Pools, e
         b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nX-A: " + b"a" * (HEADER_BYTES + 1) + b"\r\n\r\n",
+        b"HTTP/1.1 200 \x1b[2J\r\nContent-Length: 2\r\n\r\n{}",
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n{}",
+        b"HTTP/1.1 000 Odd\r\nContent-Length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n" * 1000,
     ],
 )
 async def test_a_head_that_is_no_http_or_too_large_is_a_bad_answer(
@@ -116,6 +121,17 @@ async def test_a_head_that_is_no_http_or_too_large_is_a_bad_answer(
     engine.script = _says(said)
     with pytest.raises(BadAnswer):
         await _ask(pools, engine)
+    await until(lambda: engine.open == 0)
+
+
+async def test_an_answer_without_an_end_is_kept_to_its_limit_only(pools: Pools, engine: FakeEngine) -> None:
+    engine.script = _says(b"HTTP/1.1 200 OK\r\n\r\n", *[b"x" * 100_000] * 4)
+    counted: list[int] = []
+    with pools.connection("chat", Endpoint(str(engine.path), 1), 1) as connection:
+        answer = await connection.request("GET", "/x", [], None)
+        with pytest.raises(BadAnswer, match="more than"):
+            await answer.read(300_000, counted.append)
+    assert not counted, "what a small answer holds is free"
     await until(lambda: engine.open == 0)
 
 

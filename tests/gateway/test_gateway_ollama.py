@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from edge.gateway import ollama_answer
 from edge.gateway.config import GatewayOptions
 from edge.gateway.ollama import OllamaCall, read_call
 from edge.gateway.ollama_answer import OllamaAnswer
@@ -199,6 +200,22 @@ def test_arguments_without_end_and_figures_out_of_range_spoil_no_answer() -> Non
     assert (last["eval_duration"], last["prompt_eval_duration"]) == (0, 0)
 
 
+@pytest.mark.parametrize("kind", ["a line without an end", "arguments without an end", "calls without an end"])
+def test_what_an_engine_sends_without_an_end_is_kept_to_its_limit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ollama_answer, "_MOST_KEPT_BYTES", 100_000)
+    call, _ = translated("/api/chat", {"model": "chat", "messages": []})
+    answer = OllamaAnswer(call, lambda: 1.0, lambda: 0.0)
+    said = b""
+    for number in range(400):
+        piece = {"index": 0, "function": {"arguments": "x" * 1000}}
+        calls = [piece] if kind.startswith("arg") else [{"index": number * 10 + at} for at in range(10)]
+        event = b"data: " + json.dumps(delta(tool_calls=calls)).encode() + b"\n\n"
+        said += answer.feed(b"x" * 1000 if "line" in kind else event)
+        assert sum(map(len, answer._pending)) <= 101_000
+        assert sum(len(str(each.arguments)) + 500 for each in answer._tools.values()) <= 105_000
+    assert b"too large" in said and said.count(b"\n") == 1 and answer.broken
+
+
 def test_infill_ends_without_done() -> None:
     call, _ = translated("/api/generate", {"model": "c", "prompt": "a", "suffix": "b"})
     events = [{"content": "x", "stop": False}, {"content": "", "stop": True, "stop_type": "eos", "timings": TIMINGS}]
@@ -252,6 +269,7 @@ LONG = "word " * 10
         ({"input": [LONG, "a"]}, 30, ["cut", "a"], ["/tokenize", "/detokenize"]),
         ({"input": LONG}, 30, "cut", ["/tokenize", "/detokenize"]),
         ({"input": LONG}, 24, LONG, ["/tokenize"]),
+        ({"input": LONG * 1000}, 30, "cut", ["/tokenize", "/detokenize"]),
         ({"input": LONG, "truncate": False}, 30, LONG, []),
         ({"input": ["a", "b"] * 30}, 30, ["a", "b"] * 30, []),
         ({"input": LONG}, None, LONG, ["/tokenize"]),
@@ -266,6 +284,7 @@ async def test_a_text_is_cut_to_the_context(
         if request.target == "/tokenize" and tokens is None:
             await line.json({"error": "no"}, "501 Not Implemented")
         elif request.target == "/tokenize":
+            assert len(json.loads(request.body)["content"]) <= 24 * 256, "60 MB make 15 million numbers"
             await line.json({"tokens": list(range(tokens or 0))})
         elif request.target == "/detokenize":
             assert json.loads(request.body)["tokens"] == list(range(24))
@@ -279,6 +298,21 @@ async def test_a_text_is_cut_to_the_context(
     assert (status, answer["embeddings"]) == (200, [[1.0]])
     assert [each.target for each in here.engine.requests] == [*calls, "/v1/embeddings"]
     assert json.loads(here.engine.requests[-1].body)["input"] == sent
+
+
+async def test_an_answer_that_is_held_whole_counts_as_a_body_that_waits(rig: Rigs) -> None:
+    """10 000 embeddings take 400 MB of JSON; a small answer is free, however much waits."""
+
+    async def script(line: Line, request: Received) -> None:
+        size = 3_000_000 if b"long" in request.body else 500_000
+        await line.json({"choices": [{"message": {"content": "x" * size}}]})
+
+    here = await rig(script, config=GatewayOptions(hold_bytes=1_000_000))
+    asked = {"model": "chat", "stream": False}
+    status, _ = await post(here, "/api/chat", {**asked, "messages": [{"role": "user", "content": "long"}]})
+    assert (status, here.context.waiting.held_bytes) == (503, 0)
+    status, _ = await post(here, "/api/chat", {**asked, "messages": HELLO})
+    assert (status, here.context.waiting.held_bytes) == (200, 0)
 
 
 async def test_an_engines_error_is_ollamas_error(rig: Rigs) -> None:
