@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from edge.config.fields import Place, fields_of, key, read_table, tables
 from edge.errors import ConfigError
+from edge.units import split_host_port
 
 RPC_PORT = 50052  # rpc-server's own default (tools/rpc/rpc-server.cpp)
 # RFC 1918, link-local (RFC 3927), and the shared range of RFC 6598, which networks over WireGuard (Tailscale) use.
@@ -59,17 +60,17 @@ def rpc_address(text: str, interface: str = "") -> RpcAddress:
     llama.cpp's RPC takes an IPv4 address and cuts the text at its first colon (ggml-rpc.cpp, parse_endpoint), so there
     is no IPv6; a host name could lead elsewhere tomorrow.
     """
-    host, colon, port = text.strip().rpartition(":")
-    if not colon or not (port.isascii() and port.isdigit()) or not 0 < int(port) <= 65535:
-        raise ConfigError(f"not the address of an rpc-server: {text!r}", f"write it like 10.0.0.2:{RPC_PORT}")
+    host, port = split_host_port(text.strip()) or ("", None)
+    if not host or not port:
+        raise ConfigError(f"not the address of an rpc-server: {text[:100]!r}", f"write it like 10.0.0.2:{RPC_PORT}")
     try:
-        address = ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
+        address = ip_address("127.0.0.1" if host == "localhost" else host)
     except ValueError:
         hint = "a name can lead to another machine tomorrow: write its IPv4 address"
         raise ConfigError(f"rpc takes no host name: {host!r}", hint) from None
     if not isinstance(address, IPv4Address):
         raise ConfigError(f"llama.cpp's RPC has no IPv6: {text!r}", "write an IPv4 address, or use a tunnel")
-    found = RpcAddress(str(address), int(port))
+    found = RpcAddress(str(address), port)
     if found.loopback:
         return found
     if address.is_unspecified:

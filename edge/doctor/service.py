@@ -8,7 +8,9 @@ from pathlib import Path
 
 from edge.doctor.check import Finding, bad, ok, unknown, warn
 from edge.doctor.facts import DoctorFacts, DropIn, Port, UnitState
+from edge.errors import ConfigError
 from edge.linux.procfs import PROC, listening_sockets, lock_holders, socket_owner
+from edge.linux.sockets import parse_address
 from edge.linux.systemctl import booted
 from edge.linux.tree import Tree
 from edge.service.drop_ins import FOLDERS, HOME_HIDDEN, conflicts, directives, drop_in_paths
@@ -74,7 +76,7 @@ def _port(held: Port) -> Finding:
     owner = f"{held.name} (pid {held.pid})" if held.pid else "another user's process"
     if held.ours:
         return ok(f"{held.address} is held by edgellm: {owner}")
-    number = held.address.rpartition(":")[2]
+    number = parse_address(held.address)[1]
     step = "stop it, or listen elsewhere with --listen"
     return bad(f"{held.address} is taken by {owner}", step, f"sudo ss -ltnp 'sport = :{number}'")
 
@@ -233,8 +235,11 @@ def read_ports(listen: tuple[str, ...], lock: Path, service_active: bool, proc: 
     ports = []
     taken, holders = list(listening_sockets(proc)), lock_holders(lock, proc)
     for address in listen:
-        host, _, number = address.rpartition(":")
-        inode = next((s.inode for s in taken if str(s.port) == number and _overlap(host, s.address)), None)
+        try:
+            host, number = parse_address(address)
+        except ConfigError:  # `up` names it
+            continue
+        inode = next((s.inode for s in taken if s.port == number and _overlap(host, s.address)), None)
         if inode is None:
             ports.append(Port(address))
             continue
@@ -247,6 +252,5 @@ def read_ports(listen: tuple[str, ...], lock: Path, service_active: bool, proc: 
 
 def _overlap(host: str, ip: str) -> bool:
     """Return whether binding `host` collides with a listener on `ip`. `::` takes IPv4 too, the default of Linux."""
-    plain = host.strip("[]")
-    wild = ("0.0.0.0", "::", "", "*")
-    return plain in wild or ip in wild or plain == ip or (plain == "localhost" and ip in ("127.0.0.1", "::1"))
+    wild = ("0.0.0.0", "::")
+    return host in wild or ip in wild or host == ip or (host == "localhost" and ip in ("127.0.0.1", "::1"))

@@ -244,7 +244,7 @@ class OllamaAnswer:
                 at = call.index if choice.delta else number
                 more = call.function.arguments
                 self._kept_bytes += (at not in self._tools) * _TOOL_BYTES
-                self._kept_bytes += len(more) if isinstance(more, str) else event_bytes
+                self._kept_bytes += len(more) if isinstance(more, str) else event_bytes if more else 0
                 known = self._tools.setdefault(at, _Function(None, ""))
                 known.name = call.function.name or known.name
                 known.arguments = _joined(known.arguments, more)

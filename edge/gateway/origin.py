@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from edge.gateway.openai import HttpFault
+from edge.units import split_host_port
 
 _LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost", "ip6-loopback"})
 _SAFE_METHODS = frozenset({"GET", "HEAD"})
@@ -31,7 +32,7 @@ class OriginPolicy(Struct, frozen=True):
     @staticmethod
     def of(hosts: tuple[str, ...], origins: tuple[str, ...]) -> OriginPolicy:
         return OriginPolicy(
-            frozenset(host_name(host) for host in hosts), frozenset(each.rstrip("/").lower() for each in origins)
+            frozenset(filter(None, map(host_name, hosts))), frozenset(each.rstrip("/").lower() for each in origins)
         )
 
     def check_host(
@@ -57,6 +58,8 @@ class OriginPolicy(Struct, frozen=True):
             return None
         if (name if address is None else str(address)) in own_names():
             return None
+        if not name:  # RFC 9112 3.2
+            return HttpFault(400, "bad_request", "the Host header is no host and port", None)
         hint = f'add it to hosts in [gateway] of edgellm.toml: hosts = ["{name[:100]}"]'
         return HttpFault(403, "host_not_allowed", f"{name[:100]!r} is not a name of this server", hint)
 
@@ -104,14 +107,12 @@ class OriginPolicy(Struct, frozen=True):
 
 @lru_cache(maxsize=64)
 def host_name(host: str) -> str:
-    """Return the name in a Host: `[::1]:8080` → `::1`, `Box.local:80` → `box.local`."""
+    """Return the name in a Host: `[::1]:8080` → `::1`, `Box.local:80` → `box.local`; empty for what is none."""
     host = host.strip().lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    name, colon, port = host.rpartition(":")
-    if colon and ":" not in name and port.isdigit():
-        host = name
-    return host.rstrip(".")
+    found = split_host_port(host)
+    if found is None:
+        return host if _address(host) is not None else ""  # an IPv6 address without brackets, as some clients send it
+    return found[0].rstrip(".")
 
 
 def _is_local(origin: str) -> bool:
@@ -143,7 +144,7 @@ def is_loopback(address: str) -> bool:
 @lru_cache(maxsize=64)  # used twice a request; bounded, since clients choose the text
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        address = ipaddress.ip_address(text.partition("%")[0])
+        address = ipaddress.ip_address(text.partition("%")[0] if ":" in text else text)
     except ValueError:
         return None
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edge.errors import AddressInUseError, ConfigError, UnavailableError
+from edge.units import split_host_port
 
 FIRST_INHERITED = 3  # SD_LISTEN_FDS_START of sd-daemon.h
 DEFAULT_PORT = 8080
@@ -68,12 +69,11 @@ def parse_address(text: str) -> tuple[str, int]:
     `http://` before it and a slash behind it are allowed, as in Ollama's OLLAMA_HOST.
     """
     plain = text.strip().removeprefix("http://").removesuffix("/")
-    if plain and not plain.isdigit() and (":" not in plain or plain.endswith("]")):
-        plain += f":{DEFAULT_PORT}"
-    host, _, port = plain.rpartition(":")
-    if "/" in plain or not (port.isascii() and port.isdigit()) or not 0 <= int(port) <= 65535:
-        raise ConfigError(f"not an address: {text!r}", "write it like 127.0.0.1:8080 or [::1]:8080")
-    return host.strip("[]") or "127.0.0.1", int(port)
+    found = split_host_port(f":{plain}" if plain.isdigit() else plain)
+    if found is None or found == ("", None) or plain.endswith(":"):
+        raise ConfigError(f"not an address: {text[:100]!r}", "write it like 127.0.0.1:8080 or [::1]:8080")
+    host, port = found
+    return host or "127.0.0.1", DEFAULT_PORT if port is None else port
 
 
 def only_this_machine(addresses: Sequence[str]) -> bool:
@@ -83,7 +83,11 @@ def only_this_machine(addresses: Sequence[str]) -> bool:
     except ConfigError:
         return False
     # Not by the module ipaddress: its import takes milliseconds before the engine is spawned.
-    return all(host in ("localhost", "::1") or host.startswith("127.") for host in hosts)
+    return all(host in ("localhost", "::1") or _in_127(host) for host in hosts)
+
+
+def _in_127(host: str) -> bool:
+    return host.startswith("127.") and host.replace(".", "").isdigit()  # no 127.example.com
 
 
 def bind(addresses: Sequence[str]) -> list[socket.socket]:

@@ -46,6 +46,29 @@ def test_a_foreign_name_is_not(host: str) -> None:
     assert (fault.status, fault.kind) == (403, "host_not_allowed")
 
 
+@pytest.mark.parametrize(
+    "host",
+    [
+        "[::1:80",
+        "[::1]evil.example",
+        "[localhost]",
+        "[::1]:x",
+        "[::1]:80:80",
+        "localhost:99999999",
+        "a[.localhost",
+        "/x",
+    ],
+)
+def test_what_is_no_host_is_no_name_of_ours(host: str) -> None:
+    fault = OriginPolicy.of(("box", "[", "[box"), ()).check_host(host, lambda: "127.0.0.1")
+    assert fault is not None and fault.status == 400
+    assert OriginPolicy.of((), ()).check_host(host, lambda: None) is None, "on a unix socket any"
+
+
+def test_a_zone_belongs_to_ipv6_only() -> None:
+    assert not is_loopback("127.0.0.1%evil") and is_loopback("::1%lo")
+
+
 def test_the_address_of_the_connection_itself_is_a_name() -> None:
     door = OriginPolicy.of((), ())
     assert door.check_host("10.0.0.7:8080", lambda: "10.0.0.7") is None

@@ -7,9 +7,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from edge.config.devices import rpc_address
 from edge.errors import AddressInUseError, ConfigError
 from edge.linux import sockets
+from edge.units import split_host_port
 
 
 @pytest.mark.parametrize(
@@ -24,16 +28,61 @@ from edge.linux import sockets
         ("[::]", ("::", 8080)),
         ("http://0.0.0.0:11434", ("0.0.0.0", 11434)),
         ("127.0.0.1:8080/", ("127.0.0.1", 8080)),
+        ("[fe80::1%eth0]:80", ("fe80::1%eth0", 80)),
+        ("[::ffff:127.0.0.1]:80", ("::ffff:127.0.0.1", 80)),
     ],
 )
 def test_addresses(text: str, address: tuple[str, int]) -> None:
     assert sockets.parse_address(text) == address
 
 
-@pytest.mark.parametrize("text", ["", "http://", "a:b", "https://127.0.0.1:1", "1.2.3.4:70000", "1.2.3.4:-1"])
+BROKEN = [
+    "[::1:80",
+    "::1]:80",
+    "[[::1]]:80",
+    "[]:80",
+    "]:80",
+    "[:80",
+    "::1:80",
+    "[::1]x:80",
+    "[127.0.0.1]:80",
+    "x[::1]:80",
+]
+BROKEN += [
+    "localhost]:80",
+    "1.2.3.4:80:90",
+    "user@host:80",
+    "a b:80",
+    "\x1b[2J:80",
+    "1.2.3.4:" + "1" * 5000,
+    "1" * 5000,
+]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "http://", "a:b", "https://127.0.0.1:1", "1.2.3.4:70000", "1.2.3.4:-1", "1.2.3.4:", *BROKEN]
+)
 def test_what_is_no_address(text: str) -> None:
+    """One reader for --listen, an rpc-server's address and the Host header."""
     with pytest.raises(ConfigError):
         sockets.parse_address(text)
+    with pytest.raises(ConfigError):
+        rpc_address(text, "eth0")
+    assert not sockets.only_this_machine([text])
+
+
+def test_a_name_that_begins_as_loopback_is_none() -> None:
+    assert sockets.only_this_machine(["127.9.9.9:80"]) and not sockets.only_this_machine(["127.example.com:80"])
+
+
+@given(st.text(st.sampled_from("[]:1.af%x/@ "), max_size=12))
+def test_what_is_split_is_the_text_again(text: str) -> None:
+    found = split_host_port(text)
+    if found is not None:
+        host, port = found
+        assert text.partition("]:" if ":" in host else ":")[0].strip("[]") == host
+        assert ("[" in text) == (":" in host) and text.count("[") == text.count("]") <= 1
+        assert port is None or int(text.rpartition(":")[2]) == port
 
 
 @pytest.mark.parametrize(
