@@ -31,24 +31,7 @@ _FACTORS = {
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufff9-\ufffb\ud800-\udfff]"
 )
-# RFC 3986 3.2.2: an IPv6 address stands in brackets, and nothing else does; its zone is spelled as for getaddrinfo(3).
-_HOST_PORT = re.compile(
-    r"(?:\[(?P<v6>[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(?:%[^\x00-\x20\x7f\[\]/?#@:]+)?)\]"
-    r"|(?P<name>[^\x00-\x20\x7f\[\]:/?#@]*))(?::(?P<port>[0-9]{0,5}))?"
-)
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
-
-
-def split_host_port(text: str) -> tuple[str, int | None] | None:
-    """Split `name:80`, `10.0.0.1`, `[::1]:80`; the host without brackets, port None where there is none.
-
-    Returns None for everything else: every address of a setting and of a Host header is read here.
-    """
-    match = _HOST_PORT.fullmatch(text)
-    if match is None:
-        return None
-    port = int(match["port"]) if match["port"] else None
-    return (match["v6"] or match["name"], port) if port is None or port <= 65535 else None
 
 
 def parse_size(text: str) -> int:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from edge.config.fields import Place, fields_of, key, read_table, tables
 from edge.errors import ConfigError
-from edge.units import split_host_port
+from edge.linux.sockets import split_host_port
 
 RPC_PORT = 50052  # rpc-server's own default (tools/rpc/rpc-server.cpp)
 # RFC 1918, link-local (RFC 3927), and the shared range of RFC 6598, which networks over WireGuard (Tailscale) use.

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from edge.gateway.openai import HttpFault
-from edge.units import split_host_port
+from edge.linux.sockets import split_host_port
 
 _LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost", "ip6-loopback"})
 _SAFE_METHODS = frozenset({"GET", "HEAD"})

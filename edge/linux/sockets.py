@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import socket
 import sys
 from collections.abc import MutableMapping, Sequence
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edge.errors import AddressInUseError, ConfigError, UnavailableError
-from edge.units import split_host_port
 
 FIRST_INHERITED = 3  # SD_LISTEN_FDS_START of sd-daemon.h
 DEFAULT_PORT = 8080
@@ -20,6 +20,12 @@ BACKLOG = 1024  # connections that wait in the kernel until the gateway accepts;
 # accept (16 µs here) before it reads the one it has; without a free descriptor each further try fails and logs again.
 # One also lets a client that has given up behind a socket unit be seen to have ended before the next is accepted.
 AT_ONCE = 1
+
+# RFC 3986 3.2.2: an IPv6 address stands in brackets, and nothing else does; its zone is spelled as for getaddrinfo(3).
+_HOST_PORT = re.compile(
+    r"(?:\[(?P<v6>[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(?:%[^\x00-\x20\x7f\[\]/?#@:]+)?)\]"
+    r"|(?P<name>[^\x00-\x20\x7f\[\]:/?#@]*))(?::(?P<port>[0-9]{0,5}))?"
+)
 
 
 class Listener(socket.socket):
@@ -61,6 +67,18 @@ def inherited(env: MutableMapping[str, str]) -> list[socket.socket]:
         os.set_inheritable(descriptor, False)
         sockets.append(Listener(fileno=descriptor))
     return sockets
+
+
+def split_host_port(text: str) -> tuple[str, int | None] | None:
+    """Split `name:80`, `10.0.0.1`, `[::1]:80`; the host without brackets, port None where there is none.
+
+    Returns None for everything else: every address of a setting and of a Host header is read here.
+    """
+    match = _HOST_PORT.fullmatch(text)
+    if match is None:
+        return None
+    port = int(match["port"]) if match["port"] else None
+    return (match["v6"] or match["name"], port) if port is None or port <= 65535 else None
 
 
 def parse_address(text: str) -> tuple[str, int]:

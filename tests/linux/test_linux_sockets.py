@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edge.config.devices import rpc_address
 from edge.errors import AddressInUseError, ConfigError
 from edge.linux import sockets
-from edge.units import split_host_port
+from edge.linux.sockets import split_host_port
 
 
 @pytest.mark.parametrize(
