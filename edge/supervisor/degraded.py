@@ -32,9 +32,9 @@ class EngineFacts(Struct, frozen=True):
     cpu_because: str | None = None  # why the GPU is not used
 
 
-def differences(plan: LaunchPlan, facts: EngineFacts, props: Mapping[str, Any] | None) -> tuple[Degraded, ...]:
-    """Return the degradations. `props`: the document of /props, None without an answer."""
-    shown = props if isinstance(props, dict) else {}
+def differences(plan: LaunchPlan, facts: EngineFacts, props: object) -> tuple[Degraded, ...]:
+    """Return the degradations. `props`: the document of /props, None without an answer; a list says nothing either."""
+    shown = props if isinstance(props, Mapping) else {}
     found = [*_rung(plan), *_offload(plan, facts), *_devices(plan, facts), *_placed(plan, facts)]
     found += [*_kv(plan, facts, shown), *_load_mode(plan, facts), *_slots(plan, shown), *_context(plan, facts, shown)]
     return tuple(found)
@@ -123,7 +123,7 @@ def _load_mode(plan: LaunchPlan, facts: EngineFacts) -> list[Degraded]:
 def _slots(plan: LaunchPlan, props: Mapping[str, Any]) -> list[Degraded]:
     """Compare `total_slots` of /props."""
     slots, wanted = props.get("total_slots"), plan.settings.n_parallel
-    if not isinstance(slots, int) or slots == wanted:
+    if not isinstance(slots, int) or isinstance(slots, bool) or slots == wanted:
         return []
     return [Degraded("n_parallel", str(wanted), str(slots), "the engine chose its own slots")]
 
@@ -142,7 +142,7 @@ def _context(plan: LaunchPlan, facts: EngineFacts, props: Mapping[str, Any]) -> 
 def _slot_n_ctx(props: Mapping[str, Any]) -> int | None:
     settings = props.get("default_generation_settings")
     got = settings.get("n_ctx") if isinstance(settings, Mapping) else None
-    return got if isinstance(got, int) else None
+    return got if isinstance(got, int) and not isinstance(got, bool) else None
 
 
 # Compare the memory of a serving engine with its plan. Pure.

@@ -12,7 +12,7 @@ from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from aiohttp.client_exceptions import ClientError
 
-from edge.linux.files import parse_json
+from edge.linux.files import parse_foreign_json
 from edge.linux.timeouts import DeadlineExceeded, within
 from edge.plan.plan import Settings
 from edge.supervisor import warmup
@@ -59,14 +59,14 @@ class EngineClient:
         """Return a JSON document; None when there is none in time."""
         with suppress(ClientError, OSError, asyncio.TimeoutError, DeadlineExceeded, ValueError):
             answer, body = await within(self._ask("GET", path), timeout_s)
-            return parse_json(body) if answer.status == 200 else None
+            return parse_foreign_json(body) if answer.status == 200 else None
         return None
 
     async def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         """Return status and JSON, without a timeout. Raises ClientError or OSError if the engine goes away."""
         answer, text = await self._ask("POST", path, json.dumps(body).encode())
         try:
-            return answer.status, parse_json(text)
+            return answer.status, parse_foreign_json(text)
         except ValueError:
             return answer.status, None
 

@@ -213,6 +213,21 @@ def test_a_smaller_cache_with_everything_as_requested_is_the_plans_error() -> No
     assert (found.subject, found.wanted, found.got) == ("kv_type", "f16/f16", "q8_0/q8_0")
 
 
+@pytest.mark.parametrize(
+    "props",
+    [
+        [1],
+        "x",
+        True,
+        {"total_slots": True, "default_generation_settings": [1]},
+        {"default_generation_settings": {"n_ctx": False}},
+    ],
+)
+def test_props_of_another_shape_say_nothing(props: object) -> None:
+    """An engine's list in place of the object ended the warm-up, and with it the start."""
+    assert differences(CPU, EngineFacts(), props) == ()
+
+
 def test_types_and_context_are_read_from_the_log() -> None:
     attempt = Attempt(CPU, PATTERNS, 100.0, META.tensor_bytes)
     attempt.stderr("llama_context: n_ctx         = 4096", 101.0)
