@@ -110,7 +110,8 @@ _LONGEST_PAUSE_S = 60.0
 # The hub's delivery network gives no more than 50 GB in one answer.
 PIECE_BYTES = 16 * 10**9
 # Content-Range, RFC 9110 section 14.4.
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")
+_NUMBER = re.compile(r"[0-9]{1,18}")
 AGAIN = "run the same command again"
 NOT_PUBLIC_HINT = "accept its licence on the hub and set HF_TOKEN, or look at user and password"
 # Below this rate for that long a transfer is broken off: a 4 GB model would take six weeks at the floor.
@@ -136,6 +137,13 @@ class _Retry(Exception):
         self.pause_s = pause_s
 
 
+def _drop_redirects_body(response: httpx.Response) -> None:
+    """End it before httpx reads it whole, to follow the redirect: one without an end took 4 GB."""
+    if response.has_redirect_location:
+        response.close()
+        response._content = b""  # what read() returns then
+
+
 def make_client() -> httpx.Client:
     """Return an HTTP client that follows the environment: proxies, certificates, netrc. Raises ConfigError."""
     import httpx
@@ -144,7 +152,11 @@ def make_client() -> httpx.Client:
     try:
         if named:  # OpenSSL would wait for a FIFO without end, and read a device until the memory is full
             read_bounded(Path(named), _CERTIFICATES_MAX_BYTES)
-        return httpx.Client(timeout=httpx.Timeout(60.0, connect=20.0), headers={"User-Agent": "edgellm"})
+        return httpx.Client(
+            timeout=httpx.Timeout(60.0, connect=20.0),
+            headers={"User-Agent": "edgellm"},
+            event_hooks={"response": [_drop_redirects_body]},
+        )
     except OSError as error:
         why = printable(error.strerror or str(error))
         raise ConfigError(
@@ -310,7 +322,7 @@ class _Download:
                 raise _Restart
         elif response.status_code == 200:
             have, length = 0, response.headers.get("Content-Length", "")
-            total = int(length) if length.isdigit() else None
+            total = int(length) if _NUMBER.fullmatch(length) else None
         else:
             _refused(response, self._remote.shown)
         if response.headers.get("Content-Type", "").startswith("text/html"):
@@ -376,7 +388,7 @@ def _refused(response: httpx.Response, shown: str) -> NoReturn:
     if code in (408, 425, 429) or code >= 500:
         # Seconds only: a date needs a right clock, which a board without a battery lacks.
         after = response.headers.get("Retry-After", "")
-        raise _Retry(f"the server answers {code}", float(after) if after.isdigit() else None)
+        raise _Retry(f"the server answers {code}", float(after) if _NUMBER.fullmatch(after) else None)
     if code in (401, 403):
         raise UnavailableError(f"{shown} is not public ({code})", NOT_PUBLIC_HINT)
     if code in (404, 410):

@@ -6,8 +6,10 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import threading
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -586,6 +588,57 @@ def test_a_redirect_that_leads_round_is_one_sentence(hub: Hub, models: Path) -> 
         with pytest.raises(UnavailableError, match="leads nowhere"):
             fetch(hub, models, f"{hub.url}/{path}")
     assert leftovers(models) == []
+
+
+class _RawServer:
+    """Answers each connection with the same bytes, the last ones without an end where `endless`."""
+
+    def __init__(self, answer: bytes, endless: bytes = b"") -> None:
+        self._answer, self._endless = answer, endless
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.sent = 0
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                client, _ = self._listener.accept()
+                with client, suppress(OSError):
+                    client.recv(65536)
+                    client.sendall(self._answer)
+                    while self._endless:
+                        client.sendall(self._endless)
+                        self.sent += len(self._endless)
+
+    def close(self) -> None:
+        # close(2) alone does not wake the accept(2) of the thread.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+def test_the_body_of_a_redirect_is_not_read(models: Path) -> None:
+    """httpx reads it whole before it follows: one without an end took 4 GB."""
+    with closing(_RawServer(b"HTTP/1.1 301 Moved\r\nLocation: /b.gguf\r\n\r\n", b"x" * 65536)) as server:
+        with pytest.raises(UnavailableError, match="leads nowhere"):
+            pull(f"{server.url}/a.gguf", models, PullOptions(sleep=Pauses()))
+        assert server.sent < 64 << 20
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"206 Partial\r\nContent-Range: bytes 0-3/" + b"1" * 5000,
+        b"200 OK\r\nContent-Length: " + b"1" * 5000,
+        b"503 Busy\r\nRetry-After: \xb2",
+        b"503 Busy\r\nRetry-After: " + b"9" * 5000,
+    ],
+)
+def test_numbers_of_a_server_that_are_none_end_no_pull_with_a_traceback(models: Path, said: bytes) -> None:
+    with closing(_RawServer(b"HTTP/1.1 " + said + b"\r\nConnection: close\r\n\r\nGGUF")) as server:
+        with pytest.raises(EdgeError) as raised:
+            pull(f"{server.url}/a.gguf", models, PullOptions(sleep=Pauses()))
+        assert raised.value.exit_code in (69, 75)
 
 
 def test_a_pull_without_a_length_stops_at_the_free_space_reserve(
