@@ -246,6 +246,7 @@ def llama_bench(command: Sequence[str], pid: int) -> dict[str, Any]:
         user, group, groups = runs_as(pid, Path(command[0]))
         done = subprocess.run(
             command,
+            cwd="/",  # the engine's: llama.cpp loads libggml-*.so from the current folder, which may be /tmp
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

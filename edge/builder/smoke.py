@@ -243,13 +243,14 @@ def request(
     """
     with contextlib.closing(_UnixConnection(path, timeout_s)) as connection:
         connection.connect()
+        end_s = time.monotonic() + timeout_s
         end = threading.Timer(timeout_s, _hang_up, [connection.sock])
         end.start()
         try:
             connection.request(method, target, body, {"Content-Type": "application/json"} if body else {})
             response = connection.getresponse()
             answer = response.read(_READ_MAX_BYTES + 1)
-            if end.finished.is_set():
+            if time.monotonic() >= end_s:
                 raise TimeoutError("the answer has not ended in time")
         finally:
             end.cancel()

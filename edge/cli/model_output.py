@@ -265,7 +265,7 @@ def _origin(note: Receipt | None, path: Path) -> Iterator[tuple[str, str]]:
         how = "verified" if verified else "recorded on arrival, nothing to compare with"
         yield "hash", f"{how}: SHA-256 {note.files[0].sha256}" + (f" ({note.at})" if note.at else "")
         if any(file.changed(path.parent / file.path) for file in note.files):
-            yield "", "written to since it arrived; `edgellm model check --deep` compares the hash"
+            yield "", "linked, moved or written to since it arrived; `edgellm model check --deep` compares the hash"
     for text in note.notes:
         yield "", text
 

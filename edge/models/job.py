@@ -15,6 +15,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -44,7 +45,22 @@ class Job(Struct, frozen=True):
 
     def present(self, names: Iterable[str]) -> bool:
         """Return whether the model is in the store with these files, and none of them was damaged since."""
-        return self.final.is_dir() and receipt.is_whole(self.final, names)
+        files = tuple(names)
+        whole = self.final.is_dir() and receipt.is_whole(self.final, files)
+        if whole:
+            self._renew(files)
+        return whole
+
+    def _renew(self, names: Iterable[str]) -> None:
+        """Note how files that were found whole are now: those that were linked or moved need not be read again."""
+        note, whole = receipt.read(self.final), frozenset(names)
+        path = self.final / receipt.FILE_NAME
+        with suppress(OSError):
+            if note is None or path.stat().st_uid != os.geteuid():
+                return
+            files = tuple(file.arrived(self.final / file.path) if file.path in whole else file for file in note.files)
+            if files != note.files:
+                write_json(path, replace(note, files=files).to_json())
 
     def set_aside(self, path: Path, name: str) -> None:
         """Move a bad file aside, for inspection until the next job removes it."""

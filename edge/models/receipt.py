@@ -21,7 +21,8 @@ class InstalledFile(Struct, frozen=True):
     """One file. `path` is relative to the receipt; `sha256` was computed on arrival.
 
     `expected` is the hash that the source or the catalogue gave, None where neither did: nothing was verified then.
-    `inode` and `ctime_ns` (stat(2)) as the file arrived: any later write changes the second, which no program can set.
+    `inode` and `ctime_ns` (stat(2)) as the file arrived: a later write changes the second, which no program can set;
+    so does a link, a rename or another mode. None in a receipt of an older edgellm.
     """
 
     path: str
@@ -37,15 +38,20 @@ class InstalledFile(Struct, frozen=True):
         return replace(self, inode=state.st_ino, ctime_ns=state.st_ctime_ns)
 
     def changed(self, path: Path) -> bool:
-        """Return whether the file at `path` is gone, or was written to since. Of an older receipt the size decides."""
+        """Return whether the file at `path` is gone, or may have been written to since it arrived."""
         try:
-            return path.stat().st_size != self.bytes if self.inode is None else not self.untouched(path)
+            return not self.untouched(path)
         except OSError:
             return True
 
     def untouched(self, path: Path) -> bool:
-        """Return whether nothing has written to the file at `path` since it arrived. Raises OSError."""
+        """Return whether nothing has written to the file at `path` since it arrived. Raises OSError.
+
+        With an older receipt the size decides.
+        """
         state = path.stat()
+        if self.inode is None:
+            return state.st_size == self.bytes
         return (state.st_size, state.st_ino, state.st_ctime_ns) == (self.bytes, self.inode, self.ctime_ns)
 
 
@@ -89,20 +95,29 @@ def sha256_of(path: Path) -> str:
 
 
 def is_whole(folder: Path, names: Iterable[str]) -> bool:
-    """Return whether a model's folder holds these files as they arrived; what was written to since is read.
+    """Return whether a model's folder holds these files as they arrived; what may have been written to since is read.
 
-    A receipt of an older edgellm has sizes only.
+    Of a receipt that a newer edgellm wrote the meaning is unknown: its files count as good.
     """
     note = read(folder)
-    files = [note.file(name) if note else None for name in names]
+    if note is None:
+        return _is_newer(folder)
+    files = [note.file(name) for name in names]
     try:
         return all(
             file is not None
             and (folder / file.path).stat().st_size == file.bytes
-            and (file.inode is None or sha256_of(folder / file.path) == file.sha256)
+            and sha256_of(folder / file.path) == file.sha256
             for file in files
         )
     except OSError:
+        return False
+
+
+def _is_newer(folder: Path) -> bool:
+    try:
+        return bool(read_json(folder / FILE_NAME)["schema"] > SCHEMA)
+    except (OSError, ValueError, KeyError, TypeError):
         return False
 
 

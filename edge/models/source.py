@@ -80,7 +80,7 @@ _HUB = re.compile(
 # Names and versions as in PEP 508 and PEP 440.
 _PYPI = re.compile(r"pypi://(?P<dist>[A-Za-z0-9][\w.-]*)==(?P<version>[\w.!+-]+)/(?P<member>.+)", re.ASCII)
 # What is meant as a pin, whatever is wrong with it.
-_HASH = re.compile(r"sha|md5|blake", re.IGNORECASE)
+_HASH = re.compile(r"(?:sha-?\d*|md5|blake\w*)\s*[=:-]", re.IGNORECASE)
 # A page about a file on the hub: people copy it from the address bar.
 _HUB_PAGE = re.compile(r"(https?://[^/]+/[^/]+/[^/]+)/(?:blob|raw)/(.+)")
 

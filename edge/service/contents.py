@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import grp
 import hashlib
 import os
+import pwd
 import shlex
 import shutil
 import stat
@@ -18,7 +20,7 @@ from msgspec import Struct
 from edge.builder import install
 from edge.engine.choose import choose
 from edge.engine.engine import Engine
-from edge.engine.installed import ids, is_intact, manifest, read_selection
+from edge.engine.installed import find_same, ids, manifest, read_selection
 from edge.errors import (
     BadDataError,
     BadModelError,
@@ -47,12 +49,12 @@ from edge.service.units import HOMES, TEMPORARY, UnitSettings, within
 
 def has_engine(engine_id: str, source: Path, target: Path) -> bool:
     """Return whether the target selects this engine with the same files, none of them damaged since."""
-    if read_selection(target).current != engine_id or engine_id not in ids(target):
-        return False
+    current = read_selection(target).current
     if source == target:
-        return True
-    same = manifest(source, engine_id).get("files") == manifest(target, engine_id).get("files")
-    return same and is_intact(target, engine_id)
+        return current == engine_id and engine_id in ids(target)
+    # One that was replaced, for it was damaged, has another id.
+    same = find_same(target, "files", manifest(source, engine_id).get("files"))
+    return same is not None and same == current
 
 
 def install_engine(engine_id: str, source: Path, target: Path) -> None:
@@ -62,9 +64,9 @@ def install_engine(engine_id: str, source: Path, target: Path) -> None:
     with install.locked(target), install.staging(target) as folder:
         for name, listed in document["files"].items():
             _copy(source / engine_id / name, folder, name, str(listed["sha256"]))
-        same = engine_id in ids(target) and manifest(target, engine_id).get("files") == document["files"]
-        if same and is_intact(target, engine_id):
-            install.use(target, engine_id)
+        same = find_same(target, "files", document["files"])
+        if same is not None:
+            install.use(target, same)
             return
         # The same id with other files: both stay, so that a rollback finds what it ran before.
         if engine_id in ids(target):
@@ -121,16 +123,26 @@ def install_model(file: ModelFile, models: Path, owners: frozenset[int]) -> None
     def link(path: Path) -> bool:
         state = path.stat()
         # A file that others may write could change after its hash was checked; one they cannot read is no use here.
-        plain = stat.S_ISREG(state.st_mode) and state.st_mode & stat.S_IROTH and not open_to_others(state)
+        shared = open_to_others(state) and (state.st_mode & stat.S_IWOTH or not _has_own_group(state))
+        plain = stat.S_ISREG(state.st_mode) and state.st_mode & stat.S_IROTH and not shared
         # fs.protected_hardlinks refuses others to non-root; root has to refuse them itself.
         return bool(plain and state.st_uid in owners)
 
     ref = f"{file.name}:{file.quant}"
     with suppress(ModelMissingError, BadModelError):
         stored = Store(models).resolve(ref)
-        if stored.bytes == file.bytes and not all(map(_equal, _files(stored), _files(file))):
+        if stored.bytes == file.bytes and not _same(stored, file):
             _remove_damaged(Store(models), ref, stored)
     import_model(Path(file.path), models, name=file.name, link=link)
+
+
+def _has_own_group(state: os.stat_result) -> bool:
+    """Return whether only the owner is in the file's group: Ubuntu makes one for each user, with a umask of 002."""
+    try:
+        owner, group = pwd.getpwuid(state.st_uid), grp.getgrgid(state.st_gid)
+    except KeyError:
+        return False
+    return owner.pw_gid == group.gr_gid and owner.pw_name == group.gr_name and {*group.gr_mem} <= {owner.pw_name}
 
 
 def _remove_damaged(store: Store, ref: str, stored: ModelFile) -> None:
@@ -147,9 +159,14 @@ def _files(model: ModelFile) -> list[Path]:
 
 
 def _same(stored: ModelFile, file: ModelFile) -> bool:
-    theirs, ours = _files(stored), _files(file)
-    # A projector of the store that this machine's model lacks is no difference.
-    return stored.bytes == file.bytes and len(theirs) >= len(ours) and all(map(_equal, theirs, ours))
+    weights = len(stored.shards) == len(file.shards) and all(
+        _equal(Path(theirs), Path(ours)) for theirs, ours in zip(stored.shards, file.shards, strict=True)
+    )
+    if not weights or stored.mmproj is None or file.mmproj is None:
+        return weights
+    # Another projector (F16, BF16) is no difference, a damaged one is.
+    theirs, ours = Path(stored.mmproj), Path(file.mmproj)
+    return _equal(theirs, ours) or receipt.is_whole(theirs.parent, [theirs.name])
 
 
 def _equal(one: Path, other: Path) -> bool:

@@ -122,6 +122,8 @@ def damage(path: Path | str) -> None:
     data[-1] ^= 1
     Path(path).write_bytes(data)
     os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    while Path(path).stat().st_ctime_ns == state.st_ctime_ns:  # it counts in ticks of up to 10 ms before Linux 6.13
+        os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
 
 
 def test_an_import_replaces_what_was_damaged_in_the_store(tmp_path: Path) -> None:
@@ -158,6 +160,29 @@ def test_a_hash_of_arrival_counts_until_its_file_is_written_to(tmp_path: Path, m
     assert receipt.sha256_of(Path(model.path)) == sha256_file(Path(model.path)) != digest
     note = read(Path(model.path).parent)
     assert note and note.files[0].changed(Path(model.path))
+
+
+def test_what_was_linked_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`service install` links a model, which changes its ctime."""
+    path = Gguf("llama").model().save(tmp_path / "in" / "m-Q5_K_M.gguf")
+    model = import_model(path, tmp_path / "models")
+    os.link(model.path, tmp_path / "m.gguf")
+    os.utime(tmp_path / "m.gguf")
+    assert import_model(path, tmp_path / "models").path == model.path
+    monkeypatch.setattr(receipt, "sha256_file", lambda path: pytest.fail("it was found whole"))
+    assert import_model(path, tmp_path / "models").path == model.path
+
+
+def test_a_model_with_a_receipt_of_another_version_is_there(tmp_path: Path) -> None:
+    path = Gguf("llama").model().save(tmp_path / "in" / "m-Q5_K_M.gguf")
+    folder = Path(import_model(path, tmp_path / "models").path).parent
+    note = json.loads((folder / receipt.FILE_NAME).read_text())
+    for each in note["files"]:
+        del each["inode"], each["ctime_ns"]
+    for document in (note, {**note, "schema": receipt.SCHEMA + 1}):
+        (folder / receipt.FILE_NAME).write_text(json.dumps(document))
+        assert receipt.is_whole(folder, [path.name])
+    assert not receipt.is_whole(tmp_path, [path.name])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only what root fetches is for the service's user")

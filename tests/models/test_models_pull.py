@@ -27,6 +27,7 @@ from edge.models.transfer import PullOptions, make_client
 from edge.models.verdict import VerdictError
 from tests.fakes.gguf_writer import Gguf, save_set
 from tests.fakes.hub import COMMIT, Fault, Hub
+from tests.models.test_models_install import damage
 
 BIG_LAYERS = 12
 
@@ -319,9 +320,7 @@ def test_what_was_fetched_before_a_power_cut_is_read_again(hub: Hub, models: Pat
 def test_a_pull_replaces_what_was_damaged_in_the_store(hub: Hub, models: Path) -> None:
     ref = "hf://acme/Gamma-GGUF:Q5_K_M"
     model = fetch(hub, models, ref)
-    damaged = bytearray(source_bytes(hub))
-    damaged[-1] ^= 1
-    Path(model.path).write_bytes(damaged)
+    damage(model.path)
     assert fetch(hub, models, ref).path == model.path and Path(model.path).read_bytes() == source_bytes(hub)
     assert fetch(hub, models, ref, with_projector=True).mmproj, "without it the model was there"
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import os
+import pwd
 import stat
 from hashlib import sha256
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from edge.engine.engine import Engine
-from edge.engine.installed import manifest, read_selection
+from edge.engine.installed import ids, manifest, read_selection
 from edge.errors import BadDataError, ConfigError, UsageError
 from edge.models.open import open_model
 from edge.models.store import Store
@@ -97,14 +99,14 @@ def test_a_model_is_linked_where_that_is_safe_and_copied_elsewhere(smollm2: Path
     file = open_model(mine / smollm2.name)
     linked, copied, shared = tmp_path / "linked", tmp_path / "copied", tmp_path / "shared"
     for models, owners in ((linked, {os.getuid()}), (copied, {987_654}), (shared, {os.getuid()})):
-        if models == shared:  # members of its group could change it after its hash was checked
-            os.chown(file.path, -1, os.getgid() or 12345)
+        if models == shared and os.geteuid() == 0:  # members of its group could change it after its hash was checked
+            os.chown(file.path, -1, 12345)
             Path(file.path).chmod(0o664)
         assert not has_model(file, models)
         install_model(file, models, frozenset(owners))
         assert has_model(file, models)
     assert next(linked.glob("*/*.gguf")).stat().st_ino == (mine / smollm2.name).stat().st_ino
-    assert next(shared.glob("*/*.gguf")).stat().st_nlink == 1
+    assert next(shared.glob("*/*.gguf")).stat().st_nlink == 1 or os.geteuid() != 0
     assert next(copied.glob("*/*.gguf")).stat().st_ino != (mine / smollm2.name).stat().st_ino
 
 
@@ -127,6 +129,26 @@ def test_what_was_damaged_in_the_services_folders_is_not_installed_already(built
     assert not has_engine("abc-cpu-1", built, target)
     install_engine("abc-cpu-1", built, target)
     assert (target / (read_selection(target).current or "") / "bin/llama-server").read_bytes() == SERVER
+    assert has_engine("abc-cpu-1", built, target), "the one that replaced it is done"
+    install_engine("abc-cpu-1", built, target)
+    assert len(ids(target)) == 2
+    (tmp_path / "user" / "mmproj-F16.gguf").unlink()
+    Gguf("clip").projector().set("general.description", "another").save(tmp_path / "user" / "mmproj-BF16.gguf")
+    assert has_model(open_model(shards[0]), models), "another projector"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a file away")
+def test_a_model_of_a_user_with_a_group_of_its_own_is_linked(tmp_path: Path) -> None:
+    """Ubuntu's umask of 002 makes a model 0664."""
+    try:
+        user = next(each for each in pwd.getpwall() if each.pw_uid and grp.getgrnam(each.pw_name).gr_gid == each.pw_gid)
+    except (StopIteration, KeyError):
+        pytest.skip("no user has a group of its own")
+    path = Gguf("llama").model().save(tmp_path / "user" / "m-Q5_K_M.gguf")
+    os.chown(path, user.pw_uid, user.pw_gid)
+    path.chmod(0o664)
+    install_model(open_model(path), tmp_path / "models", frozenset({user.pw_uid}))
+    assert path.stat().st_nlink == 2
 
 
 def test_another_model_of_the_same_name_and_size_is_not_taken_for_this_one(tmp_path: Path) -> None:
