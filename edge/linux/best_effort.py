@@ -24,7 +24,7 @@ PIPE_BUF_BYTES = select.PIPE_BUF
 # Lines that wait for the disk: some seconds of a flood. An SD card that writes back blocks for as long.
 WAITING_BYTES = 1 << 20
 CLOSE_S = 1.0
-DISK_S = 0.5  # the wait for a file that is stdout: lines keep their order to those of others, and /livez its second
+DISK_S = 0.5  # the wait for a file or terminal: lines keep their order to those of others, and /livez its second
 PAUSE_S = 0.05  # between two writes: what comes meanwhile is one write
 
 
@@ -32,32 +32,38 @@ class BestEffortWriter:
     """Writes text to a stream that may be full, closed, gone or not read: then the text is dropped.
 
     A server must not end, and its event loop must not wait, for a terminal or a disk. The descriptor is written without
-    the stream's buffer: one that cannot be flushed would turn the exit code into 120. A file, which is always writable
-    to select(2), is written by a thread; once a write takes DISK_S, none is waited for until the disk has caught up.
+    the stream's buffer: one that cannot be flushed would turn the exit code into 120.
+
+    A file is always writable to select(2), and a terminal is with room for one byte: a thread writes to them. Once a
+    write takes DISK_S, none is waited for until the thread has caught up.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._encoding = stream.encoding or "utf-8"
         self._descriptor: int | None = None
-        self._file: OrderedWriter | None = None
-        self._late = False  # the disk has lines that it did not take in time
+        self._slow: OrderedWriter | None = None
+        self._late = False  # it has lines that were not taken in time
         self._cut = False  # the last text was not written to its end
         with suppress(OSError, ValueError):  # io.UnsupportedOperation is both
             self._descriptor = stream.fileno()
-            if stat.S_ISREG(os.fstat(self._descriptor).st_mode):
-                self._file = _output_files()
+            if stat.S_ISREG(os.fstat(self._descriptor).st_mode) or os.isatty(self._descriptor):
+                self._slow = _output_thread()
 
     def write(self, text: str) -> None:
         if self._descriptor is None:
             self._stream.write(text)
             return
         data = text.encode(self._encoding, "replace")
-        if self._file is None:
+        if self._slow is None:
             self._put_out(self._descriptor, data)
             return
-        self._file.put(partial(self._put_out, self._descriptor, data))
-        self._late = not self._file.drain(0 if self._late else DISK_S)
+        try:
+            self._slow.put(partial(self._put_out, self._descriptor, data))
+        except RuntimeError:  # the interpreter ends: no thread starts any more
+            self._put_out(self._descriptor, data)
+            return
+        self._late = not self._slow.drain(0 if self._late else DISK_S)
 
     def _put_out(self, descriptor: int, data: bytes) -> None:
         """Write what the receiver takes. A text behind one that was cut begins a line: the next JSON event is whole."""
@@ -77,8 +83,8 @@ class BestEffortWriter:
 
 
 @cache
-def _output_files() -> OrderedWriter:
-    """Return the thread that writes stdout and stderr where they are files."""
+def _output_thread() -> OrderedWriter:
+    """Return the thread that writes stdout and stderr where they are files or terminals."""
     writer = OrderedWriter("output")
     atexit.register(writer.drain, CLOSE_S)
     return writer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import stat
 import threading
 from pathlib import Path
@@ -78,10 +79,22 @@ def test_a_file_that_is_stdout_holds_nothing_up(tmp_path: Path, monkeypatch: pyt
             writer.write(f"line {number}\n")  # each would wait for 60 s
         assert begun.wait(60) and not over.is_set()
         over.set()
-        assert best_effort._output_files().drain(60)
+        assert best_effort._output_thread().drain(60)
         writer.write("after\n")
-        assert best_effort._output_files().drain(60)
+        assert best_effort._output_thread().drain(60)
     assert (tmp_path / "log").read_text() == "line 0\nline 1\nline 2\nafter\n"
+
+
+def test_a_terminal_that_nothing_reads_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ssh whose network is gone: with room for one byte it is writable, and takes no line."""
+    monkeypatch.setattr(best_effort, "DISK_S", 0.01)
+    ours, its = pty.openpty()
+    with os.fdopen(its, "w") as stream:
+        writer = BestEffortWriter(stream)
+        for _ in range(3000):
+            writer.write("x" * 117 + "\n")  # a terminal holds some of them
+        os.close(ours)
+        assert best_effort._output_thread().drain(60)
 
 
 def test_what_follows_a_text_that_was_cut_is_whole() -> None:
