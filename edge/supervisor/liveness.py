@@ -64,15 +64,20 @@ class StallDetector(Struct):
             return True
         return vitals.cpu_s - self._cpu_s > max(CPU_STEP_S, IDLE_CPU_RATIO * (now_s - self.moved_s))
 
-    def endless(self, now_s: float, vitals: ProcessUsage | None, *, loaded: bool) -> Failure | None:
-        """Return the failure of a start that only computes, or takes memory once its models are `loaded`."""
+    def endless(
+        self, now_s: float, vitals: ProcessUsage | None, *, loaded: bool, drafts: bool = False
+    ) -> Failure | None:
+        """Return the failure of a start that only computes, or takes memory once its models are `loaded`.
+
+        `drafts`: it may have a drafter, whose context, with a KV cache, builds of 2025 allocate only then.
+        """
         shown_s = now_s - self._shown_s
         if not loaded or vitals is None:
             return computes(shown_s) if shown_s >= COMPUTES_S else None
         taken = vitals.rss_anon_bytes + vitals.swap_bytes
         if self._loaded_bytes is None:
             self._loaded_bytes = taken
-        if taken - self._loaded_bytes >= TEMPLATE_BYTES:
+        if not drafts and taken - self._loaded_bytes >= TEMPLATE_BYTES:
             return of_template(f"it took {format_bytes(taken - self._loaded_bytes)} more")
         return (
             of_template(f"no log line and no byte for {shown_s:.0f} s, only CPU time,")

@@ -90,6 +90,11 @@ class Attempt:
         return self.plan.settings.n_gpu_layers > 0
 
     @property
+    def drafts(self) -> bool:
+        """Whether the command may name a drafter, by any spelling of its options."""
+        return any(part in word for word in self.plan.argv for part in ("draft", "spec", "-md", "mtp"))
+
+    @property
     def served(self) -> bool:
         """Whether requests of clients may have reached the engine: its log may hold their text."""
         return self._let_in or not self._starting

@@ -360,7 +360,7 @@ class Watch:
     def _endless(self, stalls: StallDetector, now: float, vitals: ProcessUsage | None) -> bool:
         """Report a start that has no end, and kill it: in a template it takes no SIGTERM, and may take more memory."""
         loaded = self.attempt.log.loaded and self.engine_ready_s is None
-        if (failure := stalls.endless(now, vitals, loaded=loaded)) is not None:
+        if (failure := stalls.endless(now, vitals, loaded=loaded, drafts=self.attempt.drafts)) is not None:
             self._hang(failure)
             self.signalled = self.child.send(signal.SIGKILL)
         return failure is not None

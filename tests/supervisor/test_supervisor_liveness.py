@@ -14,9 +14,10 @@ from edge.linux.procfs import ProcessUsage
 from edge.supervisor import liveness, warmup_run
 from edge.supervisor.liveness import BUSY_LIMITS, StallDetector, busy_excuses, slots_work
 from edge.supervisor.policy import SupervisorOptions
+from edge.supervisor.start import Attempt
 from edge.supervisor.status import State
 from edge.supervisor.supervisor import SupervisorCallbacks
-from tests.supervisor.rig import FAST, rigged
+from tests.supervisor.rig import FAST, PATTERNS, launch_plan, rigged, settings
 from tests.supervisor.test_supervisor_session import script
 
 HASTY = SupervisorOptions(policy=replace(FAST, stall_s=1.0, wedge_s=1.0, term_s=0.3, idle_before_s=60.0))
@@ -172,6 +173,18 @@ def test_what_only_computes_has_an_end_and_what_reads_has_none() -> None:
     for each in (computes, drips):
         failure = each.endless(3700.0, usage(3700), loaded=False)
         assert failure is not None and failure.kind == "stalled"
+
+
+def test_the_context_of_a_drafter_is_no_template() -> None:
+    """Builds of 2025 allocate it behind the line that ends the load: a KV cache of some GiB on a CPU."""
+    for drafts in (False, True):
+        stalls = StallDetector(0.0)
+        stalls.look(1.0, usage(1), 0)
+        assert stalls.endless(1.0, usage(1), loaded=True, drafts=drafts) is None
+        failure = stalls.endless(2.0, usage(2, anon=2 * liveness.TEMPLATE_BYTES), loaded=True, drafts=drafts)
+        assert (failure is None) is drafts
+    named = [launch_plan(("x", *words), 0, settings()) for words in (("--model-draft", "/d.gguf"), ("-md", "d"), ())]
+    assert [Attempt(each, PATTERNS, 0.0, 1).drafts for each in named] == [True, True, False]
 
 
 # --- a supervisor that stood still ------------------------------------------------------------------------------------
