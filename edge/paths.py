@@ -122,7 +122,8 @@ def prepared_by_another(path: Path, env: Mapping[str, str]) -> Path | None:
 
     Links on the way are followed. root and the caller of sudo own what they prepare.
     """
-    ours = {0, os.geteuid(), int(env["SUDO_UID"]) if env.get("SUDO_UID", "").isdecimal() else 0}
+    caller = env.get("SUDO_UID", "")
+    ours = {0, os.geteuid(), int(caller) if caller.isdecimal() and len(caller) < 11 else 0}
     ways = [path]
     for way in ways:  # it grows by the target of each link
         for part in (way, *way.parents):

@@ -17,6 +17,7 @@ from rich.text import Text
 from edge.cli.options import DryRun, Json, Listen, Models, Profile, Yes, print_json
 from edge.cli.output import console, error_console
 from edge.errors import EdgeError, UsageError
+from edge.linux.tree import parse_count
 from edge.service.contents import InstallStep
 from edge.service.drop_ins import Difference
 
@@ -158,8 +159,8 @@ def _carry_out(steps: list[InstallStep], *, dry_run: bool, yes: bool, as_json: b
 
 def _caller_uid() -> int:
     """Return the user that called sudo, else the running one."""
-    caller = os.environ.get("SUDO_UID", "")
-    return int(caller) if caller.isdigit() else os.geteuid()
+    caller = parse_count(os.environ.get("SUDO_UID", ""))
+    return os.geteuid() if caller is None else caller
 
 
 def _become_root(verb: str) -> None:

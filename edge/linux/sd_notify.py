@@ -7,6 +7,8 @@ import os
 import socket
 from collections.abc import MutableMapping
 
+from edge.linux.tree import parse_count
+
 MOST_STATUS_CHARACTERS = 300
 
 
@@ -27,8 +29,8 @@ class Notifier:
     def take(cls, env: MutableMapping[str, str]) -> Notifier:
         """Read and unset NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID, so that children do not inherit them."""
         address, usec, pid = (env.pop(name, "") for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"))
-        ours = pid in ("", str(os.getpid())) and usec.isdigit() and int(usec) > 0
-        return cls(address or None, int(usec) / 1e6 if ours else None)
+        pause_us = parse_count(usec) if pid in ("", str(os.getpid())) else None
+        return cls(address or None, pause_us / 1e6 if pause_us else None)
 
     @property
     def heard(self) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edge.errors import AddressInUseError, ConfigError, UnavailableError
+from edge.linux.tree import parse_count
 
 FIRST_INHERITED = 3  # SD_LISTEN_FDS_START of sd-daemon.h
 DEFAULT_PORT = 8080
@@ -60,10 +61,10 @@ def inherited(env: MutableMapping[str, str]) -> list[socket.socket]:
     """Return the sockets of sd_listen_fds(3) and unset its variables, so that children do not inherit them."""
     pid, count = env.pop("LISTEN_PID", ""), env.pop("LISTEN_FDS", "")
     env.pop("LISTEN_FDNAMES", None)
-    if pid != str(os.getpid()) or not count.isdigit():
+    if pid != str(os.getpid()):
         return []
     sockets: list[socket.socket] = []
-    for descriptor in range(FIRST_INHERITED, FIRST_INHERITED + int(count)):
+    for descriptor in range(FIRST_INHERITED, FIRST_INHERITED + (parse_count(count) or 0)):
         os.set_inheritable(descriptor, False)
         sockets.append(Listener(fileno=descriptor))
     return sockets

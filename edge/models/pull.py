@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from edge.errors import BadDataError, UnavailableError, UsageError
 from edge.linux.files import read_json, sha256_file, write_json
+from edge.linux.tree import parse_count
 from edge.models import catalogue, source
 from edge.models.catalogue import CatalogueQuant, CatalogueRow
 from edge.models.disk import need_space
@@ -103,7 +104,7 @@ def _size_at(remote: RemoteInfo) -> int | None:
                     raise UnavailableError(f"{remote.shown} answers {code}", "look at the address")
                 total = response.headers.get("Content-Range", "").rpartition("/")[2]
                 length = total or response.headers.get("Content-Length", "")
-                return int(length) if length.isdigit() else None
+                return parse_count(length)
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # UnicodeError: a host that is no name
             why = type(error).__name__
             raise ResumableError(f"{remote.shown} cannot be reached ({why})", "look at the network") from error

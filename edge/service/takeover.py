@@ -15,6 +15,7 @@ from edge.config.values import StoreConfig
 from edge.engine.engine import Engine
 from edge.engine.installed import read_selection
 from edge.errors import UnavailableError
+from edge.linux.tree import parse_count
 from edge.models.open import ModelFile
 from edge.paths import ROOT_CACHE, Folders, folders, system_folders, user_folders
 from edge.plan.prepare import HostView, prepare
@@ -37,11 +38,11 @@ def source_folders(env: Mapping[str, str], state_dir: Path | None = None) -> Fol
         return folders(env, state_dir)
     if os.geteuid() != 0:
         return user_folders(env)
-    caller = env.get("SUDO_UID", "")
-    if caller.isdigit() and int(caller) != 0:
+    caller = parse_count(env.get("SUDO_UID", ""))
+    if caller:
         try:
-            return user_folders({"HOME": pwd.getpwuid(int(caller)).pw_dir})
-        except KeyError:
+            return user_folders({"HOME": pwd.getpwuid(caller).pw_dir})
+        except (KeyError, OverflowError):
             pass
     return system_folders()
 

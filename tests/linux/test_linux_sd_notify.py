@@ -35,7 +35,8 @@ def test_the_variables_are_taken_once() -> None:
 def test_another_process_is_watched_not_we() -> None:
     assert Notifier.take({"WATCHDOG_USEC": "20000000", "WATCHDOG_PID": "1"}).watchdog_s is None
     assert Notifier.take({"WATCHDOG_USEC": "0"}).watchdog_s is None
-    assert Notifier.take({"WATCHDOG_USEC": "soon"}).watchdog_s is None
+    for odd in ("soon", "\u00b2", "9" * 5000, "-1"):
+        assert Notifier.take({"WATCHDOG_USEC": odd}).watchdog_s is None
 
 
 def test_nobody_listens_and_nothing_happens(short_dir: Path) -> None:

@@ -138,4 +138,5 @@ def test_a_unix_socket_is_named_by_its_path(tmp_path: Path) -> None:
 def test_variables_of_another_process_are_removed_and_not_believed() -> None:
     env = {"LISTEN_PID": "1", "LISTEN_FDS": "1", "LISTEN_FDNAMES": "x", "HOME": "/"}
     assert sockets.inherited(env) == [] and env == {"HOME": "/"}
-    assert sockets.inherited({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "x"}) == []
+    for odd in ("x", "\u00b2", "9" * 5000, "-1"):
+        assert sockets.inherited({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": odd}) == []

@@ -8,7 +8,7 @@ import os
 import shutil
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -683,3 +683,39 @@ def test_certificates_that_cannot_be_read_are_named_and_not_waited_for(
     with pytest.raises(ConfigError, match="the certificates of /") as error:
         make_client()
     assert error.value.hint == "look at SSL_CERT_FILE"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"206 X\r\nContent-Range: bytes 0-9/" + b"9" * 5000,
+        b"206 X\r\nContent-Range: bytes 0-\xd9\xa3/\xd9\xa4",
+        b"200 OK\r\nContent-Length: " + b"9" * 5000,
+        b"503 X\r\nRetry-After: \xb2",
+        b"503 X\r\nRetry-After: " + b"9" * 5000,
+        b"302 X\r\nLocation: http://127.0.0.1:" + b"9" * 5000,
+        b"302 X\r\nLocation: \xff\xfe",
+        b"200 OK\r\nETag: \xff\r\nContent-Type: \xff\r\nContent-Encoding: \xff",
+    ],
+)
+@pytest.mark.parametrize("fetches", [pull, check])
+def test_no_header_of_a_server_is_a_traceback(models: Path, answer: bytes, fetches: Callable[..., object]) -> None:
+    """int() takes no 4300 digits, and `isdigit` takes digits that int() does not."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        served = threading.Thread(target=_answer_all, args=(server, b"HTTP/1.1 " + answer + b"\r\n\r\n"), daemon=True)
+        served.start()
+        try:
+            with suppress(EdgeError):
+                fetches(f"http://127.0.0.1:{server.getsockname()[1]}/x.gguf", models, PullOptions(sleep=lambda _: None))
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            served.join()
+
+
+def _answer_all(server: socket.socket, answer: bytes) -> None:
+    with suppress(OSError):
+        while True:
+            client, _ = server.accept()
+            with client, suppress(OSError):
+                client.recv(65536)
+                client.sendall(answer)
