@@ -92,7 +92,7 @@ class Attempt:
     @property
     def drafts(self) -> bool:
         """Whether the command may name a drafter, by any spelling of its options."""
-        return any(part in word for word in self.plan.argv for part in ("draft", "spec", "-md", "mtp"))
+        return any(part in word for word in self.plan.argv for part in ("draft", "--spec", "speculative", "-md"))
 
     @property
     def served(self) -> bool:

@@ -183,8 +183,10 @@ def test_the_context_of_a_drafter_is_no_template() -> None:
         assert stalls.endless(1.0, usage(1), loaded=True, drafts=drafts) is None
         failure = stalls.endless(2.0, usage(2, anon=2 * liveness.TEMPLATE_BYTES), loaded=True, drafts=drafts)
         assert (failure is None) is drafts
-    named = [launch_plan(("x", *words), 0, settings()) for words in (("--model-draft", "/d.gguf"), ("-md", "d"), ())]
-    assert [Attempt(each, PATTERNS, 0.0, 1).drafts for each in named] == [True, True, False]
+    commands = (("--model-draft", "/d.gguf"), ("-md", "d"), ("--spec-type", "mtp"), ('{"speculative.types":"x"}',))
+    plain = ((), ("--pooling", "rank"), ('{"pooling_type":"unspecified"}',))
+    for drafts, named in [(True, each) for each in commands] + [(False, each) for each in plain]:
+        assert Attempt(launch_plan(("x", *named), 0, settings()), PATTERNS, 0.0, 1).drafts is drafts
 
 
 # --- a supervisor that stood still ------------------------------------------------------------------------------------
