@@ -379,7 +379,10 @@ def remote_host(transport: asyncio.BaseTransport) -> str | None:
     host = str(name[0])
     if host == "127.0.0.1":  # nearly all clients; parsing an address costs 5 µs
         return None
-    return None if ipaddress.ip_address(host.partition("%")[0]).is_loopback else host
+    address = ipaddress.ip_address(host.partition("%")[0])
+    # A socket of a unit may serve both families: Python calls ::ffff:127.0.0.1 loopback since 3.13 only.
+    address = getattr(address, "ipv4_mapped", None) or address
+    return None if address.is_loopback else str(address)
 
 
 def _answer(fault: HttpFault) -> bytes:

@@ -362,6 +362,7 @@ def tls_context(config: GatewayOptions) -> ssl.SSLContext | None:
         raise ConfigError("TLS needs both a certificate and its key", "set tls_cert and tls_key in [gateway]")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION  # the default since OpenSSL 3; JetPack 5 has 1.1.1
     try:
         context.load_cert_chain(config.tls_cert, config.tls_key)
     except (OSError, ssl.SSLError) as error:

@@ -17,6 +17,7 @@ import os
 import signal
 import socket
 import sys
+from collections import Counter
 from pathlib import Path
 
 from edge.linux.sockets import AT_ONCE, BACKLOG
@@ -26,6 +27,10 @@ from edge.telemetry.jtop_line import IDLE_INTERVAL_S, WATCHED_INTERVAL_S
 _MOST_BACKLOG_BYTES = 1 << 20  # a client that does not read is disconnected, or its backlog would grow without end
 
 
+# Of one user. A member of the group edgellm must not take the descriptors with connections that it keeps.
+_MOST_CONNECTIONS = 8
+
+
 class JtopShare:
     """A server of jtop lines."""
 
@@ -33,6 +38,7 @@ class JtopShare:
         self.source = JtopSource(python=python, on_line=self._broadcast)
         self._last = b""
         self._intervals: dict[asyncio.StreamWriter, float] = {}
+        self._users: Counter[int] = Counter()
 
     async def serve(self, listener: socket.socket) -> None:
         """Serve until cancelled."""
@@ -45,6 +51,11 @@ class JtopShare:
             server.close()
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        user = _uid(writer)
+        if self._users[user] >= _MOST_CONNECTIONS and user not in (0, os.getuid()):
+            writer.close()
+            return
+        self._users[user] += 1
         self._intervals[writer] = IDLE_INTERVAL_S
         try:
             # At once: in the idle interval the next line may be seconds away.
@@ -59,6 +70,7 @@ class JtopShare:
             pass  # the client left, or sent an endless line
         finally:
             del self._intervals[writer]
+            self._users[user] -= 1
             self._apply_interval()
             writer.close()
 
@@ -72,6 +84,11 @@ class JtopShare:
                 writer.transport.abort()
             else:
                 writer.write(line)
+
+
+def _uid(writer: asyncio.StreamWriter) -> int:
+    raw = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)  # struct ucred
+    return int.from_bytes(raw[4:8], sys.byteorder)
 
 
 def bind(path: Path) -> socket.socket:

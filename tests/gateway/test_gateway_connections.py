@@ -194,7 +194,8 @@ async def test_one_peer_takes_its_share_and_loopback_all() -> None:
 
     peers = [join("192.168.0.7") for _ in range(4)]
     assert [peer is not None for peer in peers] == [True, True, True, False]
-    assert join("192.168.0.8") and all(join("127.0.0.1") for _ in range(50))
+    assert not join("::ffff:192.168.0.7"), "the same peer on a socket of both families"
+    assert join("192.168.0.8") and all(join(each) for each in ["127.0.0.1", "::1", "::ffff:127.0.0.1"] * 10)
     found._leave(peers[0])  # type: ignore[arg-type]
     assert join("192.168.0.7")
     for transport in list(found._open):

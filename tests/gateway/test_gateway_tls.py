@@ -133,3 +133,9 @@ def test_files_that_cannot_be_used_are_a_configuration_error(
         with pytest.raises(ConfigError):
             tls_context(bad)
     assert tls_context(GatewayOptions()) is None
+
+
+def test_no_client_renegotiates(authority: tuple[trustme.CA, GatewayOptions]) -> None:
+    """Each renegotiation costs the server a signature; OpenSSL 1.1.1 of JetPack 5 allows them without end."""
+    context = tls_context(authority[1])
+    assert context is not None and context.options & ssl.OP_NO_RENEGOTIATION

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edge.telemetry import jtop
+from edge.telemetry import jtop, jtop_share
 from edge.telemetry.jtop import JtopSource
 from edge.telemetry.jtop_line import JtopFault, jtop_fault
 from edge.telemetry.jtop_share import JtopShare, bind
@@ -278,6 +278,29 @@ async def test_a_share_gives_the_lines_to_a_process_without_the_group(service: J
         await until(lambda: source.fault and source.fault.kind == "no_socket")
         service.start()
         await until(lambda: source.fault is None)
+
+
+async def test_a_user_keeps_no_more_than_a_few_connections_to_the_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member of the group must not shut the service out."""
+    user = 4_000_001
+    monkeypatch.setattr(jtop_share, "_uid", lambda _: user)
+    share, path = JtopShare(), tmp_path / "share.sock"
+    share._broadcast(b"a line")
+    monkeypatch.setattr(share.source, "run", asyncio.Event().wait)
+    listener = bind(path)
+    listener.listen(64)
+    async with running(share.serve(listener)):
+        lines = [await asyncio.open_unix_connection(str(path)) for _ in range(12)]
+        got = [await reader.read(100) for reader, _ in lines]
+        assert sorted(got) == [b""] * 4 + [b"a line"] * 8
+        user += 1
+        reader, writer = await asyncio.open_unix_connection(str(path))
+        assert await reader.read(100) == b"a line"
+        for each in (writer, *(writer for _, writer in lines)):
+            each.close()
+        await until(lambda: not +share._users)
 
 
 def pythons(minor: str) -> list[Path]:
