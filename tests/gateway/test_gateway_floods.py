@@ -27,6 +27,7 @@ LIVEZ = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 FIELD = b": " + b"y" * 15_000 + b"\r\n"
+COOKIES = b"GET /slots HTTP/1.1\r\nHost: localhost\r\n" + b"Cookie" + FIELD + b"Cookie" + FIELD + b"\r\n"
 BOMB = zstd.compress(b"\0" * (256 * MIB))
 # Unpacks to 8 MiB in the largest window, with 200 KB that are on the wire as they are; without its last byte.
 LARGE_WINDOW = {zstd.CompressionParameter.window_log: 23, zstd.CompressionParameter.content_size_flag: 0}
@@ -94,6 +95,7 @@ FLOODS: dict[str, Callable[[int], bytes]] = {
         HEAD + b"Content-Encoding: zstd\r\nContent-Length: %d\r\n\r\n" % (len(PACKED) + 1) + PACKED
     ),
     "requests that take no slot": lambda number: b"GET /slots HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "pipelined requests with 30 KB of cookies": lambda number: COOKIES * 5,
     "idle connections": lambda number: b"",
     "clients that pipeline requests": lambda number: LIVEZ * 3_000,
     "bodies in chunks of one byte": lambda number: CHUNKED + b"1\r\n{\r\n" * 20_000,
