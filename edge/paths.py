@@ -129,12 +129,13 @@ def prepared_by_another(path: Path, env: Mapping[str, str]) -> Path | None:
         for part in (way, *way.parents):
             try:
                 state, parent = part.lstat(), part.parent.stat().st_mode
+                target = part.readlink() if stat.S_ISLNK(state.st_mode) else None
             except OSError:  # not there yet, or the next use of it fails
                 continue
             if state.st_uid not in ours and parent & stat.S_IWOTH:
                 return part
-            if stat.S_ISLNK(state.st_mode) and len(ways) < _LINKS_MAX:
-                ways.append(part.parent / part.readlink() / way.relative_to(part))
+            if target is not None and len(ways) < _LINKS_MAX:
+                ways.append(part.parent / target / way.relative_to(part))
     return None
 
 

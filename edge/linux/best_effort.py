@@ -23,6 +23,7 @@ from edge.paths import prepared_by_another
 PIPE_BUF_BYTES = select.PIPE_BUF
 # Lines that wait for the disk: some seconds of a flood. An SD card that writes back blocks for as long.
 WAITING_BYTES = 1 << 20
+WAITING_LINES = 4096
 CLOSE_S = 1.0
 DISK_S = 0.5  # the wait for a file or terminal: lines keep their order to those of others, and /livez its second
 PAUSE_S = 0.05  # between two writes: what comes meanwhile is one write
@@ -43,7 +44,6 @@ class BestEffortWriter:
         self._encoding = stream.encoding or "utf-8"
         self._descriptor: int | None = None
         self._slow: OrderedWriter | None = None
-        self._late = False  # it has lines that were not taken in time
         self._cut = False  # the last text was not written to its end
         with suppress(OSError, ValueError):  # io.UnsupportedOperation is both
             self._descriptor = stream.fileno()
@@ -58,12 +58,14 @@ class BestEffortWriter:
         if self._slow is None:
             self._put_out(self._descriptor, data)
             return
+        caught_up = self._slow.drain(0)  # with the lines of all streams: drain() would wait DISK_S for each of them
         try:
             self._slow.put(partial(self._put_out, self._descriptor, data))
         except RuntimeError:  # the interpreter ends: no thread starts any more
             self._put_out(self._descriptor, data)
             return
-        self._late = not self._slow.drain(0 if self._late else DISK_S)
+        if caught_up:
+            self._slow.drain(DISK_S)
 
     def _put_out(self, descriptor: int, data: bytes) -> None:
         """Write what the receiver takes. A text behind one that was cut begins a line: the next JSON event is whole."""
@@ -85,7 +87,7 @@ class BestEffortWriter:
 @cache
 def _output_thread() -> OrderedWriter:
     """Return the thread that writes stdout and stderr where they are files or terminals."""
-    writer = OrderedWriter("output")
+    writer = OrderedWriter("output", WAITING_LINES)
     atexit.register(writer.drain, CLOSE_S)
     return writer
 

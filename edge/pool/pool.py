@@ -71,6 +71,7 @@ class Pool:
         self._back: set[str] = set()  # models that come back, if there is room
         self._second: list[Supervisor] = []  # engines that start beside the one that they replace
         self._ahead = ReadAhead()
+        self._reading: asyncio.Task[None] | None = None
         self._freed_s = self._measured_s = float("-inf")
         self._kicked = asyncio.Event()
 
@@ -164,6 +165,8 @@ class Pool:
                     await (self._kicked.wait() if pause_s is None else within(self._kicked.wait(), pause_s))
         finally:
             warming.cancel()
+            if self._reading is not None:
+                self._reading.cancel()
             self._ahead.end()
 
     def idle_s(self, supervisor: Supervisor) -> float:
@@ -337,13 +340,17 @@ class Pool:
                 task = asyncio.create_task(self.admit(self._handles[name]))
                 admitting.add(task)
                 task.add_done_callback(admitting.discard)
-            try:
-                await self._read_ahead(now)
-            except Exception:
-                _log.exception("no model is read ahead")
+            if self._reading is None or self._reading.done():  # a dead disk holds it, and must hold no `warm_at`
+                self._reading = asyncio.create_task(self._try_read_ahead(now))
             await asyncio.sleep(max(0.0, pause_s - (time.monotonic() - since_s)))
 
     # --- the next model in the page cache ----------------------------------------------------------------------------
+
+    async def _try_read_ahead(self, now: datetime) -> None:
+        try:
+            await self._read_ahead(now)
+        except Exception:
+            _log.exception("no model is read ahead")
 
     async def _read_ahead(self, now: datetime) -> None:
         """Read the next model ahead while no request waits, none loads or ends and the board is cool. Answers go on."""

@@ -107,11 +107,9 @@ class Watch:
         self._on_line = on_line
         self._traffic = traffic
         self._held = held
-        self._on_speed = on_speed
-        self._memory_back = memory_back
+        self._on_speed, self._memory_back = on_speed, memory_back
         self._remedies = remedies
-        self._driver = driver
-        self._gpu_load = gpu_load
+        self._driver, self._gpu_load = driver, gpu_load
         self._slots: str | None = None  # counters of the engine's slots
         self._pipes: tuple[PipeLines, ...] = ()
         self._before = before
@@ -321,7 +319,8 @@ class Watch:
 
     async def _watch_liveness(self) -> None:
         """Post a stall or a hang. While starting it is always judged, while serving only with a request open."""
-        stalls = StallDetector(time.monotonic(), self._terms.policy.look_s + 2 * SLOTS_TIMEOUT_S)
+        # A look may wait for a driver and for /slots; one second more is the lag of a busy board.
+        stalls = StallDetector(time.monotonic(), self._terms.policy.look_s + 2 * SLOTS_TIMEOUT_S + GPU_BYTES_S)
         while True:
             serving = self.first_token_s is not None
             if serving and not self._traffic.open:
@@ -338,7 +337,8 @@ class Watch:
                 quiet_s = min(quiet_s, now - self._traffic.moved_s)
             elif vitals is not None:
                 self.attempt.bytes_read(vitals.read_bytes)
-            self._witness.alive(now)
+            if vitals is not None:
+                self._witness.alive(now)
             if idle and vitals is not None:
                 if self._disconnected():
                     return
@@ -362,7 +362,7 @@ class Watch:
         loaded = self.attempt.log.loaded and self.engine_ready_s is None
         if (failure := stalls.endless(now, vitals, loaded=loaded, drafts=self.attempt.drafts)) is not None:
             self._hang(failure)
-            self.signalled = self.child.send(signal.SIGKILL)
+            self.signalled |= self.child.send(signal.SIGKILL)
         return failure is not None
 
     def _disconnected(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import stat
@@ -102,7 +103,8 @@ def test_what_follows_a_text_that_was_cut_is_whole() -> None:
     reader, writer = os.pipe()
     with os.fdopen(writer, "w") as stream, os.fdopen(reader, "rb", buffering=0) as pipe:
         out = BestEffortWriter(stream)
-        for text in ("x" * 2 * 65536, "dropped"):
+        # 64 KiB, or 16 pages of 64 KiB on some arm64 kernels.
+        for text in ("x" * 2 * fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ), "dropped"):
             out.write(text + "\n")
         cut = pipe.read(1 << 20)
         out.write("whole\n")
@@ -161,3 +163,28 @@ def test_a_pipe_that_is_not_read_takes_no_time() -> None:
         writer.write("y")  # it returns
         assert b"y" not in os.read(read_end, 1 << 20)
         os.close(read_end)
+
+
+def test_lines_that_wait_for_a_disk_hold_up_no_other_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each write of a slow card ends in time; a stream that waited for all of them held the event loop for seconds."""
+    over, real = threading.Event(), os.write
+
+    def write(descriptor: int, data: bytes) -> int:
+        over.wait(60)
+        return real(descriptor, data)
+
+    monkeypatch.setattr(best_effort.os, "write", write)
+    monkeypatch.setattr(best_effort, "DISK_S", 0.01)
+    waited: list[float] = []
+    with (tmp_path / "out").open("w") as first, (tmp_path / "err").open("w") as second:
+        out, err = BestEffortWriter(first), BestEffortWriter(second)
+        for number in range(200):
+            out.write(f"{number}\n")
+        monkeypatch.setattr(best_effort._output_thread(), "_moves_on", lambda _, limit_s: waited.append(limit_s))
+        err.write("error\n")
+        monkeypatch.undo()
+        over.set()
+        assert best_effort._output_thread().drain(60)
+    assert waited == [0]
+    assert (tmp_path / "out").read_text() == "".join(f"{number}\n" for number in range(200))
+    assert (tmp_path / "err").read_text() == "error\n"

@@ -137,7 +137,7 @@ async def test_an_engine_that_is_unavailable_without_end_is_failed(
 LOADED = "srv    load_model: initializing, n_slots = 1, n_ctx_slot = 2048"
 TEMPLATES = {
     "loops": "while True: pass",
-    "grows": "import time; kept = []\nfor _ in range(40): kept.append(b'x' * (16 << 20)); time.sleep(0.05)\n"
+    "grows": "import time; kept = []\nfor _ in range(400): kept.append(b'x' * (4 << 20)); time.sleep(0.05)\n"
     "while True: pass",
 }
 
