@@ -22,7 +22,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from edge.errors import BadDataError, TemporaryError
+from edge.errors import BadDataError, TemporaryError, UnavailableError
 from edge.linux.files import naming, read_json, sync_folder, try_lock, write_json
 from edge.models import receipt
 from edge.models.receipt import Receipt
@@ -109,7 +109,11 @@ def job(models_dir: Path, name: str, identity: str, kind: str, shown: str | None
     lock = None
     for _ in range(3):  # another job's sweep may remove the folder between these two lines
         folder.mkdir(parents=True, exist_ok=True)
-        lock = _lock(folder)
+        try:
+            lock = _lock(folder)
+        except OSError as error:  # ENOLCK of some NFS mounts
+            hint = "keep models on a local disk, or mount NFS with its lock service"
+            raise UnavailableError(f"{folder} cannot be locked: {error.strerror}", hint) from error
         if lock is not None:
             break
     else:
@@ -146,7 +150,7 @@ def sweep(models_dir: Path) -> list[str]:
     """Remove unlocked jobs that cannot be resumed. Return their names."""
     gone = []
     for folder in _folders(models_dir):
-        lock = _lock(folder)
+        lock = _lock_or_none(folder)
         if lock is None:
             continue
         try:
@@ -173,7 +177,7 @@ def jobs(models_dir: Path) -> list[Pending]:
     for folder in _folders(models_dir):
         source, kind = _field(folder, "source"), _field(folder, "kind")
         if source and kind:
-            lock = _lock(folder)
+            lock = _lock_or_none(folder)
             if lock is not None:
                 os.close(lock)
             sizes = [size_of(path) or 0 for path in folder.rglob("*") if path.is_file()]
@@ -198,7 +202,10 @@ def _folders(models_dir: Path) -> list[Path]:
 
 
 def _lock(folder: Path) -> int | None:
-    """Return a descriptor that holds the folder's lock, None if another process has it or removed the folder."""
+    """Return a descriptor that holds the folder's lock, None if another process has it or removed the folder.
+
+    Raises OSError where the file system has no locks.
+    """
     try:
         descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
@@ -208,6 +215,14 @@ def _lock(folder: Path) -> int | None:
         if try_lock(descriptor) and os.fstat(descriptor).st_nlink:
             return descriptor
     except OSError:
-        pass
+        os.close(descriptor)
+        raise
     os.close(descriptor)
     return None
+
+
+def _lock_or_none(folder: Path) -> int | None:
+    try:
+        return _lock(folder)
+    except OSError:
+        return None

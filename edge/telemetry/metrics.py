@@ -132,7 +132,7 @@ def _counter(name: str, text: str, rows: Rows, *labels: str) -> Any:
 
 
 def _filled(family: Any, rows: Rows) -> Any:
-    for values, value in rows:
+    for values, value in dict(rows).items():  # two chips with one label would be one series twice
         if value is not None:
             family.add_metric(list(values), value)
     return family

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import stat
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.errors import BadDataError, BadModelError, ModelMissingError, UsageError
+from edge.errors import BadDataError, BadModelError, ModelMissingError, UnavailableError, UsageError
 from edge.linux.files import sha256_file
 from edge.models import receipt
 from edge.models.install import Removed, _take, import_model, removable, remove_entry
@@ -183,6 +185,17 @@ def test_a_model_with_a_receipt_of_another_version_is_there(tmp_path: Path) -> N
         (folder / receipt.FILE_NAME).write_text(json.dumps(document))
         assert receipt.is_whole(folder, [path.name])
     assert not receipt.is_whole(tmp_path, [path.name])
+
+
+def test_a_disk_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    path = Gguf("llama").model().save(tmp_path / "m-Q5_K_M.gguf")
+    monkeypatch.setattr(fcntl, "flock", flock)
+    for _ in range(2):  # the second one finds the folder of the first
+        with pytest.raises(UnavailableError, match="cannot be locked: No locks"):
+            import_model(path, tmp_path / "models")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only what root fetches is for the service's user")

@@ -10,8 +10,9 @@ import pytest
 from edge.board.board import Board, Cpu
 from edge.board.probe import probe
 from edge.board.tables import board_reference, table
+from edge.telemetry import metrics
 from edge.telemetry.document import sample_document
-from edge.telemetry.sample import plausible
+from edge.telemetry.sample import Rail, Sample, plausible
 from edge.telemetry.sysfs import REPROBE_S, SysfsSource
 from tests.fakes.fake_jetson.files import put
 from tests.fakes.fake_jetson.tree import FakeBoard
@@ -396,6 +397,14 @@ def test_numbers_of_400_digits_take_no_sample_down(board: FakeBoard) -> None:
     sample = source_of(board).read(0.0)
     assert (sample.power, sample.memory) == (None, None)
     json.dumps(sample_document(sample, 1.0), allow_nan=False)
+
+
+def test_two_chips_with_one_label_are_one_series() -> None:
+    rails = (Rail("VIN", 5.0), Rail("VIN", 6.0), Rail("CPU", 1.0))
+    (family,) = [
+        each for each in metrics._power(Sample(0.0, "sysfs", rails=rails)) if each.name == "edgellm_rail_power_watts"
+    ]
+    assert [each.labels["rail"] for each in family.samples] == ["VIN", "CPU"]
 
 
 def test_every_board_of_the_table_has_its_sensors() -> None:
