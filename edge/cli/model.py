@@ -91,7 +91,8 @@ def show(ref: Ref, state_dir: StateDir = None, as_json: Json = False) -> None:
     from edge.models import receipt
 
     model = _store(state_dir).resolve(ref)
-    note = receipt.read_of(Path(model.path))
+    path = Path(model.path)
+    note = receipt.as_trusted(receipt.read_of(path), path.parent, _own_stores(state_dir))
     if as_json:
         typer.echo(model_json.dump(model=model_json.model(model, note)))
     else:
@@ -126,7 +127,7 @@ def check(
     reports = []
     for model in models if deep else []:
         with progress(quiet=as_json) as report:
-            reports.append(check_deep(model, report))
+            reports.append(check_deep(model, report, stores=_own_stores(state_dir)))
     if as_json:
         documents = [model_json.checked(model, refused.get(model.path)) for model in models]
         deep_reports = [model_json.deep(one) for one in reports]
@@ -292,6 +293,12 @@ def remove(
         typer.echo(model_json.dump(removed=gone.id, paths=list(gone.paths), bytes=gone.bytes))
     else:
         drawing.removed(gone)
+
+
+def _own_stores(state_dir: Path | None) -> tuple[Path, ...]:
+    from edge.paths import system_folders
+
+    return folders_of(state_dir).models, system_folders().models
 
 
 def _store(state_dir: Path | None) -> Store:

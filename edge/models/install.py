@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -34,9 +34,11 @@ def import_model(
     name: str | None = None,
     progress: Report | None = None,
     link: Callable[[Path], bool] = lambda _: False,
+    stores: Sequence[Path] = (),
 ) -> ModelFile:
     """Copy the model at `path`, all shards and its projector, into `models_dir`.
 
+    `stores`: whose receipts have the hashes of the source, which go with the model.
     `link`: which files may be hard-linked instead; the one file then has two names.
 
     Raises BadModelError with the verdict before anything is copied, ModelMissingError, DoesNotFitError.
@@ -56,7 +58,7 @@ def import_model(
             total = sum(source.stat().st_size for source in sources)
             need_space(work.folder, total)
             meter = TransferMeter("copy", sources[0].name, total, progress)
-            files = tuple(_take(source, work.payload / as_, meter, link(source)) for source, as_ in names)
+            files = tuple(_take(source, work.payload / as_, meter, link(source), stores) for source, as_ in names)
             meter.end()
             open_model(work.payload / names[0][1])
             work.install(Receipt(f"file://{path.absolute()}", files, None, now_utc(), name=public))
@@ -68,7 +70,7 @@ def _stored_name(source: Path, public: str, quant: str) -> str:
     return source.name if source.name.lower().endswith(".gguf") else f"{public}-{quant}.gguf"
 
 
-def _take(source: Path, target: Path, meter: TransferMeter, link: bool) -> InstalledFile:
+def _take(source: Path, target: Path, meter: TransferMeter, link: bool, stores: Sequence[Path]) -> InstalledFile:
     """Link or copy one file, and compare it with the hash that a receipt beside it gives. Raises BadDataError."""
     taken = _taken(source, target, meter, link)
     note = receipt.read(source.parent)
@@ -79,7 +81,9 @@ def _take(source: Path, target: Path, meter: TransferMeter, link: bool) -> Insta
         target.unlink()
         hint = "`edgellm model check --deep` shows it; pull it again"
         raise BadDataError(f"{source} is not what was fetched: its hash differs", hint)
-    return replace(taken, expected=known.expected)
+    trusted = receipt.as_trusted(note, source.parent, stores)
+    given = trusted.file(source.name) if trusted else None
+    return replace(taken, expected=given.expected if given else None)
 
 
 def _taken(source: Path, target: Path, meter: TransferMeter, link: bool) -> InstalledFile:

@@ -9,7 +9,7 @@ import pwd
 import shlex
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -117,8 +117,11 @@ def has_model(file: ModelFile, models: Path) -> bool:
         return False
 
 
-def install_model(file: ModelFile, models: Path, owners: frozenset[int]) -> None:
-    """Link files of these owners, copy all others. The caller of sudo owns the machine anyway, as root does."""
+def install_model(file: ModelFile, models: Path, owners: frozenset[int], stores: Sequence[Path] = ()) -> None:
+    """Link files of these owners, copy all others. The caller of sudo owns the machine anyway, as root does.
+
+    `stores`: as of `import_model`.
+    """
 
     def link(path: Path) -> bool:
         state = path.stat()
@@ -133,7 +136,7 @@ def install_model(file: ModelFile, models: Path, owners: frozenset[int]) -> None
         stored = Store(models).resolve(ref)
         if stored.bytes == file.bytes and not _same(stored, file):
             _remove_damaged(Store(models), ref, stored)
-    import_model(Path(file.path), models, name=file.name, link=link)
+    import_model(Path(file.path), models, name=file.name, link=link, stores=stores)
 
 
 def _has_own_group(state: os.stat_result) -> bool:
@@ -252,7 +255,7 @@ class Contents:
                 self._must_reach(file)
                 yield InstallStep(f"use {file.path} in place", done=True)
                 continue
-            take = partial(install_model, file, self.system.models, owners)
+            take = partial(install_model, file, self.system.models, owners, (self.request.source.models,))
             how = "hard link or copy, compared with its receipt"
             what = f"install {file.name} {file.quant} in {self.system.models} ({how})"
             yield InstallStep(what, take, done=has_model(file, self.system.models))

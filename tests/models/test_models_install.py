@@ -17,7 +17,7 @@ from edge.models import receipt
 from edge.models.install import Removed, _take, import_model, removable, remove_entry
 from edge.models.progress import TransferMeter
 from edge.models.pull import pull
-from edge.models.receipt import read, read_of
+from edge.models.receipt import InstalledFile, Receipt, read, read_of
 from edge.models.store import Store
 from tests.fakes.gguf_writer import Gguf, save_set
 
@@ -114,7 +114,7 @@ def test_what_changed_since_it_was_fetched_is_not_imported(tmp_path: Path) -> No
     (tmp_path / "source.json").write_text(json.dumps({"schema": 1, "source": "x", "files": [row]}))
     for link in (True, False):
         with pytest.raises(BadDataError):
-            _take(source, tmp_path / f"b{link}", TransferMeter("copy", "a", 7, None), link)
+            _take(source, tmp_path / f"b{link}", TransferMeter("copy", "a", 7, None), link, ())
         assert not (tmp_path / f"b{link}").exists()
 
 
@@ -185,6 +185,22 @@ def test_a_model_with_a_receipt_of_another_version_is_there(tmp_path: Path) -> N
         (folder / receipt.FILE_NAME).write_text(json.dumps(document))
         assert receipt.is_whole(folder, [path.name])
     assert not receipt.is_whole(tmp_path, [path.name])
+
+
+def test_a_receipt_that_came_with_a_file_says_nothing_of_its_source(tmp_path: Path) -> None:
+    """A USB stick brings its own source.json, with the hash of its own file as that of the source."""
+    stick, models = tmp_path / "stick", tmp_path / "models"
+    path = Gguf("llama").model().save(stick / "m-Q5_K_M.gguf")
+    digest = sha256_file(path)
+    file = InstalledFile(path.name, path.stat().st_size, digest, expected=digest)
+    (stick / receipt.FILE_NAME).write_text(json.dumps(Receipt("hf://acme/M", (file.arrived(path),)).to_json()))
+    note = receipt.as_trusted(read_of(path), stick, (models,))
+    assert note and note.files[0].expected is None and "beside the file" in note.notes[-1]
+    made = read_of(Path(import_model(path, models).path))
+    assert made and (made.files[0].sha256, made.files[0].expected) == (digest, None)
+    # From the store of the one who installs a service it is what the source gave.
+    made = read_of(Path(import_model(path, tmp_path / "service", stores=(tmp_path,)).path))
+    assert made and made.files[0].expected == digest
 
 
 def test_a_disk_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
