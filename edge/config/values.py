@@ -266,7 +266,7 @@ class HoldConfig(Struct, frozen=True):
     """`[gateway.hold]`: how much the gateway keeps waiting while a model loads."""
 
     requests: Annotated[int, key("requests held while a model loads", ge=0)] = 64
-    bytes: Annotated[int, key("bytes of bodies held while a model loads", ge=0, kind="size")] = 64 * MIB
+    bytes: Annotated[int, key("bytes of held bodies, and of answers kept whole", ge=0, kind="size")] = 64 * MIB
     # A 35 GB model takes ten minutes from the SD card of a Jetson (60 MB/s).
     seconds: Annotated[float, key("longest hold", ge=0)] = 900.0
 

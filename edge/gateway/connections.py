@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import cast
 
 from edge.gateway.config import ClientLimits
-from edge.gateway.headers import AllHeads, KeptHeads
+from edge.gateway.headers import MOST_HEADERS, AllHeads, KeptHeads
 from edge.gateway.openai import HttpFault
 from edge.gateway.turns import Reads, Turns
 
@@ -197,7 +197,7 @@ class Connection(asyncio.Protocol):
         self.body_pending = self.body_left = False
         self.since_s = 0.0
         self._first_byte_s: float | None = None
-        self._head_bytes = 0
+        self._head_bytes = self._head_lines = 0
         self._head_end = b""  # the last bytes of a head that is not complete
         self._head_complete = False
         self._held: list[bytes] = []  # of the first head, until it is complete
@@ -296,7 +296,9 @@ class Connection(asyncio.Protocol):
         self._head_bytes += taken
         self._head_end = (self._head_end + data)[-3:]
         hint = "send fewer or shorter headers"
-        if self._head_bytes > self._connections._limits.header_bytes:
+        self._head_lines += data[:taken].count(b"\n")
+        # The request line and the empty one are no headers.
+        if self._head_bytes > self._connections._limits.header_bytes or self._head_lines > MOST_HEADERS + 2:
             return HttpFault(400, "headers_too_large", "the request's headers are too large together", hint)
         if not self.heads.add(data[:taken]):
             return HttpFault(503, "headers_waiting", "the headers of all requests are too large together", hint, 1.0)
@@ -326,7 +328,7 @@ class Connection(asyncio.Protocol):
         self.pipelines = True  # until more is read
         self.since_s = now_s
         self._first_byte_s = None
-        self._head_bytes, self._head_end, self._head_complete = 0, b"", unread
+        self._head_bytes, self._head_lines, self._head_end, self._head_complete = 0, 0, b"", unread
 
     def upload_rate(self, now_s: float) -> float:
         """Return bytes per second of the body that is on its way; infinite where there is none, or it just began."""
@@ -361,7 +363,11 @@ class Connection(asyncio.Protocol):
         if not transport.can_write_eof() or connections.lingering >= _MOST_LINGERING:
             transport.close()
             return
-        transport.write_eof()
+        try:
+            transport.write_eof()
+        except OSError:  # the client is gone already
+            transport.abort()
+            return
         connections.lingering += 1
 
         def close() -> None:

@@ -30,7 +30,7 @@ from edge.gateway.routes import LM_STUDIO, ONE_LM_STUDIO, ONE_MODEL, Route, plai
 from edge.gateway.waiting_room import failed_fault
 from edge.linux.files import parse_json
 from edge.linux.timeouts import DeadlineExceeded, in_thread
-from edge.supervisor.engine_connection import EngineAnswer
+from edge.supervisor.engine_connection import DOCUMENT_BYTES, EngineAnswer
 from edge.supervisor.status import State
 from edge.supervisor.upstream import Endpoint, Upstream
 
@@ -340,5 +340,5 @@ async def _fetch(context: Context, upstream: Upstream, target: str) -> web.Respo
 async def _get(context: Context, upstream: Upstream, endpoint: Endpoint, target: str) -> EngineAnswer:
     with context.pools.connection(upstream.model_id, endpoint, upstream.slots) as connection:
         answer = await connection.request("GET", target, [], None)
-        await answer.read()
+        await answer.read(DOCUMENT_BYTES)
         return answer

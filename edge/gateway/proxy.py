@@ -228,7 +228,7 @@ async def _send(connection: EngineConnection, exchange: Exchange) -> EngineAnswe
 async def _whole(exchange: Exchange, answer: EngineAnswer, loop: asyncio.AbstractEventLoop) -> web.StreamResponse:
     try:
         most_bytes = DOCUMENT_BYTES if exchange.hide_paths else ANSWER_BYTES
-        data = await answer.read(most_bytes, exchange.reserved.grow)
+        data = await answer.read(most_bytes, exchange.reserved.grow_answer)
     except BadAnswer as error:
         raise RejectedError(engine_error(exchange.upstream.model_id, answer.status, str(error))) from error
     except (ClientError, OSError) as error:
@@ -358,7 +358,7 @@ async def _into(
         await _copy(response, exchange, answer, progress, loop)
         return response
     try:
-        data = await answer.read(grow=exchange.reserved.grow)
+        data = await answer.read(grow=exchange.reserved.grow_answer)
         document = parse_foreign_json(data)  # a NaN would be no JSON for the client either
     except (ClientError, OSError, ValueError):
         raise RejectedError(died_fault(exchange.upstream, f"status {answer.status}")) from None

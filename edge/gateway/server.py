@@ -13,7 +13,7 @@ import resource
 import socket
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -29,6 +29,7 @@ from edge.gateway.config import GatewayOptions
 from edge.gateway.connections import Connections
 from edge.gateway.context import Context, TelemetrySource
 from edge.gateway.handler import CONTEXT, handle
+from edge.gateway.headers import MOST_HEADERS
 from edge.gateway.keys import KeyRing
 from edge.gateway.metrics import GatewayCollector
 from edge.gateway.openai import HttpFault, RejectedError
@@ -43,7 +44,6 @@ from edge.units import KIB
 # Buffered between a client and an engine that reads slowly; aiohttp pauses the socket above twice this.
 READ_BYTES = 64 * KIB
 web_protocol.MAX_MSG_QUEUE_SIZE = 2  # requests that wait behind another: four of each of 512 clients took 70 MB
-_MOST_HEADERS = 64  # a browser behind two proxies sends 45; each holds 200 bytes until the answer
 BACKLOG = 64  # clients that the kernel lets wait for accept(), where the socket asks for no more by itself
 _SPARES = 8
 # Connections accepted in an iteration of the loop while clients keep it busy: a probe that came behind 512 others
@@ -83,8 +83,14 @@ class _Protocol(RequestHandler):
     def data_received(self, data: bytes) -> None:
         """End the request whose body has broken framing: aiohttp would let it wait for the rest until its limit."""
         super().data_received(data)
-        request, waiting = self._current_request, self._messages
-        if request is not None and waiting and isinstance(waiting[-1][0], _ErrInfo) and not request.content.is_eof():
+        waiting, seen = self._messages, -1
+        # aiohttp's parser (3.14) counts a message whose body came after its head once too often, and from then on stops
+        # one message early; it goes on when it is fed. A pipelined request waited for the next byte of its client.
+        while seen < len(waiting) < web_protocol.MAX_MSG_QUEUE_SIZE and not _is_broken(waiting):
+            seen = len(waiting)
+            super().data_received(b"")
+        request = self._current_request
+        if request is not None and _is_broken(waiting) and not request.content.is_eof():
             request.content.set_exception(RejectedError(_NO_HTTP))
 
     def handle_error(
@@ -102,6 +108,10 @@ class _Protocol(RequestHandler):
         answer = own_routes.fault_response(fault)
         answer.force_close()
         return answer
+
+
+def _is_broken(waiting: Sequence[tuple[object, object]]) -> bool:
+    return bool(waiting) and isinstance(waiting[-1][0], _ErrInfo)
 
 
 def make_app(
@@ -383,6 +393,6 @@ def _runner(app: web.Application, config: GatewayOptions, drain_s: float) -> web
         keepalive_timeout=config.limits.idle_s,
         max_line_size=config.limits.header_field_bytes,
         max_field_size=config.limits.header_field_bytes,
-        max_headers=_MOST_HEADERS,
+        max_headers=MOST_HEADERS,
         shutdown_timeout=drain_s,
     )

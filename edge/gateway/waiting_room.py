@@ -137,6 +137,15 @@ class ByteReservation:
         self._queue.add_bytes(count)
         self._bytes += count
 
+    def grow_answer(self, count: int) -> None:
+        """Reserve `count` more bytes of an answer that is kept whole. Raises RejectedError."""
+        try:
+            self.grow(count)
+        except RejectedError:
+            message = "answers that are kept whole hold as much as gateway.hold.bytes allows"
+            hint = "ask for a stream or for less, or raise gateway.hold.bytes"
+            raise RejectedError(HttpFault(503, "answers_too_large", message, hint, DEFAULT_RETRY_S)) from None
+
     def cover_unpacking(self, body: Body) -> None:
         """Reserve what the decoder may hold until the rest of the body is sent. Raises RejectedError."""
         count = body.unpacking_bytes

@@ -25,6 +25,7 @@ PIPE_BUF_BYTES = select.PIPE_BUF
 WAITING_BYTES = 1 << 20
 WAITING_LINES = 4096
 CLOSE_S = 1.0
+CLOSE_TOTAL_S = 5.0  # of lines to a serial console, each of which ends in time
 DISK_S = 0.5  # the wait for a file or terminal: lines keep their order to those of others, and /livez its second
 PAUSE_S = 0.05  # between two writes: what comes meanwhile is one write
 
@@ -88,7 +89,7 @@ class BestEffortWriter:
 def _output_thread() -> OrderedWriter:
     """Return the thread that writes stdout and stderr where they are files or terminals."""
     writer = OrderedWriter("output", WAITING_LINES)
-    atexit.register(writer.drain, CLOSE_S)
+    atexit.register(writer.drain, CLOSE_S, CLOSE_TOTAL_S)
     return writer
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -66,19 +68,26 @@ class OrderedWriter:
             self._number += 1
             self._waiting.append(_Waiting(self._number, work))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # the interpreter ends
+                    self._waiting.pop()
+                    raise
+                self._thread = thread
             self._changed.notify_all()
 
-    def drain(self, limit_s: float) -> bool:
+    def drain(self, limit_s: float, total_s: float = math.inf) -> bool:
         """Wait for the jobs that were put so far; return whether none of them is left. Blocking.
 
-        Gives up once none has ended for `limit_s`: a slow flash card answers, one write after the other.
+        Gives up once none has ended for `limit_s`: a slow flash card answers, one write after the other; and after
+        `total_s`.
         """
+        end_s = time.monotonic() + total_s
         with self._changed:
             last = self._number
             while (first := self._first()) <= last:
-                if not self._moves_on(first, limit_s):
+                if not self._moves_on(first, max(0.0, min(limit_s, end_s - time.monotonic()))):
                     return False
             return True
 

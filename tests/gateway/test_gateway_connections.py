@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gzip
 import json
 import random
+import unittest.mock
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,6 +22,7 @@ from edge.gateway import body as body_module
 from edge.gateway.body import _zstd_window_bytes
 from edge.gateway.config import ClientLimits, GatewayOptions
 from edge.gateway.connections import Connection, Connections
+from edge.gateway.openai import HttpFault
 from tests.fakes.upstream.engine import Line, Received
 from tests.gateway.conftest import Rig, Rigs
 from tests.gateway.raw import Client, until
@@ -520,6 +523,56 @@ async def test_pipelined_requests_are_answered_in_order_and_leave_probes_their_t
         assert [f"m{number}" in answer.body.decode() for number, answer in enumerate(answers)] == [True] * count
         await client.close()
     assert not here.context.connections.turns._requests
+
+
+async def test_requests_that_are_pipelined_after_an_upload_are_answered(rig: Rigs) -> None:
+    """A body that came after its head: aiohttp's parser stopped one message early from then on."""
+    here = await rig()
+    client = await here.connect()
+    for count in range(1, 6):
+        await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n")
+        await until(lambda: any(each.busy for each in here.context.connections._open.values()))
+        await client.send(b"{}")
+        assert (await client.answer()).status == 200
+        await client.send(LIVEZ * count)
+        assert [(await client.answer()).status for _ in range(count)] == [200] * count
+
+
+async def test_a_client_that_is_gone_before_its_rejection_is_dropped(
+    rig: Rigs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """shutdown(2) of a connection that was reset: ENOTCONN."""
+    here = await rig()
+    gone = unittest.mock.Mock(spec=asyncio.Transport)
+    gone.write_eof.side_effect = OSError(errno.ENOTCONN, "not connected")
+    connection = Connection(here.context.connections, unittest.mock.Mock())
+    connection._transport = gone
+    connection._reject(HttpFault(503, "too_many_connections", "", None))
+    gone.abort.assert_called_once_with()
+    assert here.context.connections.lingering == 0
+
+
+async def test_too_many_headers_are_named(rig: Rigs) -> None:
+    here = await rig()
+    for count, status in ((headers.MOST_HEADERS - 1, 200), (headers.MOST_HEADERS + 1, 400)):
+        lines = b"".join(b"X-%d: 1\r\n" % number for number in range(count))
+        answer = await here.once(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n" + lines + b"\r\n")
+        assert answer.status == status
+    assert json.loads(answer.body)["error"]["kind"] == "headers_too_large"
+
+
+def test_a_pipelined_head_is_counted_to_its_end() -> None:
+    everyone = headers.AllHeads()
+    heads = headers.KeptHeads(everyone)
+    heads.add(b"x" * 100)
+    heads.answered()
+    for _ in range(2):
+        heads.add(b"x" * 100, pipelined=True)
+        heads.answered()
+    heads.add(b"x" * 30_000, pipelined=True)
+    heads.answered()
+    heads.add(b"x")
+    assert everyone.kept_bytes > 50_000
 
 
 async def test_one_that_leaves_while_it_waits_for_its_turn_is_gone(rig: Rigs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -309,8 +309,9 @@ async def test_an_answer_that_is_held_whole_counts_as_a_body_that_waits(rig: Rig
 
     here = await rig(script, config=GatewayOptions(hold_bytes=1_000_000))
     asked = {"model": "chat", "stream": False}
-    status, _ = await post(here, "/api/chat", {**asked, "messages": [{"role": "user", "content": "long"}]})
+    status, body = await post(here, "/api/chat", {**asked, "messages": [{"role": "user", "content": "long"}]})
     assert (status, here.context.waiting.held_bytes) == (503, 0)
+    assert "gateway.hold.bytes" in str(body)
     status, _ = await post(here, "/api/chat", {**asked, "messages": HELLO})
     assert (status, here.context.waiting.held_bytes) == (200, 0)
 
