@@ -248,7 +248,7 @@ def _found(path: Path) -> ModelCandidate:
         if len(inside) != 1:
             raise UsageError(f"{path} holds {len(inside)} models", "give the path of one .gguf file")
         return inside[0]
-    beside = [found for found in scan(path.parent, depth=0) if path in found.shards]
+    beside = [found for found in scan(path.parent, depth=0, every_link=True) if path in found.shards]
     return beside[0] if beside else ModelCandidate(path, (path,), size_of(path) or 0, wrong=_by_name(path))
 
 

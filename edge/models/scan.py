@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from edge.linux.slow_reads import reading
 from edge.models.quant import shard_of
 from edge.models.verdict import HeaderVerdict, bad_name
+from edge.paths import prepared_by_another
 from edge.units import printable
 
 PARTIAL = ".partial"
 _DEPTH = 8  # a hub cache needs 5
 _LINKS_MAX = 40  # MAXSYMLINKS of the kernel
+# Files and folders that one scan looks at: in the folder (a hub cache may hold data sets), and behind links out of it.
+_ENTRIES_MAX = 100_000
+_LINKED_MAX = 10_000
 # Folders of the Hugging Face cache whose files are not models under their own names, and our own work.
 _SKIPPED = frozenset({PARTIAL, "blobs", "refs", ".no_exist", ".locks", ".cache", ".git"})
 # Names of unfinished downloads, and of pieces that must be joined first.
@@ -42,37 +49,102 @@ class ModelCandidate(Struct, frozen=True):
     wrong: HeaderVerdict | None = None
     name: str | None = None  # where the file's own name is none: a blob of another program's store
     projector: Path | None = None  # the one that this store names for it
+    linked: bool = False  # behind a link that leads out of the scanned folder
 
 
-def scan(folder: Path, depth: int = _DEPTH) -> list[ModelCandidate]:
-    """Return every candidate under `folder`, by path; none for an absent or unreadable folder."""
-    files = sorted(_walk(folder, depth, set()))
+def scan(folder: Path, depth: int = _DEPTH, *, every_link: bool = False) -> list[ModelCandidate]:
+    """Return every candidate under `folder`, by path; none for an absent or unreadable folder.
+
+    Links out of it are not followed to what another user made where every user may. `every_link` follows all of them,
+    for the files beside one that the caller named.
+    """
+    walk = _Walk(folder, every_link)
+    files = sorted(walk.files(depth), key=lambda path: (path in walk.linked, path))
     found = [one for path in files if (one := _single(path)) is not None]
-    return found + list(_sets([path for path in files if _is_gguf(path) and shard_of(path.stem)]))
+    found += _sets([path for path in files if _is_gguf(path) and shard_of(path.stem)])
+    return [replace(one, linked=True) if walk.linked.intersection(one.shards) else one for one in found]
 
 
-def _walk(folder: Path, depth: int, seen: set[tuple[int, int]]) -> Iterator[Path]:
-    """Walk a folder. `seen` holds the folders walked so far: links may form a loop."""
-    try:
-        with reading(folder):
-            stat = folder.stat()
-            entries = list(os.scandir(folder))
-    except OSError:
-        return
-    # By inode: a link under another name to a folder that was walked would list its files twice, or without end.
-    if (stat.st_dev, stat.st_ino) in seen:
-        return
-    seen.add((stat.st_dev, stat.st_ino))
-    for entry in entries:
+class _Walk:
+    """One walk: the folder itself, then what lies behind links out of it. `linked` has the files found there."""
+
+    def __init__(self, top: Path, every_link: bool) -> None:
+        self._top = top
+        with reading(top):
+            self._real = Path(os.path.realpath(top))
+        self._every_link = every_link
+        self._seen: set[tuple[int, int]] = set()  # the folders walked so far: links may form a loop
+        self._out: list[tuple[Path, bool, int]] = []  # links out of the folder: to a folder?, the depth that is left
+        self._left = sys.maxsize if every_link else _ENTRIES_MAX
+        self._full = self._outside = False
+        self.linked: set[Path] = set()
+
+    def files(self, depth: int) -> Iterator[Path]:
+        yield from self._folder(self._top, depth)
+        self._outside = True
+        self._left = min(self._left, _LINKED_MAX)
+        for link in self._out:
+            yield from self._wanted(*link)
+
+    def _folder(self, folder: Path, depth: int) -> Iterator[Path]:
         try:
-            is_folder = entry.is_dir()
+            with reading(folder):
+                stat = folder.stat()
+                if (stat.st_dev, stat.st_ino) in self._seen:
+                    return
+                # By inode: a link under another name to a folder that was walked would list its files twice.
+                self._seen.add((stat.st_dev, stat.st_ino))
+                with os.scandir(folder) as found:
+                    entries = list(islice(found, self._left + (self._left < sys.maxsize)))
         except OSError:
-            is_folder = False
+            return
+        if len(entries) > self._left and not self._full:
+            self._full = True
+            _note_rest(folder)
+        del entries[self._left :]
+        self._left -= len(entries)
+        for entry in entries:
+            try:
+                is_folder = entry.is_dir()
+            except OSError:
+                is_folder = False
+            if (depth and entry.name not in _SKIPPED) if is_folder else ".gguf" in entry.name.lower():
+                yield from self._wanted(Path(entry.path), is_folder, depth)
+
+    def _wanted(self, path: Path, is_folder: bool, depth: int) -> Iterator[Path]:
+        if not self._every_link and _is_link(path):
+            with reading(path):
+                target = Path(os.path.realpath(path))
+            if target in self._real.parents:
+                return
+            if not self._outside and self._real not in (target, *target.parents):
+                self._out.append((path, is_folder, depth))
+                return
+        if not self._outside or prepared_by_another(path, os.environ) is None:
+            yield from self._allowed(path, is_folder, depth)
+
+    def _allowed(self, path: Path, is_folder: bool, depth: int) -> Iterator[Path]:
         if is_folder:
-            if depth and entry.name not in _SKIPPED:
-                yield from _walk(Path(entry.path), depth - 1, seen)
-        elif ".gguf" in entry.name.lower():
-            yield Path(entry.path)
+            yield from self._folder(path, depth - 1)
+        else:
+            if self._outside:
+                self.linked.add(path)
+            yield path
+
+
+def _is_link(path: Path) -> bool:
+    try:
+        return path.is_symlink()
+    except OSError:  # in a folder that may not be entered; before Python 3.14
+        return False
+
+
+def _note_rest(folder: Path) -> None:
+    import logging  # late: a start with a small store does without it
+
+    logging.getLogger(__name__).warning(
+        "%s holds too many files to look for models in all of them: the rest is not listed", printable(str(folder))
+    )
 
 
 def _is_gguf(path: Path) -> bool:

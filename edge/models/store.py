@@ -92,7 +92,13 @@ class Store:
 
     def list(self) -> list[StoreEntry]:
         """List everything by name, then size. A bad file is an entry with a verdict, never an error."""
-        return sorted((self.entry(found) for found in self.found()), key=lambda entry: entry.order)
+        return sorted((entry for _, entry in self.entries()), key=lambda entry: entry.order)
+
+    def entries(self) -> Sequence[tuple[ModelCandidate, StoreEntry]]:
+        """Return every candidate with its entry; one behind a link out of its folder yields its id to those inside."""
+        pairs = [(found, self.entry(found)) for found in self.found()]
+        inside = {entry.id.lower() for found, entry in pairs if not found.linked and entry.verdict is None}
+        return [(found, entry) for found, entry in pairs if not (found.linked and entry.id.lower() in inside)]
 
     def found(self) -> Iterable[ModelCandidate]:
         """Yield every candidate once: a hub cache has the same file under each revision."""

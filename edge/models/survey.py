@@ -64,7 +64,7 @@ class SurveyLine(Struct, frozen=True):
 def survey(store: Store, cache_dir: Path | None = None) -> list[SurveyLine]:
     """Judge every entry, in the order of `Store.list`. Without a cache all headers are read."""
     cache = _Cache(cache_dir / _CACHE_NAME if cache_dir else None)
-    lines = [SurveyLine(store.entry(found), *cache.judge(found)) for found in store.found()]
+    lines = [SurveyLine(entry, *cache.judge(found)) for found, entry in store.entries()]
     cache.save()
     return sorted(_paired(lines), key=lambda line: line.entry.order)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from edge.errors import ModelMissingError, UsageError
+from edge.models import scan as scan_module
 from edge.models import source
 from edge.models import store as store_module
 from edge.models.open import fingerprint, open_model
@@ -202,6 +203,73 @@ def test_links_in_circles_end(models: Path) -> None:
     (models / "again").symlink_to(models)
     (models / "beta" / "up").symlink_to(models)
     assert len(Store(models).list()) == 3
+
+
+def test_a_link_to_a_folder_above_the_scanned_one_is_not_followed(models: Path, tmp_path: Path) -> None:
+    """`up -> ..` had `model list` walk all of /tmp."""
+    Gguf("llama").model().save(tmp_path / "Other-Q5_K_M.gguf")
+    before = [entry.path for entry in Store(models).list()]
+    (models / "up").symlink_to("..")
+    (models / "beta" / "root").symlink_to("/")
+    assert [entry.path for entry in Store(models).list()] == before
+
+
+def test_a_users_own_links_to_another_disk_are_followed(models: Path, tmp_path: Path) -> None:
+    """A file in the folder itself keeps its id, whatever the size of the one behind the link."""
+    disk = tmp_path / "disk"
+    Gguf("llama").model().tensor("extra", 4096, 64).save(disk / "sub" / "Alpha-Q5_K_M.gguf")
+    Gguf("llama").model().save(disk / "sub" / "Delta-Q5_K_M.gguf")
+    Gguf("llama").model().save(disk / "Echo-Q5_K_M.gguf")
+    (models / "disk").symlink_to(disk / "sub")
+    (models / "Echo-Q5_K_M.gguf").symlink_to(disk / "Echo-Q5_K_M.gguf")
+    store = Store(models)
+    assert [entry.id for entry in store.list()] == [
+        "Alpha:Q5_K_M",
+        "Alpha:Q8_0",
+        "Beta:Q4_K_M",
+        "Delta:Q5_K_M",
+        "Echo:Q5_K_M",
+    ]
+    assert store.resolve("alpha:q5_k_m").path == str(models / "Alpha-Q5_K_M.gguf")
+    assert [line.id for line in survey(store)] == [entry.id for entry in store.list()]
+    (models / "Alpha-Q5_K_M.gguf").unlink()
+    assert store.resolve("Alpha:Q5_K_M").path == str(models / "disk" / "Alpha-Q5_K_M.gguf")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_no_link_leads_to_what_another_user_made_where_every_user_may(models: Path, short_dir: Path) -> None:
+    """A link on a USB stick made a file of user `nobody` in /tmp the meaning of `-m good`."""
+    open_to_all = short_dir / "tmp"
+    theirs = Gguf("llama").model().save(open_to_all / "x" / "Good-Q5_K_M.gguf")
+    for path in (open_to_all / "x", theirs):
+        os.chown(path, 12345, 12345)
+    open_to_all.chmod(0o1777)
+    Gguf("llama").model().save(open_to_all / "own" / "Fine-Q5_K_M.gguf")
+    (open_to_all / "own" / "more").symlink_to(open_to_all / "x")
+    for name, target in (("folder", "x"), ("Good-Q5_K_M.gguf", "x/Good-Q5_K_M.gguf"), ("all", "")):
+        (models / name).symlink_to(open_to_all / target)
+    store = Store(models)
+    assert {entry.name for entry in store.list()} == {"Alpha", "Beta", "Fine"}
+    with pytest.raises(ModelMissingError):
+        store.resolve("Good")
+
+
+def test_a_scan_is_bounded_and_names_the_folder(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    for number in range(9):
+        (disk / str(number)).mkdir()
+    (models / "disk").symlink_to(disk)
+    monkeypatch.setattr(scan_module, "_LINKED_MAX", 8)
+    assert len(Store(models).list()) == 3
+    assert [str(models / "disk") in record.getMessage() for record in caplog.records] == [True]
+    monkeypatch.setattr(scan_module, "_LINKED_MAX", 9)
+    caplog.clear()
+    assert len(Store(models).list()) == 3 and caplog.records == []
+    monkeypatch.setattr(scan_module, "_ENTRIES_MAX", 1)
+    assert len(Store(models).list()) <= 1 and str(models) in caplog.records[0].getMessage()
 
 
 def test_fc58_a_label_that_lies_is_shown(tmp_path: Path) -> None:
