@@ -20,10 +20,11 @@ from edge.paths import Folders, folders, prepared_by_another, system_folders, us
 TIMEOUT_S = 10.0
 
 
-def find(env: Mapping[str, str], state_dir: Path | None) -> Folders:
+def find(env: Mapping[str, str], state_dir: Path | None, *, running: bool = True) -> Folders:
     """Return the folders of the instance to talk to: --state-dir, EDGELLM_STATE_DIR, a running service, the user's.
 
-    Raises UnavailableError beside a service that this user may not ask, unless the user runs an instance too.
+    Raises UnavailableError beside a service that this user may not ask, or cannot see, unless the user runs an instance
+    too. Without `running`, for commands that only use files, one that is not known to run is none.
     """
     if state_dir is not None or env.get("EDGELLM_STATE_DIR"):
         return folders(env, state_dir)
@@ -31,15 +32,30 @@ def find(env: Mapping[str, str], state_dir: Path | None) -> Folders:
     if held(system.lock):
         return system
     # Another user's process in a run folder that it made first is no instance of this user.
-    runs = held(own.lock) and prepared_by_another(own.lock, env) is None
-    if not runs and _is_closed(system.lock):
-        hint = "use sudo, or join the group edgellm (`sudo usermod -aG edgellm $USER`, then log in again)"
-        raise UnavailableError(f"edgellm runs as a service, and this user may not enter {system.run}", hint)
-    return own if runs else folders(env)
+    if held(own.lock) and prepared_by_another(own.lock, env) is None:
+        return own
+    if _is_closed(system.lock):
+        runs = _service_runs()
+        if runs or (running and runs is None):
+            closed = f"this user may not enter {system.run}"
+            says = f"edgellm runs as a service, and {closed}" if runs else f"{closed} to see whether edgellm runs there"
+            hint = "use sudo, or join the group edgellm (`sudo usermod -aG edgellm $USER`, then log in again)"
+            raise UnavailableError(says, hint)
+    return folders(env)
+
+
+def _service_runs() -> bool | None:
+    """Return whether systemd runs edgellm.service; None where it cannot be asked."""
+    from edge.linux import systemctl  # late: only beside a closed folder
+
+    state = systemctl.query("is-active", "edgellm.service") if systemctl.booted() else "unknown"
+    if state in ("active", "activating", "reloading", "deactivating"):
+        return True
+    return False if state in ("inactive", "failed") else None
 
 
 def _is_closed(lock: Path) -> bool:
-    """Return whether the folder of a lock exists and may not be entered: a service that this user cannot ask."""
+    """Return whether the folder of a lock exists and may not be entered, or the lock may not be read."""
     try:
         lock.stat()
     except PermissionError:

@@ -94,7 +94,7 @@ def revoke(
     from edge.gateway import keys
 
     path = key_file(file, state_dir)
-    user = None if force else accepting_key(find(os.environ, state_dir), path, name)
+    user = None if force else accepting_key(find(os.environ, state_dir, running=False), path, name)
     confirm_in_use(f"key {name} was accepted by", user, "revoke")
     with keys.locked(path):
         known = keys.read(path)
@@ -112,6 +112,6 @@ def key_file(file: Path | None, state_dir: Path | None) -> Path:
     from edge.cli.client import find
     from edge.config import load
 
-    folders = find(os.environ, state_dir)
+    folders = find(os.environ, state_dir, running=False)
     configured = load(folders, {}, os.environ).gateway.keys_file
     return Path(configured) if configured else folders.config / "keys.toml"

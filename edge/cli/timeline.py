@@ -33,7 +33,7 @@ def timeline(
     from edge.cli.client import find
     from edge.plan.start_records import read
 
-    records = [record for record in read(find(os.environ, state_dir).starts) if is_whole(record)]
+    records = [record for record in read(find(os.environ, state_dir, running=False).starts) if is_whole(record)]
     if not records:
         raise UnavailableError("no start is recorded yet", "start one: `edgellm up`")
     if compare is not None:

@@ -10,7 +10,7 @@ from typer.main import get_command
 
 from edge.cli import main
 from edge.cli.app import MODULES, build, nouns
-from edge.cli.client import Client, find
+from edge.cli.client import Client, _is_closed, _service_runs, find
 from edge.cli.running import status_lines
 from edge.errors import EdgeError, UnavailableError
 from edge.linux.files import try_lock
@@ -99,3 +99,38 @@ def test_the_run_folder_of_another_user_leads_no_command_elsewhere(
         monkeypatch.setattr("edge.cli.client.folders", partial(folders, root_user=False))
         with pytest.raises(UnavailableError, match="user 12345 made"):
             find(env, None)
+
+
+@pytest.mark.parametrize("state", ["active", "activating", "inactive", "failed", "unknown"])
+def test_a_closed_run_folder_alone_is_no_service(state: str, short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A /run/edgellm that is left of another time, or that root closed, kept every other user from `key add`."""
+    env = {"HOME": str(short_dir / "home"), "XDG_RUNTIME_DIR": str(short_dir / "x")}
+    monkeypatch.setattr("edge.cli.client.system_folders", lambda: system_folders()._replace(run=short_dir / "closed"))
+    monkeypatch.setattr("edge.cli.client._is_closed", lambda lock: lock == short_dir / "closed/main/lock")
+    monkeypatch.setattr("edge.cli.client.folders", partial(folders, root_user=False))
+    monkeypatch.setattr("edge.linux.systemctl.booted", lambda: True)
+    monkeypatch.setattr("edge.linux.systemctl.query", lambda *words: state if words[0] == "is-active" else "")
+    own = folders(env, root_user=False)
+    if state in ("inactive", "failed"):
+        assert find(env, None) == find(env, None, running=False) == own
+        return
+    says = "may not enter .* to see whether" if state == "unknown" else "runs as a service"
+    with pytest.raises(UnavailableError, match=says) as caught:
+        find(env, None)
+    assert "usermod -aG edgellm" in str(caught.value.hint)
+    if state == "unknown":
+        assert find(env, None, running=False) == own
+    else:
+        with pytest.raises(UnavailableError):
+            find(env, None, running=False)
+
+
+def test_without_systemd_a_closed_run_folder_may_hold_an_edgellm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.linux.systemctl.booted", lambda: False)
+    assert _service_runs() is None
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may enter every folder")
+def test_a_folder_without_permission_is_closed(short_dir: Path) -> None:
+    (short_dir / "run").mkdir(mode=0o000)
+    assert _is_closed(short_dir / "run/main/lock") and not _is_closed(short_dir / "none/main/lock")
