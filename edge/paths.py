@@ -117,13 +117,18 @@ def _refuse_prepared(base: Path, env: Mapping[str, str]) -> None:
         raise UnavailableError(f"user {owner} made {folder}, in a folder that every user may write to", hint)
 
 
+def our_users(env: Mapping[str, str]) -> frozenset[int]:
+    """Return root, this process's user and the caller of sudo."""
+    caller = env.get("SUDO_UID", "")
+    return frozenset({0, os.geteuid(), int(caller) if caller.isdecimal() and len(caller) < 11 else 0})
+
+
 def prepared_by_another(path: Path, env: Mapping[str, str]) -> Path | None:
     """Return the part of a path that another user made where every user may make one, or None.
 
     Links on the way are followed. root and the caller of sudo own what they prepare.
     """
-    caller = env.get("SUDO_UID", "")
-    ours = {0, os.geteuid(), int(caller) if caller.isdecimal() and len(caller) < 11 else 0}
+    ours = our_users(env)
     ways = [path]
     for way in ways:  # it grows by the target of each link
         for part in (way, *way.parents):

@@ -19,8 +19,8 @@ from typing import Any
 from msgspec import Struct, to_builtins
 
 from edge.errors import ConfigError, UsageError
-from edge.linux.files import try_lock, write_atomic
-from edge.paths import prepared_by_another
+from edge.linux.files import has_own_group, open_to_others, try_lock, write_atomic
+from edge.paths import our_users, prepared_by_another
 from edge.resources import load_toml
 
 PREFIX = "sk-edge-"
@@ -129,9 +129,8 @@ def _document(path: Path) -> dict[str, Any]:
     try:
         if path.exists() and not path.is_file():  # a FIFO would hold up the event loop until it is written
             raise ConfigError(f"{path} is no regular file", "move it away; edgellm key add writes the file")
-        if path.exists() and path.stat().st_mode & stat.S_IWOTH:  # any user could add a key
-            raise ConfigError(f"every user may write to {path}", f"chmod 600 {shlex.quote(str(path))}")
         _refuse_prepared(path)
+        _refuse_shared(path)
         return load_toml(path)
     except FileNotFoundError:
         return {}
@@ -143,6 +142,20 @@ def _document(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"cannot read {path}: {error.strerror}", "it must belong to the user that runs edgellm"
         ) from error
+
+
+def _refuse_shared(path: Path) -> None:
+    """Raise ConfigError for a file that others can write, or that another user put there. Raises OSError."""
+    state, folder, quoted = path.stat(), path.parent.stat(), shlex.quote(str(path))
+    if state.st_mode & stat.S_IWOTH:  # any user could add a key
+        raise ConfigError(f"every user may write to {path}", f"chmod 600 {quoted}")
+    if open_to_others(state) and not has_own_group(state):
+        raise ConfigError(f"group {state.st_gid} may write to {path}", f"chmod 600 {quoted}")
+    # root reads the keys of the service's user, which lie in root's folder.
+    if state.st_uid not in our_users(os.environ) and (os.geteuid() != 0 or open_to_others(folder)):
+        raise ConfigError(
+            f"{path} belongs to user {state.st_uid}", f"look at its keys, then `chown {os.geteuid()} {quoted}`"
+        )
 
 
 def _refuse_prepared(path: Path) -> None:

@@ -142,6 +142,18 @@ def open_to_others(state: os.stat_result) -> bool:
     return bool(state.st_mode & others)
 
 
+def has_own_group(state: os.stat_result) -> bool:
+    """Return whether only the owner is in the file's group: Ubuntu makes one for each user, with a umask of 002."""
+    import grp  # late, with pwd: no start asks this
+    import pwd
+
+    try:
+        owner, group = pwd.getpwuid(state.st_uid), grp.getgrgid(state.st_gid)
+    except KeyError:
+        return False
+    return owner.pw_gid == group.gr_gid and owner.pw_name == group.gr_name and {*group.gr_mem} <= {owner.pw_name}
+
+
 def visible(path: Path) -> bool:
     """Return whether a path exists for this process; Path.exists() raises in a closed folder before Python 3.14."""
     try:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import grp
 import hashlib
 import os
-import pwd
 import shlex
 import shutil
 import stat
@@ -30,7 +28,7 @@ from edge.errors import (
     ModelMissingError,
     UsageError,
 )
-from edge.linux.files import naming, open_to_others, writable_by_others
+from edge.linux.files import has_own_group, naming, open_to_others, writable_by_others
 from edge.models import receipt
 from edge.models.install import import_model, removable, remove_entry
 from edge.models.open import ModelFile
@@ -126,7 +124,7 @@ def install_model(file: ModelFile, models: Path, owners: frozenset[int], stores:
     def link(path: Path) -> bool:
         state = path.stat()
         # A file that others may write could change after its hash was checked; one they cannot read is no use here.
-        shared = open_to_others(state) and (state.st_mode & stat.S_IWOTH or not _has_own_group(state))
+        shared = open_to_others(state) and (state.st_mode & stat.S_IWOTH or not has_own_group(state))
         plain = stat.S_ISREG(state.st_mode) and state.st_mode & stat.S_IROTH and not shared
         # fs.protected_hardlinks refuses others to non-root; root has to refuse them itself.
         return bool(plain and state.st_uid in owners)
@@ -137,15 +135,6 @@ def install_model(file: ModelFile, models: Path, owners: frozenset[int], stores:
         if stored.bytes == file.bytes and not _same(stored, file):
             _remove_damaged(Store(models), ref, stored)
     import_model(Path(file.path), models, name=file.name, link=link, stores=stores)
-
-
-def _has_own_group(state: os.stat_result) -> bool:
-    """Return whether only the owner is in the file's group: Ubuntu makes one for each user, with a umask of 002."""
-    try:
-        owner, group = pwd.getpwuid(state.st_uid), grp.getgrgid(state.st_gid)
-    except KeyError:
-        return False
-    return owner.pw_gid == group.gr_gid and owner.pw_name == group.gr_name and {*group.gr_mem} <= {owner.pw_name}
 
 
 def _remove_damaged(store: Store, ref: str, stored: ModelFile) -> None:

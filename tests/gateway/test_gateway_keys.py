@@ -134,6 +134,29 @@ def test_a_file_that_every_user_may_write_has_no_valid_key(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_file_that_a_member_of_a_group_put_there_or_may_write_has_no_valid_key(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    keys.write(path, [made()])
+    ring = KeyRing(path)
+    tmp_path.chmod(0o775)
+    os.chown(tmp_path, 0, 12345)
+    theirs = tmp_path / "theirs.toml"
+    keys.write(theirs, [made("mallory")])
+    os.chown(theirs, 12346, 12345)
+    theirs.rename(path)
+    ring.refresh()
+    assert ring.needed and ring.find(SECRET) is None
+    with pytest.raises(ConfigError, match="belongs to user 12346"):
+        keys.read(path)
+    os.chown(path, 0, 12345)
+    path.chmod(0o660)
+    with pytest.raises(ConfigError, match="group 12345 may write"):
+        keys.read(path)
+    path.chmod(0o640)
+    assert keys.read(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_a_file_that_another_user_prepared_has_no_valid_key(tmp_path: Path) -> None:
     """In /tmp any user may make it before the operator does."""
     path = tmp_path / "keys.toml"
