@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -15,6 +16,7 @@ from edge.doctor.check import Finding, bad, ok, warn
 from edge.doctor.facts import DoctorFacts, RemoteBoard, ServingFacts, WantedModel
 from edge.engine.installed import manifest
 from edge.errors import EdgeError
+from edge.linux.files import visible
 from edge.linux.rpc import connected
 from edge.models.store import Store, standard
 from edge.paths import Folders
@@ -46,7 +48,15 @@ def models(facts: DoctorFacts) -> tuple[Finding, ...]:
             return (warn("the store holds no model", "`edgellm model list --catalogue` shows some"),)
         step = f"fetch {serving.advised}, which `edgellm up` would choose"
         return (warn("the store holds no model", step, f"edgellm model pull {serving.advised}"),)
-    return (ok(f"none configured: {serving.model_file.name} is served"),)
+    if serving.advised is None:
+        says = f"none configured, and none can be planned: {serving.plan_problem or 'the planner names none'}"
+        return (warn(says, serving.plan_hint or "name one in edgellm.toml", "edgellm plan"),)
+    if serving.advised_file is None:
+        step = f"fetch {serving.advised}, which `edgellm up` would choose"
+        return (
+            warn("none configured, and the store has none to choose", step, f"edgellm model pull {serving.advised}"),
+        )
+    return (ok(f"none configured: {serving.advised} is served"),)
 
 
 def remotes(facts: DoctorFacts) -> tuple[Finding, ...]:
@@ -97,18 +107,20 @@ def read_serving(
         return replace(serving, engine_problem="engines are not looked for in a copied tree")
     serving = read_remotes(_with_engine(serving, config, profile, board, folders), config.devices)
     serving = _with_model(serving, config, standard(folders, config.store.dirs, env))
-    if serving.models or serving.model_file is not None:
-        return serving
-    return replace(serving, advised=_advised(config, folders))
+    return serving if serving.models else _with_choice(serving, config, folders)
 
 
-def _advised(config: Config, folders: Folders) -> str | None:
-    """Return the model that `edgellm plan` names where none is configured or here; None where it names none."""
+def _with_choice(serving: ServingFacts, config: Config, folders: Folders) -> ServingFacts:
+    """Add the model that `edgellm plan` and `up` take where none is configured: in the store, or to be fetched."""
     try:
-        models = prepare(config, folders, allow_missing=True).plan.models.values()
-    except EdgeError:
-        return None
-    return next((f"{model.model.name}:{model.model.quant}" for model in models), None)
+        chosen = next(iter(prepare(config, folders, allow_missing=True).plan.models.values()), None)
+    except EdgeError as error:
+        return replace(serving, plan_problem=str(error), plan_hint=error.hint)
+    if chosen is None:
+        return serving
+    file = Path(chosen.model.path)
+    name = f"{chosen.model.name}:{chosen.model.quant}"
+    return replace(serving, advised=name, advised_file=file if visible(file) else None)
 
 
 def _with_engine(
@@ -154,7 +166,7 @@ def _asked(device: DeviceConfig) -> RemoteBoard:
 
 
 def _with_model(serving: ServingFacts, config: Config, store: Store) -> ServingFacts:
-    """Add the configured models and the biggest usable file, which has the longest cold start."""
+    """Add the configured models and the biggest usable file, which has the longest cold start: for the read rate."""
     serving = replace(serving, models=tuple(_wanted(store, model) for model in config.models))
     usable = [entry for entry in store.list() if entry.verdict is None]
     if not usable:

@@ -119,7 +119,10 @@ class ServingFacts(Struct, frozen=True):
     model_file: Path | None = None  # its (first) file
     remotes: tuple[RemoteBoard, ...] = ()
     remotes_problem: str | None = None  # of the engine, for all of them
-    advised: str | None = None  # what the planner would fetch, where the store holds no model
+    advised: str | None = None  # what the planner takes, where no model is configured
+    advised_file: Path | None = None  # None where it is to be fetched
+    plan_problem: str | None = None  # why the planner takes none
+    plan_hint: str | None = None
 
 
 class ModelFolder(Struct, frozen=True):

@@ -134,3 +134,4 @@ def test_without_systemd_a_closed_run_folder_may_hold_an_edgellm(monkeypatch: py
 def test_a_folder_without_permission_is_closed(short_dir: Path) -> None:
     (short_dir / "run").mkdir(mode=0o000)
     assert _is_closed(short_dir / "run/main/lock") and not _is_closed(short_dir / "none/main/lock")
+    (short_dir / "run").chmod(0o700)

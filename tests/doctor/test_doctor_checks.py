@@ -93,8 +93,14 @@ def test_models_that_are_configured_must_be_here(tmp_path: Path) -> None:
     ):
         serving = replace(facts.serving, models=models, advised="Qwen3.5-2B:Q5_K_M")
         assert_check(replace(facts, serving=serving), "config.model", verdict, word)
-    only = replace(facts.serving, model_file=Path("/models/a.gguf"))
-    assert_check(replace(facts, serving=only), "config.model", CheckResult.OK, "a.gguf is served")
+    biggest = replace(facts.serving, model_file=Path("/models/a.gguf"))
+    for planned, verdict, words in (
+        ({"advised": "b:Q4_K_M", "advised_file": Path("/models/b.gguf")}, CheckResult.OK, ["b:Q4_K_M is served"]),
+        ({"advised": "b:Q4_K_M"}, CheckResult.WARN, ["none to choose", "model pull b:Q4_K_M"]),
+        ({"plan_problem": "it needs 9 GiB", "plan_hint": "free some"}, CheckResult.WARN, ["needs 9 GiB", "free some"]),
+    ):
+        serving = replace(biggest, **planned)
+        assert_check(replace(facts, serving=serving), "config.model", verdict, *words)
 
 
 # ---------------------------------------------------------------- memory

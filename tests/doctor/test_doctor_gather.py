@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from edge import resources
 from edge.board.probe import probe
+from edge.config import load
 from edge.config.devices import DeviceConfig
 from edge.doctor import doctor, own_files, service
 from edge.doctor.accounts import Account, first_blocked, reaches, serving_account
@@ -37,8 +38,10 @@ from edge.linux.procfs import lock_holders
 from edge.linux.rpc import PROTOCOL
 from edge.linux.tree import Tree
 from edge.paths import system_folders
+from edge.plan.prepare import prepare
 from edge.service.access import PathUser, creatable
 from tests.doctor.patients import CUDA_ENGINE, patient, places
+from tests.fakes.gguf_writer import Gguf
 from tests.fakes.rpc_protocol import serving
 from tests.trees.trees import copy, tree, write
 
@@ -500,6 +503,32 @@ def test_model_that_is_configured_and_not_here_is_a_fact(tmp_path: Path) -> None
     assert (model.id, model.ref) == ("chat", "/nonexistent/model.gguf")
     assert "/nonexistent/model.gguf" in (model.problem or "")
     assert model.hint
+
+
+def test_without_a_configured_model_the_planners_choice_is_named(tmp_path: Path) -> None:
+    """It named the biggest of the store, where `plan` and `up` take another one."""
+    folders = places(tmp_path)
+    Gguf("llama").model().save(folders.models / "Small-Q5_K_M.gguf")
+    biggest = (
+        Gguf("llama").model().tensor("extra", 1 << 13, 1 << 13, 1 << 12).save_sparse(folders.models / "Big-F32.gguf")
+    )
+    facts = read_facts(Path("/"), folders, {}, {"profile": "cpu"}, measure=False)
+    plan = prepare(load(folders, {"profile": "cpu"}, {}), folders, allow_missing=True).plan
+    (chosen,) = plan.models.values()
+    assert facts.serving.model_file == biggest, "for the storage rate"
+    assert facts.serving.advised == f"{chosen.model.name}:{chosen.model.quant}" != "Big:F32"
+    (check,) = [check for check in examine(facts) if check.name == "config.model"]
+    assert facts.serving.advised in f"{check.says} {check.command}" and "Big" not in check.says
+
+
+def test_a_store_that_cannot_be_planned_is_a_fact(tmp_path: Path) -> None:
+    folders = places(tmp_path)
+    Gguf("llama").model().save(folders.models / "Small-Q5_K_M.gguf")
+    flags = {"profile": "cpu", "set": ["reserve=100TiB"]}
+    facts = read_facts(Path("/"), folders, {}, flags, measure=False)
+    (check,) = [check for check in examine(facts) if check.name == "config.model"]
+    assert facts.serving.plan_problem and facts.serving.plan_problem in check.says
+    assert (check.verdict, facts.serving.advised) == (CheckResult.WARN, None)
 
 
 def test_wrong_configuration_is_a_fact(tmp_path: Path) -> None:
