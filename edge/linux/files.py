@@ -9,7 +9,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -161,6 +161,61 @@ def visible(path: Path) -> bool:
     except (OSError, ValueError):
         return False
     return True
+
+
+_LINKS_MAX = 40  # MAXSYMLINKS of the kernel
+_PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def open_followed(path: Path, ours: Collection[int]) -> int:
+    """Open a file for reading; a link of a user other than `ours` on the way may only lead to a file of that user.
+
+    The rule of fs.protected_symlinks, in any folder: root would else read for that user what only root may. Each part
+    is opened from the folder before it, so that no part is exchanged between look and use. A FIFO is opened without
+    waiting. Raises OSError as open(2) does, PermissionError with EPERM for such a link.
+    """
+    foreign: set[int] = set()
+    links = 0
+    todo = _parts(os.fspath(path))
+    folder = os.open("/" if path.is_absolute() else ".", _PLACE)
+    try:
+        while todo:
+            name = todo.pop()
+            here = os.open(name, _PLACE, dir_fd=folder)
+            state = os.fstat(here)
+            if stat.S_ISLNK(state.st_mode):
+                try:
+                    target = os.readlink("", dir_fd=here)
+                finally:
+                    os.close(here)
+                links += 1
+                if links > _LINKS_MAX:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+                foreign |= {state.st_uid} - set(ours)
+                if target.startswith("/"):
+                    os.close(folder)
+                    folder = os.open("/", _PLACE)
+                todo += _parts(target)
+                continue
+            os.close(folder)
+            folder = here
+        return _opened(folder, foreign, path)
+    finally:
+        os.close(folder)
+
+
+def _opened(place: int, links_of: Collection[int], path: Path) -> int:
+    """Open what an O_PATH descriptor stands for, if it belongs to the owners of the links that led to it."""
+    owner = os.fstat(place).st_uid
+    other = next((user for user in links_of if user != owner), None)
+    if other is not None:
+        raise PermissionError(errno.EPERM, f"a link of user {other} leads to a file of user {owner}", str(path))
+    return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+
+
+def _parts(path: str) -> list[str]:
+    """Return the parts of a path, last first."""
+    return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 
 def sync_folder(folder: Path) -> None:

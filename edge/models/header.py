@@ -7,7 +7,7 @@ import re
 import stat
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from hashlib import sha256
 from io import FileIO
@@ -44,14 +44,21 @@ CHAT_TEMPLATE = "tokenizer.chat_template"
 _MAX_VALUE = 1 << 40  # of a dimension, head count or context; larger is damage
 _KEPT_FORMAT = 2  # of the files of `read_kept`: increase it when ModelMeta or its values change
 _KEPT_FILES = 64  # of 20 to 300 kB, by the number of tensors
+Opening = Callable[[Path], int]  # returns a descriptor for reading
 
 
-def read_header(path: Path, *, complete: bool = True) -> ModelMeta:
+def open_by_name(path: Path) -> int:
+    """Open a file for reading. A FIFO would block the caller until something writes to it."""
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+
+
+def read_header(path: Path, *, complete: bool = True, opening: Opening = open_by_name) -> ModelMeta:
     """Read the header of one file. `complete` also requires that the file holds every tensor's bytes.
 
-    Raises VerdictError (a BadModelError) that names what the file is instead, OSError when it cannot be read.
+    `opening` gives the descriptor, which is closed here. Raises VerdictError (a BadModelError) that names what the file
+    is instead, OSError when it cannot be read.
     """
-    with _open_regular(path) as file:
+    with _open_regular(path, opening) as file:
         size = os.fstat(file.fileno()).st_size
         reader = GgufReader(file, size, path.name)
         with reading(path):
@@ -121,10 +128,10 @@ def peek_kind(path: Path) -> str | None:
     return _kind(raw, str(raw.values.get("general.architecture", "")), True)
 
 
-def _open_regular(path: Path) -> FileIO:
-    """Open a file; a FIFO would block the caller until something writes to it. Raises VerdictError, OSError."""
+def _open_regular(path: Path, opening: Opening = open_by_name) -> FileIO:
+    """Open a file. Raises VerdictError for what is none, OSError."""
     with reading(path):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        descriptor = opening(path)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)

@@ -62,6 +62,12 @@ class Job(Struct, frozen=True):
             if files != note.files:
                 write_json(path, replace(note, files=files).to_json())
 
+    def close(self) -> None:
+        """Let no other user look at what root copies before it is judged; `install` opens the folder again."""
+        state = self.payload.stat()
+        if state.st_uid == os.geteuid() == 0:
+            self.payload.chmod(stat.S_IMODE(state.st_mode) & ~0o077)
+
     def set_aside(self, path: Path, name: str) -> None:
         """Move a bad file aside, for inspection until the next job removes it."""
         rejected = self.folder / "rejected"

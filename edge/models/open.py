@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from edge.errors import BadModelError, UsageError
 from edge.models import ollama, receipt
-from edge.models.header import peek_kind, quant_of, read_kept, weight_bytes
+from edge.models.header import Opening, open_by_name, peek_kind, quant_of, read_header, read_kept, weight_bytes
 from edge.models.meta import ModelMeta
 from edge.models.projector import Projector, read_projector
 from edge.models.quant import (
@@ -164,29 +164,35 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def usable(paired: ProjectorPairing, model: ModelMeta) -> tuple[ProjectorPairing, Projector | None]:
+def usable(
+    paired: ProjectorPairing, model: ModelMeta, opening: Opening = open_by_name
+) -> tuple[ProjectorPairing, Projector | None]:
     """Return the pairing and its header; a broken projector becomes a note, as the model can serve without it."""
     if paired.path is None:
         return paired, None
     try:
-        return paired, read_projector(paired.path, model)
+        return paired, read_projector(paired.path, model, opening)
     except (BadModelError, OSError) as error:
         return ProjectorPairing(None, f"its projector is not used: {error}"), None
 
 
-def open_model(path: Path, *, drafter: bool = False, headers: Path | None = None) -> ModelFile:
+def open_model(
+    path: Path, *, drafter: bool = False, headers: Path | None = None, opening: Opening = open_by_name
+) -> ModelFile:
     """Open the model at `path`: its file, any of its shards, a blob of Ollama's, or a folder with exactly one model.
 
     `drafter`: a model that only predicts for another one is meant, or allowed. `headers`: as of `read_kept`.
+    `opening`: as of `read_header`, which then reads each file.
 
     Raises BadModelError with the verdict, UsageError for a folder that holds more or none.
     """
     found = _found(path)
-    whole = read_found(found, headers)
+    whole = read_found(found, headers, opening)
     wrong = not_a_model(whole)
     if wrong and not (drafter and wrong.kind == "drafter"):
         raise VerdictError(wrong, found.path.name)
-    paired, projector = usable(ProjectorPairing(found.projector) if found.projector else beside(found.path), whole)
+    paired = ProjectorPairing(found.projector) if found.projector else beside(found.path)
+    paired, projector = usable(paired, whole, opening)
     quant, doubt = label(found, whole)
     newer = types_note(tensor.type for tensor in whole.tensors)
     notes = (arch_note(whole.arch), newer, doubt, paired.note)
@@ -204,11 +210,11 @@ def open_model(path: Path, *, drafter: bool = False, headers: Path | None = None
     )
 
 
-def read_found(found: ModelCandidate, headers: Path | None = None) -> ModelMeta:
+def read_found(found: ModelCandidate, headers: Path | None = None, opening: Opening = open_by_name) -> ModelMeta:
     """Read the headers of all shards of a candidate as one, as `read_kept` does. Raises VerdictError."""
     if found.wrong:
         raise VerdictError(found.wrong, found.path.name)
-    metas = [_header(shard, headers) for shard in found.shards]
+    metas = [_header(shard, headers, opening) for shard in found.shards]
     # A lone file whose name merely looks like a shard's: the header decides.
     if found.missing and not (metas[0].split is None and len(metas) == 1):
         raise VerdictError(missing_shards(found.missing), found.path.name)
@@ -256,9 +262,9 @@ def _by_name(path: Path) -> HeaderVerdict | None:
     return unfinished(path.name) or bad_name(path.name)
 
 
-def _header(path: Path, headers: Path | None) -> ModelMeta:
+def _header(path: Path, headers: Path | None, opening: Opening) -> ModelMeta:
     try:
-        return read_kept(path, headers)
+        return read_kept(path, headers) if headers else read_header(path, opening=opening)
     except OSError as error:
         hint = "look at its permissions and those of its folders"
         raise VerdictError(HeaderVerdict("unreadable", f"cannot be read: {error.strerror}", hint), path.name) from error

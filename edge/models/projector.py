@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from edge.errors import BadModelError
-from edge.models.header import read_header
+from edge.models.header import Opening, open_by_name, read_header
 from edge.models.meta import ModelMeta
 from edge.units import MIB
 
@@ -87,9 +87,9 @@ class Projector(Struct, frozen=True):
         return min(_MOST_SIDE_PX, max(1, isqrt(self.patches_of(max_tokens))) * self.patch_px)
 
 
-def read_projector(path: Path, model: ModelMeta) -> Projector:
+def read_projector(path: Path, model: ModelMeta, opening: Opening = open_by_name) -> Projector:
     """Return the projector in a file. Raises BadModelError if there is none, or one for another model."""
-    meta = read_header(path)
+    meta = read_header(path, opening=opening)
     if meta.kind != "mmproj":
         raise BadModelError(
             f"{path.name} is a {meta.kind}, not a projector", "give a file whose header has the type mmproj"

@@ -121,8 +121,7 @@ def install_model(file: ModelFile, models: Path, owners: frozenset[int], stores:
     `stores`: as of `import_model`.
     """
 
-    def link(path: Path) -> bool:
-        state = path.stat()
+    def link(state: os.stat_result) -> bool:
         # A file that others may write could change after its hash was checked; one they cannot read is no use here.
         shared = open_to_others(state) and (state.st_mode & stat.S_IWOTH or not has_own_group(state))
         plain = stat.S_ISREG(state.st_mode) and state.st_mode & stat.S_IROTH and not shared

@@ -7,15 +7,16 @@ import fcntl
 import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edge.errors import BadDataError, BadModelError, ModelMissingError, UnavailableError, UsageError
 from edge.linux.files import sha256_file
-from edge.models import receipt
-from edge.models.install import Removed, _take, import_model, removable, remove_entry
-from edge.models.progress import TransferMeter
+from edge.models import install, receipt
+from edge.models.install import Removed, import_model, removable, remove_entry
 from edge.models.pull import pull
 from edge.models.receipt import InstalledFile, Receipt, read, read_of
 from edge.models.store import Store
@@ -107,15 +108,162 @@ def test_the_longest_file_names_are_imported(tmp_path: Path) -> None:
     assert Path(import_model(path, tmp_path / "models").path).is_file()
 
 
-def test_what_changed_since_it_was_fetched_is_not_imported(tmp_path: Path) -> None:
-    source = tmp_path / "a.gguf"
-    source.write_bytes(b"changed")
-    row = {"path": "a.gguf", "bytes": 7, "sha256": "0" * 64}
-    (tmp_path / "source.json").write_text(json.dumps({"schema": 1, "source": "x", "files": [row]}))
-    for link in (True, False):
-        with pytest.raises(BadDataError):
-            _take(source, tmp_path / f"b{link}", TransferMeter("copy", "a", 7, None), link, ())
-        assert not (tmp_path / f"b{link}").exists()
+@pytest.mark.parametrize("link", [True, False])
+def test_what_changed_since_it_was_fetched_is_not_imported(tmp_path: Path, link: bool) -> None:
+    source = Gguf("llama").model().save(tmp_path / "in" / "a.gguf")
+    row = {"path": "a.gguf", "bytes": source.stat().st_size, "sha256": "0" * 64}
+    (source.parent / "source.json").write_text(json.dumps({"schema": 1, "source": "x", "files": [row]}))
+    with pytest.raises(BadDataError, match="not what was fetched"):
+        import_model(source, tmp_path / "models", link=lambda _: link)
+    assert source.exists() and not list((tmp_path / "models").rglob("*.gguf"))
+
+
+def exchange_before_the_copy(monkeypatch: pytest.MonkeyPatch, change: Callable[[], object]) -> None:
+    """Run `change` after everything was judged, when the first file is taken."""
+    taken, once = install._taken, [change]
+
+    def take(*arguments: Any) -> str:
+        if once:
+            once.pop()()
+        return taken(*arguments)
+
+    monkeypatch.setattr(install, "_taken", take)
+
+
+@pytest.mark.parametrize("link", [True, False])
+@pytest.mark.parametrize("what", ["link", "fifo", "gone"])
+def test_what_is_taken_is_what_was_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, link: bool
+) -> None:
+    path = Gguf("llama").model().save(tmp_path / "in" / "m-Q5_K_M.gguf")
+    eyes = Gguf("clip").projector().save(tmp_path / "in" / "mmproj-F16.gguf")
+    judged = {each.name: each.read_bytes() for each in (path, eyes)}
+    secret = Gguf("clip").projector().save(tmp_path / "secret.gguf")
+    secret.write_bytes(secret.read_bytes() + b"secret")
+
+    def exchange() -> None:
+        for each in (path, eyes):
+            each.unlink()
+            if what == "link":
+                each.symlink_to(secret)
+            elif what == "fifo":
+                os.mkfifo(each)
+
+    exchange_before_the_copy(monkeypatch, exchange)
+    model = import_model(path, tmp_path / "models", link=lambda _: link)
+    assert model.mmproj
+    assert {Path(each).name: Path(each).read_bytes() for each in (model.path, model.mmproj)} == judged
+
+
+def test_a_hard_link_is_one_to_what_was_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Gguf("llama").model().save(tmp_path / "in" / "m-Q5_K_M.gguf")
+    kept = path.with_name("kept")
+    os.link(path, kept)
+
+    def exchange() -> None:
+        path.unlink()
+        path.write_bytes(b"another")
+
+    exchange_before_the_copy(monkeypatch, exchange)
+    assert Path(import_model(path, tmp_path / "models", link=lambda _: True).path).samefile(kept)
+
+
+@pytest.mark.parametrize("link", [True, False])
+def test_what_is_written_to_while_it_is_copied_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: bool
+) -> None:
+    path = Gguf("llama").model().save(tmp_path / "in" / "m-Q5_K_M.gguf")
+
+    def write() -> None:
+        with path.open("ab") as file:
+            file.write(b"more")
+
+    exchange_before_the_copy(monkeypatch, write)
+    with pytest.raises(BadDataError, match="changed while it was imported"):
+        import_model(path, tmp_path / "models", link=lambda _: link)
+    assert not list((tmp_path / "models").rglob("*.gguf"))
+
+
+def test_a_hub_cache_is_imported_through_its_links(tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots/1"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    for name, file in (("m-Q5_K_M.gguf", Gguf("llama").model()), ("mmproj-F16.gguf", Gguf("clip").projector())):
+        file.save(blobs / f"{name}.gguf").rename(blobs / name[:4])
+        (snapshot / name).symlink_to(f"../../blobs/{name[:4]}")
+    if os.geteuid() == 0:
+        for each in tmp_path.rglob("*"):
+            os.chown(each, OTHER, OTHER, follow_symlinks=False)
+    model = import_model(snapshot / "m-Q5_K_M.gguf", tmp_path / "models")
+    assert model.mmproj and Path(model.path).read_bytes() == (blobs / "m-Q5").read_bytes()
+
+
+OTHER = 65534  # `nobody`
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root reads what others may not")
+
+
+@as_root
+@pytest.mark.parametrize("name", ["m-Q5_K_M.gguf", "Big-Q5_K_M-00002-of-00002.gguf", "mmproj-F16.gguf", ""])
+def test_root_follows_a_users_link_to_that_users_files_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    secret, folder = tmp_path / "secret", tmp_path / "in"
+    Gguf("llama").model().save(secret / "m-Q5_K_M.gguf")
+    Gguf("clip").projector().save(secret / "mmproj-F16.gguf")
+    first = save_set(secret, "Big-Q5_K_M", 2)[0] if name.startswith("Big") else secret / "m-Q5_K_M.gguf"
+    if name:
+        folder.mkdir()
+        for path in secret.iterdir():
+            (folder / path.name).write_bytes(path.read_bytes())
+        link, target = folder / name, secret / name
+        link.unlink()
+    else:  # the folder itself is the link
+        link, target = folder, secret
+    link.symlink_to(target)
+    os.lchown(link, OTHER, OTHER)
+    with pytest.raises(BadDataError, match=f"a link of user {OTHER} leads to a file of user 0"):
+        import_model(folder / first.name, tmp_path / "models")
+    assert not list(tmp_path.glob("models/*/*.gguf"))
+    monkeypatch.setenv("SUDO_UID", str(OTHER))
+    assert import_model(folder / first.name, tmp_path / "models").path
+
+
+@as_root
+def test_a_link_to_no_model_of_roots_says_nothing_of_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    (tmp_path / "shadow").write_text("<html>")
+    (tmp_path / "m.gguf").symlink_to("shadow")
+    os.lchown(tmp_path / "m.gguf", OTHER, OTHER)
+    with pytest.raises(BadDataError, match="is not imported: a link of user") as refused:
+        import_model(tmp_path / "m.gguf", tmp_path / "models")
+    assert "web" not in str(refused.value)
+
+
+@as_root
+def test_what_root_copies_is_closed_until_it_was_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Gguf("llama").model().save(tmp_path / "in" / "m-Q5_K_M.gguf")
+    modes, read = [], install.read_header
+
+    def look(path: Path) -> object:
+        modes.append(stat.S_IMODE(path.parent.stat().st_mode))
+        return read(path)
+
+    monkeypatch.setattr(install, "read_header", look)
+    model = import_model(path, tmp_path / "models")
+    assert modes == [0o700]
+    assert stat.S_IMODE(Path(model.path).parent.stat().st_mode) == 0o755
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root opens its models for the service's user")
+def test_a_users_models_have_the_modes_of_the_umask(tmp_path: Path) -> None:
+    path = Gguf("llama").model().save(tmp_path / "in" / "m-Q5_K_M.gguf")
+    former = os.umask(0o027)
+    try:
+        model = Path(import_model(path, tmp_path / "models").path)
+    finally:
+        os.umask(former)
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (model.parent, model)] == [0o750, 0o640]
 
 
 def damage(path: Path | str) -> None:
